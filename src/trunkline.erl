@@ -1,0 +1,193 @@
+%% Messages between Erlang nodes, batched, ordered and bounded.
+%%
+%% The functions here are those of `erlang' and `gen_server' with the same names,
+%% arguments, results and errors; only the way is another. To a process at
+%% another node that runs Trunkline a message goes by lane, together with others
+%% that are on their way at the same time. To any other process it goes as `!'
+%% would send it, so that it is always right to use Trunkline.
+%%
+%% Messages that one process sends to another through this module arrive in the
+%% order in which they were sent, whichever of the functions sent them. Their
+%% order against messages sent with `!' is not defined.
+-module(trunkline).
+
+-export([send/2, send/3, cast/2]).
+-export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([info/0, info/1]).
+
+-export_type([destination/0, server_ref/0, request_id/0, response/0, response_timeout/0]).
+-export_type([info/0, peer_info/0, lane_info/0]).
+
+-type destination() :: pid()
+                     | reference()                     % an alias
+                     | port()
+                     | (RegisteredName :: atom())
+                     | {RegisteredName :: atom(), node()}.
+-type server_ref() :: gen_server:server_ref().
+-type request_id() :: trunkline_call:request_id().
+-type response() :: trunkline_call:response().
+-type response_timeout() :: trunkline_call:response_timeout().
+
+-type info() :: #{peers := #{node() => peer_info()},
+                  %% messages sent with `!' to nodes that are no peers
+                  fallbacks := non_neg_integer()}.
+-type peer_info() ::
+        #{state := trunkline_peers:state(),
+          since := integer(),                % of this state; system time, ms
+          release := string() | undefined,   % of Trunkline at the peer
+          protocol := pos_integer() | undefined,
+          lanes := [lane_info()],
+          fallbacks := non_neg_integer(),
+          sessions := non_neg_integer(),
+          lost := #{queued | unconfirmed | crashed => non_neg_integer()}}.
+-type lane_info() ::
+        #{queued_messages := non_neg_integer(),
+          queued_bytes := non_neg_integer(),
+          in_flight_messages := non_neg_integer(),
+          in_flight_bytes := non_neg_integer(),
+          batches := non_neg_integer(),
+          messages := non_neg_integer(),
+          bytes := non_neg_integer(),
+          mean_batch := float(),
+          largest_batch := non_neg_integer(),
+          waits := non_neg_integer(),
+          nosuspend := non_neg_integer(),
+          received_batches := non_neg_integer(),
+          received_messages := non_neg_integer()}.
+
+%% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
+%% on a busy connection.
+-spec send(destination(), Message) -> Message.
+send(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message);
+send({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message);
+send(To, Message) ->
+    erlang:send(To, Message).
+
+send_lane(Node, Addressee, To, Message) ->
+    case trunkline_sender:hand_over(Node, Addressee, Message) of
+        ok ->
+            Message;
+        direct ->
+            trunkline_sender:fallback(Node),
+            erlang:send(To, Message)
+    end.
+
+%% As erlang:send/3. `nosuspend': answers so instead of waiting, and nothing is
+%% sent. `noconnect': answers so instead of setting up a connection.
+-spec send(destination(), term(), [nosuspend | noconnect]) -> ok | nosuspend | noconnect.
+send(To, Message, Options) when is_pid(To), node(To) =/= node();
+                                is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message, Options);
+send({Name, Node} = To, Message, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message, Options);
+send(To, Message, Options) ->
+    erlang:send(To, Message, Options).
+
+send_lane(Node, Addressee, To, Message, Options) ->
+    case patience(Options, infinity) of
+        badarg ->
+            erlang:error(badarg, [To, Message, Options]);
+        Patience ->
+            case trunkline_sender:hand_over(Node, Addressee, Message, Patience) of
+                direct ->
+                    trunkline_sender:fallback(Node),
+                    erlang:send(To, Message, Options);
+                Answer ->
+                    Answer
+            end
+    end.
+
+patience([nosuspend | Options], _) -> patience(Options, nosuspend);
+patience([noconnect | Options], Patience) -> patience(Options, Patience);
+patience([], Patience) -> Patience;
+patience(_, _) -> badarg.
+
+%% As gen_server:cast/2.
+-spec cast(server_ref(), term()) -> ok.
+cast({global, Name}, Request) ->
+    cast_pid(global:whereis_name(Name), Request);
+cast({via, Module, Name}, Request) ->
+    cast_pid(Module:whereis_name(Name), Request);
+cast({Name, Node} = Server, Request) when is_atom(Name), is_atom(Node) ->
+    do_cast(Server, Request);
+cast(Server, Request) when is_atom(Server); is_pid(Server) ->
+    do_cast(Server, Request).
+
+cast_pid(Pid, Request) when is_pid(Pid) -> do_cast(Pid, Request);
+cast_pid(_, _) -> ok.
+
+do_cast(Server, Request) ->
+    try send(Server, {'$gen_cast', Request}) of
+        _ -> ok
+    catch
+        error:badarg -> ok            % no local process has that name
+    end.
+
+%% As gen_server:call/2,3, to a gen_server or a gen_statem. Exits with {Reason,
+%% {trunkline, call, Args}}, with the Reason that gen_server:call would give. The
+%% time includes the wait for room.
+-spec call(server_ref(), term()) -> term().
+call(ServerRef, Request) ->
+    trunkline_call:call(ServerRef, Request, 5000, [ServerRef, Request]).
+
+-spec call(server_ref(), term(), timeout()) -> term().
+call(ServerRef, Request, Timeout) ->
+    trunkline_call:call(ServerRef, Request, Timeout, [ServerRef, Request, Timeout]).
+
+%% As gen_server:send_request/2. The request id is for the functions below, not
+%% for gen_server's.
+-spec send_request(server_ref(), term()) -> request_id().
+send_request(ServerRef, Request) ->
+    trunkline_call:send_request(ServerRef, Request).
+
+%% As in gen_server: after `timeout' one may wait again.
+-spec wait_response(request_id(), response_timeout()) -> response() | timeout.
+wait_response(RequestId, Timeout) ->
+    trunkline_call:wait_response(RequestId, Timeout).
+
+%% As in gen_server: after `timeout' the reply will never arrive.
+-spec receive_response(request_id(), response_timeout()) -> response() | timeout.
+receive_response(RequestId, Timeout) ->
+    trunkline_call:receive_response(RequestId, Timeout).
+
+-spec check_response(Message :: term(), request_id()) -> response() | no_reply.
+check_response(Message, RequestId) ->
+    trunkline_call:check_response(Message, RequestId).
+
+%% What is going on, read without asking any process.
+-spec info() -> info().
+info() ->
+    #{peers => maps:map(fun peer_info/2, trunkline_peers:all()),
+      fallbacks => trunkline_sender:fallbacks()}.
+
+-spec info(node()) -> peer_info() | undefined.
+info(Node) ->
+    case trunkline_peers:lookup(Node) of
+        none -> undefined;
+        Peer -> peer_info(Node, Peer)
+    end.
+
+peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
+    #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
+      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed} = trunkline_stats:read(Stats, peer),
+    {Release, Protocol} = case Agreement of
+                              #{release := R, protocol := P} -> {R, P};
+                              none -> {undefined, undefined}
+                          end,
+    #{state => State, since => Since, release => Release, protocol => Protocol,
+      lanes => lanes(trunkline_route:lookup(Node), Stats),
+      fallbacks => Fallbacks, sessions => Sessions,
+      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed}}.
+
+lanes(none, _) ->
+    [];
+lanes(Route, Stats) ->
+    [lane_info(Level, trunkline_stats:read(Stats, {lane, Ix}))
+     || {Ix, Level} <- trunkline_route:levels(Route)].
+
+lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
+    Lane#{queued_messages => trunkline_gate:messages(Level),
+          queued_bytes => trunkline_gate:bytes(Level),
+          mean_batch => Messages / max(1, Batches)}.

@@ -1,0 +1,37 @@
+%% The application: checks the options, starts the supervisors, and takes leave
+%% of all peers before it stops.
+-module(trunkline_app).
+-behaviour(application).
+
+-include_lib("kernel/include/logger.hrl").
+-include("trunkline_route.hrl").
+
+-export([start/2, prep_stop/1, stop/1]).
+
+-spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
+start(_, _) ->
+    case trunkline_options:load() of
+        {ok, Options} ->
+            ok = trunkline_sender:count_fallbacks(),
+            trunkline_sup:start_link(Options);
+        {error, Bad} ->
+            ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)], #{domain => [trunkline]}),
+            {error, Bad}
+    end.
+
+%% All at the same time, which a supervisor would not do; and without
+%% trunkline_links, which would start links anew.
+-spec prep_stop(term()) -> term().
+prep_stop(State) ->
+    ok = supervisor:terminate_child(trunkline_sup, trunkline_links),
+    ok = trunkline_link_sup:leave(),
+    State.
+
+%% Routes are still there only if links were killed. No sender may wait for them.
+-spec stop(term()) -> ok.
+stop(_) ->
+    lists:foreach(fun({Node, #route{gate = Gate, lanes = Lanes}}) ->
+                          ok = trunkline_gate:set_path(Gate, direct),
+                          _ = [trunkline_gate:close(Gate, Ix) || Ix <- lists:seq(1, tuple_size(Lanes))],
+                          trunkline_route:withdraw(Node)
+                  end, trunkline_route:all()).

@@ -1,0 +1,137 @@
+%% The bound of a lane, as one number that senders and the lane share.
+%%
+%% A gate counts what has been handed to a lane and has not left it yet. Every
+%% message is charged its external size plus a fixed sum for what the runtime
+%% system keeps beside it. Bytes and messages are counted in the same 64-bit
+%% word, so that a sender pays for one atomic operation, and so that the number
+%% of messages that were in a lane is known even after the lane was killed:
+%%
+%%      59   58                  23 22                0
+%%     +----+----------------------+-------------------+
+%%     | C  |  bytes charged       |  messages         |     C: the gate is closed
+%%     +----+----------------------+-------------------+
+%%
+%% The word stays below 2^59, the largest small integer: nothing is allocated.
+%% A closed gate is one whose bytes are beyond any limit, so that the hot path
+%% needs no second test.
+%%
+%% enter/4 admits a message while the level before it is below the limit. A
+%% message larger than the whole limit therefore passes an empty gate, and the
+%% level exceeds the limit by less than one message.
+%%
+%% The slots of one gate are eight words apart: a slot has a cache line.
+%%
+%%     slot 1               the path: what a refused sender should do
+%%     slot 8 * Ix          the level of lane Ix
+%%     slot 8 * Ix + 1      1 while somebody waits for room in lane Ix
+-module(trunkline_gate).
+
+-export([new/1, limit/1, charge/1, bytes/1, messages/1]).
+-export([enter/4, force/3, leave/3, level/2, close/2, open/2]).
+-export([path/1, set_path/2, await/3, awaited/2]).
+
+-export_type([gate/0, charge/0, path/0]).
+
+-type gate() :: atomics:atomics_ref().
+-type charge() :: non_neg_integer().  % packed: see above
+-type path() :: lanes                 % the gates decide
+              | direct                % no lanes now: use plain distribution
+              | wait.                 % between the two: ask the link
+
+-define(SHIFT, 23).
+-define(CLOSED, (1 bsl 58)).
+%% What a queued message costs beside its own bytes: in ERTS 13 to 16, on 64
+%% bits, a message reference is 5 words, a heap fragment header 4, and our
+%% envelope (two cons cells and an external pid) 8.
+-define(OVERHEAD, 128).
+
+-define(LEVEL(Ix), (8 * (Ix))).
+-define(AWAITED(Ix), (8 * (Ix) + 1)).
+
+-spec new(pos_integer()) -> gate().
+new(Lanes) ->
+    Gate = atomics:new(?AWAITED(Lanes), [{signed, true}]),
+    ok = set_path(Gate, direct),
+    lists:foreach(fun(Ix) -> atomics:put(Gate, ?LEVEL(Ix), ?CLOSED) end,
+                  lists:seq(1, Lanes)),
+    Gate.
+
+%% The limit, in the form that enter/4 compares with.
+-spec limit(Bytes :: pos_integer()) -> charge().
+limit(Bytes) -> Bytes bsl ?SHIFT.
+
+%% What one message is charged.
+-spec charge(term()) -> charge().
+charge(Message) ->
+    ((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1.
+
+-spec bytes(charge()) -> non_neg_integer().
+bytes(Charge) -> Charge bsr ?SHIFT.
+
+-spec messages(charge()) -> non_neg_integer().
+messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
+
+%% Admits a message, or leaves everything as it was.
+-spec enter(gate(), pos_integer(), charge(), charge()) -> boolean().
+enter(Gate, Ix, Charge, Limit) ->
+    case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
+        Level when Level < Limit + Charge -> true;
+        _ -> atomics:sub(Gate, ?LEVEL(Ix), Charge), false
+    end.
+
+%% Counts a message that must not wait (a reply, a cancellation).
+-spec force(gate(), pos_integer(), charge()) -> ok.
+force(Gate, Ix, Charge) ->
+    atomics:add(Gate, ?LEVEL(Ix), Charge).
+
+%% Takes out what has left the lane; answers the level after it.
+-spec leave(gate(), pos_integer(), charge()) -> integer().
+leave(Gate, Ix, Charge) ->
+    open_level(atomics:sub_get(Gate, ?LEVEL(Ix), Charge)).
+
+%% The level, without the mark of a closed gate.
+-spec level(gate(), pos_integer()) -> integer().
+level(Gate, Ix) ->
+    open_level(atomics:get(Gate, ?LEVEL(Ix))).
+
+%% From here on nobody enters. Answers what is inside, exactly: whoever was
+%% admitted before is counted, whoever comes later is refused.
+-spec close(gate(), pos_integer()) -> integer().
+close(Gate, Ix) ->
+    case atomics:get(Gate, ?LEVEL(Ix)) of
+        Level when Level >= ?CLOSED div 2 ->
+            open_level(Level);
+        _ ->
+            open_level(atomics:add_get(Gate, ?LEVEL(Ix), ?CLOSED))
+    end.
+
+-spec open(gate(), pos_integer()) -> ok.
+open(Gate, Ix) ->
+    case atomics:get(Gate, ?LEVEL(Ix)) of
+        Level when Level >= ?CLOSED div 2 -> atomics:sub(Gate, ?LEVEL(Ix), ?CLOSED);
+        _ -> ok
+    end.
+
+-spec path(gate()) -> path().
+path(Gate) ->
+    case atomics:get(Gate, 1) of
+        0 -> lanes;
+        1 -> direct;
+        2 -> wait
+    end.
+
+-spec set_path(gate(), path()) -> ok.
+set_path(Gate, lanes) -> atomics:put(Gate, 1, 0);
+set_path(Gate, direct) -> atomics:put(Gate, 1, 1);
+set_path(Gate, wait) -> atomics:put(Gate, 1, 2).
+
+%% Whether the lane should tell its link when there is room again.
+-spec await(gate(), pos_integer(), boolean()) -> ok.
+await(Gate, Ix, true) -> atomics:put(Gate, ?AWAITED(Ix), 1);
+await(Gate, Ix, false) -> atomics:put(Gate, ?AWAITED(Ix), 0).
+
+-spec awaited(gate(), pos_integer()) -> boolean().
+awaited(Gate, Ix) -> atomics:get(Gate, ?AWAITED(Ix)) =:= 1.
+
+open_level(Level) when Level >= ?CLOSED div 2 -> Level - ?CLOSED;
+open_level(Level) -> Level.

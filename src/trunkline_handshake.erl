@@ -1,0 +1,66 @@
+%% What two links must agree on before lanes come up, and how they do.
+%%
+%% Every link says in a `hello' what its node can do. Both ends compute the same
+%% agreement from the two hellos: the highest protocol version both know, the
+%% capabilities both have, the smaller number of lanes, the smaller window. A
+%% hello may carry keys that this version does not know; they are ignored, so
+%% that later versions can add some.
+-module(trunkline_handshake).
+
+-export([hello/1, agree/2]).
+
+-export_type([hello/0, agreement/0]).
+
+-type capability() :: atom().
+
+-type hello() ::
+        #{protocol := {Lowest :: pos_integer(), Highest :: pos_integer()},
+          capabilities := [capability()],
+          lanes := pos_integer(),
+          window_bytes := pos_integer(),
+          release := string(),              % for people to read
+          _ => _}.
+
+-type agreement() ::
+        #{protocol := pos_integer(),
+          capabilities := [capability()],
+          lanes := pos_integer(),
+          window_bytes := pos_integer(),
+          release := string()}.             % the peer's
+
+-define(PROTOCOL, {1, 1}).
+%% `request': gen_server calls are carried, with an agent beside the server.
+-define(CAPABILITIES, [request]).
+
+-spec hello(trunkline_options:options()) -> hello().
+hello(#{lanes := Lanes, window_bytes := Window}) ->
+    Release = case application:get_key(trunkline, vsn) of
+                  {ok, Vsn} -> Vsn;
+                  undefined -> ""
+              end,
+    #{protocol => ?PROTOCOL, capabilities => ?CAPABILITIES, lanes => Lanes,
+      window_bytes => Window, release => Release}.
+
+%% `malformed': this is no hello. `incompatible': no protocol version is known
+%% to both.
+-spec agree(hello(), Theirs :: term()) -> {ok, agreement()} | {error, malformed | incompatible}.
+agree(#{protocol := {Low, High}, capabilities := Capabilities,
+        lanes := Lanes, window_bytes := Window},
+      #{protocol := {TheirLow, TheirHigh}, capabilities := TheirCapabilities,
+        lanes := TheirLanes, window_bytes := TheirWindow} = Theirs)
+  when is_integer(TheirLow), is_integer(TheirHigh), TheirLow =< TheirHigh,
+       length(TheirCapabilities) >= 0,       % false for an improper list
+       is_integer(TheirLanes), TheirLanes > 0,
+       is_integer(TheirWindow), TheirWindow > 0 ->
+    case min(High, TheirHigh) of
+        Protocol when Protocol >= Low, Protocol >= TheirLow ->
+            {ok, #{protocol => Protocol,
+                   capabilities => [C || C <- Capabilities, lists:member(C, TheirCapabilities)],
+                   lanes => min(Lanes, TheirLanes),
+                   window_bytes => min(Window, TheirWindow),
+                   release => maps:get(release, Theirs, "")}};
+        _ ->
+            {error, incompatible}
+    end;
+agree(_, _) ->
+    {error, malformed}.

@@ -1,0 +1,116 @@
+%% The receiving end of a lane: delivers its messages in order, grants credit,
+%% and is the request agent for the calls that come with it.
+%%
+%% An inlet lives for one session of a link. When the other node is gone it is
+%% killed, with what it has not delivered: the other side counts that as
+%% unconfirmed. When only the other side's link is gone, finish/1 lets it
+%% deliver first. It also is what local callers watch while they wait for a
+%% reply from that node: with the session the inlet ends, and with it the wait.
+-module(trunkline_inlet).
+
+-include("trunkline_route.hrl").
+
+-export([start_link/4, finish/1]).
+-export([loop/1]).
+
+%% ms: what is delivered is acknowledged so much later when nothing else does
+%% it, and a quiet inlet gives its memory back.
+-define(ACK_DELAY, 20).
+-define(QUIET, 1000).
+
+-record(inlet,
+        {ix :: pos_integer(),
+         lane :: pid(),
+         stats :: trunkline_stats:stats(),
+         window :: trunkline_window:receiver(),
+         agent :: trunkline_agent:agent(),
+         ack_timer = false :: boolean(),
+         quiet_timer = false :: boolean(),
+         active = false :: boolean()}).         % since the last quiet timer
+
+%% The inlet for the lane number Ix of Node, whose pid is Lane. Replies go back
+%% by Route.
+-spec start_link(pos_integer(), {node(), Lane :: pid()}, WindowBytes :: pos_integer(),
+                 trunkline_route:route()) -> pid().
+start_link(Ix, {Node, Lane}, WindowBytes, #route{stats = Stats} = Route) ->
+    Inlet = #inlet{ix = Ix, lane = Lane, stats = Stats,
+                   window = trunkline_window:receiver(WindowBytes),
+                   agent = trunkline_agent:new(Node, Route)},
+    proc_lib:spawn_link(?MODULE, loop, [Inlet]).
+
+%% To deliver what has arrived and then to end with reason normal.
+-spec finish(pid()) -> ok.
+finish(Inlet) ->
+    Inlet ! finish,
+    ok.
+
+-spec loop(#inlet{}) -> no_return() | ok.
+loop(S) ->
+    receive
+        {batch, Charge, Entries} ->
+            Agent = deliver(Entries, S#inlet.agent),
+            loop(delivered(Charge, S#inlet{agent = Agent}));
+        {[[alias | _] | Caller], Reply} ->
+            loop(S#inlet{agent = trunkline_agent:reply(Caller, Reply, S#inlet.agent)});
+        {{'DOWN', Caller}, _, process, _, Reason} ->
+            loop(S#inlet{agent = trunkline_agent:down(Caller, Reason, S#inlet.agent)});
+        {timeout, _, Timer} ->
+            loop(timeout(Timer, S));
+        finish ->
+            ok;
+        _ ->
+            %% Nobody else has a reason to send here; whatever it is, it must
+            %% not stay in the mailbox.
+            loop(S)
+    end.
+
+deliver([[To | Message] | Entries], Agent) when is_pid(To); is_reference(To) ->
+    To ! Message,
+    deliver(Entries, Agent);
+deliver([[Name | Message] | Entries], Agent) when is_atom(Name) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) -> Pid ! Message;
+        _ -> ok                              % as plain distribution does
+    end,
+    deliver(Entries, Agent);
+deliver([[Command | Message] | Entries], Agent) ->
+    deliver(Entries, trunkline_agent:command(Command, Message, Agent));
+deliver([], Agent) ->
+    Agent.
+
+delivered(Charge, #inlet{ix = Ix, stats = Stats} = S) ->
+    trunkline_stats:add(Stats, {lane, Ix}, received_batches, 1),
+    trunkline_stats:add(Stats, {lane, Ix}, received_messages, trunkline_gate:messages(Charge)),
+    case trunkline_window:delivered(Charge, S#inlet.window) of
+        {ack, Delivered, Window} ->
+            ack(Delivered, S),
+            timer(quiet, S#inlet{window = Window, active = true});
+        {later, Window} ->
+            timer(ack, timer(quiet, S#inlet{window = Window, active = true}))
+    end.
+
+ack(Charge, #inlet{lane = Lane}) ->
+    _ = erlang:send(Lane, {ack, self(), Charge}, [noconnect]),
+    ok.
+
+timer(ack, #inlet{ack_timer = false} = S) ->
+    _ = erlang:start_timer(?ACK_DELAY, self(), ack),
+    S#inlet{ack_timer = true};
+timer(quiet, #inlet{quiet_timer = false} = S) ->
+    _ = erlang:start_timer(?QUIET, self(), quiet),
+    S#inlet{quiet_timer = true};
+timer(_, S) ->
+    S.
+
+timeout(ack, S) ->
+    case trunkline_window:flush(S#inlet.window) of
+        {ack, Charge, Window} ->
+            ack(Charge, S),
+            S#inlet{window = Window, ack_timer = false};
+        none ->
+            S#inlet{ack_timer = false}
+    end;
+timeout(quiet, #inlet{active = true} = S) ->
+    timer(quiet, S#inlet{active = false, quiet_timer = false});
+timeout(quiet, S) ->
+    erlang:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false}]).

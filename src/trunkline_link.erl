@@ -1,0 +1,573 @@
+%% A link: everything that this node has to do with one peer node.
+%%
+%% It agrees with the peer's link on how to work together, owns the lanes to
+%% the peer and the inlets for the peer's lanes, opens and closes the gates, and
+%% is where senders wait for room.
+%%
+%%     link at A                                   link at B
+%%       | -- hello (what I can do, my session) ---> |    both, at nodeup;
+%%       | <--- hello (what I can do, my session) -- |    by way of trunkline_links
+%%       |                                           |
+%%       | -- open (my lanes) ---------------------> |    each for its own lanes
+%%       | <------------------- opened (inlets) ---- |
+%%       |                                           |
+%%       | == batches ==============> inlets         |    up: when my lanes have
+%%       | <============== batches == lanes          |    inlets, and so have yours
+%%       |                                           |
+%%       | -- goodbye -----------------------------> |    on an orderly stop: both
+%%       | <--------------------------- goodbye_ok - |    have delivered everything
+%%
+%% A session is what two links share from hello to the end of either. All that
+%% goes wrong ends the session, in one of two ways:
+%%
+%%   * The connection is lost. What the lanes hold is lost with it and counted,
+%%     inlets are killed, senders get plain distribution. Nothing that was meant
+%%     for one connection travels on the next one.
+%%   * The peer's link has died, or Trunkline has stopped there. The lanes hold
+%%     what they have, and the inlets deliver what has arrived. If a new link
+%%     says hello in time the lanes go on with it, else they deliver by plain
+%%     distribution, and senders follow them.
+%%
+%% If a lane or an inlet dies, which nothing but a bug or a kill does, the link
+%% dies with it. The supervisor starts another, which counts what was lost.
+%%
+%%     down ──nodeup──> greeting ──hello──> opening ──opened──> up
+%%      ^                  ^  ^                ^                │ │
+%%      │                  │  └─── no hello ── holding <────────┘ │ goodbye
+%%      └── nodedown       └────────────────── closing <──────────┘
+-module(trunkline_link).
+-behaviour(gen_statem).
+
+-include("trunkline_route.hrl").
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/2, notify/2, wait/3]).
+-export([callback_mode/0, init/1, handle_event/4, terminate/3]).
+
+-export_type([event/0]).
+
+-type event() :: nodeup | nodedown
+               | leave                          % end, after all is delivered
+               | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
+               | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
+
+%% ms
+-define(GRACE, 1000).              % for a new link of the peer to say hello
+-define(GOODBYE, 3000).            % for an orderly stop
+-define(RECHECK, 100).             % a sender that was told may have died
+-define(REPORT, 10_000).           % between two reports of losses
+-define(FORGET, 3_600_000).        % a peer that is gone for so long
+
+-record(peer,
+        {pid :: pid(),
+         monitor :: reference(),
+         session :: reference(),                     % the peer's
+         agreement :: trunkline_handshake:agreement()}).
+
+-record(link,
+        {node :: node(),
+         options :: trunkline_options:options(),
+         stats :: trunkline_stats:stats(),
+         session = make_ref() :: reference(),        % ours
+         peer = none :: none | #peer{},
+         %% Our lanes, and the inlets for them at the peer.
+         route = none :: none | #route{},
+         mode = hold :: hold | direct | discard | send,
+         changing = none :: none | {reference(), [pid()]},     % lanes that have not answered
+         opening = none :: none | reference(),
+         opened = none :: none | [pid()],
+         %% The peer's lanes, and our inlets for them.
+         wanted = none :: none | {reference(), [pid()]},
+         inlets = [] :: [pid()],
+         finishing = [] :: [pid()],                  % inlets of earlier sessions
+         goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
+         %% Who waits.
+         waiters = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+         session_waiters = [] :: [reference()],
+         lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
+         reported = false :: boolean()}).                      % not long ago
+
+-spec start_link(trunkline_options:options(), node()) -> gen_statem:start_ret().
+start_link(Options, Node) ->
+    gen_statem:start_link(?MODULE, {Options, Node}, []).
+
+-spec notify(pid(), event()) -> ok.
+notify(Link, Event) ->
+    Link ! Event,
+    ok.
+
+%% For a sender: wait until it makes sense to try again. `session': until it is
+%% clear whether there are lanes. `down': the link has died.
+-spec wait(pid(), session | {room, Ix :: pos_integer(), Bytes :: pos_integer(),
+                             new | trunkline_waiters:ticket()},
+           infinity | integer()) ->
+          {again, new | trunkline_waiters:ticket()} | timeout | down.
+wait(Link, What, Deadline) ->
+    Timeout = case Deadline of
+                  infinity -> infinity;
+                  _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
+              end,
+    Ref = monitor(process, Link, [{alias, reply_demonitor}]),
+    Link ! {wait, Ref, What},
+    receive
+        {Ref, Ticket} -> {again, Ticket};
+        {'DOWN', Ref, process, _, _} -> down
+    after Timeout ->
+            demonitor(Ref, [flush]),
+            receive {Ref, _} -> timeout
+            after 0 -> timeout
+            end
+    end.
+
+-spec callback_mode() -> gen_statem:callback_mode_result().
+callback_mode() -> handle_event_function.
+
+-spec init({trunkline_options:options(), node()}) -> gen_statem:init_result(atom()).
+init({#{lanes := Lanes} = Options, Node}) ->
+    process_flag(trap_exit, true),
+    Stats = case trunkline_peers:lookup(Node) of
+                #{stats := Kept} -> Kept;
+                none -> trunkline_stats:new(Lanes)
+            end,
+    D = #link{node = Node, options = Options, stats = Stats},
+    Connected = lists:member(Node, nodes(connected)),
+    Connected andalso say_hello(true, D),
+    {next_state, State, D1, Actions} =
+        case trunkline_route:lookup(Node) of
+            #route{} = Old when Connected ->
+                enter(holding, set_path(lanes, succeed(Old, D)));
+            #route{} = Old ->
+                enter(down, set_path(direct, succeed(Old, D)));
+            none when Connected ->
+                enter(greeting, D);
+            none ->
+                enter(down, D)
+        end,
+    {ok, State, D1, Actions}.
+
+%% The link before this one was killed and left its route behind, with lanes
+%% that are dead. Nobody enters its gates from here on; what is inside is lost.
+succeed(#route{lanes = Lanes} = Route, D) ->
+    D1 = set_path(wait, D#link{route = Route}),
+    count_lost(lost_crashed, D1),
+    make_lanes(tuple_size(Lanes), D1).
+
+%% What dead lanes leave behind.
+count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
+    case lists:sum([left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))]) of
+        0 ->
+            ok;
+        Lost ->
+            trunkline_stats:add(Stats, peer, Field, Lost),
+            ?LOG_WARNING("trunkline: the lanes to ~ts ended with ~b messages in them that had "
+                         "not been acknowledged", [Node, Lost], #{domain => [trunkline]})
+    end.
+
+left_behind(Gate, Ix, Stats) ->
+    InFlight = trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, 0),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
+    InFlight + trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix))).
+
+%% --- events ---------------------------------------------------------------
+
+-spec handle_event(gen_statem:event_type(), term(), atom(), #link{}) ->
+          gen_statem:event_handler_result(atom()).
+%% Senders first: under load nearly everything that comes is this.
+handle_event(info, {room, Ix}, _, D) ->
+    {keep_state, release(Ix, D)};
+handle_event(info, {wait, Ref, {room, Ix, Bytes, Ticket}}, _, D) ->
+    await_room(Ref, Ix, Bytes, Ticket, D);
+handle_event(info, {wait, Ref, session}, State, D) ->
+    case State =:= up orelse path(D) =:= direct of
+        true -> Ref ! {Ref, new}, keep_state_and_data;
+        false -> {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}}
+    end;
+handle_event({timeout, recheck}, _, _, D) ->
+    D1 = lists:foldl(fun release/2, D, maps:keys(D#link.waiters)),
+    {keep_state, D1, recheck(D1)};
+
+%% The node comes and goes.
+handle_event(info, nodeup, down, D) ->
+    say_hello(true, D),
+    enter(greeting, D);
+handle_event(info, nodeup, State, D) ->
+    %% Already known, or trunkline_links has been restarted: something that was
+    %% sent meanwhile, in either direction, may have been missed.
+    say_hello(true, D),
+    State =:= opening andalso say_open(D),
+    keep_state_and_data;
+handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node}) ->
+    %% It never spoke of Trunkline: there is nothing to keep.
+    ok = trunkline_links:forget(Node),
+    keep_state_and_data;
+handle_event(info, nodedown, State, D) when State =:= greeting; State =:= holding ->
+    gone(D);
+handle_event(info, nodedown, _, _) ->
+    keep_state_and_data;      % the monitor of the peer's link will tell
+handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
+             #link{peer = #peer{monitor = Monitor}} = D) ->
+    case Reason of
+        noconnection -> gone(D);
+        _ -> bereaved(State, D)
+    end;
+
+%% The handshake.
+handle_event(info, {hello, Pid, Session, _, Answer}, _,
+             #link{peer = #peer{pid = Pid, session = Session}} = D) ->
+    Answer andalso say_hello(false, D),
+    Answer andalso say_open(D),
+    keep_state_and_data;
+handle_event(info, {hello, Pid, Session, Hello, Answer}, State, D) ->
+    greeted(Pid, Session, Hello, Answer, State, D);
+handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
+             #link{peer = #peer{pid = Pid}, session = Ours} = D)
+  when State =:= opening; State =:= up ->
+    case D#link.wanted of
+        {Ref, Lanes} ->
+            D#link.inlets =/= [] andalso (Pid ! {opened, Ref, D#link.inlets}),
+            keep_state_and_data;
+        _ ->
+            proceed(D#link{wanted = {Ref, Lanes}})
+    end;
+handle_event(info, {opened, Ref, Inlets}, opening, #link{opening = Ref} = D) ->
+    proceed(D#link{opened = Inlets});
+handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) ->
+    D1 = set_path(wait, D),
+    Drain = make_ref(),
+    Lanes = lanes(D1),
+    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Drain) end, Lanes),
+    enter(closing, D1#link{goodbye = {Pid, Ref, Drain, Lanes}});
+handle_event(info, {goodbye, Pid, Ref}, _, _) ->
+    Pid ! {goodbye_ok, Ref},
+    keep_state_and_data;
+
+%% The lanes answer.
+handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
+             #link{changing = {Ref, Lanes}, lost = {Q, U}} = D) ->
+    D1 = D#link{lost = {Q + Queued, U + Unconfirmed}},
+    case lists:delete(Lane, Lanes) of
+        [] -> changed(State, report(D1#link{changing = none}));
+        Rest -> {keep_state, D1#link{changing = {Ref, Rest}}}
+    end;
+handle_event(info, {lane_mode, _, _, {Queued, Unconfirmed}}, _, #link{lost = {Q, U}} = D) ->
+    {keep_state, D#link{lost = {Q + Queued, U + Unconfirmed}}};
+handle_event(info, {lane_drained, Drain, Lane}, closing,
+             #link{goodbye = {Pid, Ref, Drain, Lanes}} = D) ->
+    case lists:delete(Lane, Lanes) of
+        [] ->
+            Pid ! {goodbye_ok, Ref},
+            {keep_state, change_mode(direct, D#link{goodbye = none})};
+        Rest ->
+            {keep_state, D#link{goodbye = {Pid, Ref, Drain, Rest}}}
+    end;
+handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
+    case lists:member(Pid, D#link.finishing) of
+        true ->
+            D1 = D#link{finishing = lists:delete(Pid, D#link.finishing)},
+            case State of
+                opening -> proceed(D1);
+                _ -> {keep_state, D1}
+            end;
+        false ->
+            case lists:member(Pid, lanes(D) ++ D#link.inlets) of
+                true -> {stop, {shutdown_of, Pid, Reason}, D};
+                false -> keep_state_and_data
+            end
+    end;
+
+%% Time has passed.
+handle_event(state_timeout, grace, holding, D) ->
+    {keep_state, change_mode(direct, set_path(wait, D))};
+handle_event(state_timeout, forget, down, #link{node = Node}) ->
+    ok = trunkline_links:forget(Node),
+    keep_state_and_data;
+handle_event(info, leave, _, D) ->
+    {stop, {shutdown, leave}, D};
+handle_event(info, {timeout, _, report}, _, D) ->
+    {keep_state, report(D#link{reported = false})};
+handle_event(_, _, _, _) ->
+    %% A late message of a session that has ended.
+    keep_state_and_data.
+
+-spec terminate(term(), atom(), #link{}) -> ok.
+terminate(Reason, State, #link{route = #route{}} = D) ->
+    Orderly = case Reason of
+                  shutdown -> true;
+                  {shutdown, _} -> true;
+                  _ -> false
+              end,
+    _ = set_path(wait, D),
+    case Orderly of
+        true ->
+            take_leave(State, D),
+            count_lost(lost_queued, D),
+            _ = set_path(direct, D),
+            _ = trunkline_route:withdraw(D#link.node),
+            trunkline_peers:delete(D#link.node);
+        false ->
+            ok                % the next link does the rest: see succeed/2
+    end;
+terminate(_, _, #link{node = Node}) ->
+    trunkline_peers:delete(Node).
+
+%% --- the session ----------------------------------------------------------
+
+say_hello(Answer, #link{node = Node, session = Session, options = Options}) ->
+    Hello = {hello, self(), Session, trunkline_handshake:hello(Options), Answer},
+    trunkline_links:tell(Node, Hello).
+
+say_open(#link{opening = none}) ->
+    ok;
+say_open(#link{opening = Ref, opened = none, peer = #peer{session = Session}} = D) ->
+    trunkline_links:tell(D#link.node, {open, self(), Session, Ref, lanes(D)});
+say_open(_) ->
+    ok.
+
+%% A link at the peer that we did not know has said hello.
+greeted(Pid, Session, Hello, Answer, State, #link{peer = #peer{}} = D) ->
+    %% The news that the session before has ended is still under way.
+    {next_state, State1, D1, _} = bereaved(State, D),
+    greeted(Pid, Session, Hello, Answer, State1, D1);
+greeted(Pid, Session, Hello, Answer, State, #link{node = Node, options = Options} = D) ->
+    Answer andalso say_hello(false, D),
+    case trunkline_handshake:agree(trunkline_handshake:hello(Options), Hello) of
+        {ok, Agreement} ->
+            proceed(D#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
+                                        session = Session, agreement = Agreement}});
+        {error, Why} ->
+            ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tp",
+                         [Node, Why, Hello], #{domain => [trunkline]}),
+            enter(State, D)
+    end.
+
+%% Does what can be done next on the way up.
+proceed(#link{changing = {_, _}} = D) ->
+    enter(opening, D);
+proceed(#link{peer = #peer{agreement = #{lanes := N}}, route = Route, mode = Mode} = D) ->
+    case Route of
+        none ->
+            proceed(set_path(direct, make_lanes(N, D)));
+        #route{lanes = Lanes} when tuple_size(Lanes) =:= N ->
+            proceed_open(D);
+        #route{} when Mode =:= direct; Mode =:= discard ->
+            Path = path(D),
+            proceed(set_path(Path, make_lanes(N, end_lanes(D))));
+        #route{} ->
+            %% Other lanes must not start before these have delivered.
+            enter(opening, change_mode(direct, set_path(wait, D)))
+    end.
+
+proceed_open(#link{opening = none} = D) ->
+    D1 = D#link{opening = make_ref()},
+    say_open(D1),
+    proceed_open(D1);
+proceed_open(#link{wanted = {Ref, Theirs}, inlets = [], finishing = []} = D) ->
+    #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}} = D,
+    Inlets = [trunkline_inlet:start_link(Ix, {D#link.node, Lane}, Window, D#link.route)
+              || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
+    Pid ! {opened, Ref, Inlets},
+    proceed_open(D#link{inlets = Inlets});
+proceed_open(#link{opened = Opened, inlets = [_ | _]} = D) when is_list(Opened) ->
+    #link{peer = #peer{agreement = #{window_bytes := Window}}} = D,
+    Ref = make_ref(),
+    lists:foreach(fun({Lane, Inlet}) ->
+                          trunkline_lane:set_mode(Lane, Ref, {send, Inlet, Window})
+                  end, lists:zip(lanes(D), Opened)),
+    trunkline_stats:add(D#link.stats, peer, sessions, 1),
+    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}}),
+    enter(up, release_all(D1));
+proceed_open(D) ->
+    enter(opening, D).
+
+%% The lanes are all in the mode that was asked for.
+changed(opening, D) ->
+    proceed(D);
+changed(State, #link{mode = direct} = D) when State =:= holding; State =:= closing ->
+    enter(greeting, release_all(set_path(direct, D)));
+changed(_, D) ->
+    {keep_state, D}.
+
+%% The connection is lost.
+gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
+    lists:foreach(fun(Inlet) -> unlink(Inlet), exit(Inlet, kill) end, Inlets ++ Finishing),
+    D1 = end_session(D#link{inlets = [], finishing = []}),
+    enter(down, release_all(change_mode(discard, set_path(direct, D1)))).
+
+%% The peer's link is gone, the connection is not.
+bereaved(State, #link{inlets = Inlets, finishing = Finishing} = D) ->
+    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
+    D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing}),
+    case {State, path(D1)} of
+        {closing, _} ->
+            enter(holding, change_mode(direct, D1));
+        {_, direct} ->
+            enter(greeting, D1);
+        {_, _} ->
+            enter(holding, change_mode(hold, D1))
+    end.
+
+end_session(#link{peer = Peer} = D) ->
+    case Peer of
+        #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
+        none -> ok
+    end,
+    D#link{peer = none, session = make_ref(), opening = none, opened = none,
+           wanted = none, goodbye = none}.
+
+%% Both sides deliver what they have, then this one goes.
+take_leave(up, #link{peer = #peer{pid = Pid, monitor = Monitor}} = D) ->
+    Ref = make_ref(),
+    Pid ! {goodbye, self(), Ref},
+    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D)),
+    Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
+    await_all([goodbye_ok | lanes(D)], Ref, Monitor, Timer);
+take_leave(_, #link{mode = hold} = D) ->
+    #link{changing = {Ref, Lanes}} = change_mode(direct, D),
+    Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
+    await_all(Lanes, Ref, none, Timer);
+take_leave(_, _) ->
+    ok.
+
+await_all([], _, _, _) ->
+    ok;
+await_all(Missing, Ref, Monitor, Timer) ->
+    receive
+        {lane_drained, Ref, Lane} ->
+            await_all(lists:delete(Lane, Missing), Ref, Monitor, Timer);
+        {lane_mode, Ref, Lane, _} ->
+            await_all(lists:delete(Lane, Missing), Ref, Monitor, Timer);
+        {goodbye_ok, Ref} ->
+            await_all(lists:delete(goodbye_ok, Missing), Ref, Monitor, Timer);
+        {goodbye, Pid, Theirs} ->            % both are leaving
+            Pid ! {goodbye_ok, Theirs},
+            await_all(Missing, Ref, Monitor, Timer);
+        {'DOWN', Monitor, process, _, _} ->
+            ok;
+        {timeout, Timer, goodbye} ->
+            ok
+    end.
+
+%% --- the lanes ------------------------------------------------------------
+
+make_lanes(N, #link{node = Node, options = Options, stats = Stats} = D) ->
+    Gate = trunkline_gate:new(N),
+    Lanes = [trunkline_lane:start_link(Ix, Node, #{gate => Gate, stats => Stats, options => Options})
+             || Ix <- lists:seq(1, N)],
+    Route = #route{link = self(), gate = Gate, stats = Stats,
+                   lanes = list_to_tuple(Lanes),
+                   limit = trunkline_gate:limit(maps:get(queue_bytes, Options))},
+    ok = trunkline_route:publish(Node, Route),
+    D#link{route = Route, mode = hold}.
+
+%% Only of lanes that hold nothing and get nothing.
+end_lanes(#link{route = #route{gate = Gate}} = D) ->
+    ok = trunkline_gate:set_path(Gate, wait),
+    lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, shutdown) end, lanes(D)),
+    D#link{route = none}.
+
+lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
+lanes(_) -> [].
+
+path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
+path(_) -> direct.
+
+%% The gates are open on the path by lanes and closed on the others. A sender
+%% reads the path only after a gate has refused it, so that the order matters.
+set_path(_, #link{route = none} = D) ->
+    D;
+set_path(Path, #link{route = #route{gate = Gate, lanes = Lanes}} = D) ->
+    ok = trunkline_gate:set_path(Gate, Path),
+    lists:foreach(fun(Ix) when Path =:= lanes -> trunkline_gate:open(Gate, Ix);
+                     (Ix) -> trunkline_gate:close(Gate, Ix)
+                  end, lists:seq(1, tuple_size(Lanes))),
+    D.
+
+%% A newer change overtakes one that is not complete.
+change_mode(_, #link{route = none} = D) ->
+    D;
+change_mode(Mode, D) ->
+    Ref = make_ref(),
+    lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, lanes(D)),
+    D#link{mode = Mode, changing = {Ref, lanes(D)}}.
+
+%% --- who waits ------------------------------------------------------------
+
+%% There is a mark at half of the limit: a lane calls when it is below, and
+%% only then senders go on, so that each of them gets more than one message
+%% in before it must wait again.
+await_room(Ref, Ix, Bytes, Ticket, #link{waiters = Waiters} = D) ->
+    case path(D) of
+        direct ->
+            Ref ! {Ref, new},
+            keep_state_and_data;
+        _ ->
+            W = trunkline_waiters:add(Ref, Ticket, Bytes,
+                                      maps:get(Ix, Waiters, trunkline_waiters:new())),
+            First = map_size(Waiters) =:= 0,
+            D1 = release(Ix, D#link{waiters = Waiters#{Ix => W}}),
+            {keep_state, D1, [{{timeout, recheck}, ?RECHECK, []} || First]}
+    end.
+
+release(Ix, #link{waiters = Waiters, route = #route{gate = Gate, limit = Limit, lanes = Lanes}} = D)
+  when is_map_key(Ix, Waiters), Ix =< tuple_size(Lanes) ->
+    %% First the mark, then the level: a lane that leaves in between sees it.
+    ok = trunkline_gate:await(Gate, Ix, true),
+    Level = trunkline_gate:level(Gate, Ix),
+    case trunkline_gate:path(Gate) =:= lanes andalso Level < Limit div 2 of
+        true ->
+            Room = trunkline_gate:bytes(Limit - Level),
+            {Released, W} = trunkline_waiters:release(Room, maps:get(Ix, Waiters)),
+            tell(Released),
+            case trunkline_waiters:is_empty(W) of
+                true ->
+                    ok = trunkline_gate:await(Gate, Ix, false),
+                    D#link{waiters = maps:remove(Ix, Waiters)};
+                false ->
+                    D#link{waiters = Waiters#{Ix := W}}
+            end;
+        false ->
+            D
+    end;
+release(_, D) ->
+    D.
+
+release_all(#link{waiters = Waiters, session_waiters = SessionWaiters} = D) ->
+    maps:foreach(fun(_, W) -> tell(element(1, trunkline_waiters:release_all(W))) end, Waiters),
+    tell([{Ref, new} || Ref <- SessionWaiters]),
+    D#link{waiters = #{}, session_waiters = []}.
+
+tell(Waiters) ->
+    lists:foreach(fun({Ref, Ticket}) -> Ref ! {Ref, Ticket} end, Waiters).
+
+recheck(#link{waiters = Waiters}) when map_size(Waiters) =:= 0 -> [];
+recheck(_) -> [{{timeout, recheck}, ?RECHECK, []}].
+
+%% --- what others see ------------------------------------------------------
+
+enter(State, #link{node = Node, peer = Peer} = D) ->
+    ok = trunkline_peers:put(
+           Node, #{state => State, link => self(), stats => D#link.stats,
+                   since => erlang:system_time(millisecond),
+                   inlets => D#link.inlets,
+                   agreement => case Peer of
+                                    #peer{agreement = Agreement} -> Agreement;
+                                    none -> none
+                                end}),
+    {next_state, State, D, timeouts(State, D)}.
+
+timeouts(holding, #link{mode = hold}) -> [{state_timeout, ?GRACE, grace}];
+timeouts(down, _) -> [{state_timeout, ?FORGET, forget}];
+timeouts(_, _) -> [].
+
+%% What has been lost, as soon as it is known, but not more often than that.
+report(#link{lost = {0, 0}} = D) ->
+    D;
+report(#link{reported = true} = D) ->
+    D;
+report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
+    ?LOG_WARNING("trunkline: messages to ~ts were lost: ~b that were queued, and of ~b that "
+                 "were under way those that had not arrived",
+                 [Node, Queued, Unconfirmed], #{domain => [trunkline]}),
+    _ = erlang:start_timer(?REPORT, self(), report),
+    D#link{lost = {0, 0}, reported = true}.

@@ -1,0 +1,63 @@
+%% Sees nodes come and go, and has one link for each.
+%%
+%% This is the process that other nodes can address by name: their links send
+%% the first messages of the handshake here, and it passes them to the link
+%% concerned. So the order of nodeup, handshake and nodedown remains the one in
+%% which the runtime system tells of them.
+-module(trunkline_links).
+-behaviour(gen_server).
+
+-export([start_link/1, tell/2, forget/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-spec start_link(trunkline_options:options()) -> gen_server:start_ret().
+start_link(Options) ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
+
+%% To the link for this node, at that node. Lost if there is none.
+-spec tell(node(), trunkline_link:event()) -> ok.
+tell(Node, Event) ->
+    _ = erlang:send({?MODULE, Node}, {trunkline, node(), Event}, [noconnect]),
+    ok.
+
+%% That node has been gone for long: its link should end.
+-spec forget(node()) -> ok.
+forget(Node) ->
+    gen_server:cast(?MODULE, {forget, Node}).
+
+-spec init(trunkline_options:options()) -> {ok, trunkline_options:options()}.
+init(Options) ->
+    ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
+    %% This process, or all links, may have been restarted. A published route
+    %% needs a link, up or down; a connected node may have been missed.
+    lists:foreach(fun({Node, _}) -> trunkline_link_sup:ensure(Node, Options) end,
+                  trunkline_route:all()),
+    lists:foreach(fun(Node) -> pass(Node, nodeup, Options) end, nodes(connected)),
+    {ok, Options}.
+
+-spec handle_call(term(), gen_server:from(), Options) -> {reply, {error, badarg}, Options}.
+handle_call(_, _, Options) ->
+    {reply, {error, badarg}, Options}.
+
+-spec handle_cast(term(), Options) -> {noreply, Options}.
+handle_cast({forget, Node}, Options) ->
+    lists:member(Node, nodes(connected)) orelse trunkline_link_sup:forget(Node),
+    {noreply, Options};
+handle_cast(_, Options) ->
+    {noreply, Options}.
+
+-spec handle_info(term(), Options) -> {noreply, Options}.
+handle_info({nodeup, Node, _}, Options) ->
+    pass(Node, nodeup, Options),
+    {noreply, Options};
+handle_info({nodedown, Node, _}, Options) ->
+    pass(Node, nodedown, Options),
+    {noreply, Options};
+handle_info({trunkline, Node, Event}, Options) when is_atom(Node), Node =/= node() ->
+    pass(Node, Event, Options),
+    {noreply, Options};
+handle_info(_, Options) ->
+    {noreply, Options}.
+
+pass(Node, Event, Options) ->
+    trunkline_link:notify(trunkline_link_sup:ensure(Node, Options), Event).

@@ -1,0 +1,70 @@
+%% What is known of each peer: one row of a table that everybody may read.
+%%
+%% The hot path does not come here (see trunkline_route). Callers look up the
+%% inlets to watch while they wait for a reply, and info/0,1 looks up all the
+%% rest. A row is written by the peer's link alone. The table belongs to the top
+%% supervisor, so that it outlives whoever is killed.
+-module(trunkline_peers).
+
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/1]).
+
+-export_type([peer/0, state/0]).
+
+-type state() :: down        % no connection
+               | greeting    % connected; the peer has not spoken of Trunkline
+               | opening     % the two links are agreeing
+               | up          % messages go by lane
+               | holding     % the peer's link has died; lanes keep what they have
+               | closing.    % the peer is taking leave
+-type peer() ::
+        #{state := state(),
+          link := pid(),
+          since := integer(),                    % system time, ms
+          stats := trunkline_stats:stats() | none,
+          inlets := [pid()],
+          agreement := trunkline_handshake:agreement() | none}.
+
+-spec create() -> ok.
+create() ->
+    ?MODULE = ets:new(?MODULE, [named_table, public, {read_concurrency, true}]),
+    ok.
+
+-spec put(node(), peer()) -> ok.
+put(Node, #{inlets := Inlets} = Peer) ->
+    true = ets:insert(?MODULE, {Node, list_to_tuple(Inlets), Peer}),
+    ok.
+
+-spec delete(node()) -> ok.
+delete(Node) ->
+    true = ets:delete(?MODULE, Node),
+    ok.
+
+-spec lookup(node()) -> peer() | none.
+lookup(Node) ->
+    case rows(Node) of
+        [{_, _, Peer}] -> Peer;
+        [] -> none
+    end.
+
+-spec all() -> #{node() => peer()}.
+all() ->
+    case ets:whereis(?MODULE) of
+        undefined -> #{};
+        Table -> maps:from_list([{Node, Peer} || {Node, _, Peer} <- ets:tab2list(Table)])
+    end.
+
+%% The inlet that the calling process should watch while a request of its is
+%% under way to Node: it ends when the session ends.
+-spec watch(node()) -> pid() | none.
+watch(Node) ->
+    try ets:lookup_element(?MODULE, Node, 2) of
+        {} -> none;
+        Inlets -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets)
+    catch
+        error:badarg -> none
+    end.
+
+rows(Node) ->
+    try ets:lookup(?MODULE, Node)
+    catch error:badarg -> []
+    end.

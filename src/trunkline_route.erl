@@ -1,0 +1,43 @@
+%% The route table: from a node to its lanes, with one lookup and no copying.
+%%
+%% A route is a persistent term, since reading one costs 20 ns where a row of
+%% an ETS table costs 140 (OTP 25, see docs/how-it-works.md). Replacing or
+%% erasing a persistent term makes every process of the node collect garbage, so
+%% that must not happen each time a node comes or goes. It does not: a route is
+%% published when Trunkline first answers at a peer and stays as it is while
+%% nodes come and go. What does change - whether the lanes may be used now - is
+%% in the route's gate. A route is replaced only after a link or a lane was
+%% killed, or when a peer comes back with another number of lanes, and erased
+%% when the application stops or the peer has been gone for long.
+-module(trunkline_route).
+
+-include("trunkline_route.hrl").
+
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1]).
+
+-export_type([route/0]).
+
+-type route() :: #route{}.
+
+-define(KEY(Node), {trunkline, Node}).
+
+-spec publish(node(), route()) -> ok.
+publish(Node, #route{} = Route) ->
+    persistent_term:put(?KEY(Node), Route).
+
+-spec withdraw(node()) -> boolean().
+withdraw(Node) ->
+    persistent_term:erase(?KEY(Node)).
+
+-spec lookup(node()) -> route() | none.
+lookup(Node) ->
+    persistent_term:get(?KEY(Node), none).
+
+-spec all() -> [{node(), route()}].
+all() ->
+    [{Node, Route} || {?KEY(Node), #route{} = Route} <- persistent_term:get()].
+
+%% How full the lanes are.
+-spec levels(route()) -> [{Lane :: pos_integer(), trunkline_gate:charge()}].
+levels(#route{gate = Gate, lanes = Lanes}) ->
+    [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].

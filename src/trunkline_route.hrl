@@ -1,0 +1,7 @@
+%% What the hot path reads of one peer: see trunkline_route.
+-record(route,
+        {link :: pid(),                      % where a refused sender waits
+         lanes :: tuple(),                   % of pids
+         gate :: trunkline_gate:gate(),
+         limit :: trunkline_gate:charge(),   % of the queue of one lane
+         stats :: trunkline_stats:stats()}).

@@ -1,0 +1,137 @@
+%% What a process does to hand a message to a lane.
+%%
+%% The hot path is one lookup of the route, one hash of the sender's pid, one
+%% atomic addition, one local send. Whoever is refused at the gate comes to the
+%% slow path: it either learns that there are no lanes now and falls back to
+%% plain distribution, or waits at the link until there is room.
+%%
+%% A sender may have a long mailbox. It waits for one reference that was made
+%% after the mail came, for which the runtime system need not search the
+%% mailbox.
+-module(trunkline_sender).
+
+-include("trunkline_route.hrl").
+
+-export([hand_over/3, hand_over/4, force/3, await_session/2]).
+-export([count_fallbacks/0, fallback/1, fallbacks/0]).
+
+-export_type([patience/0]).
+
+-dialyzer({no_improper_lists, [offer/5, force/3]}).
+
+%% How long to wait for room: not at all, or until a point in time as
+%% erlang:monotonic_time(millisecond) tells it.
+-type patience() :: nosuspend | infinity | integer().
+
+%% ms between two looks at the route table after the link itself has died.
+-define(AGAIN, 1).
+
+-spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct.
+hand_over(Node, To, Message) ->
+    offer(Node, To, Message, infinity, new).
+
+%% `direct': there are no lanes, the caller should use plain distribution;
+%% whatever the calling process handed over before has been sent so already, or
+%% is lost. `nosuspend': the lane is full. `timeout': it was full for too long.
+-spec hand_over(node(), trunkline_lane:to(), term(), patience()) ->
+          ok | direct | nosuspend | timeout.
+hand_over(Node, To, Message, Patience) ->
+    offer(Node, To, Message, Patience, new).
+
+offer(Node, To, Message, Patience, Ticket) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, gate = Gate, limit = Limit} = Route ->
+            Ix = erlang:phash2(self(), tuple_size(Lanes)) + 1,
+            Charge = trunkline_gate:charge(Message),
+            case trunkline_gate:enter(Gate, Ix, Charge, Limit) of
+                true ->
+                    element(Ix, Lanes) ! [Charge, To | Message],
+                    ok;
+                false ->
+                    case refused(Route, Ix, Charge, Patience, Ticket) of
+                        {again, Ticket1} -> offer(Node, To, Message, Patience, Ticket1);
+                        Other -> Other
+                    end
+            end;
+        none ->
+            direct
+    end.
+
+refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, Patience, Ticket) ->
+    case trunkline_gate:path(Gate) of
+        direct ->
+            direct;
+        _ when Patience =:= nosuspend ->
+            trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
+            nosuspend;
+        _ ->
+            trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
+            Bytes = trunkline_gate:bytes(Charge),
+            wait(Link, {room, Ix, Bytes, Ticket}, Patience)
+    end.
+
+wait(Link, What, Patience) ->
+    case trunkline_link:wait(Link, What, Patience) of
+        down ->
+            %% Another link takes over within milliseconds, and publishes
+            %% another route.
+            receive after ?AGAIN -> {again, new} end;
+        Answer ->
+            Answer
+    end.
+
+%% Waits until it is clear whether there are lanes to that node.
+-spec await_session(node(), infinity | integer()) -> ok | direct | timeout.
+await_session(Node, Patience) ->
+    case trunkline_route:lookup(Node) of
+        none ->
+            direct;
+        #route{gate = Gate, link = Link} ->
+            case trunkline_gate:path(Gate) of
+                direct -> direct;
+                _ ->
+                    case wait(Link, session, Patience) of
+                        {again, _} -> ok;
+                        timeout -> timeout
+                    end
+            end
+    end.
+
+%% Hands over what must not wait, in whatever state the lanes are.
+-spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Ordered :: pid()) ->
+          ok.
+force(#route{lanes = Lanes, gate = Gate}, {To, Message}, Ordered) ->
+    Ix = erlang:phash2(Ordered, tuple_size(Lanes)) + 1,
+    Charge = trunkline_gate:charge(Message),
+    ok = trunkline_gate:force(Gate, Ix, Charge),
+    element(Ix, Lanes) ! [Charge, To | Message],
+    ok.
+
+%% Fallbacks to nodes that never had a link are counted together, here.
+-define(FALLBACKS, {trunkline, fallbacks}).
+
+-spec count_fallbacks() -> ok.
+count_fallbacks() ->
+    case persistent_term:get(?FALLBACKS, none) of
+        none -> persistent_term:put(?FALLBACKS, counters:new(1, [write_concurrency]));
+        _ -> ok
+    end.
+
+-spec fallback(node()) -> ok.
+fallback(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{stats = Stats} ->
+            trunkline_stats:add(Stats, peer, fallbacks, 1);
+        none ->
+            case persistent_term:get(?FALLBACKS, none) of
+                none -> ok;
+                Counter -> counters:add(Counter, 1, 1)
+            end
+    end.
+
+-spec fallbacks() -> non_neg_integer().
+fallbacks() ->
+    case persistent_term:get(?FALLBACKS, none) of
+        none -> 0;
+        Counter -> counters:get(Counter, 1)
+    end.
