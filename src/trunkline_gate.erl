@@ -15,9 +15,9 @@
 %% A closed gate is one whose bytes are beyond any limit, so that the hot path
 %% needs no second test.
 %%
-%% enter/4 admits a message while the level before it is below the limit. A
-%% message larger than the whole limit therefore passes an empty gate, and the
-%% level exceeds the limit by less than one message.
+%% A message is admitted while the level before it is below the limit. One that
+%% is larger than the whole limit therefore passes an empty gate, and the level
+%% exceeds the limit by less than one message.
 %%
 %% The slots of one gate are eight words apart: a slot has a cache line.
 %%
@@ -44,6 +44,7 @@
 %% bits, a message reference is 5 words, a heap fragment header 4, and our
 %% envelope (two cons cells and an external pid) 8.
 -define(OVERHEAD, 128).
+-define(CHARGE(Message), (((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1)).
 
 -define(LEVEL(Ix), (8 * (Ix))).
 -define(AWAITED(Ix), (8 * (Ix) + 1)).
@@ -62,8 +63,7 @@ limit(Bytes) -> Bytes bsl ?SHIFT.
 
 %% What one message is charged.
 -spec charge(term()) -> charge().
-charge(Message) ->
-    ((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1.
+charge(Message) -> ?CHARGE(Message).
 
 -spec bytes(charge()) -> non_neg_integer().
 bytes(Charge) -> Charge bsr ?SHIFT.
@@ -71,12 +71,19 @@ bytes(Charge) -> Charge bsr ?SHIFT.
 -spec messages(charge()) -> non_neg_integer().
 messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
 
-%% Admits a message, or leaves everything as it was.
--spec enter(gate(), pos_integer(), charge(), charge()) -> boolean().
-enter(Gate, Ix, Charge, Limit) ->
+%% Admits a message and answers what it is charged, or leaves everything as it
+%% was and answers what it would have been charged. (One function, since this is
+%% the hot path.)
+-spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge()) ->
+          charge() | {refused, charge()}.
+enter(Gate, Ix, Message, Limit) ->
+    Charge = ?CHARGE(Message),
     case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
-        Level when Level < Limit + Charge -> true;
-        _ -> atomics:sub(Gate, ?LEVEL(Ix), Charge), false
+        Level when Level < Limit + Charge ->
+            Charge;
+        _ ->
+            atomics:sub(Gate, ?LEVEL(Ix), Charge),
+            {refused, Charge}
     end.
 
 %% Counts a message that must not wait (a reply, a cancellation).

@@ -185,7 +185,7 @@ handle_event(info, {wait, Ref, session}, State, D) ->
     end;
 handle_event({timeout, recheck}, _, _, D) ->
     D1 = lists:foldl(fun release/2, D, maps:keys(D#link.waiters)),
-    {keep_state, D1, recheck(D1)};
+    {keep_state, D1, [recheck() || is_awaited(D1)]};
 
 %% The node comes and goes.
 handle_event(info, nodeup, down, D) ->
@@ -504,28 +504,23 @@ await_room(Ref, Ix, Bytes, Ticket, #link{waiters = Waiters} = D) ->
         _ ->
             W = trunkline_waiters:add(Ref, Ticket, Bytes,
                                       maps:get(Ix, Waiters, trunkline_waiters:new())),
-            First = map_size(Waiters) =:= 0,
+            Rechecking = is_awaited(D),
             D1 = release(Ix, D#link{waiters = Waiters#{Ix => W}}),
-            {keep_state, D1, [{{timeout, recheck}, ?RECHECK, []} || First]}
+            {keep_state, D1, [recheck() || not Rechecking, is_awaited(D1)]}
     end.
 
 release(Ix, #link{waiters = Waiters, route = #route{gate = Gate, limit = Limit, lanes = Lanes}} = D)
   when is_map_key(Ix, Waiters), Ix =< tuple_size(Lanes) ->
     %% First the mark, then the level: a lane that leaves in between sees it.
-    ok = trunkline_gate:await(Gate, Ix, true),
+    trunkline_waiters:is_empty(maps:get(Ix, Waiters)) orelse trunkline_gate:await(Gate, Ix, true),
     Level = trunkline_gate:level(Gate, Ix),
     case trunkline_gate:path(Gate) =:= lanes andalso Level < Limit div 2 of
         true ->
             Room = trunkline_gate:bytes(Limit - Level),
             {Released, W} = trunkline_waiters:release(Room, maps:get(Ix, Waiters)),
             tell(Released),
-            case trunkline_waiters:is_empty(W) of
-                true ->
-                    ok = trunkline_gate:await(Gate, Ix, false),
-                    D#link{waiters = maps:remove(Ix, Waiters)};
-                false ->
-                    D#link{waiters = Waiters#{Ix := W}}
-            end;
+            trunkline_waiters:is_empty(W) andalso trunkline_gate:await(Gate, Ix, false),
+            D#link{waiters = Waiters#{Ix := W}};
         false ->
             D
     end;
@@ -533,15 +528,21 @@ release(_, D) ->
     D.
 
 release_all(#link{waiters = Waiters, session_waiters = SessionWaiters} = D) ->
-    maps:foreach(fun(_, W) -> tell(element(1, trunkline_waiters:release_all(W))) end, Waiters),
+    Waiters1 = maps:map(fun(_, W) ->
+                                {Released, W1} = trunkline_waiters:release_all(W),
+                                tell(Released),
+                                W1
+                        end, Waiters),
     tell([{Ref, new} || Ref <- SessionWaiters]),
-    D#link{waiters = #{}, session_waiters = []}.
+    D#link{waiters = Waiters1, session_waiters = []}.
 
 tell(Waiters) ->
     lists:foreach(fun({Ref, Ticket}) -> Ref ! {Ref, Ticket} end, Waiters).
 
-recheck(#link{waiters = Waiters}) when map_size(Waiters) =:= 0 -> [];
-recheck(_) -> [{{timeout, recheck}, ?RECHECK, []}].
+is_awaited(#link{waiters = Waiters}) ->
+    not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Waiters)).
+
+recheck() -> {{timeout, recheck}, ?RECHECK, []}.
 
 %% --- what others see ------------------------------------------------------
 

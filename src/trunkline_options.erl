@@ -21,7 +21,7 @@
 %% {Key, Default, Least, Most, What}
 -define(OPTIONS,
         [{lanes, 4, 1, 64, "lanes to each peer"},
-         {queue_bytes, 1 bsl 20, 1 bsl 10, 1 bsl 29, "bytes waiting in one lane"},
+         {queue_bytes, 1 bsl 18, 1 bsl 10, 1 bsl 29, "bytes waiting in one lane"},
          {window_bytes, 4 bsl 20, 1 bsl 10, 1 bsl 29, "bytes under way in one lane"},
          {batch_bytes, 64 bsl 10, 1 bsl 8, 1 bsl 26, "bytes in one batch"}]).
 

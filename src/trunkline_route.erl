@@ -19,23 +19,21 @@
 
 -type route() :: #route{}.
 
--define(KEY(Node), {trunkline, Node}).
-
 -spec publish(node(), route()) -> ok.
 publish(Node, #route{} = Route) ->
-    persistent_term:put(?KEY(Node), Route).
+    persistent_term:put(?ROUTE(Node), Route).
 
 -spec withdraw(node()) -> boolean().
 withdraw(Node) ->
-    persistent_term:erase(?KEY(Node)).
+    persistent_term:erase(?ROUTE(Node)).
 
 -spec lookup(node()) -> route() | none.
 lookup(Node) ->
-    persistent_term:get(?KEY(Node), none).
+    persistent_term:get(?ROUTE(Node), none).
 
 -spec all() -> [{node(), route()}].
 all() ->
-    [{Node, Route} || {?KEY(Node), #route{} = Route} <- persistent_term:get()].
+    [{Node, Route} || {?ROUTE(Node), #route{} = Route} <- persistent_term:get()].
 
 %% How full the lanes are.
 -spec levels(route()) -> [{Lane :: pos_integer(), trunkline_gate:charge()}].

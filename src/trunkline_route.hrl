@@ -5,3 +5,6 @@
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
          stats :: trunkline_stats:stats()}).
+
+%% The persistent term that holds it.
+-define(ROUTE(Node), {trunkline, Node}).

@@ -39,19 +39,18 @@ hand_over(Node, To, Message, Patience) ->
     offer(Node, To, Message, Patience, new).
 
 offer(Node, To, Message, Patience, Ticket) ->
-    case trunkline_route:lookup(Node) of
+    case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit} = Route ->
             Ix = erlang:phash2(self(), tuple_size(Lanes)) + 1,
-            Charge = trunkline_gate:charge(Message),
-            case trunkline_gate:enter(Gate, Ix, Charge, Limit) of
-                true ->
-                    element(Ix, Lanes) ! [Charge, To | Message],
-                    ok;
-                false ->
+            case trunkline_gate:enter(Gate, Ix, Message, Limit) of
+                {refused, Charge} ->
                     case refused(Route, Ix, Charge, Patience, Ticket) of
                         {again, Ticket1} -> offer(Node, To, Message, Patience, Ticket1);
                         Other -> Other
-                    end
+                    end;
+                Charge ->
+                    element(Ix, Lanes) ! [Charge, To | Message],
+                    ok
             end;
         none ->
             direct

@@ -1,0 +1,200 @@
+%% What all benchmarks share: a second real node, variants measured in turn, a
+%% table for people, and one JSON object for programs as the last line.
+%%
+%% The machine is noisy, so that no figure stands alone: every round measures
+%% each variant once, one after the other (A B C A B C ...), and what counts is
+%% the median over the rounds and the ratio of medians of the same run.
+%%
+%% In the environment, ROUNDS is how many rounds there are, and SECONDS how long
+%% one measurement takes, more or less.
+-module(bench).
+
+-export([run/1, rounds/0, in_turn/1, sized/1]).
+-export([start_peer/1, stop_peer/1, tune/2, delay_send/2]).
+-export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, finish/3]).
+
+-export_type([variant/0, result/0, target/0]).
+
+-type variant() :: atom().
+%% Of one case: what was measured of each variant, a value a round.
+-type result() :: {Case :: string(), [{variant(), [number()]}]}.
+-type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
+
+%% Runs a benchmark and ends the node; an error makes the command fail.
+-spec run(fun(() -> ok)) -> no_return().
+run(Fun) ->
+    ok = logger:set_primary_config(level, warning),
+    try
+        ok = Fun(),
+        erlang:halt(0)
+    catch
+        Class:Reason:Stack ->
+            io:format(standard_error, "~nfailed: ~tp~n~tp~n", [{Class, Reason}, Stack]),
+            erlang:halt(1)
+    end.
+
+-spec rounds() -> pos_integer().
+rounds() -> round(env("ROUNDS", 5)).
+
+env(Name, Default) ->
+    case os:getenv(Name) of
+        false -> Default;
+        Value -> try list_to_float(Value) catch error:badarg -> list_to_integer(Value) end
+    end.
+
+%% Measures each variant once a round. The first round does not count: code is
+%% loaded, atoms get into the distribution's cache, memory is allocated.
+-spec in_turn([{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
+in_turn(Variants) ->
+    _ = [F() || {_, F} <- Variants],
+    Measured = [{Variant, F()} || _ <- lists:seq(1, rounds()), {Variant, F} <- Variants],
+    [{Variant, [V || {V1, V} <- Measured, V1 =:= Variant]} || {Variant, _} <- Variants].
+
+%% Turns `fun(N) -> N things a second' into a measurement with an N that takes
+%% as long as it should, found once.
+-spec sized(fun((pos_integer()) -> number())) -> fun(() -> number()).
+sized(Rate) ->
+    Trial = Rate(2000),
+    N = max(2000, round(Trial * env("SECONDS", 0.7))),
+    fun() -> Rate(N) end.
+
+%% --- nodes --------------------------------------------------------------------
+
+%% A second node, with the same code, connected; with Trunkline up on both.
+-spec start_peer([string()]) -> {pid(), node()}.
+start_peer(Args) ->
+    {ok, Peer, Node} =
+        peer:start_link(#{name => peer:random_name(trunkline_bench),
+                          connection => standard_io,
+                          args => ["-setcookie", atom_to_list(erlang:get_cookie()), "-pa"]
+                          ++ code:get_path() ++ Args}),
+    true = net_kernel:connect_node(Node),
+    ok = erpc:call(Node, logger, set_primary_config, [level, warning]),
+    {ok, _} = application:ensure_all_started(trunkline),
+    {ok, _} = erpc:call(Node, application, ensure_all_started, [trunkline]),
+    await_up(Node, 500),
+    {Peer, Node}.
+
+await_up(Node, Tries) when Tries > 0 ->
+    case [trunkline:info(Node), erpc:call(Node, trunkline, info, [node()])] of
+        [#{state := up}, #{state := up}] -> ok;
+        _ -> timer:sleep(10), await_up(Node, Tries - 1)
+    end.
+
+-spec stop_peer({pid(), node()}) -> ok.
+stop_peer({Peer, _}) ->
+    peer:stop(Peer).
+
+%% Sets delay_send on both sockets of the connection to Node, or takes it away.
+-spec tune(node(), boolean()) -> ok.
+tune(Node, Delay) ->
+    ok = delay_send(Node, Delay),
+    ok = erpc:call(Node, ?MODULE, delay_send, [node(), Delay]).
+
+-spec delay_send(node(), boolean()) -> ok.
+delay_send(Node, Delay) ->
+    {Node, Socket} = lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)),
+    inet:setopts(Socket, [{delay_send, Delay}]).
+
+%% --- figures ------------------------------------------------------------------
+
+-spec median([number()]) -> number().
+median(Values) -> percentile(50, Values).
+
+%% The value that so many per cent of the values do not exceed.
+-spec percentile(number(), [number(), ...]) -> number().
+percentile(Percent, Values) ->
+    Sorted = lists:sort(Values),
+    lists:nth(max(1, ceil(length(Sorted) * Percent / 100)), Sorted).
+
+%% The ratio of two variants' medians.
+-spec ratio(variant(), variant(), [{variant(), [number()]}]) -> float().
+ratio(A, B, Variants) ->
+    median(proplists:get_value(A, Variants)) / median(proplists:get_value(B, Variants)).
+
+-spec target(string(), at_least | at_most, number(), number()) -> target().
+target(Name, Kind, Bound, Measured) ->
+    #{name => Name, Kind => Bound, measured => Measured}.
+
+%% --- output -------------------------------------------------------------------
+
+-spec say(io:format(), [term()]) -> ok.
+say(Format, Args) -> io:format(Format ++ "~n", Args).
+
+%% A table of one result: median, spread, and the ratio to the variants named.
+-spec table(string(), [variant()], result()) -> ok.
+table(Unit, Bases, {Case, Variants}) ->
+    say("~n~ts", [Case]),
+    say("  ~-40ts ~12ts ~23ts~ts", ["", Unit, "lowest .. highest",
+                                    [io_lib:format(" ~12ts", [["/ ", atom_to_list(B)]]) || B <- Bases]]),
+    lists:foreach(
+      fun({Variant, Values}) ->
+              say("  ~-40ts ~12ts ~10ts .. ~10ts~ts",
+                  [name(Variant), number(median(Values)), number(lists:min(Values)), number(lists:max(Values)),
+                   [io_lib:format(" ~12.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
+      end, Variants).
+
+name(same) -> "same node, !";
+name(stock) -> "two nodes, !";
+name(tuned) -> "two nodes, !, delay_send";
+name(qr) -> "two nodes, qr (100 messages, 200 ms)";
+name(trunkline) -> "two nodes, Trunkline";
+name(Other) -> atom_to_list(Other).
+
+number(X) when X >= 100 -> thousands(integer_to_list(round(X)));
+number(X) -> io_lib:format("~.2f", [float(X)]).
+
+thousands(Digits) when length(Digits) > 3 ->
+    {Head, Tail} = lists:split(length(Digits) - 3, Digits),
+    thousands(Head) ++ "," ++ Tail;
+thousands(Digits) ->
+    Digits.
+
+%% The targets, met or missed, and the JSON object.
+-spec finish(string(), [{Unit :: string(), [result()]}], [target()]) -> ok.
+finish(Bench, Results, Targets) ->
+    Targets =/= [] andalso say("~ntargets", []),
+    lists:foreach(
+      fun(#{name := Name, measured := Measured} = Target) ->
+              say("  ~-64ts ~8.2f  ~ts", [Name, float(Measured), verdict(Target)])
+      end, Targets),
+    say("", []),
+    Json = #{bench => list_to_binary(Bench),
+             otp => list_to_binary(erlang:system_info(otp_release)),
+             schedulers => erlang:system_info(schedulers_online),
+             rounds => rounds(),
+             results => [json_result(Unit, Result) || {Unit, Rs} <- Results, Result <- Rs],
+             targets => [json_target(T) || T <- Targets]},
+    say("~ts", [encode(Json)]).
+
+verdict(#{at_least := Bound, measured := M}) when M >= Bound -> io_lib:format("met (at least ~p)", [Bound]);
+verdict(#{at_least := Bound}) -> io_lib:format("MISSED (at least ~p)", [Bound]);
+verdict(#{at_most := Bound, measured := M}) when M =< Bound -> io_lib:format("met (at most ~p)", [Bound]);
+verdict(#{at_most := Bound}) -> io_lib:format("MISSED (at most ~p)", [Bound]).
+
+json_result(Unit, {Case, Variants}) ->
+    #{'case' => unicode:characters_to_binary(Case), unit => list_to_binary(Unit),
+      variants => maps:from_list(
+                    [{Variant, #{median => median(Values), min => lists:min(Values),
+                                 max => lists:max(Values),
+                                 ratios => maps:from_list([{Base, ratio(Variant, Base, Variants)}
+                                                           || {Base, _} <- Variants, Base =/= Variant])}}
+                     || {Variant, Values} <- Variants])}.
+
+json_target(#{name := Name} = Target) ->
+    Target#{name := unicode:characters_to_binary(Name),
+            met => case lists:flatten(verdict(Target)) of "met" ++ _ -> true; _ -> false end}.
+
+%% OTP 25 has no json module. Only what finish/3 makes.
+encode(Map) when is_map(Map) ->
+    ["{", lists:join(",", [[$", atom_to_list(K), "\":", encode(V)] || {K, V} <- lists:sort(maps:to_list(Map))]), "}"];
+encode(List) when is_list(List) ->
+    ["[", lists:join(",", [encode(E) || E <- List]), "]"];
+encode(Text) when is_binary(Text) ->
+    [$", string:replace(string:replace(Text, "\\", "\\\\", all), "\"", "\\\"", all), $"];
+encode(Bool) when is_boolean(Bool) ->
+    atom_to_list(Bool);
+encode(Int) when is_integer(Int) ->
+    integer_to_list(Int);
+encode(Float) when is_float(Float) ->
+    float_to_list(Float, [{decimals, 4}, compact]).

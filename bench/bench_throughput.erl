@@ -1,0 +1,94 @@
+%% How many messages a second go one way: from 1, 8 or 100 processes to as many
+%% others, each to its own, small tuples and binaries of 100 bytes and 1 KB.
+%%
+%% The receivers of tuples check that every message comes in its order.
+-module(bench_throughput).
+
+-export([main/0]).
+-export([rate/5, receiver/2]).
+
+main() ->
+    bench:run(fun run/0).
+
+run() ->
+    {_, Node} = Peer = bench:start_peer([]),
+    bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
+    Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- [1, 8, 100]],
+    bench:stop_peer(Peer),
+    bench:finish("throughput", [{"messages/s", Results}], targets(Results)).
+
+kinds() ->
+    case os:getenv("KINDS") of
+        false -> [ping, b100, b1000];
+        Kinds -> [list_to_existing_atom(K) || K <- string:lexemes(Kinds, " ")]
+    end.
+
+measure(Pairs, Kind, Node) ->
+    Variant = fun(V) -> {V, bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)} end,
+    Result = {name(Pairs, Kind), bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]])},
+    bench:table("messages/s", [same, stock, tuned], Result),
+    Result.
+
+name(Pairs, Kind) ->
+    lists:concat([Pairs, " to ", Pairs, ", ", case Kind of
+                                                  ping -> "{ping, N, 1}";
+                                                  b100 -> "100 bytes";
+                                                  b1000 -> "1 KB"
+                                              end]).
+
+rate(Variant, Pairs, Kind, Node, Each) ->
+    bench:tune(Node, Variant =:= tuned),
+    At = case Variant of same -> node(); _ -> Node end,
+    Self = self(),
+    Receivers = [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
+    _ = [receive {ready, R} -> ok end || R <- Receivers],
+    Senders = [spawn_link(fun() -> receive go -> send(Variant, Kind, message(Kind), R, Each) end end)
+               || R <- Receivers],
+    T0 = erlang:monotonic_time(),
+    _ = [S ! go || S <- Senders],
+    _ = [receive {done, R} -> ok end || R <- Receivers],
+    T1 = erlang:monotonic_time(),
+    Pairs * Each / (erlang:convert_time_unit(T1 - T0, native, microsecond) / 1.0e6).
+
+message(ping) -> ping;
+message(b100) -> binary:copy(<<"x">>, 100);
+message(b1000) -> binary:copy(<<"x">>, 1000).
+
+send(_, _, _, _, 0) ->
+    ok;
+send(trunkline = V, ping, M, To, N) ->
+    _ = trunkline:send(To, {ping, N, 1}),
+    send(V, ping, M, To, N - 1);
+send(trunkline = V, Kind, M, To, N) ->
+    _ = trunkline:send(To, M),
+    send(V, Kind, M, To, N - 1);
+send(V, ping, M, To, N) ->
+    To ! {ping, N, 1},
+    send(V, ping, M, To, N - 1);
+send(V, Kind, M, To, N) ->
+    To ! M,
+    send(V, Kind, M, To, N - 1).
+
+-spec receiver(pid(), {ping | b100 | b1000, pos_integer()}) -> ok.
+receiver(Parent, {Kind, N}) ->
+    Parent ! {ready, self()},
+    receive_all(Kind, N),
+    Parent ! {done, self()},
+    ok.
+
+receive_all(_, 0) ->
+    ok;
+receive_all(ping, N) ->
+    receive {ping, M, 1} -> N = M end,
+    receive_all(ping, N - 1);
+receive_all(Kind, N) ->
+    receive B when is_binary(B) -> ok end,
+    receive_all(Kind, N - 1).
+
+targets(Results) ->
+    [bench:target(lists:concat([Case, ": Trunkline / ", Base]), at_least, Bound,
+                  bench:ratio(trunkline, Base, Variants))
+     || {Case, Base, Bound} <- [{name(8, ping), stock, 12}, {name(8, ping), tuned, 3},
+                                {name(8, ping), same, 0.5},
+                                {name(8, b100), stock, 7}, {name(8, b1000), stock, 4.5}],
+        {C, Variants} <- Results, C =:= Case].
