@@ -50,13 +50,17 @@ in_turn(Variants) ->
     Measured = [{Variant, F()} || _ <- lists:seq(1, rounds()), {Variant, F} <- Variants],
     [{Variant, [V || {V1, V} <- Measured, V1 =:= Variant]} || {Variant, _} <- Variants].
 
-%% Turns `fun(N) -> N things a second' into a measurement with an N that takes
-%% as long as it should, found once.
--spec sized(fun((pos_integer()) -> number())) -> fun(() -> number()).
-sized(Rate) ->
-    Trial = Rate(2000),
-    N = max(2000, round(Trial * env("SECONDS", 0.7))),
-    fun() -> Rate(N) end.
+%% Turns a measurement of N things, which answers how many there were a second
+%% (or a list that starts with it), into one with an N that takes as long as it
+%% should, found once.
+-spec sized(fun((pos_integer()) -> Figures)) -> fun(() -> Figures) when Figures :: number() | [number()].
+sized(Measure) ->
+    PerSecond = case Measure(5000) of
+                    [Rate | _] -> Rate;
+                    Rate -> Rate
+                end,
+    N = max(1000, round(PerSecond * env("SECONDS", 0.7))),
+    fun() -> Measure(N) end.
 
 %% --- nodes --------------------------------------------------------------------
 

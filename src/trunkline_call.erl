@@ -51,7 +51,7 @@ call_lane(Node, Server, Request, Deadline, Timeout) ->
                     receive
                         {[alias | Ref], Reply} ->
                             {reply, Reply};
-                        {[[alias | _] | Ref], Reply} ->     % by hand, to the pid
+                        {[[alias | _] | {Ref, _}], Reply} ->     % by hand, to the pid
                             demonitor(Ref, [flush]),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
@@ -131,7 +131,7 @@ check_response(Message, {lane, Ref, Node, Server}) ->
     case Message of
         {[alias | Ref], Reply} ->
             {reply, Reply};
-        {[[alias | _] | Ref], Reply} ->
+        {[[alias | _] | {Ref, _}], Reply} ->
             demonitor(Ref, [flush]),
             {reply, Reply};
         {'DOWN', Ref, process, Object, Reason} when is_pid(Server) ->
@@ -145,7 +145,7 @@ check_response(Message, {lane, Ref, Node, Server}) ->
 wait(Ref, Id, Timeout) ->
     receive
         {[alias | Ref], _} = Message -> check_response(Message, Id);
-        {[[alias | _] | Ref], _} = Message -> check_response(Message, Id);
+        {[[alias | _] | {Ref, _}], _} = Message -> check_response(Message, Id);
         {'DOWN', Ref, process, _, _} = Message -> check_response(Message, Id)
     after Timeout ->
             timeout
@@ -163,7 +163,7 @@ abandon(Ref, Node) ->
 reply_or(Ref, Else) ->
     receive
         {[alias | Ref], Reply} -> {reply, Reply};
-        {[[alias | _] | Ref], Reply} -> {reply, Reply}
+        {[[alias | _] | {Ref, _}], Reply} -> {reply, Reply}
     after 0 ->
             Else
     end.

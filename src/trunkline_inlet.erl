@@ -11,7 +11,7 @@
 -include("trunkline_route.hrl").
 
 -export([start_link/4, finish/1]).
--export([loop/1]).
+-export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
 %% it, and a quiet inlet gives its memory back.
@@ -32,11 +32,15 @@
 %% by Route.
 -spec start_link(pos_integer(), {node(), Lane :: pid()}, WindowBytes :: pos_integer(),
                  trunkline_route:route()) -> pid().
-start_link(Ix, {Node, Lane}, WindowBytes, #route{stats = Stats} = Route) ->
-    Inlet = #inlet{ix = Ix, lane = Lane, stats = Stats,
-                   window = trunkline_window:receiver(WindowBytes),
-                   agent = trunkline_agent:new(Node, Route)},
-    proc_lib:spawn_link(?MODULE, loop, [Inlet]).
+start_link(Ix, Peer, WindowBytes, Route) ->
+    proc_lib:spawn_link(?MODULE, init, [Ix, Peer, WindowBytes, Route]).
+
+-spec init(pos_integer(), {node(), pid()}, pos_integer(), trunkline_route:route()) ->
+          no_return() | ok.
+init(Ix, {Node, Lane}, WindowBytes, #route{stats = Stats} = Route) ->
+    loop(#inlet{ix = Ix, lane = Lane, stats = Stats,
+                window = trunkline_window:receiver(WindowBytes),
+                agent = trunkline_agent:new(Node, Route)}).
 
 %% To deliver what has arrived and then to end with reason normal.
 -spec finish(pid()) -> ok.
@@ -50,10 +54,10 @@ loop(S) ->
         {batch, Charge, Entries} ->
             Agent = deliver(Entries, S#inlet.agent),
             loop(delivered(Charge, S#inlet{agent = Agent}));
-        {[[alias | _] | Caller], Reply} ->
-            loop(S#inlet{agent = trunkline_agent:reply(Caller, Reply, S#inlet.agent)});
-        {{'DOWN', Caller}, _, process, _, Reason} ->
-            loop(S#inlet{agent = trunkline_agent:down(Caller, Reason, S#inlet.agent)});
+        {[[alias | _] | {Caller, Server}], Reply} ->
+            loop(S#inlet{agent = trunkline_agent:reply(Caller, Server, Reply, S#inlet.agent)});
+        {'DOWN', _, process, Server, Reason} ->
+            loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} ->
             loop(timeout(Timer, S));
         finish ->
@@ -74,7 +78,7 @@ deliver([[Name | Message] | Entries], Agent) when is_atom(Name) ->
     end,
     deliver(Entries, Agent);
 deliver([[Command | Message] | Entries], Agent) ->
-    deliver(Entries, trunkline_agent:command(Command, Message, Agent));
+    deliver(Entries, trunkline_agent:step(Command, Message, Agent));
 deliver([], Agent) ->
     Agent.
 
@@ -113,4 +117,5 @@ timeout(ack, S) ->
 timeout(quiet, #inlet{active = true} = S) ->
     timer(quiet, S#inlet{active = false, quiet_timer = false});
 timeout(quiet, S) ->
-    erlang:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false}]).
+    Agent = trunkline_agent:sweep(S#inlet.agent),
+    erlang:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false, agent = Agent}]).

@@ -20,7 +20,7 @@
 
 %% {Key, Default, Least, Most, What}
 -define(OPTIONS,
-        [{lanes, 4, 1, 64, "lanes to each peer"},
+        [{lanes, default_lanes(), 1, 64, "lanes to each peer"},
          {queue_bytes, 1 bsl 18, 1 bsl 10, 1 bsl 29, "bytes waiting in one lane"},
          {window_bytes, 4 bsl 20, 1 bsl 10, 1 bsl 29, "bytes under way in one lane"},
          {batch_bytes, 64 bsl 10, 1 bsl 8, 1 bsl 26, "bytes in one batch"}]).
@@ -34,6 +34,10 @@ load() ->
 -spec check([{atom(), term()}]) -> {ok, options()} | {error, bad_option()}.
 check(Env) ->
     check(Env, maps:from_list([{Key, Default} || {Key, Default, _, _, _} <- ?OPTIONS])).
+
+%% One lane can keep a scheduler busy, and eight can fill a connection.
+default_lanes() ->
+    max(2, min(8, erlang:system_info(schedulers_online))).
 
 check([], Options) ->
     {ok, Options};

@@ -1,0 +1,105 @@
+%% How many gen_server calls a second, and how long each takes: 1, 10, 100 and
+%% 1,000 callers, to one server and to sixteen.
+-module(bench_call).
+-behaviour(gen_server).
+
+-export([main/0, calls/4]).
+-export([start_servers/1, init/1, handle_call/3, handle_cast/2]).
+
+-spec main() -> no_return().
+main() ->
+    bench:run(fun run/0).
+
+run() ->
+    {_, Node} = Peer = bench:start_peer([]),
+    bench:say("gen_server calls; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
+    Servers = #{node() => start_servers(16), Node => erpc:call(Node, ?MODULE, start_servers, [16])},
+    Cases = [measure(Callers, N, Node, Servers) || N <- [1, 16], Callers <- callers()],
+    bench:stop_peer(Peer),
+    bench:finish("call",
+                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()],
+                 targets(maps:from_list(Cases))).
+
+units() -> ["calls/s", "us p50", "us p99"].
+
+callers() ->
+    case os:getenv("CALLERS") of
+        false -> [1, 10, 100, 1000];
+        Callers -> [list_to_integer(C) || C <- string:lexemes(Callers, " ")]
+    end.
+
+measure(Callers, N, Node, Servers) ->
+    Variant =
+        fun(V) ->
+                At = case V of same -> node(); _ -> Node end,
+                To = lists:sublist(maps:get(At, Servers), N),
+                {V, bench:sized(fun(Calls) ->
+                                        bench:tune(Node, V =:= tuned),
+                                        calls(V, To, Callers, max(20, Calls div Callers))
+                                end)}
+        end,
+    Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]]),
+    Figures = maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
+                              || {I, Unit} <- lists:zip([1, 2, 3], units())]),
+    Case = name(Callers, N),
+    lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)}) end, units()),
+    {Case, Figures}.
+
+name(Callers, Servers) -> lists:concat([Callers, " to ", Servers]).
+
+%% [calls a second, p50 in us, p99 in us]
+calls(Variant, Servers, Callers, Each) ->
+    Self = self(),
+    Pids = [spawn_link(fun() ->
+                               Server = lists:nth(I rem length(Servers) + 1, Servers),
+                               receive go -> ok end,
+                               Self ! {self(), caller(Variant, Server, Each, [])}
+                       end) || I <- lists:seq(1, Callers)],
+    T0 = erlang:monotonic_time(),
+    _ = [P ! go || P <- Pids],
+    Latencies = lists:append([receive {P, Ls} -> Ls end || P <- Pids]),
+    T1 = erlang:monotonic_time(),
+    [Callers * Each / us(T1 - T0) * 1.0e6,
+     bench:percentile(50, Latencies), bench:percentile(99, Latencies)].
+
+caller(_, _, 0, Latencies) ->
+    Latencies;
+caller(Variant, Server, N, Latencies) ->
+    T0 = erlang:monotonic_time(),
+    N = case Variant of
+            trunkline -> trunkline:call(Server, {echo, N}, 60000);
+            _ -> gen_server:call(Server, {echo, N}, 60000)
+        end,
+    caller(Variant, Server, N - 1, [us(erlang:monotonic_time() - T0) | Latencies]).
+
+us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
+
+targets(Cases) ->
+    Of = fun(Callers, Unit, Base) ->
+                 case Cases of
+                     #{Callers := #{Unit := Variants}} -> bench:ratio(trunkline, Base, Variants);
+                     _ -> none
+                 end
+         end,
+    [bench:target(Name, Kind, Bound, Measured)
+     || {Name, Kind, Bound, Measured} <-
+            [{"100 to 1, calls/s: Trunkline / stock", at_least, 4, Of("100 to 1", "calls/s", stock)},
+             {"100 to 1, calls/s: Trunkline / tuned", at_least, 2.5, Of("100 to 1", "calls/s", tuned)},
+             {"100 to 1, p99: Trunkline / stock", at_most, 0.5, Of("100 to 1", "us p99", stock)},
+             {"1 to 1, p50: Trunkline / stock", at_most, 1.15, Of("1 to 1", "us p50", stock)}],
+        Measured =/= none].
+
+%% --- the servers ----------------------------------------------------------------
+
+-spec start_servers(pos_integer()) -> [pid()].
+start_servers(N) ->
+    [element(2, {ok, _} = gen_server:start(?MODULE, [], [])) || _ <- lists:seq(1, N)].
+
+-spec init([]) -> {ok, []}.
+init([]) -> {ok, []}.
+
+-spec handle_call({echo, term()}, gen_server:from(), []) -> {reply, term(), []}.
+handle_call({echo, Term}, _, S) -> {reply, Term, S}.
+
+-spec handle_cast(term(), []) -> {noreply, []}.
+handle_cast(_, S) -> {noreply, S}.
