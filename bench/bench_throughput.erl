@@ -37,7 +37,7 @@ name(Pairs, Kind) ->
                                               end]).
 
 rate(Variant, Pairs, Kind, Node, Each) ->
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant =:= tuned orelse (Variant =:= trunkline andalso get(delay) =:= true)),
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
     Receivers = [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],

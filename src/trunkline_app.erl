@@ -23,8 +23,12 @@ start(_, _) ->
 %% trunkline_links, which would start links anew.
 -spec prep_stop(term()) -> term().
 prep_stop(State) ->
-    ok = supervisor:terminate_child(trunkline_sup, trunkline_links),
-    ok = trunkline_link_sup:leave(),
+    try
+        ok = supervisor:terminate_child(trunkline_sup, trunkline_links),
+        trunkline_link_sup:leave()
+    catch
+        exit:_ -> ok               % the supervisors have given up
+    end,
     State.
 
 %% Routes are still there only if links were killed. No sender may wait for them.

@@ -1,48 +1,70 @@
-%% What a lane holds when it may not send, and how it is cut into batches.
+%% What a lane holds while it may not send, cut into batches.
 %%
-%% A first-in first-out queue of items, each `[Charge | Entry]' as it came from
-%% a sender. A batch takes items from the front until it has as many messages
-%% or bytes as a batch may have; it has at least one item, however large.
+%% A first-in first-out queue. Messages are put in one by one, or as a batch that
+%% was about to leave; they are taken out as batches. A batch has at most so many
+%% messages, and at most so many bytes unless it is a single message.
 -module(trunkline_backlog).
 
--export([new/0, in/2, take/3, is_empty/1, charge/1]).
+-export([new/2, in/3, in_batch/3, take/1, is_empty/1, charge/1]).
 
--export_type([backlog/0, item/0, entry/0]).
+-export_type([backlog/0]).
 
 -type charge() :: trunkline_gate:charge().
 -type entry() :: trunkline_lane:entry().
--type item() :: nonempty_improper_list(charge(), entry()).
--opaque backlog() :: {charge(), queue:queue(item())}.
 
--dialyzer({no_improper_lists, [in/2, take/5]}).
+-record(backlog,
+        {most_messages :: pos_integer(),
+         most_charge :: charge(),
+         sum = 0 :: charge(),                                % of all that is inside
+         batches = queue:new() :: queue:queue({charge(), [entry()]}),
+         last_charge = 0 :: charge(),                        % the batch that is being filled,
+         last = [] :: [entry()]}).                           % newest first
+-opaque backlog() :: #backlog{}.
 
--spec new() -> backlog().
-new() -> {0, queue:new()}.
+-spec new(Messages :: pos_integer(), Bytes :: pos_integer()) -> backlog().
+new(Messages, Bytes) ->
+    #backlog{most_messages = Messages, most_charge = trunkline_gate:limit(Bytes)}.
 
 -spec is_empty(backlog()) -> boolean().
-is_empty({_, Queue}) -> queue:is_empty(Queue).
+is_empty(#backlog{sum = Sum}) -> Sum =:= 0.
 
-%% The sum of all charges inside.
+%% The sum of the charges inside.
 -spec charge(backlog()) -> charge().
-charge({Charge, _}) -> Charge.
+charge(#backlog{sum = Sum}) -> Sum.
 
--spec in(item(), backlog()) -> backlog().
-in([Charge | _] = Item, {Sum, Queue}) ->
-    {Sum + Charge, queue:in(Item, Queue)}.
+-spec in(charge(), entry(), backlog()) -> backlog().
+in(Charge, Entry, B) ->
+    #backlog{sum = Sum, last_charge = Last} = B1 = close_for(Charge, B),
+    B1#backlog{sum = Sum + Charge, last_charge = Last + Charge, last = [Entry | B1#backlog.last]}.
 
-%% The next batch, in order, with what it was charged.
--spec take(pos_integer(), charge(), backlog()) -> {[entry()], charge(), backlog()}.
-take(MostMessages, MostCharge, {Sum, Queue}) ->
-    {Entries, Charge, Queue1} = take(MostMessages, MostCharge, 0, [], Queue),
-    {Entries, Charge, {Sum - Charge, Queue1}}.
+%% Entries in order, with the sum of their charges.
+-spec in_batch(charge(), [entry(), ...], backlog()) -> backlog().
+in_batch(Charge, Entries, B) ->
+    #backlog{sum = Sum, batches = Batches} = B1 = close(B),
+    B1#backlog{sum = Sum + Charge, batches = queue:in({Charge, Entries}, Batches)}.
 
-take(Messages, MostCharge, Charge, Entries, Queue)
-  when Messages > 0, Charge < MostCharge ->
-    case queue:out(Queue) of
-        {{value, [C | Entry]}, Queue1} ->
-            take(Messages - 1, MostCharge, Charge + C, [Entry | Entries], Queue1);
+%% The oldest batch.
+-spec take(backlog()) -> {charge(), [entry(), ...], backlog()} | empty.
+take(#backlog{sum = 0}) ->
+    empty;
+take(#backlog{sum = Sum, batches = Batches} = B) ->
+    case queue:out(Batches) of
+        {{value, {Charge, Entries}}, Batches1} ->
+            {Charge, Entries, B#backlog{sum = Sum - Charge, batches = Batches1}};
         {empty, _} ->
-            {lists:reverse(Entries), Charge, Queue}
-    end;
-take(_, _, Charge, Entries, Queue) ->
-    {lists:reverse(Entries), Charge, Queue}.
+            take(close(B))
+    end.
+
+%% Begins another batch if this message would make the last one too large.
+close_for(Charge, #backlog{last_charge = Last} = B) ->
+    case trunkline_gate:messages(Last) >= B#backlog.most_messages
+        orelse Last + Charge > B#backlog.most_charge of
+        true -> close(B);
+        false -> B
+    end.
+
+close(#backlog{last = []} = B) ->
+    B;
+close(#backlog{batches = Batches, last_charge = Charge, last = Last} = B) ->
+    B#backlog{batches = queue:in({Charge, lists:reverse(Last)}, Batches),
+              last_charge = 0, last = []}.

@@ -51,9 +51,9 @@ finish(Inlet) ->
 -spec loop(#inlet{}) -> no_return() | ok.
 loop(S) ->
     receive
-        {batch, Charge, Entries} ->
+        {batch, Ack, Charge, Entries} ->
             Agent = deliver(Entries, S#inlet.agent),
-            loop(delivered(Charge, S#inlet{agent = Agent}));
+            loop(delivered(Ack, Charge, S#inlet{agent = Agent}));
         {[[alias | _] | {Caller, Server}], Reply} ->
             loop(S#inlet{agent = trunkline_agent:reply(Caller, Server, Reply, S#inlet.agent)});
         {'DOWN', _, process, Server, Reason} ->
@@ -82,20 +82,18 @@ deliver([[Command | Message] | Entries], Agent) ->
 deliver([], Agent) ->
     Agent.
 
-delivered(Charge, #inlet{ix = Ix, stats = Stats} = S) ->
+delivered(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, received_batches, 1),
     trunkline_stats:add(Stats, {lane, Ix}, received_messages, trunkline_gate:messages(Charge)),
-    case trunkline_window:delivered(Charge, S#inlet.window) of
-        {ack, Delivered, Window} ->
-            ack(Delivered, S),
-            timer(quiet, S#inlet{window = Window, active = true});
-        {later, Window} ->
-            timer(ack, timer(quiet, S#inlet{window = Window, active = true}))
+    S1 = timer(quiet, S#inlet{active = true}),
+    case trunkline_window:delivered(Ack, Charge, S#inlet.window) of
+        {ack, Delivered, Window} -> ack(Ack, Delivered, S1#inlet{window = Window});
+        {later, Window} -> timer(ack, S1#inlet{window = Window})
     end.
 
-ack(Charge, #inlet{lane = Lane}) ->
-    _ = erlang:send(Lane, {ack, self(), Charge}, [noconnect]),
-    ok.
+ack(Ack, Charge, #inlet{lane = Lane} = S) ->
+    _ = erlang:send(Lane, {ack, Ack, self(), Charge}, [noconnect]),
+    S.
 
 timer(ack, #inlet{ack_timer = false} = S) ->
     _ = erlang:start_timer(?ACK_DELAY, self(), ack),
@@ -109,8 +107,7 @@ timer(_, S) ->
 timeout(ack, S) ->
     case trunkline_window:flush(S#inlet.window) of
         {ack, Charge, Window} ->
-            ack(Charge, S),
-            S#inlet{window = Window, ack_timer = false};
+            ack(later, Charge, S#inlet{window = Window, ack_timer = false});
         none ->
             S#inlet{ack_timer = false}
     end;

@@ -5,9 +5,10 @@
 %%       │ enter                              │ leave                  │
 %%       └────────> gate <────────────────────┘ <─────── ack ──────────┘
 %%
-%% A batch is what has queued up while the lane was busy with the one before:
-%% no timer holds a message back, and a message that is alone leaves alone. All
-%% messages of one sender take the same lane, so that they stay in order.
+%% A batch is what has queued up while the lane was busy with the one before (see
+%% trunkline_pace for what counts as busy): no timer holds a message back, and a
+%% message that is alone leaves alone. All messages of one sender take the same
+%% lane, so that they stay in order.
 %%
 %% A lane lives as long as its link. What it does with messages is its mode,
 %% which the link sets:
@@ -34,7 +35,7 @@
 
 -export_type([entry/0, to/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, data/3, collect/5, keep/3, direct/2]}).
+-dialyzer({no_improper_lists, [loop/1, collect/4, dispose/2]}).
 
 %% To whom, at the other node.
 -type to() :: pid()
@@ -47,12 +48,6 @@
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% A lane that has company lets others run before it sends a small batch: those
-%% who are ready to send do so now, and one system call serves them all. It gives
-%% way so many times, for a batch of fewer messages than that. A lane whose last
-%% batch was a single message does not: nobody else was sending.
--define(GIVE_WAY, 4).
--define(SMALL_BATCH, 64).
 %% A lane that did nothing for so long (ms) gives its memory back.
 -define(QUIET, 1000).
 
@@ -66,8 +61,8 @@
          node :: node(),
          mode = hold :: hold | direct | discard | {send, pid()},
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
-         backlog = trunkline_backlog:new() :: trunkline_backlog:backlog(),
-         last = 1 :: pos_integer(),             % messages in the last batch
+         pace = trunkline_pace:new() :: trunkline_pace:pace(),
+         backlog :: trunkline_backlog:backlog(),
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -80,7 +75,8 @@ start_link(Ix, Node, #{gate := Gate, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
-                 batch = trunkline_gate:limit(BatchBytes)},
+                 batch = trunkline_gate:limit(BatchBytes),
+                 backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:spawn_link(?MODULE, loop, [Lane]).
 
 %% The lane answers {lane_mode, Ref, Lane, Lost}, with the number of messages
@@ -104,39 +100,49 @@ loop(S) ->
         Control -> loop(control(Control, S))
     end.
 
-%% The rest of the batch is taken from the mailbox, not before the first
-%% message of it is there.
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) of
-        true when S#lane.last > 1 -> collect(?BATCH_MESSAGES - 1, ?GIVE_WAY, Charge, [Entry], S);
-        true -> collect(?BATCH_MESSAGES - 1, 0, Charge, [Entry], S);
+        true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
         false -> keep(Charge, Entry, S)
     end;
 data(Charge, Entry, #lane{mode = hold} = S) ->
     keep(Charge, Entry, S);
-data(Charge, Entry, #lane{mode = direct} = S) ->
-    direct(Entry, S),
-    left(Charge, S);
-data(Charge, _, #lane{mode = discard} = S) ->
-    trunkline_stats:add(S#lane.stats, peer, lost_queued, trunkline_gate:messages(Charge)),
+data(Charge, Entry, S) ->
+    _ = dispose(Entry, S),
     left(Charge, S).
 
-collect(More, Ways, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < Most ->
+%% Takes the rest of the batch from the mailbox. (The window is open, hence the
+%% backlog is empty: see flush/1.)
+collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < Most ->
     receive
-        [C | Entry] -> collect(More - 1, Ways, Charge + C, [Entry | Entries], S);
-        Control -> control(Control, transmit(Charge, lists:reverse(Entries), S))
+        [C | Entry] -> collect(More - 1, Charge + C, [Entry | Entries], S);
+        Control -> interrupted(Control, More, Charge, Entries, S)
     after 0 ->
-            case Ways > 0 andalso More > ?BATCH_MESSAGES - ?SMALL_BATCH of
-                true -> erlang:yield(), collect(More, Ways - 1, Charge, Entries, S);
-                false -> transmit(Charge, lists:reverse(Entries), S)
+            case trunkline_pace:is_waiting(?BATCH_MESSAGES - More, S#lane.pace) of
+                true ->
+                    receive
+                        [C | Entry] -> collect(More - 1, Charge + C, [Entry | Entries], S);
+                        Control -> interrupted(Control, More, Charge, Entries, S)
+                    end;
+                false ->
+                    transmit(Charge, lists:reverse(Entries), S)
             end
     end;
-collect(_, _, Charge, Entries, S) ->
+collect(_, Charge, Entries, S) ->
     transmit(Charge, lists:reverse(Entries), S).
+
+%% While a batch is being collected acknowledgements are welcome; whatever else
+%% may change what should become of the batch.
+interrupted({ack, _, _, _} = Ack, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, control(Ack, S));
+interrupted(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
+    Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
+    flush(control(Control, S#lane{backlog = Backlog1})).
 
 transmit(Charge, Entries, #lane{mode = {send, Inlet}, ix = Ix, stats = Stats} = S) ->
     Messages = trunkline_gate:messages(Charge),
     Window = trunkline_window:sent(Charge, S#lane.window),
+    {Ack, Pace} = trunkline_pace:sent(erlang:monotonic_time(nanosecond), S#lane.pace),
     Scope = {lane, Ix},
     trunkline_stats:add(Stats, Scope, batches, 1),
     trunkline_stats:add(Stats, Scope, messages, Messages),
@@ -145,24 +151,22 @@ transmit(Charge, Entries, #lane{mode = {send, Inlet}, ix = Ix, stats = Stats} = 
     in_flight(Window, S),
     %% Without a connection this answers noconnect: the batch stays unconfirmed,
     %% and the link is about to hear that the node is gone.
-    _ = erlang:send(Inlet, {batch, Charge, Entries}, [noconnect]),
-    left(Charge, S#lane{window = Window, last = Messages}).
+    _ = erlang:send(Inlet, {batch, Ack, Charge, Entries}, [noconnect]),
+    left(Charge, S#lane{window = Window, pace = Pace}).
 
 %% The window is full, or there is nobody to send to.
 keep(Charge, Entry, S) ->
-    S#lane{backlog = trunkline_backlog:in([Charge | Entry], S#lane.backlog)}.
+    S#lane{backlog = trunkline_backlog:in(Charge, Entry, S#lane.backlog)}.
 
-%% As much of the backlog as the window lets through.
-flush(#lane{mode = {send, _}, backlog = Backlog} = S) ->
-    case trunkline_window:is_open(S#lane.window) andalso
-        not trunkline_backlog:is_empty(Backlog) of
-        true ->
-            {Entries, Charge, Backlog1} =
-                trunkline_backlog:take(?BATCH_MESSAGES, S#lane.batch, Backlog),
-            flush(transmit(Charge, Entries, S#lane{backlog = Backlog1}));
-        false ->
-            S
-    end.
+%% As much of the backlog as the window lets through. While the window is open,
+%% therefore, the backlog is empty.
+flush(#lane{mode = {send, _}} = S) ->
+    case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
+        {Charge, Entries, Backlog} -> flush(transmit(Charge, Entries, S#lane{backlog = Backlog}));
+        _ -> S
+    end;
+flush(S) ->
+    S.
 
 %% So much has left the lane: there may be room for somebody who waits.
 left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
@@ -176,16 +180,20 @@ left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
         #lane{ticking = false} -> tick(S)
     end.
 
-control({ack, Inlet, Charge}, #lane{mode = {send, Inlet}} = S) ->
+control({ack, Ack, Inlet, Charge}, #lane{mode = {send, Inlet}} = S) ->
     Window = trunkline_window:acked(Charge, S#lane.window),
     in_flight(Window, S),
-    drained(flush(S#lane{window = Window}));
+    Pace = case Ack of
+               now -> trunkline_pace:arrived(erlang:monotonic_time(nanosecond), S#lane.pace);
+               later -> S#lane.pace
+           end,
+    drained(flush(S#lane{window = Window, pace = Pace}));
 control({mode, Ref, Mode}, S) ->
     Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     Window = trunkline_window:sender(1),
     in_flight(Window, S),
-    {Queued, S1} = change(Mode, S#lane{window = Window, drain = none}),
+    {Queued, S1} = change(Mode, S#lane{window = Window, pace = trunkline_pace:new(), drain = none}),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, Unconfirmed}},
     S1;
 control({drain, Ref}, S) ->
@@ -202,16 +210,16 @@ change({send, Inlet, WindowBytes}, S) ->
     {0, flush(S#lane{mode = {send, Inlet}, window = trunkline_window:sender(WindowBytes)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
-change(direct, #lane{backlog = Backlog} = S) ->
-    Lost = direct_all(Backlog, S),
-    {Lost, empty(S#lane{mode = direct})};
-change(discard, #lane{backlog = Backlog, stats = Stats} = S) ->
-    Lost = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
-    trunkline_stats:add(Stats, peer, lost_queued, Lost),
-    {Lost, empty(S#lane{mode = discard})}.
-
-empty(#lane{backlog = Backlog} = S) ->
-    left(trunkline_backlog:charge(Backlog), S#lane{backlog = trunkline_backlog:new()}).
+change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
+    S1 = S#lane{mode = Mode},
+    case trunkline_backlog:take(Backlog) of
+        {Charge, Entries, Backlog1} ->
+            Lost = lists:sum([dispose(Entry, S1) || Entry <- Entries]),
+            {More, S2} = change(Mode, left(Charge, S1#lane{backlog = Backlog1})),
+            {Lost + More, S2};
+        empty ->
+            {0, S1}
+    end.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0
@@ -226,23 +234,18 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
 drained(S) ->
     S.
 
-direct_all(Backlog, S) ->
-    case trunkline_backlog:take(1, 1, Backlog) of
-        {[Entry], _, Backlog1} ->
-            direct(Entry, S) + direct_all(Backlog1, S);
-        {[], _, _} ->
-            0
-    end.
+%% Does without lanes; answers how many messages were lost by it.
+dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats}) ->
+    case direct(To, Message, Node) of
+        ok -> 0;
+        noconnect -> lost(1, Stats)
+    end;
+dispose(_, #lane{mode = discard, stats = Stats}) ->
+    lost(1, Stats).
 
-%% One message without lanes; answers how many were lost by it.
-direct([To | Message], S) ->
-    case direct(To, Message, S#lane.node) of
-        ok ->
-            0;
-        noconnect ->
-            trunkline_stats:add(S#lane.stats, peer, lost_queued, 1),
-            1
-    end.
+lost(Messages, Stats) ->
+    trunkline_stats:add(Stats, peer, lost_queued, Messages),
+    Messages.
 
 direct(To, Message, _) when is_pid(To); is_reference(To) ->
     erlang:send(To, Message, [noconnect]);
@@ -263,9 +266,13 @@ tick(S) ->
 
 %% A sender that is killed between entering the gate and sending leaves its
 %% charge behind. After a second in which nothing came, what the gate still
-%% counts beside the backlog is such a rest. Should its sender live and only be
-%% very slow, the level goes below zero for as long, and is mended here too.
+%% counts is such a rest. Should its sender live and only be very slow, the level
+%% goes below zero for as long, and is mended here too.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
-    Rest = trunkline_gate:level(Gate, Ix) - trunkline_backlog:charge(Backlog),
-    _ = trunkline_gate:leave(Gate, Ix, Rest),
-    erlang:hibernate(?MODULE, loop, [S#lane{ticking = false, active = false}]).
+    case trunkline_backlog:is_empty(Backlog) of
+        true ->
+            _ = trunkline_gate:leave(Gate, Ix, trunkline_gate:level(Gate, Ix)),
+            erlang:hibernate(?MODULE, loop, [S#lane{ticking = false, active = false}]);
+        false ->
+            tick(S)
+    end.

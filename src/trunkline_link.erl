@@ -17,7 +17,9 @@
 %%       | -- goodbye -----------------------------> |    on an orderly stop: both
 %%       | <--------------------------- goodbye_ok - |    have delivered everything
 %%
-%% A session is what two links share from hello to the end of either. All that
+%% A session is what two links share from hello to the end of either, on one
+%% connection: after the connection was lost a link names its next session anew,
+%% so that what was said on the one before is not taken for an answer. All that
 %% goes wrong ends the session, in one of two ways:
 %%
 %%   * The connection is lost. What the lanes hold is lost with it and counted,
@@ -47,6 +49,7 @@
 -export_type([event/0]).
 
 -type event() :: nodeup | nodedown
+               | again                          % an event may have been missed
                | leave                          % end, after all is delivered
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
@@ -188,15 +191,19 @@ handle_event({timeout, recheck}, _, _, D) ->
     {keep_state, D1, [recheck() || is_awaited(D1)]};
 
 %% The node comes and goes.
-handle_event(info, nodeup, down, D) ->
-    say_hello(true, D),
-    enter(greeting, D);
-handle_event(info, nodeup, State, D) ->
-    %% Already known, or trunkline_links has been restarted: something that was
-    %% sent meanwhile, in either direction, may have been missed.
+handle_event(info, nodeup, _, D) ->
+    %% If there is a session it belongs to an earlier connection, and the news of
+    %% its end is still under way.
+    {next_state, _, D1, _} = gone(D),
+    say_hello(true, D1),
+    enter(greeting, D1);
+handle_event(info, again, State, D) ->
     say_hello(true, D),
     State =:= opening andalso say_open(D),
-    keep_state_and_data;
+    case State of
+        down -> enter(greeting, D);
+        _ -> keep_state_and_data
+    end;
 handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node}) ->
     %% It never spoke of Trunkline: there is nothing to keep.
     ok = trunkline_links:forget(Node),
@@ -391,7 +398,7 @@ changed(_, D) ->
 %% The connection is lost.
 gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun(Inlet) -> unlink(Inlet), exit(Inlet, kill) end, Inlets ++ Finishing),
-    D1 = end_session(D#link{inlets = [], finishing = []}),
+    D1 = end_session(D#link{inlets = [], finishing = [], session = make_ref()}),
     enter(down, release_all(change_mode(discard, set_path(direct, D1)))).
 
 %% The peer's link is gone, the connection is not.
@@ -412,7 +419,7 @@ end_session(#link{peer = Peer} = D) ->
         #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
         none -> ok
     end,
-    D#link{peer = none, session = make_ref(), opening = none, opened = none,
+    D#link{peer = none, opening = none, opened = none,
            wanted = none, goodbye = none}.
 
 %% Both sides deliver what they have, then this one goes.

@@ -32,7 +32,7 @@ init(Options) ->
     %% needs a link, up or down; a connected node may have been missed.
     lists:foreach(fun({Node, _}) -> trunkline_link_sup:ensure(Node, Options) end,
                   trunkline_route:all()),
-    lists:foreach(fun(Node) -> pass(Node, nodeup, Options) end, nodes(connected)),
+    lists:foreach(fun(Node) -> pass(Node, again, Options) end, nodes(connected)),
     {ok, Options}.
 
 -spec handle_call(term(), gen_server:from(), Options) -> {reply, {error, badarg}, Options}.

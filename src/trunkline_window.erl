@@ -11,8 +11,8 @@
 %%
 %% The lane sends while less than a window is in flight, so that the inlet
 %% never holds more than a window and one batch. The inlet acknowledges what it
-%% has delivered when that makes a quarter of the window, or when it has
-%% nothing else to do. Hence a lane is never stuck: with a window in flight
+%% has delivered when that makes a quarter of the window, when it is asked to
+%% (see trunkline_pace), or a little later. Hence a lane is never stuck: with a window in flight
 %% there is a quarter of it at the inlet, or an acknowledgement under way.
 %%
 %% This module decides, and does nothing. Amounts are charges as
@@ -20,7 +20,7 @@
 -module(trunkline_window).
 
 -export([sender/1, is_open/1, sent/2, acked/2, in_flight/1]).
--export([receiver/1, delivered/2, flush/1]).
+-export([receiver/1, delivered/3, flush/1]).
 
 -export_type([sender/0, receiver/0]).
 
@@ -48,11 +48,12 @@ in_flight({_, InFlight}) -> InFlight.
 -spec receiver(Bytes :: pos_integer()) -> receiver().
 receiver(Bytes) -> {trunkline_gate:limit(max(1, Bytes div 4)), 0}.
 
-%% A batch has been delivered; perhaps it is time to say so.
--spec delivered(charge(), receiver()) -> {ack, charge(), receiver()} | {later, receiver()}.
-delivered(Charge, {Quarter, Unacked}) when Unacked + Charge >= Quarter ->
+%% A batch has been delivered, whose lane wants to know `now' or `later'.
+-spec delivered(trunkline_pace:ack(), charge(), receiver()) ->
+          {ack, charge(), receiver()} | {later, receiver()}.
+delivered(Ack, Charge, {Quarter, Unacked}) when Ack =:= now; Unacked + Charge >= Quarter ->
     {ack, Unacked + Charge, {Quarter, 0}};
-delivered(Charge, {Quarter, Unacked}) ->
+delivered(later, Charge, {Quarter, Unacked}) ->
     {later, {Quarter, Unacked + Charge}}.
 
 %% There is nothing else to do.
