@@ -1,0 +1,111 @@
+%% Real nodes for the tests: started with peer, controlled over their standard
+%% input and output, so that their distribution connections are the test's own to
+%% make, break and stall.
+-module(cluster).
+
+-export([start/0, start/1, start/2, stop/1, node_of/1, call/4, call/2]).
+-export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
+-export([suspend/1, continue/1, kill/1, await/1, await/2]).
+-export([start_trunkline/1, stop_trunkline/0]).
+
+-define(DEADLINE, 20_000).
+
+%% A node is {Peer, Node, OsPid}.
+%%
+%% `none' is a node without Trunkline, a list is Trunkline's environment.
+start() -> start([]).
+
+start(Env) -> start(Env, peer:random_name("trunkline_test")).
+
+start(Env, Name) ->
+    {ok, Peer, Node} =
+        peer:start(#{name => Name,
+                     connection => standard_io,
+                     shutdown => halt,
+                     args => ["-setcookie", "trunkline_test_" ++ os:getpid(),
+                              "-connect_all", "false", "-pa" | code:get_path()]}),
+    ok = peer:call(Peer, logger, set_primary_config, [level, error]),
+    OsPid = peer:call(Peer, os, getpid, []),
+    case Env of
+        none -> ok;
+        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env])
+    end,
+    {Peer, Node, OsPid}.
+
+%% Runs at the node.
+start_trunkline(Env) ->
+    _ = application:load(trunkline),
+    lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
+                  application:get_all_env(trunkline)),
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
+    application:start(trunkline).
+
+stop_trunkline() ->
+    logger:set_primary_config(level, none),       % the report of the exit
+    ok = application:stop(trunkline),
+    logger:set_primary_config(level, error).
+
+stop({Peer, _, OsPid}) ->
+    _ = os:cmd("kill -CONT " ++ OsPid ++ " 2>/dev/null"),
+    catch peer:stop(Peer),
+    ok.
+
+stop_all(Nodes) -> lists:foreach(fun stop/1, Nodes).
+
+node_of({_, Node, _}) -> Node.
+
+call({Peer, _, _}, Module, Function, Args) ->
+    peer:call(Peer, Module, Function, Args, 120_000).
+
+call(Node, Fun) ->
+    call(Node, erlang, apply, [Fun, []]).
+
+connect(A, B) ->
+    true = call(A, net_kernel, connect_node, [node_of(B)]),
+    ok.
+
+%% Two connected nodes whose lanes are up.
+pair(Env) -> pair(Env, Env).
+
+pair(EnvA, EnvB) ->
+    A = start(EnvA),
+    B = start(EnvB),
+    connect(A, B),
+    await_up(A, B),
+    {A, B}.
+
+await_up(A, B) ->
+    await_state(A, B, up),
+    await_state(B, A, up).
+
+await_state(A, B, State) ->
+    await(fun() ->
+                  case call(A, trunkline, info, [node_of(B)]) of
+                      #{state := State} -> true;
+                      Info -> {false, Info}
+                  end
+          end).
+
+%% A stopped node neither reads nor writes, but its connections stay.
+suspend({_, _, OsPid}) -> signal("STOP", OsPid).
+continue({_, _, OsPid}) -> signal("CONT", OsPid).
+kill({_, _, OsPid}) -> signal("KILL", OsPid).
+
+signal(Signal, OsPid) ->
+    "" = os:cmd("kill -" ++ Signal ++ " " ++ OsPid),
+    ok.
+
+%% Polls until Done answers true, and returns; fails with what it answered last.
+await(Done) -> await(Done, ?DEADLINE).
+
+await(Done, Timeout) ->
+    poll(Done, erlang:monotonic_time(millisecond) + Timeout).
+
+poll(Done, Deadline) ->
+    case Done() of
+        true ->
+            ok;
+        Other ->
+            erlang:monotonic_time(millisecond) < Deadline orelse error({timeout, Other}),
+            receive after 5 -> poll(Done, Deadline) end
+    end.

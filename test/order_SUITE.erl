@@ -1,0 +1,154 @@
+%% Promise 1: what one process sends to another arrives in the order in which it
+%% was sent, whatever the sizes, the lanes, and the state of the link.
+-module(order_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+-include_lib("proper/include/proper.hrl").
+
+-export([all/0, suite/0]).
+-export([any_traffic/1, replies_after_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
+         sender_stops_and_starts/1, connection_breaks/1]).
+
+suite() -> [{timetrap, {minutes, 5}}].
+
+all() -> [any_traffic, replies_after_messages, lanes_come_up, peer_stops_and_starts,
+          sender_stops_and_starts, connection_breaks].
+
+%% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
+%% that senders wait and windows fill.
+any_traffic(_) ->
+    A = cluster:start([]),
+    B = cluster:start([]),
+    cluster:connect(A, B),
+    ?assert(proper:quickcheck(prop_any_traffic(A, B), [{numtests, 60}, {to_file, user}, {max_size, 60}])),
+    cluster:stop_all([A, B]).
+
+prop_any_traffic(A, B) ->
+    ?FORALL({{EnvA, EnvB}, Receivers, Scripts}, {{env(), env()}, range(1, 4), scripts()},
+            begin
+                restart(A, EnvA),
+                restart(B, EnvB),
+                cluster:await_up(A, B),
+                Pids = cluster:call(B, traffic, start_receivers, [Receivers]),
+                Play = [{Id, [{Kind, lists:nth(To rem Receivers + 1, Pids), Bytes}
+                              || {Kind, To, Bytes} <- Script]}
+                        || {Id, Script} <- lists:zip(lists:seq(1, length(Scripts)), Scripts)],
+                Ends = cluster:call(A, traffic, play_all, [Play]),
+                Expected = [{Pid, Id, [N || {N, {_, To, _}} <- lists:zip(lists:seq(1, length(Script)), Script),
+                                            To =:= Pid]}
+                            || Pid <- Pids, {Id, Script} <- Play],
+                Total = lists:sum([length(Script) || Script <- Scripts]),
+                cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= Total end),
+                Got = maps:from_list([{P, cluster:call(B, traffic, received, [P])} || P <- Pids]),
+                lists:all(fun(End) -> End =:= normal end, Ends) andalso
+                    lists:all(fun({Pid, Id, Ns}) -> [N || {I, N} <- maps:get(Pid, Got), I =:= Id] =:= Ns end,
+                              Expected)
+            end).
+
+restart(Node, Env) ->
+    cluster:call(Node, cluster, stop_trunkline, []),
+    ok = cluster:call(Node, cluster, start_trunkline, [Env]).
+
+env() ->
+    ?LET({Lanes, Queue, Window, Batch},
+         {range(1, 5), oneof([1024, 8192, 262144]), oneof([1024, 16384, 4194304]), oneof([256, 4096, 65536])},
+         [{lanes, Lanes}, {queue_bytes, Queue}, {window_bytes, Window}, {batch_bytes, Batch}]).
+
+scripts() ->
+    ?LET(N, range(1, 8), vector(N, list({kind(), nat(), bytes()}))).
+
+kind() -> frequency([{6, send}, {2, cast}, {1, call}, {1, request}, {1, retry}]).
+
+bytes() -> frequency([{10, range(0, 100)}, {3, range(100, 5000)}, {1, range(5000, 300000)}]).
+
+%% A server's messages to a caller come before its reply, as with one connection.
+replies_after_messages(_) ->
+    {A, B} = cluster:pair([{lanes, 4}]),
+    Servers = cluster:call(B, fun() -> [spawn(fun talkative/0) || _ <- lists:seq(1, 20)] end),
+    ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> talk(lists:nth(N rem 20 + 1, Servers), N) end,
+                                                lists:seq(1, 2000)) end),
+    cluster:stop_all([A, B]).
+
+talkative() ->
+    receive
+        {'$gen_call', {Pid, _} = From, N} ->
+            trunkline:send(Pid, {said, N, 1}),
+            trunkline:cast(Pid, {said, N, 2}),
+            gen_server:reply(From, {replied, N})
+    end,
+    talkative().
+
+talk(Server, N) ->
+    {replied, N} = trunkline:call(Server, N, infinity),
+    receive {said, N, 1} -> ok after 0 -> error({reply_overtook, N}) end,
+    receive {'$gen_cast', {said, N, 2}} -> ok after 0 -> error({reply_overtook, N}) end.
+
+%% From plain distribution to lanes, while messages flow.
+lanes_come_up(_) ->
+    lists:foreach(
+      fun(_) ->
+              A = cluster:start([]),
+              B = cluster:start(none),
+              cluster:connect(A, B),
+              flow(A, B, fun() ->
+                                 ok = cluster:call(B, cluster, start_trunkline, [[]]),
+                                 cluster:await_up(A, B)
+                         end, complete),
+              cluster:stop_all([A, B])
+      end, lists:seq(1, 5)).
+
+%% And back, and again, many times; nothing may be lost either.
+peer_stops_and_starts(_) ->
+    {A, B} = cluster:pair([]),
+    flow(A, B, fun() -> restarts(B, A, 20) end, complete),
+    cluster:stop_all([A, B]).
+
+sender_stops_and_starts(_) ->
+    {A, B} = cluster:pair([]),
+    flow(A, B, fun() -> restarts(A, B, 20) end, complete),
+    cluster:stop_all([A, B]).
+
+restarts(_, _, 0) ->
+    ok;
+restarts(Node, Other, N) ->
+    restart(Node, [{lanes, N rem 3 + 1}]),
+    cluster:await_up(Node, Other),
+    restarts(Node, Other, N - 1).
+
+%% Messages may be lost with the connection; those that arrive are in order.
+connection_breaks(_) ->
+    {A, B} = cluster:pair([]),
+    flow(A, B, fun() -> breaks(A, B, 20) end, ordered),
+    cluster:stop_all([A, B]).
+
+breaks(_, _, 0) ->
+    ok;
+breaks(A, B, N) ->
+    _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    breaks(A, B, N - 1).
+
+%% Streams from ten senders at A to three receivers at B while Disturb runs.
+flow(A, B, Disturb, What) ->
+    Pids = cluster:call(B, traffic, start_watchers, [3]),
+    Streams = [begin
+                   To = lists:nth(Id rem 3 + 1, Pids),
+                   {Id, To, cluster:call(A, traffic, stream, [To, Id, 50])}
+               end || Id <- lists:seq(1, 10)],
+    Count = fun(P) -> cluster:call(B, traffic, count, [P]) end,
+    cluster:await(fun() -> lists:all(fun(P) -> Count(P) > 100 end, Pids) end),
+    Disturb(),
+    Before = [{P, Count(P)} || P <- Pids],
+    cluster:await(fun() -> lists:all(fun({P, N}) -> Count(P) > N + 100 end, Before) end),
+    Sent = [{Id, P, cluster:call(A, traffic, stop_stream, [S])} || {Id, P, S} <- Streams],
+    lists:foreach(
+      fun({Id, P, N}) ->
+              Summary = fun() -> maps:get(Id, cluster:call(B, traffic, summary, [P])) end,
+              cluster:await(fun() -> case Summary() of {N, _, _} -> true; Other -> Other end end),
+              {N, Arrived, Odd} = Summary(),
+              ct:log("stream ~b: ~b sent, ~b arrived, out of order ~p", [Id, N, Arrived, Odd]),
+              ?assertEqual([], Odd),
+              What =:= complete andalso ?assertEqual(N, Arrived)
+      end, Sent).
