@@ -39,7 +39,7 @@
           lanes := [lane_info()],
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
-          lost := #{queued | unconfirmed | crashed => non_neg_integer()}}.
+          lost := #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}}.
 -type lane_info() ::
         #{queued_messages := non_neg_integer(),
           queued_bytes := non_neg_integer(),
@@ -71,7 +71,9 @@ send_lane(Node, Addressee, To, Message) ->
             Message;
         direct ->
             trunkline_sender:fallback(Node),
-            erlang:send(To, Message)
+            erlang:send(To, Message);
+        unreachable ->
+            Message                          % dropped, as `!' does
     end.
 
 %% As erlang:send/3. `nosuspend': answers so instead of waiting, and nothing is
@@ -86,23 +88,25 @@ send(To, Message, Options) ->
     erlang:send(To, Message, Options).
 
 send_lane(Node, Addressee, To, Message, Options) ->
-    case patience(Options, infinity) of
-        badarg ->
-            erlang:error(badarg, [To, Message, Options]);
-        Patience ->
-            case trunkline_sender:hand_over(Node, Addressee, Message, Patience) of
+    case options(Options, infinity, connect) of
+        {Patience, Connect} ->
+            case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
                 direct ->
                     trunkline_sender:fallback(Node),
                     erlang:send(To, Message, Options);
+                unreachable ->
+                    ok;                      % dropped, as erlang:send/3 does
                 Answer ->
                     Answer
-            end
+            end;
+        badarg ->
+            erlang:error(badarg, [To, Message, Options])
     end.
 
-patience([nosuspend | Options], _) -> patience(Options, nosuspend);
-patience([noconnect | Options], Patience) -> patience(Options, Patience);
-patience([], Patience) -> Patience;
-patience(_, _) -> badarg.
+options([nosuspend | Options], _, Connect) -> options(Options, nosuspend, Connect);
+options([noconnect | Options], Patience, _) -> options(Options, Patience, noconnect);
+options([], Patience, Connect) -> {Patience, Connect};
+options(_, _, _) -> badarg.
 
 %% As gen_server:cast/2.
 -spec cast(server_ref(), term()) -> ok.
@@ -171,7 +175,8 @@ info(Node) ->
 
 peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
     #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
-      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed} = trunkline_stats:read(Stats, peer),
+      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
+      lost_unreachable := Unreachable} = trunkline_stats:read(Stats, peer),
     {Release, Protocol} = case Agreement of
                               #{release := R, protocol := P} -> {R, P};
                               none -> {undefined, undefined}
@@ -179,7 +184,8 @@ peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := A
     #{state => State, since => Since, release => Release, protocol => Protocol,
       lanes => lanes(trunkline_route:lookup(Node), Stats),
       fallbacks => Fallbacks, sessions => Sessions,
-      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed}}.
+      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
+                unreachable => Unreachable}}.
 
 lanes(none, _) ->
     [];

@@ -46,7 +46,7 @@ call_lane(Node, Server, Request, Deadline, Timeout) ->
     case watch(Node, Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request, Deadline) of
+            case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request, Deadline, connect) of
                 ok ->
                     receive
                         {[alias | Ref], Reply} ->
@@ -69,6 +69,7 @@ call_lane(Node, Server, Request, Deadline, Timeout) ->
     end.
 
 refused(direct) -> direct;
+refused(unreachable) -> {error, noconnection};
 refused(timeout) -> {error, timeout}.
 
 call_plain(ServerRef, Request, Timeout, Args) ->
@@ -88,7 +89,11 @@ send_request(ServerRef, Request) ->
                     {lane, Ref, Node, Server};
                 direct ->
                     trunkline_sender:fallback(Node),
-                    {plain, gen_server:send_request(ServerRef, Request)}
+                    {plain, gen_server:send_request(ServerRef, Request)};
+                unreachable ->
+                    Ref = make_ref(),
+                    self() ! {'DOWN', Ref, process, Server, noconnection},
+                    {lane, Ref, Node, Server}
             end;
         plain ->
             {plain, gen_server:send_request(ServerRef, Request)}
@@ -100,10 +105,10 @@ request(Node, Server, Request) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request) of
                 ok -> {ok, Ref};
-                direct -> demonitor(Ref, [flush]), direct
+                Refused -> demonitor(Ref, [flush]), Refused
             end;
-        direct ->
-            direct
+        Refused ->
+            Refused
     end.
 
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.

@@ -36,7 +36,8 @@
 -type charge() :: non_neg_integer().  % packed: see above
 -type path() :: lanes                 % the gates decide
               | direct                % no lanes now: use plain distribution
-              | wait.                 % between the two: ask the link
+              | wait                  % between the two: ask the link
+              | down.                 % no connection: make one, then ask the link
 
 -define(SHIFT, 23).
 -define(CLOSED, (1 bsl 58)).
@@ -124,13 +125,15 @@ path(Gate) ->
     case atomics:get(Gate, 1) of
         0 -> lanes;
         1 -> direct;
-        2 -> wait
+        2 -> wait;
+        3 -> down
     end.
 
 -spec set_path(gate(), path()) -> ok.
 set_path(Gate, lanes) -> atomics:put(Gate, 1, 0);
 set_path(Gate, direct) -> atomics:put(Gate, 1, 1);
-set_path(Gate, wait) -> atomics:put(Gate, 1, 2).
+set_path(Gate, wait) -> atomics:put(Gate, 1, 2);
+set_path(Gate, down) -> atomics:put(Gate, 1, 3).
 
 %% Whether the lane should tell its link when there is room again.
 -spec await(gate(), pos_integer(), boolean()) -> ok.

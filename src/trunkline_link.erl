@@ -23,19 +23,20 @@
 %% goes wrong ends the session, in one of two ways:
 %%
 %%   * The connection is lost. What the lanes hold is lost with it and counted,
-%%     inlets are killed, senders get plain distribution. Nothing that was meant
-%%     for one connection travels on the next one.
+%%     and inlets are killed. Nothing that was meant for one connection travels on
+%%     the next one, and on the next one nothing travels before the inlets of the
+%%     last one are gone.
 %%   * The peer's link has died, or Trunkline has stopped there. The lanes hold
-%%     what they have, and the inlets deliver what has arrived. If a new link
-%%     says hello in time the lanes go on with it, else they deliver by plain
-%%     distribution, and senders follow them.
+%%     what they have, and the inlets deliver what has arrived. If another link
+%%     says hello the lanes go on with it; if there is no trunkline_links any
+%%     more they deliver by plain distribution, and senders follow them.
 %%
 %% If a lane or an inlet dies, which nothing but a bug or a kill does, the link
 %% dies with it. The supervisor starts another, which counts what was lost.
 %%
 %%     down ──nodeup──> greeting ──hello──> opening ──opened──> up
 %%      ^                  ^  ^                ^                │ │
-%%      │                  │  └─── no hello ── holding <────────┘ │ goodbye
+%%      │                  │  └─ no Trunkline ── holding <───────┘ │ goodbye
 %%      └── nodedown       └────────────────── closing <──────────┘
 -module(trunkline_link).
 -behaviour(gen_statem).
@@ -55,7 +56,6 @@
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(GRACE, 1000).              % for a new link of the peer to say hello
 -define(GOODBYE, 3000).            % for an orderly stop
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
@@ -73,6 +73,7 @@
          stats :: trunkline_stats:stats(),
          session = make_ref() :: reference(),        % ours
          peer = none :: none | #peer{},
+         absence = none :: none | reference(),       % monitor of the peer's trunkline_links
          %% Our lanes, and the inlets for them at the peer.
          route = none :: none | #route{},
          mode = hold :: hold | direct | discard | send,
@@ -100,11 +101,12 @@ notify(Link, Event) ->
     ok.
 
 %% For a sender: wait until it makes sense to try again. `session': until it is
-%% clear whether there are lanes. `down': the link has died.
+%% clear whether there are lanes. `gone': the node is, to which the message was to
+%% go. `down': the link has died.
 -spec wait(pid(), session | {room, Ix :: pos_integer(), Bytes :: pos_integer(),
                              new | trunkline_waiters:ticket()},
            infinity | integer()) ->
-          {again, new | trunkline_waiters:ticket()} | timeout | down.
+          {again, new | trunkline_waiters:ticket()} | gone | timeout | down.
 wait(Link, What, Deadline) ->
     Timeout = case Deadline of
                   infinity -> infinity;
@@ -113,6 +115,7 @@ wait(Link, What, Deadline) ->
     Ref = monitor(process, Link, [{alias, reply_demonitor}]),
     Link ! {wait, Ref, What},
     receive
+        {Ref, gone} -> gone;
         {Ref, Ticket} -> {again, Ticket};
         {'DOWN', Ref, process, _, _} -> down
     after Timeout ->
@@ -138,9 +141,9 @@ init({#{lanes := Lanes} = Options, Node}) ->
     {next_state, State, D1, Actions} =
         case trunkline_route:lookup(Node) of
             #route{} = Old when Connected ->
-                enter(holding, set_path(lanes, succeed(Old, D)));
+                enter(holding, set_path(lanes, expect(succeed(Old, D))));
             #route{} = Old ->
-                enter(down, set_path(direct, succeed(Old, D)));
+                enter(down, set_path(down, succeed(Old, D)));
             none when Connected ->
                 enter(greeting, D);
             none ->
@@ -182,9 +185,19 @@ handle_event(info, {room, Ix}, _, D) ->
 handle_event(info, {wait, Ref, {room, Ix, Bytes, Ticket}}, _, D) ->
     await_room(Ref, Ix, Bytes, Ticket, D);
 handle_event(info, {wait, Ref, session}, State, D) ->
-    case State =:= up orelse path(D) =:= direct of
-        true -> Ref ! {Ref, new}, keep_state_and_data;
-        false -> {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}}
+    case path(D) of
+        _ when State =:= up ->
+            tell([{Ref, new}]);
+        direct ->
+            tell([{Ref, new}]);
+        down ->
+            %% If the node is connected, nodeup is on its way to us.
+            case lists:member(D#link.node, nodes(connected)) of
+                true -> {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}};
+                false -> tell([{Ref, gone}])
+            end;
+        _ ->
+            {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}}
     end;
 handle_event({timeout, recheck}, _, _, D) ->
     D1 = lists:foldl(fun release/2, D, maps:keys(D#link.waiters)),
@@ -196,12 +209,12 @@ handle_event(info, nodeup, _, D) ->
     %% its end is still under way.
     {next_state, _, D1, _} = gone(D),
     say_hello(true, D1),
-    enter(greeting, D1);
+    enter(greeting, expect(set_path(wait, D1)));
 handle_event(info, again, State, D) ->
     say_hello(true, D),
     State =:= opening andalso say_open(D),
     case State of
-        down -> enter(greeting, D);
+        down -> enter(greeting, expect(set_path(wait, D)));
         _ -> keep_state_and_data
     end;
 handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node}) ->
@@ -218,6 +231,13 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
         noconnection -> gone(D);
         _ -> bereaved(State, D)
     end;
+handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence = Monitor} = D) ->
+    case State of
+        _ when Reason =:= noconnection -> gone(D);
+        greeting -> enter(greeting, release_all(set_path(direct, D#link{absence = none})));
+        holding -> {keep_state, change_mode(direct, set_path(wait, D#link{absence = none}))};
+        _ -> {keep_state, D#link{absence = none}}
+    end;
 
 %% The handshake.
 handle_event(info, {hello, Pid, Session, _, Answer}, _,
@@ -228,8 +248,8 @@ handle_event(info, {hello, Pid, Session, _, Answer}, _,
 handle_event(info, {hello, Pid, Session, Hello, Answer}, State, D) ->
     greeted(Pid, Session, Hello, Answer, State, D);
 handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
-             #link{peer = #peer{pid = Pid}, session = Ours} = D)
-  when State =:= opening; State =:= up ->
+             #link{peer = #peer{pid = Pid, agreement = #{lanes := N}}, session = Ours} = D)
+  when State =:= opening, length(Lanes) =:= N; State =:= up, length(Lanes) =:= N ->
     case D#link.wanted of
         {Ref, Lanes} ->
             D#link.inlets =/= [] andalso (Pid ! {opened, Ref, D#link.inlets}),
@@ -237,7 +257,9 @@ handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
         _ ->
             proceed(D#link{wanted = {Ref, Lanes}})
     end;
-handle_event(info, {opened, Ref, Inlets}, opening, #link{opening = Ref} = D) ->
+handle_event(info, {opened, Ref, Inlets}, opening,
+             #link{opening = Ref, peer = #peer{agreement = #{lanes := N}}} = D)
+  when length(Inlets) =:= N ->
     proceed(D#link{opened = Inlets});
 handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) ->
     D1 = set_path(wait, D),
@@ -284,8 +306,6 @@ handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
     end;
 
 %% Time has passed.
-handle_event(state_timeout, grace, holding, D) ->
-    {keep_state, change_mode(direct, set_path(wait, D))};
 handle_event(state_timeout, forget, down, #link{node = Node}) ->
     ok = trunkline_links:forget(Node),
     keep_state_and_data;
@@ -340,13 +360,30 @@ greeted(Pid, Session, Hello, Answer, State, #link{node = Node, options = Options
     Answer andalso say_hello(false, D),
     case trunkline_handshake:agree(trunkline_handshake:hello(Options), Hello) of
         {ok, Agreement} ->
-            proceed(D#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
+            proceed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
                                         session = Session, agreement = Agreement}});
         {error, Why} ->
             ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tp",
                          [Node, Why, Hello], #{domain => [trunkline]}),
-            enter(State, D)
+            case State of
+                holding -> {keep_state, change_mode(direct, set_path(wait, unexpect(D)))};
+                _ -> enter(greeting, release_all(set_path(direct, unexpect(D))))
+            end
     end.
+
+%% With a peer that had lanes before it must become clear whether it will have
+%% lanes again. If no process there has the name, it will not; else a link of
+%% its says hello.
+expect(#link{route = none} = D) ->
+    D;
+expect(#link{node = Node} = D) ->
+    (unexpect(D))#link{absence = monitor(process, {trunkline_links, Node})}.
+
+unexpect(#link{absence = none} = D) ->
+    D;
+unexpect(#link{absence = Monitor} = D) ->
+    demonitor(Monitor, [flush]),
+    D#link{absence = none}.
 
 %% Does what can be done next on the way up.
 proceed(#link{changing = {_, _}} = D) ->
@@ -397,21 +434,18 @@ changed(_, D) ->
 
 %% The connection is lost.
 gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
-    lists:foreach(fun(Inlet) -> unlink(Inlet), exit(Inlet, kill) end, Inlets ++ Finishing),
-    D1 = end_session(D#link{inlets = [], finishing = [], session = make_ref()}),
-    enter(down, release_all(change_mode(discard, set_path(direct, D1)))).
+    lists:foreach(fun(Inlet) -> exit(Inlet, kill) end, Inlets ++ Finishing),
+    D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing, session = make_ref()}),
+    enter(down, release_gone(change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
 bereaved(State, #link{inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),
     D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing}),
-    case {State, path(D1)} of
-        {closing, _} ->
-            enter(holding, change_mode(direct, D1));
-        {_, direct} ->
-            enter(greeting, D1);
-        {_, _} ->
-            enter(holding, change_mode(hold, D1))
+    case path(D1) of
+        direct -> enter(greeting, D1);
+        _ when State =:= closing -> enter(holding, change_mode(direct, D1));
+        _ -> enter(holding, expect(change_mode(hold, D1)))
     end.
 
 end_session(#link{peer = Peer} = D) ->
@@ -479,8 +513,8 @@ lanes(_) -> [].
 path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
 path(_) -> direct.
 
-%% The gates are open on the path by lanes and closed on the others. A sender
-%% reads the path only after a gate has refused it, so that the order matters.
+%% The gates are open on the path by lanes and closed on the others. (A sender
+%% reads the path only after a gate has refused it.)
 set_path(_, #link{route = none} = D) ->
     D;
 set_path(Path, #link{route = #route{gate = Gate, lanes = Lanes}} = D) ->
@@ -506,8 +540,9 @@ change_mode(Mode, D) ->
 await_room(Ref, Ix, Bytes, Ticket, #link{waiters = Waiters} = D) ->
     case path(D) of
         direct ->
-            Ref ! {Ref, new},
-            keep_state_and_data;
+            tell([{Ref, new}]);
+        down ->
+            tell([{Ref, gone}]);
         _ ->
             W = trunkline_waiters:add(Ref, Ticket, Bytes,
                                       maps:get(Ix, Waiters, trunkline_waiters:new())),
@@ -525,7 +560,7 @@ release(Ix, #link{waiters = Waiters, route = #route{gate = Gate, limit = Limit, 
         true ->
             Room = trunkline_gate:bytes(Limit - Level),
             {Released, W} = trunkline_waiters:release(Room, maps:get(Ix, Waiters)),
-            tell(Released),
+            _ = tell(Released),
             trunkline_waiters:is_empty(W) andalso trunkline_gate:await(Gate, Ix, false),
             D#link{waiters = Waiters#{Ix := W}};
         false ->
@@ -534,17 +569,24 @@ release(Ix, #link{waiters = Waiters, route = #route{gate = Gate, limit = Limit, 
 release(_, D) ->
     D.
 
-release_all(#link{waiters = Waiters, session_waiters = SessionWaiters} = D) ->
+%% All may try again.
+release_all(D) -> dismiss(fun(Ticket) -> Ticket end, D).
+
+%% None need: what they had to say was for a node that is gone.
+release_gone(D) -> dismiss(fun(_) -> gone end, D).
+
+dismiss(Answer, #link{waiters = Waiters, session_waiters = SessionWaiters} = D) ->
     Waiters1 = maps:map(fun(_, W) ->
                                 {Released, W1} = trunkline_waiters:release_all(W),
-                                tell(Released),
+                                _ = tell([{Ref, Answer(Ticket)} || {Ref, Ticket} <- Released]),
                                 W1
                         end, Waiters),
-    tell([{Ref, new} || Ref <- SessionWaiters]),
+    _ = tell([{Ref, Answer(new)} || Ref <- SessionWaiters]),
     D#link{waiters = Waiters1, session_waiters = []}.
 
 tell(Waiters) ->
-    lists:foreach(fun({Ref, Ticket}) -> Ref ! {Ref, Ticket} end, Waiters).
+    lists:foreach(fun({Ref, Answer}) -> Ref ! {Ref, Answer} end, Waiters),
+    keep_state_and_data.
 
 is_awaited(#link{waiters = Waiters}) ->
     not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Waiters)).
@@ -564,7 +606,6 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
                                 end}),
     {next_state, State, D, timeouts(State, D)}.
 
-timeouts(holding, #link{mode = hold}) -> [{state_timeout, ?GRACE, grace}];
 timeouts(down, _) -> [{state_timeout, ?FORGET, forget}];
 timeouts(_, _) -> [].
 

@@ -53,11 +53,23 @@ handle_info({nodeup, Node, _}, Options) ->
 handle_info({nodedown, Node, _}, Options) ->
     pass(Node, nodedown, Options),
     {noreply, Options};
-handle_info({trunkline, Node, Event}, Options) when is_atom(Node), Node =/= node() ->
-    pass(Node, Event, Options),
+handle_info({trunkline, Node, Event}, Options) ->
+    is_from(Node, Event) andalso pass(Node, Event, Options),
     {noreply, Options};
 handle_info(_, Options) ->
     {noreply, Options}.
 
 pass(Node, Event, Options) ->
     trunkline_link:notify(trunkline_link_sup:ensure(Node, Options), Event).
+
+%% Whether another node's link may have said that.
+is_from(Node, {hello, Link, Session, Hello, Answer}) ->
+    is_link(Node, Link) andalso is_reference(Session) andalso is_map(Hello) andalso is_boolean(Answer);
+is_from(Node, {open, Link, Session, Ref, Lanes}) when length(Lanes) > 0 ->   % a proper list
+    is_link(Node, Link) andalso is_reference(Session) andalso is_reference(Ref)
+        andalso lists:all(fun(Lane) -> is_link(Node, Lane) end, Lanes);
+is_from(_, _) ->
+    false.
+
+is_link(Node, Pid) ->
+    is_pid(Pid) andalso node(Pid) =:= Node andalso Node =/= node().

@@ -12,7 +12,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/4, force/3, await_session/2]).
+-export([hand_over/3, hand_over/5, force/3, await_session/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0]).
@@ -22,30 +22,33 @@
 %% How long to wait for room: not at all, or until a point in time as
 %% erlang:monotonic_time(millisecond) tells it.
 -type patience() :: nosuspend | infinity | integer().
+-type connect() :: connect | noconnect.
 
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
 
--spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct.
+-spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
-    offer(Node, To, Message, infinity, new).
+    offer(Node, To, Message, {infinity, connect}, new).
 
 %% `direct': there are no lanes, the caller should use plain distribution;
-%% whatever the calling process handed over before has been sent so already, or
-%% is lost. `nosuspend': the lane is full. `timeout': it was full for too long.
--spec hand_over(node(), trunkline_lane:to(), term(), patience()) ->
-          ok | direct | nosuspend | timeout.
-hand_over(Node, To, Message, Patience) ->
-    offer(Node, To, Message, Patience, new).
+%% whatever the calling process handed over before has been delivered, or is
+%% lost. `unreachable': there is no connection, and none can be made, or it went
+%% while the sender waited; the message is lost, and counted. `nosuspend': the lane
+%% is full. `timeout': it was full for too long.
+-spec hand_over(node(), trunkline_lane:to(), term(), patience(), connect()) ->
+          ok | direct | unreachable | noconnect | nosuspend | timeout.
+hand_over(Node, To, Message, Patience, Connect) ->
+    offer(Node, To, Message, {Patience, Connect}, new).
 
-offer(Node, To, Message, Patience, Ticket) ->
+offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit} = Route ->
             Ix = erlang:phash2(self(), tuple_size(Lanes)) + 1,
             case trunkline_gate:enter(Gate, Ix, Message, Limit) of
                 {refused, Charge} ->
-                    case refused(Route, Ix, Charge, Patience, Ticket) of
-                        {again, Ticket1} -> offer(Node, To, Message, Patience, Ticket1);
+                    case refused(Node, Route, Ix, Charge, How, Ticket) of
+                        {again, Ticket1} -> offer(Node, To, Message, How, Ticket1);
                         Other -> Other
                     end;
                 Charge ->
@@ -56,17 +59,36 @@ offer(Node, To, Message, Patience, Ticket) ->
             direct
     end.
 
-refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, Patience, Ticket) ->
+refused(Node, #route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, {Patience, Connect}, Ticket) ->
     case trunkline_gate:path(Gate) of
         direct ->
             direct;
+        down when Connect =:= noconnect ->
+            noconnect;
+        down ->
+            lost(connect(Node, Link, Patience), Stats, lost_unreachable);
         _ when Patience =:= nosuspend ->
             trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            Bytes = trunkline_gate:bytes(Charge),
-            wait(Link, {room, Ix, Bytes, Ticket}, Patience)
+            lost(wait(Link, {room, Ix, trunkline_gate:bytes(Charge), Ticket}, Patience), Stats, lost_queued)
+    end.
+
+lost(unreachable, Stats, Why) ->
+    trunkline_stats:add(Stats, peer, Why, 1),
+    unreachable;
+lost(Answer, _, _) ->
+    Answer.
+
+%% What `!' would do, but not with the message: on a new connection the first
+%% message must not overtake those that are still in an inlet there, of the
+%% connection before. The link knows when they are not.
+connect(Node, Link, Patience) ->
+    case net_kernel:connect_node(Node) of
+        true when Patience =:= nosuspend -> nosuspend;
+        true -> wait(Link, session, Patience);
+        _ -> unreachable
     end.
 
 wait(Link, What, Patience) ->
@@ -75,24 +97,27 @@ wait(Link, What, Patience) ->
             %% Another link takes over within milliseconds, and publishes
             %% another route.
             receive after ?AGAIN -> {again, new} end;
+        gone ->
+            unreachable;
         Answer ->
             Answer
     end.
 
 %% Waits until it is clear whether there are lanes to that node.
--spec await_session(node(), infinity | integer()) -> ok | direct | timeout.
+-spec await_session(node(), infinity | integer()) -> ok | direct | unreachable | timeout.
 await_session(Node, Patience) ->
     case trunkline_route:lookup(Node) of
         none ->
             direct;
         #route{gate = Gate, link = Link} ->
-            case trunkline_gate:path(Gate) of
-                direct -> direct;
-                _ ->
-                    case wait(Link, session, Patience) of
-                        {again, _} -> ok;
-                        timeout -> timeout
-                    end
+            Answer = case trunkline_gate:path(Gate) of
+                         direct -> direct;
+                         down -> connect(Node, Link, Patience);
+                         _ -> wait(Link, session, Patience)
+                     end,
+            case Answer of
+                {again, _} -> ok;
+                _ -> Answer
             end
     end.
 

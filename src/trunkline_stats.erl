@@ -21,6 +21,7 @@
          {lost_queued, counter, "messages lost in a lane's queue when the peer went"},
          {lost_unconfirmed, counter, "messages sent, but not known to have arrived, when the peer went"},
          {lost_crashed, counter, "messages in lanes that were killed"},
+         {lost_unreachable, counter, "messages for which no connection could be made"},
          {sessions, counter, "times the lanes to this peer came up"}]).
 
 -define(LANE_FIELDS,

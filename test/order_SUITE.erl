@@ -21,7 +21,8 @@ any_traffic(_) ->
     A = cluster:start([]),
     B = cluster:start([]),
     cluster:connect(A, B),
-    ?assert(proper:quickcheck(prop_any_traffic(A, B), [{numtests, 60}, {to_file, user}, {max_size, 60}])),
+    proper:quickcheck(prop_any_traffic(A, B), [{numtests, 60}, quiet, {max_size, 60}])
+        orelse ct:fail({counterexample, proper:counterexample()}),
     cluster:stop_all([A, B]).
 
 prop_any_traffic(A, B) ->

@@ -1,0 +1,472 @@
+%% Every form of the API does what OTP's own function of that name does: to a
+%% local process, to a process at a node without Trunkline, and to one at a node
+%% with it. The same table runs against all three, and against OTP.
+-module(api_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1,
+         init_per_group/2, end_per_group/2, init_per_testcase/2, end_per_testcase/2]).
+-export([send/1, send_errors/1, send_options/1, send_alias/1, cast/1, call/1, call_exits/1,
+         call_names/1, call_timeout/1, replies/1, requests/1, request_errors/1, check/1]).
+-export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, info/1]).
+-export([here/3]).
+
+suite() -> [{timetrap, {minutes, 2}}].
+
+all() -> [{group, local}, {group, plain}, {group, lanes},
+          not_started, abandoned_calls, session_ends, long_mailbox, options, info].
+
+groups() ->
+    Cases = [send, send_errors, send_options, send_alias, cast, call, call_exits, call_names,
+             call_timeout, replies, requests, request_errors, check],
+    [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases ++ [second_reply]}].
+
+init_per_suite(Config) ->
+    A = cluster:start([]),
+    Plain = cluster:start(none),
+    Lanes = cluster:start([]),
+    cluster:connect(A, Plain),
+    cluster:connect(A, Lanes),
+    cluster:await_up(A, Lanes),
+    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+
+end_per_suite(Config) ->
+    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+
+init_per_group(local, Config) -> [{there, ?config(a, Config)} | Config];
+init_per_group(Group, Config) -> [{there, ?config(Group, Config)} | Config].
+
+end_per_group(_, _) -> ok.
+
+init_per_testcase(_, Config) ->
+    case ?config(there, Config) of
+        undefined ->
+            Config;
+        There ->
+            [begin {ok, Pid} = cluster:call(There, server, start, [Kind]), {Kind, Pid} end
+             || Kind <- [gen_server, gen_statem]] ++ Config
+    end.
+
+end_per_testcase(_, Config) ->
+    case ?config(there, Config) of
+        undefined -> ok;
+        There -> cluster:call(There, server, stop_all, [])
+    end.
+
+%% Runs Fun(Module) at node A for OTP's function and for ours; both must end the
+%% same way. What is special to either is in same/1.
+both(Config, Otp, Ours, Args) ->
+    Expected = at(Config, Otp, Args),
+    ?assertEqual({Args, Expected}, {Args, at(Config, Ours, Args)}),
+    Expected.
+
+at(Config, {Module, Function}, Args) ->
+    cluster:call(?config(a, Config), ?MODULE, here, [Module, Function, Args]).
+
+%% How a call ends, in a form that does not depend on which module it was.
+here(Module, Function, Args) ->
+    logger:set_primary_config(level, none),
+    try apply(Module, Function, Args) of
+        Result -> {ok, Result}
+    catch
+        exit:{Reason, {M, F, A}} when M =:= gen_server; M =:= trunkline -> {exit, Reason, F, A};
+        Class:Reason -> {Class, Reason}
+    end.
+
+seen(Config) ->
+    cluster:call(?config(there, Config), gen_server, call, [test_gen_server, seen]).
+
+await_seen(Config, Expected) ->
+    Key = {seen, make_ref()},
+    put(Key, []),
+    cluster:await(fun() ->
+                          put(Key, get(Key) ++ seen(Config)),
+                          get(Key) =:= Expected orelse {false, get(Key)}
+                  end).
+
+destinations(Config) ->
+    [?config(gen_server, Config), {test_gen_server, cluster:node_of(?config(there, Config))}].
+
+send(Config) ->
+    lists:foreach(
+      fun(To) ->
+              {ok, {hello, To}} = both(Config, {erlang, send}, {trunkline, send}, [To, {hello, To}]),
+              await_seen(Config, [{info, {hello, To}}, {info, {hello, To}}])
+      end, destinations(Config)).
+
+send_errors(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [no_such_name, x]),
+    {ok, x} = both(Config, {erlang, send}, {trunkline, send}, [{no_such_name, There}, x]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, ["not a destination", x]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [{a, b, c}, x]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [{"a", There}, x]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [{a, "node"}, x]),
+    Dead = cluster:call(?config(there, Config), fun() -> {P, R} = spawn_monitor(fun() -> ok end),
+                                                         receive {'DOWN', R, _, _, _} -> P end end),
+    {ok, x} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [no_such_option]]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, nosuspend]),
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [nosuspend | noconnect]]).
+
+send_options(Config) ->
+    lists:foreach(
+      fun(Options) ->
+              lists:foreach(
+                fun(To) ->
+                        {ok, ok} = both(Config, {erlang, send}, {trunkline, send}, [To, Options, Options]),
+                        await_seen(Config, [{info, Options}, {info, Options}])
+                end, destinations(Config))
+      end, [[], [nosuspend], [noconnect], [nosuspend, noconnect], [noconnect, nosuspend, noconnect]]),
+    Nowhere = {test_gen_server, 'no_such_node@localhost'},
+    {ok, noconnect} = both(Config, {erlang, send}, {trunkline, send}, [Nowhere, x, [noconnect]]).
+
+send_alias(Config) ->
+    There = ?config(there, Config),
+    Alias = cluster:call(There, fun() ->
+                                        Pid = spawn(fun alias_owner/0),
+                                        Pid ! {alias, self()},
+                                        receive {Pid, Alias} -> Alias end
+                                end),
+    {ok, one} = at(Config, {trunkline, send}, [Alias, one]),
+    {ok, two} = at(Config, {trunkline, send}, [Alias, two]),
+    ?assertEqual([one, two], cluster:call(There, fun() -> alias_owner ! {got, self()},
+                                                          receive {got, Got} -> Got end
+                                                 end)).
+
+alias_owner() ->
+    register(alias_owner, self()),
+    receive {alias, From} -> From ! {self(), alias()} end,
+    One = receive A -> A end,
+    Two = receive B -> B end,
+    receive {got, To} -> To ! {got, [One, Two]} end.
+
+cast(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    lists:foreach(
+      fun(To) ->
+              {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [To, {hello, To}]),
+              await_seen(Config, [{cast, {hello, To}}, {cast, {hello, To}}])
+      end, destinations(Config)),
+    {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [no_such_name, x]),
+    {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{no_such_name, There}, x]),
+    {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{global, no_such_name}, x]),
+    {error, function_clause} = both(Config, {gen_server, cast}, {trunkline, cast}, ["nonsense", x]).
+
+call(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    lists:foreach(
+      fun(To) ->
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}, infinity]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}, 10000]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {elsewhere, hello}]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {by_hand, hello}, 10000]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo_late, hello, 20}]),
+              {ok, {Pid, Node}} = at(Config, {trunkline, call}, [To, from_pid]),
+              ?assertEqual({true, cluster:node_of(?config(a, Config))}, {is_pid(Pid), Node})
+      end, [?config(gen_statem, Config), {test_gen_statem, There} | destinations(Config)]).
+
+call_exits(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    Stop = fun(Request, Kind, Name) ->
+                   %% The server dies of it: a new one for OTP's call and for ours.
+                   [begin
+                        Result = at(Config, {Module, call}, [Name, Request]),
+                        server_gone(Config),
+                        {ok, _} = cluster:call(?config(there, Config), server, start, [Kind]),
+                        Result
+                    end || Module <- [gen_server, trunkline]]
+           end,
+    Names = [{Kind, {list_to_atom("test_" ++ atom_to_list(Kind)), There}} || Kind <- [gen_server, gen_statem]],
+    lists:foreach(
+      fun({Kind, Name}) ->
+              _ = cluster:call(?config(there, Config), server, stop_all, []),
+              {ok, _} = cluster:call(?config(there, Config), server, start, [Kind]),
+              lists:foreach(
+                fun(Request) ->
+                        [Expected, Ours] = Stop(Request, Kind, Name),
+                        ?assertEqual(Expected, Ours),
+                        {exit, _, call, _} = Ours
+                end, [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed}, {exit, {a, reason}}])
+      end, Names),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{no_such_name, There}, x]),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [no_such_name, x]),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [?config(gen_server, Config), x]),
+    {exit, {nodedown, 'no_such_node@localhost'}, call, _} =
+        both(Config, {gen_server, call}, {trunkline, call}, [{x, 'no_such_node@localhost'}, x]).
+
+server_gone(Config) ->
+    cluster:await(fun() -> cluster:call(?config(there, Config), fun() -> [] =:= [N || N <- [test_gen_server, test_gen_statem],
+                                                                          whereis(N) =/= undefined] end) end).
+
+%% Names of other registries.
+call_names(Config) ->
+    Pid = ?config(gen_server, Config),
+    ok = cluster:call(?config(a, Config), persistent_term, put, [via_test, Pid]),
+    {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [{via, via_test, known}, {echo, hello}]),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{via, via_test, unknown}, {echo, hello}]),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{global, unknown}, {echo, hello}]),
+    {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{via, via_test, known}, hi]),
+    await_seen(Config, [{cast, hi}, {cast, hi}]).
+
+call_timeout(Config) ->
+    lists:foreach(
+      fun(To) ->
+              {exit, timeout, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [To, never, 50]),
+              {exit, timeout, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [To, never, 0]),
+              {exit, _, call, _} = at(Config, {gen_server, call}, [To, never, bad]),
+              {exit, _, call, _} = at(Config, {trunkline, call}, [To, never, bad])
+      end, destinations(Config)).
+
+%% A reply that comes after the time-out reaches nobody.
+replies(Config) ->
+    lists:foreach(
+      fun(To) ->
+              Mail = cluster:call(
+                       ?config(a, Config),
+                       fun() ->
+                               {'EXIT', {timeout, _}} = (catch trunkline:call(To, {echo_late, late, 100}, 20)),
+                               two = trunkline:call(To, {echo_late, two, 200}),
+                               receive Any -> Any after 100 -> none end
+                       end),
+              ?assertEqual(none, Mail)
+      end, destinations(Config)).
+
+%% Nor does a second reply. (With plain distribution it may.)
+second_reply(Config) ->
+    Mail = cluster:call(?config(a, Config),
+                        fun() ->
+                                _ = [one = trunkline:call(To, {twice, one})
+                                     || _ <- lists:seq(1, 100), To <- destinations(Config)],
+                                receive Any -> Any after 100 -> none end
+                        end),
+    ?assertEqual(none, Mail).
+
+requests(Config) ->
+    lists:foreach(
+      fun(To) ->
+              Run = fun(M) ->
+                            cluster:call(
+                              ?config(a, Config),
+                              fun() ->
+                                      [{reply, 1} = M:receive_response(M:send_request(To, {echo, 1}), 5000),
+                                       {reply, 2} = M:wait_response(M:send_request(To, {echo, 2}), infinity),
+                                       {reply, 3} = M:receive_response(M:send_request(To, {echo, 3}),
+                                                                       {abs, erlang:monotonic_time(millisecond) + 5000}),
+                                       begin
+                                           Late = M:send_request(To, {echo_late, 4, 100}),
+                                           timeout = M:wait_response(Late, 0),
+                                           timeout = M:wait_response(Late, 10),
+                                           {reply, 4} = M:wait_response(Late, 5000)
+                                       end,
+                                       begin
+                                           Never = M:send_request(To, {echo_late, 5, 50}),
+                                           timeout = M:receive_response(Never, 0),
+                                           receive Any -> Any after 150 -> none end
+                                       end,
+                                       %% many at a time, answers taken in another order
+                                       begin
+                                           Ids = [{N, M:send_request(To, {echo, N})} || N <- lists:seq(1, 100)],
+                                           [{reply, N} = M:receive_response(Id, 5000) || {N, Id} <- lists:reverse(Ids)]
+                                       end]
+                              end)
+                    end,
+              ?assertEqual(Run(gen_server), Run(trunkline))
+      end, destinations(Config)).
+
+request_errors(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    lists:foreach(
+      fun(To) ->
+              Run = fun(M) ->
+                            cluster:call(?config(a, Config),
+                                         fun() -> M:receive_response(M:send_request(To, {echo, 1}), 5000) end)
+                    end,
+              ?assertEqual({To, Run(gen_server)}, {To, Run(trunkline)})
+      end, [{no_such_name, There}, no_such_name, {global, no_such_name}, {x, 'no_such_node@localhost'}]).
+
+check(Config) ->
+    lists:foreach(
+      fun(To) ->
+              Run = fun(M) ->
+                            cluster:call(
+                              ?config(a, Config),
+                              fun() ->
+                                      Id = M:send_request(To, {echo, 1}),
+                                      no_reply = M:check_response(unrelated, Id),
+                                      no_reply = M:check_response({make_ref(), x}, Id),
+                                      receive Message -> M:check_response(Message, Id) end
+                              end)
+                    end,
+              ?assertEqual({reply, 1}, Run(gen_server)),
+              ?assertEqual({reply, 1}, Run(trunkline))
+      end, destinations(Config)).
+
+%% --- beside the table -----------------------------------------------------------
+
+%% A node on which Trunkline was never started has it all as well.
+not_started(_) ->
+    A = cluster:start(none),
+    B = cluster:start(none),
+    cluster:connect(A, B),
+    {ok, Pid} = cluster:call(B, server, start, [gen_server]),
+    hello = cluster:call(A, trunkline, send, [Pid, hello]),
+    ok = cluster:call(A, trunkline, send, [Pid, hello, [nosuspend]]),
+    ok = cluster:call(A, trunkline, cast, [Pid, hello]),
+    world = cluster:call(A, trunkline, call, [Pid, {echo, world}]),
+    #{peers := Peers} = cluster:call(A, trunkline, info, []),
+    ?assertEqual(#{}, Peers),
+    cluster:stop_all([A, B]).
+
+%% A call that nobody waits for any more leaves nothing behind in the agent.
+abandoned_calls(Config) ->
+    A = ?config(a, Config),
+    There = ?config(lanes, Config),
+    {ok, Pid} = cluster:call(There, server, start, [gen_server]),
+    Inlets = fun() -> cluster:call(There, fun() ->
+                                                  #{inlets := Pids} = trunkline_peers:lookup(cluster:node_of(A)),
+                                                  lists:sum([begin garbage_collect(P), {memory, M} = process_info(P, memory), M end
+                                                             || P <- Pids])
+                                          end) end,
+    Before = Inlets(),
+    cluster:call(A, fun() ->
+                            _ = [catch trunkline:call(Pid, never, 0) || _ <- lists:seq(1, 20000)],
+                            _ = [timeout = trunkline:receive_response(trunkline:send_request(Pid, never), 0)
+                                 || _ <- lists:seq(1, 20000)],
+                            ok
+                    end),
+    %% Kept, each would be some 100 bytes.
+    cluster:await(fun() -> case Inlets() of
+                               M when M < Before + 200_000 -> true;
+                               M -> {Before, M}
+                           end end),
+    cluster:call(There, server, stop_all, []).
+
+%% Who waits for a reply hears of the end of the session, in gen_server's words.
+session_ends(_) ->
+    lists:foreach(
+      fun(End) ->
+              {A, B} = cluster:pair([]),
+              {ok, Pid} = cluster:call(B, server, start, [gen_server]),
+              NodeB = cluster:node_of(B),
+              ok = cluster:call(A, fun() -> waiters(Pid) end),
+              cluster:await(fun() -> cluster:call(B, fun() -> 2 =:= callers(Pid) end) end),
+              End(A, B),
+              ?assertEqual([{error, {noconnection, Pid}}, {nodedown, NodeB}],
+                           cluster:call(A, fun waited/0)),
+              cluster:stop_all([A, B])
+      end,
+      [fun(_, B) -> cluster:kill(B) end,
+       fun(A, B) -> true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end,
+       fun(_, B) -> cluster:call(B, cluster, stop_trunkline, []) end,
+       fun(A, B) -> cluster:call(B, fun() -> kill_link(cluster:node_of(A)) end) end,
+       fun(A, B) -> cluster:call(A, fun() -> kill_link(cluster:node_of(B)) end) end]).
+
+%% The dialogue of session_ends/1 at the nodes.
+waiters(Pid) ->
+    Collector = spawn(fun() -> collect([]) end),
+    register(waited, Collector),
+    spawn(fun() -> Collector ! trunkline:receive_response(trunkline:send_request(Pid, never), infinity) end),
+    spawn(fun() ->
+                  {'EXIT', {Reason, {trunkline, call, _}}} = (catch trunkline:call(Pid, never, infinity)),
+                  Collector ! Reason
+          end),
+    ok.
+
+collect(Got) when length(Got) =:= 2 ->
+    receive {got, From} -> From ! {got, lists:sort(fun(X, Y) -> element(1, X) < element(1, Y) end, Got)} end;
+collect(Got) ->
+    receive Reason when not is_pid(Reason), element(1, Reason) =/= got -> collect([Reason | Got]) end.
+
+waited() ->
+    waited ! {got, self()},
+    receive {got, Got} -> Got after 20000 -> timeout end.
+
+%% How many calls have reached the server.
+callers(Pid) ->
+    {messages, []} = process_info(Pid, messages),
+    {_, Links} = process_info(Pid, monitored_by),
+    case Links of
+        [] -> 0;
+        _ -> 2
+    end.
+
+kill_link(Node) ->
+    #{link := Link} = trunkline_peers:lookup(Node),
+    exit(Link, kill).
+
+%% With mail of its own a process calls and sends as with none: no call searches
+%% the mailbox. (A receive that does costs a reduction for each message.)
+long_mailbox(Config) ->
+    A = ?config(a, Config),
+    There = ?config(lanes, Config),
+    {ok, Pid} = cluster:call(There, server, start, [gen_server]),
+    {Short, Long} =
+        cluster:call(A, fun() ->
+                                Short = reductions(Pid),
+                                _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
+                                {Short, reductions(Pid)}
+                        end),
+    ct:log("reductions of 100 calls, sends and casts: ~b with no mail, ~b with 100,000 messages", [Short, Long]),
+    ?assert(Long < Short + 100_000),
+    cluster:call(There, server, stop_all, []).
+
+reductions(Pid) ->
+    {reductions, Before} = process_info(self(), reductions),
+    _ = [begin
+             N = trunkline:call(Pid, {echo, N}, infinity),
+             N = trunkline:call(Pid, {echo, N}, 5000),
+             trunkline:send(Pid, N),
+             trunkline:cast(Pid, N)
+         end || N <- lists:seq(1, 100)],
+    {reductions, After} = process_info(self(), reductions),
+    After - Before.
+
+%% Options are checked, and a bad one is named.
+options(_) ->
+    {ok, Defaults} = trunkline_options:check([]),
+    ?assertMatch(#{lanes := _, queue_bytes := _, window_bytes := _, batch_bytes := _}, Defaults),
+    ?assertEqual({ok, Defaults#{lanes := 7}}, trunkline_options:check([{lanes, 7}])),
+    lists:foreach(
+      fun({Key, Value} = Bad) ->
+              ?assertEqual({error, {bad_option, Key, Value}}, trunkline_options:check([Bad])),
+              Words = lists:flatten(trunkline_options:explain({bad_option, Key, Value})),
+              ?assertNotEqual(nomatch, string:find(Words, atom_to_list(Key)))
+      end,
+      [{lanes, 0}, {lanes, 65}, {lanes, "4"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
+       {batch_bytes, 1 bsl 40}, {no_such_option, 1}]),
+    Node = cluster:start(none),
+    ok = cluster:call(Node, logger, set_primary_config, [level, none]),
+    ?assertMatch({error, {{bad_option, lanes, 0}, _}}, cluster:call(Node, cluster, start_trunkline, [[{lanes, 0}]])),
+    ok = cluster:call(Node, cluster, start_trunkline, [[{lanes, 1}]]),
+    cluster:stop(Node).
+
+info(Config) ->
+    A = ?config(a, Config),
+    {B, Plain} = {?config(lanes, Config), ?config(plain, Config)},
+    {NodeB, NodePlain} = {cluster:node_of(B), cluster:node_of(Plain)},
+    #{peers := Before, fallbacks := Fallbacks} = cluster:call(A, trunkline, info, []),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    [PlainPid] = cluster:call(Plain, traffic, start_receivers, [1]),
+    [normal, normal] = cluster:call(A, traffic, play_all, [[{Id, [{send, Pid, 10} || _ <- lists:seq(1, 500)]} || Id <- [1, 2]]]),
+    [normal] = cluster:call(A, traffic, play_all, [[{1, [{send, PlainPid, 10} || _ <- lists:seq(1, 50)]}]]),
+    cluster:await(fun() -> 1000 =:= cluster:call(B, traffic, count, [Pid]) end),
+    Sum = fun(Field, #{lanes := Lanes}) -> lists:sum([maps:get(Field, L) || L <- Lanes]) end,
+    cluster:await(fun() -> 0 =:= Sum(in_flight_messages, cluster:call(A, trunkline, info, [NodeB])) end),
+    #{peers := #{NodeB := Peer}, fallbacks := Fallbacks1} = cluster:call(A, trunkline, info, []),
+    ?assertEqual(Fallbacks + 50, Fallbacks1),
+    ?assertMatch(#{state := up, protocol := 1, release := [_ | _]}, Peer),
+    ?assertEqual(1000, Sum(messages, Peer) - Sum(messages, maps:get(NodeB, Before))),
+    ?assertEqual({0, 0, 0}, {Sum(queued_messages, Peer), Sum(queued_bytes, Peer), Sum(in_flight_bytes, Peer)}),
+    ?assert(Sum(batches, Peer) > Sum(batches, maps:get(NodeB, Before))),
+    #{peers := #{} = Theirs} = cluster:call(B, trunkline, info, []),
+    ?assert(Sum(received_messages, maps:get(cluster:node_of(A), Theirs)) >= 1000),
+    ?assertMatch(#{state := greeting, lanes := []}, cluster:call(A, trunkline, info, [NodePlain])),
+    ?assertEqual(undefined, cluster:call(A, trunkline, info, ['no_such_node@localhost'])),
+    %% Every field is documented.
+    #{peer := PeerFields, lane := LaneFields} = trunkline_stats:fields(),
+    [?assertMatch({_, Type, [_ | _]} when Type =:= counter; Type =:= gauge; Type =:= peak, F)
+     || F <- PeerFields ++ LaneFields].

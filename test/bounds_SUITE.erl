@@ -1,0 +1,228 @@
+%% Promise 3: every queue has a bound; at the bound a sender waits, fairly, or is
+%% told; and what is lost when a node dies is counted.
+-module(bounds_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
+         call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, binaries_do_not_keep_batches/1]).
+
+suite() -> [{timetrap, {minutes, 3}}].
+
+all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
+          call_while_full, larger_than_all_bounds, fair, killed_senders, binaries_do_not_keep_batches].
+
+-define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
+
+%% Senders flood a node that has stopped. The sending node keeps no more than its
+%% bounds, and when the other continues all arrives, in order.
+stopped_peer(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    Pids = cluster:call(B, traffic, start_watchers, [4]),
+    Before = memory(A),
+    cluster:suspend(B),
+    Streams = [{Id, To, cluster:call(A, traffic, stream, [To, Id, 1000])}
+               || Id <- lists:seq(1, 8), To <- [lists:nth(Id rem 4 + 1, Pids)]],
+    %% Both lanes are full, with senders waiting, and nothing moves any more.
+    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, waits := W}) -> Q >= 60_000 andalso W > 0 end, lanes(A, B)) end),
+    Still = lanes(A, B),
+    Peak = lists:max([begin receive after 20 -> ok end, memory(A) end || _ <- lists:seq(1, 50)]),
+    ?assertEqual(Still, lanes(A, B)),
+    lists:foreach(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
+                          %% one message beyond the bound, one batch beyond the window
+                          ?assert(Q =< 65536 + 4000),
+                          ?assert(F =< 2 * 65536 + 4000)
+                  end, Still),
+    ct:log("memory of the sending node: ~b before, at most ~b while blocked", [Before, Peak]),
+    ?assert(Peak < Before + 2 * 3 * 65536 + 32_000_000),
+    cluster:continue(B),
+    cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) > 20_000 end),
+    lists:foreach(
+      fun({Id, To, Stream}) ->
+              N = cluster:call(A, traffic, stop_stream, [Stream]),
+              cluster:await(fun() -> #{Id := {Last, _, _}} = cluster:call(B, traffic, summary, [To]), Last =:= N end),
+              ?assertMatch(#{Id := {N, N, []}}, cluster:call(B, traffic, summary, [To]))
+      end, Streams),
+    cluster:stop_all([A, B]).
+
+%% With nosuspend nobody waits, and what was refused was not sent.
+nosuspend(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    cluster:suspend(B),
+    {Ok, Refused} = cluster:call(A, fun() -> try_many(Pid, 2000, [], 0) end),
+    ?assert(length(Ok) > 20),
+    ?assert(Refused > 100),
+    ?assertEqual(Refused, lists:sum([N || #{nosuspend := N} <- lanes(A, B)])),
+    ?assertEqual(0, lists:sum([N || #{waits := N} <- lanes(A, B)])),
+    cluster:continue(B),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= length(Ok) end),
+    ?assertEqual([{1, N} || N <- Ok], cluster:call(B, traffic, received, [Pid])),
+    cluster:stop_all([A, B]).
+
+try_many(_, 0, Ok, Refused) ->
+    {lists:reverse(Ok), Refused};
+try_many(Pid, N, Ok, Refused) ->
+    case trunkline:send(Pid, {from, 1, N, traffic:payload(999)}, [nosuspend]) of
+        ok -> try_many(Pid, N - 1, [N | Ok], Refused);
+        nosuspend -> try_many(Pid, N - 1, Ok, Refused + 1)
+    end.
+
+%% A thousand at the bound at once; each gets through.
+thousand_blocked(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    Pids = cluster:call(B, traffic, start_receivers, [4]),
+    cluster:suspend(B),
+    blocked_senders(A, B, Pids, 1000, 5),
+    cluster:continue(B),
+    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 1000 end),
+    cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= 5000 end),
+    Got = lists:append([cluster:call(B, traffic, received, [P]) || P <- Pids]),
+    lists:foreach(fun(Id) -> ?assertEqual([1, 2, 3, 4, 5], [N || {I, N} <- Got, I =:= Id]) end, lists:seq(1, 1000)),
+    cluster:stop_all([A, B]).
+
+%% Starts so many senders of so many messages, and waits until the most of them
+%% are blocked.
+blocked_senders(A, B, Pids, Senders, Messages) ->
+    ok = cluster:call(A, fun() ->
+                                 register(done, spawn(fun() -> done(0) end)),
+                                 Play = fun(Id) -> [{send, lists:nth(Id rem length(Pids) + 1, Pids), 1000}
+                                                    || _ <- lists:seq(1, Messages)] end,
+                                 _ = [spawn(fun() -> [normal] = traffic:play_all([{Id, Play(Id)}]), done ! done end)
+                                      || Id <- lists:seq(1, Senders)],
+                                 ok
+                         end),
+    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders * 8 div 10 end).
+
+done(N) ->
+    receive
+        done -> done(N + 1);
+        {count, From} -> From ! {count, N}, done(N)
+    end.
+
+count_done() ->
+    done ! {count, self()},
+    receive {count, N} -> N end.
+
+%% When the peer dies those who wait go on at once; nothing is kept for it.
+released_on_nodedown(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    Pids = cluster:call(B, traffic, start_receivers, [4]),
+    cluster:suspend(B),
+    blocked_senders(A, B, Pids, 1000, 2),
+    cluster:kill(B),
+    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 1000 end),
+    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> Q + F =:= 0 end, lanes(A, B)) end),
+    ?assertMatch(#{state := down}, info(A, B)),
+    cluster:stop(A).
+
+%% What was accepted has arrived, or is counted as lost, to the last message.
+losses_add_up(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    Pids = cluster:call(B, traffic, start_receivers, [4]),
+    cluster:suspend(B),
+    blocked_senders(A, B, Pids, 200, 5),
+    cluster:kill(B),
+    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 200 end),
+    cluster:await(fun() ->
+                          #{lost := #{queued := Q, unconfirmed := U, unreachable := X, crashed := 0}} = Info = info(A, B),
+                          Confirmed = lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,
+                          Fallbacks = maps:get(fallbacks, Info),
+                          case Q + U + X + Confirmed + Fallbacks of
+                              1000 -> true;
+                              Sum -> {Sum, Info}
+                          end
+                  end),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, B),
+    ?assert(Queued > 0),
+    ?assert(Unconfirmed > 0),
+    cluster:stop(A).
+
+%% The time-out of a call includes the wait for room; nothing comes after it.
+call_while_full(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    {ok, Server} = cluster:call(B, server, start, [gen_server]),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    cluster:suspend(B),
+    blocked_senders(A, B, [Pid], 200, 5),
+    Results = cluster:call(A, fun() -> [catch trunkline:call(Server, {echo, N}, 50) || N <- lists:seq(1, 20)] end),
+    [?assertMatch({'EXIT', {timeout, {trunkline, call, _}}}, R) || R <- Results],
+    cluster:continue(B),
+    cluster:await(fun() -> hello =:= cluster:call(A, fun() -> trunkline:call(Server, {echo, hello}, infinity) end) end),
+    cluster:stop_all([A, B]).
+
+%% A message may be larger than the queue, the window and the batch.
+larger_than_all_bounds(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, 1024}, {window_bytes, 1024}, {batch_bytes, 256}]),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    Script = [{Kind, Pid, Bytes} || Bytes <- [1, 5_000_000, 10, 3_000_001, 1_000_002, 255, 256, 257, 1024],
+                                    Kind <- [send, call, cast]],
+    [normal, normal] = cluster:call(A, traffic, play_all, [[{1, Script}, {2, Script}]]),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 2 * length(Script) end),
+    Got = cluster:call(B, traffic, received, [Pid]),
+    [?assertEqual(lists:seq(1, length(Script)), [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2]],
+    cluster:stop_all([A, B]).
+
+%% Nobody starves at a lane that is full all the time.
+fair(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, 8192}, {window_bytes, 8192}]),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    Streams = [{Id, cluster:call(A, traffic, stream, [Pid, Id, 100])} || Id <- lists:seq(1, 16)],
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) > 30_000 end, 60_000),
+    Sent = [cluster:call(A, traffic, stop_stream, [S]) || {_, S} <- Streams],
+    ct:log("sent: ~p", [Sent]),
+    ?assert(lists:min(Sent) * 5 > lists:max(Sent)),
+    cluster:stop_all([A, B]).
+
+%% Senders that are killed while they wait, or between entering and sending, do
+%% not take room with them for ever.
+killed_senders(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(A, fun() ->
+                                 _ = [begin
+                                          S = traffic:stream(Pid, N, 100),
+                                          receive after N rem 3 -> exit(S, kill) end
+                                      end || N <- lists:seq(1, 1000)],
+                                 ok
+                         end),
+    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
+    ok = cluster:call(A, fun() -> trunkline:send(Pid, {from, last, 1, x}), ok end),
+    cluster:await(fun() -> is_map_key(last, cluster:call(B, traffic, summary, [Pid])) end),
+    cluster:stop_all([A, B]).
+
+%% A receiver that keeps a small binary out of every batch does not keep the
+%% batches with it.
+binaries_do_not_keep_batches(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Keeper = cluster:call(B, fun() -> spawn(fun() -> keeper([], 0) end) end),
+    ok = cluster:call(A, fun() ->
+                                 %% one in a hundred is kept: 300 bytes out of 30 kB
+                                 _ = [trunkline:send(Keeper, {case N rem 100 of 0 -> keep; _ -> drop end,
+                                                              binary:copy(<<N:32>>, 75)})
+                                      || N <- lists:seq(1, 100_000)],
+                                 trunkline:send(Keeper, {report, self()}),
+                                 receive {kept, Kept, Referenced} ->
+                                         {Kept, true} = {Kept, Referenced < 10 * Kept}, ok
+                                 end
+                         end),
+    cluster:stop_all([A, B]).
+
+keeper(Kept, N) ->
+    receive
+        {keep, Binary} ->
+            keeper([Binary | Kept], N + byte_size(Binary));
+        {drop, _} ->
+            keeper(Kept, N);
+        {report, To} ->
+            garbage_collect(),
+            To ! {kept, N, lists:sum([binary:referenced_byte_size(B) || B <- Kept])}
+    end.
+
+info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
+
+lanes(A, B) -> maps:get(lanes, info(A, B)).
+
+memory(A) -> cluster:call(A, erlang, memory, [total]).

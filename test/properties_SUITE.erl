@@ -1,0 +1,304 @@
+%% The pure modules, each against a model: no process, no node.
+-module(properties_SUITE).
+
+-include_lib("proper/include/proper.hrl").
+
+-export([all/0]).
+-export([gate/1, gate_shared/1, window/1, waiters/1, backlog/1, pace/1, handshake/1]).
+
+all() -> [gate, gate_shared, window, waiters, backlog, pace, handshake].
+
+check(Property) ->
+    proper:quickcheck(Property, [{numtests, 1000}, quiet])
+        orelse ct:fail({counterexample, proper:counterexample()}).
+
+%% --- gate: a count of bytes and messages, and a door -------------------------------
+
+gate(_) -> check(prop_gate()).
+
+prop_gate() ->
+    ?FORALL({Limit, Commands}, {range(1, 2000), list(gate_command())},
+            begin
+                Gate = trunkline_gate:new(2),
+                lists:foreach(fun(Ix) -> trunkline_gate:open(Gate, Ix) end, [1, 2]),
+                run_gate(Commands, Gate, Limit, #{1 => {[], open}, 2 => {[], open}})
+            end).
+
+gate_command() ->
+    {oneof([enter, enter, enter, leave, leave, force, close, open]), range(1, 2), range(0, 500)}.
+
+run_gate([], _, _, _) ->
+    true;
+run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
+    {Inside, Door} = maps:get(Ix, Model),
+    Message = binary:copy(<<0>>, Size),
+    Charge = trunkline_gate:charge(Message),
+    Bytes = lists:sum([trunkline_gate:bytes(C) || C <- Inside]),
+    Model1 =
+        case Command of
+            enter ->
+                Packed = trunkline_gate:limit(Limit),
+                Expected = Door =:= open andalso lists:sum(Inside) < Packed,
+                case trunkline_gate:enter(Gate, Ix, Message, Packed) of
+                    Charge when Expected -> Model#{Ix := {[Charge | Inside], Door}};
+                    {refused, Charge} when not Expected -> Model
+                end;
+            force ->
+                ok = trunkline_gate:force(Gate, Ix, Charge),
+                Model#{Ix := {[Charge | Inside], Door}};
+            leave when Inside =:= [] ->
+                Model;
+            leave ->
+                [First | Rest] = Inside,
+                Level = trunkline_gate:leave(Gate, Ix, First),
+                Level = lists:sum(Rest),
+                Model#{Ix := {Rest, Door}};
+            close ->
+                Level = trunkline_gate:close(Gate, Ix),
+                Level = lists:sum(Inside),
+                Model#{Ix := {Inside, closed}};
+            open ->
+                ok = trunkline_gate:open(Gate, Ix),
+                Model#{Ix := {Inside, open}}
+        end,
+    {Inside1, _} = maps:get(Ix, Model1),
+    Level1 = trunkline_gate:level(Gate, Ix),
+    trunkline_gate:messages(Level1) =:= length(Inside1)
+        andalso trunkline_gate:bytes(Level1) =:= lists:sum([trunkline_gate:bytes(C) || C <- Inside1])
+        %% never more than one message beyond the limit, but for what was forced
+        andalso (Command =/= enter orelse Bytes < Limit orelse Inside1 =:= Inside)
+        andalso run_gate(Commands, Gate, Limit, Model1).
+
+%% Many processes at once: what came in goes out, and a closed gate's count is final.
+gate_shared(_) ->
+    Gate = trunkline_gate:new(1),
+    ok = trunkline_gate:open(Gate, 1),
+    Limit = trunkline_gate:limit(100_000),
+    Most = 100_000 + trunkline_gate:bytes(trunkline_gate:charge(<<0:8000>>)),
+    Pids = [spawn_monitor(fun() -> passers(Gate, Limit, Most, 20_000, 0) end) || _ <- lists:seq(1, 8)],
+    [receive {'DOWN', Ref, process, Pid, Reason} -> {passed, N} = Reason, true = N > 0 end || {Pid, Ref} <- Pids],
+    0 = trunkline_gate:level(Gate, 1),
+    0 = trunkline_gate:close(Gate, 1).
+
+passers(_, _, _, 0, Passed) ->
+    exit({passed, Passed});
+passers(Gate, Limit, _Most, N, Passed) ->
+    Message = binary:copy(<<0>>, N rem 1000),
+    case trunkline_gate:enter(Gate, 1, Message, Limit) of
+        {refused, _} ->
+            passers(Gate, Limit, _Most, N - 1, Passed);
+        Charge ->
+            _ = trunkline_gate:leave(Gate, 1, Charge),
+            passers(Gate, Limit, _Most, N - 1, Passed + 1)
+    end.
+
+%% --- window: two ends and the messages between them ---------------------------------
+
+window(_) -> check(prop_window()).
+
+%% Whatever the batches and however acknowledgements and batches are delayed, the
+%% lane never has more than a window and a batch under way, never stands still,
+%% and in the end everything is acknowledged.
+prop_window() ->
+    ?FORALL({Window, Batches, Delays}, {range(1, 5000), list({range(1, 3000), oneof([now, later])}), list(boolean())},
+            run_window(Batches, Delays, Window, trunkline_window:sender(Window), trunkline_window:receiver(Window), [], [])).
+
+%% To: batches under way; Back: acknowledgements under way.
+run_window([], _, _, Sender, Receiver, [], []) ->
+    case trunkline_window:flush(Receiver) of
+        none -> trunkline_window:in_flight(Sender) =:= 0;
+        {ack, Charge, _} -> trunkline_window:in_flight(trunkline_window:acked(Charge, Sender)) =:= 0
+    end;
+run_window(Batches, Delays, Window, Sender, Receiver, To, Back) ->
+    {Slow, Delays1} = case Delays of [] -> {false, []}; [D | Ds] -> {D, Ds} end,
+    case {Batches, trunkline_window:is_open(Sender)} of
+        {[{Bytes, Ack} | Batches1], true} when Slow; To =:= [], Back =:= [] ->
+            Charge = trunkline_gate:limit(Bytes) + 1,
+            Sender1 = trunkline_window:sent(Charge, Sender),
+            Under = trunkline_gate:bytes(trunkline_window:in_flight(Sender1)),
+            Under < Window + Bytes
+                andalso run_window(Batches1, Delays1, Window, Sender1, Receiver, To ++ [{Ack, Charge}], Back);
+        _ when Back =/= [], Slow orelse To =:= [] ->
+            [Charge | Back1] = Back,
+            run_window(Batches, Delays1, Window, trunkline_window:acked(Charge, Sender), Receiver, To, Back1);
+        _ when To =/= [] ->
+            [{Ack, Charge} | To1] = To,
+            case trunkline_window:delivered(Ack, Charge, Receiver) of
+                {ack, Acked, Receiver1} ->
+                    run_window(Batches, Delays1, Window, Sender, Receiver1, To1, Back ++ [Acked]);
+                {later, Receiver1} when Ack =:= later ->
+                    run_window(Batches, Delays1, Window, Sender, Receiver1, To1, Back)
+            end;
+        _ ->
+            false            % nothing under way, and the window is shut: stuck
+    end.
+
+%% --- waiters: a queue in which those who return stand first --------------------------
+
+waiters(_) -> check(prop_waiters()).
+
+prop_waiters() ->
+    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)}, return, release_all])),
+            run_waiters(Commands, trunkline_waiters:new(), [], [], 1)).
+
+%% Model: the waiting, oldest first, as {Name, Bytes}; the released, with tickets.
+run_waiters([], W, Waiting, _, _) ->
+    trunkline_waiters:size(W) =:= length(Waiting)
+        andalso trunkline_waiters:is_empty(W) =:= (Waiting =:= []);
+run_waiters([{add, Bytes} | Commands], W, Waiting, Released, N) ->
+    run_waiters(Commands, trunkline_waiters:add(N, new, Bytes, W), Waiting ++ [{N, Bytes}], Released, N + 1);
+run_waiters([return | Commands], W, Waiting, [{Name, Ticket} | Released], N) ->
+    %% It was overtaken, and comes back; it is older than whoever came after it.
+    {Older, Younger} = lists:partition(fun({Other, _}) -> Other < Name end, Waiting),
+    run_waiters(Commands, trunkline_waiters:add(Name, Ticket, 10, W), Older ++ [{Name, 10}] ++ Younger, Released, N);
+run_waiters([return | Commands], W, Waiting, [], N) ->
+    run_waiters(Commands, W, Waiting, [], N);
+run_waiters([release_all | Commands], W, Waiting, Released, N) ->
+    {Out, W1} = trunkline_waiters:release_all(W),
+    [Name || {Name, _} <- Out] =:= [Name || {Name, _} <- Waiting]
+        andalso trunkline_waiters:is_empty(W1)
+        andalso run_waiters(Commands, W1, [], Out ++ Released, N);
+run_waiters([{release, Room} | Commands], W, Waiting, Released, N) ->
+    {Out, W1} = trunkline_waiters:release(Room, W),
+    {Go, Stay} = lists:split(length(Out), Waiting),
+    Sums = lists:foldl(fun({_, Bytes}, [Sum | _] = Acc) -> [Sum + Bytes | Acc] end, [0], Go),
+    [Name || {Name, _} <- Out] =:= [Name || {Name, _} <- Go]
+        %% all before the last fit; the next would have gone if there was room
+        andalso (Go =:= [] orelse lists:nth(2, Sums) < Room)
+        andalso (Stay =:= [] orelse hd(Sums) >= Room)
+        andalso run_waiters(Commands, W1, Stay, Out ++ Released, N).
+
+%% --- backlog: a queue that is cut into batches ----------------------------------------
+
+backlog(_) -> check(prop_backlog()).
+
+prop_backlog() ->
+    ?FORALL({Messages, Bytes, Commands},
+            {range(1, 5), range(1, 1000), list(oneof([{in, range(1, 500)}, {in_batch, list(range(1, 300))}, take]))},
+            run_backlog(Commands, trunkline_backlog:new(Messages, Bytes), {Messages, Bytes}, [], 1)).
+
+run_backlog([], B, Limits, Model, _) ->
+    drain(B, Limits, Model);
+run_backlog([{in, Bytes} | Commands], B, Limits, Model, N) ->
+    Item = {one, trunkline_gate:limit(Bytes) + 1, N},
+    {one, Charge, N} = Item,
+    run_backlog(Commands, trunkline_backlog:in(Charge, N, B), Limits, Model ++ [Item], N + 1);
+run_backlog([{in_batch, []} | Commands], B, Limits, Model, N) ->
+    run_backlog(Commands, B, Limits, Model, N);
+run_backlog([{in_batch, Sizes} | Commands], B, Limits, Model, N) ->
+    Charge = lists:sum([trunkline_gate:limit(Bytes) + 1 || Bytes <- Sizes]),
+    Entries = lists:seq(N, N + length(Sizes) - 1),
+    run_backlog(Commands, trunkline_backlog:in_batch(Charge, Entries, B), Limits,
+                Model ++ [{batch, Charge, Entries}], N + length(Sizes));
+run_backlog([take | Commands], B, Limits, Model, N) ->
+    case take(B, Limits, Model) of
+        {B1, Model1} -> run_backlog(Commands, B1, Limits, Model1, N);
+        Verdict -> Verdict andalso run_backlog(Commands, B, Limits, Model, N)
+    end.
+
+drain(B, Limits, Model) ->
+    case take(B, Limits, Model) of
+        {B1, Model1} -> drain(B1, Limits, Model1);
+        Verdict -> Verdict
+    end.
+
+%% Takes a batch from both; or says whether both are empty.
+take(B, {Messages, Bytes}, Model) ->
+    Sum = lists:sum([Charge || {_, Charge, _} <- Model]),
+    Sum = trunkline_backlog:charge(B),
+    case trunkline_backlog:take(B) of
+        empty ->
+            Model =:= [] andalso trunkline_backlog:is_empty(B);
+        {Charge, Entries, B1} ->
+            {Taken, Model1} = model_take(length(Entries), Model, []),
+            true = Entries =:= lists:append([case E of {one, _, N} -> [N]; {batch, _, Ns} -> Ns end || E <- Taken]),
+            true = Charge =:= lists:sum([C || {_, C, _} <- Taken]),
+            %% a batch that was put in as one comes out as it is; others keep the limits
+            true = case Taken of
+                       [{batch, _, _}] -> true;
+                       [{one, _, _}] -> true;
+                       _ -> length(Entries) =< Messages andalso trunkline_gate:bytes(Charge) =< Bytes
+                   end,
+            {B1, Model1}
+    end.
+
+model_take(0, Model, Taken) -> {lists:reverse(Taken), Model};
+model_take(N, [{one, _, _} = Item | Model], Taken) -> model_take(N - 1, Model, [Item | Taken]);
+model_take(N, [{batch, _, Ns} = Item | Model], Taken) -> model_take(N - length(Ns), Model, [Item | Taken]).
+
+%% --- pace: a lane waits only for what is sure to come ----------------------------------
+
+pace(_) -> check(prop_pace()).
+
+prop_pace() ->
+    ?FORALL(Steps, list({range(0, 300_000), oneof([send, arrive]), range(1, 100)}),
+            run_pace(Steps, 0, trunkline_pace:new(), #{last => none, probe => none, trips => []})).
+
+run_pace([], _, _, _) ->
+    true;
+run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe := Probe, trips := Trips} = Model) ->
+    Now = Before + Later,
+    Waiting = trunkline_pace:is_waiting(Messages, Pace),
+    %% It never waits without a probe under way, nor before it knows how near the
+    %% inlet is, nor for an inlet that has never been near, nor with a full batch.
+    Sound = not Waiting
+        orelse (Probe =/= none andalso Trips =/= [] andalso lists:min(Trips) < 1_000_000 andalso Messages < 32),
+    Sound andalso
+        case What of
+            send ->
+                {Ack, Pace1} = trunkline_pace:sent(Now, Pace),
+                Dense = Last =/= none andalso Now - Last < 100_000,
+                Expected = case Probe of none when Dense -> now; _ -> later end,
+                Ack =:= Expected
+                    andalso run_pace(Steps, Now, Pace1,
+                                     Model#{last := Now, probe := case Ack of now -> Now; later -> Probe end});
+            arrive when Probe =:= none ->
+                run_pace(Steps, Now, trunkline_pace:arrived(Now, Pace), Model);
+            arrive ->
+                Pace1 = trunkline_pace:arrived(Now, Pace),
+                %% with no probe under way it does not wait
+                not trunkline_pace:is_waiting(1, Pace1)
+                    andalso run_pace(Steps, Now, Pace1, Model#{probe := none, trips := [Now - Probe | Trips]})
+        end.
+
+%% --- handshake: both ends come to the same agreement --------------------------------------
+
+handshake(_) -> check(prop_handshake()).
+
+prop_handshake() ->
+    ?FORALL({Mine, Theirs, Junk}, {hello(), hello(), junk()},
+            begin
+                Symmetric = case {trunkline_handshake:agree(Mine, Theirs), trunkline_handshake:agree(Theirs, Mine)} of
+                                {{ok, A}, {ok, B}} ->
+                                    maps:without([release, capabilities], A) =:= maps:without([release, capabilities], B)
+                                        andalso lists:usort(maps:get(capabilities, A)) =:= lists:usort(maps:get(capabilities, B))
+                                        andalso within(A, Mine) andalso within(A, Theirs);
+                                {{error, incompatible}, {error, incompatible}} ->
+                                    {L1, H1} = maps:get(protocol, Mine),
+                                    {L2, H2} = maps:get(protocol, Theirs),
+                                    H1 < L2 orelse H2 < L1
+                            end,
+                Symmetric andalso {error, malformed} =:= trunkline_handshake:agree(Mine, Junk)
+            end).
+
+within(#{protocol := P, lanes := L, window_bytes := W, capabilities := Cs},
+       #{protocol := {Low, High}, lanes := Lanes, window_bytes := Window, capabilities := Capabilities}) ->
+    P >= Low andalso P =< High andalso L =< Lanes andalso W =< Window
+        andalso lists:all(fun(C) -> lists:member(C, Capabilities) end, Cs).
+
+hello() ->
+    ?LET({Low, More, Lanes, Window, Capabilities, Extra},
+         {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), list(oneof([request, bulk, inbox])), nat()},
+         #{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
+           capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
+
+%% Not a hello, though some come near to one.
+junk() ->
+    oneof([term_without_map(), #{},
+           ?LET({Key, Bad, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]), oneof([nonsense, 0, -1, [a | b], {2, 1}]), hello()},
+                case {Key, Bad} of
+                    _ -> Hello#{Key := Bad}
+                end),
+           ?LET({Key, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]), hello()}, maps:remove(Key, Hello))]).
+
+term_without_map() -> oneof([nonsense, 17, "text", {a, tuple}, <<"bits">>]).

@@ -1,0 +1,13 @@
+%% A registry for {via, via_test, Name}: knows one name, set by the test.
+-module(via_test).
+
+-export([whereis_name/1, send/2]).
+
+whereis_name(known) -> persistent_term:get(via_test);
+whereis_name(_) -> undefined.
+
+send(Name, Message) ->
+    case whereis_name(Name) of
+        undefined -> exit({badarg, {Name, Message}});
+        Pid -> Pid ! Message, Pid
+    end.
