@@ -58,7 +58,7 @@ loop(S) ->
             loop(S#inlet{agent = trunkline_agent:reply(Caller, Server, Reply, S#inlet.agent)});
         {'DOWN', _, process, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
-        {timeout, _, Timer} ->
+        {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         finish ->
             ok;

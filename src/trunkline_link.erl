@@ -352,24 +352,32 @@ say_open(_) ->
     ok.
 
 %% A link at the peer that we did not know has said hello.
-greeted(Pid, Session, Hello, Answer, State, #link{peer = #peer{}} = D) ->
-    %% The news that the session before has ended is still under way.
-    {next_state, State1, D1, _} = bereaved(State, D),
-    greeted(Pid, Session, Hello, Answer, State1, D1);
-greeted(Pid, Session, Hello, Answer, State, #link{node = Node, options = Options} = D) ->
-    Answer andalso say_hello(false, D),
-    case trunkline_handshake:agree(trunkline_handshake:hello(Options), Hello) of
-        {ok, Agreement} ->
+greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
+    case {trunkline_handshake:agree(trunkline_handshake:hello(Options), Hello), D#link.peer} of
+        {{error, malformed}, #peer{}} ->
+            %% No link says that.
+            refuse(malformed, Hello, D),
+            keep_state_and_data;
+        {_, #peer{}} ->
+            %% The news that the session before has ended is still under way.
+            {next_state, State1, D1, _} = bereaved(State, D),
+            greeted(Pid, Session, Hello, Answer, State1, D1);
+        {{ok, Agreement}, none} ->
+            Answer andalso say_hello(false, D),
             proceed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
-                                        session = Session, agreement = Agreement}});
-        {error, Why} ->
-            ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tp",
-                         [Node, Why, Hello], #{domain => [trunkline]}),
+                                                    session = Session, agreement = Agreement}});
+        {{error, Why}, none} ->
+            Answer andalso say_hello(false, D),
+            refuse(Why, Hello, D),
             case State of
                 holding -> {keep_state, change_mode(direct, set_path(wait, unexpect(D)))};
                 _ -> enter(greeting, release_all(set_path(direct, unexpect(D))))
             end
     end.
+
+refuse(Why, Hello, #link{node = Node}) ->
+    ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP",
+                 [Node, Why, Hello, 30], #{domain => [trunkline]}).
 
 %% With a peer that had lanes before it must become clear whether it will have
 %% lanes again. If no process there has the name, it will not; else a link of

@@ -1,0 +1,353 @@
+%% What happens when processes are killed, nodes stop, and strangers talk.
+-module(faults_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
+         different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
+         reported_once/1, many_nodes/1]).
+-export([fake_links/1, install_log/0, log/2, logged/0]).
+
+suite() -> [{timetrap, {minutes, 4}}].
+
+all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
+          different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
+          reported_once, many_nodes].
+
+%% Every kind of process, at either end, under load: messages go on, in order, and
+%% what is missing has been counted.
+each_process_killed(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    Load = load(A, B),
+    lists:foreach(
+      fun({Victim, At, Other}) ->
+              kill(Victim, At, Other),
+              cluster:await_up(A, B),
+              flowing(Load, B)
+      end, [{Victim, At, Other} || Victim <- [lane, inlet, link, trunkline_links, trunkline_link_sup],
+                                   {At, Other} <- [{A, B}, {B, A}], _ <- [1, 2]]),
+    Missing = finish(Load, A, B),
+    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
+    ?assert(Missing =< lists:sum(maps:values(Lost))),
+    cluster:stop_all([A, B]).
+
+%% Kills it, and waits until what had to go with it is new.
+kill(Victim, At, Other) ->
+    OtherNode = cluster:node_of(Other),
+    Killed = cluster:call(At, fun() ->
+                                      {Pid, Link} = find(Victim, OtherNode),
+                                      Ref = monitor(process, Pid),
+                                      exit(Pid, kill),
+                                      receive {'DOWN', Ref, process, Pid, killed} -> {Pid, Link} end
+                              end),
+    Victim =:= trunkline_sup orelse
+        cluster:await(fun() -> is_replaced(Victim, Killed, cluster:call(At, fun() -> find(Victim, OtherNode) end)) end).
+
+find(Victim, Node) ->
+    case trunkline_peers:lookup(Node) of
+        #{link := Link, inlets := Inlets} ->
+            {case Victim of
+                 link -> Link;
+                 inlet -> case Inlets of [] -> none; _ -> lists:last(Inlets) end;
+                 lane -> lane(Node);
+                 Name -> whereis(Name)
+             end, Link};
+        none ->
+            {none, none}
+    end.
+
+is_replaced(_, _, {Pid, Link}) when not is_pid(Pid); not is_pid(Link) -> {waiting, Pid, Link};
+is_replaced(trunkline_links, {Old, _}, {New, _}) -> Old =/= New;
+is_replaced(_, {Old, OldLink}, {New, Link}) -> Old =/= New andalso OldLink =/= Link.
+
+lane(Node) ->
+    {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
+    element(1, element(3, Route)).
+
+%% With the top supervisor the application ends. Messages go on by plain
+%% distribution, and by lane again when it is started again.
+supervisors_killed(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun({At, Other}) ->
+              Load = load(A, B),
+              cluster:call(At, logger, set_primary_config, [level, none]),
+              kill(trunkline_sup, At, Other),
+              cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [])) end),
+              flowing(Load, B),
+              ok = cluster:call(At, cluster, start_trunkline, [[]]),
+              cluster:await_up(A, B),
+              flowing(Load, B),
+              _ = finish(Load, A, B)
+      end, [{A, B}, {B, A}]),
+    cluster:stop_all([A, B]).
+
+%% A node that stands still for a while loses nothing.
+stopped_and_continued(_) ->
+    {A, B} = cluster:pair([]),
+    Load = load(A, B),
+    lists:foreach(fun(Node) ->
+                          cluster:suspend(Node),
+                          receive after 500 -> ok end,      % of standing still
+                          cluster:continue(Node),
+                          flowing(Load, B)
+                  end, [A, B, B, A, B]),
+    ?assertEqual(0, finish(Load, A, B)),
+    cluster:stop_all([A, B]).
+
+%% A node that comes back under its name gets nothing that was meant for the one
+%% before, neither by name nor by pid.
+new_incarnation(_) ->
+    Name = peer:random_name("trunkline_again"),
+    A = cluster:start([]),
+    lists:foreach(
+      fun(Round) ->
+              B = cluster:start([], Name),
+              cluster:connect(A, B),
+              cluster:await_up(A, B),
+              [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+              true = cluster:call(B, erlang, register, [target, Pid]),
+              cluster:suspend(B),
+              To = {target, cluster:node_of(B)},
+              Old = cluster:call(A, fun() ->
+                                            [spawn(fun() -> burst(D, {old, Round}, 500) end) || D <- [Pid, To], _ <- lists:seq(1, 5)]
+                                    end),
+              cluster:await(fun() -> #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+                                     lists:sum([M || #{queued_messages := M} <- Ls]) > 0 end),
+              cluster:kill(B),
+              B2 = cluster:start([], Name),
+              [Pid2] = cluster:call(B2, traffic, start_watchers, [1]),
+              true = cluster:call(B2, erlang, register, [target, Pid2]),
+              cluster:connect(A, B2),
+              cluster:await_up(A, B2),
+              %% all that is left of the old bursts has been disposed of
+              cluster:await(fun() -> cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Old) end) end),
+              ok = cluster:call(A, fun() -> burst(To, new, 100) end),
+              cluster:await(fun() -> case cluster:call(B2, traffic, summary, [Pid2]) of
+                                         #{new := {100, 100, []}} -> true;
+                                         Other -> Other
+                                     end end),
+              Summary = maps:remove(new, cluster:call(B2, traffic, summary, [Pid2])),
+              ?assertEqual(#{}, Summary),
+              cluster:stop_all([B, B2])
+      end, lists:seq(1, 5)),
+    cluster:stop(A).
+
+%% Each message is handed over while the old node was there: a send that waits
+%% at the bound when the node goes is part of what is lost.
+burst(To, Tag, Messages) ->
+    Node = case To of {_, N} -> N; _ -> node(To) end,
+    lists:foreach(fun(N) ->
+                          case Tag =:= new orelse trunkline_route:lookup(Node) of
+                              none -> ok;
+                              _ -> send_while_up(Tag, To, {from, Tag, N, traffic:payload(600)}, Node)
+                          end
+                  end, lists:seq(1, Messages)).
+
+send_while_up(new, To, Message, _) -> trunkline:send(To, Message);
+send_while_up(_, To, Message, Node) ->
+    case trunkline:info(Node) of
+        #{state := up, sessions := S} ->
+            case get(session) of
+                undefined -> put(session, S), trunkline:send(To, Message);
+                S -> trunkline:send(To, Message);
+                _ -> ok
+            end;
+        _ -> ok
+    end.
+
+%% Different numbers of lanes, and limits: the smaller counts, at both ends.
+different_settings(_) ->
+    lists:foreach(
+      fun({EnvA, EnvB, Lanes}) ->
+              {A, B} = cluster:pair(EnvA, EnvB),
+              ?assertEqual({Lanes, Lanes}, {count_lanes(A, B), count_lanes(B, A)}),
+              #{agreement := Agreement} = cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
+              #{agreement := Theirs} = cluster:call(B, trunkline_peers, lookup, [cluster:node_of(A)]),
+              ?assertEqual(Agreement, Theirs),
+              Load = load(A, B),
+              flowing(Load, B),
+              ?assertEqual(0, finish(Load, A, B)),
+              cluster:stop_all([A, B])
+      end,
+      [{[{lanes, 1}], [{lanes, 8}], 1},
+       {[{lanes, 7}], [{lanes, 3}], 3},
+       {[{lanes, 2}, {window_bytes, 4096}], [{lanes, 2}, {window_bytes, 1048576}, {batch_bytes, 256}], 2}]).
+
+count_lanes(A, B) ->
+    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    length(Lanes).
+
+%% A cluster in which Trunkline is started node by node, under load.
+late_starter(_) ->
+    A = cluster:start(none),
+    B = cluster:start(none),
+    cluster:connect(A, B),
+    Load = load(A, B),
+    ok = cluster:call(A, cluster, start_trunkline, [[]]),
+    flowing(Load, B),
+    cluster:await_state(A, B, greeting),
+    ok = cluster:call(B, cluster, start_trunkline, [[]]),
+    cluster:await_up(A, B),
+    flowing(Load, B),
+    ?assertEqual(0, finish(Load, A, B)),
+    cluster:stop_all([A, B]).
+
+%% Messages that nobody should have sent change nothing.
+garbage(_) ->
+    {A, B} = cluster:pair([]),
+    NodeA = cluster:node_of(A),
+    NodeB = cluster:node_of(B),
+    Load = load(A, B),
+    Processes = fun() -> cluster:call(B, fun() ->
+                                                 #{link := Link, inlets := Inlets} = trunkline_peers:lookup(NodeA),
+                                                 {whereis(trunkline_links), Link, Inlets}
+                                         end) end,
+    {Links, Link, Inlets} = Before = Processes(),
+    ok = cluster:call(
+           A, fun() ->
+                      Pid = self(),
+                      Ref = make_ref(),
+                      Junk = [x, {}, [], [a | b], <<"bytes">>, #{}, fun() -> ok end, Pid, Ref,
+                              {trunkline, x}, {trunkline, NodeA, x}, {trunkline, NodeA, nodedown}, {trunkline, NodeB, nodeup},
+                              {trunkline, NodeA, {hello, x, y, z, w}}, {trunkline, NodeA, {hello, Pid, Ref, [], true}},
+                              {trunkline, 'no@where', {hello, Pid, Ref, #{}, true}},
+                              {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid | Pid]}}, {trunkline, NodeA, {open, Pid, Ref, Ref, [x]}},
+                              {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid]}},
+                              {'$gen_call', {Pid, Ref}, x}, {'$gen_cast', x}, {opened, Ref, [x]}, {goodbye, Pid, Ref},
+                              {lane_mode, Ref, Pid, {1, 1}}, {lane_drained, Ref, Pid}, {room, 1}, {room, 99}, {wait, Ref, nonsense},
+                              {ack, now, Pid, 1}, {timeout, Ref, nonsense}, {'EXIT', Pid, x}, {'DOWN', Ref, process, Pid, x},
+                              {[alias | Ref], x}, {[[alias | Ref] | {Ref, Pid}], x}],
+                      _ = [To ! J || J <- Junk, To <- [Links, Link | Inlets]],
+                      ok
+              end),
+    flowing(Load, B),
+    ?assertEqual(Before, Processes()),
+    ?assertEqual(0, finish(Load, A, B)),
+    cluster:stop_all([A, B]).
+
+%% A peer of a time to come, whose protocol we do not know: plain distribution.
+incompatible_peer(_) ->
+    A = cluster:start([]),
+    B = cluster:start(none),
+    true = cluster:call(B, fun() -> register(trunkline_links, spawn(?MODULE, fake_links, [cluster:node_of(B)])) end),
+    cluster:connect(A, B),
+    cluster:await_state(A, B, greeting),
+    Load = load(A, B),
+    flowing(Load, B),
+    ?assertEqual(0, finish(Load, A, B)),
+    ?assertMatch(#{state := greeting}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+fake_links(Node) ->
+    receive
+        {trunkline, From, {hello, _, _, Hello, _}} ->
+            {trunkline_links, From} ! {trunkline, Node, {hello, self(), make_ref(),
+                                                         Hello#{protocol := {17, 18}, new_key => x}, false}},
+            fake_links(Node)
+    end.
+
+%% Sessions that come and go leave no process, no timer and no memory behind.
+nothing_left_behind(_) ->
+    {A, B} = cluster:pair([{lanes, 4}]),
+    Break = fun(_) ->
+                    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                    cluster:connect(A, B),
+                    cluster:await_up(A, B)
+            end,
+    lists:foreach(Break, lists:seq(1, 5)),
+    Count = fun() -> {length(cluster:call(A, erlang, processes, [])), length(cluster:call(B, erlang, processes, []))} end,
+    Before = Count(),
+    lists:foreach(Break, lists:seq(1, 50)),
+    cluster:await(fun() -> case Count() of {N, M} when N =< element(1, Before), M =< element(2, Before) -> true;
+                               Now -> {Before, Now} end end),
+    cluster:stop_all([A, B]).
+
+%% A loss is in the log once, with its number.
+reported_once(_) ->
+    {A, B} = cluster:pair([{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]),
+    ok = cluster:call(A, ?MODULE, install_log, []),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    cluster:suspend(B),
+    _ = [cluster:call(A, traffic, stream, [Pid, N, 1000]) || N <- lists:seq(1, 4)],
+    cluster:await(fun() -> #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+                           lists:any(fun(#{waits := W}) -> W > 0 end, Ls) end),
+    cluster:kill(B),
+    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of [_] -> true; L -> L end end),
+    [{warning, Text}] = cluster:call(A, ?MODULE, logged, []),
+    ct:log("~ts", [Text]),
+    {match, [_, Queued, Unconfirmed]} = re:run(Text, "lost: ([0-9]+) .* of ([0-9]+)", [{capture, all, list}]),
+    ?assert(list_to_integer(Queued) + list_to_integer(Unconfirmed) > 0),
+    cluster:stop(A).
+
+install_log() ->
+    true = register(kept_log, spawn(fun() -> keep_log([]) end)),
+    ok = logger:set_primary_config(level, warning),
+    ok = logger:add_handler(kept, ?MODULE, #{filters => [{domain, {fun logger_filters:domain/2, {log, sub, [trunkline]}}}],
+                                             filter_default => stop}),
+    ok.
+
+log(#{level := Level, msg := {Format, Args}}, _) ->
+    kept_log ! {Level, lists:flatten(io_lib:format(Format, Args))}.
+
+keep_log(Lines) ->
+    receive
+        {get, From} -> From ! {lines, lists:reverse(Lines)}, keep_log(Lines);
+        Line -> keep_log([Line | Lines])
+    end.
+
+logged() ->
+    kept_log ! {get, self()},
+    receive {lines, Lines} -> Lines end.
+
+%% One node that stands still does not stall the others.
+many_nodes(_) ->
+    [A, B, C, D] = Nodes = [cluster:start([]) || _ <- [a, b, c, d]],
+    _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
+    Loads = [{N, load(A, N)} || N <- [B, C, D]],
+    cluster:suspend(C),
+    lists:foreach(fun({N, Load}) -> N =:= C orelse [flowing(Load, N) || _ <- lists:seq(1, 5)] end, Loads),
+    cluster:continue(C),
+    lists:foreach(fun({N, Load}) -> ?assertEqual(0, finish(Load, A, N)) end, Loads),
+    cluster:stop_all(Nodes).
+
+%% --- load: streams from A to B -----------------------------------------------------
+
+load(A, B) ->
+    Pids = cluster:call(B, traffic, start_watchers, [3]),
+    Streams = [begin
+                   To = lists:nth(Id rem 3 + 1, Pids),
+                   {Id, To, cluster:call(A, traffic, stream, [To, Id, 50])}
+               end || Id <- lists:seq(1, 6)],
+    Load = {Pids, Streams},
+    flowing(Load, B),
+    Load.
+
+%% Every stream makes progress.
+flowing({Pids, Streams}, B) ->
+    Last = fun() -> maps:from_list(lists:append([maps:to_list(cluster:call(B, traffic, summary, [P])) || P <- Pids])) end,
+    Before = Last(),
+    cluster:await(fun() ->
+                          Now = Last(),
+                          Slow = [Id || {Id, _, _} <- Streams,
+                                        element(1, maps:get(Id, Now, {0, 0, []})) =< element(1, maps:get(Id, Before, {0, 0, []})) + 20],
+                          case Slow of [] -> true; _ -> {slow, Slow} end
+                  end).
+
+%% Stops the streams; answers how many messages are missing. What came, came in
+%% order.
+finish({_, Streams}, A, B) ->
+    lists:sum(
+      [begin
+           N = cluster:call(A, traffic, stop_stream, [Stream]),
+           cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                                      #{Id := {N, _, _}} -> true;
+                                      #{Id := Other} -> {Id, N, Other}
+                                  end end),
+           #{Id := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [To]),
+           ?assertEqual({Id, []}, {Id, Odd}),
+           N - Arrived
+       end || {Id, To, Stream} <- Streams]).
