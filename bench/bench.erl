@@ -11,7 +11,7 @@
 
 -export([run/1, rounds/0, in_turn/1, sized/1]).
 -export([start_peer/1, stop_peer/1, tune/2, delay_send/2]).
--export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, finish/3]).
+-export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
 -export_type([variant/0, result/0, target/0]).
 
@@ -138,6 +138,22 @@ table(Unit, Bases, {Case, Variants}) ->
                    [io_lib:format(" ~12.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
       end, Variants).
 
+%% Many results of the same variants in one table: a line for each result.
+-spec overview([{Unit :: string(), result()}]) -> ok.
+overview([{_, {_, Variants}} | _] = Results) ->
+    say("  ~-52ts~ts", ["median (lowest .. highest)", [io_lib:format(" ~34ts", [name(V)]) || {V, _} <- Variants]]),
+    lists:foreach(
+      fun({Unit, {Case, Vs}}) ->
+              say("  ~-52ts~ts", [[Case, ", ", Unit],
+                                  [io_lib:format(" ~34ts", [spread(Values)]) || {_, Values} <- Vs]])
+      end, Results).
+
+spread(Values) ->
+    case {lists:min(Values), lists:max(Values)} of
+        {Same, Same} -> number(Same);
+        {Min, Max} -> [number(median(Values)), " (", number(Min), " .. ", number(Max), ")"]
+    end.
+
 name(same) -> "same node, !";
 name(stock) -> "two nodes, !";
 name(tuned) -> "two nodes, !, delay_send";
@@ -145,6 +161,7 @@ name(qr) -> "two nodes, qr (100 messages, 200 ms)";
 name(trunkline) -> "two nodes, Trunkline";
 name(Other) -> atom_to_list(Other).
 
+number(X) when is_integer(X), X < 1000 -> integer_to_list(X);
 number(X) when X >= 100 -> thousands(integer_to_list(round(X)));
 number(X) -> io_lib:format("~.2f", [float(X)]).
 
@@ -182,7 +199,8 @@ json_result(Unit, {Case, Variants}) ->
                     [{Variant, #{median => median(Values), min => lists:min(Values),
                                  max => lists:max(Values),
                                  ratios => maps:from_list([{Base, ratio(Variant, Base, Variants)}
-                                                           || {Base, _} <- Variants, Base =/= Variant])}}
+                                                           || {Base, Bs} <- Variants, Base =/= Variant,
+                                                              median(Bs) =/= 0])}}
                      || {Variant, Values} <- Variants])}.
 
 json_target(#{name := Name} = Target) ->

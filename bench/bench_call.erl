@@ -3,7 +3,7 @@
 -module(bench_call).
 -behaviour(gen_server).
 
--export([main/0, calls/4]).
+-export([main/0]).
 -export([start_servers/1, init/1, handle_call/3, handle_cast/2]).
 
 -spec main() -> no_return().

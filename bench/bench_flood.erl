@@ -3,7 +3,7 @@
 %% the first spawn until the collector has all pongs.
 -module(bench_flood).
 
--export([main/0, flood/3, pong_of/2, collect/1]).
+-export([main/0]).
 -export([pong/1]).
 
 -define(N, 200000).
@@ -46,7 +46,7 @@ pong(Variant) ->
 
 %% Pongs a minute.
 flood(Variant, Node, Pong) ->
-    bench:tune(Node, Variant =:= tuned orelse (Variant =:= trunkline andalso get(delay) =:= true)),
+    bench:tune(Node, Variant =:= tuned),
     erlang:garbage_collect(),
     Self = self(),
     T0 = erlang:monotonic_time(),

@@ -5,7 +5,7 @@
 -module(bench_throughput).
 
 -export([main/0]).
--export([rate/5, receiver/2]).
+-export([receiver/2]).
 
 main() ->
     bench:run(fun run/0).
@@ -37,7 +37,7 @@ name(Pairs, Kind) ->
                                               end]).
 
 rate(Variant, Pairs, Kind, Node, Each) ->
-    bench:tune(Node, Variant =:= tuned orelse (Variant =:= trunkline andalso get(delay) =:= true)),
+    bench:tune(Node, Variant =:= tuned),
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
     Receivers = [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],

@@ -31,11 +31,20 @@ prep_stop(State) ->
     end,
     State.
 
-%% Routes are still there only if links were killed. No sender may wait for them.
+%% Links are still there only if the top supervisor was killed, and routes only
+%% if links were. No sender may wait for them.
 -spec stop(term()) -> ok.
-stop(_) ->
-    lists:foreach(fun({Node, #route{gate = Gate, lanes = Lanes}}) ->
-                          ok = trunkline_gate:set_path(Gate, direct),
-                          _ = [trunkline_gate:close(Gate, Ix) || Ix <- lists:seq(1, tuple_size(Lanes))],
-                          trunkline_route:withdraw(Node)
-                  end, trunkline_route:all()).
+stop(State) ->
+    Routes = trunkline_route:all(),
+    case [Link || {_, #route{link = Link}} <- Routes, is_process_alive(Link)] of
+        [] ->
+            lists:foreach(fun withdraw/1, Routes);
+        Links ->
+            ok = trunkline_link:leave(Links),
+            stop(State)
+    end.
+
+withdraw({Node, #route{gate = Gate, lanes = Lanes}}) ->
+    ok = trunkline_gate:set_path(Gate, direct),
+    lists:foreach(fun(Ix) -> trunkline_gate:close(Gate, Ix) end, lists:seq(1, tuple_size(Lanes))),
+    trunkline_route:withdraw(Node).

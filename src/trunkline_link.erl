@@ -44,7 +44,7 @@
 -include("trunkline_route.hrl").
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/2, notify/2, wait/3]).
+-export([start_link/2, notify/2, leave/1, wait/3]).
 -export([callback_mode/0, init/1, handle_event/4, terminate/3]).
 
 -export_type([event/0]).
@@ -99,6 +99,13 @@ start_link(Options, Node) ->
 notify(Link, Event) ->
     Link ! Event,
     ok.
+
+%% Ends these links in good order, all at the same time.
+-spec leave([pid()]) -> ok.
+leave(Links) ->
+    Monitored = [monitor(process, Link) || Link <- Links],
+    lists:foreach(fun(Link) -> notify(Link, leave) end, Links),
+    lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
 
 %% For a sender: wait until it makes sense to try again. `session': until it is
 %% clear whether there are lanes. `gone': the node is, to which the message was to

@@ -34,10 +34,7 @@ forget(Node) ->
 %% Ends all links in good order, at the same time.
 -spec leave() -> ok.
 leave() ->
-    Links = [{Link, monitor(process, Link)}
-             || {_, Link, _, _} <- supervisor:which_children(?MODULE), is_pid(Link)],
-    lists:foreach(fun({Link, _}) -> trunkline_link:notify(Link, leave) end, Links),
-    lists:foreach(fun({_, Ref}) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Links).
+    trunkline_link:leave([Link || {_, Link, _, _} <- supervisor:which_children(?MODULE), is_pid(Link)]).
 
 -spec init([]) -> {ok, {supervisor:sup_flags(), []}}.
 init([]) ->
