@@ -1,0 +1,43 @@
+# Every target installs from Debian what it needs and does not find (tools/need).
+
+BENCHES = flood throughput call overload
+
+.NOTPARALLEL:
+.PHONY: help demo test ct dialyzer xref compile clean $(BENCHES:%=bench-%)
+
+help:             ## this list
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1 | \2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+demo: bench-flood ## two real nodes, the flood experiment, and its table
+
+test: ## compiler warnings, xref, Dialyzer, and all suites on real nodes
+test: dialyzer xref ct
+
+ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE
+	@tools/need erlang rebar3 common_test proper
+	tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
+
+dialyzer: ## only the types
+	@tools/need erlang rebar3 dialyzer
+	rebar3 dialyzer
+
+xref: ## only calls of functions that are not there
+	@tools/need erlang rebar3
+	rebar3 xref
+
+compile: ## the application, in _build/default/lib/trunkline
+	@tools/need erlang rebar3
+	rebar3 compile
+
+bench-flood: ## experiment 1: 200,000 processes ping another node
+bench-throughput: ## messages a second, one way
+bench-call: ## calls a second, and how long they take
+bench-overload: ## a flood to a node that stands still for 5 s
+
+# ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
+$(BENCHES:%=bench-%):
+	@tools/need erlang rebar3
+	@bench/run bench_$(@:bench-%=%)
+
+clean: ## removes what was built
+	rm -rf _build
