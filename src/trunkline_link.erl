@@ -44,7 +44,7 @@
 -include("trunkline_route.hrl").
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/2, notify/2, leave/1, wait/3]).
+-export([start_link/2, notify/2, leave/1]).
 -export([callback_mode/0, init/1, handle_event/4, terminate/3]).
 
 -export_type([event/0]).
@@ -86,8 +86,7 @@
          finishing = [] :: [pid()],                  % inlets of earlier sessions
          goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
          %% Who waits.
-         waiters = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
-         session_waiters = [] :: [reference()],
+         room = trunkline_room:new() :: trunkline_room:room(),
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
          reported = false :: boolean()}).                      % not long ago
 
@@ -106,31 +105,6 @@ leave(Links) ->
     Monitored = [monitor(process, Link) || Link <- Links],
     lists:foreach(fun(Link) -> notify(Link, leave) end, Links),
     lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
-
-%% For a sender: wait until it makes sense to try again. `session': until it is
-%% clear whether there are lanes. `gone': the node is, to which the message was to
-%% go. `down': the link has died.
--spec wait(pid(), session | {room, Ix :: pos_integer(), Bytes :: pos_integer(),
-                             new | trunkline_waiters:ticket()},
-           infinity | integer()) ->
-          {again, new | trunkline_waiters:ticket()} | gone | timeout | down.
-wait(Link, What, Deadline) ->
-    Timeout = case Deadline of
-                  infinity -> infinity;
-                  _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
-              end,
-    Ref = monitor(process, Link, [{alias, reply_demonitor}]),
-    Link ! {wait, Ref, What},
-    receive
-        {Ref, gone} -> gone;
-        {Ref, Ticket} -> {again, Ticket};
-        {'DOWN', Ref, process, _, _} -> down
-    after Timeout ->
-            demonitor(Ref, [flush]),
-            receive {Ref, _} -> timeout
-            after 0 -> timeout
-            end
-    end.
 
 -spec callback_mode() -> gen_statem:callback_mode_result().
 callback_mode() -> handle_event_function.
@@ -187,28 +161,13 @@ left_behind(Gate, Ix, Stats) ->
 -spec handle_event(gen_statem:event_type(), term(), atom(), #link{}) ->
           gen_statem:event_handler_result(atom()).
 %% Senders first: under load nearly everything that comes is this.
-handle_event(info, {room, Ix}, _, D) ->
-    {keep_state, release(Ix, D)};
-handle_event(info, {wait, Ref, {room, Ix, Bytes, Ticket}}, _, D) ->
-    await_room(Ref, Ix, Bytes, Ticket, D);
-handle_event(info, {wait, Ref, session}, State, D) ->
-    case path(D) of
-        _ when State =:= up ->
-            tell([{Ref, new}]);
-        direct ->
-            tell([{Ref, new}]);
-        down ->
-            %% If the node is connected, nodeup is on its way to us.
-            case lists:member(D#link.node, nodes(connected)) of
-                true -> {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}};
-                false -> tell([{Ref, gone}])
-            end;
-        _ ->
-            {keep_state, D#link{session_waiters = [Ref | D#link.session_waiters]}}
-    end;
-handle_event({timeout, recheck}, _, _, D) ->
-    D1 = lists:foldl(fun release/2, D, maps:keys(D#link.waiters)),
-    {keep_state, D1, [recheck() || is_awaited(D1)]};
+handle_event(info, {room, Ix}, _, #link{route = Route, room = Room} = D) ->
+    {keep_state, D#link{room = trunkline_room:release(Ix, Route, Room)}};
+handle_event(info, {wait, Ref, What}, _, D) when is_reference(Ref) ->
+    await(Ref, What, D);
+handle_event({timeout, recheck}, _, _, #link{route = Route, room = Room} = D) ->
+    D1 = D#link{room = trunkline_room:release(Route, Room)},
+    {keep_state, D1, [recheck() || trunkline_room:is_awaited(D1#link.room)]};
 
 %% The node comes and goes.
 handle_event(info, nodeup, _, D) ->
@@ -241,7 +200,7 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
 handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence = Monitor} = D) ->
     case State of
         _ when Reason =:= noconnection -> gone(D);
-        greeting -> enter(greeting, release_all(set_path(direct, D#link{absence = none})));
+        greeting -> enter(greeting, dismiss(again, set_path(direct, D#link{absence = none})));
         holding -> {keep_state, change_mode(direct, set_path(wait, D#link{absence = none}))};
         _ -> {keep_state, D#link{absence = none}}
     end;
@@ -378,7 +337,7 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             refuse(Why, Hello, D),
             case State of
                 holding -> {keep_state, change_mode(direct, set_path(wait, unexpect(D)))};
-                _ -> enter(greeting, release_all(set_path(direct, unexpect(D))))
+                _ -> enter(greeting, dismiss(again, set_path(direct, unexpect(D))))
             end
     end.
 
@@ -435,7 +394,7 @@ proceed_open(#link{opened = Opened, inlets = [_ | _]} = D) when is_list(Opened) 
                   end, lists:zip(lanes(D), Opened)),
     trunkline_stats:add(D#link.stats, peer, sessions, 1),
     D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}}),
-    enter(up, release_all(D1));
+    enter(up, dismiss(again, D1));
 proceed_open(D) ->
     enter(opening, D).
 
@@ -443,7 +402,7 @@ proceed_open(D) ->
 changed(opening, D) ->
     proceed(D);
 changed(State, #link{mode = direct} = D) when State =:= holding; State =:= closing ->
-    enter(greeting, release_all(set_path(direct, D)));
+    enter(greeting, dismiss(again, set_path(direct, D)));
 changed(_, D) ->
     {keep_state, D}.
 
@@ -451,7 +410,7 @@ changed(_, D) ->
 gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun(Inlet) -> exit(Inlet, kill) end, Inlets ++ Finishing),
     D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing, session = make_ref()}),
-    enter(down, release_gone(change_mode(discard, set_path(down, unexpect(D1))))).
+    enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
 bereaved(State, #link{inlets = Inlets, finishing = Finishing} = D) ->
@@ -549,62 +508,36 @@ change_mode(Mode, D) ->
 
 %% --- who waits ------------------------------------------------------------
 
-%% There is a mark at half of the limit: a lane calls when it is below, and
-%% only then senders go on, so that each of them gets more than one message
-%% in before it must wait again.
-await_room(Ref, Ix, Bytes, Ticket, #link{waiters = Waiters} = D) ->
-    case path(D) of
-        direct ->
-            tell([{Ref, new}]);
-        down ->
-            tell([{Ref, gone}]);
+await(Ref, What, #link{node = Node, route = Route, room = Room} = D) ->
+    case {path(D), What} of
+        {direct, _} ->
+            answer(Ref, {again, new});
+        {lanes, session} ->
+            answer(Ref, {again, new});
+        {down, session} ->
+            %% If the node is connected, nodeup is on its way to us.
+            case lists:member(Node, nodes(connected)) of
+                true -> {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
+                false -> answer(Ref, gone)
+            end;
+        {down, _} ->
+            answer(Ref, gone);
+        {wait, session} ->
+            {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
+        {_, {room, Ix, _, _}} ->
+            Room1 = trunkline_room:release(Ix, Route, trunkline_room:add(Ref, What, Room)),
+            {keep_state, D#link{room = Room1},
+             [recheck() || not trunkline_room:is_awaited(Room), trunkline_room:is_awaited(Room1)]};
         _ ->
-            W = trunkline_waiters:add(Ref, Ticket, Bytes,
-                                      maps:get(Ix, Waiters, trunkline_waiters:new())),
-            Rechecking = is_awaited(D),
-            D1 = release(Ix, D#link{waiters = Waiters#{Ix => W}}),
-            {keep_state, D1, [recheck() || not Rechecking, is_awaited(D1)]}
+            keep_state_and_data                % nobody of ours says that
     end.
 
-release(Ix, #link{waiters = Waiters, route = #route{gate = Gate, limit = Limit, lanes = Lanes}} = D)
-  when is_map_key(Ix, Waiters), Ix =< tuple_size(Lanes) ->
-    %% First the mark, then the level: a lane that leaves in between sees it.
-    trunkline_waiters:is_empty(maps:get(Ix, Waiters)) orelse trunkline_gate:await(Gate, Ix, true),
-    Level = trunkline_gate:level(Gate, Ix),
-    case trunkline_gate:path(Gate) =:= lanes andalso Level < Limit div 2 of
-        true ->
-            Room = trunkline_gate:bytes(Limit - Level),
-            {Released, W} = trunkline_waiters:release(Room, maps:get(Ix, Waiters)),
-            _ = tell(Released),
-            trunkline_waiters:is_empty(W) andalso trunkline_gate:await(Gate, Ix, false),
-            D#link{waiters = Waiters#{Ix := W}};
-        false ->
-            D
-    end;
-release(_, D) ->
-    D.
-
-%% All may try again.
-release_all(D) -> dismiss(fun(Ticket) -> Ticket end, D).
-
-%% None need: what they had to say was for a node that is gone.
-release_gone(D) -> dismiss(fun(_) -> gone end, D).
-
-dismiss(Answer, #link{waiters = Waiters, session_waiters = SessionWaiters} = D) ->
-    Waiters1 = maps:map(fun(_, W) ->
-                                {Released, W1} = trunkline_waiters:release_all(W),
-                                _ = tell([{Ref, Answer(Ticket)} || {Ref, Ticket} <- Released]),
-                                W1
-                        end, Waiters),
-    _ = tell([{Ref, Answer(new)} || Ref <- SessionWaiters]),
-    D#link{waiters = Waiters1, session_waiters = []}.
-
-tell(Waiters) ->
-    lists:foreach(fun({Ref, Answer}) -> Ref ! {Ref, Answer} end, Waiters),
+answer(Ref, Answer) ->
+    ok = trunkline_room:answer(Ref, Answer),
     keep_state_and_data.
 
-is_awaited(#link{waiters = Waiters}) ->
-    not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Waiters)).
+dismiss(Answer, #link{room = Room} = D) ->
+    D#link{room = trunkline_room:dismiss(Answer, Room)}.
 
 recheck() -> {{timeout, recheck}, ?RECHECK, []}.
 

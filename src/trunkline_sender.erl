@@ -92,7 +92,7 @@ connect(Node, Link, Patience) ->
     end.
 
 wait(Link, What, Patience) ->
-    case trunkline_link:wait(Link, What, Patience) of
+    case trunkline_room:wait(Link, What, Patience) of
         down ->
             %% Another link takes over within milliseconds, and publishes
             %% another route.

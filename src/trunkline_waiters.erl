@@ -12,8 +12,9 @@
 -export_type([waiters/0, ticket/0]).
 
 -type ticket() :: pos_integer().
--type waiter() :: term().
--opaque waiters() :: {Next :: ticket(), gb_trees:tree(ticket(), {waiter(), pos_integer()})}.
+-type waiter() :: reference().
+%% Tickets of an earlier link are welcome, hence two waiters may have the same.
+-opaque waiters() :: {Next :: ticket(), gb_trees:tree({ticket(), waiter()}, Bytes :: pos_integer())}.
 
 -spec new() -> waiters().
 new() -> {1, gb_trees:empty()}.
@@ -27,9 +28,9 @@ size({_, Tree}) -> gb_trees:size(Tree).
 %% Somebody wants to send that many bytes; `new', or with the ticket it had.
 -spec add(waiter(), new | ticket(), Bytes :: pos_integer(), waiters()) -> waiters().
 add(Waiter, new, Bytes, {Next, Tree}) ->
-    {Next + 1, gb_trees:insert(Next, {Waiter, Bytes}, Tree)};
+    {Next + 1, gb_trees:insert({Next, Waiter}, Bytes, Tree)};
 add(Waiter, Ticket, Bytes, {Next, Tree}) ->
-    {max(Next, Ticket + 1), gb_trees:enter(Ticket, {Waiter, Bytes}, Tree)}.
+    {max(Next, Ticket + 1), gb_trees:insert({Ticket, Waiter}, Bytes, Tree)}.
 
 %% Those who fit into that many bytes of room: while there is any room the
 %% next one goes, since a message may be larger than the whole queue.
@@ -41,7 +42,7 @@ release(Room, {Next, Tree}) ->
 release(Room, Tree, Released) ->
     case Room > 0 andalso not gb_trees:is_empty(Tree) of
         true ->
-            {Ticket, {Waiter, Bytes}, Tree1} = gb_trees:take_smallest(Tree),
+            {{Ticket, Waiter}, Bytes, Tree1} = gb_trees:take_smallest(Tree),
             release(Room - Bytes, Tree1, [{Waiter, Ticket} | Released]);
         false ->
             {lists:reverse(Released), Tree}
@@ -49,5 +50,4 @@ release(Room, Tree, Released) ->
 
 -spec release_all(waiters()) -> {[{waiter(), ticket()}], waiters()}.
 release_all({Next, Tree}) ->
-    {[{Waiter, Ticket} || {Ticket, {Waiter, _}} <- gb_trees:to_list(Tree)],
-     {Next, gb_trees:empty()}}.
+    {[{Waiter, Ticket} || {Ticket, Waiter} <- gb_trees:keys(Tree)], {Next, gb_trees:empty()}}.

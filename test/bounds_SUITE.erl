@@ -27,6 +27,7 @@ stopped_peer(_) ->
                || Id <- lists:seq(1, 8), To <- [lists:nth(Id rem 4 + 1, Pids)]],
     %% Both lanes are full, with senders waiting, and nothing moves any more.
     cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, waits := W}) -> Q >= 60_000 andalso W > 0 end, lanes(A, B)) end),
+    cluster:await(fun() -> is_still(A, B, 100) end),
     Still = lanes(A, B),
     Peak = lists:max([begin receive after 20 -> ok end, memory(A) end || _ <- lists:seq(1, 50)]),
     ?assertEqual(Still, lanes(A, B)),
@@ -46,6 +47,9 @@ stopped_peer(_) ->
               ?assertMatch(#{Id := {N, N, []}}, cluster:call(B, traffic, summary, [To]))
       end, Streams),
     cluster:stop_all([A, B]).
+
+is_still(_, _, 0) -> true;
+is_still(A, B, N) -> lanes(A, B) =:= lanes(A, B) andalso is_still(A, B, N - 1).
 
 %% With nosuspend nobody waits, and what was refused was not sent.
 nosuspend(_) ->

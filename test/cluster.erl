@@ -86,13 +86,21 @@ await_state(A, B, State) ->
                   end
           end).
 
-%% A stopped node neither reads nor writes, but its connections stay.
-suspend({_, _, OsPid}) -> signal("STOP", OsPid).
+%% A stopped node neither reads nor writes, but its connections stay. It would
+%% also outlive a test that fails.
+suspend({_, _, OsPid} = Node) ->
+    Test = self(),
+    spawn(fun() ->
+                  Ref = monitor(process, Test),
+                  receive {'DOWN', Ref, process, Test, _} -> continue(Node) end
+          end),
+    signal("STOP", OsPid).
+
 continue({_, _, OsPid}) -> signal("CONT", OsPid).
 kill({_, _, OsPid}) -> signal("KILL", OsPid).
 
 signal(Signal, OsPid) ->
-    "" = os:cmd("kill -" ++ Signal ++ " " ++ OsPid),
+    _ = os:cmd("kill -" ++ Signal ++ " " ++ OsPid),
     ok.
 
 %% Polls until Done answers true, and returns; fails with what it answered last.

@@ -135,7 +135,21 @@ run_window(Batches, Delays, Window, Sender, Receiver, To, Back) ->
 
 %% --- waiters: a queue in which those who return stand first --------------------------
 
-waiters(_) -> check(prop_waiters()).
+waiters(_) ->
+    check(prop_waiters()),
+    check(prop_tickets()).
+
+%% Whatever tickets they bring, from other links perhaps, nobody is forgotten.
+prop_tickets() ->
+    ?FORALL(Tickets, list(oneof([new, range(1, 10)])),
+            begin
+                Named = lists:zip(lists:seq(1, length(Tickets)), Tickets),
+                W = lists:foldl(fun({Name, Ticket}, W) -> trunkline_waiters:add(Name, Ticket, 1, W) end,
+                                trunkline_waiters:new(), Named),
+                {Out, W1} = trunkline_waiters:release_all(W),
+                trunkline_waiters:is_empty(W1)
+                    andalso lists:sort([Name || {Name, _} <- Out]) =:= [Name || {Name, _} <- Named]
+            end).
 
 prop_waiters() ->
     ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)}, return, release_all])),

@@ -1,0 +1,118 @@
+%% Where senders wait, at the link: for room in a lane, or until it is clear
+%% whether there are lanes at all.
+%%
+%%     sender                          link                        lane
+%%       | -- wait, {room, Ix, Bytes} --> |                           |
+%%       |                                | sets the mark of the gate |
+%%       |                                |   (trunkline_gate:await)  |
+%%       |                                | <------------ {room, Ix} -| below half of
+%%       | <------------- again, ticket - |                           | the limit
+%%       | tries the gate; when it was overtaken it waits with its ticket
+%%
+%% A lane calls only when it is below half of its limit, and only then senders
+%% go on, so that each of them gets more than one message in before it must wait
+%% again. The link looks from time to time too: a sender that was told may have
+%% died, and the room that was meant for it is left.
+-module(trunkline_room).
+
+-include("trunkline_route.hrl").
+
+-export([wait/3]).
+-export([new/0, add/3, is_awaited/1, release/3, release/2, dismiss/2, answer/2]).
+
+-export_type([room/0, what/0, answer/0]).
+
+-type what() :: session
+              | {room, Ix :: pos_integer(), Bytes :: pos_integer(), new | trunkline_waiters:ticket()}.
+-type answer() :: {again, new | trunkline_waiters:ticket()}   % it makes sense to try again
+                | gone.                                       % the node is, for which the message was
+
+-record(room,
+        {lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+         session = [] :: [reference()]}).
+-opaque room() :: #room{}.
+
+%% --- for a sender -----------------------------------------------------------
+
+%% `down': the link has died. `timeout': the deadline (monotonic time in ms) has
+%% passed.
+-spec wait(Link :: pid(), what(), infinity | integer()) -> answer() | timeout | down.
+wait(Link, What, Deadline) ->
+    Timeout = case Deadline of
+                  infinity -> infinity;
+                  _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
+              end,
+    Ref = monitor(process, Link, [{alias, reply_demonitor}]),
+    Link ! {wait, Ref, What},
+    receive
+        {Ref, Answer} -> Answer;
+        {'DOWN', Ref, process, _, _} -> down
+    after Timeout ->
+            demonitor(Ref, [flush]),
+            receive {Ref, _} -> timeout
+            after 0 -> timeout
+            end
+    end.
+
+%% --- for the link -----------------------------------------------------------
+
+-spec new() -> room().
+new() -> #room{}.
+
+-spec add(Waiter :: reference(), what(), room()) -> room().
+add(Ref, session, #room{session = Session} = R) ->
+    R#room{session = [Ref | Session]};
+add(Ref, {room, Ix, Bytes, Ticket}, #room{lanes = Lanes} = R) ->
+    Waiters = maps:get(Ix, Lanes, trunkline_waiters:new()),
+    R#room{lanes = Lanes#{Ix => trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}}.
+
+%% Whether anybody waits for room.
+-spec is_awaited(room()) -> boolean().
+is_awaited(#room{lanes = Lanes}) ->
+    not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Lanes)).
+
+%% Tells those who fit into lane Ix.
+-spec release(pos_integer(), trunkline_route:route() | none, room()) -> room().
+release(Ix, #route{gate = Gate, limit = Limit, lanes = All}, #room{lanes = Lanes} = R)
+  when is_map_key(Ix, Lanes), Ix =< tuple_size(All) ->
+    Waiters = maps:get(Ix, Lanes),
+    %% First the mark, then the level: a lane that leaves in between sees it.
+    trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
+    Level = trunkline_gate:level(Gate, Ix),
+    case trunkline_gate:path(Gate) =:= lanes andalso Level < Limit div 2 of
+        true ->
+            Room = trunkline_gate:bytes(Limit - Level),
+            {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
+            lists:foreach(fun({Ref, Ticket}) -> answer(Ref, {again, Ticket}) end, Released),
+            trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
+            R#room{lanes = Lanes#{Ix := Waiters1}};
+        false ->
+            R
+    end;
+release(_, _, R) ->
+    R.
+
+%% The same for all lanes.
+-spec release(trunkline_route:route() | none, room()) -> room().
+release(Route, #room{lanes = Lanes} = R) ->
+    lists:foldl(fun(Ix, R1) -> release(Ix, Route, R1) end, R, maps:keys(Lanes)).
+
+%% Nobody waits any more: all should try `again', or what they had to say was
+%% for a node that is `gone'.
+-spec dismiss(again | gone, room()) -> room().
+dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
+    Tell = fun({Ref, Ticket}) when Answer =:= again -> answer(Ref, {again, Ticket});
+              ({Ref, _}) -> answer(Ref, gone)
+           end,
+    lists:foreach(Tell, [{Ref, new} || Ref <- Session]),
+    R#room{session = [],
+           lanes = maps:map(fun(_, Waiters) ->
+                                    {All, None} = trunkline_waiters:release_all(Waiters),
+                                    lists:foreach(Tell, All),
+                                    None
+                            end, Lanes)}.
+
+-spec answer(Waiter :: reference(), answer()) -> ok.
+answer(Ref, Answer) ->
+    Ref ! {Ref, Answer},
+    ok.
