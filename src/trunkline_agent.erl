@@ -31,7 +31,7 @@
 %% What travels in the place of an addressee; the message is the request, the
 %% reply, or the reason.
 -type command() :: {call, Server :: pid() | atom(), Caller :: pid(), caller()}
-                 | {cancel, caller()}
+                 | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
                  | {down, Server :: pid() | atom(), caller()}.
 %% The tag in From, beside the caller's pid.
@@ -72,10 +72,20 @@ step({call, Name, Pid, Caller}, Request, Agent) ->
             send({down, Name, Caller}, noproc, self(), Agent),
             Agent
     end;
-step({cancel, Caller}, _, #agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:map(fun(_, {Monitor, Callers}) ->
-                                           {Monitor, maps:remove(Caller, Callers)}
-                                   end, Servers)};
+step({cancel, Server, Caller}, _, #agent{servers = Servers} = Agent) when is_pid(Server) ->
+    case Servers of
+        #{Server := {Monitor, Callers}} ->
+            Agent#agent{servers = Servers#{Server := {Monitor, maps:remove(Caller, Callers)}}};
+        #{} ->
+            Agent
+    end;
+step({cancel, Name, Caller}, _, Agent) ->
+    %% If another process has the name by now, the request is remembered until
+    %% the one before replies or ends. A late reply does no harm.
+    case whereis(Name) of
+        Server when is_pid(Server) -> step({cancel, Server, Caller}, [], Agent);
+        _ -> Agent
+    end;
 step({down, Server, Caller}, Reason, Agent) ->
     Caller ! {'DOWN', Caller, process, Server, Reason},
     Agent.

@@ -57,7 +57,7 @@ call_lane(Node, Server, Request, Deadline, Timeout) ->
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
                     after remaining(Deadline, Timeout) ->
-                            abandon(Ref, Node),
+                            abandon(Ref, Node, Server),
                             reply_or(Ref, {error, timeout})
                     end;
                 Refused ->
@@ -120,10 +120,10 @@ wait_response({lane, Ref, _, _} = Id, Timeout) ->
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response({plain, Id}, Timeout) ->
     gen_server:receive_response(Id, Timeout);
-receive_response({lane, Ref, Node, _} = Id, Timeout) ->
+receive_response({lane, Ref, Node, Server} = Id, Timeout) ->
     case wait(Ref, Id, milliseconds(Timeout)) of
         timeout ->
-            abandon(Ref, Node),
+            abandon(Ref, Node, Server),
             reply_or(Ref, timeout);
         Response ->
             Response
@@ -157,11 +157,11 @@ wait(Ref, Id, Timeout) ->
     end.
 
 %% The caller does not want the reply any more; nor should the agent wait for it.
-abandon(Ref, Node) ->
+abandon(Ref, Node, Server) ->
     demonitor(Ref, [flush]),
     case trunkline_route:lookup(Node) of
         none -> ok;
-        Route -> trunkline_sender:force(Route, {{cancel, Ref}, []}, self())
+        Route -> trunkline_sender:force(Route, {{cancel, Server, Ref}, []}, self())
     end.
 
 %% What came in the last moment, before the alias was gone.
