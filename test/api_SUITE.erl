@@ -228,7 +228,7 @@ replies(Config) ->
               Mail = cluster:call(
                        ?config(a, Config),
                        fun() ->
-                               {'EXIT', {timeout, _}} = (catch trunkline:call(To, {echo_late, late, 100}, 20)),
+                               {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {echo_late, late, 100}, 20) end),
                                two = trunkline:call(To, {echo_late, two, 200}),
                                receive Any -> Any after 100 -> none end
                        end),
@@ -333,7 +333,7 @@ abandoned_calls(Config) ->
                                           end) end,
     Before = Inlets(),
     cluster:call(A, fun() ->
-                            _ = [catch trunkline:call(Pid, never, 0) || _ <- lists:seq(1, 20000)],
+                            _ = [traffic:attempt(fun() -> trunkline:call(Pid, never, 0) end) || _ <- lists:seq(1, 20000)],
                             _ = [timeout = trunkline:receive_response(trunkline:send_request(Pid, never), 0)
                                  || _ <- lists:seq(1, 20000)],
                             ok
@@ -371,7 +371,7 @@ waiters(Pid) ->
     register(waited, Collector),
     spawn(fun() -> Collector ! trunkline:receive_response(trunkline:send_request(Pid, never), infinity) end),
     spawn(fun() ->
-                  {'EXIT', {Reason, {trunkline, call, _}}} = (catch trunkline:call(Pid, never, infinity)),
+                  {exit, {Reason, {trunkline, call, _}}} = traffic:attempt(fun() -> trunkline:call(Pid, never, infinity) end),
                   Collector ! Reason
           end),
     ok.

@@ -151,8 +151,8 @@ call_while_full(_) ->
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
     cluster:suspend(B),
     blocked_senders(A, B, [Pid], 200, 5),
-    Results = cluster:call(A, fun() -> [catch trunkline:call(Server, {echo, N}, 50) || N <- lists:seq(1, 20)] end),
-    [?assertMatch({'EXIT', {timeout, {trunkline, call, _}}}, R) || R <- Results],
+    Results = cluster:call(A, fun() -> [traffic:attempt(fun() -> trunkline:call(Server, {echo, N}, 50) end) || N <- lists:seq(1, 20)] end),
+    [?assertMatch({exit, {timeout, {trunkline, call, _}}}, R) || R <- Results],
     cluster:continue(B),
     cluster:await(fun() -> hello =:= cluster:call(A, fun() -> trunkline:call(Server, {echo, hello}, infinity) end) end),
     cluster:stop_all([A, B]).

@@ -47,8 +47,9 @@ stop_trunkline() ->
 
 stop({Peer, _, OsPid}) ->
     _ = os:cmd("kill -CONT " ++ OsPid ++ " 2>/dev/null"),
-    catch peer:stop(Peer),
-    ok.
+    try peer:stop(Peer)
+    catch exit:_ -> ok            % it has ended already
+    end.
 
 stop_all(Nodes) -> lists:foreach(fun stop/1, Nodes).
 

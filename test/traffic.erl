@@ -7,7 +7,7 @@
 -behaviour(gen_server).
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
--export([play/1, play_all/1, payload/1]).
+-export([play/1, play_all/1, payload/1, attempt/1]).
 -export([stream/3, stop_stream/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -79,6 +79,12 @@ step(retry, To, Message, Id, N) ->
 payload(Bytes) when Bytes rem 3 =:= 0 -> binary:copy(<<"x">>, Bytes);
 payload(Bytes) when Bytes rem 3 =:= 1 -> lists:duplicate(Bytes, $x);
 payload(Bytes) -> {Bytes, binary:copy(<<"y">>, Bytes div 2), #{list => lists:duplicate(Bytes div 2, $z)}}.
+
+%% How it ends.
+attempt(Fun) ->
+    try {ok, Fun()}
+    catch exit:Reason -> {exit, Reason}
+    end.
 
 %% A process that sends {Tag, 1}, {Tag, 2}, ... to To until it is stopped.
 stream(To, Tag, Bytes) ->
