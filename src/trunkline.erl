@@ -111,16 +111,18 @@ options(_, _, _) -> badarg.
 %% As gen_server:cast/2.
 -spec cast(server_ref(), term()) -> ok.
 cast({global, Name}, Request) ->
-    cast_pid(global:whereis_name(Name), Request);
+    cast({via, global, Name}, Request);
 cast({via, Module, Name}, Request) ->
-    cast_pid(Module:whereis_name(Name), Request);
+    try Module:whereis_name(Name) of
+        Pid when is_pid(Pid) -> do_cast(Pid, Request);
+        _ -> ok
+    catch
+        _:_ -> ok                     % gen_server does not tell either
+    end;
 cast({Name, Node} = Server, Request) when is_atom(Name), is_atom(Node) ->
     do_cast(Server, Request);
 cast(Server, Request) when is_atom(Server); is_pid(Server) ->
     do_cast(Server, Request).
-
-cast_pid(Pid, Request) when is_pid(Pid) -> do_cast(Pid, Request);
-cast_pid(_, _) -> ok.
 
 do_cast(Server, Request) ->
     try send(Server, {'$gen_cast', Request}) of

@@ -46,5 +46,9 @@ stop(State) ->
 
 withdraw({Node, #route{gate = Gate, lanes = Lanes}}) ->
     ok = trunkline_gate:set_path(Gate, direct),
-    lists:foreach(fun(Ix) -> trunkline_gate:close(Gate, Ix) end, lists:seq(1, tuple_size(Lanes))),
+    Left = [trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))
+            || Ix <- lists:seq(1, tuple_size(Lanes))],
+    lists:sum(Left) > 0 andalso
+        ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them",
+                     [Node, lists:sum(Left)], #{domain => [trunkline]}),
     trunkline_route:withdraw(Node).

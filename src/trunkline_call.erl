@@ -22,19 +22,23 @@
 %% ms, or a point in time as erlang:monotonic_time(millisecond) tells it.
 -type response_timeout() :: timeout() | {abs, integer()}.
 
+%% The longest time that `receive' can wait; gen_server tells who asks for more.
+-define(LONGEST, 16#FFFFFFFF).
+
 %% Args are what the user's function was called with, for its exit.
 -spec call(server_ref(), term(), timeout(), Args :: [term()]) -> term().
 call(ServerRef, Request, Timeout, Args) ->
     case remote(ServerRef) of
-        {Node, Server} when Timeout =:= infinity; is_integer(Timeout), Timeout >= 0 ->
-            case call_lane(Node, Server, Request, deadline(Timeout), Timeout) of
+        {Node, Server} when Timeout =:= infinity; is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST ->
+            Deadline = deadline(Timeout),
+            case call_lane(Node, Server, Request, Deadline, Timeout) of
                 {reply, Reply} ->
                     Reply;
                 {error, Reason} ->
                     exit({gen_reason(Reason, Node, ServerRef), {trunkline, call, Args}});
                 direct ->
                     trunkline_sender:fallback(Node),
-                    call_plain(ServerRef, Request, Timeout, Args)
+                    call_plain(ServerRef, Request, remaining(Deadline, Timeout), Args)
             end;
         _ ->
             call_plain(ServerRef, Request, Timeout, Args)
@@ -51,8 +55,8 @@ call_lane(Node, Server, Request, Deadline, Timeout) ->
                     receive
                         {[alias | Ref], Reply} ->
                             {reply, Reply};
-                        {[[alias | _] | {Ref, _}], Reply} ->     % by hand, to the pid
-                            demonitor(Ref, [flush]),
+                        {[[alias | _] | {Ref, _, _}], Reply} ->  % by hand, to the pid
+                            abandon(Ref, Node, Server),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
@@ -136,8 +140,8 @@ check_response(Message, {lane, Ref, Node, Server}) ->
     case Message of
         {[alias | Ref], Reply} ->
             {reply, Reply};
-        {[[alias | _] | {Ref, _}], Reply} ->
-            demonitor(Ref, [flush]),
+        {[[alias | _] | {Ref, _, _}], Reply} ->
+            abandon(Ref, Node, Server),
             {reply, Reply};
         {'DOWN', Ref, process, Object, Reason} when is_pid(Server) ->
             {error, {session_reason(Object, Reason), Server}};
@@ -150,7 +154,7 @@ check_response(Message, {lane, Ref, Node, Server}) ->
 wait(Ref, Id, Timeout) ->
     receive
         {[alias | Ref], _} = Message -> check_response(Message, Id);
-        {[[alias | _] | {Ref, _}], _} = Message -> check_response(Message, Id);
+        {[[alias | _] | {Ref, _, _}], _} = Message -> check_response(Message, Id);
         {'DOWN', Ref, process, _, _} = Message -> check_response(Message, Id)
     after Timeout ->
             timeout
@@ -168,7 +172,7 @@ abandon(Ref, Node, Server) ->
 reply_or(Ref, Else) ->
     receive
         {[alias | Ref], Reply} -> {reply, Reply};
-        {[[alias | _] | {Ref, _}], Reply} -> {reply, Reply}
+        {[[alias | _] | {Ref, _, _}], Reply} -> {reply, Reply}
     after 0 ->
             Else
     end.
@@ -181,6 +185,8 @@ watch(Node, Patience) ->
                 ok -> watch(Node, Patience);
                 Other -> Other
             end;
+        direct ->
+            direct;
         Inlet ->
             Inlet
     end.

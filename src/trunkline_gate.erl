@@ -19,11 +19,12 @@
 %% is larger than the whole limit therefore passes an empty gate, and the level
 %% exceeds the limit by less than one message.
 %%
-%% The slots of one gate are eight words apart: a slot has a cache line.
+%% The levels are sixteen words apart, so that no two of them share a cache line,
+%% wherever the runtime system has put the array.
 %%
 %%     slot 1               the path: what a refused sender should do
-%%     slot 8 * Ix          the level of lane Ix
-%%     slot 8 * Ix + 1      1 while somebody waits for room in lane Ix
+%%     slot 16 * Ix         the level of lane Ix
+%%     slot 16 * Ix + 1     1 while somebody waits for room in lane Ix
 -module(trunkline_gate).
 
 -export([new/1, limit/1, charge/1, bytes/1, messages/1]).
@@ -47,8 +48,8 @@
 -define(OVERHEAD, 128).
 -define(CHARGE(Message), (((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1)).
 
--define(LEVEL(Ix), (8 * (Ix))).
--define(AWAITED(Ix), (8 * (Ix) + 1)).
+-define(LEVEL(Ix), (16 * (Ix))).
+-define(AWAITED(Ix), (16 * (Ix) + 1)).
 
 -spec new(pos_integer()) -> gate().
 new(Lanes) ->

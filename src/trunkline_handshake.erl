@@ -58,7 +58,10 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
                    capabilities => [C || C <- Capabilities, lists:member(C, TheirCapabilities)],
                    lanes => min(Lanes, TheirLanes),
                    window_bytes => min(Window, TheirWindow),
-                   release => maps:get(release, Theirs, "")}};
+                   release => case Theirs of
+                                  #{release := Release} when length(Release) < 100 -> Release;
+                                  #{} -> ""
+                              end}};
         _ ->
             {error, incompatible}
     end;

@@ -1,10 +1,8 @@
 %% The receiving end of a lane: delivers its messages in order, grants credit,
 %% and is the request agent for the calls that come with it.
 %%
-%% An inlet lives for one session of a link. When the other node is gone it is
-%% killed, with what it has not delivered: the other side counts that as
-%% unconfirmed. When only the other side's link is gone, finish/1 lets it
-%% deliver first. It also is what local callers watch while they wait for a
+%% An inlet lives for one session of a link. At its end finish/1 lets it deliver
+%% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
 -module(trunkline_inlet).
 
@@ -54,8 +52,8 @@ loop(S) ->
         {batch, Ack, Charge, Entries} ->
             Agent = deliver(Entries, S#inlet.agent),
             loop(delivered(Ack, Charge, S#inlet{agent = Agent}));
-        {[[alias | _] | {Caller, Server}], Reply} ->
-            loop(S#inlet{agent = trunkline_agent:reply(Caller, Server, Reply, S#inlet.agent)});
+        {answered, Caller, Server} ->
+            loop(S#inlet{agent = trunkline_agent:answered(Caller, Server, S#inlet.agent)});
         {'DOWN', _, process, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
@@ -115,4 +113,4 @@ timeout(quiet, #inlet{active = true} = S) ->
     timer(quiet, S#inlet{active = false, quiet_timer = false});
 timeout(quiet, S) ->
     Agent = trunkline_agent:sweep(S#inlet.agent),
-    erlang:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false, agent = Agent}]).
+    proc_lib:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false, agent = Agent}]).

@@ -22,20 +22,23 @@
 %% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
 %% distribution port; the gate bounds what queues up meanwhile.
 %%
+%% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
+%% passed no gate: it is counted when the lane takes it.
+%%
 %% The mailbox must stay on the heap. An `off_heap' mailbox under contention
 %% keeps the order of each sender only (the parallel signal optimisation of
-%% OTP 25), and the reply of a server, which comes through an inlet, could
-%% overtake what the server itself has sent before.
+%% OTP 25), and the news that a server has ended, which comes from an inlet, could
+%% overtake the server's last reply.
 -module(trunkline_lane).
 
 -include("trunkline_route.hrl").
 
 -export([start_link/3, set_mode/3, drain/2]).
--export([loop/1]).
+-export([init/2, loop/1]).
 
 -export_type([entry/0, to/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collect/4, dispose/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/2]}).
 
 %% To whom, at the other node.
 -type to() :: pid()
@@ -67,17 +70,17 @@
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
-%% The lane number Ix to Node, in mode hold.
+%% The lane number Ix to Node, in mode hold, and its alias.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
                                           stats := trunkline_stats:stats(),
-                                          options := trunkline_options:options()}) -> pid().
+                                          options := trunkline_options:options()}) -> {pid(), reference()}.
 start_link(Ix, Node, #{gate := Gate, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
-    proc_lib:spawn_link(?MODULE, loop, [Lane]).
+    proc_lib:start_link(?MODULE, init, [self(), Lane]).
 
 %% The lane answers {lane_mode, Ref, Lane, Lost}, with the number of messages
 %% {Queued, Unconfirmed} that the change has cost.
@@ -93,11 +96,21 @@ drain(Lane, Ref) ->
     Lane ! {drain, Ref},
     ok.
 
+-spec init(pid(), #lane{}) -> no_return().
+init(Parent, Lane) ->
+    proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
+    loop(Lane).
+
 -spec loop(#lane{}) -> no_return().
 loop(S) ->
     receive
-        [Charge | Entry] -> loop(data(Charge, Entry, S));
-        Control -> loop(control(Control, S))
+        [Charge | Entry] ->
+            loop(data(Charge, Entry, S));
+        {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
+            {Charge, Entry} = reply(Request, Reply, S),
+            loop(data(Charge, Entry, S));
+        Control ->
+            loop(control(Control, S))
     end.
 
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
@@ -115,29 +128,34 @@ data(Charge, Entry, S) ->
 %% backlog is empty: see flush/1.)
 collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < Most ->
     receive
-        [C | Entry] -> collect(More - 1, Charge + C, [Entry | Entries], S);
-        Control -> interrupted(Control, More, Charge, Entries, S)
+        Next -> collected(Next, More, Charge, Entries, S)
     after 0 ->
             case trunkline_pace:is_waiting(?BATCH_MESSAGES - More, S#lane.pace) of
-                true ->
-                    receive
-                        [C | Entry] -> collect(More - 1, Charge + C, [Entry | Entries], S);
-                        Control -> interrupted(Control, More, Charge, Entries, S)
-                    end;
-                false ->
-                    transmit(Charge, lists:reverse(Entries), S)
+                true -> receive Next -> collected(Next, More, Charge, Entries, S) end;
+                false -> transmit(Charge, lists:reverse(Entries), S)
             end
     end;
 collect(_, Charge, Entries, S) ->
     transmit(Charge, lists:reverse(Entries), S).
 
-%% While a batch is being collected acknowledgements are welcome; whatever else
-%% may change what should become of the batch.
-interrupted({ack, _, _, _} = Ack, More, Charge, Entries, S) ->
+collected([C | Entry], More, Charge, Entries, S) ->
+    collect(More - 1, Charge + C, [Entry | Entries], S);
+collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
+    {C, Entry} = reply(Request, Reply, S),
+    collect(More - 1, Charge + C, [Entry | Entries], S);
+collected({ack, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
-interrupted(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
+collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
+    %% This may change what should become of the batch.
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
     flush(control(Control, S#lane{backlog = Backlog1})).
+
+%% A server has replied. The agent need not tell the caller any more.
+reply({Caller, Server, Agent}, Reply, #lane{gate = Gate, ix = Ix}) ->
+    Charge = trunkline_gate:charge(Reply),
+    ok = trunkline_gate:force(Gate, Ix, Charge),
+    Agent ! {answered, Caller, Server},
+    {Charge, [{reply, Caller} | Reply]}.
 
 transmit(Charge, Entries, #lane{mode = {send, Inlet}, ix = Ix, stats = Stats} = S) ->
     Messages = trunkline_gate:messages(Charge),
@@ -240,6 +258,8 @@ dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats}) ->
         ok -> 0;
         noconnect -> lost(1, Stats)
     end;
+dispose([{cancel, _, _} | _], #lane{mode = discard}) ->
+    0;
 dispose(_, #lane{mode = discard, stats = Stats}) ->
     lost(1, Stats).
 
@@ -269,10 +289,12 @@ tick(S) ->
 %% counts is such a rest. Should its sender live and only be very slow, the level
 %% goes below zero for as long, and is mended here too.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
-    case trunkline_backlog:is_empty(Backlog) of
+    case trunkline_backlog:is_empty(Backlog)
+        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0} of
         true ->
             _ = trunkline_gate:leave(Gate, Ix, trunkline_gate:level(Gate, Ix)),
-            erlang:hibernate(?MODULE, loop, [S#lane{ticking = false, active = false}]);
+            S1 = drained(S#lane{ticking = false, active = false}),
+            proc_lib:hibernate(?MODULE, loop, [S1]);
         false ->
             tick(S)
     end.

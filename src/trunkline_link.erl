@@ -22,14 +22,15 @@
 %% so that what was said on the one before is not taken for an answer. All that
 %% goes wrong ends the session, in one of two ways:
 %%
-%%   * The connection is lost. What the lanes hold is lost with it and counted,
-%%     and inlets are killed. Nothing that was meant for one connection travels on
-%%     the next one, and on the next one nothing travels before the inlets of the
-%%     last one are gone.
+%%   * The connection is lost. What the lanes hold is lost with it and counted.
+%%     Nothing that was meant for one connection travels on the next one.
 %%   * The peer's link has died, or Trunkline has stopped there. The lanes hold
-%%     what they have, and the inlets deliver what has arrived. If another link
-%%     says hello the lanes go on with it; if there is no trunkline_links any
-%%     more they deliver by plain distribution, and senders follow them.
+%%     what they have. If another link says hello they go on with it; if there is
+%%     no trunkline_links any more they deliver by plain distribution, and senders
+%%     follow them.
+%%
+%% In both cases the inlets deliver what has arrived, and there are no other
+%% inlets before these have ended.
 %%
 %% If a lane or an inlet dies, which nothing but a bug or a kill does, the link
 %% dies with it. The supervisor starts another, which counts what was lost.
@@ -52,11 +53,13 @@
 -type event() :: nodeup | nodedown
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
+               | connect                        % somebody has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
 -define(GOODBYE, 3000).            % for an orderly stop
+-define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
@@ -113,8 +116,12 @@ callback_mode() -> handle_event_function.
 init({#{lanes := Lanes} = Options, Node}) ->
     process_flag(trap_exit, true),
     Stats = case trunkline_peers:lookup(Node) of
-                #{stats := Kept} -> Kept;
-                none -> trunkline_stats:new(Lanes)
+                #{stats := Kept, inlets := Inlets, finishing := Finishing} ->
+                    %% Nothing must overtake what those of the link before deliver.
+                    lists:foreach(fun await_end/1, Inlets ++ Finishing),
+                    Kept;
+                none ->
+                    trunkline_stats:new(Lanes)
             end,
     D = #link{node = Node, options = Options, stats = Stats},
     Connected = lists:member(Node, nodes(connected)),
@@ -131,6 +138,12 @@ init({#{lanes := Lanes} = Options, Node}) ->
                 enter(down, D)
         end,
     {ok, State, D1, Actions}.
+
+%% It was linked to the link that was killed.
+await_end(Inlet) ->
+    exit(Inlet, kill),
+    Ref = monitor(process, Inlet),
+    receive {'DOWN', Ref, process, Inlet, _} -> ok end.
 
 %% The link before this one was killed and left its route behind, with lanes
 %% that are dead. Nobody enters its gates from here on; what is inside is lost.
@@ -165,11 +178,18 @@ handle_event(info, {room, Ix}, _, #link{route = Route, room = Room} = D) ->
     {keep_state, D#link{room = trunkline_room:release(Ix, Route, Room)}};
 handle_event(info, {wait, Ref, What}, _, D) when is_reference(Ref) ->
     await(Ref, What, D);
+handle_event(info, {unwait, Ref, What}, _, #link{room = Room} = D) ->
+    {keep_state, D#link{room = trunkline_room:remove(Ref, What, Room)}};
 handle_event({timeout, recheck}, _, _, #link{route = Route, room = Room} = D) ->
-    D1 = D#link{room = trunkline_room:release(Route, Room)},
+    D1 = D#link{room = trunkline_room:recheck(Route, Room)},
     {keep_state, D1, [recheck() || trunkline_room:is_awaited(D1#link.room)]};
 
 %% The node comes and goes.
+handle_event(info, connect, down, D) ->
+    {keep_state, connect(D)};
+handle_event(info, nodeup, down, D) ->
+    say_hello(true, D),
+    enter(greeting, expect(set_path(wait, D)));
 handle_event(info, nodeup, _, D) ->
     %% If there is a session it belongs to an earlier connection, and the news of
     %% its end is still under way.
@@ -245,7 +265,8 @@ handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
         [] -> changed(State, report(D1#link{changing = none}));
         Rest -> {keep_state, D1#link{changing = {Ref, Rest}}}
     end;
-handle_event(info, {lane_mode, _, _, {Queued, Unconfirmed}}, _, #link{lost = {Q, U}} = D) ->
+handle_event(info, {lane_mode, _, Lane, {Queued, Unconfirmed}}, _, #link{lost = {Q, U}} = D)
+  when is_pid(Lane), node(Lane) =:= node() ->
     {keep_state, D#link{lost = {Q + Queued, U + Unconfirmed}}};
 handle_event(info, {lane_drained, Drain, Lane}, closing,
              #link{goodbye = {Pid, Ref, Drain, Lanes}} = D) ->
@@ -345,6 +366,12 @@ refuse(Why, Hello, #link{node = Node}) ->
     ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP",
                  [Node, Why, Hello, 30], #{domain => [trunkline]}).
 
+%% Somebody has a message for a node that is down. To monitor a process there
+%% sets up a connection, as `!' does, while this one goes on; and it tells when
+%% that has failed.
+connect(#link{absence = none} = D) -> expect(D);
+connect(D) -> D.
+
 %% With a peer that had lanes before it must become clear whether it will have
 %% lanes again. If no process there has the name, it will not; else a link of
 %% its says hello.
@@ -408,7 +435,7 @@ changed(_, D) ->
 
 %% The connection is lost.
 gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
-    lists:foreach(fun(Inlet) -> exit(Inlet, kill) end, Inlets ++ Finishing),
+    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
     D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing, session = make_ref()}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
@@ -431,33 +458,52 @@ end_session(#link{peer = Peer} = D) ->
            wanted = none, goodbye = none}.
 
 %% Both sides deliver what they have, then this one goes.
-take_leave(up, #link{peer = #peer{pid = Pid, monitor = Monitor}} = D) ->
-    Ref = make_ref(),
-    Pid ! {goodbye, self(), Ref},
-    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D)),
+take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
     Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
-    await_all([goodbye_ok | lanes(D)], Ref, Monitor, Timer);
+    Ref = make_ref(),
+    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D)),
+    Owed = case Goodbye of
+               {Pid, Theirs, _, _} -> [{Pid, Theirs}];
+               none -> []
+           end,
+    say_goodbye(Peer, Ref),
+    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, Timer);
 take_leave(_, #link{mode = hold} = D) ->
     #link{changing = {Ref, Lanes}} = change_mode(direct, D),
     Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
-    await_all(Lanes, Ref, none, Timer);
+    await_leave(Lanes, [], Ref, none, Timer);
 take_leave(_, _) ->
     ok.
 
-await_all([], _, _, _) ->
+%% The connection may be busy, and this must come to an end.
+say_goodbye(#peer{pid = Pid}, Ref) ->
+    case erlang:send(Pid, {goodbye, self(), Ref}, [nosuspend, noconnect]) of
+        nosuspend -> _ = erlang:send_after(?AGAIN, self(), {say_goodbye, Ref}), ok;
+        _ -> ok
+    end.
+
+%% Missing are lanes that are not through, and the peer's goodbye_ok. If the peer
+%% leaves too, it is owed one, as soon as our lanes are through.
+await_leave([], [], _, _, _) ->
     ok;
-await_all(Missing, Ref, Monitor, Timer) ->
+await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Timer)
+  when Missing =:= []; Missing =:= [goodbye_ok] ->
+    Pid ! {goodbye_ok, Theirs},
+    await_leave(Missing, Owed, Ref, Peer, Timer);
+await_leave(Missing, Owed, Ref, Peer, Timer) ->
     receive
         {lane_drained, Ref, Lane} ->
-            await_all(lists:delete(Lane, Missing), Ref, Monitor, Timer);
+            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Timer);
         {lane_mode, Ref, Lane, _} ->
-            await_all(lists:delete(Lane, Missing), Ref, Monitor, Timer);
+            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Timer);
         {goodbye_ok, Ref} ->
-            await_all(lists:delete(goodbye_ok, Missing), Ref, Monitor, Timer);
-        {goodbye, Pid, Theirs} ->            % both are leaving
-            Pid ! {goodbye_ok, Theirs},
-            await_all(Missing, Ref, Monitor, Timer);
-        {'DOWN', Monitor, process, _, _} ->
+            await_leave(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Timer);
+        {goodbye, Pid, Theirs} ->
+            await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Timer);
+        {say_goodbye, Ref} ->
+            say_goodbye(Peer, Ref),
+            await_leave(Missing, Owed, Ref, Peer, Timer);
+        {'DOWN', Monitor, process, _, _} when Peer =/= none, Monitor =:= Peer#peer.monitor ->
             ok;
         {timeout, Timer, goodbye} ->
             ok
@@ -467,18 +513,21 @@ await_all(Missing, Ref, Monitor, Timer) ->
 
 make_lanes(N, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
-    Lanes = [trunkline_lane:start_link(Ix, Node, #{gate => Gate, stats => Stats, options => Options})
-             || Ix <- lists:seq(1, N)],
+    {Lanes, Aliases} =
+        lists:unzip([trunkline_lane:start_link(Ix, Node, #{gate => Gate, stats => Stats, options => Options})
+                     || Ix <- lists:seq(1, N)]),
     Route = #route{link = self(), gate = Gate, stats = Stats,
-                   lanes = list_to_tuple(Lanes),
+                   lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                    limit = trunkline_gate:limit(maps:get(queue_bytes, Options))},
     ok = trunkline_route:publish(Node, Route),
     D#link{route = Route, mode = hold}.
 
-%% Only of lanes that hold nothing and get nothing.
+%% Only of lanes whose gates have been closed and that hold nothing, unless a
+%% sender has been on its way in for all this time.
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
     lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, shutdown) end, lanes(D)),
+    count_lost(lost_queued, D),
     D#link{route = none}.
 
 lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
@@ -508,22 +557,20 @@ change_mode(Mode, D) ->
 
 %% --- who waits ------------------------------------------------------------
 
-await(Ref, What, #link{node = Node, route = Route, room = Room} = D) ->
+await(Ref, What, #link{route = Route, room = Room} = D) ->
     case {path(D), What} of
         {direct, _} ->
             answer(Ref, {again, new});
-        {lanes, session} ->
+        {lanes, session} when D#link.inlets =/= [] ->
             answer(Ref, {again, new});
         {down, session} ->
-            %% If the node is connected, nodeup is on its way to us.
-            case lists:member(Node, nodes(connected)) of
-                true -> {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
-                false -> answer(Ref, gone)
-            end;
+            {keep_state, connect(D#link{room = trunkline_room:add(Ref, What, Room)})};
         {down, _} ->
             answer(Ref, gone);
-        {wait, session} ->
+        {_, session} ->
             {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
+        {_, {room, Ix, _, _}} when Ix > tuple_size(Route#route.lanes) ->
+            answer(Ref, {again, new});             % there were more lanes
         {_, {room, Ix, _, _}} ->
             Room1 = trunkline_room:release(Ix, Route, trunkline_room:add(Ref, What, Room)),
             {keep_state, D#link{room = Room1},
@@ -547,7 +594,7 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
     ok = trunkline_peers:put(
            Node, #{state => State, link => self(), stats => D#link.stats,
                    since => erlang:system_time(millisecond),
-                   inlets => D#link.inlets,
+                   inlets => D#link.inlets, finishing => D#link.finishing,
                    agreement => case Peer of
                                     #peer{agreement = Agreement} -> Agreement;
                                     none -> none

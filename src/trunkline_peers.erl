@@ -21,7 +21,8 @@
           link := pid(),
           since := integer(),                    % system time, ms
           stats := trunkline_stats:stats() | none,
-          inlets := [pid()],
+          inlets := [pid()],                     % of this session
+          finishing := [pid()],                  % of earlier ones, perhaps
           agreement := trunkline_handshake:agreement() | none}.
 
 -spec create() -> ok.
@@ -30,8 +31,17 @@ create() ->
     ok.
 
 -spec put(node(), peer()) -> ok.
-put(Node, #{inlets := Inlets} = Peer) ->
-    true = ets:insert(?MODULE, {Node, list_to_tuple(Inlets), Peer}),
+put(Node, #{inlets := Inlets, agreement := Agreement} = Peer) ->
+    Watch = case Agreement of
+                #{capabilities := Capabilities} ->
+                    case lists:member(request, Capabilities) of
+                        true -> list_to_tuple(Inlets);
+                        false -> direct
+                    end;
+                none ->
+                    {}
+            end,
+    true = ets:insert(?MODULE, {Node, Watch, Peer}),
     ok.
 
 -spec delete(node()) -> ok.
@@ -54,11 +64,13 @@ all() ->
     end.
 
 %% The inlet that the calling process should watch while a request of its is
-%% under way to Node: it ends when the session ends.
--spec watch(node()) -> pid() | none.
+%% under way to Node: it ends when the session ends. `none': there is no session.
+%% `direct': the peer does not take requests by lane.
+-spec watch(node()) -> pid() | none | direct.
 watch(Node) ->
     try ets:lookup_element(?MODULE, Node, 2) of
         {} -> none;
+        direct -> direct;
         Inlets -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets)
     catch
         error:badarg -> none

@@ -11,14 +11,15 @@
 %%
 %% A lane calls only when it is below half of its limit, and only then senders
 %% go on, so that each of them gets more than one message in before it must wait
-%% again. The link looks from time to time too: a sender that was told may have
-%% died, and the room that was meant for it is left.
+%% again. A sender that gives up says so. One that is killed does not, and the
+%% room it was told of stays free: therefore the link looks from time to time, and
+%% if a lane is empty and still awaited it tells all who wait there.
 -module(trunkline_room).
 
 -include("trunkline_route.hrl").
 
 -export([wait/3]).
--export([new/0, add/3, is_awaited/1, release/3, release/2, dismiss/2, answer/2]).
+-export([new/0, add/3, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
 
 -export_type([room/0, what/0, answer/0]).
 
@@ -29,7 +30,7 @@
 
 -record(room,
         {lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
-         session = [] :: [reference()]}).
+         session = #{} :: #{reference() => []}}).
 -opaque room() :: #room{}.
 
 %% --- for a sender -----------------------------------------------------------
@@ -49,6 +50,7 @@ wait(Link, What, Deadline) ->
         {'DOWN', Ref, process, _, _} -> down
     after Timeout ->
             demonitor(Ref, [flush]),
+            Link ! {unwait, Ref, What},
             receive {Ref, _} -> timeout
             after 0 -> timeout
             end
@@ -61,10 +63,18 @@ new() -> #room{}.
 
 -spec add(Waiter :: reference(), what(), room()) -> room().
 add(Ref, session, #room{session = Session} = R) ->
-    R#room{session = [Ref | Session]};
+    R#room{session = Session#{Ref => []}};
 add(Ref, {room, Ix, Bytes, Ticket}, #room{lanes = Lanes} = R) ->
     Waiters = maps:get(Ix, Lanes, trunkline_waiters:new()),
     R#room{lanes = Lanes#{Ix => trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}}.
+
+-spec remove(Waiter :: reference(), what(), room()) -> room().
+remove(Ref, session, #room{session = Session} = R) ->
+    R#room{session = maps:remove(Ref, Session)};
+remove(Ref, {room, Ix, _, _}, #room{lanes = Lanes} = R) when is_map_key(Ix, Lanes) ->
+    R#room{lanes = Lanes#{Ix := trunkline_waiters:remove(Ref, maps:get(Ix, Lanes))}};
+remove(_, _, R) ->
+    R.
 
 %% Whether anybody waits for room.
 -spec is_awaited(room()) -> boolean().
@@ -83,7 +93,7 @@ release(Ix, #route{gate = Gate, limit = Limit, lanes = All}, #room{lanes = Lanes
         true ->
             Room = trunkline_gate:bytes(Limit - Level),
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
-            lists:foreach(fun({Ref, Ticket}) -> answer(Ref, {again, Ticket}) end, Released),
+            lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
             trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
             R#room{lanes = Lanes#{Ix := Waiters1}};
         false ->
@@ -92,25 +102,36 @@ release(Ix, #route{gate = Gate, limit = Limit, lanes = All}, #room{lanes = Lanes
 release(_, _, R) ->
     R.
 
-%% The same for all lanes.
--spec release(trunkline_route:route() | none, room()) -> room().
-release(Route, #room{lanes = Lanes} = R) ->
-    lists:foldl(fun(Ix, R1) -> release(Ix, Route, R1) end, R, maps:keys(Lanes)).
+%% From time to time, for all lanes.
+-spec recheck(trunkline_route:route() | none, room()) -> room().
+recheck(none, R) ->
+    R;
+recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
+    lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) ->
+                        case trunkline_gate:path(Gate) =:= lanes
+                            andalso trunkline_gate:level(Gate, Ix) =< 0 of
+                            true -> R1#room{lanes = Ls#{Ix := tell_all(again, maps:get(Ix, Ls))}};
+                            false -> release(Ix, Route, R1)
+                        end;
+                   (_, R1) ->
+                        R1
+                end, R, maps:keys(Lanes)).
 
 %% Nobody waits any more: all should try `again', or what they had to say was
 %% for a node that is `gone'.
 -spec dismiss(again | gone, room()) -> room().
 dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
-    Tell = fun({Ref, Ticket}) when Answer =:= again -> answer(Ref, {again, Ticket});
-              ({Ref, _}) -> answer(Ref, gone)
-           end,
-    lists:foreach(Tell, [{Ref, new} || Ref <- Session]),
-    R#room{session = [],
-           lanes = maps:map(fun(_, Waiters) ->
-                                    {All, None} = trunkline_waiters:release_all(Waiters),
-                                    lists:foreach(Tell, All),
-                                    None
-                            end, Lanes)}.
+    lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),
+    R#room{session = #{},
+           lanes = maps:map(fun(_, Waiters) -> tell_all(Answer, Waiters) end, Lanes)}.
+
+tell_all(Answer, Waiters) ->
+    {All, None} = trunkline_waiters:release_all(Waiters),
+    lists:foreach(fun(Waiter) -> tell(Answer, Waiter) end, All),
+    None.
+
+tell(again, {Ref, Ticket}) -> answer(Ref, {again, Ticket});
+tell(gone, {Ref, _}) -> answer(Ref, gone).
 
 -spec answer(Waiter :: reference(), answer()) -> ok.
 answer(Ref, Answer) ->

@@ -2,6 +2,7 @@
 -record(route,
         {link :: pid(),                      % where a refused sender waits
          lanes :: tuple(),                   % of pids
+         aliases :: tuple(),                 % of theirs, for replies
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
          stats :: trunkline_stats:stats()}).

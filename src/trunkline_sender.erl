@@ -12,7 +12,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, force/3, await_session/2]).
+-export([hand_over/3, hand_over/5, force/3, alias_of_lane/2, await_session/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0]).
@@ -35,7 +35,7 @@ hand_over(Node, To, Message) ->
 %% whatever the calling process handed over before has been delivered, or is
 %% lost. `unreachable': there is no connection, and none can be made, or it went
 %% while the sender waited; the message is lost, and counted. `nosuspend': the lane
-%% is full. `timeout': it was full for too long.
+%% is full, or a connection is being made. `timeout': that took too long.
 -spec hand_over(node(), trunkline_lane:to(), term(), patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
@@ -47,7 +47,7 @@ offer(Node, To, Message, How, Ticket) ->
             Ix = erlang:phash2(self(), tuple_size(Lanes)) + 1,
             case trunkline_gate:enter(Gate, Ix, Message, Limit) of
                 {refused, Charge} ->
-                    case refused(Node, Route, Ix, Charge, How, Ticket) of
+                    case refused(Route, Ix, Charge, How, Ticket) of
                         {again, Ticket1} -> offer(Node, To, Message, How, Ticket1);
                         Other -> Other
                     end;
@@ -59,14 +59,20 @@ offer(Node, To, Message, How, Ticket) ->
             direct
     end.
 
-refused(Node, #route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, {Patience, Connect}, Ticket) ->
+refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, {Patience, Connect}, Ticket) ->
     case trunkline_gate:path(Gate) of
         direct ->
             direct;
         down when Connect =:= noconnect ->
             noconnect;
+        down when Patience =:= nosuspend ->
+            ok = trunkline_link:notify(Link, connect),
+            nosuspend;
         down ->
-            lost(connect(Node, Link, Patience), Stats, lost_unreachable);
+            %% What `!' would do, but not with the message: on a new connection
+            %% it must not overtake those that are still in an inlet there, of
+            %% the connection before. The link knows when they are not.
+            lost(wait(Link, session, Patience), Stats, lost_unreachable);
         _ when Patience =:= nosuspend ->
             trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
             nosuspend;
@@ -80,16 +86,6 @@ lost(unreachable, Stats, Why) ->
     unreachable;
 lost(Answer, _, _) ->
     Answer.
-
-%% What `!' would do, but not with the message: on a new connection the first
-%% message must not overtake those that are still in an inlet there, of the
-%% connection before. The link knows when they are not.
-connect(Node, Link, Patience) ->
-    case net_kernel:connect_node(Node) of
-        true when Patience =:= nosuspend -> nosuspend;
-        true -> wait(Link, session, Patience);
-        _ -> unreachable
-    end.
 
 wait(Link, What, Patience) ->
     case trunkline_room:wait(Link, What, Patience) of
@@ -112,7 +108,6 @@ await_session(Node, Patience) ->
         #route{gate = Gate, link = Link} ->
             Answer = case trunkline_gate:path(Gate) of
                          direct -> direct;
-                         down -> connect(Node, Link, Patience);
                          _ -> wait(Link, session, Patience)
                      end,
             case Answer of
@@ -120,6 +115,11 @@ await_session(Node, Patience) ->
                 _ -> Answer
             end
     end.
+
+%% The alias of the lane that this process hands its messages to.
+-spec alias_of_lane(trunkline_route:route(), pid()) -> reference().
+alias_of_lane(#route{aliases = Aliases}, Pid) ->
+    element(erlang:phash2(Pid, tuple_size(Aliases)) + 1, Aliases).
 
 %% Hands over what must not wait, in whatever state the lanes are.
 -spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Ordered :: pid()) ->
@@ -132,7 +132,7 @@ force(#route{lanes = Lanes, gate = Gate}, {To, Message}, Ordered) ->
     ok.
 
 %% Fallbacks to nodes that never had a link are counted together, here.
--define(FALLBACKS, {trunkline, fallbacks}).
+-define(FALLBACKS, trunkline_fallbacks).
 
 -spec count_fallbacks() -> ok.
 count_fallbacks() ->

@@ -2,52 +2,68 @@
 %%
 %% A sender that finds its lane full asks the link for a ticket and sleeps. When
 %% there is room, as many senders as fit are told to try again, oldest ticket
-%% first. Nothing is reserved for them: a sender that was told and died in
-%% between costs nothing. One that tried and was overtaken by a running sender
-%% comes back with the ticket it had, and so stands first again.
+%% first. Nothing is reserved for them. One that tried and was overtaken by a
+%% running sender comes back with the ticket it had, and so stands first again.
 -module(trunkline_waiters).
 
--export([new/0, is_empty/1, size/1, add/4, release/2, release_all/1]).
+-export([new/0, is_empty/1, size/1, add/4, remove/2, release/2, release_all/1]).
 
 -export_type([waiters/0, ticket/0]).
 
 -type ticket() :: pos_integer().
 -type waiter() :: reference().
-%% Tickets of an earlier link are welcome, hence two waiters may have the same.
--opaque waiters() :: {Next :: ticket(), gb_trees:tree({ticket(), waiter()}, Bytes :: pos_integer())}.
+
+-record(waiters,
+        {next = 1 :: ticket(),
+         %% Tickets of an earlier link are welcome, hence two waiters may have the same.
+         queue = gb_trees:empty() :: gb_trees:tree({ticket(), waiter()}, Bytes :: pos_integer()),
+         tickets = #{} :: #{waiter() => ticket()}}).
+-opaque waiters() :: #waiters{}.
 
 -spec new() -> waiters().
-new() -> {1, gb_trees:empty()}.
+new() -> #waiters{}.
 
 -spec is_empty(waiters()) -> boolean().
-is_empty({_, Tree}) -> gb_trees:is_empty(Tree).
+is_empty(#waiters{tickets = Tickets}) -> map_size(Tickets) =:= 0.
 
 -spec size(waiters()) -> non_neg_integer().
-size({_, Tree}) -> gb_trees:size(Tree).
+size(#waiters{tickets = Tickets}) -> map_size(Tickets).
 
 %% Somebody wants to send that many bytes; `new', or with the ticket it had.
 -spec add(waiter(), new | ticket(), Bytes :: pos_integer(), waiters()) -> waiters().
-add(Waiter, new, Bytes, {Next, Tree}) ->
-    {Next + 1, gb_trees:insert({Next, Waiter}, Bytes, Tree)};
-add(Waiter, Ticket, Bytes, {Next, Tree}) ->
-    {max(Next, Ticket + 1), gb_trees:insert({Ticket, Waiter}, Bytes, Tree)}.
+add(Waiter, new, Bytes, #waiters{next = Next} = W) ->
+    add(Waiter, Next, Bytes, W);
+add(Waiter, Ticket, Bytes, #waiters{next = Next, queue = Queue, tickets = Tickets}) ->
+    #waiters{next = max(Next, Ticket + 1),
+             queue = gb_trees:insert({Ticket, Waiter}, Bytes, Queue),
+             tickets = Tickets#{Waiter => Ticket}}.
+
+%% It does not wait any more.
+-spec remove(waiter(), waiters()) -> waiters().
+remove(Waiter, #waiters{queue = Queue, tickets = Tickets} = W) ->
+    case maps:take(Waiter, Tickets) of
+        {Ticket, Tickets1} ->
+            W#waiters{queue = gb_trees:delete({Ticket, Waiter}, Queue), tickets = Tickets1};
+        error ->
+            W
+    end.
 
 %% Those who fit into that many bytes of room: while there is any room the
 %% next one goes, since a message may be larger than the whole queue.
 -spec release(Room :: integer(), waiters()) -> {[{waiter(), ticket()}], waiters()}.
-release(Room, {Next, Tree}) ->
-    {Released, Tree1} = release(Room, Tree, []),
-    {Released, {Next, Tree1}}.
+release(Room, W) -> release(Room, W, []).
 
-release(Room, Tree, Released) ->
-    case Room > 0 andalso not gb_trees:is_empty(Tree) of
+release(Room, #waiters{queue = Queue, tickets = Tickets} = W, Released) ->
+    case Room > 0 andalso not gb_trees:is_empty(Queue) of
         true ->
-            {{Ticket, Waiter}, Bytes, Tree1} = gb_trees:take_smallest(Tree),
-            release(Room - Bytes, Tree1, [{Waiter, Ticket} | Released]);
+            {{Ticket, Waiter}, Bytes, Queue1} = gb_trees:take_smallest(Queue),
+            release(Room - Bytes, W#waiters{queue = Queue1, tickets = maps:remove(Waiter, Tickets)},
+                    [{Waiter, Ticket} | Released]);
         false ->
-            {lists:reverse(Released), Tree}
+            {lists:reverse(Released), W}
     end.
 
 -spec release_all(waiters()) -> {[{waiter(), ticket()}], waiters()}.
-release_all({Next, Tree}) ->
-    {[{Waiter, Ticket} || {Ticket, Waiter} <- gb_trees:keys(Tree)], {Next, gb_trees:empty()}}.
+release_all(#waiters{queue = Queue} = W) ->
+    {[{Waiter, Ticket} || {Ticket, Waiter} <- gb_trees:keys(Queue)],
+     W#waiters{queue = gb_trees:empty(), tickets = #{}}}.
