@@ -153,6 +153,7 @@ cast(Config) ->
     {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [no_such_name, x]),
     {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{no_such_name, There}, x]),
     {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{global, no_such_name}, x]),
+    {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{via, no_such_module, x}, x]),
     {error, function_clause} = both(Config, {gen_server, cast}, {trunkline, cast}, ["nonsense", x]).
 
 call(Config) ->
@@ -336,6 +337,7 @@ abandoned_calls(Config) ->
                             _ = [traffic:attempt(fun() -> trunkline:call(Pid, never, 0) end) || _ <- lists:seq(1, 20000)],
                             _ = [timeout = trunkline:receive_response(trunkline:send_request(Pid, never), 0)
                                  || _ <- lists:seq(1, 20000)],
+                            _ = [trunkline:call(Pid, {by_hand, hello}) || _ <- lists:seq(1, 5000)],
                             ok
                     end),
     %% Kept, each would be some 100 bytes.
@@ -353,7 +355,8 @@ session_ends(_) ->
               {ok, Pid} = cluster:call(B, server, start, [gen_server]),
               NodeB = cluster:node_of(B),
               ok = cluster:call(A, fun() -> waiters(Pid) end),
-              cluster:await(fun() -> cluster:call(B, fun() -> 2 =:= callers(Pid) end) end),
+              cluster:await(fun() -> #{lanes := Ls} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                                     2 =:= lists:sum([N || #{received_messages := N} <- Ls]) end),
               End(A, B),
               ?assertEqual([{error, {noconnection, Pid}}, {nodedown, NodeB}],
                            cluster:call(A, fun waited/0)),
@@ -384,15 +387,6 @@ collect(Got) ->
 waited() ->
     waited ! {got, self()},
     receive {got, Got} -> Got after 20000 -> timeout end.
-
-%% How many calls have reached the server.
-callers(Pid) ->
-    {messages, []} = process_info(Pid, messages),
-    {_, Links} = process_info(Pid, monitored_by),
-    case Links of
-        [] -> 0;
-        _ -> 2
-    end.
 
 kill_link(Node) ->
     #{link := Link} = trunkline_peers:lookup(Node),

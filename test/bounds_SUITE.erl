@@ -7,12 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
-         call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, binaries_do_not_keep_batches/1]).
+         call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, waiters_gave_up/1,
+         binaries_do_not_keep_batches/1]).
 
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
-          call_while_full, larger_than_all_bounds, fair, killed_senders, binaries_do_not_keep_batches].
+          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up, binaries_do_not_keep_batches].
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
 
@@ -195,6 +196,41 @@ killed_senders(_) ->
     cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
     ok = cluster:call(A, fun() -> trunkline:send(Pid, {from, last, 1, x}), ok end),
     cluster:await(fun() -> is_map_key(last, cluster:call(B, traffic, summary, [Pid])) end),
+    cluster:stop_all([A, B]).
+
+%% Who gives up, or is killed, while it waits for room is forgotten, and does not
+%% stand in the way of the others.
+waiters_gave_up(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, 65536}, {window_bytes, 65536}]),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    NodeB = cluster:node_of(B),
+    Link = fun() ->
+                   #{link := L} = trunkline_peers:lookup(NodeB),
+                   garbage_collect(L),
+                   element(2, process_info(L, memory))
+           end,
+    cluster:suspend(B),
+    Stream = cluster:call(A, traffic, stream, [Pid, 1, 1000]),
+    cluster:await(fun() -> lists:all(fun(#{waits := W}) -> W > 0 end, lanes(A, B)) end),
+    Before = cluster:call(A, Link),
+    ok = cluster:call(A, fun() ->
+                                 _ = [traffic:attempt(fun() -> trunkline:call(Pid, x, 0) end) || _ <- lists:seq(1, 20000)],
+                                 ok
+                         end),
+    ?assert(cluster:call(A, Link) < Before + 100_000),
+    ok = cluster:call(A, fun() ->
+                                 Waiting = [spawn_monitor(fun() -> trunkline:send(Pid, x) end) || _ <- lists:seq(1, 2000)],
+                                 lists:foreach(fun({P, Ref}) ->
+                                                       exit(P, kill),
+                                                       receive {'DOWN', Ref, process, P, _} -> ok end
+                                               end, Waiting)
+                         end),
+    cluster:continue(B),
+    N = cluster:call(A, traffic, stop_stream, [Stream]),
+    cluster:await(fun() -> case cluster:call(B, traffic, summary, [Pid]) of
+                               #{1 := {N, N, []}} -> true;
+                               Other -> {N, Other}
+                           end end),
     cluster:stop_all([A, B]).
 
 %% A receiver that keeps a small binary out of every batch does not keep the

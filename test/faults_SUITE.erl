@@ -7,14 +7,14 @@
 -export([all/0, suite/0]).
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
-         reported_once/1, many_nodes/1]).
+         reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1]).
 -export([fake_links/1, install_log/0, log/2, logged/0]).
 
 suite() -> [{timetrap, {minutes, 4}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
-          reported_once, many_nodes].
+          reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -234,8 +234,12 @@ incompatible_peer(_) ->
     A = cluster:start([]),
     B = cluster:start(none),
     true = cluster:call(B, fun() -> register(trunkline_links, spawn(?MODULE, fake_links, [cluster:node_of(B)])) end),
+    ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:connect(A, B),
-    cluster:await_state(A, B, greeting),
+    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of
+                               [{warning, "trunkline: no lanes to " ++ _} | _] -> true;
+                               Log -> Log
+                           end end),
     Load = load(A, B),
     flowing(Load, B),
     ?assertEqual(0, finish(Load, A, B)),
@@ -313,6 +317,102 @@ many_nodes(_) ->
     cluster:continue(C),
     lists:foreach(fun({N, Load}) -> ?assertEqual(0, finish(Load, A, N)) end, Loads),
     cluster:stop_all(Nodes).
+
+%% Whoever has something to say sets up the connection, as with `!', and it arrives.
+reconnected_by_sending(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    Disconnect = fun() ->
+                         _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                         cluster:await_state(A, B, down),
+                         cluster:await_state(B, A, down)
+                 end,
+    Id = fun(Round, N) -> 100 * Round + N end,
+    Arrived = fun(N) -> cluster:await(fun() -> case cluster:call(B, traffic, count, [To]) of N -> true; Other -> {Other, N} end end) end,
+    lists:foreach(
+      fun(Round) ->
+              Disconnect(),
+              Ends = cluster:call(A, traffic, play_all, [[{Id(Round, N), [{send, To, 10}, {send, To, 10}]} || N <- lists:seq(1, 20)]]),
+              [normal] = lists:usort(Ends),
+              Arrived(41 * Round - 1),
+              Disconnect(),
+              {ok, Round, call} = cluster:call(A, fun() -> trunkline:call(To, {from, Round, call, x}) end),
+              Disconnect(),
+              nosuspend = cluster:call(A, fun() -> trunkline:send(To, x, [nosuspend]) end),
+              cluster:await_up(A, B),
+              noconnect = begin Disconnect(), cluster:call(A, fun() -> trunkline:send(To, x, [noconnect]) end) end
+      end, lists:seq(1, 5)),
+    %% A connection that cannot be made: everybody hears of it in time.
+    Disconnect(),
+    cluster:suspend(B),
+    Still = cluster:call(A, fun() ->
+                                    Connecting = spawn(net_kernel, connect_node, [node(To)]),
+                                    nosuspend = trunkline:send(To, x, [nosuspend]),
+                                    {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, x, 100) end),
+                                    is_process_alive(Connecting)
+                            end),
+    ?assert(Still),                            % the set-up, which takes 7 seconds
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
+
+%% What has arrived at a node is delivered, though its sender is gone.
+sender_dies(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    NodeA = cluster:node_of(A),
+    ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
+    [normal] = cluster:call(A, traffic, play_all, [[{1, [{send, To, 100} || _ <- lists:seq(1, 5000)]}]]),
+    cluster:await(fun() -> cluster:call(B, fun() -> batches(NodeA) end) >= sent_batches(A, B) end),
+    cluster:kill(A),
+    cluster:await_state(B, A, down),
+    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 5000 end),
+    cluster:stop(B).
+
+%% They are suspended until the holder is told.
+hold_inlets(Node) ->
+    #{inlets := Inlets} = trunkline_peers:lookup(Node),
+    Self = self(),
+    Pid = spawn(fun() ->
+                        put(inlets, Inlets),
+                        lists:foreach(fun erlang:suspend_process/1, Inlets),
+                        Self ! {held, self()},
+                        receive release -> ok end
+                end),
+    true = register(holder, Pid),
+    receive {held, Pid} -> ok end.
+
+%% Batches that have arrived at held inlets.
+batches(Node) ->
+    #{inlets := Inlets} = trunkline_peers:lookup(Node),
+    lists:sum([N || {message_queue_len, N} <- [process_info(P, message_queue_len) || P <- Inlets]]).
+
+sent_batches(A, B) ->
+    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    case lists:sum([Q || #{queued_messages := Q} <- Lanes]) of
+        0 -> lists:sum([N || #{batches := N} <- Lanes]);
+        _ -> not_yet                           % larger than any number
+    end.
+
+%% A caller that comes while the links are agreeing anew sleeps until they have.
+called_while_holding(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    cluster:suspend(B),
+    kill(link, A, B),
+    cluster:await_state(A, B, holding),
+    Caller = cluster:call(A, fun() -> spawn(fun() -> exit(trunkline:call(To, {from, 1, 1, x}, infinity)) end) end),
+    Work = cluster:call(A, fun() ->
+                                   #{link := Link} = trunkline_peers:lookup(NodeB),
+                                   receive after 300 -> ok end,      % of waiting
+                                   lists:sum([R || P <- [Caller, Link], {_, R} <- [process_info(P, reductions)]])
+                           end),
+    ?assert(Work < 100_000),
+    cluster:continue(B),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 1 end),
+    cluster:await_up(A, B),
+    cluster:stop_all([A, B]).
 
 %% --- load: streams from A to B -----------------------------------------------------
 

@@ -7,13 +7,13 @@
 -include_lib("proper/include/proper.hrl").
 
 -export([all/0, suite/0]).
--export([any_traffic/1, replies_after_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
-         sender_stops_and_starts/1, connection_breaks/1]).
+-export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
+         sender_stops_and_starts/1, both_stop/1, connection_breaks/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [any_traffic, replies_after_messages, lanes_come_up, peer_stops_and_starts,
-          sender_stops_and_starts, connection_breaks].
+all() -> [any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
+          sender_stops_and_starts, both_stop, connection_breaks].
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.
@@ -63,8 +63,9 @@ kind() -> frequency([{6, send}, {2, cast}, {1, call}, {1, request}, {1, retry}])
 
 bytes() -> frequency([{10, range(0, 100)}, {3, range(100, 5000)}, {1, range(5000, 300000)}]).
 
-%% A server's messages to a caller come before its reply, as with one connection.
-replies_after_messages(_) ->
+%% What a server sends to a caller before its reply comes before it, and what it
+%% sends after the reply comes after it, as with one connection.
+replies_among_messages(_) ->
     {A, B} = cluster:pair([{lanes, 4}]),
     Servers = cluster:call(B, fun() -> [spawn(fun talkative/0) || _ <- lists:seq(1, 20)] end),
     ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> talk(lists:nth(N rem 20 + 1, Servers), N) end,
@@ -76,14 +77,16 @@ talkative() ->
         {'$gen_call', {Pid, _} = From, N} ->
             trunkline:send(Pid, {said, N, 1}),
             trunkline:cast(Pid, {said, N, 2}),
-            gen_server:reply(From, {replied, N})
+            gen_server:reply(From, {replied, N}),
+            trunkline:send(Pid, {said, N, 3})
     end,
     talkative().
 
 talk(Server, N) ->
-    {replied, N} = trunkline:call(Server, N, infinity),
-    receive {said, N, 1} -> ok after 0 -> error({reply_overtook, N}) end,
-    receive {'$gen_cast', {said, N, 2}} -> ok after 0 -> error({reply_overtook, N}) end.
+    Id = trunkline:send_request(Server, N),
+    Mail = [receive Message -> Message end || _ <- [1, 2, 3, 4]],
+    [{said, N, 1}, {'$gen_cast', {said, N, 2}}, Reply, {said, N, 3}] = Mail,
+    {reply, {replied, N}} = trunkline:check_response(Reply, Id).
 
 %% From plain distribution to lanes, while messages flow.
 lanes_come_up(_) ->
@@ -117,6 +120,21 @@ restarts(Node, Other, N) ->
     cluster:await_up(Node, Other),
     restarts(Node, Other, N - 1).
 
+%% Both at the same time, with messages both ways. (Not floods: plain distribution,
+%% which takes them in between, lets one direction starve the other.)
+both_stop(_) ->
+    {A, B} = cluster:pair([]),
+    flow(trickle, B, A, fun() -> flow(trickle, A, B, fun() -> stops(A, B, 10) end, complete) end, complete),
+    cluster:stop_all([A, B]).
+
+stops(_, _, 0) ->
+    ok;
+stops(A, B, N) ->
+    Stops = [spawn_monitor(fun() -> restart(Node, [{lanes, N rem 3 + 1}]) end) || Node <- [A, B]],
+    lists:foreach(fun({Pid, Ref}) -> receive {'DOWN', Ref, process, Pid, normal} -> ok end end, Stops),
+    cluster:await_up(A, B),
+    stops(A, B, N - 1).
+
 %% Messages may be lost with the connection; those that arrive are in order.
 connection_breaks(_) ->
     {A, B} = cluster:pair([]),
@@ -132,11 +150,13 @@ breaks(A, B, N) ->
     breaks(A, B, N - 1).
 
 %% Streams from ten senders at A to three receivers at B while Disturb runs.
-flow(A, B, Disturb, What) ->
+flow(A, B, Disturb, What) -> flow(stream, A, B, Disturb, What).
+
+flow(Kind, A, B, Disturb, What) ->
     Pids = cluster:call(B, traffic, start_watchers, [3]),
     Streams = [begin
                    To = lists:nth(Id rem 3 + 1, Pids),
-                   {Id, To, cluster:call(A, traffic, stream, [To, Id, 50])}
+                   {Id, To, cluster:call(A, traffic, Kind, [To, Id, 50])}
                end || Id <- lists:seq(1, 10)],
     Count = fun(P) -> cluster:call(B, traffic, count, [P]) end,
     cluster:await(fun() -> lists:all(fun(P) -> Count(P) > 100 end, Pids) end),

@@ -69,27 +69,34 @@ run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
         andalso (Command =/= enter orelse Bytes < Limit orelse Inside1 =:= Inside)
         andalso run_gate(Commands, Gate, Limit, Model1).
 
-%% Many processes at once: what came in goes out, and a closed gate's count is final.
+%% Many processes at once: what came in goes out, nobody sees more inside than the
+%% limit and the messages of those who are at the door.
 gate_shared(_) ->
     Gate = trunkline_gate:new(1),
     ok = trunkline_gate:open(Gate, 1),
     Limit = trunkline_gate:limit(100_000),
-    Most = 100_000 + trunkline_gate:bytes(trunkline_gate:charge(<<0:8000>>)),
-    Pids = [spawn_monitor(fun() -> passers(Gate, Limit, Most, 20_000, 0) end) || _ <- lists:seq(1, 8)],
+    Most = trunkline_gate:limit(100_000 + 8 * trunkline_gate:bytes(trunkline_gate:charge(<<0:8000>>))),
+    Pids = [spawn_monitor(fun() -> passers(Gate, Limit, Most, 5000, 0) end) || _ <- lists:seq(1, 8)],
     [receive {'DOWN', Ref, process, Pid, Reason} -> {passed, N} = Reason, true = N > 0 end || {Pid, Ref} <- Pids],
     0 = trunkline_gate:level(Gate, 1),
     0 = trunkline_gate:close(Gate, 1).
 
 passers(_, _, _, 0, Passed) ->
     exit({passed, Passed});
-passers(Gate, Limit, _Most, N, Passed) ->
+passers(Gate, Limit, Most, N, Passed) ->
+    %% Some stay inside until they are refused, so that the gate fills.
     Message = binary:copy(<<0>>, N rem 1000),
+    Charges = fill(Gate, Limit, Message, N rem 50, []),
+    true = trunkline_gate:level(Gate, 1) =< Most,
+    lists:foreach(fun(Charge) -> trunkline_gate:leave(Gate, 1, Charge) end, Charges),
+    passers(Gate, Limit, Most, N - 1, Passed + length(Charges)).
+
+fill(_, _, _, 0, Charges) ->
+    Charges;
+fill(Gate, Limit, Message, N, Charges) ->
     case trunkline_gate:enter(Gate, 1, Message, Limit) of
-        {refused, _} ->
-            passers(Gate, Limit, _Most, N - 1, Passed);
-        Charge ->
-            _ = trunkline_gate:leave(Gate, 1, Charge),
-            passers(Gate, Limit, _Most, N - 1, Passed + 1)
+        {refused, _} -> Charges;
+        Charge -> fill(Gate, Limit, Message, N - 1, [Charge | Charges])
     end.
 
 %% --- window: two ends and the messages between them ---------------------------------
@@ -152,7 +159,7 @@ prop_tickets() ->
             end).
 
 prop_waiters() ->
-    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)}, return, release_all])),
+    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)}, {remove, range(1, 10)}, return, release_all])),
             run_waiters(Commands, trunkline_waiters:new(), [], [], 1)).
 
 %% Model: the waiting, oldest first, as {Name, Bytes}; the released, with tickets.
@@ -161,6 +168,8 @@ run_waiters([], W, Waiting, _, _) ->
         andalso trunkline_waiters:is_empty(W) =:= (Waiting =:= []);
 run_waiters([{add, Bytes} | Commands], W, Waiting, Released, N) ->
     run_waiters(Commands, trunkline_waiters:add(N, new, Bytes, W), Waiting ++ [{N, Bytes}], Released, N + 1);
+run_waiters([{remove, Name} | Commands], W, Waiting, Released, N) ->
+    run_waiters(Commands, trunkline_waiters:remove(Name, W), lists:keydelete(Name, 1, Waiting), Released, N);
 run_waiters([return | Commands], W, Waiting, [{Name, Ticket} | Released], N) ->
     %% It was overtaken, and comes back; it is older than whoever came after it.
     {Older, Younger} = lists:partition(fun({Other, _}) -> Other < Name end, Waiting),

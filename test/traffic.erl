@@ -8,7 +8,7 @@
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
 -export([play/1, play_all/1, payload/1, attempt/1]).
--export([stream/3, stop_stream/1]).
+-export([stream/3, trickle/3, stop_stream/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- receivers --------------------------------------------------------------
@@ -88,14 +88,18 @@ attempt(Fun) ->
 
 %% A process that sends {Tag, 1}, {Tag, 2}, ... to To until it is stopped.
 stream(To, Tag, Bytes) ->
-    spawn(fun() -> stream(To, Tag, payload(Bytes), 1) end).
+    spawn(fun() -> stream(To, Tag, payload(Bytes), fun(_) -> 0 end, 1) end).
 
-stream(To, Tag, Payload, N) ->
+%% The same, some 4,000 a second.
+trickle(To, Tag, Bytes) ->
+    spawn(fun() -> stream(To, Tag, payload(Bytes), fun(N) -> 5 * (1 - min(1, N rem 20)) end, 1) end).
+
+stream(To, Tag, Payload, Pause, N) ->
     _ = trunkline:send(To, {from, Tag, N, Payload}),
     receive
         {stop, From} -> From ! {self(), N}
-    after 0 ->
-            stream(To, Tag, Payload, N + 1)
+    after Pause(N) ->
+            stream(To, Tag, Payload, Pause, N + 1)
     end.
 
 %% How many it has sent.
