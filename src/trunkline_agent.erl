@@ -23,7 +23,7 @@
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/2, step/3, answered/3, down/3, sweep/1]).
+-export([new/2, step/3, answered/2, down/3, sweep/1]).
 -export([refuse/1]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0]).
@@ -82,7 +82,7 @@ step({call, Name, Pid, Caller}, Request, Agent) ->
             Agent
     end;
 step({cancel, Server, Caller}, _, Agent) when is_pid(Server) ->
-    answered(Caller, Server, Agent);
+    settle({Caller, Server}, Agent);
 step({cancel, Name, Caller}, _, Agent) ->
     %% If another process has the name by now, the request is remembered until
     %% the one before replies or ends. A late reply does no harm.
@@ -94,9 +94,12 @@ step({down, Server, Caller}, Reason, Agent) ->
     Caller ! {'DOWN', Caller, process, Server, Reason},
     Agent.
 
-%% A lane has taken the reply; or nobody waits for it any more.
--spec answered(caller(), pid(), agent()) -> agent().
-answered(Caller, Server, #agent{servers = Servers} = Agent) ->
+%% A lane has taken these servers' replies to these callers.
+-spec answered([{caller(), Server :: pid()}], agent()) -> agent().
+answered(Requests, Agent) ->
+    lists:foldl(fun settle/2, Agent, Requests).
+
+settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
         #{Server := #server{callers = Callers} = Known} ->
             Agent#agent{servers = Servers#{Server := Known#server{callers = maps:remove(Caller, Callers)}}};

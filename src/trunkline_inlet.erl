@@ -52,8 +52,8 @@ loop(S) ->
         {batch, Ack, Charge, Entries} ->
             Agent = deliver(Entries, S#inlet.agent),
             loop(delivered(Ack, Charge, S#inlet{agent = Agent}));
-        {answered, Caller, Server} ->
-            loop(S#inlet{agent = trunkline_agent:answered(Caller, Server, S#inlet.agent)});
+        {answered, Requests} when is_list(Requests) ->
+            loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {'DOWN', _, process, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->

@@ -66,6 +66,7 @@
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
+         answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -107,8 +108,8 @@ loop(S) ->
         [Charge | Entry] ->
             loop(data(Charge, Entry, S));
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
-            {Charge, Entry} = reply(Request, Reply, S),
-            loop(data(Charge, Entry, S));
+            {Charge, Entry, S1} = reply(Request, Reply, S),
+            loop(data(Charge, Entry, S1));
         Control ->
             loop(control(Control, S))
     end.
@@ -141,8 +142,8 @@ collect(_, Charge, Entries, S) ->
 collected([C | Entry], More, Charge, Entries, S) ->
     collect(More - 1, Charge + C, [Entry | Entries], S);
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
-    {C, Entry} = reply(Request, Reply, S),
-    collect(More - 1, Charge + C, [Entry | Entries], S);
+    {C, Entry, S1} = reply(Request, Reply, S),
+    collect(More - 1, Charge + C, [Entry | Entries], S1);
 collected({ack, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
@@ -150,12 +151,13 @@ collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
     flush(control(Control, S#lane{backlog = Backlog1})).
 
-%% A server has replied. The agent need not tell the caller any more.
-reply({Caller, Server, Agent}, Reply, #lane{gate = Gate, ix = Ix}) ->
+%% A server has replied. Its agent hears of it when the reply has left: first
+%% things first.
+reply({Caller, Server, Agent}, Reply, #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
     Charge = trunkline_gate:charge(Reply),
     ok = trunkline_gate:force(Gate, Ix, Charge),
-    Agent ! {answered, Caller, Server},
-    {Charge, [{reply, Caller} | Reply]}.
+    Answered1 = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]},
+    {Charge, [{reply, Caller} | Reply], S#lane{answered = Answered1}}.
 
 transmit(Charge, Entries, #lane{mode = {send, Inlet}, ix = Ix, stats = Stats} = S) ->
     Messages = trunkline_gate:messages(Charge),
@@ -193,10 +195,17 @@ left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
         true -> _ = Link ! {room, Ix}, ok;
         false -> ok
     end,
-    case S of
-        #lane{ticking = true} -> S#lane{active = true};
-        #lane{ticking = false} -> tick(S)
+    S1 = tell_agents(S),
+    case S1 of
+        #lane{ticking = true} -> S1#lane{active = true};
+        #lane{ticking = false} -> tick(S1)
     end.
+
+tell_agents(#lane{answered = Answered} = S) when map_size(Answered) =:= 0 ->
+    S;
+tell_agents(#lane{answered = Answered} = S) ->
+    maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
+    S#lane{answered = #{}}.
 
 control({ack, Ack, Inlet, Charge}, #lane{mode = {send, Inlet}} = S) ->
     Window = trunkline_window:acked(Charge, S#lane.window),
