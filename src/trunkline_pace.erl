@@ -34,7 +34,7 @@
 -opaque pace() :: #pace{}.
 
 %% Measured in docs/how-it-works.md.
--define(DENSE, 100_000).
+-define(DENSE, 30_000).
 -define(NEAR, 1_000_000).
 -define(FULL, 32).
 
