@@ -20,16 +20,18 @@
 -type result() :: {Case :: string(), [{variant(), [number()]}]}.
 -type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
 
-%% Runs a benchmark and ends the node; an error makes the command fail.
+%% Runs a benchmark and ends the node; an error makes the command fail. In a
+%% process of its own: the one that -s gives us traps exits, and every process that
+%% a benchmark starts would leave a message in its mailbox.
 -spec run(fun(() -> ok)) -> no_return().
 run(Fun) ->
     ok = logger:set_primary_config(level, warning),
-    try
-        ok = Fun(),
-        erlang:halt(0)
-    catch
-        Class:Reason:Stack ->
-            io:format(standard_error, "~nfailed: ~tp~n~tp~n", [{Class, Reason}, Stack]),
+    {Pid, Ref} = spawn_monitor(Fun),
+    receive
+        {'DOWN', Ref, process, Pid, normal} ->
+            erlang:halt(0);
+        {'DOWN', Ref, process, Pid, Reason} ->
+            io:format(standard_error, "~nfailed: ~tp~n", [Reason]),
             erlang:halt(1)
     end.
 

@@ -39,6 +39,18 @@
 %%      ^                  ^  ^                ^                │ │
 %%      │                  │  └─ no Trunkline ── holding <───────┘ │ goodbye
 %%      └── nodedown       └────────────────── closing <──────────┘
+%%
+%% With the state go the path, which tells refused senders what to do, and the
+%% mode of the lanes:
+%%
+%%     state      path                          mode
+%%     down       down                          discard
+%%     greeting   direct; wait, after a down    hold; discard, after a down
+%%     opening    as before: direct, wait, or   as before: hold, discard
+%%                lanes, after a holding
+%%     up         lanes                         send
+%%     holding    lanes, then wait              hold, then direct
+%%     closing    wait                          send, then direct
 -module(trunkline_link).
 -behaviour(gen_statem).
 

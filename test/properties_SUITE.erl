@@ -270,7 +270,7 @@ run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe 
         case What of
             send ->
                 {Ack, Pace1} = trunkline_pace:sent(Now, Pace),
-                Dense = Last =/= none andalso Now - Last < 100_000,
+                Dense = Last =/= none andalso Now - Last < 30_000,
                 Expected = case Probe of none when Dense -> now; _ -> later end,
                 Ack =:= Expected
                     andalso run_pace(Steps, Now, Pace1,
