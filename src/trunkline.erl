@@ -29,7 +29,7 @@
 -type response_timeout() :: trunkline_call:response_timeout().
 
 -type info() :: #{peers := #{node() => peer_info()},
-                  %% messages sent with `!' to nodes that are no peers
+                  %% messages sent with `!' to nodes that have had no lanes yet
                   fallbacks := non_neg_integer()}.
 -type peer_info() ::
         #{state := trunkline_peers:state(),

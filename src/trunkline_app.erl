@@ -15,7 +15,7 @@ start(_, _) ->
             ok = trunkline_sender:count_fallbacks(),
             trunkline_sup:start_link(Options);
         {error, Bad} ->
-            ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)], #{domain => [trunkline]}),
+            ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
             {error, Bad}
     end.
 
@@ -50,5 +50,5 @@ withdraw({Node, #route{gate = Gate, lanes = Lanes}}) ->
             || Ix <- lists:seq(1, tuple_size(Lanes))],
     lists:sum(Left) > 0 andalso
         ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them",
-                     [Node, lists:sum(Left)], #{domain => [trunkline]}),
+                     [Node, lists:sum(Left)]),
     trunkline_route:withdraw(Node).

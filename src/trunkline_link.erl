@@ -172,7 +172,7 @@ count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, 
         Lost ->
             trunkline_stats:add(Stats, peer, Field, Lost),
             ?LOG_WARNING("trunkline: the lanes to ~ts ended with ~b messages in them that had "
-                         "not been acknowledged", [Node, Lost], #{domain => [trunkline]})
+                         "not been acknowledged", [Node, Lost])
     end.
 
 left_behind(Gate, Ix, Stats) ->
@@ -376,7 +376,7 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
 
 refuse(Why, Hello, #link{node = Node}) ->
     ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP",
-                 [Node, Why, Hello, 30], #{domain => [trunkline]}).
+                 [Node, Why, Hello, 30]).
 
 %% Somebody has a message for a node that is down. To monitor a process there
 %% sets up a connection, as `!' does, while this one goes on; and it tells when
@@ -624,6 +624,6 @@ report(#link{reported = true} = D) ->
 report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
     ?LOG_WARNING("trunkline: messages to ~ts were lost: ~b that were queued, and of ~b that "
                  "were under way those that had not arrived",
-                 [Node, Queued, Unconfirmed], #{domain => [trunkline]}),
+                 [Node, Queued, Unconfirmed]),
     _ = erlang:start_timer(?REPORT, self(), report),
     D#link{lost = {0, 0}, reported = true}.

@@ -290,12 +290,15 @@ reported_once(_) ->
 install_log() ->
     true = register(kept_log, spawn(fun() -> keep_log([]) end)),
     ok = logger:set_primary_config(level, warning),
-    ok = logger:add_handler(kept, ?MODULE, #{filters => [{domain, {fun logger_filters:domain/2, {log, sub, [trunkline]}}}],
-                                             filter_default => stop}),
-    ok.
+    %% What the default handler would show.
+    {ok, Default} = logger:get_handler_config(default),
+    ok = logger:add_handler(kept, ?MODULE, maps:with([filters, filter_default], Default)).
 
-log(#{level := Level, msg := {Format, Args}}, _) ->
-    kept_log ! {Level, lists:flatten(io_lib:format(Format, Args))}.
+log(#{level := Level, msg := {Format, Args}}, _) when is_list(Format) ->
+    Text = lists:flatten(io_lib:format(Format, Args)),
+    lists:prefix("trunkline: ", Text) andalso (kept_log ! {Level, Text});
+log(_, _) ->
+    ok.
 
 keep_log(Lines) ->
     receive
