@@ -23,7 +23,7 @@
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/2, step/3, answered/2, down/3, sweep/1]).
+-export([new/1, step/3, answered/2, down/3, sweep/1]).
 -export([refuse/1]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0]).
@@ -47,16 +47,15 @@
          lane :: reference(),                        % the alias, for replies
          callers = #{} :: #{caller() => []}}).       % whose reply is awaited
 -record(agent,
-        {node :: node(),
-         route :: trunkline_route:route(),
+        {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}}}).
 -opaque agent() :: #agent{}.
 
-%% The calling process is the agent for the callers at that node, and answers by
-%% that route.
--spec new(node(), trunkline_route:route()) -> agent().
-new(Node, Route) ->
-    #agent{node = Node, route = Route}.
+%% The calling process is the agent for the callers at a node, and answers by the
+%% route to it.
+-spec new(trunkline_route:route()) -> agent().
+new(Route) ->
+    #agent{route = Route}.
 
 %% A command has come by lane.
 -spec step(command(), Message :: term(), agent()) -> agent().

@@ -44,11 +44,10 @@ stop(State) ->
             stop(State)
     end.
 
-withdraw({Node, #route{gate = Gate, lanes = Lanes}}) ->
-    ok = trunkline_gate:set_path(Gate, direct),
-    Left = [trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))
-            || Ix <- lists:seq(1, tuple_size(Lanes))],
-    lists:sum(Left) > 0 andalso
-        ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them",
-                     [Node, lists:sum(Left)]),
+withdraw({Node, Route}) ->
+    ok = trunkline_route:set_path(direct, Route),
+    case lists:sum([trunkline_gate:messages(Level) || {_, Level} <- trunkline_route:levels(Route)]) of
+        0 -> ok;
+        Left -> ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them", [Node, Left])
+    end,
     trunkline_route:withdraw(Node).

@@ -26,19 +26,18 @@
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
 
-%% The inlet for the lane number Ix of Node, whose pid is Lane. Replies go back
-%% by Route.
--spec start_link(pos_integer(), {node(), Lane :: pid()}, WindowBytes :: pos_integer(),
+%% The inlet for the peer's lane number Ix, whose pid is Lane. Replies go back by
+%% Route.
+-spec start_link(pos_integer(), Lane :: pid(), WindowBytes :: pos_integer(),
                  trunkline_route:route()) -> pid().
-start_link(Ix, Peer, WindowBytes, Route) ->
-    proc_lib:spawn_link(?MODULE, init, [Ix, Peer, WindowBytes, Route]).
+start_link(Ix, Lane, WindowBytes, Route) ->
+    proc_lib:spawn_link(?MODULE, init, [Ix, Lane, WindowBytes, Route]).
 
--spec init(pos_integer(), {node(), pid()}, pos_integer(), trunkline_route:route()) ->
-          no_return() | ok.
-init(Ix, {Node, Lane}, WindowBytes, #route{stats = Stats} = Route) ->
+-spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
+init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
     loop(#inlet{ix = Ix, lane = Lane, stats = Stats,
                 window = trunkline_window:receiver(WindowBytes),
-                agent = trunkline_agent:new(Node, Route)}).
+                agent = trunkline_agent:new(Route)}).
 
 %% To deliver what has arrived and then to end with reason normal.
 -spec finish(pid()) -> ok.

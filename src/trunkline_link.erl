@@ -199,22 +199,17 @@ handle_event({timeout, recheck}, _, _, #link{route = Route, room = Room} = D) ->
 %% The node comes and goes.
 handle_event(info, connect, down, D) ->
     {keep_state, connect(D)};
-handle_event(info, nodeup, down, D) ->
-    say_hello(true, D),
-    enter(greeting, expect(set_path(wait, D)));
+handle_event(info, Event, down, D) when Event =:= nodeup; Event =:= again ->
+    connected(D);
 handle_event(info, nodeup, _, D) ->
     %% If there is a session it belongs to an earlier connection, and the news of
     %% its end is still under way.
     {next_state, _, D1, _} = gone(D),
-    say_hello(true, D1),
-    enter(greeting, expect(set_path(wait, D1)));
+    connected(D1);
 handle_event(info, again, State, D) ->
     say_hello(true, D),
     State =:= opening andalso say_open(D),
-    case State of
-        down -> enter(greeting, expect(set_path(wait, D)));
-        _ -> keep_state_and_data
-    end;
+    keep_state_and_data;
 handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node}) ->
     %% It never spoke of Trunkline: there is nothing to keep.
     ok = trunkline_links:forget(Node),
@@ -230,11 +225,11 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
         _ -> bereaved(State, D)
     end;
 handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence = Monitor} = D) ->
+    D1 = D#link{absence = none},
     case State of
-        _ when Reason =:= noconnection -> gone(D);
-        greeting -> enter(greeting, dismiss(again, set_path(direct, D#link{absence = none})));
-        holding -> {keep_state, change_mode(direct, set_path(wait, D#link{absence = none}))};
-        _ -> {keep_state, D#link{absence = none}}
+        _ when Reason =:= noconnection -> gone(D1);
+        _ when State =:= greeting; State =:= holding -> without_lanes(State, D1);
+        _ -> {keep_state, D1}
     end;
 
 %% The handshake.
@@ -261,10 +256,7 @@ handle_event(info, {opened, Ref, Inlets}, opening,
     proceed(D#link{opened = Inlets});
 handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) ->
     D1 = set_path(wait, D),
-    Drain = make_ref(),
-    Lanes = lanes(D1),
-    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Drain) end, Lanes),
-    enter(closing, D1#link{goodbye = {Pid, Ref, Drain, Lanes}});
+    enter(closing, D1#link{goodbye = {Pid, Ref, drain(D1), lanes(D1)}});
 handle_event(info, {goodbye, Pid, Ref}, _, _) ->
     Pid ! {goodbye_ok, Ref},
     keep_state_and_data;
@@ -368,15 +360,24 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
         {{error, Why}, none} ->
             Answer andalso say_hello(false, D),
             refuse(Why, Hello, D),
-            case State of
-                holding -> {keep_state, change_mode(direct, set_path(wait, unexpect(D)))};
-                _ -> enter(greeting, dismiss(again, set_path(direct, unexpect(D))))
-            end
+            without_lanes(State, unexpect(D))
     end.
 
 refuse(Why, Hello, #link{node = Node}) ->
     ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP",
                  [Node, Why, Hello, 30]).
+
+%% On a new connection.
+connected(D) ->
+    say_hello(true, D),
+    enter(greeting, expect(set_path(wait, D))).
+
+%% It will not have lanes: senders use plain distribution, once lanes that hold
+%% messages have delivered them so.
+without_lanes(holding, D) -> {keep_state, change_mode(direct, set_path(wait, D))};
+without_lanes(_, D) -> plain(D).
+
+plain(D) -> enter(greeting, dismiss(again, set_path(direct, D))).
 
 %% Somebody has a message for a node that is down. To monitor a process there
 %% sets up a connection, as `!' does, while this one goes on; and it tells when
@@ -421,7 +422,7 @@ proceed_open(#link{opening = none} = D) ->
     proceed_open(D1);
 proceed_open(#link{wanted = {Ref, Theirs}, inlets = [], finishing = []} = D) ->
     #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}} = D,
-    Inlets = [trunkline_inlet:start_link(Ix, {D#link.node, Lane}, Window, D#link.route)
+    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, D#link.route)
               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
     Pid ! {opened, Ref, Inlets},
     proceed_open(D#link{inlets = Inlets});
@@ -441,39 +442,37 @@ proceed_open(D) ->
 changed(opening, D) ->
     proceed(D);
 changed(State, #link{mode = direct} = D) when State =:= holding; State =:= closing ->
-    enter(greeting, dismiss(again, set_path(direct, D)));
+    plain(D);
 changed(_, D) ->
     {keep_state, D}.
 
 %% The connection is lost.
-gone(#link{inlets = Inlets, finishing = Finishing} = D) ->
-    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
-    D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing, session = make_ref()}),
+gone(D) ->
+    D1 = end_session(D#link{session = make_ref()}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
-bereaved(State, #link{inlets = Inlets, finishing = Finishing} = D) ->
-    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
-    D1 = end_session(D#link{inlets = [], finishing = Inlets ++ Finishing}),
+bereaved(State, D) ->
+    D1 = end_session(D),
     case path(D1) of
         direct -> enter(greeting, D1);
         _ when State =:= closing -> enter(holding, change_mode(direct, D1));
         _ -> enter(holding, expect(change_mode(hold, D1)))
     end.
 
-end_session(#link{peer = Peer} = D) ->
+end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
+    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
     case Peer of
         #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
         none -> ok
     end,
-    D#link{peer = none, opening = none, opened = none,
-           wanted = none, goodbye = none}.
+    D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
+           inlets = [], finishing = Inlets ++ Finishing}.
 
 %% Both sides deliver what they have, then this one goes.
 take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
     Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
-    Ref = make_ref(),
-    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D)),
+    Ref = drain(D),
     Owed = case Goodbye of
                {Pid, Theirs, _, _} -> [{Pid, Theirs}];
                none -> []
@@ -548,16 +547,17 @@ lanes(_) -> [].
 path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
 path(_) -> direct.
 
-%% The gates are open on the path by lanes and closed on the others. (A sender
-%% reads the path only after a gate has refused it.)
 set_path(_, #link{route = none} = D) ->
     D;
-set_path(Path, #link{route = #route{gate = Gate, lanes = Lanes}} = D) ->
-    ok = trunkline_gate:set_path(Gate, Path),
-    lists:foreach(fun(Ix) when Path =:= lanes -> trunkline_gate:open(Gate, Ix);
-                     (Ix) -> trunkline_gate:close(Gate, Ix)
-                  end, lists:seq(1, tuple_size(Lanes))),
+set_path(Path, #link{route = Route} = D) ->
+    ok = trunkline_route:set_path(Path, Route),
     D.
+
+%% They answer with the reference.
+drain(D) ->
+    Ref = make_ref(),
+    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D)),
+    Ref.
 
 %% A newer change overtakes one that is not complete.
 change_mode(_, #link{route = none} = D) ->
@@ -611,10 +611,10 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
                                     #peer{agreement = Agreement} -> Agreement;
                                     none -> none
                                 end}),
-    {next_state, State, D, timeouts(State, D)}.
+    {next_state, State, D, timeouts(State)}.
 
-timeouts(down, _) -> [{state_timeout, ?FORGET, forget}];
-timeouts(_, _) -> [].
+timeouts(down) -> [{state_timeout, ?FORGET, forget}];
+timeouts(_) -> [].
 
 %% What has been lost, as soon as it is known, but not more often than that.
 report(#link{lost = {0, 0}} = D) ->

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([publish/2, withdraw/1, lookup/1, all/0, levels/1]).
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2]).
 
 -export_type([route/0]).
 
@@ -39,3 +39,12 @@ all() ->
 -spec levels(route()) -> [{Lane :: pos_integer(), trunkline_gate:charge()}].
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
+
+%% The gates are open on the path by lanes and closed on the others. (A sender
+%% reads the path only after a gate has refused it.)
+-spec set_path(trunkline_gate:path(), route()) -> ok.
+set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
+    ok = trunkline_gate:set_path(Gate, Path),
+    lists:foreach(fun(Ix) when Path =:= lanes -> trunkline_gate:open(Gate, Ix);
+                     (Ix) -> trunkline_gate:close(Gate, Ix)
+                  end, lists:seq(1, tuple_size(Lanes))).

@@ -17,6 +17,7 @@
 
 -export_type([patience/0]).
 
+-compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, force/3]}).
 
 %% How long to wait for room: not at all, or until a point in time as
@@ -44,7 +45,7 @@ hand_over(Node, To, Message, Patience, Connect) ->
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit} = Route ->
-            Ix = erlang:phash2(self(), tuple_size(Lanes)) + 1,
+            Ix = lane_of(self(), Lanes),
             case trunkline_gate:enter(Gate, Ix, Message, Limit) of
                 {refused, Charge} ->
                     case refused(Route, Ix, Charge, How, Ticket) of
@@ -119,13 +120,16 @@ await_session(Node, Patience) ->
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().
 alias_of_lane(#route{aliases = Aliases}, Pid) ->
-    element(erlang:phash2(Pid, tuple_size(Aliases)) + 1, Aliases).
+    element(lane_of(Pid, Aliases), Aliases).
+
+%% All that concerns the order of one process's messages must take one lane.
+lane_of(Pid, Lanes) -> erlang:phash2(Pid, tuple_size(Lanes)) + 1.
 
 %% Hands over what must not wait, in whatever state the lanes are.
 -spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Ordered :: pid()) ->
           ok.
 force(#route{lanes = Lanes, gate = Gate}, {To, Message}, Ordered) ->
-    Ix = erlang:phash2(Ordered, tuple_size(Lanes)) + 1,
+    Ix = lane_of(Ordered, Lanes),
     Charge = trunkline_gate:charge(Message),
     ok = trunkline_gate:force(Gate, Ix, Charge),
     element(Ix, Lanes) ! [Charge, To | Message],
