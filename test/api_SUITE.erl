@@ -246,13 +246,16 @@ second_reply(Config) ->
                         end),
     ?assertEqual(none, Mail).
 
+%% The same dialogue at the caller's node, by OTP or by Trunkline.
+each_module(Config, Dialogue) ->
+    fun(Module) -> cluster:call(?config(a, Config), fun() -> Dialogue(Module) end) end.
+
 requests(Config) ->
     lists:foreach(
       fun(To) ->
-              Run = fun(M) ->
-                            cluster:call(
-                              ?config(a, Config),
-                              fun() ->
+              Run = each_module(
+                      Config,
+                      fun(M) ->
                                       [{reply, 1} = M:receive_response(M:send_request(To, {echo, 1}), 5000),
                                        {reply, 2} = M:wait_response(M:send_request(To, {echo, 2}), infinity),
                                        {reply, 3} = M:receive_response(M:send_request(To, {echo, 3}),
@@ -273,8 +276,7 @@ requests(Config) ->
                                            Ids = [{N, M:send_request(To, {echo, N})} || N <- lists:seq(1, 100)],
                                            [{reply, N} = M:receive_response(Id, 5000) || {N, Id} <- lists:reverse(Ids)]
                                        end]
-                              end)
-                    end,
+                      end),
               ?assertEqual(Run(gen_server), Run(trunkline))
       end, destinations(Config)).
 
@@ -282,26 +284,21 @@ request_errors(Config) ->
     There = cluster:node_of(?config(there, Config)),
     lists:foreach(
       fun(To) ->
-              Run = fun(M) ->
-                            cluster:call(?config(a, Config),
-                                         fun() -> M:receive_response(M:send_request(To, {echo, 1}), 5000) end)
-                    end,
+              Run = each_module(Config, fun(M) -> M:receive_response(M:send_request(To, {echo, 1}), 5000) end),
               ?assertEqual({To, Run(gen_server)}, {To, Run(trunkline)})
       end, [{no_such_name, There}, no_such_name, {global, no_such_name}, {x, 'no_such_node@localhost'}]).
 
 check(Config) ->
     lists:foreach(
       fun(To) ->
-              Run = fun(M) ->
-                            cluster:call(
-                              ?config(a, Config),
-                              fun() ->
+              Run = each_module(
+                      Config,
+                      fun(M) ->
                                       Id = M:send_request(To, {echo, 1}),
                                       no_reply = M:check_response(unrelated, Id),
                                       no_reply = M:check_response({make_ref(), x}, Id),
                                       receive Message -> M:check_response(Message, Id) end
-                              end)
-                    end,
+                      end),
               ?assertEqual({reply, 1}, Run(gen_server)),
               ?assertEqual({reply, 1}, Run(trunkline))
       end, destinations(Config)).

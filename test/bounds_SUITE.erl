@@ -77,16 +77,24 @@ try_many(Pid, N, Ok, Refused) ->
 
 %% A thousand at the bound at once; each gets through.
 thousand_blocked(_) ->
-    {A, B} = cluster:pair(?SMALL),
-    Pids = cluster:call(B, traffic, start_receivers, [4]),
-    cluster:suspend(B),
-    blocked_senders(A, B, Pids, 1000, 5),
+    {A, B, Pids} = blocked(1000, 5),
     cluster:continue(B),
-    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 1000 end),
+    await_done(A, 1000),
     cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= 5000 end),
     Got = lists:append([cluster:call(B, traffic, received, [P]) || P <- Pids]),
     lists:foreach(fun(Id) -> ?assertEqual([1, 2, 3, 4, 5], [N || {I, N} <- Got, I =:= Id]) end, lists:seq(1, 1000)),
     cluster:stop_all([A, B]).
+
+%% A stopped node, four receivers there, and so many senders that wait for it.
+blocked(Senders, Messages) ->
+    {A, B} = cluster:pair(?SMALL),
+    Pids = cluster:call(B, traffic, start_receivers, [4]),
+    cluster:suspend(B),
+    blocked_senders(A, B, Pids, Senders, Messages),
+    {A, B, Pids}.
+
+await_done(A, Senders) ->
+    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= Senders end).
 
 %% Starts so many senders of so many messages, and waits until the most of them
 %% are blocked.
@@ -113,24 +121,18 @@ count_done() ->
 
 %% When the peer dies those who wait go on at once; nothing is kept for it.
 released_on_nodedown(_) ->
-    {A, B} = cluster:pair(?SMALL),
-    Pids = cluster:call(B, traffic, start_receivers, [4]),
-    cluster:suspend(B),
-    blocked_senders(A, B, Pids, 1000, 2),
+    {A, B, _} = blocked(1000, 2),
     cluster:kill(B),
-    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 1000 end),
+    await_done(A, 1000),
     cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> Q + F =:= 0 end, lanes(A, B)) end),
     ?assertMatch(#{state := down}, info(A, B)),
     cluster:stop(A).
 
 %% What was accepted has arrived, or is counted as lost, to the last message.
 losses_add_up(_) ->
-    {A, B} = cluster:pair(?SMALL),
-    Pids = cluster:call(B, traffic, start_receivers, [4]),
-    cluster:suspend(B),
-    blocked_senders(A, B, Pids, 200, 5),
+    {A, B, _} = blocked(200, 5),
     cluster:kill(B),
-    cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= 200 end),
+    await_done(A, 200),
     cluster:await(fun() ->
                           #{lost := #{queued := Q, unconfirmed := U, unreachable := X, crashed := 0}} = Info = info(A, B),
                           Confirmed = lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,

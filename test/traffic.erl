@@ -7,7 +7,7 @@
 -behaviour(gen_server).
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
--export([play/1, play_all/1, payload/1, attempt/1]).
+-export([play_all/1, payload/1, attempt/1]).
 -export([stream/3, trickle/3, stop_stream/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -51,10 +51,7 @@ got(Id, N, Got) ->
 
 %% --- senders ----------------------------------------------------------------
 
-%% A script is [{Kind, Receiver, Bytes}].
-play(Script) -> play_all([{self(), Script}]).
-
-%% Plays scripts at the same time, and answers when all are through.
+%% A script is [{Kind, Receiver, Bytes}]. Plays scripts at the same time, and answers when all are through.
 play_all(Scripts) ->
     Pids = [spawn_monitor(fun() -> steps(Script, Id, 1) end) || {Id, Script} <- Scripts],
     [receive {'DOWN', Ref, process, Pid, Reason} -> Reason end || {Pid, Ref} <- Pids].
