@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call overload
+BENCHES = flood throughput call overload isolation ring
 
 .NOTPARALLEL:
 .PHONY: help demo test ct dialyzer xref compile clean $(BENCHES:%=bench-%)
@@ -33,6 +33,8 @@ bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-call: ## calls a second, and how long they take
 bench-overload: ## a flood to a node that stands still for 5 s
+bench-isolation: ## messages of 10 MB, and pings beside them
+bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
 $(BENCHES:%=bench-%):

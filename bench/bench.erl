@@ -10,7 +10,7 @@
 -module(bench).
 
 -export([run/1, rounds/0, in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, tune/2, delay_send/2]).
+-export([start_peer/1, stop_peer/1, await_up/2, tune/2, delay_send/2, collect_garbage/1, log_briefly/0]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
 -export_type([variant/0, result/0, target/0]).
@@ -20,20 +20,29 @@
 -type result() :: {Case :: string(), [{variant(), [number()]}]}.
 -type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
 
+%% Of a term in the log.
+-define(DEPTH, 50).
+
 %% Runs a benchmark and ends the node; an error makes the command fail. In a
 %% process of its own: the one that -s gives us traps exits, and every process that
 %% a benchmark starts would leave a message in its mailbox.
 -spec run(fun(() -> ok)) -> no_return().
 run(Fun) ->
-    ok = logger:set_primary_config(level, warning),
+    ok = log_briefly(),
     {Pid, Ref} = spawn_monitor(Fun),
     receive
         {'DOWN', Ref, process, Pid, normal} ->
             erlang:halt(0);
         {'DOWN', Ref, process, Pid, Reason} ->
-            io:format(standard_error, "~nfailed: ~tp~n", [Reason]),
+            io:format(standard_error, "~nfailed: ~tP~n", [Reason, ?DEPTH]),
             erlang:halt(1)
     end.
+
+%% Warnings and errors only, and no message of 10 MB in any of them.
+-spec log_briefly() -> ok.
+log_briefly() ->
+    ok = logger:set_primary_config(level, warning),
+    ok = logger:update_formatter_config(default, depth, ?DEPTH).
 
 -spec rounds() -> pos_integer().
 rounds() -> round(env("ROUNDS", 5)).
@@ -75,20 +84,26 @@ start_peer(Args) ->
                           args => ["-setcookie", atom_to_list(erlang:get_cookie()), "-pa"]
                           ++ code:get_path() ++ Args}),
     true = net_kernel:connect_node(Node),
-    ok = erpc:call(Node, logger, set_primary_config, [level, warning]),
+    ok = erpc:call(Node, ?MODULE, log_briefly, []),
     {ok, _} = application:ensure_all_started(trunkline),
     {ok, _} = erpc:call(Node, application, ensure_all_started, [trunkline]),
-    await_up(Node, 500),
+    ok = await_up(node(), Node),
     {Peer, Node}.
 
-await_up(Node, Tries) when Tries > 0 ->
-    case [trunkline:info(Node), erpc:call(Node, trunkline, info, [node()])] of
+%% Waits until Trunkline is up between two nodes, at both of them.
+-spec await_up(node(), node()) -> ok.
+await_up(A, B) -> await_up(A, B, 500).
+
+await_up(A, B, Tries) when Tries > 0 ->
+    case [erpc:call(A, trunkline, info, [B]), erpc:call(B, trunkline, info, [A])] of
         [#{state := up}, #{state := up}] -> ok;
-        _ -> timer:sleep(10), await_up(Node, Tries - 1)
+        _ -> timer:sleep(10), await_up(A, B, Tries - 1)
     end.
 
+%% Trunkline says goodbye first, and so has nothing to report as lost.
 -spec stop_peer({pid(), node()}) -> ok.
-stop_peer({Peer, _}) ->
+stop_peer({Peer, Node}) ->
+    ok = erpc:call(Node, application, stop, [trunkline]),
     peer:stop(Peer).
 
 %% Sets delay_send on both sockets of the connection to Node, or takes it away.
@@ -101,6 +116,16 @@ tune(Node, Delay) ->
 delay_send(Node, Delay) ->
     {Node, Socket} = lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)),
     inet:setopts(Socket, [{delay_send, Delay}]).
+
+%% In every process of these nodes, so that no measurement pays for the large
+%% binaries of the one before.
+-spec collect_garbage([node()]) -> ok.
+collect_garbage(Nodes) ->
+    lists:foreach(
+      fun(Node) ->
+              Processes = erpc:call(Node, erlang, processes, []),
+              lists:foreach(fun(P) -> erpc:call(Node, erlang, garbage_collect, [P]) end, Processes)
+      end, Nodes).
 
 %% --- figures ------------------------------------------------------------------
 
@@ -136,14 +161,14 @@ table(Unit, Bases, {Case, Variants}) ->
     lists:foreach(
       fun({Variant, Values}) ->
               say("  ~-40ts ~12ts ~10ts .. ~10ts~ts",
-                  [name(Variant), number(median(Values)), number(lists:min(Values)), number(lists:max(Values)),
+                  [title(Variant, Variants), number(median(Values)), number(lists:min(Values)), number(lists:max(Values)),
                    [io_lib:format(" ~12.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
       end, Variants).
 
 %% Many results of the same variants in one table: a line for each result.
 -spec overview([{Unit :: string(), result()}]) -> ok.
 overview([{_, {_, Variants}} | _] = Results) ->
-    say("  ~-52ts~ts", ["median (lowest .. highest)", [io_lib:format(" ~34ts", [name(V)]) || {V, _} <- Variants]]),
+    say("  ~-52ts~ts", ["median (lowest .. highest)", [io_lib:format(" ~34ts", [title(V, Variants)]) || {V, _} <- Variants]]),
     lists:foreach(
       fun({Unit, {Case, Vs}}) ->
               say("  ~-52ts~ts", [[Case, ", ", Unit],
@@ -156,11 +181,18 @@ spread(Values) ->
         {Min, Max} -> [number(median(Values)), " (", number(Min), " .. ", number(Max), ")"]
     end.
 
+%% How many nodes there are is said only where there is a difference.
+title(Variant, Variants) ->
+    case Variant =/= same andalso lists:keymember(same, 1, Variants) of
+        true -> "two nodes, " ++ name(Variant);
+        false -> name(Variant)
+    end.
+
 name(same) -> "same node, !";
-name(stock) -> "two nodes, !";
-name(tuned) -> "two nodes, !, delay_send";
-name(qr) -> "two nodes, qr (100 messages, 200 ms)";
-name(trunkline) -> "two nodes, Trunkline";
+name(stock) -> "!";
+name(tuned) -> "!, delay_send";
+name(qr) -> "qr (100 messages, 200 ms)";
+name(trunkline) -> "Trunkline";
 name(Other) -> atom_to_list(Other).
 
 number(X) when is_integer(X), X < 1000 -> integer_to_list(X);

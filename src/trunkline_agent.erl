@@ -23,12 +23,12 @@
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/1, step/3, answered/2, down/3, sweep/1]).
--export([refuse/1]).
+-export([new/1, step/3, address/2, wrap/2, answered/2, down/3, sweep/1]).
+-export([receiver/1, refuse/1]).
 
--export_type([agent/0, command/0, caller/0, tag/0, request/0]).
+-export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
 
--dialyzer({no_improper_lists, step/3}).
+-dialyzer({no_improper_lists, [address/2, wrap/2]}).
 
 %% The caller's alias, which names the request.
 -type caller() :: reference().
@@ -37,10 +37,13 @@
 -type command() :: {call, Server :: pid() | atom(), Caller :: pid(), caller()}
                  | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
+                 | {reply, caller(), Pid :: pid()}            % behind a large message
                  | {down, Server :: pid() | atom(), caller()}.
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
--type request() :: {caller(), Server :: pid(), Agent :: pid()}.
+-type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
+%% What makes of a command's message the one that somebody gets.
+-type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, Server :: pid() | atom(), caller()}.
 
 -record(server,
         {monitor :: reference(),
@@ -59,10 +62,23 @@ new(Route) ->
 
 %% A command has come by lane.
 -spec step(command(), Message :: term(), agent()) -> agent().
-step({reply, Caller}, Reply, Agent) ->
-    Caller ! {[alias | Caller], Reply},
-    Agent;
-step({call, Server, Pid, Caller}, Request, #agent{servers = Servers, route = Route} = Agent)
+step(Command, Message, Agent) ->
+    case address(Command, Agent) of
+        {nobody, Agent1} ->
+            Agent1;
+        {To, Wrap, Agent1} ->
+            To ! wrap(Wrap, Message),
+            Agent1
+    end.
+
+%% Does what the command asks for, but does not send the message; answers to whom
+%% it should be sent and how.
+-spec address(command(), agent()) -> {To :: pid() | reference(), wrap(), agent()} | {nobody, agent()}.
+address({reply, Caller}, Agent) ->
+    {Caller, {reply, Caller}, Agent};
+address({reply, Caller, _}, Agent) ->
+    {Caller, {reply, Caller}, Agent};
+address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = Agent)
   when is_pid(Server) ->
     #server{lane = Lane, callers = Callers} = Known =
         case Servers of
@@ -70,28 +86,39 @@ step({call, Server, Pid, Caller}, Request, #agent{servers = Servers, route = Rou
             #{} -> #server{monitor = monitor(process, Server),
                            lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
-    Server ! {'$gen_call', {Pid, [[alias | Lane] | {Caller, Server, self()}]}, Request},
-    Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}};
-step({call, Name, Pid, Caller}, Request, Agent) ->
+    Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
+    {Server, {call, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
+address({call, Name, Pid, Caller}, Agent) ->
     case whereis(Name) of
         Server when is_pid(Server) ->
-            step({call, Server, Pid, Caller}, Request, Agent);
+            address({call, Server, Pid, Caller}, Agent);
         _ ->
             send({down, Name, Caller}, noproc, self(), Agent),
-            Agent
+            {nobody, Agent}
     end;
-step({cancel, Server, Caller}, _, Agent) when is_pid(Server) ->
-    settle({Caller, Server}, Agent);
-step({cancel, Name, Caller}, _, Agent) ->
+address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
+    {nobody, settle({Caller, Server}, Agent)};
+address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until
     %% the one before replies or ends. A late reply does no harm.
     case whereis(Name) of
-        Server when is_pid(Server) -> step({cancel, Server, Caller}, [], Agent);
-        _ -> Agent
+        Server when is_pid(Server) -> address({cancel, Server, Caller}, Agent);
+        _ -> {nobody, Agent}
     end;
-step({down, Server, Caller}, Reason, Agent) ->
-    Caller ! {'DOWN', Caller, process, Server, Reason},
-    Agent.
+address({down, Server, Caller}, Agent) ->
+    {Caller, {down, Server, Caller}, Agent}.
+
+-spec wrap(wrap(), Message :: term()) -> term().
+wrap({call, From}, Request) -> {'$gen_call', From, Request};
+wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
+wrap({down, Server, Caller}, Reason) -> {'DOWN', Caller, process, Server, Reason}.
+
+%% Who gets what the command brings, as far as this node knows.
+-spec receiver(command()) -> pid() | atom() | unknown.
+receiver({call, Server, _, _}) -> Server;
+receiver({cancel, Server, _}) -> Server;
+receiver({reply, _, Pid}) -> Pid;
+receiver(_) -> unknown.
 
 %% A lane has taken these servers' replies to these callers.
 -spec answered([{caller(), Server :: pid()}], agent()) -> agent().

@@ -25,10 +25,13 @@
 %%     slot 1               the path: what a refused sender should do
 %%     slot 16 * Ix         the level of lane Ix
 %%     slot 16 * Ix + 1     1 while somebody waits for room in lane Ix
+%%
+%% Behind those of the lanes there is one level more, numbered as if it were that
+%% of another lane: the large messages to the peer, by whatever lane they came.
 -module(trunkline_gate).
 
--export([new/1, limit/1, charge/1, bytes/1, messages/1]).
--export([enter/4, force/3, leave/3, level/2, close/2, open/2]).
+-export([new/1, limit/1, least/1, charge/1, bytes/1, messages/1]).
+-export([enter/5, enter_large/4, force/3, leave/3, level/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
 -export_type([gate/0, charge/0, path/0]).
@@ -53,15 +56,20 @@
 
 -spec new(pos_integer()) -> gate().
 new(Lanes) ->
-    Gate = atomics:new(?AWAITED(Lanes), [{signed, true}]),
+    Gate = atomics:new(?AWAITED(Lanes + 1), [{signed, true}]),
     ok = set_path(Gate, direct),
     lists:foreach(fun(Ix) -> atomics:put(Gate, ?LEVEL(Ix), ?CLOSED) end,
-                  lists:seq(1, Lanes)),
+                  lists:seq(1, Lanes + 1)),
     Gate.
 
 %% The limit, in the form that enter/4 compares with.
 -spec limit(Bytes :: pos_integer()) -> charge().
 limit(Bytes) -> Bytes bsl ?SHIFT.
+
+%% What a message of so many bytes is charged, or anything larger: no smaller one
+%% is charged as much.
+-spec least(Bytes :: pos_integer()) -> charge().
+least(Bytes) -> (Bytes + ?OVERHEAD) bsl ?SHIFT.
 
 %% What one message is charged.
 -spec charge(term()) -> charge().
@@ -74,18 +82,34 @@ bytes(Charge) -> Charge bsr ?SHIFT.
 messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
 
 %% Admits a message and answers what it is charged, or leaves everything as it
-%% was and answers what it would have been charged. (One function, since this is
+%% was and answers what it would have been charged. A message that is charged so
+%% much as Large says, or more, is none for a lane. (One function, since this is
 %% the hot path.)
--spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge()) ->
-          charge() | {refused, charge()}.
-enter(Gate, Ix, Message, Limit) ->
-    Charge = ?CHARGE(Message),
+-spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Large :: charge() | infinity) ->
+          charge() | {refused | large, charge()}.
+enter(Gate, Ix, Message, Limit, Large) ->
+    case ?CHARGE(Message) of
+        Charge when Charge < Large ->               % any integer is less than an atom
+            case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
+                Level when Level < Limit + Charge ->
+                    Charge;
+                _ ->
+                    atomics:sub(Gate, ?LEVEL(Ix), Charge),
+                    {refused, Charge}
+            end;
+        Charge ->
+            {large, Charge}
+    end.
+
+%% The same for a charge that is known.
+-spec enter_large(gate(), pos_integer(), charge(), Limit :: charge()) -> ok | refused.
+enter_large(Gate, Ix, Charge, Limit) ->
     case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
         Level when Level < Limit + Charge ->
-            Charge;
+            ok;
         _ ->
             atomics:sub(Gate, ?LEVEL(Ix), Charge),
-            {refused, Charge}
+            refused
     end.
 
 %% Counts a message that must not wait (a reply, a cancellation).

@@ -30,7 +30,8 @@
 
 -define(PROTOCOL, {1, 1}).
 %% `request': gen_server calls are carried, with an agent beside the server.
--define(CAPABILITIES, [request]).
+%% `large': large messages travel outside of the lanes.
+-define(CAPABILITIES, [request, large]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window}) ->

@@ -1,6 +1,19 @@
 %% The receiving end of a lane: delivers its messages in order, grants credit,
 %% and is the request agent for the calls that come with it.
 %%
+%% Large messages arrive outside of the lane, which brings a notice in the place of
+%% each. A process of its own opens one (trunkline_opener) and delivers it when the
+%% inlet says that it is its turn:
+%%
+%%     lane ══ notice ══> inlet <── arrived, fragments ── trunkline_dock
+%%                        │  ^
+%%                deliver │  │ delivered, or dead
+%%                        v  │
+%%                       opener ── the message ──> receiver
+%%
+%% Messages that must not overtake it wait here, and are not acknowledged while
+%% they do: a window bounds them.
+%%
 %% An inlet lives for one session of a link. At its end finish/1 lets it deliver
 %% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
@@ -8,7 +21,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, finish/1]).
+-export([start_link/4, finish/1, arrived/3]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
@@ -16,12 +29,33 @@
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
 
+-dialyzer({no_improper_lists, [item/2]}).
+
+-type serial() :: pos_integer().             % of a large message
+-type receiver() :: trunkline_turns:receiver().
+%% What waits for its turn: a message, or a large message.
+-type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}
+              | {large, serial()}.
+-record(large,
+        {sender :: pid(),
+         receiver :: receiver(),
+         to :: trunkline_lane:to(),
+         sizes :: [trunkline_parcel:size_bytes()],
+         charge :: trunkline_gate:charge(),
+         turn = false :: boolean(),
+         opener = none :: none | pid() | ended}).
+
 -record(inlet,
         {ix :: pos_integer(),
          lane :: pid(),
          stats :: trunkline_stats:stats(),
          window :: trunkline_window:receiver(),
          agent :: trunkline_agent:agent(),
+         turns = trunkline_turns:new() :: trunkline_turns:turns(item()),
+         large = #{} :: #{serial() => #large{}},                   % of which a notice has come
+         arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
+         openers = #{} :: #{pid() => serial()},
+         finishing = false :: boolean(),
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
@@ -45,47 +79,187 @@ finish(Inlet) ->
     Inlet ! finish,
     ok.
 
+%% All fragments of that large message have arrived.
+-spec arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
+arrived(Inlet, Number, Parts) ->
+    Inlet ! {arrived, Number, Parts},
+    ok.
+
 -spec loop(#inlet{}) -> no_return() | ok.
+loop(#inlet{finishing = true, openers = Openers}) when map_size(Openers) =:= 0 ->
+    ok;
 loop(S) ->
     receive
         {batch, Ack, Charge, Entries} ->
-            Agent = deliver(Entries, S#inlet.agent),
-            loop(delivered(Ack, Charge, S#inlet{agent = Agent}));
+            {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
+            loop(delivered(Ack, Charge, Waiting, S1));
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
+        {arrived, Number, Parts} ->
+            loop(timer(quiet, open(Number, Parts, S)));
+        {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
+            %% Nobody else may deliver it: see trunkline_opener.
+            To ! Message,
+            loop(opener_ended(Opener, S));
+        {delivered, Opener} ->
+            loop(opener_ended(Opener, S));
+        {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
+            trunkline_stats:add(S#inlet.stats, peer, large_broken, 1),
+            loop(opener_ended(Opener, S));
         {'DOWN', _, process, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         finish ->
-            ok;
+            loop(without_missing(S#inlet{finishing = true, arrived = #{}}));
         _ ->
             %% Nobody else has a reason to send here; whatever it is, it must
             %% not stay in the mailbox.
             loop(S)
     end.
 
-deliver([[To | Message] | Entries], Agent) when is_pid(To); is_reference(To) ->
+%% Answers the charge of what has to wait for its turn.
+deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->
     To ! Message,
-    deliver(Entries, Agent);
-deliver([[Name | Message] | Entries], Agent) when is_atom(Name) ->
+    deliver(Entries, Agent, Waiting, S);
+deliver([[Name | Message] | Entries], Agent, Waiting, S) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> Pid ! Message;
         _ -> ok                              % as plain distribution does
     end,
-    deliver(Entries, Agent);
-deliver([[Command | Message] | Entries], Agent) ->
-    deliver(Entries, trunkline_agent:step(Command, Message, Agent));
-deliver([], Agent) ->
-    Agent.
+    deliver(Entries, Agent, Waiting, S);
+deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
+    {Items, Turns} = trunkline_turns:enter(Sender, receiver(To), {no_time, {message, Charge, [To | Message]}},
+                                           S#inlet.turns),
+    case Items of
+        [] -> deliver(Entries, Agent, Waiting + Charge, S#inlet{turns = Turns});
+        [_] -> deliver([[To | Message] | Entries], Agent, Waiting, S#inlet{turns = Turns})
+    end;
+deliver([[{notice, Charge, Number, Sender, To} | Sizes] | Entries], Agent, Waiting, S) ->
+    S1 = noticed(Number, #large{sender = Sender, receiver = receiver(To), to = To, sizes = Sizes,
+                                charge = Charge}, S#inlet{agent = Agent}),
+    deliver(Entries, S1#inlet.agent, Waiting + Charge, S1);
+deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
+    deliver(Entries, trunkline_agent:step(Command, Message, Agent), Waiting, S);
+deliver([], Agent, Waiting, S) ->
+    {Waiting, S#inlet{agent = Agent}}.
 
-delivered(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
+%% --- large messages -----------------------------------------------------------
+
+%% Who is going to get it: the process, if that can be known now.
+receiver(To) when is_pid(To) -> To;
+receiver(To) when is_reference(To) -> any;
+receiver(Name) when is_atom(Name) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) -> Pid;
+        _ -> Name
+    end;
+receiver(Command) ->
+    case trunkline_agent:receiver(Command) of
+        unknown -> any;
+        Receiver -> receiver(Receiver)
+    end.
+
+noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
+    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {time, {large, Number}}, S#inlet.turns),
+    S1 = items(Items, S#inlet{turns = Turns, large = (S#inlet.large)#{Number => Large}}),
+    case maps:take(Number, S1#inlet.arrived) of
+        {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
+        error when S#inlet.finishing -> ended(Number, S1);
+        error -> S1
+    end.
+
+%% Decoded before its turn comes, beside whatever else is going on.
+open(Number, Parts, #inlet{large = All} = S) ->
+    case All of
+        #{Number := #large{opener = none, sizes = Sizes} = Large} ->
+            Opener = trunkline_opener:start(Parts, Sizes),
+            turn(Number, S#inlet{large = All#{Number := Large#large{opener = Opener}},
+                                 openers = (S#inlet.openers)#{Opener => Number}});
+        #{} when S#inlet.finishing; is_map_key(Number, All) ->
+            S;
+        #{} ->
+            S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
+    end.
+
+items(Items, S) ->
+    lists:foldl(fun item/2, S, Items).
+
+item({large, Number}, #inlet{large = All} = S) ->
+    #{Number := Large} = All,
+    turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}});
+item({message, Charge, Entry}, S) ->
+    {0, S1} = deliver([Entry], S#inlet.agent, 0, S),
+    acknowledge(Charge, S1).
+
+%% It is delivered when it is its turn and it is here.
+turn(Number, #inlet{large = All} = S) ->
+    case All of
+        #{Number := #large{turn = true, opener = Opener, to = To}} when is_pid(Opener) ->
+            {Address, S1} = address(To, S),
+            ok = trunkline_opener:deliver(Opener, Address),
+            S1;
+        #{Number := #large{turn = true, opener = ended}} ->
+            done(Number, S);
+        _ ->
+            S
+    end.
+
+address(To, S) when is_pid(To); is_reference(To) ->
+    {{To, plain}, S};
+address(Name, S) when is_atom(Name) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) -> {{Pid, plain}, S};
+        _ -> {nobody, S}
+    end;
+address(Command, S) ->
+    case trunkline_agent:address(Command, S#inlet.agent) of
+        {nobody, Agent} -> {nobody, S#inlet{agent = Agent}};
+        {To, Wrap, Agent} -> {{To, Wrap}, S#inlet{agent = Agent}}
+    end.
+
+%% It has delivered its message, or it is dead: maybe before its turn.
+opener_ended(Opener, #inlet{openers = Openers} = S) ->
+    case maps:take(Opener, Openers) of
+        {Number, Openers1} -> ended(Number, S#inlet{openers = Openers1});
+        error -> S
+    end.
+
+ended(Number, #inlet{large = All} = S) ->
+    #{Number := Large} = All,
+    turn(Number, S#inlet{large = All#{Number := Large#large{opener = ended}}}).
+
+%% The next ones.
+done(Number, #inlet{large = All, lane = Lane} = S) ->
+    {#large{sender = Sender, receiver = Receiver, charge = Charge}, All1} = maps:take(Number, All),
+    _ = erlang:send(Lane, {delivered, self(), Number}, [noconnect]),
+    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
+    items(Items, acknowledge(Charge, S#inlet{large = All1, turns = Turns})).
+
+%% What is not here now will not come any more.
+without_missing(#inlet{large = All} = S) ->
+    lists:foldl(fun(Number, #inlet{large = Large} = S1) ->
+                        case Large of
+                            #{Number := #large{opener = none}} -> ended(Number, S1);
+                            #{} -> S1
+                        end
+                end, S, lists:sort(maps:keys(All))).
+
+%% --- credit -------------------------------------------------------------------
+
+%% Of a batch, all but what waits for its turn.
+delivered(Ack, Charge, Waiting, #inlet{ix = Ix, stats = Stats} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, received_batches, 1),
+    acknowledge(Ack, Charge - Waiting, timer(quiet, S#inlet{active = true})).
+
+acknowledge(Charge, S) ->
+    acknowledge(later, Charge, S).
+
+acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, received_messages, trunkline_gate:messages(Charge)),
-    S1 = timer(quiet, S#inlet{active = true}),
     case trunkline_window:delivered(Ack, Charge, S#inlet.window) of
-        {ack, Delivered, Window} -> ack(Ack, Delivered, S1#inlet{window = Window});
-        {later, Window} -> timer(ack, S1#inlet{window = Window})
+        {ack, Delivered, Window} -> ack(Ack, Delivered, S#inlet{window = Window});
+        {later, Window} -> timer(ack, S#inlet{window = Window})
     end.
 
 ack(Ack, Charge, #inlet{lane = Lane} = S) ->

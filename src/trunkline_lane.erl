@@ -1,9 +1,9 @@
 %% A lane: one process that takes messages out of its mailbox and hands them
 %% over in batches.
 %%
-%%     sender ── [Charge, To | Message] ──> lane ══ {batch, ...} ══> inlet
-%%       │ enter                              │ leave                  │
-%%       └────────> gate <────────────────────┘ <─────── ack ──────────┘
+%%     sender ── [Charge, Sender, To | Message] ──> lane ══ {batch, ...} ══> inlet
+%%       │ enter                                     │ leave                │
+%%       └─────────> gate <──────────────────────────┘ <────── ack ─────────┘
 %%
 %% A batch is what has queued up while the lane was busy with the one before (see
 %% trunkline_pace for what counts as busy): no timer holds a message back, and a
@@ -13,7 +13,7 @@
 %% A lane lives as long as its link. What it does with messages is its mode,
 %% which the link sets:
 %%
-%%     {send, Inlet, Window}   batches to the inlet, within the window
+%%     {send, Outlets, Window} batches to the inlet, within the window
 %%     hold                    keeps them (the other side is being set up again)
 %%     direct                  plain `!', one by one, in order
 %%     discard                 counts them as lost (the node is gone)
@@ -24,6 +24,16 @@
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it.
+%%
+%% A large message comes as a parcel, and leaves the lane when its turn comes: the
+%% parcel goes to trunkline_bulk, and in the batch is a notice in its place. From
+%% then until the inlet says that it has been delivered, whatever its sender
+%% sends is marked with the sender's pid, so that the inlet knows what has to wait
+%% for it (see trunkline_turns). Without large messages nothing is marked:
+%%
+%%     [To | Message]                                a message
+%%     [{notice, Charge, Number, Sender, To} | Sizes]      of a large one
+%%     [{behind, Charge, Sender, To} | Message]      comes behind a large one
 %%
 %% The mailbox must stay on the heap. An `off_heap' mailbox under contention
 %% keeps the order of each sender only (the parallel signal optimisation of
@@ -36,17 +46,23 @@
 -export([start_link/3, set_mode/3, drain/2]).
 -export([init/2, loop/1]).
 
--export_type([entry/0, to/0, mode/0]).
+-export_type([entry/0, to/0, marked/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/2, mark/4, notice/2]}).
 
 %% To whom, at the other node.
 -type to() :: pid()
             | atom()                                     % a registered name
             | reference()                                % an alias
             | trunkline_agent:command().
--type entry() :: nonempty_improper_list(to(), Message :: term()).
--type mode() :: {send, Inlet :: pid(), WindowBytes :: pos_integer()} | hold | direct | discard.
+-type entry() :: nonempty_improper_list(to() | marked(), Message :: term()).
+-type serial() :: pos_integer().                             % of a large message, in its lane
+-type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
+                | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
+                | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
+%% Where to: the bulk is missing if the peer does not take large messages.
+-type outlets() :: {Inlet :: pid(), Bulk :: pid() | none}.
+-type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold | direct | discard.
 
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/how-it-works.md).
@@ -60,24 +76,35 @@
          gate :: trunkline_gate:gate(),
          low :: trunkline_gate:charge(),        % level at which waiting senders are told
          batch :: trunkline_gate:charge(),      % most of one batch
+         bulk_ix :: pos_integer(),              % the level of large messages
+         large :: trunkline_gate:charge() | infinity,
          stats :: trunkline_stats:stats(),
          node :: node(),
-         mode = hold :: hold | direct | discard | {send, pid()},
+         mode = hold :: hold | direct | discard | {send, outlets()},
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
+         %% Large messages: how many of each sender are here or under way; which are
+         %% not in a batch yet, which are under way, and what they have been charged.
+         senders = #{} :: #{pid() => pos_integer()},
+         parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
+         under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
+         next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
-%% The lane number Ix to Node, in mode hold, and its alias.
+%% The lane number Ix to Node, in mode hold, and its alias. The number of the
+%% level of large messages comes first, then what message is one.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
+                                          bulk := {pos_integer(), trunkline_gate:charge() | infinity},
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) -> {pid(), reference()}.
-start_link(Ix, Node, #{gate := Gate, stats := Stats, options := Options}) ->
+start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
+                 bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
@@ -105,8 +132,9 @@ init(Parent, Lane) ->
 -spec loop(#lane{}) -> no_return().
 loop(S) ->
     receive
-        [Charge | Entry] ->
-            loop(data(Charge, Entry, S));
+        [Charge, Sender | Entry] ->
+            {Entry1, S1} = mark(Charge, Sender, Entry, S),
+            loop(data(Charge, Entry1, S1));
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             {Charge, Entry, S1} = reply(Request, Reply, S),
             loop(data(Charge, Entry, S1));
@@ -122,8 +150,8 @@ data(Charge, Entry, #lane{mode = {send, _}} = S) ->
 data(Charge, Entry, #lane{mode = hold} = S) ->
     keep(Charge, Entry, S);
 data(Charge, Entry, S) ->
-    _ = dispose(Entry, S),
-    left(Charge, S).
+    {_, S1} = dispose(Entry, S),
+    left(Charge, S1).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the
 %% backlog is empty: see flush/1.)
@@ -139,8 +167,9 @@ collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < 
 collect(_, Charge, Entries, S) ->
     transmit(Charge, lists:reverse(Entries), S).
 
-collected([C | Entry], More, Charge, Entries, S) ->
-    collect(More - 1, Charge + C, [Entry | Entries], S);
+collected([C, Sender | Entry], More, Charge, Entries, S) ->
+    {Entry1, S1} = mark(C, Sender, Entry, S),
+    collect(More - 1, Charge + C, [Entry1 | Entries], S1);
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
     {C, Entry, S1} = reply(Request, Reply, S),
     collect(More - 1, Charge + C, [Entry | Entries], S1);
@@ -152,14 +181,73 @@ collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     flush(control(Control, S#lane{backlog = Backlog1})).
 
 %% A server has replied. Its agent hears of it when the reply has left: first
-%% things first.
-reply({Caller, Server, Agent}, Reply, #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
-    Charge = trunkline_gate:charge(Reply),
-    ok = trunkline_gate:force(Gate, Ix, Charge),
-    Answered1 = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]},
-    {Charge, [{reply, Caller} | Reply], S#lane{answered = Answered1}}.
+%% things first. (A large reply is packed here: nobody else has it.)
+reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
+    S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
+    case trunkline_gate:charge(Reply) of
+        Charge when Charge < S#lane.large ->
+            ok = trunkline_gate:force(Gate, Ix, Charge),
+            {Charge, case S#lane.senders of
+                         #{Server := _} -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
+                         #{} -> [{reply, Caller} | Reply]
+                     end, S1};
+        Charge ->
+            Parcel = trunkline_parcel:pack(Reply),
+            Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
+            ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
+            ok = trunkline_gate:force(Gate, Ix, Place),
+            {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel], S1),
+            {Place, Entry, S2}
+    end.
 
-transmit(Charge, Entries, #lane{mode = {send, Inlet}, ix = Ix, stats = Stats} = S) ->
+%% From a large message on, until it has been delivered, its sender is known.
+mark(Place, Sender, [{parcel, Charge, To} | Parcel], #lane{senders = Senders, parcels = Parcels, next = N} = S) ->
+    {[{parcel, Place, N, Sender, To} | Parcel],
+     S#lane{senders = Senders#{Sender => maps:get(Sender, Senders, 0) + 1},
+            parcels = Parcels#{N => {Sender, Charge}}, next = N + 1}};
+mark(_, _, Entry, #lane{senders = Senders} = S) when map_size(Senders) =:= 0 ->
+    {Entry, S};
+mark(Charge, Sender, [To | Message], #lane{senders = Senders} = S) when is_map_key(Sender, Senders) ->
+    {[{behind, Charge, Sender, To} | Message], S};
+mark(_, _, Entry, S) ->
+    {Entry, S}.
+
+%% It leaves the lane.
+notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
+    case Bulk of
+        none ->
+            {[To | trunkline_parcel:unpack_sent(Parcel)], settle(N, S)};
+        _ ->
+            Bulk ! {parcel, {Ix, N}, Parcel},
+            {Large, Parcels} = maps:take(N, S#lane.parcels),
+            {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
+             S#lane{parcels = Parcels, under_way = (S#lane.under_way)#{N => Large}}}
+    end;
+notice(Entry, S) ->
+    {Entry, S}.
+
+%% A large message is neither here nor under way any more.
+settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate = Gate,
+                bulk_ix = BulkIx, link = Link} = S) ->
+    {Sender, Charge} = case UnderWay of
+                           #{N := Large} -> Large;
+                           #{} -> maps:get(N, Parcels)
+                       end,
+    _ = trunkline_gate:leave(Gate, BulkIx, Charge),
+    trunkline_gate:awaited(Gate, BulkIx) andalso (Link ! {room, BulkIx}),
+    S#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
+           senders = case Senders of
+                         #{Sender := 1} -> maps:remove(Sender, Senders);
+                         #{Sender := More} -> Senders#{Sender := More - 1}
+                     end}.
+
+transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) > 0 ->
+    {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
+    hand_over(Charge, Entries1, S1);
+transmit(Charge, Entries, S) ->
+    hand_over(Charge, Entries, S).
+
+hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats} = S) ->
     Messages = trunkline_gate:messages(Charge),
     Window = trunkline_window:sent(Charge, S#lane.window),
     {Ack, Pace} = trunkline_pace:sent(erlang:monotonic_time(nanosecond), S#lane.pace),
@@ -207,7 +295,7 @@ tell_agents(#lane{answered = Answered} = S) ->
     maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
     S#lane{answered = #{}}.
 
-control({ack, Ack, Inlet, Charge}, #lane{mode = {send, Inlet}} = S) ->
+control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Window = trunkline_window:acked(Charge, S#lane.window),
     in_flight(Window, S),
     Pace = case Ack of
@@ -215,7 +303,12 @@ control({ack, Ack, Inlet, Charge}, #lane{mode = {send, Inlet}} = S) ->
                later -> S#lane.pace
            end,
     drained(flush(S#lane{window = Window, pace = Pace}));
-control({mode, Ref, Mode}, S) ->
+control({delivered, Inlet, N}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix, under_way = UnderWay} = S)
+  when is_map_key(N, UnderWay) ->
+    Bulk ! {done, {Ix, N}},
+    settle(N, S);
+control({mode, Ref, Mode}, S0) ->
+    S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
     Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     Window = trunkline_window:sender(1),
@@ -233,17 +326,17 @@ control(_, S) ->
     %% An acknowledgement from an inlet of an earlier session.
     S.
 
-change({send, Inlet, WindowBytes}, S) ->
-    {0, flush(S#lane{mode = {send, Inlet}, window = trunkline_window:sender(WindowBytes)})};
+change({send, Outlets, WindowBytes}, S) ->
+    {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
     S1 = S#lane{mode = Mode},
     case trunkline_backlog:take(Backlog) of
         {Charge, Entries, Backlog1} ->
-            Lost = lists:sum([dispose(Entry, S1) || Entry <- Entries]),
-            {More, S2} = change(Mode, left(Charge, S1#lane{backlog = Backlog1})),
-            {Lost + More, S2};
+            {Lost, S2} = lists:mapfoldl(fun dispose/2, S1, Entries),
+            {More, S3} = change(Mode, left(Charge, S2#lane{backlog = Backlog1})),
+            {lists:sum(Lost) + More, S3};
         empty ->
             {0, S1}
     end.
@@ -262,15 +355,23 @@ drained(S) ->
     S.
 
 %% Does without lanes; answers how many messages were lost by it.
-dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats}) ->
+dispose([{parcel, _, N, _, To} | Parcel], #lane{mode = Mode} = S) ->
+    Message = case Mode of
+                  direct -> trunkline_parcel:unpack_sent(Parcel);
+                  discard -> []
+              end,
+    dispose([To | Message], settle(N, S));
+dispose([{behind, _, _, To} | Message], S) ->
+    dispose([To | Message], S);
+dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats} = S) ->
     case direct(To, Message, Node) of
-        ok -> 0;
-        noconnect -> lost(1, Stats)
+        ok -> {0, S};
+        noconnect -> {lost(1, Stats), S}
     end;
-dispose([{cancel, _, _} | _], #lane{mode = discard}) ->
-    0;
-dispose(_, #lane{mode = discard, stats = Stats}) ->
-    lost(1, Stats).
+dispose([{cancel, _, _} | _], #lane{mode = discard} = S) ->
+    {0, S};
+dispose(_, #lane{mode = discard, stats = Stats} = S) ->
+    {lost(1, Stats), S}.
 
 lost(Messages, Stats) ->
     trunkline_stats:add(Stats, peer, lost_queued, Messages),

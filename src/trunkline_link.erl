@@ -9,7 +9,7 @@
 %%       | <--- hello (what I can do, my session) -- |    by way of trunkline_links
 %%       |                                           |
 %%       | -- open (my lanes) ---------------------> |    each for its own lanes
-%%       | <------------------- opened (inlets) ---- |
+%%       | <------------- opened (inlets, dock) ---- |
 %%       |                                           |
 %%       | == batches ==============> inlets         |    up: when my lanes have
 %%       | <============== batches == lanes          |    inlets, and so have yours
@@ -46,7 +46,7 @@
 %%     state      path                          mode
 %%     down       down                          discard
 %%     greeting   direct; wait, after a down    hold; discard, after a down
-%%     opening    as before: direct, wait, or   as before: hold, discard
+%%     opening    as before: direct, wait, or   hold
 %%                lanes, after a holding
 %%     up         lanes                         send
 %%     holding    lanes, then wait              hold, then direct
@@ -94,10 +94,12 @@
          mode = hold :: hold | direct | discard | send,
          changing = none :: none | {reference(), [pid()]},     % lanes that have not answered
          opening = none :: none | reference(),
-         opened = none :: none | [pid()],
-         %% The peer's lanes, and our inlets for them.
+         opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
+         bulk = none :: none | pid(),
+         %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
+         dock = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
          goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
          %% Who waits.
@@ -159,10 +161,10 @@ await_end(Inlet) ->
 
 %% The link before this one was killed and left its route behind, with lanes
 %% that are dead. Nobody enters its gates from here on; what is inside is lost.
-succeed(#route{lanes = Lanes} = Route, D) ->
+succeed(#route{lanes = Lanes, large = Large} = Route, D) ->
     D1 = set_path(wait, D#link{route = Route}),
     count_lost(lost_crashed, D1),
-    make_lanes(tuple_size(Lanes), D1).
+    make_lanes(tuple_size(Lanes), Large, D1).
 
 %% What dead lanes leave behind.
 count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
@@ -245,7 +247,7 @@ handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
   when State =:= opening, length(Lanes) =:= N; State =:= up, length(Lanes) =:= N ->
     case D#link.wanted of
         {Ref, Lanes} ->
-            D#link.inlets =/= [] andalso (Pid ! {opened, Ref, D#link.inlets}),
+            D#link.inlets =/= [] andalso (Pid ! opened(D)),
             keep_state_and_data;
         _ ->
             proceed(D#link{wanted = {Ref, Lanes}})
@@ -253,7 +255,11 @@ handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
 handle_event(info, {opened, Ref, Inlets}, opening,
              #link{opening = Ref, peer = #peer{agreement = #{lanes := N}}} = D)
   when length(Inlets) =:= N ->
-    proceed(D#link{opened = Inlets});
+    proceed(D#link{opened = {Inlets, none}});
+handle_event(info, {opened, Ref, Inlets, Dock}, opening,
+             #link{opening = Ref, peer = #peer{agreement = #{lanes := N}}} = D)
+  when length(Inlets) =:= N, is_pid(Dock) ->
+    proceed(D#link{opened = {Inlets, Dock}});
 handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) ->
     D1 = set_path(wait, D),
     enter(closing, D1#link{goodbye = {Pid, Ref, drain(D1), lanes(D1)}});
@@ -290,7 +296,7 @@ handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
                 _ -> {keep_state, D1}
             end;
         false ->
-            case lists:member(Pid, lanes(D) ++ D#link.inlets) of
+            case lists:member(Pid, [D#link.bulk, D#link.dock | lanes(D) ++ D#link.inlets]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> keep_state_and_data
             end
@@ -402,15 +408,16 @@ unexpect(#link{absence = Monitor} = D) ->
 %% Does what can be done next on the way up.
 proceed(#link{changing = {_, _}} = D) ->
     enter(opening, D);
-proceed(#link{peer = #peer{agreement = #{lanes := N}}, route = Route, mode = Mode} = D) ->
+proceed(#link{peer = #peer{agreement = #{lanes := N} = Agreement}, route = Route, mode = Mode} = D) ->
+    Large = large(Agreement, D),
     case Route of
         none ->
-            proceed(set_path(direct, make_lanes(N, D)));
-        #route{lanes = Lanes} when tuple_size(Lanes) =:= N ->
+            proceed(set_path(direct, make_lanes(N, Large, D)));
+        #route{lanes = Lanes, large = Large} when tuple_size(Lanes) =:= N ->
             proceed_open(D);
         #route{} when Mode =:= direct; Mode =:= discard ->
             Path = path(D),
-            proceed(set_path(Path, make_lanes(N, end_lanes(D))));
+            proceed(set_path(Path, make_lanes(N, Large, end_lanes(D))));
         #route{} ->
             %% Other lanes must not start before these have delivered.
             enter(opening, change_mode(direct, set_path(wait, D)))
@@ -420,23 +427,46 @@ proceed_open(#link{opening = none} = D) ->
     D1 = D#link{opening = make_ref()},
     say_open(D1),
     proceed_open(D1);
-proceed_open(#link{wanted = {Ref, Theirs}, inlets = [], finishing = []} = D) ->
-    #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}} = D,
+proceed_open(#link{mode = discard} = D) ->
+    %% A server may reply to a request of the new session before the lanes may send.
+    enter(opening, change_mode(hold, D));
+proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
+    #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window} = Agreement}} = D,
     Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, D#link.route)
               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
-    Pid ! {opened, Ref, Inlets},
-    proceed_open(D#link{inlets = Inlets});
-proceed_open(#link{opened = Opened, inlets = [_ | _]} = D) when is_list(Opened) ->
-    #link{peer = #peer{agreement = #{window_bytes := Window}}} = D,
+    D1 = D#link{inlets = Inlets, dock = case large(Agreement, D) of
+                                            infinity -> none;
+                                            _ -> trunkline_dock:start_link(Inlets)
+                                        end},
+    Pid ! opened(D1),
+    proceed_open(D1);
+proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
+    #link{node = Node, options = Options, stats = Stats,
+          peer = #peer{agreement = #{window_bytes := Window}}} = D,
+    Bulk = case Dock of
+               none -> none;
+               _ -> trunkline_bulk:start_link(Node, Dock, Options, Stats)
+           end,
     Ref = make_ref(),
     lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, Inlet, Window})
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk}, Window})
                   end, lists:zip(lanes(D), Opened)),
-    trunkline_stats:add(D#link.stats, peer, sessions, 1),
-    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}}),
+    trunkline_stats:add(Stats, peer, sessions, 1),
+    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk}),
     enter(up, dismiss(again, D1));
 proceed_open(D) ->
     enter(opening, D).
+
+%% A peer that does not know of a dock does not ask for one.
+opened(#link{wanted = {Ref, _}, inlets = Inlets, dock = none}) -> {opened, Ref, Inlets};
+opened(#link{wanted = {Ref, _}, inlets = Inlets, dock = Dock}) -> {opened, Ref, Inlets, Dock}.
+
+%% From what charge on a message is large, to this peer.
+large(#{capabilities := Capabilities}, #link{options = #{large_bytes := Bytes}}) ->
+    case lists:member(large, Capabilities) of
+        true -> trunkline_gate:least(Bytes);
+        false -> infinity
+    end.
 
 %% The lanes are all in the mode that was asked for.
 changed(opening, D) ->
@@ -462,12 +492,18 @@ bereaved(State, D) ->
 
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),
+    lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.dock], P =/= none]),
     case Peer of
         #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
-           inlets = [], finishing = Inlets ++ Finishing}.
+           bulk = none, dock = none, inlets = [], finishing = Inlets ++ Finishing}.
+
+%% What it has is of no use in another session.
+end_with_session(Pid) ->
+    unlink(Pid),
+    exit(Pid, kill).
 
 %% Both sides deliver what they have, then this one goes.
 take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
@@ -522,14 +558,17 @@ await_leave(Missing, Owed, Ref, Peer, Timer) ->
 
 %% --- the lanes ------------------------------------------------------------
 
-make_lanes(N, #link{node = Node, options = Options, stats = Stats} = D) ->
+make_lanes(N, Large, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
     {Lanes, Aliases} =
-        lists:unzip([trunkline_lane:start_link(Ix, Node, #{gate => Gate, stats => Stats, options => Options})
+        lists:unzip([trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large},
+                                                           stats => Stats, options => Options})
                      || Ix <- lists:seq(1, N)]),
     Route = #route{link = self(), gate = Gate, stats = Stats,
                    lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
-                   limit = trunkline_gate:limit(maps:get(queue_bytes, Options))},
+                   limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
+                   large = Large,
+                   bulk_limit = trunkline_gate:limit(maps:get(bulk_bytes, Options))},
     ok = trunkline_route:publish(Node, Route),
     D#link{route = Route, mode = hold}.
 
@@ -581,7 +620,7 @@ await(Ref, What, #link{route = Route, room = Room} = D) ->
             answer(Ref, gone);
         {_, session} ->
             {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
-        {_, {room, Ix, _, _}} when Ix > tuple_size(Route#route.lanes) ->
+        {_, {room, Ix, _, _}} when Ix > tuple_size(Route#route.lanes) + 1 ->
             answer(Ref, {again, new});             % there were more lanes
         {_, {room, Ix, _, _}} ->
             Room1 = trunkline_room:release(Ix, Route, trunkline_room:add(Ref, What, Room)),

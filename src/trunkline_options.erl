@@ -14,16 +14,36 @@
         #{lanes := 1..64,                  % lanes to each peer
           queue_bytes := pos_integer(),    % bytes waiting in one lane
           window_bytes := pos_integer(),   % bytes under way in one lane
-          batch_bytes := pos_integer()}.   % bytes in one batch
+          batch_bytes := pos_integer(),    % bytes in one batch
+          large_bytes := pos_integer(),    % from this size on a message is large
+          bulk_bytes := pos_integer(),     % bytes of large messages waiting and under way
+          bulk_connections := pos_integer(),   % for large messages to each peer
+          bulk_idle := pos_integer(),      % ms until one that has nothing to do is closed
+          bulk_transport := auto | tcp | tls | dist,
+          lane_transport := dist | tcp | tls,
+          listen_address := undefined | inet:ip_address(),
+          listen_ports := {inet:port_number(), inet:port_number()}}.
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
+-type range() :: {integer, Least :: integer(), Most :: integer()}
+               | {one_of, [atom()]}
+               | address | ports.
 
-%% {Key, Default, Least, Most, What}
--define(OPTIONS,
-        [{lanes, default_lanes(), 1, 64, "lanes to each peer"},
-         {queue_bytes, 1 bsl 18, 1 bsl 10, 1 bsl 29, "bytes waiting in one lane"},
-         {window_bytes, 4 bsl 20, 1 bsl 10, 1 bsl 29, "bytes under way in one lane"},
-         {batch_bytes, 64 bsl 10, 1 bsl 8, 1 bsl 26, "bytes in one batch"}]).
+%% {Key, Default, Range, What}
+-spec all() -> [{atom(), term(), range(), string()}].
+all() ->
+    [{lanes, default_lanes(), {integer, 1, 64}, "lanes to each peer"},
+     {queue_bytes, 1 bsl 18, {integer, 1 bsl 10, 1 bsl 29}, "bytes waiting in one lane"},
+     {window_bytes, 4 bsl 20, {integer, 1 bsl 10, 1 bsl 29}, "bytes under way in one lane"},
+     {batch_bytes, 64 bsl 10, {integer, 1 bsl 8, 1 bsl 26}, "bytes in one batch"},
+     {large_bytes, 64 bsl 10, {integer, 1 bsl 10, 1 bsl 29}, "bytes from which on a message is large"},
+     {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 34}, "bytes of large messages waiting and under way"},
+     {bulk_connections, 1, {integer, 1, 64}, "connections for large messages to each peer"},
+     {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
+     {bulk_transport, auto, {one_of, [auto, tcp, tls, dist]}, "how large messages travel"},
+     {lane_transport, dist, {one_of, [dist, tcp, tls]}, "how batches travel"},
+     {listen_address, undefined, address, "where peers connect"},
+     {listen_ports, {0, 0}, ports, "lowest and highest port where peers connect"}].
 
 %% The options of this node.
 -spec load() -> {ok, options()} | {error, bad_option()}.
@@ -33,7 +53,7 @@ load() ->
 
 -spec check([{atom(), term()}]) -> {ok, options()} | {error, bad_option()}.
 check(Env) ->
-    check(Env, maps:from_list([{Key, Default} || {Key, Default, _, _, _} <- ?OPTIONS])).
+    check(Env, maps:from_list([{Key, Default} || {Key, Default, _, _} <- all()])).
 
 %% One lane can keep a scheduler busy, and eight can fill a connection.
 default_lanes() ->
@@ -42,22 +62,37 @@ default_lanes() ->
 check([], Options) ->
     {ok, Options};
 check([{Key, Value} | Env], Options) ->
-    case lists:keyfind(Key, 1, ?OPTIONS) of
-        {_, _, Least, Most, _} when is_integer(Value), Value >= Least, Value =< Most ->
-            check(Env, Options#{Key := Value});
-        _ ->
+    case lists:keyfind(Key, 1, all()) of
+        {_, _, Range, _} ->
+            case is_in(Range, Value) of
+                true -> check(Env, Options#{Key := Value});
+                false -> {error, {bad_option, Key, Value}}
+            end;
+        false ->
             {error, {bad_option, Key, Value}}
     end.
+
+is_in({integer, Least, Most}, Value) -> is_integer(Value) andalso Value >= Least andalso Value =< Most;
+is_in({one_of, Values}, Value) -> lists:member(Value, Values);
+is_in(address, undefined) -> true;
+is_in(address, Value) -> inet:is_ip_address(Value);
+is_in(ports, {Lowest, Highest}) -> is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest;
+is_in(ports, _) -> false.
+
+is_port_number(Port) -> is_integer(Port) andalso Port >= 0 andalso Port =< 65535.
 
 %% The same in words.
 -spec explain(bad_option()) -> iolist().
 explain({bad_option, Key, Value}) ->
-    case lists:keyfind(Key, 1, ?OPTIONS) of
-        {_, _, Least, Most, What} ->
-            io_lib:format("trunkline: option ~ts (~ts) must be an integer from ~b to ~b, and is ~tp",
-                          [Key, What, Least, Most, Value]);
+    case lists:keyfind(Key, 1, all()) of
+        {_, _, Range, What} ->
+            io_lib:format("trunkline: option ~ts (~ts) must be ~ts, and is ~tp", [Key, What, in_words(Range), Value]);
         false ->
             io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
-                          [Key, Value,
-                           lists:join(", ", [atom_to_list(K) || {K, _, _, _, _} <- ?OPTIONS])])
+                          [Key, Value, lists:join(", ", [atom_to_list(K) || {K, _, _, _} <- all()])])
     end.
+
+in_words({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [Least, Most]);
+in_words({one_of, Values}) -> ["one of " | lists:join(", ", [atom_to_list(V) || V <- Values])];
+in_words(address) -> "an address as {127,0,0,1}";
+in_words(ports) -> "a pair {Lowest, Highest} of port numbers".

@@ -83,9 +83,10 @@ is_awaited(#room{lanes = Lanes}) ->
 
 %% Tells those who fit into lane Ix.
 -spec release(pos_integer(), trunkline_route:route() | none, room()) -> room().
-release(Ix, #route{gate = Gate, limit = Limit, lanes = All}, #room{lanes = Lanes} = R)
-  when is_map_key(Ix, Lanes), Ix =< tuple_size(All) ->
+release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
+  when is_map_key(Ix, Lanes), Ix =< tuple_size(All) + 1 ->
     Waiters = maps:get(Ix, Lanes),
+    Limit = trunkline_route:limit(Ix, Route),
     %% First the mark, then the level: a lane that leaves in between sees it.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
     Level = trunkline_gate:level(Gate, Ix),
@@ -107,7 +108,7 @@ release(_, _, R) ->
 recheck(none, R) ->
     R;
 recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
-    lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) ->
+    lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
                         case trunkline_gate:path(Gate) =:= lanes
                             andalso trunkline_gate:level(Gate, Ix) =< 0 of
                             true -> R1#room{lanes = Ls#{Ix := tell_all(again, maps:get(Ix, Ls))}};

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2]).
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, limit/2]).
 
 -export_type([route/0]).
 
@@ -47,4 +47,12 @@ set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
     ok = trunkline_gate:set_path(Gate, Path),
     lists:foreach(fun(Ix) when Path =:= lanes -> trunkline_gate:open(Gate, Ix);
                      (Ix) -> trunkline_gate:close(Gate, Ix)
-                  end, lists:seq(1, tuple_size(Lanes))).
+                  end, lists:seq(1, tuple_size(Lanes) + 1)).
+
+%% The number of the level that counts the large messages.
+-spec bulk_ix(route()) -> pos_integer().
+bulk_ix(#route{lanes = Lanes}) -> tuple_size(Lanes) + 1.
+
+-spec limit(pos_integer(), route()) -> trunkline_gate:charge().
+limit(Ix, #route{lanes = Lanes, limit = Limit}) when Ix =< tuple_size(Lanes) -> Limit;
+limit(_, #route{bulk_limit = Limit}) -> Limit.

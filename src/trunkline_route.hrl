@@ -5,6 +5,8 @@
          aliases :: tuple(),                 % of theirs, for replies
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
+         large :: trunkline_gate:charge() | infinity,   % a message that the lanes do not take
+         bulk_limit :: trunkline_gate:charge(),         % of all those, queued and under way
          stats :: trunkline_stats:stats()}).
 
 %% The persistent term that holds it.

@@ -18,7 +18,7 @@
 -export_type([patience/0]).
 
 -compile({inline, [lane_of/2]}).
--dialyzer({no_improper_lists, [offer/5, force/3]}).
+-dialyzer({no_improper_lists, [offer/5, force/3, dispatch/6]}).
 
 %% How long to wait for room: not at all, or until a point in time as
 %% erlang:monotonic_time(millisecond) tells it.
@@ -44,23 +44,50 @@ hand_over(Node, To, Message, Patience, Connect) ->
 
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
-        #route{lanes = Lanes, gate = Gate, limit = Limit} = Route ->
+        #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = lane_of(self(), Lanes),
-            case trunkline_gate:enter(Gate, Ix, Message, Limit) of
+            case trunkline_gate:enter(Gate, Ix, Message, Limit, Large) of
                 {refused, Charge} ->
-                    case refused(Route, Ix, Charge, How, Ticket) of
-                        {again, Ticket1} -> offer(Node, To, Message, How, Ticket1);
-                        Other -> Other
-                    end;
+                    again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
+                {large, Charge} ->
+                    again(large(Route, Ix, To, Message, Charge, How, Ticket), Node, To, Message, How);
                 Charge ->
-                    element(Ix, Lanes) ! [Charge, To | Message],
+                    element(Ix, Lanes) ! [Charge, self(), To | Message],
                     ok
             end;
         none ->
             direct
     end.
 
-refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, {Patience, Connect}, Ticket) ->
+again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
+again(Other, _, _, _, _) -> Other.
+
+%% Packed by the sender, for whom this is work, and not by the lane, for which it
+%% would be a stop. It counts only from when it is packed: a sender that is killed
+%% while it packs leaves nothing behind.
+large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
+    Bulk = trunkline_route:bulk_ix(Route),
+    case trunkline_gate:path(Gate) =:= lanes andalso trunkline_gate:level(Gate, Bulk) < Limit of
+        true ->
+            Parcel = trunkline_parcel:pack(Message),
+            case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
+                ok -> dispatch(Route, Ix, self(), To, Parcel, Charge);
+                refused -> refused(Route, Ix, Bulk, Charge, How, Ticket)
+            end;
+        false ->
+            refused(Route, Ix, Bulk, Charge, How, Ticket)
+    end.
+
+%% Its place among the sender's other messages is in the lane, and is not refused
+%% there: as many as have been admitted above.
+dispatch(#route{lanes = Lanes, gate = Gate}, Ix, Sender, To, Parcel, Charge) ->
+    Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
+    ok = trunkline_gate:force(Gate, Ix, Place),
+    element(Ix, Lanes) ! [Place, Sender, {parcel, Charge, To} | Parcel],
+    ok.
+
+%% At the level numbered Full, by a sender whose lane is Ix.
+refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, Connect}, Ticket) ->
     case trunkline_gate:path(Gate) of
         direct ->
             direct;
@@ -79,7 +106,7 @@ refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Charge, {Patience, 
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            lost(wait(Link, {room, Ix, trunkline_gate:bytes(Charge), Ticket}, Patience), Stats, lost_queued)
+            lost(wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience), Stats, lost_queued)
     end.
 
 lost(unreachable, Stats, Why) ->
@@ -125,15 +152,20 @@ alias_of_lane(#route{aliases = Aliases}, Pid) ->
 %% All that concerns the order of one process's messages must take one lane.
 lane_of(Pid, Lanes) -> erlang:phash2(Pid, tuple_size(Lanes)) + 1.
 
-%% Hands over what must not wait, in whatever state the lanes are.
--spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Ordered :: pid()) ->
-          ok.
-force(#route{lanes = Lanes, gate = Gate}, {To, Message}, Ordered) ->
-    Ix = lane_of(Ordered, Lanes),
-    Charge = trunkline_gate:charge(Message),
-    ok = trunkline_gate:force(Gate, Ix, Charge),
-    element(Ix, Lanes) ! [Charge, To | Message],
-    ok.
+%% Hands over what must not wait, in whatever state the lanes are, as if Sender
+%% had sent it.
+-spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
+force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, Sender) ->
+    Ix = lane_of(Sender, Lanes),
+    case trunkline_gate:charge(Message) of
+        Charge when Charge < Large ->
+            ok = trunkline_gate:force(Gate, Ix, Charge),
+            element(Ix, Lanes) ! [Charge, Sender, To | Message],
+            ok;
+        Charge ->
+            ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
+            dispatch(Route, Ix, Sender, To, trunkline_parcel:pack(Message), Charge)
+    end.
 
 %% Fallbacks to nodes that never had a link are counted together, here.
 -define(FALLBACKS, trunkline_fallbacks).

@@ -22,7 +22,12 @@
          {lost_unconfirmed, counter, "messages sent, but not known to have arrived, when the peer went"},
          {lost_crashed, counter, "messages in lanes that were killed"},
          {lost_unreachable, counter, "messages for which no connection could be made"},
-         {sessions, counter, "times the lanes to this peer came up"}]).
+         {sessions, counter, "times the lanes to this peer came up"},
+         {large_messages, counter, "large messages sent"},
+         {large_bytes, counter, "bytes of them"},
+         {large_broken, counter, "large messages that arrived and could not be delivered"},
+         {bulk_connections, gauge, "connections for large messages to the peer"},
+         {bulk_by_distribution, gauge, "1 while they go by distribution"}]).
 
 -define(LANE_FIELDS,
         [{batches, counter, "batches sent"},

@@ -4,8 +4,11 @@
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
 %%      │         ├── trunkline_lane, linked, one or more
-%%      │         └── trunkline_inlet, linked, one for each lane of the peer
-%%      └── trunkline_links
+%%      │         ├── trunkline_bulk, linked, and its carriers
+%%      │         ├── trunkline_inlet, linked, one for each lane of the peer
+%%      │         └── trunkline_dock, linked, and its receivers
+%%      ├── trunkline_links
+%%      └── trunkline_listener
 -module(trunkline_sup).
 -behaviour(supervisor).
 
@@ -23,4 +26,6 @@ init(Options) ->
           [#{id => trunkline_link_sup, type => supervisor, shutdown => infinity,
              start => {trunkline_link_sup, start_link, []}},
            #{id => trunkline_links,
-             start => {trunkline_links, start_link, [Options]}}]}}.
+             start => {trunkline_links, start_link, [Options]}},
+           #{id => trunkline_listener,
+             start => {trunkline_listener, start_link, [Options]}}]}}.

@@ -38,7 +38,10 @@ start_trunkline(Env) ->
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
     lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
-    application:start(trunkline).
+    case application:ensure_all_started(trunkline) of
+        {ok, _} -> ok;
+        {error, {trunkline, Reason}} -> {error, Reason}
+    end.
 
 stop_trunkline() ->
     logger:set_primary_config(level, none),       % the report of the exit

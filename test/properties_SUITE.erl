@@ -39,7 +39,7 @@ run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
             enter ->
                 Packed = trunkline_gate:limit(Limit),
                 Expected = Door =:= open andalso lists:sum(Inside) < Packed,
-                case trunkline_gate:enter(Gate, Ix, Message, Packed) of
+                case trunkline_gate:enter(Gate, Ix, Message, Packed, infinity) of
                     Charge when Expected -> Model#{Ix := {[Charge | Inside], Door}};
                     {refused, Charge} when not Expected -> Model
                 end;
@@ -94,7 +94,7 @@ passers(Gate, Limit, Most, N, Passed) ->
 fill(_, _, _, 0, Charges) ->
     Charges;
 fill(Gate, Limit, Message, N, Charges) ->
-    case trunkline_gate:enter(Gate, 1, Message, Limit) of
+    case trunkline_gate:enter(Gate, 1, Message, Limit, infinity) of
         {refused, _} -> Charges;
         Charge -> fill(Gate, Limit, Message, N - 1, [Charge | Charges])
     end.

@@ -1,0 +1,37 @@
+%% Carries fragments of large messages over the distribution, where no connection
+%% of their own can be made: a few at a time, so that other messages pass between
+%% them (see trunkline_courtesy). It behaves as trunkline_carrier does, and the
+%% dock at the other node acknowledges each fragment.
+-module(trunkline_carrier_dist).
+
+-export([start_link/1]).
+
+-spec start_link(Dock :: pid()) -> pid().
+start_link(Dock) ->
+    Bulk = self(),
+    spawn_link(fun() -> Bulk ! {ready, self()}, loop(Bulk, Dock, trunkline_courtesy:new(), none) end).
+
+%% Owed is what has been sent and not been told of: bulk gives no other fragment
+%% until it has.
+loop(Bulk, Dock, Courtesy, Owed) ->
+    case Owed =/= none andalso trunkline_courtesy:is_open(Courtesy) of
+        true ->
+            Bulk ! {sent, self(), Owed, 1},
+            loop(Bulk, Dock, Courtesy, none);
+        false ->
+            receive
+                {carry, Fragments} ->
+                    Courtesy1 = lists:foldl(fun(Fragment, C) -> carry(Fragment, Dock, C) end, Courtesy, Fragments),
+                    loop(Bulk, Dock, Courtesy1, lists:sum([Length || {_, _, _, Length, _} <- Fragments]));
+                {taken, Dock} ->
+                    Now = erlang:monotonic_time(microsecond),
+                    loop(Bulk, Dock, trunkline_courtesy:acked(Now, Courtesy), Owed);
+                _ ->
+                    loop(Bulk, Dock, Courtesy, Owed)
+            end
+    end.
+
+carry({Id, Size, Offset, _, Data}, Dock, Courtesy) ->
+    Now = erlang:monotonic_time(microsecond),
+    _ = erlang:send(Dock, {fragment, self(), Id, Size, Offset, iolist_to_binary(Data)}, [noconnect]),
+    trunkline_courtesy:sent(Now, Courtesy).

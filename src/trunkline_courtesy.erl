@@ -1,0 +1,56 @@
+%% How many fragments may be under way on the distribution connection.
+%%
+%% Where large messages have no connection of their own, they share one with
+%% everything else between two nodes, and should be in nobody's way. A queue is in
+%% everybody's way, and shows as a delay: how much longer than the shortest time
+%% seen does it take until a fragment is acknowledged? If that is little, one more
+%% fragment may be under way; if it is more, a quarter less. (The idea is that of
+%% LEDBAT, RFC 6817.)
+%%
+%% This module decides, and does nothing.
+-module(trunkline_courtesy).
+
+-export([new/0, fragment_bytes/0, is_open/1, sent/2, acked/2]).
+
+-export_type([courtesy/0]).
+
+-type us() :: integer().
+-record(courtesy,
+        {window = 2 :: pos_integer(),                      % fragments
+         shortest = infinity :: us() | infinity,
+         sent = queue:new() :: queue:queue(us())}).        % when
+-opaque courtesy() :: #courtesy{}.
+
+%% us that the fragments may add to what a message takes.
+-define(DELAY, 2000).
+-define(MOST, 256).
+
+-spec new() -> courtesy().
+new() -> #courtesy{}.
+
+%% Less than the 64 kB from which on the distribution itself cuts a message: it
+%% could be overtaken then.
+-spec fragment_bytes() -> pos_integer().
+fragment_bytes() -> 30 * 1024.
+
+-spec is_open(courtesy()) -> boolean().
+is_open(#courtesy{window = Window, sent = Sent}) -> queue:len(Sent) < Window.
+
+-spec sent(Now :: us(), courtesy()) -> courtesy().
+sent(Now, #courtesy{sent = Sent} = C) ->
+    C#courtesy{sent = queue:in(Now, Sent)}.
+
+%% The oldest one has been acknowledged.
+-spec acked(Now :: us(), courtesy()) -> courtesy().
+acked(Now, #courtesy{sent = Sent, window = Window, shortest = Shortest} = C) ->
+    case queue:out(Sent) of
+        {{value, Then}, Sent1} ->
+            Shortest1 = min(Shortest, Now - Then),
+            Window1 = case Now - Then - Shortest1 < ?DELAY of
+                          true -> min(?MOST, Window + 1);
+                          false -> max(1, Window * 3 div 4)
+                      end,
+            C#courtesy{sent = Sent1, window = Window1, shortest = Shortest1};
+        {empty, _} ->
+            C
+    end.

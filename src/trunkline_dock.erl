@@ -1,0 +1,105 @@
+%% Where the fragments of a peer's large messages arrive.
+%%
+%% It puts them together (trunkline_reassembly), and tells the inlet concerned when
+%% one is complete. Fragments come by several carriers, and of each it knows how
+%% many have come: when one breaks, the peer sends what has not.
+%%
+%%     peer's trunkline_bulk        dock                      inlet
+%%       | -- invite ------------->  |  starts a receiver
+%%       | <----------- invitation - |  (see trunkline_listener)
+%%       | == fragments ===========> |
+%%       |                           | -- arrived ------------> |
+%%       | -- cut -----------------> |  this carrier is broken
+%%       | <----------- cut, count - |  so many have come by it
+%%
+%% A dock lives for one session of a link, and its receivers with it. What is not
+%% complete at the end is dropped: the notice was in the same session.
+-module(trunkline_dock).
+-behaviour(gen_server).
+
+-export([start_link/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+%% A carrier's name: that of a connection is its token, that of the distribution
+%% the pid of the peer's process.
+-type carrier() :: trunkline_wire:token() | pid().
+
+-record(dock,
+        {inlets :: tuple(),                                    % of pids
+         reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
+         receivers = #{} :: #{pid() => {carrier(), Bulk :: pid()}},
+         received = #{} :: #{pid() => non_neg_integer()}}).    % by a receiver, or a carrier
+
+-define(QUIET, 1000).                % ms
+
+-spec start_link(Inlets :: [pid()]) -> pid().
+start_link(Inlets) ->
+    {ok, Dock} = gen_server:start_link(?MODULE, list_to_tuple(Inlets),
+                                       [{hibernate_after, ?QUIET}, {spawn_opt, [{fullsweep_after, 0}]}]),
+    Dock.
+
+-spec init(tuple()) -> {ok, #dock{}}.
+init(Inlets) ->
+    process_flag(trap_exit, true),
+    {ok, #dock{inlets = Inlets}}.
+
+-spec handle_call(term(), gen_server:from(), #dock{}) -> {reply, {error, badarg}, #dock{}}.
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #dock{}) -> {noreply, #dock{}}.
+handle_cast(_, S) ->
+    {noreply, S}.
+
+-spec handle_info(term(), #dock{}) -> {noreply, #dock{}}.
+handle_info({fragment, Carrier, {Lane, Number} = Id, Size, Offset, Data},
+            #dock{inlets = Inlets, received = Received} = S)
+  when is_pid(Carrier), Lane > 0, Lane =< tuple_size(Inlets), Number > 0, is_binary(Data) ->
+    node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),
+    S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
+    case trunkline_reassembly:add(Id, Size, Offset, Data, S#dock.reassembly) of
+        {complete, Parts, Reassembly} ->
+            ok = trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts),
+            {noreply, S1#dock{reassembly = Reassembly}};
+        {incomplete, Reassembly} ->
+            {noreply, S1#dock{reassembly = Reassembly}}
+    end;
+handle_info({invite, Bulk, Ref}, S) ->
+    Receiver = trunkline_receiver:start_link(self()),
+    case trunkline_listener:invite(Receiver) of
+        {ok, #{token := Token}} = Invitation ->
+            tell(Bulk, {invitation, Ref, Invitation}),
+            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Bulk}}}};
+        {error, _} = Error ->
+            unlink(Receiver),
+            exit(Receiver, kill),
+            tell(Bulk, {invitation, Ref, Error}),
+            {noreply, S}
+    end;
+handle_info({cut, Bulk, Carrier}, S) when is_pid(Carrier) ->
+    {noreply, count(Carrier, Carrier, Bulk, S)};
+handle_info({cut, Bulk, Token}, #dock{receivers = Receivers} = S) ->
+    %% It must not receive more after it has been counted.
+    case [R || {R, {T, _}} <- maps:to_list(Receivers), T =:= Token] of
+        [Receiver] -> exit(Receiver, kill);
+        [] -> tell(Bulk, {cut, Token, 0})
+    end,
+    {noreply, S};
+handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
+    case maps:take(Pid, Receivers) of
+        {{Token, Bulk}, Receivers1} ->
+            {noreply, count(Pid, Token, Bulk, S#dock{receivers = Receivers1})};
+        error ->
+            {noreply, S}
+    end;
+handle_info(_, S) ->
+    {noreply, S}.
+
+%% The last word about a carrier.
+count(Pid, Carrier, Bulk, #dock{received = Received} = S) ->
+    tell(Bulk, {cut, Carrier, maps:get(Pid, Received, 0)}),
+    S#dock{received = maps:remove(Pid, Received)}.
+
+tell(Bulk, What) ->
+    _ = erlang:send(Bulk, What, [noconnect]),
+    ok.

@@ -1,0 +1,160 @@
+%% What is still to be sent of the large messages to one peer, and by whom.
+%%
+%% Parcels take turns: one fragment of each, then the next of each. So the time a
+%% parcel takes depends on how many there are, not on how large the others are.
+%% A fragment never crosses from one segment into the next (see trunkline_parcel).
+%%
+%% Fragments travel by carriers (a connection, or the distribution), any fragment
+%% by any carrier. A carrier keeps its fragments in order, so that one number
+%% tells what has arrived by it. When it breaks, and that number is known, what
+%% has not arrived is to be sent again, by another.
+%%
+%% This module decides, and does nothing.
+-module(trunkline_fragments).
+
+-export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1]).
+
+-export_type([fragments/0, fragment/0, id/0]).
+
+-type id() :: {Lane :: pos_integer(), Number :: pos_integer()}.
+-type carrier() :: term().
+-type fragment() :: {id(), Size :: pos_integer(),      % of the whole parcel, in bytes
+                     Offset :: non_neg_integer(), Length :: pos_integer(), iodata()}.
+-type range() :: {From :: non_neg_integer(), To :: pos_integer()}.   % To is not in it
+
+-record(parcel,
+        {parcel :: trunkline_parcel:parcel(),
+         size :: pos_integer(),
+         todo :: [range()],
+         %% The position up to which it has been read, and what follows: what is
+         %% left of the segment there, and of each one behind it.
+         at = 0 :: non_neg_integer(),
+         rest :: [{pos_integer(), erlang:ext_iovec()}]}).
+
+-record(fragments,
+        {parcels = #{} :: #{id() => #parcel{}},
+         turns = queue:new() :: queue:queue(id()),     % those with something to do
+         %% What each carrier got, after so many that are known to have arrived or
+         %% do not matter any more.
+         given = #{} :: #{carrier() => {non_neg_integer(), queue:queue({id(), range()})}}}).
+-opaque fragments() :: #fragments{}.
+
+-spec new() -> fragments().
+new() -> #fragments{}.
+
+-spec add(id(), trunkline_parcel:parcel(), fragments()) -> fragments().
+add(Id, Parcel, #fragments{parcels = Parcels, turns = Turns} = F) ->
+    Size = trunkline_parcel:bytes(Parcel),
+    P = #parcel{parcel = Parcel, size = Size, todo = [{0, Size}], rest = from_start(Parcel)},
+    F#fragments{parcels = Parcels#{Id => P}, turns = queue:in(Id, Turns)}.
+
+%% Whether there is anything to send.
+-spec is_waiting(fragments()) -> boolean().
+is_waiting(#fragments{turns = Turns}) -> not queue:is_empty(Turns).
+
+%% Whether there are no parcels, sent or not, that have not arrived.
+-spec is_empty(fragments()) -> boolean().
+is_empty(#fragments{parcels = Parcels}) -> map_size(Parcels) =:= 0.
+
+%% What the carrier should send next. The fragment has about so many bytes: up
+%% to twice as many if that ends the segment, and not less than there are if
+%% there are less.
+-spec next(carrier(), Bytes :: pos_integer(), fragments()) -> {fragment(), fragments()} | none.
+next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given} = F) ->
+    case queue:out(Turns) of
+        {empty, _} ->
+            none;
+        {{value, Id}, Turns1} ->
+            case Parcels of
+                #{Id := Parcel} ->
+                    {From, Data, Length, Parcel1} = take(Bytes, Parcel),
+                    Turns2 = case Parcel1#parcel.todo of
+                                 [] -> Turns1;
+                                 _ -> queue:in(Id, Turns1)
+                             end,
+                    F1 = F#fragments{parcels = Parcels#{Id := Parcel1}, turns = Turns2,
+                                     given = give(Carrier, {Id, {From, From + Length}}, Given, Parcels)},
+                    {{Id, Parcel#parcel.size, From, Length, Data}, F1};
+                #{} ->
+                    next(Carrier, Bytes, F#fragments{turns = Turns1})
+            end
+    end.
+
+%% The carrier is broken, and so many of its fragments have arrived.
+-spec cut(carrier(), Arrived :: non_neg_integer(), fragments()) -> fragments().
+cut(Carrier, Arrived, #fragments{given = Given} = F) ->
+    case maps:take(Carrier, Given) of
+        {{Before, Queue}, Given1} ->
+            Missing = lists:nthtail(min(queue:len(Queue), max(0, Arrived - Before)), queue:to_list(Queue)),
+            lists:foldl(fun again/2, F#fragments{given = Given1}, Missing);
+        error ->
+            F
+    end.
+
+again({Id, Range}, #fragments{parcels = Parcels, turns = Turns} = F) ->
+    case Parcels of
+        #{Id := #parcel{todo = Todo} = Parcel} ->
+            F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}},
+                        turns = case Todo of
+                                    [] -> queue:in(Id, Turns);
+                                    _ -> Turns
+                                end};
+        #{} ->
+            F
+    end.
+
+%% The parcel has arrived, or nobody wants it any more.
+-spec done(id(), fragments()) -> fragments().
+done(Id, #fragments{parcels = Parcels, turns = Turns} = F) ->
+    case maps:take(Id, Parcels) of
+        {#parcel{todo = []}, Parcels1} ->
+            F#fragments{parcels = Parcels1};
+        {_, Parcels1} ->
+            F#fragments{parcels = Parcels1, turns = queue:delete(Id, Turns)};
+        error ->
+            F
+    end.
+
+%% Of parcels that are done a carrier need not remember anything. (Looked at from
+%% the oldest on, so that it costs nothing to speak of.)
+give(Carrier, Entry, Given, Parcels) ->
+    {Before, Queue} = forget(maps:get(Carrier, Given, {0, queue:new()}), Parcels),
+    Given#{Carrier => {Before, queue:in(Entry, Queue)}}.
+
+forget({Before, Queue} = Log, Parcels) ->
+    case queue:peek(Queue) of
+        {value, {Id, _}} when not is_map_key(Id, Parcels) -> forget({Before + 1, queue:drop(Queue)}, Parcels);
+        _ -> Log
+    end.
+
+%% --- cutting ----------------------------------------------------------------
+
+take(Bytes, #parcel{todo = [{From, To} | Todo], at = From, rest = [{Left, Segment} | Rest]} = P) ->
+    End = min(Left, To - From),
+    Length = if End =< 2 * Bytes -> End;
+                true -> Bytes
+             end,
+    {Data, Behind} = split(Length, Segment, []),
+    {From, Data, Length,
+     P#parcel{todo = [{From + Length, To} || From + Length < To] ++ Todo,
+              at = From + Length,
+              rest = [{Left - Length, Behind} || Left > Length] ++ Rest}};
+take(Bytes, #parcel{todo = [{From, _} | _], parcel = Parcel} = P) ->
+    take(Bytes, P#parcel{at = From, rest = skip(From, from_start(Parcel))}).
+
+from_start(Parcel) ->
+    lists:zip(trunkline_parcel:sizes(Parcel), trunkline_parcel:segments(Parcel)).
+
+skip(Bytes, [{Size, _} | Rest]) when Bytes >= Size ->
+    skip(Bytes - Size, Rest);
+skip(Bytes, [{Size, Segment} | Rest]) ->
+    {_, Behind} = split(Bytes, Segment, []),
+    [{Size - Bytes, Behind} | Rest].
+
+split(0, Rest, Taken) ->
+    {lists:reverse(Taken), Rest};
+split(Bytes, [Binary | Rest], Taken) when byte_size(Binary) =< Bytes ->
+    split(Bytes - byte_size(Binary), Rest, [Binary | Taken]);
+split(Bytes, [Binary | Rest], Taken) ->
+    <<Before:Bytes/binary, After/binary>> = Binary,
+    {lists:reverse(Taken, [Before]), [After | Rest]}.

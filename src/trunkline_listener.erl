@@ -1,0 +1,235 @@
+%% Where peers connect for Trunkline's own connections.
+%%
+%% Nothing listens until somebody has been invited: the owner-to-be of a
+%% connection asks here for an invitation, which it passes to the peer over the
+%% distribution. The port opens with the first invitation.
+%%
+%%     owner            listener                         connecting peer
+%%       | -- invite ----> |                                  |
+%%       | <- invitation - | (port, token, secret)            |
+%%       | ----------------------- by distribution ---------> |
+%%       |                 |        handler <=== TCP ======== | hello, proof
+%%       | <---------------------- socket |                   | (trunkline_wire)
+%%
+%% Anybody can connect to a port. Until it has proved to be invited, a connection
+%% has a process of its own, which the acceptor does not wait for, a few seconds,
+%% and seventy-two bytes; there are at most HANDLERS of them. All others are closed,
+%% counted, and mentioned in the log now and then.
+-module(trunkline_listener).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/1, invite/1, info/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-export_type([invitation/0]).
+
+%% For one connection. `any': the address at which the distribution finds the node.
+-type invitation() ::
+        #{transport := trunkline_transport:name(),
+          address := any | inet:ip_address(),
+          port := inet:port_number(),
+          token := trunkline_wire:token(),
+          secret := trunkline_wire:secret()}.
+
+-record(listener,
+        {options :: trunkline_options:options(),
+         socket = none :: none | gen_tcp:socket(),
+         tokens :: ets:table(),                % {token(), secret(), Owner :: pid()}
+         refused :: counters:counters_ref(),   % 1: refused, 2: in the handshake now
+         reported = 0 :: non_neg_integer()}).
+
+%% ms
+-define(HANDSHAKE, 5000).            % for all of it
+-define(VALID, 30_000).              % an invitation
+-define(REPORT, 10_000).             % between two reports
+-define(AGAIN, 100).                 % when accept fails, for want of descriptors say
+-define(HANDLERS, 64).
+
+-spec start_link(trunkline_options:options()) -> gen_server:start_ret().
+start_link(Options) ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
+
+%% An invitation for a connection that will be Owner's: it gets `{socket, Transport,
+%% Socket}'.
+-spec invite(Owner :: pid()) -> {ok, invitation()} | {error, term()}.
+invite(Owner) ->
+    try gen_server:call(?MODULE, {invite, Owner})
+    catch exit:_ -> {error, not_running}
+    end.
+
+-spec info() -> #{port := inet:port_number() | none, refused := non_neg_integer()}.
+info() ->
+    try gen_server:call(?MODULE, info)
+    catch exit:_ -> #{port => none, refused => 0}
+    end.
+
+-spec init(trunkline_options:options()) -> {ok, #listener{}}.
+init(Options) ->
+    {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), refused = counters:new(2, [atomics])}}.
+
+-spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
+handle_call({invite, Owner}, _, #listener{options = #{bulk_transport := Wanted}} = S) ->
+    case transport(Wanted, S#listener.options) of
+        {ok, Transport} ->
+            case listen(Transport, S) of
+                {ok, S1} -> {reply, {ok, invitation(Owner, Transport, S1)}, S1};
+                {error, _} = Error -> {reply, Error, S}
+            end;
+        {error, _} = Error ->
+            {reply, Error, S}
+    end;
+handle_call(info, _, #listener{socket = Socket, refused = Refused} = S) ->
+    Port = case Socket of
+               none -> none;
+               _ -> port(Socket)
+           end,
+    {reply, #{port => Port, refused => counters:get(Refused, 1)}, S};
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #listener{}) -> {noreply, #listener{}}.
+handle_cast(_, S) ->
+    {noreply, S}.
+
+-spec handle_info(term(), #listener{}) -> {noreply, #listener{}}.
+handle_info({expired, Token}, #listener{tokens = Tokens} = S) ->
+    true = ets:delete(Tokens, Token),
+    {noreply, S};
+handle_info(report, #listener{refused = Refused, reported = Reported} = S) ->
+    _ = erlang:send_after(?REPORT, self(), report),
+    case counters:get(Refused, 1) of
+        Reported ->
+            {noreply, S};
+        Now ->
+            ?LOG_WARNING("trunkline: ~b connections to the port of large messages were closed "
+                         "because they did not prove to be invited", [Now - Reported]),
+            {noreply, S#listener{reported = Now}}
+    end;
+handle_info(_, S) ->
+    {noreply, S}.
+
+transport(dist, #{lane_transport := Wanted}) when Wanted =/= dist -> trunkline_transport:choose(Wanted);
+transport(dist, _) -> {error, not_wanted};
+transport(Wanted, _) -> trunkline_transport:choose(Wanted).
+
+invitation(Owner, Transport, #listener{tokens = Tokens, socket = Socket, options = Options}) ->
+    Token = trunkline_wire:token(),
+    Secret = trunkline_wire:secret(),
+    true = ets:insert(Tokens, {Token, Secret, Owner}),
+    _ = erlang:send_after(?VALID, self(), {expired, Token}),
+    #{transport => Transport, address => address(Options), port => port(Socket), token => Token, secret => Secret}.
+
+%% Where the distribution listens, if nothing else is wanted.
+address(#{listen_address := undefined}) -> application:get_env(kernel, inet_dist_use_interface, any);
+address(#{listen_address := Address}) -> Address.
+
+port(Socket) ->
+    {ok, Port} = inet:port(Socket),
+    Port.
+
+%% --- listening ------------------------------------------------------------------
+
+listen(Transport, #listener{socket = none, options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
+    Address = address(Options),
+    case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
+        {ok, Socket} ->
+            Door = {Transport, S#listener.tokens, S#listener.refused},
+            _ = spawn_link(fun() -> accept(Socket, Door) end),
+            _ = erlang:send_after(?REPORT, self(), report),
+            {ok, S#listener{socket = Socket}};
+        {error, Reason} ->
+            {error, {listen, Reason}}
+    end;
+listen(_, S) ->
+    {ok, S}.
+
+is_ipv6(any) ->
+    case init:get_argument(proto_dist) of
+        {ok, Protocols} -> lists:prefix("inet6", lists:last(lists:last(Protocols)));
+        error -> false
+    end;
+is_ipv6(Address) ->
+    tuple_size(Address) =:= 8.
+
+listen_on(Port, Highest, Options) ->
+    case gen_tcp:listen(Port, [binary, {active, false}, {packet, raw}, {nodelay, true}, {reuseaddr, true},
+                               {backlog, 128} | Options]) of
+        {ok, Socket} -> {ok, Socket};
+        {error, _} when Port < Highest -> listen_on(Port + 1, Highest, Options);
+        {error, _} = Error -> Error
+    end.
+
+accept(Listening, {_, _, Refused} = Door) ->
+    case gen_tcp:accept(Listening) of
+        {ok, Socket} ->
+            case counters:get(Refused, 2) < ?HANDLERS of
+                true ->
+                    counters:add(Refused, 2, 1),
+                    Handler = spawn(fun() -> handle(Door) end),
+                    _ = gen_tcp:controlling_process(Socket, Handler),
+                    Handler ! {yours, Socket},
+                    ok;
+                false ->
+                    counters:add(Refused, 1, 1),
+                    gen_tcp:close(Socket)
+            end;
+        {error, closed} ->
+            exit(closed);
+        {error, _} ->
+            receive after ?AGAIN -> ok end
+    end,
+    accept(Listening, Door).
+
+%% --- one connection, until it has an owner ------------------------------------------
+
+handle({Transport, Tokens, Refused}) ->
+    receive
+        {yours, Socket} ->
+            Deadline = erlang:monotonic_time(millisecond) + ?HANDSHAKE,
+            try handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline) of
+                ok -> ok;
+                _ -> counters:add(Refused, 1, 1)
+            catch
+                _:_ -> counters:add(Refused, 1, 1)
+            after
+                counters:sub(Refused, 2, 1)
+            end
+    end.
+
+%% The socket ends with this process unless somebody else has become its owner.
+handshake(Transport, TcpSocket, Tokens, Deadline) ->
+    maybe_ok(Transport:secure(server, TcpSocket, left(Deadline)), fun(Socket) ->
+    maybe_ok(Transport:recv(Socket, trunkline_wire:hello_bytes(), left(Deadline)), fun(Hello) ->
+    case trunkline_wire:parse_hello(Hello) of
+        {ok, Token, Theirs} ->
+            case ets:take(Tokens, Token) of
+                [{_, Secret, Owner}] -> prove(Transport, Socket, Secret, Theirs, Owner, Deadline);
+                [] -> {error, token}
+            end;
+        error ->
+            {error, hello}
+    end end) end).
+
+prove(Transport, Socket, Secret, Theirs, Owner, Deadline) ->
+    Ours = trunkline_wire:nonce(),
+    case Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]) of
+        ok ->
+            maybe_ok(Transport:recv(Socket, trunkline_wire:proof_bytes(), left(Deadline)), fun(Proof) ->
+            case trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)) of
+                true ->
+                    ok = Transport:give(Socket, Owner),
+                    Owner ! {socket, Transport, Socket},
+                    ok;
+                false ->
+                    {error, proof}
+            end end);
+        {error, _} = Error ->
+            Error
+    end.
+
+maybe_ok({ok, Value}, Fun) -> Fun(Value);
+maybe_ok({error, _} = Error, _) -> Error.
+
+left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).

@@ -1,0 +1,64 @@
+%% Puts one large message together, decodes it, and delivers it.
+%%
+%% A process for each, so that a message which takes long, or breaks, concerns
+%% nobody else. It starts when all fragments have arrived, and delivers when its
+%% inlet says so:
+%%
+%%     inlet              opener               receiver
+%%       | -- fragments --> |  decodes
+%%       | -- deliver ----> | ── the message ──> |
+%%       | <---- delivered- |
+%%
+%% The receiver's other messages come from the inlet. Two processes may deliver to
+%% one in an order that they agree on, unless its message_queue_data is `off_heap':
+%% then messages of different senders may be swapped even if one of them waited for
+%% the other (the parallel signal optimisation of OTP 25). To such a receiver, and to
+%% an alias, whose receiver is not known, the inlet delivers: this process gives
+%% it the message.
+-module(trunkline_opener).
+
+-export([start/2, deliver/2]).
+
+-export_type([address/0]).
+
+%% To whom and in which form; `nobody' has the name.
+-type address() :: {pid() | reference(), plain | trunkline_agent:wrap()} | nobody.
+
+%% The calling process is the inlet, and monitors it.
+-spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) -> pid().
+start(Parts, Sizes) ->
+    Inlet = self(),
+    {Pid, _} = spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end),
+    Pid.
+
+-spec deliver(pid(), address()) -> ok.
+deliver(Opener, Address) ->
+    Opener ! {deliver, Address},
+    ok.
+
+open(Inlet, Parts, Sizes) ->
+    Ref = monitor(process, Inlet),
+    Message = try trunkline_parcel:unpack(trunkline_reassembly:segments(Parts, Sizes))
+              catch
+                  %% No error: its report would have the whole message in it.
+                  _:_ -> exit(undecodable)
+              end,
+    receive
+        {deliver, Address} -> deliver(Address, Message, Inlet);
+        {'DOWN', Ref, process, _, _} -> ok
+    end.
+
+deliver(nobody, _, Inlet) ->
+    Inlet ! {delivered, self()};
+deliver({To, Wrap}, Message, Inlet) ->
+    Wrapped = case Wrap of
+                  plain -> Message;
+                  _ -> trunkline_agent:wrap(Wrap, Message)
+              end,
+    case is_pid(To) andalso process_info(To, message_queue_data) of
+        {message_queue_data, on_heap} ->
+            To ! Wrapped,
+            Inlet ! {delivered, self()};
+        _ ->
+            Inlet ! {opened, self(), To, Wrapped}
+    end.

@@ -1,0 +1,109 @@
+%% A large message, packed for the way outside of the lanes.
+%%
+%% A parcel is a sequence of segments. The first is the message in the external
+%% term format; each of the others is one large binary that has been taken out of
+%% it. What is left in such a binary's place is `[]', and the first segment says
+%% where the binaries belong:
+%%
+%%     {done, 7, <<...10 MB...>>}
+%%
+%%       = segment 1:  {{done, 7, []}, [[{element, 3}]]}
+%%         segment 2:  <<...10 MB...>>
+%%
+%% A binary of a segment of its own is copied neither here nor over there, and
+%% what has been read from a socket in one piece is that binary. Only binaries
+%% near the top of a term are taken out: to look through all of a large term
+%% would cost more. Others travel within the first segment, where the external
+%% term format refers to them without a copy on this side.
+-module(trunkline_parcel).
+
+-export([pack/1, unpack/1, unpack_sent/1, bytes/1, sizes/1, segments/1]).
+
+-export_type([parcel/0, size_bytes/0]).
+
+-type size_bytes() :: pos_integer().
+-opaque parcel() :: {[size_bytes()], [erlang:ext_iovec()]}.
+
+-type step() :: {element, pos_integer()} | {nth, pos_integer()} | {key, term()}.
+-type found() :: [{[step()], binary()}].
+
+%% A smaller binary is not worth a read of its own.
+-define(APART, 65536).
+%% So many terms are looked at, at most.
+-define(LOOK_AT, 100).
+
+-spec pack(term()) -> parcel().
+pack(Message) ->
+    {Bare, _, Found} = take_out(Message, [], ?LOOK_AT, []),
+    {Paths, Binaries} = lists:unzip(Found),
+    Segments = [erlang:term_to_iovec({Bare, Paths}) | [[Binary] || Binary <- Binaries]],
+    {[iolist_size(Segment) || Segment <- Segments], Segments}.
+
+%% The message, from the segments that have been received.
+-spec unpack([binary(), ...]) -> term().
+unpack([First | Binaries]) ->
+    {Bare, Paths} = binary_to_term(First),
+    lists:foldl(fun({Path, Binary}, Term) -> put_in(Path, Binary, Term) end,
+                Bare, lists:zip(Paths, Binaries)).
+
+%% The message, on the side that has packed it.
+-spec unpack_sent(parcel()) -> term().
+unpack_sent({_, Segments}) ->
+    unpack([iolist_to_binary(Segment) || Segment <- Segments]).
+
+-spec bytes(parcel()) -> size_bytes().
+bytes({Sizes, _}) -> lists:sum(Sizes).
+
+-spec sizes(parcel()) -> [size_bytes()].
+sizes({Sizes, _}) -> Sizes.
+
+-spec segments(parcel()) -> [erlang:ext_iovec()].
+segments({_, Segments}) -> Segments.
+
+%% The term without its large binaries, how many terms may still be looked at, and
+%% what has been found.
+-spec take_out(term(), [step()], integer(), found()) -> {term(), integer(), found()}.
+take_out(Binary, Path, Look, Found) when is_binary(Binary), byte_size(Binary) >= ?APART ->
+    {[], Look - 1, [{lists:reverse(Path), Binary} | Found]};
+take_out(Tuple, Path, Look, Found) when is_tuple(Tuple), tuple_size(Tuple) < Look ->
+    elements(1, Tuple, Path, Look - 1, Found);
+take_out(Map, Path, Look, Found) when is_map(Map), map_size(Map) < Look ->
+    maps:fold(fun(Key, Value, {Bare, L, F}) ->
+                      case take_out(Value, [{key, Key} | Path], L, F) of
+                          {_, L1, F} -> {Bare, L1, F};
+                          {Value1, L1, F1} -> {Bare#{Key := Value1}, L1, F1}
+                      end
+              end, {Map, Look - 1, Found}, Map);
+take_out([_ | _] = List, Path, Look, Found) when Look > 0 ->
+    cells(1, List, Path, Look - 1, Found);
+take_out(Term, _, Look, Found) ->
+    {Term, Look - 1, Found}.
+
+elements(N, Tuple, Path, Look, Found) when Look > 0, N =< tuple_size(Tuple) ->
+    case take_out(element(N, Tuple), [{element, N} | Path], Look, Found) of
+        {_, Look1, Found} ->
+            elements(N + 1, Tuple, Path, Look1, Found);
+        {Bare, Look1, Found1} ->
+            elements(N + 1, setelement(N, Tuple, Bare), Path, Look1, Found1)
+    end;
+elements(_, Tuple, _, Look, Found) ->
+    {Tuple, Look, Found}.
+
+%% The list may be improper; its last tail is left as it is.
+cells(N, [Head | Tail], Path, Look, Found) when Look > 0 ->
+    {Head1, Look1, Found1} = take_out(Head, [{nth, N} | Path], Look, Found),
+    {Tail1, Look2, Found2} = cells(N + 1, Tail, Path, Look1, Found1),
+    {[Head1 | Tail1], Look2, Found2};
+cells(_, Rest, _, Look, Found) ->
+    {Rest, Look, Found}.
+
+put_in([], Binary, []) ->
+    Binary;
+put_in([{element, N} | Path], Binary, Tuple) ->
+    setelement(N, Tuple, put_in(Path, Binary, element(N, Tuple)));
+put_in([{key, Key} | Path], Binary, Map) ->
+    Map#{Key := put_in(Path, Binary, maps:get(Key, Map))};
+put_in([{nth, 1} | Path], Binary, [Head | Tail]) ->
+    [put_in(Path, Binary, Head) | Tail];
+put_in([{nth, N} | Path], Binary, [Head | Tail]) ->
+    [Head | put_in([{nth, N - 1} | Path], Binary, Tail)].

@@ -1,0 +1,41 @@
+%% How large a fragment should be, for one connection.
+%%
+%% While a fragment is on its way all others wait, therefore it should not take
+%% long; and each costs some work, therefore it should not be small. So its
+%% measure is time. A connection next door moves ten megabytes in the time in
+%% which one across a city moves sixty kilobytes.
+%%
+%% A fast connection thus carries most messages in one piece, which nobody needs
+%% to put together again: that is what makes it fast (see docs/large-messages.md).
+-module(trunkline_quantum).
+
+-export([new/0, bytes/1, sent/3]).
+
+-export_type([quantum/0]).
+
+-opaque quantum() :: pos_integer().
+
+%% us that a fragment should take.
+-define(TURN, 8000).
+%% Bytes.
+-define(LEAST, 65536).
+-define(FIRST, 1 bsl 20).
+-define(MOST, 8 bsl 20).
+
+-spec new() -> quantum().
+new() -> ?FIRST.
+
+-spec bytes(quantum()) -> pos_integer().
+bytes(Quantum) -> Quantum.
+
+%% So many bytes were taken within so many us. (What the connection buffers is
+%% taken at once: it is the next fragment that has to wait. Hence the quantum grows
+%% by no more than a factor of two at a time, and what took a short time says
+%% nothing unless it was as much as the quantum.)
+-spec sent(Bytes :: pos_integer(), Microseconds :: non_neg_integer(), quantum()) -> quantum().
+sent(Bytes, Microseconds, Quantum) when Microseconds > ?TURN ->
+    max(?LEAST, min(Quantum, (Quantum + Bytes * ?TURN div Microseconds) div 2));
+sent(Bytes, Microseconds, Quantum) when Bytes >= Quantum ->
+    min(?MOST, min(2 * Quantum, Bytes * ?TURN div max(1, Microseconds)));
+sent(_, _, Quantum) ->
+    Quantum.

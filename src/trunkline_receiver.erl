@@ -1,0 +1,44 @@
+%% The listening side's end of a connection: reads frames and passes them on.
+%%
+%% It waits for a socket from trunkline_listener. Its owner gets every frame as
+%% `{fragment, Receiver, Id, Size, Offset, Data}', and is linked to it: this process
+%% ends when the connection ends, after the owner was sent all that has come in
+%% whole. Data is a binary of its own, which the runtime system has read from the
+%% socket in place.
+-module(trunkline_receiver).
+
+-export([start_link/1]).
+
+%% ms until somebody must have connected: an invitation is valid for so long.
+-define(CONNECTED, 30_000).
+
+-spec start_link(Owner :: pid()) -> pid().
+start_link(Owner) ->
+    %% It holds on to nothing it has read.
+    spawn_opt(fun() -> await(Owner) end, [link, {fullsweep_after, 0}]).
+
+await(Owner) ->
+    receive
+        {socket, Transport, Socket} -> loop(Owner, Transport, Socket)
+    after ?CONNECTED ->
+            exit({shutdown, nobody_came})
+    end.
+
+loop(Owner, Transport, Socket) ->
+    case Transport:recv(Socket, trunkline_wire:header_bytes(), infinity) of
+        {ok, Header} ->
+            case trunkline_wire:parse_header(Header) of
+                {ok, Id, Size, Offset, Length} ->
+                    case Transport:recv(Socket, Length, infinity) of
+                        {ok, Data} ->
+                            Owner ! {fragment, self(), Id, Size, Offset, Data},
+                            loop(Owner, Transport, Socket);
+                        {error, Reason} ->
+                            exit({shutdown, Reason})
+                    end;
+                error ->
+                    exit({shutdown, bad_frame})
+            end;
+        {error, Reason} ->
+            exit({shutdown, Reason})
+    end.

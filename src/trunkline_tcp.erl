@@ -1,0 +1,20 @@
+%% Plain TCP, as a transport.
+-module(trunkline_tcp).
+-behaviour(trunkline_transport).
+
+-export([secure/3, give/2, send/2, recv/3, watch/1]).
+
+-spec secure(client | server, gen_tcp:socket(), timeout()) -> {ok, gen_tcp:socket()}.
+secure(_, Socket, _) -> {ok, Socket}.
+
+-spec give(gen_tcp:socket(), pid()) -> ok | {error, term()}.
+give(Socket, Pid) -> gen_tcp:controlling_process(Socket, Pid).
+
+-spec send(gen_tcp:socket(), iodata()) -> ok | {error, term()}.
+send(Socket, Data) -> gen_tcp:send(Socket, Data).
+
+-spec recv(gen_tcp:socket(), pos_integer(), timeout()) -> {ok, binary()} | {error, term()}.
+recv(Socket, Bytes, Timeout) -> gen_tcp:recv(Socket, Bytes, Timeout).
+
+-spec watch(gen_tcp:socket()) -> ok | {error, term()}.
+watch(Socket) -> inet:setopts(Socket, [{active, once}]).

@@ -1,0 +1,116 @@
+%% TLS, as a transport, with the settings of the distribution: those of
+%% `-ssl_dist_optfile' and `-ssl_dist_opt', which say whom a node trusts. There
+%% are no others.
+-module(trunkline_tls).
+-behaviour(trunkline_transport).
+
+-export([is_cluster_private/0, usable/0]).
+-export([secure/3, give/2, send/2, recv/3, watch/1]).
+
+%% Whether the distribution of this node runs over TLS.
+-spec is_cluster_private() -> boolean().
+is_cluster_private() ->
+    case init:get_argument(proto_dist) of
+        {ok, Protocols} -> lists:member(lists:last(Protocols), [["inet_tls"], ["inet6_tls"]]);
+        error -> false
+    end.
+
+%% Whether the settings are such that a connection can be made with them.
+-spec usable() -> ok | {error, no_settings | no_certificate | verify_fun_of_the_distribution | {bad_settings, term()}}.
+usable() ->
+    try {settings(server), settings(client)} of
+        {[], _} ->
+            {error, no_settings};
+        {Server, Client} ->
+            Own = [F || {verify_fun, {F, _}} <- Server ++ Client,
+                        erlang:fun_info(F, module) =:= {module, inet_tls_dist}],
+            case [K || K <- [cert, certfile, certs_keys], proplists:is_defined(K, Server)] of
+                _ when Own =/= [] -> {error, verify_fun_of_the_distribution};   % works only there
+                [] -> {error, no_certificate};
+                _ -> ok
+            end
+    catch
+        _:Reason -> {error, {bad_settings, Reason}}
+    end.
+
+-spec secure(client | server, gen_tcp:socket(), timeout()) -> {ok, ssl:sslsocket()} | {error, term()}.
+secure(client, Socket, Timeout) ->
+    ssl:connect(Socket, [{active, false} | settings(client)], Timeout);
+secure(server, Socket, Timeout) ->
+    ssl:handshake(Socket, [{active, false} | settings(server)], Timeout).
+
+-spec give(ssl:sslsocket(), pid()) -> ok | {error, term()}.
+give(Socket, Pid) -> ssl:controlling_process(Socket, Pid).
+
+-spec send(ssl:sslsocket(), iodata()) -> ok | {error, term()}.
+send(Socket, Data) -> ssl:send(Socket, Data).
+
+-spec recv(ssl:sslsocket(), pos_integer(), timeout()) -> {ok, binary()} | {error, term()}.
+recv(Socket, Bytes, Timeout) -> ssl:recv(Socket, Bytes, Timeout).
+
+-spec watch(ssl:sslsocket()) -> ok | {error, term()}.
+watch(Socket) -> ssl:setopts(Socket, [{active, once}]).
+
+%% --- settings -----------------------------------------------------------------
+
+%% The options file has been read by the distribution, if it uses it; the table is
+%% its own. Without TLS in the distribution the file is read here.
+settings(Side) ->
+    Arguments = case init:get_argument(ssl_dist_opt) of
+                    {ok, Lists} -> arguments(atom_to_list(Side) ++ "_", lists:append(Lists));
+                    error -> []
+                end,
+    case Arguments ++ from_file(Side) of
+        [] ->
+            [];
+        Options ->
+            %% ktls works only below the distribution, and what the distribution
+            %% wants, when nothing is said, is TLS 1.2 in OTP 25: it should be the same.
+            Kept = [O || O <- Options, element(1, O) =/= ktls],
+            [{versions, ['tlsv1.2']} || not proplists:is_defined(versions, Kept)] ++ Kept
+    end.
+
+from_file(Side) ->
+    case ets:whereis(ssl_dist_opts) of
+        undefined ->
+            case init:get_argument(ssl_dist_optfile) of
+                {ok, Files} ->
+                    proplists:get_value(Side, ssl_dist_sup:consult(lists:last(lists:last(Files))), []);
+                error ->
+                    []
+            end;
+        Table ->
+            case ets:lookup(Table, Side) of
+                [{Side, Options}] -> Options;
+                [] -> []
+            end
+    end.
+
+%% `-ssl_dist_opt server_certfile "cert.pem" client_verify verify_peer ...'
+arguments(Side, [Name, Value | Rest]) ->
+    case string:prefix(Name, Side) of
+        nomatch -> arguments(Side, Rest);
+        Option -> [argument(Option, Value) | arguments(Side, Rest)]
+    end;
+arguments(_, []) ->
+    [].
+
+argument("verify_fun", Value) ->
+    {Module, Function, State} = term(Value),
+    {verify_fun, {fun Module:Function/3, State}};
+argument("versions", Value) -> {versions, [list_to_existing_atom(Value)]};
+argument("ciphers", Value) -> {ciphers, Value};
+argument("crl_cache", Value) -> {crl_cache, term(Value)};
+argument(Option, Value) when Option =:= "depth"; Option =:= "hibernate_after" ->
+    {list_to_existing_atom(Option), list_to_integer(Value)};
+argument(Option, Value) when Option =:= "verify"; Option =:= "crl_check"; Option =:= "reuse_sessions";
+                             Option =:= "secure_renegotiate"; Option =:= "fail_if_no_peer_cert"; Option =:= "ktls" ->
+    {list_to_atom(Option), list_to_atom(Value)};
+argument(Option, Value) when Option =:= "certfile"; Option =:= "cacertfile"; Option =:= "keyfile";
+                             Option =:= "password"; Option =:= "dhfile" ->
+    {list_to_atom(Option), Value}.
+
+term(String) ->
+    {ok, Tokens, _} = erl_scan:string(String ++ "."),
+    {ok, Term} = erl_parse:parse_term(Tokens),
+    Term.

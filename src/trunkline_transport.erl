@@ -1,0 +1,42 @@
+%% What a connection of Trunkline's own is made of.
+%%
+%% A connection begins as plain TCP on both sides; secure/4 makes of it what the
+%% transport promises. All functions may block, hence only processes call them
+%% that have nothing else to do.
+-module(trunkline_transport).
+
+-export([module/1, choose/1]).
+
+-export_type([name/0, socket/0]).
+
+-type name() :: tcp | tls.
+-type socket() :: term().
+-type reason() :: term().
+
+%% From here on only the transport's functions are used. The time is in ms.
+-callback secure(client | server, gen_tcp:socket(), timeout()) -> {ok, socket()} | {error, reason()}.
+%% Another process becomes the owner: the connection ends with it.
+-callback give(socket(), pid()) -> ok | {error, reason()}.
+-callback send(socket(), iodata()) -> ok | {error, reason()}.
+%% Exactly so many bytes.
+-callback recv(socket(), Bytes :: pos_integer(), timeout()) -> {ok, binary()} | {error, reason()}.
+%% If the other side closes it, or says anything, the owner gets one message.
+-callback watch(socket()) -> ok | {error, reason()}.
+
+-spec module(name()) -> module().
+module(tcp) -> trunkline_tcp;
+module(tls) -> trunkline_tls.
+
+%% The transport of a node's connections; never less private than the cluster's.
+-spec choose(auto | tcp | tls) -> {ok, name()} | {error, plaintext_beside_tls | {tls, reason()}}.
+choose(Wanted) ->
+    case {Wanted, trunkline_tls:is_cluster_private()} of
+        {tcp, true} -> {error, plaintext_beside_tls};
+        {auto, false} -> {ok, tcp};
+        {tcp, false} -> {ok, tcp};
+        {_, _} ->
+            case trunkline_tls:usable() of
+                ok -> {ok, tls};
+                {error, Reason} -> {error, {tls, Reason}}
+            end
+    end.

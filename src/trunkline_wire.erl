@@ -1,0 +1,94 @@
+%% What is said on Trunkline's own connections.
+%%
+%% The peers know each other from the distribution, over which the connecting side
+%% has been given a token and a secret, for one connection. On the connection each
+%% proves to the other that it knows the secret, without saying it:
+%%
+%%     connecting side                          listening side
+%%       | -- hello ------------------------------> |    closes it unless the token
+%%       |    "TRUNKLN1", token 16, nonce 16        |    is known; from here on it
+%%       |                                          |    is known no more
+%%       | <------------------------- welcome ----- |
+%%       |    nonce 16, proof 32                    |
+%%       | -- proof ------------------------------> |    closes it unless it is right
+%%       |    32                                    |
+%%       | == frames =============================> |
+%%
+%% (Numbers are bytes.) A proof is the HMAC-SHA256 of who proves and both nonces,
+%% with the secret as key. Until then the listening side has read 72 bytes, and made
+%% nothing of them.
+%%
+%% A frame is a header and data:
+%%
+%%       0        2                10               18               26         30
+%%     +--------+----------------+----------------+----------------+----------+------
+%%     | lane   | number         | size           | offset         | length   | data
+%%     +--------+----------------+----------------+----------------+----------+------
+%%
+%% A fragment of a large message: its lane and number, its size as a whole, and
+%% where in it the data belong. Or, with number 0, a batch of a lane.
+-module(trunkline_wire).
+
+-export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
+-export([frame/5, parse_header/1]).
+-export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, header_bytes/0]).
+
+-export_type([token/0, secret/0, nonce/0]).
+
+-type token() :: <<_:128>>.
+-type secret() :: <<_:256>>.
+-type nonce() :: <<_:128>>.
+
+-define(MAGIC, "TRUNKLN1").
+%% A fragment is not longer (see trunkline_quantum), nor is a batch (an option).
+-define(LONGEST, 1 bsl 27).
+
+-spec token() -> token().
+token() -> crypto:strong_rand_bytes(16).
+
+-spec secret() -> secret().
+secret() -> crypto:strong_rand_bytes(32).
+
+-spec nonce() -> nonce().
+nonce() -> crypto:strong_rand_bytes(16).
+
+-spec hello_bytes() -> 40.
+hello_bytes() -> 40.
+-spec welcome_bytes() -> 48.
+welcome_bytes() -> 48.
+-spec proof_bytes() -> 32.
+proof_bytes() -> 32.
+-spec header_bytes() -> 30.
+header_bytes() -> 30.
+
+-spec hello(token(), nonce()) -> binary().
+hello(<<Token:16/binary>>, <<Nonce:16/binary>>) ->
+    <<?MAGIC, Token/binary, Nonce/binary>>.
+
+-spec parse_hello(binary()) -> {ok, token(), nonce()} | error.
+parse_hello(<<?MAGIC, Token:16/binary, Nonce:16/binary>>) -> {ok, Token, Nonce};
+parse_hello(_) -> error.
+
+-spec proof(connecting | listening, secret(), Connecting :: nonce(), Listening :: nonce()) -> <<_:256>>.
+proof(Who, Secret, Connecting, Listening) ->
+    crypto:mac(hmac, sha256, Secret, [atom_to_binary(Who), Connecting, Listening]).
+
+%% In a time that does not tell how much of it is right.
+-spec is_proof(binary(), Right :: <<_:256>>) -> boolean().
+is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) -> crypto:hash_equals(Proof, Right);
+is_proof(_, _) -> false.
+
+-spec frame(trunkline_fragments:id() | {pos_integer(), 0}, Size :: pos_integer(), Offset :: non_neg_integer(),
+            Length :: pos_integer(), iodata()) -> iodata().
+frame({Lane, Number}, Size, Offset, Length, Data) ->
+    [<<Lane:16, Number:64, Size:64, Offset:64, Length:32>> | Data].
+
+%% `error': nobody of ours says that.
+-spec parse_header(binary()) ->
+          {ok, {Lane :: non_neg_integer(), Number :: non_neg_integer()}, Size :: pos_integer(),
+           Offset :: non_neg_integer(), Length :: pos_integer()} | error.
+parse_header(<<Lane:16, Number:64, Size:64, Offset:64, Length:32>>)
+  when Length > 0, Length =< ?LONGEST, Offset + Length =< Size ->
+    {ok, {Lane, Number}, Size, Offset, Length};
+parse_header(_) ->
+    error.
