@@ -10,7 +10,7 @@
 -module(bench).
 
 -export([run/1, rounds/0, in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, await_up/2, tune/2, delay_send/2, collect_garbage/1, log_briefly/0]).
+-export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/1, log_briefly/0]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
 -export_type([variant/0, result/0, target/0]).
@@ -106,6 +106,30 @@ stop_peer({Peer, Node}) ->
     ok = erpc:call(Node, application, stop, [trunkline]),
     peer:stop(Peer).
 
+%% Lets this node's lanes to Node use that transport from now on.
+-spec lanes_on(dist | tcp, node()) -> ok.
+lanes_on(Transport, Node) ->
+    case application:get_env(trunkline, lane_transport, dist) of
+        Transport ->
+            ok;
+        _ ->
+            ok = logger:set_primary_config(level, none),       % "stopped"
+            ok = application:stop(trunkline),
+            log_briefly(),
+            ok = application:set_env(trunkline, lane_transport, Transport),
+            ok = application:start(trunkline),
+            ok = await_up(node(), Node),
+            await_connections(Transport, Node, 500)
+    end.
+
+await_connections(Transport, Node, Tries) when Tries > 0 ->
+    #{lanes := Lanes} = trunkline:info(Node),
+    case lists:usort([N || #{connections := N} <- Lanes]) of
+        [1] when Transport =/= dist -> ok;
+        [0] when Transport =:= dist -> ok;
+        _ -> timer:sleep(10), await_connections(Transport, Node, Tries - 1)
+    end.
+
 %% Sets delay_send on both sockets of the connection to Node, or takes it away.
 -spec tune(node(), boolean()) -> ok.
 tune(Node, Delay) ->
@@ -193,6 +217,7 @@ name(stock) -> "!";
 name(tuned) -> "!, delay_send";
 name(qr) -> "qr (100 messages, 200 ms)";
 name(trunkline) -> "Trunkline";
+name(trunkline_tcp) -> "Trunkline, lanes on tcp";
 name(Other) -> atom_to_list(Other).
 
 number(X) when is_integer(X), X < 1000 -> integer_to_list(X);

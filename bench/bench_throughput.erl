@@ -25,7 +25,7 @@ kinds() ->
 
 measure(Pairs, Kind, Node) ->
     Variant = fun(V) -> {V, bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)} end,
-    Result = {name(Pairs, Kind), bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]])},
+    Result = {name(Pairs, Kind), bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
     bench:table("messages/s", [same, stock, tuned], Result),
     Result.
 
@@ -38,6 +38,7 @@ name(Pairs, Kind) ->
 
 rate(Variant, Pairs, Kind, Node, Each) ->
     bench:tune(Node, Variant =:= tuned),
+    bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
     Receivers = [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
@@ -56,10 +57,10 @@ message(b1000) -> binary:copy(<<"x">>, 1000).
 
 send(_, _, _, _, 0) ->
     ok;
-send(trunkline = V, ping, M, To, N) ->
+send(V, ping, M, To, N) when V =:= trunkline; V =:= trunkline_tcp ->
     _ = trunkline:send(To, {ping, N, 1}),
     send(V, ping, M, To, N - 1);
-send(trunkline = V, Kind, M, To, N) ->
+send(V, Kind, M, To, N) when V =:= trunkline; V =:= trunkline_tcp ->
     _ = trunkline:send(To, M),
     send(V, Kind, M, To, N - 1);
 send(V, ping, M, To, N) ->
@@ -91,4 +92,7 @@ targets(Results) ->
      || {Case, Base, Bound} <- [{name(8, ping), stock, 12}, {name(8, ping), tuned, 3},
                                 {name(8, ping), same, 0.5},
                                 {name(8, b100), stock, 7}, {name(8, b1000), stock, 4.5}],
-        {C, Variants} <- Results, C =:= Case].
+        {C, Variants} <- Results, C =:= Case]
+        ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution", at_least, 0.75,
+                         bench:ratio(trunkline_tcp, trunkline, Variants))
+            || {C, Variants} <- Results, C =:= name(8, ping)].

@@ -50,6 +50,7 @@
           bytes := non_neg_integer(),
           mean_batch := float(),
           largest_batch := non_neg_integer(),
+          connections := 0 | 1,              % of the lane's own
           waits := non_neg_integer(),
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),

@@ -2,7 +2,7 @@
 %%
 %%     lanes ── parcels ──> bulk ── fragments ──> carriers ══> the peer's dock
 %%       │                   ^                                       │
-%%       └── done ───────────┘ <──── cut, invitation ────────────────┘
+%%       └── done ───────────┘ <──────────────── cut ────────────────┘
 %%
 %% Which fragment is next is decided in trunkline_fragments; here are the carriers.
 %% Connections are made when there is something to send, as many as are wanted and
@@ -36,8 +36,7 @@
          stats :: trunkline_stats:stats(),
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
          carriers = #{} :: #{pid() => #carrier{}},
-         %% A connection is being made: an invitation is asked for, or used.
-         opening = none :: none | {asked, reference()} | {connecting, pid(), trunkline_wire:token()},
+         opening = none :: none | pid(),               % a carrier that is making a connection
          %% When it makes sense to try a connection again (monotonic, ms), and how
          %% long to wait if that fails too. `never': they are not wanted.
          retry = now :: now | never | integer(),
@@ -56,7 +55,6 @@ start_link(Node, Dock, Options, Stats) ->
 
 -spec init({node(), pid(), trunkline_options:options(), trunkline_stats:stats()}) -> {ok, #bulk{}}.
 init({Node, Dock, #{bulk_transport := Transport} = Options, Stats}) ->
-    process_flag(trap_exit, true),
     {ok, show(#bulk{node = Node, dock = Dock, options = Options, stats = Stats, pause = ?PAUSE,
                     retry = case Transport of
                                 dist -> never;
@@ -86,33 +84,25 @@ handle_info({sent, Pid, Bytes, Microseconds}, #bulk{carriers = Carriers} = S) ->
         #{} ->
             {noreply, S}
     end;
-handle_info({ready, Pid}, #bulk{opening = {connecting, Pid, Token}, carriers = Carriers} = S) ->
+handle_info({ready, Pid, Token}, #bulk{opening = Pid, carriers = Carriers} = S) ->
     %% Nothing needs the distribution any more.
     S1 = maps:fold(fun(Other, #carrier{kind = distribution}, S0) -> retire(Other, S0);
                       (_, _, S0) -> S0
                    end, S#bulk{opening = none, pause = ?PAUSE, retry = now}, Carriers),
     Carrier = #carrier{name = Token, kind = connection},
     {noreply, pump(show(S1#bulk{carriers = (S1#bulk.carriers)#{Pid => Carrier}}))};
-handle_info({ready, _}, S) ->
-    {noreply, S};
-handle_info({invitation, Ref, {ok, #{token := Token} = Invitation}}, #bulk{opening = {asked, Ref}} = S) ->
-    Pid = trunkline_carrier:start_link(S#bulk.node, Invitation),
-    {noreply, S#bulk{opening = {connecting, Pid, Token}}};
-handle_info({invitation, Ref, {error, Reason}}, #bulk{opening = {asked, Ref}} = S) ->
-    {noreply, pump(not_connected(Reason, S))};
 handle_info({cut, Name, Received}, #bulk{carriers = Carriers, fragments = Fragments} = S) ->
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
-                 unlink(Pid),
                  exit(Pid, kill),
                  show(S#bulk{carriers = maps:remove(Pid, Carriers)});
              [] ->
                  S
          end,
     {noreply, pump(S1#bulk{fragments = trunkline_fragments:cut(Name, Received, Fragments)})};
-handle_info({'EXIT', Pid, Reason}, #bulk{opening = {connecting, Pid, _}} = S) ->
+handle_info({'DOWN', _, process, Pid, Reason}, #bulk{opening = Pid} = S) ->
     {noreply, pump(not_connected(Reason, S))};
-handle_info({'EXIT', Pid, _}, #bulk{carriers = Carriers} = S) ->
+handle_info({'DOWN', _, process, Pid, _}, #bulk{carriers = Carriers} = S) ->
     case Carriers of
         #{Pid := _} -> {noreply, pump(retire(Pid, S))};
         #{} -> {noreply, S}                              % it had been retired
@@ -161,14 +151,14 @@ gather(_, _, _, Fragments, Some) ->
     {lists:reverse(Some), Fragments}.
 
 %% There is more to send than the carriers take now.
-more(#bulk{opening = none, carriers = Carriers, options = #{bulk_connections := Most}} = S) ->
+more(#bulk{opening = none, carriers = Carriers,
+           options = #{bulk_connections := Most, bulk_transport := Transport}} = S) ->
     Connections = length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]),
     case Connections < Most andalso may_connect(S) of
         true ->
-            Ref = make_ref(),
-            _ = erlang:send(S#bulk.dock, {invite, self(), Ref}, [noconnect]),
+            {Pid, _} = trunkline_carrier:start(bulk, S#bulk.dock, Transport),
             map_size(Carriers) =:= 0 andalso erlang:start_timer(?PATIENCE, self(), patience),
-            S#bulk{opening = {asked, Ref}};
+            S#bulk{opening = Pid};
         false when map_size(Carriers) =:= 0 ->
             by_distribution(S);
         false ->
@@ -178,7 +168,7 @@ more(S) ->
     S.
 
 by_distribution(S) ->
-    Pid = trunkline_carrier_dist:start_link(S#bulk.dock),
+    {Pid, _} = trunkline_carrier_dist:start(S#bulk.dock),
     give(Pid, show(S#bulk{carriers = #{Pid => #carrier{name = Pid, kind = distribution}}})).
 
 may_connect(#bulk{retry = now}) -> true;
@@ -196,7 +186,6 @@ not_connected(Reason, #bulk{pause = Pause, node = Node, carriers = Carriers} = S
 %% by it, its fragments are neither under way nor waiting.
 retire(Pid, #bulk{carriers = Carriers} = S) ->
     {#carrier{name = Name}, Carriers1} = maps:take(Pid, Carriers),
-    unlink(Pid),
     exit(Pid, kill),
     _ = erlang:send(S#bulk.dock, {cut, self(), Name}, [noconnect]),
     show(S#bulk{carriers = Carriers1}).

@@ -1,32 +1,59 @@
-%% Carries fragments of large messages over a connection of its own: the
-%% connecting side's end of it.
+%% The connecting side's end of a connection to a peer: makes it, and writes frames
+%% to it.
 %%
-%%     trunkline_bulk               carrier
-%%       | <--------------- ready - |  connected, and both have proved who they are
-%%       | -- fragments ----------> |
-%%       | <---------------- sent - |  the connection has taken it; so many us
+%%     owner                        carrier                  the peer's dock
+%%       |                            | -- invite ------------> |
+%%       |                            | <--------- invitation - |
+%%       |                            | ══ connects, proves ══> (trunkline_listener)
+%%       | <----------- ready, token -|
+%%       | -- frames ---------------> | ════════ frames ══════> (trunkline_receiver)
+%%       | <------------------ sent - |  the connection has taken them; so many us
 %%
-%% It is linked to trunkline_bulk, and ends with the connection.
+%% Its owner is trunkline_bulk, or a lane (which is not told of `sent': it has a
+%% window). It ends with its owner, and with the connection.
 -module(trunkline_carrier).
 
--export([start_link/2, send/2]).
+-export([start/3, send/2]).
+
+-export_type([owner/0]).
+
+-type owner() :: bulk | {lane, Inlet :: pid()}.        % the inlet gets what the lane sends
 
 %% ms
 -define(CONNECT, 5000).
 
--spec start_link(node(), trunkline_listener:invitation()) -> pid().
-start_link(Node, Invitation) ->
-    Bulk = self(),
-    spawn_link(fun() -> connect(Bulk, Node, Invitation) end).
+%% The calling process is the owner, and monitors the carrier. The reason of its end
+%% says why there is no connection.
+-spec start(owner(), Dock :: pid(), auto | tcp | tls) -> {pid(), reference()}.
+start(Kind, Dock, Wanted) ->
+    Owner = self(),
+    spawn_monitor(fun() -> start(Owner, Kind, Dock, Wanted) end).
 
-%% When `{sent, Carrier, Bytes, Microseconds}' has come, the next.
+start(Owner, Kind, Dock, Wanted) ->
+    _ = monitor(process, Owner),
+    Ref = monitor(process, Dock),
+    For = case Kind of
+              bulk -> {bulk, Owner};
+              {lane, _} -> Kind
+          end,
+    _ = erlang:send(Dock, {invite, self(), Ref, Wanted, For}, [noconnect]),
+    receive
+        {invitation, Ref, {ok, Invitation}} -> connect(Owner, Kind, node(Dock), Invitation);
+        {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
+        {'DOWN', _, process, _, Reason} -> exit({shutdown, Reason})
+    after ?CONNECT ->
+            exit({shutdown, not_invited})
+    end.
+
+%% When `{sent, Carrier, Bytes, Microseconds}' has come, trunkline_bulk may give it
+%% the next.
 -spec send(pid(), [trunkline_fragments:fragment(), ...]) -> ok.
 send(Carrier, Fragments) ->
     Carrier ! {carry, Fragments},
     ok.
 
-connect(Bulk, Node, #{address := Address, port := Port, transport := Name} = Invitation) ->
-    %% What has been agreed with the peer may be less than this node insists on.
+connect(Owner, Kind, Node, #{address := Address, port := Port, transport := Name} = Invitation) ->
+    %% Whatever the peer says.
     Name =:= tcp andalso trunkline_tls:is_cluster_private() andalso exit({shutdown, plaintext_beside_tls}),
     Host = case Address of
                any -> address(Node);
@@ -34,7 +61,10 @@ connect(Bulk, Node, #{address := Address, port := Port, transport := Name} = Inv
            end,
     case gen_tcp:connect(Host, Port, [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}
                                      | [inet6 || tuple_size(Host) =:= 8]], ?CONNECT) of
-        {ok, TcpSocket} -> prove(Bulk, trunkline_transport:module(Name), TcpSocket, Invitation);
+        {ok, TcpSocket} ->
+            Transport = trunkline_transport:module(Name),
+            [_, HostName] = string:split(atom_to_list(Node), "@"),
+            prove(Owner, Kind, Transport, must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)), Invitation);
         {error, Reason} -> exit({shutdown, {connect, Host, Port, Reason}})
     end.
 
@@ -45,31 +75,32 @@ address(Node) ->
         _ -> exit({shutdown, no_address})
     end.
 
-prove(Bulk, Transport, TcpSocket, #{token := Token, secret := Secret}) ->
+prove(Owner, Kind, Transport, {ok, Socket}, #{token := Token, secret := Secret}) ->
     Ours = trunkline_wire:nonce(),
-    {ok, Socket} = must(Transport:secure(client, TcpSocket, ?CONNECT)),
     ok = must(Transport:send(Socket, trunkline_wire:hello(Token, Ours))),
     {ok, <<Theirs:16/binary, Proof/binary>>} = must(Transport:recv(Socket, trunkline_wire:welcome_bytes(), ?CONNECT)),
     trunkline_wire:is_proof(Proof, trunkline_wire:proof(listening, Secret, Ours, Theirs))
         orelse exit({shutdown, not_the_peer}),
     ok = must(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
     ok = must(Transport:watch(Socket)),
-    Bulk ! {ready, self()},
-    loop(Bulk, Transport, Socket).
+    Owner ! {ready, self(), Token},
+    loop(Owner, Kind, Transport, Socket).
 
 must({error, Reason}) -> exit({shutdown, Reason});
 must(Ok) -> Ok.
 
-loop(Bulk, Transport, Socket) ->
+loop(Owner, Kind, Transport, Socket) ->
     receive
         {carry, Fragments} ->
             Start = erlang:monotonic_time(microsecond),
             ok = must(Transport:send(Socket, [trunkline_wire:frame(Id, Size, Offset, Length, Data)
                                               || {Id, Size, Offset, Length, Data} <- Fragments])),
-            Bulk ! {sent, self(), lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
-                    erlang:monotonic_time(microsecond) - Start},
-            loop(Bulk, Transport, Socket);
+            Kind =:= bulk andalso
+                (Owner ! {sent, self(), lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
+                          erlang:monotonic_time(microsecond) - Start}),
+            loop(Owner, Kind, Transport, Socket);
         _ ->
-            %% The other side never says anything: it has closed the connection.
+            %% The owner or the dock has ended, or the other side has closed the
+            %% connection: it never says anything.
             exit({shutdown, closed})
     end.

@@ -4,12 +4,15 @@
 %% dock at the other node acknowledges each fragment.
 -module(trunkline_carrier_dist).
 
--export([start_link/1]).
+-export([start/1]).
 
--spec start_link(Dock :: pid()) -> pid().
-start_link(Dock) ->
+-spec start(Dock :: pid()) -> {pid(), reference()}.
+start(Dock) ->
     Bulk = self(),
-    spawn_link(fun() -> Bulk ! {ready, self()}, loop(Bulk, Dock, trunkline_courtesy:new(), none) end).
+    spawn_monitor(fun() ->
+                          _ = monitor(process, Bulk),
+                          loop(Bulk, Dock, trunkline_courtesy:new(), none)
+                  end).
 
 %% Owed is what has been sent and not been told of: bulk gives no other fragment
 %% until it has.
@@ -26,6 +29,8 @@ loop(Bulk, Dock, Courtesy, Owed) ->
                 {taken, Dock} ->
                     Now = erlang:monotonic_time(microsecond),
                     loop(Bulk, Dock, trunkline_courtesy:acked(Now, Courtesy), Owed);
+                {'DOWN', _, process, Bulk, _} ->
+                    ok;
                 _ ->
                     loop(Bulk, Dock, Courtesy, Owed)
             end

@@ -4,13 +4,16 @@
 %% one is complete. Fragments come by several carriers, and of each it knows how
 %% many have come: when one breaks, the peer sends what has not.
 %%
-%%     peer's trunkline_bulk        dock                      inlet
+%%     carriers   trunkline_bulk    dock                      inlet
 %%       | -- invite ------------->  |  starts a receiver
 %%       | <----------- invitation - |  (see trunkline_listener)
 %%       | == fragments ===========> |
-%%       |                           | -- arrived ------------> |
-%%       | -- cut -----------------> |  this carrier is broken
-%%       | <----------- cut, count - |  so many have come by it
+%%       |           |               | -- arrived ------------> |
+%%       |           | -- cut -----> |  this carrier is broken
+%%       |           | <-cut, count- |  so many have come by it
+%%
+%% A lane that has a connection gets it here too; what comes by it is for its inlet
+%% alone.
 %%
 %% A dock lives for one session of a link, and its receivers with it. What is not
 %% complete at the end is dropped: the notice was in the same session.
@@ -27,7 +30,7 @@
 -record(dock,
         {inlets :: tuple(),                                    % of pids
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
-         receivers = #{} :: #{pid() => {carrier(), Bulk :: pid()}},
+         receivers = #{} :: #{pid() => {carrier(), Other :: pid()}},
          received = #{} :: #{pid() => non_neg_integer()}}).    % by a receiver, or a carrier
 
 -define(QUIET, 1000).                % ms
@@ -64,16 +67,21 @@ handle_info({fragment, Carrier, {Lane, Number} = Id, Size, Offset, Data},
         {incomplete, Reassembly} ->
             {noreply, S1#dock{reassembly = Reassembly}}
     end;
-handle_info({invite, Bulk, Ref}, S) ->
-    Receiver = trunkline_receiver:start_link(self()),
-    case trunkline_listener:invite(Receiver) of
+handle_info({invite, Carrier, Ref, Wanted, {Kind, For}}, S) ->
+    %% Who gets what comes by the connection, and who must know when it ends.
+    {Owner, Other} = case Kind =:= lane andalso lists:member(For, tuple_to_list(S#dock.inlets)) of
+                         true -> {For, Carrier};
+                         false -> {self(), For}
+                     end,
+    Receiver = trunkline_receiver:start_link(Owner),
+    case trunkline_listener:invite(Wanted, Receiver) of
         {ok, #{token := Token}} = Invitation ->
-            tell(Bulk, {invitation, Ref, Invitation}),
-            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Bulk}}}};
+            tell(Carrier, {invitation, Ref, Invitation}),
+            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Other}}}};
         {error, _} = Error ->
             unlink(Receiver),
             exit(Receiver, kill),
-            tell(Bulk, {invitation, Ref, Error}),
+            tell(Carrier, {invitation, Ref, Error}),
             {noreply, S}
     end;
 handle_info({cut, Bulk, Carrier}, S) when is_pid(Carrier) ->

@@ -2,8 +2,8 @@
 %%
 %% Every link says in a `hello' what its node can do. Both ends compute the same
 %% agreement from the two hellos: the highest protocol version both know, the
-%% capabilities both have, the smaller number of lanes, the smaller window. A
-%% hello may carry keys that this version does not know; they are ignored, so
+%% capabilities both have, the smaller number of lanes, the smaller window, the
+%% smaller bound for large messages. A hello may carry keys that this version does not know; they are ignored, so
 %% that later versions can add some.
 -module(trunkline_handshake).
 
@@ -18,6 +18,7 @@
           capabilities := [capability()],
           lanes := pos_integer(),
           window_bytes := pos_integer(),
+          bulk_bytes => pos_integer(),      % with the capability `large'
           release := string(),              % for people to read
           _ => _}.
 
@@ -26,6 +27,7 @@
           capabilities := [capability()],
           lanes := pos_integer(),
           window_bytes := pos_integer(),
+          bulk_bytes := pos_integer(),
           release := string()}.             % the peer's
 
 -define(PROTOCOL, {1, 1}).
@@ -34,19 +36,19 @@
 -define(CAPABILITIES, [request, large]).
 
 -spec hello(trunkline_options:options()) -> hello().
-hello(#{lanes := Lanes, window_bytes := Window}) ->
+hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
     Release = case application:get_key(trunkline, vsn) of
                   {ok, Vsn} -> Vsn;
                   undefined -> ""
               end,
     #{protocol => ?PROTOCOL, capabilities => ?CAPABILITIES, lanes => Lanes,
-      window_bytes => Window, release => Release}.
+      window_bytes => Window, bulk_bytes => Bulk, release => Release}.
 
 %% `malformed': this is no hello. `incompatible': no protocol version is known
 %% to both.
 -spec agree(hello(), Theirs :: term()) -> {ok, agreement()} | {error, malformed | incompatible}.
 agree(#{protocol := {Low, High}, capabilities := Capabilities,
-        lanes := Lanes, window_bytes := Window},
+        lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk},
       #{protocol := {TheirLow, TheirHigh}, capabilities := TheirCapabilities,
         lanes := TheirLanes, window_bytes := TheirWindow} = Theirs)
   when is_integer(TheirLow), is_integer(TheirHigh), TheirLow =< TheirHigh,
@@ -59,6 +61,11 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
                    capabilities => [C || C <- Capabilities, lists:member(C, TheirCapabilities)],
                    lanes => min(Lanes, TheirLanes),
                    window_bytes => min(Window, TheirWindow),
+                   bulk_bytes => case Theirs of
+                                     #{bulk_bytes := TheirBulk} when is_integer(TheirBulk), TheirBulk > 0 ->
+                                         min(Bulk, TheirBulk);
+                                     #{} -> Bulk
+                                 end,
                    release => case Theirs of
                                   #{release := Release} when length(Release) < 100 -> Release;
                                   #{} -> ""

@@ -56,6 +56,8 @@
          arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
          openers = #{} :: #{pid() => serial()},
          finishing = false :: boolean(),
+         %% What has come by a connection before the batches that came before.
+         early = [] :: [binary()] | by_connection,
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
@@ -93,6 +95,10 @@ loop(S) ->
         {batch, Ack, Charge, Entries} ->
             {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
             loop(delivered(Ack, Charge, Waiting, S1));
+        {fragment, _, {Ix, 0}, _, 0, Data} when Ix =:= S#inlet.ix ->
+            loop(connection_batch(Data, S));
+        {by_connection, _} ->
+            loop(lists:foldr(fun connection_batch/2, S#inlet{early = by_connection}, S#inlet.early));
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {arrived, Number, Parts} ->
@@ -117,6 +123,14 @@ loop(S) ->
             %% not stay in the mailbox.
             loop(S)
     end.
+
+%% A batch has come by a connection of the lane's own.
+connection_batch(Data, #inlet{early = by_connection} = S) ->
+    {batch, Ack, Charge, Entries} = binary_to_term(Data),
+    {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
+    delivered(Ack, Charge, Waiting, S1);
+connection_batch(Data, #inlet{early = Early} = S) ->
+    S#inlet{early = [Data | Early]}.
 
 %% Answers the charge of what has to wait for its turn.
 deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->

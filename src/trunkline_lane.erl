@@ -31,9 +31,9 @@
 %% sends is marked with the sender's pid, so that the inlet knows what has to wait
 %% for it (see trunkline_turns). Without large messages nothing is marked:
 %%
-%%     [To | Message]                                a message
+%%     [To | Message]                                      a message
 %%     [{notice, Charge, Number, Sender, To} | Sizes]      of a large one
-%%     [{behind, Charge, Sender, To} | Message]      comes behind a large one
+%%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
 %%
 %% The mailbox must stay on the heap. An `off_heap' mailbox under contention
 %% keeps the order of each sender only (the parallel signal optimisation of
@@ -60,15 +60,17 @@
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
                 | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
-%% Where to: the bulk is missing if the peer does not take large messages.
--type outlets() :: {Inlet :: pid(), Bulk :: pid() | none}.
+%% Where to: bulk and dock are missing if the peer does not take large messages.
+-type outlets() :: {Inlet :: pid(), Bulk :: pid() | none, Dock :: pid() | none}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold | direct | discard.
 
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% A lane that did nothing for so long (ms) gives its memory back.
+%% ms: a lane that did nothing for so long gives its memory back; one that has no
+%% connection and should have one tries again.
 -define(QUIET, 1000).
+-define(AGAIN, 5000).
 
 -record(lane,
         {ix :: pos_integer(),
@@ -91,6 +93,9 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
+         %% A connection of the lane's own, and whether batches go by it.
+         transport :: dist | tcp | tls,
+         carrier = none :: none | {connecting | connected, pid()},
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -104,7 +109,7 @@
 start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
-                 bulk_ix = BulkIx, large = Large,
+                 bulk_ix = BulkIx, large = Large, transport = maps:get(lane_transport, Options),
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
@@ -213,7 +218,7 @@ mark(_, _, Entry, S) ->
     {Entry, S}.
 
 %% It leaves the lane.
-notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
+notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk, _}}, ix = Ix} = S) ->
     case Bulk of
         none ->
             {[To | trunkline_parcel:unpack_sent(Parcel)], settle(N, S)};
@@ -247,7 +252,7 @@ transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) >
 transmit(Charge, Entries, S) ->
     hand_over(Charge, Entries, S).
 
-hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats} = S) ->
+hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, _}}, ix = Ix, stats = Stats} = S) ->
     Messages = trunkline_gate:messages(Charge),
     Window = trunkline_window:sent(Charge, S#lane.window),
     {Ack, Pace} = trunkline_pace:sent(erlang:monotonic_time(nanosecond), S#lane.pace),
@@ -257,9 +262,16 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
-    %% Without a connection this answers noconnect: the batch stays unconfirmed,
-    %% and the link is about to hear that the node is gone.
-    _ = erlang:send(Inlet, {batch, Ack, Charge, Entries}, [noconnect]),
+    case S#lane.carrier of
+        {connected, Carrier} ->
+            Data = erlang:term_to_iovec({batch, Ack, Charge, Entries}),
+            Size = iolist_size(Data),
+            ok = trunkline_carrier:send(Carrier, [{{Ix, 0}, Size, 0, Size, Data}]);
+        _ ->
+            %% Without a connection this answers noconnect: the batch stays
+            %% unconfirmed, and the link is about to hear that the node is gone.
+            _ = erlang:send(Inlet, {batch, Ack, Charge, Entries}, [noconnect])
+    end,
     left(Charge, S#lane{window = Window, pace = Pace}).
 
 %% The window is full, or there is nobody to send to.
@@ -295,7 +307,7 @@ tell_agents(#lane{answered = Answered} = S) ->
     maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
     S#lane{answered = #{}}.
 
-control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _}}} = S) ->
+control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _, _}}} = S) ->
     Window = trunkline_window:acked(Charge, S#lane.window),
     in_flight(Window, S),
     Pace = case Ack of
@@ -303,11 +315,26 @@ control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _}}} = S) ->
                later -> S#lane.pace
            end,
     drained(flush(S#lane{window = Window, pace = Pace}));
-control({delivered, Inlet, N}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix, under_way = UnderWay} = S)
+control({delivered, Inlet, N}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix, under_way = UnderWay} = S)
   when is_map_key(N, UnderWay) ->
     Bulk ! {done, {Ix, N}},
     settle(N, S);
-control({mode, Ref, Mode}, S0) ->
+control({ready, Carrier, Token}, #lane{carrier = {connecting, Carrier}, mode = {send, {Inlet, _, _}}} = S) ->
+    %% The inlet waits for this before it takes what comes by the connection: the
+    %% batches before come by distribution.
+    _ = erlang:send(Inlet, {by_connection, Token}, [noconnect]),
+    show_connections(1, S#lane{carrier = {connected, Carrier}});
+control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connected, Carrier}, link = Link} = S) ->
+    %% Nobody knows what has arrived.
+    Link ! {connection_lost, self()},
+    show_connections(-1, S#lane{carrier = none});
+control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connecting, Carrier}} = S) ->
+    _ = erlang:start_timer(?AGAIN, self(), connect),
+    S#lane{carrier = none};
+control({timeout, _, connect}, S) ->
+    connect(S);
+control({mode, Ref, Mode}, S00) ->
+    S0 = disconnect(S00),
     S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
     Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
@@ -327,7 +354,7 @@ control(_, S) ->
     S.
 
 change({send, Outlets, WindowBytes}, S) ->
-    {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes)})};
+    {0, connect(flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes)}))};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
@@ -340,6 +367,25 @@ change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discar
         empty ->
             {0, S1}
     end.
+
+%% Batches go by distribution until there is a connection, and if none can be made.
+connect(#lane{transport = Transport, carrier = none, mode = {send, {Inlet, _, Dock}}} = S)
+  when Transport =/= dist, Dock =/= none ->
+    {Carrier, _} = trunkline_carrier:start({lane, Inlet}, Dock, Transport),
+    S#lane{carrier = {connecting, Carrier}};
+connect(S) ->
+    S.
+
+disconnect(#lane{carrier = none} = S) ->
+    S;
+disconnect(#lane{carrier = {State, Carrier}} = S) ->
+    exit(Carrier, kill),
+    State =:= connected andalso show_connections(-1, S),
+    S#lane{carrier = none}.
+
+show_connections(Change, #lane{stats = Stats, ix = Ix} = S) ->
+    trunkline_stats:add(Stats, {lane, Ix}, connections, Change),
+    S.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0

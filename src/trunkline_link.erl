@@ -161,10 +161,10 @@ await_end(Inlet) ->
 
 %% The link before this one was killed and left its route behind, with lanes
 %% that are dead. Nobody enters its gates from here on; what is inside is lost.
-succeed(#route{lanes = Lanes, large = Large} = Route, D) ->
+succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, D) ->
     D1 = set_path(wait, D#link{route = Route}),
     count_lost(lost_crashed, D1),
-    make_lanes(tuple_size(Lanes), Large, D1).
+    make_lanes(tuple_size(Lanes), {Large, Limit}, D1).
 
 %% What dead lanes leave behind.
 count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
@@ -278,6 +278,11 @@ handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
 handle_event(info, {lane_mode, _, Lane, {Queued, Unconfirmed}}, _, #link{lost = {Q, U}} = D)
   when is_pid(Lane), node(Lane) =:= node() ->
     {keep_state, D#link{lost = {Q + Queued, U + Unconfirmed}}};
+handle_event(info, {connection_lost, Lane}, up, D) ->
+    case lists:member(Lane, lanes(D)) of
+        true -> anew(D);
+        false -> keep_state_and_data
+    end;
 handle_event(info, {lane_drained, Drain, Lane}, closing,
              #link{goodbye = {Pid, Ref, Drain, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
@@ -409,15 +414,15 @@ unexpect(#link{absence = Monitor} = D) ->
 proceed(#link{changing = {_, _}} = D) ->
     enter(opening, D);
 proceed(#link{peer = #peer{agreement = #{lanes := N} = Agreement}, route = Route, mode = Mode} = D) ->
-    Large = large(Agreement, D),
+    {Large, Limit} = Bulk = bulk(Agreement, D),
     case Route of
         none ->
-            proceed(set_path(direct, make_lanes(N, Large, D)));
-        #route{lanes = Lanes, large = Large} when tuple_size(Lanes) =:= N ->
+            proceed(set_path(direct, make_lanes(N, Bulk, D)));
+        #route{lanes = Lanes, large = Large, bulk_limit = Limit} when tuple_size(Lanes) =:= N ->
             proceed_open(D);
         #route{} when Mode =:= direct; Mode =:= discard ->
             Path = path(D),
-            proceed(set_path(Path, make_lanes(N, Large, end_lanes(D))));
+            proceed(set_path(Path, make_lanes(N, Bulk, end_lanes(D))));
         #route{} ->
             %% Other lanes must not start before these have delivered.
             enter(opening, change_mode(direct, set_path(wait, D)))
@@ -434,8 +439,8 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
     #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window} = Agreement}} = D,
     Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, D#link.route)
               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
-    D1 = D#link{inlets = Inlets, dock = case large(Agreement, D) of
-                                            infinity -> none;
+    D1 = D#link{inlets = Inlets, dock = case bulk(Agreement, D) of
+                                            {infinity, _} -> none;
                                             _ -> trunkline_dock:start_link(Inlets)
                                         end},
     Pid ! opened(D1),
@@ -449,7 +454,7 @@ proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
            end,
     Ref = make_ref(),
     lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk}, Window})
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Dock}, Window})
                   end, lists:zip(lanes(D), Opened)),
     trunkline_stats:add(Stats, peer, sessions, 1),
     D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk}),
@@ -461,12 +466,12 @@ proceed_open(D) ->
 opened(#link{wanted = {Ref, _}, inlets = Inlets, dock = none}) -> {opened, Ref, Inlets};
 opened(#link{wanted = {Ref, _}, inlets = Inlets, dock = Dock}) -> {opened, Ref, Inlets, Dock}.
 
-%% From what charge on a message is large, to this peer.
-large(#{capabilities := Capabilities}, #link{options = #{large_bytes := Bytes}}) ->
-    case lists:member(large, Capabilities) of
-        true -> trunkline_gate:least(Bytes);
-        false -> infinity
-    end.
+%% From what charge on a message is large, to this peer, and the limit for all of them.
+bulk(#{capabilities := Capabilities, bulk_bytes := Limit}, #link{options = #{large_bytes := Bytes}}) ->
+    {case lists:member(large, Capabilities) of
+         true -> trunkline_gate:least(Bytes);
+         false -> infinity
+     end, trunkline_gate:limit(Limit)}.
 
 %% The lanes are all in the mode that was asked for.
 changed(opening, D) ->
@@ -489,6 +494,13 @@ bereaved(State, D) ->
         _ when State =:= closing -> enter(holding, change_mode(direct, D1));
         _ -> enter(holding, expect(change_mode(hold, D1)))
     end.
+
+%% A lane's own connection is lost, and what was under way there: another session,
+%% with the same peer. For the peer it is as if another link had said hello.
+anew(D) ->
+    {next_state, State, D1, Actions} = bereaved(up, D#link{session = make_ref()}),
+    say_hello(true, D1),
+    {next_state, State, D1, Actions}.
 
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),
@@ -558,7 +570,7 @@ await_leave(Missing, Owed, Ref, Peer, Timer) ->
 
 %% --- the lanes ------------------------------------------------------------
 
-make_lanes(N, Large, #link{node = Node, options = Options, stats = Stats} = D) ->
+make_lanes(N, {Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
     {Lanes, Aliases} =
         lists:unzip([trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large},
@@ -568,7 +580,7 @@ make_lanes(N, Large, #link{node = Node, options = Options, stats = Stats} = D) -
                    lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                    limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
                    large = Large,
-                   bulk_limit = trunkline_gate:limit(maps:get(bulk_bytes, Options))},
+                   bulk_limit = Limit},
     ok = trunkline_route:publish(Node, Route),
     D#link{route = Route, mode = hold}.
 

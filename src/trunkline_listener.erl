@@ -20,7 +20,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/1, invite/1, info/0]).
+-export([start_link/1, invite/2, info/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([invitation/0]).
@@ -35,7 +35,7 @@
 
 -record(listener,
         {options :: trunkline_options:options(),
-         socket = none :: none | gen_tcp:socket(),
+         sockets = #{} :: #{trunkline_transport:name() => gen_tcp:socket()},
          tokens :: ets:table(),                % {token(), secret(), Owner :: pid()}
          refused :: counters:counters_ref(),   % 1: refused, 2: in the handshake now
          reported = 0 :: non_neg_integer()}).
@@ -53,16 +53,17 @@ start_link(Options) ->
 
 %% An invitation for a connection that will be Owner's: it gets `{socket, Transport,
 %% Socket}'.
--spec invite(Owner :: pid()) -> {ok, invitation()} | {error, term()}.
-invite(Owner) ->
-    try gen_server:call(?MODULE, {invite, Owner})
+-spec invite(auto | trunkline_transport:name(), Owner :: pid()) -> {ok, invitation()} | {error, term()}.
+invite(Wanted, Owner) ->
+    try gen_server:call(?MODULE, {invite, Wanted, Owner})
     catch exit:_ -> {error, not_running}
     end.
 
--spec info() -> #{port := inet:port_number() | none, refused := non_neg_integer()}.
+%% Where it listens, and how many connections have been refused.
+-spec info() -> #{ports := #{trunkline_transport:name() => inet:port_number()}, refused := non_neg_integer()}.
 info() ->
     try gen_server:call(?MODULE, info)
-    catch exit:_ -> #{port => none, refused => 0}
+    catch exit:_ -> #{ports => #{}, refused => 0}
     end.
 
 -spec init(trunkline_options:options()) -> {ok, #listener{}}.
@@ -70,8 +71,10 @@ init(Options) ->
     {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), refused = counters:new(2, [atomics])}}.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
-handle_call({invite, Owner}, _, #listener{options = #{bulk_transport := Wanted}} = S) ->
-    case transport(Wanted, S#listener.options) of
+handle_call({invite, _, _}, _, #listener{options = #{bulk_transport := dist, lane_transport := dist}} = S) ->
+    {reply, {error, not_wanted}, S};
+handle_call({invite, Wanted, Owner}, _, S) ->
+    case trunkline_transport:choose(Wanted) of
         {ok, Transport} ->
             case listen(Transport, S) of
                 {ok, S1} -> {reply, {ok, invitation(Owner, Transport, S1)}, S1};
@@ -80,12 +83,9 @@ handle_call({invite, Owner}, _, #listener{options = #{bulk_transport := Wanted}}
         {error, _} = Error ->
             {reply, Error, S}
     end;
-handle_call(info, _, #listener{socket = Socket, refused = Refused} = S) ->
-    Port = case Socket of
-               none -> none;
-               _ -> port(Socket)
-           end,
-    {reply, #{port => Port, refused => counters:get(Refused, 1)}, S};
+handle_call(info, _, #listener{sockets = Sockets, refused = Refused} = S) ->
+    {reply, #{ports => maps:map(fun(_, Socket) -> port(Socket) end, Sockets),
+              refused => counters:get(Refused, 1)}, S};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
@@ -103,23 +103,20 @@ handle_info(report, #listener{refused = Refused, reported = Reported} = S) ->
         Reported ->
             {noreply, S};
         Now ->
-            ?LOG_WARNING("trunkline: ~b connections to the port of large messages were closed "
+            ?LOG_WARNING("trunkline: ~b connections to Trunkline's port were closed "
                          "because they did not prove to be invited", [Now - Reported]),
             {noreply, S#listener{reported = Now}}
     end;
 handle_info(_, S) ->
     {noreply, S}.
 
-transport(dist, #{lane_transport := Wanted}) when Wanted =/= dist -> trunkline_transport:choose(Wanted);
-transport(dist, _) -> {error, not_wanted};
-transport(Wanted, _) -> trunkline_transport:choose(Wanted).
-
-invitation(Owner, Transport, #listener{tokens = Tokens, socket = Socket, options = Options}) ->
+invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, options = Options}) ->
     Token = trunkline_wire:token(),
     Secret = trunkline_wire:secret(),
     true = ets:insert(Tokens, {Token, Secret, Owner}),
     _ = erlang:send_after(?VALID, self(), {expired, Token}),
-    #{transport => Transport, address => address(Options), port => port(Socket), token => Token, secret => Secret}.
+    #{transport => Transport, address => address(Options), port => port(maps:get(Transport, Sockets)),
+      token => Token, secret => Secret}.
 
 %% Where the distribution listens, if nothing else is wanted.
 address(#{listen_address := undefined}) -> application:get_env(kernel, inet_dist_use_interface, any);
@@ -131,19 +128,19 @@ port(Socket) ->
 
 %% --- listening ------------------------------------------------------------------
 
-listen(Transport, #listener{socket = none, options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
+listen(Transport, #listener{sockets = Sockets} = S) when is_map_key(Transport, Sockets) ->
+    {ok, S};
+listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
     Address = address(Options),
     case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
         {ok, Socket} ->
             Door = {Transport, S#listener.tokens, S#listener.refused},
             _ = spawn_link(fun() -> accept(Socket, Door) end),
-            _ = erlang:send_after(?REPORT, self(), report),
-            {ok, S#listener{socket = Socket}};
+            map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
+            {ok, S#listener{sockets = Sockets#{Transport => Socket}}};
         {error, Reason} ->
             {error, {listen, Reason}}
-    end;
-listen(_, S) ->
-    {ok, S}.
+    end.
 
 is_ipv6(any) ->
     case init:get_argument(proto_dist) of

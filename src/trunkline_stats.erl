@@ -37,6 +37,7 @@
          {in_flight_messages, gauge, "messages sent and not yet acknowledged"},
          {in_flight_bytes, gauge, "bytes sent and not yet acknowledged, as charged"},
          {waits, counter, "times a sender waited for room"},
+         {connections, gauge, "1 while batches go by a connection of the lane's own"},
          {nosuspend, counter, "times a sender was answered nosuspend"},
          {received_batches, counter, "batches received"},
          {received_messages, counter, "messages received and delivered"}]).

@@ -4,7 +4,7 @@
 
 -export([secure/3, give/2, send/2, recv/3, watch/1]).
 
--spec secure(client | server, gen_tcp:socket(), timeout()) -> {ok, gen_tcp:socket()}.
+-spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, gen_tcp:socket()}.
 secure(_, Socket, _) -> {ok, Socket}.
 
 -spec give(gen_tcp:socket(), pid()) -> ok | {error, term()}.

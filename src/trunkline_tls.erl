@@ -33,9 +33,12 @@ usable() ->
         _:Reason -> {error, {bad_settings, Reason}}
     end.
 
--spec secure(client | server, gen_tcp:socket(), timeout()) -> {ok, ssl:sslsocket()} | {error, term()}.
-secure(client, Socket, Timeout) ->
-    ssl:connect(Socket, [{active, false} | settings(client)], Timeout);
+-spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, ssl:sslsocket()} | {error, term()}.
+secure({client, Host}, Socket, Timeout) ->
+    %% The name that the distribution checks.
+    Settings = settings(client),
+    Name = [{server_name_indication, Host} || not proplists:is_defined(server_name_indication, Settings)],
+    ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout);
 secure(server, Socket, Timeout) ->
     ssl:handshake(Socket, [{active, false} | settings(server)], Timeout).
 
