@@ -54,10 +54,11 @@
 -define(LEVEL(Ix), (16 * (Ix))).
 -define(AWAITED(Ix), (16 * (Ix) + 1)).
 
+%% All closed, and whoever comes waits until a path is set.
 -spec new(pos_integer()) -> gate().
 new(Lanes) ->
     Gate = atomics:new(?AWAITED(Lanes + 1), [{signed, true}]),
-    ok = set_path(Gate, direct),
+    ok = set_path(Gate, wait),
     lists:foreach(fun(Ix) -> atomics:put(Gate, ?LEVEL(Ix), ?CLOSED) end,
                   lists:seq(1, Lanes + 1)),
     Gate.

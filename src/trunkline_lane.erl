@@ -132,7 +132,7 @@ drain(Lane, Ref) ->
 -spec init(pid(), #lane{}) -> no_return().
 init(Parent, Lane) ->
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
-    loop(Lane).
+    loop(show_connection(0, Lane)).
 
 -spec loop(#lane{}) -> no_return().
 loop(S) ->
@@ -323,11 +323,11 @@ control({ready, Carrier, Token}, #lane{carrier = {connecting, Carrier}, mode = {
     %% The inlet waits for this before it takes what comes by the connection: the
     %% batches before come by distribution.
     _ = erlang:send(Inlet, {by_connection, Token}, [noconnect]),
-    show_connections(1, S#lane{carrier = {connected, Carrier}});
+    show_connection(1, S#lane{carrier = {connected, Carrier}});
 control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connected, Carrier}, link = Link} = S) ->
-    %% Nobody knows what has arrived.
+    %% Nobody knows what has arrived, and nothing must overtake it.
     Link ! {connection_lost, self()},
-    show_connections(-1, S#lane{carrier = none});
+    show_connection(0, S#lane{carrier = none, mode = hold});
 control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connecting, Carrier}} = S) ->
     _ = erlang:start_timer(?AGAIN, self(), connect),
     S#lane{carrier = none};
@@ -378,13 +378,12 @@ connect(S) ->
 
 disconnect(#lane{carrier = none} = S) ->
     S;
-disconnect(#lane{carrier = {State, Carrier}} = S) ->
+disconnect(#lane{carrier = {_, Carrier}} = S) ->
     exit(Carrier, kill),
-    State =:= connected andalso show_connections(-1, S),
-    S#lane{carrier = none}.
+    show_connection(0, S#lane{carrier = none}).
 
-show_connections(Change, #lane{stats = Stats, ix = Ix} = S) ->
-    trunkline_stats:add(Stats, {lane, Ix}, connections, Change),
+show_connection(N, #lane{stats = Stats, ix = Ix} = S) ->
+    trunkline_stats:put(Stats, {lane, Ix}, connections, N),
     S.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->

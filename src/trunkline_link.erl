@@ -497,10 +497,16 @@ bereaved(State, D) ->
 
 %% A lane's own connection is lost, and what was under way there: another session,
 %% with the same peer. For the peer it is as if another link had said hello.
-anew(D) ->
-    {next_state, State, D1, Actions} = bereaved(up, D#link{session = make_ref()}),
-    say_hello(true, D1),
-    {next_state, State, D1, Actions}.
+anew(#link{node = Node} = D) ->
+    case lists:member(Node, nodes(connected)) of
+        true ->
+            {next_state, State, D1, Actions} = bereaved(up, D#link{session = make_ref()}),
+            say_hello(true, D1),
+            {next_state, State, D1, Actions};
+        false ->
+            %% All of it is lost: the news is under way.
+            keep_state_and_data
+    end.
 
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),

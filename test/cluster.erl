@@ -28,9 +28,16 @@ start(Env, Name) ->
     OsPid = peer:call(Peer, os, getpid, []),
     case Env of
         none -> ok;
-        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env])
+        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env ++ lanes_on()])
     end,
     {Peer, Node, OsPid}.
+
+%% All suites can be run with the lanes on connections of their own: make ct LANES=tcp
+lanes_on() ->
+    case os:getenv("LANES", "dist") of
+        "dist" -> [];
+        Transport -> [{lane_transport, list_to_existing_atom(Transport)}]
+    end.
 
 %% Runs at the node.
 start_trunkline(Env) ->
@@ -80,7 +87,15 @@ pair(EnvA, EnvB) ->
 
 await_up(A, B) ->
     await_state(A, B, up),
-    await_state(B, A, up).
+    await_state(B, A, up),
+    lanes_on() =:= [] orelse lists:foreach(fun await_connections/1, [{A, B}, {B, A}]),
+    ok.
+
+await_connections({A, B}) ->
+    await(fun() ->
+                  #{lanes := Lanes} = Info = call(A, trunkline, info, [node_of(B)]),
+                  lists:all(fun(#{connections := N}) -> N =:= 1 end, Lanes) orelse {false, Info}
+          end).
 
 await_state(A, B, State) ->
     await(fun() ->

@@ -313,7 +313,7 @@ hello() ->
     ?LET({Low, More, Lanes, Window, Capabilities, Extra},
          {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), list(oneof([request, bulk, inbox])), nat()},
          #{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
-           capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
+           bulk_bytes => 2 * Window, capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
 
 %% Not a hello, though some come near to one.
 junk() ->
