@@ -30,16 +30,29 @@
 
 -type info() :: #{peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
-                  fallbacks := non_neg_integer()}.
+                  fallbacks := non_neg_integer(),
+                  %% where peers can connect, and how many connections proved not to be theirs
+                  listener := #{ports := #{tcp | tls => inet:port_number()},
+                                refused := non_neg_integer()}}.
 -type peer_info() ::
         #{state := trunkline_peers:state(),
           since := integer(),                % of this state; system time, ms
           release := string() | undefined,   % of Trunkline at the peer
           protocol := pos_integer() | undefined,
           lanes := [lane_info()],
+          large := large_info(),
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
           lost := #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}}.
+%% Large messages to the peer.
+-type large_info() ::
+        #{by := connections | distribution | none,   % none are open
+          connections := non_neg_integer(),
+          pending_messages := non_neg_integer(),      % queued and under way
+          pending_bytes := non_neg_integer(),
+          messages := non_neg_integer(),
+          bytes := non_neg_integer(),
+          broken := non_neg_integer()}.               % from the peer: not delivered
 -type lane_info() ::
         #{queued_messages := non_neg_integer(),
           queued_bytes := non_neg_integer(),
@@ -167,7 +180,8 @@ check_response(Message, RequestId) ->
 -spec info() -> info().
 info() ->
     #{peers => maps:map(fun peer_info/2, trunkline_peers:all()),
-      fallbacks => trunkline_sender:fallbacks()}.
+      fallbacks => trunkline_sender:fallbacks(),
+      listener => trunkline_listener:info()}.
 
 -spec info(node()) -> peer_info() | undefined.
 info(Node) ->
@@ -179,13 +193,15 @@ info(Node) ->
 peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
     #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
       lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
-      lost_unreachable := Unreachable} = trunkline_stats:read(Stats, peer),
+      lost_unreachable := Unreachable} = Counted = trunkline_stats:read(Stats, peer),
+    Route = trunkline_route:lookup(Node),
     {Release, Protocol} = case Agreement of
                               #{release := R, protocol := P} -> {R, P};
                               none -> {undefined, undefined}
                           end,
     #{state => State, since => Since, release => Release, protocol => Protocol,
-      lanes => lanes(trunkline_route:lookup(Node), Stats),
+      lanes => lanes(Route, Stats),
+      large => large(Route, Counted),
       fallbacks => Fallbacks, sessions => Sessions,
       lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
                 unreachable => Unreachable}}.
@@ -195,6 +211,20 @@ lanes(none, _) ->
 lanes(Route, Stats) ->
     [lane_info(Level, trunkline_stats:read(Stats, {lane, Ix}))
      || {Ix, Level} <- trunkline_route:levels(Route)].
+
+large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
+               large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
+    Pending = case Route of
+                  none -> 0;
+                  _ -> trunkline_route:bulk_level(Route)
+              end,
+    #{by => if Connections > 0 -> connections;
+               ByDistribution > 0 -> distribution;
+               true -> none
+            end,
+      connections => Connections,
+      pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
+      messages => Messages, bytes => Bytes, broken => Broken}.
 
 lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
     Lane#{queued_messages => trunkline_gate:messages(Level),

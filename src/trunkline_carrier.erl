@@ -15,9 +15,13 @@
 
 -export([start/3, send/2]).
 
--export_type([owner/0]).
+-export_type([owner/0, frame/0]).
 
 -type owner() :: bulk | {lane, Inlet :: pid()}.        % the inlet gets what the lane sends
+
+%% A fragment, or a lane's batch.
+-type frame() :: trunkline_fragments:fragment()
+               | {{Lane :: pos_integer(), 0}, Size :: non_neg_integer(), 0, Length :: non_neg_integer(), iodata()}.
 
 %% ms
 -define(CONNECT, 5000).
@@ -47,7 +51,7 @@ start(Owner, Kind, Dock, Wanted) ->
 
 %% When `{sent, Carrier, Bytes, Microseconds}' has come, trunkline_bulk may give it
 %% the next.
--spec send(pid(), [trunkline_fragments:fragment(), ...]) -> ok.
+-spec send(pid(), [frame(), ...]) -> ok.
 send(Carrier, Fragments) ->
     Carrier ! {carry, Fragments},
     ok.

@@ -29,7 +29,7 @@
          %% The position up to which it has been read, and what follows: what is
          %% left of the segment there, and of each one behind it.
          at = 0 :: non_neg_integer(),
-         rest :: [{pos_integer(), erlang:ext_iovec()}]}).
+         rest :: [{pos_integer(), trunkline_parcel:segment()}]}).
 
 -record(fragments,
         {parcels = #{} :: #{id() => #parcel{}},

@@ -70,7 +70,7 @@
 %% ms: a lane that did nothing for so long gives its memory back; one that has no
 %% connection and should have one tries again.
 -define(QUIET, 1000).
--define(AGAIN, 5000).
+-define(AGAIN, 1000).
 
 -record(lane,
         {ix :: pos_integer(),

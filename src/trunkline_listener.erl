@@ -37,7 +37,7 @@
         {options :: trunkline_options:options(),
          sockets = #{} :: #{trunkline_transport:name() => gen_tcp:socket()},
          tokens :: ets:table(),                % {token(), secret(), Owner :: pid()}
-         refused :: counters:counters_ref(),   % 1: refused, 2: in the handshake now
+         counters :: counters:counters_ref(),
          reported = 0 :: non_neg_integer()}).
 
 %% ms
@@ -62,13 +62,34 @@ invite(Wanted, Owner) ->
 %% Where it listens, and how many connections have been refused.
 -spec info() -> #{ports := #{trunkline_transport:name() => inet:port_number()}, refused := non_neg_integer()}.
 info() ->
-    try gen_server:call(?MODULE, info)
-    catch exit:_ -> #{ports => #{}, refused => 0}
+    case persistent_term:get(?MODULE, none) of
+        none ->
+            #{ports => #{}, refused => 0};
+        Counters ->
+            #{ports => maps:from_list([{Name, Port} || Name <- [tcp, tls], (Port = counters:get(Counters, cell(Name))) > 0]),
+              refused => counters:get(Counters, cell(refused))}
     end.
 
 -spec init(trunkline_options:options()) -> {ok, #listener{}}.
 init(Options) ->
-    {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), refused = counters:new(2, [atomics])}}.
+    {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), counters = counters()}}.
+
+%% For info/0, and for the handlers. They outlive this process.
+counters() ->
+    case persistent_term:get(?MODULE, none) of
+        none ->
+            Counters = counters:new(4, [atomics]),
+            ok = persistent_term:put(?MODULE, Counters),
+            Counters;
+        Counters ->
+            lists:foreach(fun(Cell) -> counters:put(Counters, cell(Cell), 0) end, [tcp, tls]),
+            Counters
+    end.
+
+cell(refused) -> 1;
+cell(handlers) -> 2;
+cell(tcp) -> 3;                      % the port
+cell(tls) -> 4.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
 handle_call({invite, _, _}, _, #listener{options = #{bulk_transport := dist, lane_transport := dist}} = S) ->
@@ -83,9 +104,6 @@ handle_call({invite, Wanted, Owner}, _, S) ->
         {error, _} = Error ->
             {reply, Error, S}
     end;
-handle_call(info, _, #listener{sockets = Sockets, refused = Refused} = S) ->
-    {reply, #{ports => maps:map(fun(_, Socket) -> port(Socket) end, Sockets),
-              refused => counters:get(Refused, 1)}, S};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
@@ -97,9 +115,9 @@ handle_cast(_, S) ->
 handle_info({expired, Token}, #listener{tokens = Tokens} = S) ->
     true = ets:delete(Tokens, Token),
     {noreply, S};
-handle_info(report, #listener{refused = Refused, reported = Reported} = S) ->
+handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
     _ = erlang:send_after(?REPORT, self(), report),
-    case counters:get(Refused, 1) of
+    case counters:get(Counters, cell(refused)) of
         Reported ->
             {noreply, S};
         Now ->
@@ -134,7 +152,8 @@ listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowe
     Address = address(Options),
     case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
         {ok, Socket} ->
-            Door = {Transport, S#listener.tokens, S#listener.refused},
+            Door = {Transport, S#listener.tokens, S#listener.counters},
+            counters:put(S#listener.counters, cell(Transport), port(Socket)),
             _ = spawn_link(fun() -> accept(Socket, Door) end),
             map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
             {ok, S#listener{sockets = Sockets#{Transport => Socket}}};
@@ -158,18 +177,18 @@ listen_on(Port, Highest, Options) ->
         {error, _} = Error -> Error
     end.
 
-accept(Listening, {_, _, Refused} = Door) ->
+accept(Listening, {_, _, Counters} = Door) ->
     case gen_tcp:accept(Listening) of
         {ok, Socket} ->
-            case counters:get(Refused, 2) < ?HANDLERS of
+            case counters:get(Counters, cell(handlers)) < ?HANDLERS of
                 true ->
-                    counters:add(Refused, 2, 1),
+                    counters:add(Counters, cell(handlers), 1),
                     Handler = spawn(fun() -> handle(Door) end),
                     _ = gen_tcp:controlling_process(Socket, Handler),
                     Handler ! {yours, Socket},
                     ok;
                 false ->
-                    counters:add(Refused, 1, 1),
+                    counters:add(Counters, cell(refused), 1),
                     gen_tcp:close(Socket)
             end;
         {error, closed} ->
@@ -181,17 +200,17 @@ accept(Listening, {_, _, Refused} = Door) ->
 
 %% --- one connection, until it has an owner ------------------------------------------
 
-handle({Transport, Tokens, Refused}) ->
+handle({Transport, Tokens, Counters}) ->
     receive
         {yours, Socket} ->
             Deadline = erlang:monotonic_time(millisecond) + ?HANDSHAKE,
             try handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline) of
                 ok -> ok;
-                _ -> counters:add(Refused, 1, 1)
+                _ -> counters:add(Counters, cell(refused), 1)
             catch
-                _:_ -> counters:add(Refused, 1, 1)
+                _:_ -> counters:add(Counters, cell(refused), 1)
             after
-                counters:sub(Refused, 2, 1)
+                counters:sub(Counters, cell(handlers), 1)
             end
     end.
 

@@ -26,7 +26,7 @@
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 -type range() :: {integer, Least :: integer(), Most :: integer()}
-               | {one_of, [atom()]}
+               | {transport, [atom()]}
                | address | ports.
 
 %% {Key, Default, Range, What}
@@ -40,8 +40,8 @@ all() ->
      {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 34}, "bytes of large messages waiting and under way"},
      {bulk_connections, 1, {integer, 1, 64}, "connections for large messages to each peer"},
      {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
-     {bulk_transport, auto, {one_of, [auto, tcp, tls, dist]}, "how large messages travel"},
-     {lane_transport, dist, {one_of, [dist, tcp, tls]}, "how batches travel"},
+     {bulk_transport, auto, {transport, [auto, tcp, tls, dist]}, "how large messages travel"},
+     {lane_transport, dist, {transport, [dist, tcp, tls]}, "how batches travel"},
      {listen_address, undefined, address, "where peers connect"},
      {listen_ports, {0, 0}, ports, "lowest and highest port where peers connect"}].
 
@@ -73,7 +73,9 @@ check([{Key, Value} | Env], Options) ->
     end.
 
 is_in({integer, Least, Most}, Value) -> is_integer(Value) andalso Value >= Least andalso Value =< Most;
-is_in({one_of, Values}, Value) -> lists:member(Value, Values);
+is_in({transport, Values}, Value) ->
+    lists:member(Value, Values)
+        andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok);
 is_in(address, undefined) -> true;
 is_in(address, Value) -> inet:is_ip_address(Value);
 is_in(ports, {Lowest, Highest}) -> is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest;
@@ -93,6 +95,8 @@ explain({bad_option, Key, Value}) ->
     end.
 
 in_words({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [Least, Most]);
-in_words({one_of, Values}) -> ["one of " | lists:join(", ", [atom_to_list(V) || V <- Values])];
+in_words({transport, Values}) ->
+    ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
+     " (tcp only if the distribution does not use TLS; tls only with a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
 in_words(address) -> "an address as {127,0,0,1}";
 in_words(ports) -> "a pair {Lowest, Highest} of port numbers".

@@ -19,10 +19,11 @@
 
 -export([pack/1, unpack/1, unpack_sent/1, bytes/1, sizes/1, segments/1]).
 
--export_type([parcel/0, size_bytes/0]).
+-export_type([parcel/0, segment/0, size_bytes/0]).
 
 -type size_bytes() :: pos_integer().
--opaque parcel() :: {[size_bytes()], [erlang:ext_iovec()]}.
+-type segment() :: [binary()].
+-opaque parcel() :: {[size_bytes()], [segment()]}.
 
 -type step() :: {element, pos_integer()} | {nth, pos_integer()} | {key, term()}.
 -type found() :: [{[step()], binary()}].
@@ -57,7 +58,7 @@ bytes({Sizes, _}) -> lists:sum(Sizes).
 -spec sizes(parcel()) -> [size_bytes()].
 sizes({Sizes, _}) -> Sizes.
 
--spec segments(parcel()) -> [erlang:ext_iovec()].
+-spec segments(parcel()) -> [segment()].
 segments({_, Segments}) -> Segments.
 
 %% The term without its large binaries, how many terms may still be looked at, and

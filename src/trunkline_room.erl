@@ -108,6 +108,9 @@ release(_, _, R) ->
 recheck(none, R) ->
     R;
 recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
+    Bulk = trunkline_route:bulk_ix(Route),
+    is_map_key(Bulk, Lanes) andalso is_idle(Route)
+        andalso trunkline_gate:leave(Gate, Bulk, trunkline_gate:level(Gate, Bulk)),
     lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
                         case trunkline_gate:path(Gate) =:= lanes
                             andalso trunkline_gate:level(Gate, Ix) =< 0 of
@@ -117,6 +120,14 @@ recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
                    (_, R1) ->
                         R1
                 end, R, maps:keys(Lanes)).
+
+%% Nothing is in the lanes, nor under way. What is still counted of large messages
+%% then has been left behind by a sender that was killed between the gate and the
+%% lane (for the lanes' own levels see trunkline_lane).
+is_idle(#route{stats = Stats} = Route) ->
+    lists:all(fun({Ix, Level}) ->
+                      Level =:= 0 andalso trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) =:= 0
+              end, trunkline_route:levels(Route)).
 
 %% Nobody waits any more: all should try `again', or what they had to say was
 %% for a node that is `gone'.

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, limit/2]).
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, bulk_level/1, limit/2]).
 
 -export_type([route/0]).
 
@@ -52,6 +52,10 @@ set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
 %% The number of the level that counts the large messages.
 -spec bulk_ix(route()) -> pos_integer().
 bulk_ix(#route{lanes = Lanes}) -> tuple_size(Lanes) + 1.
+
+-spec bulk_level(route()) -> trunkline_gate:charge().
+bulk_level(#route{gate = Gate} = Route) ->
+    max(0, trunkline_gate:level(Gate, bulk_ix(Route))).
 
 -spec limit(pos_integer(), route()) -> trunkline_gate:charge().
 limit(Ix, #route{lanes = Lanes, limit = Limit}) when Ix =< tuple_size(Lanes) -> Limit;

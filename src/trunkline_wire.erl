@@ -78,8 +78,8 @@ proof(Who, Secret, Connecting, Listening) ->
 is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) -> crypto:hash_equals(Proof, Right);
 is_proof(_, _) -> false.
 
--spec frame(trunkline_fragments:id() | {pos_integer(), 0}, Size :: pos_integer(), Offset :: non_neg_integer(),
-            Length :: pos_integer(), iodata()) -> iodata().
+-spec frame({Lane :: pos_integer(), Number :: non_neg_integer()}, Size :: non_neg_integer(),
+            Offset :: non_neg_integer(), Length :: non_neg_integer(), iodata()) -> iodata().
 frame({Lane, Number}, Size, Offset, Length, Data) ->
     [<<Lane:16, Number:64, Size:64, Offset:64, Length:32>> | Data].
 
