@@ -74,8 +74,8 @@ handle_info({parcel, Id, Parcel}, #bulk{fragments = Fragments, stats = Stats} = 
     trunkline_stats:add(Stats, peer, large_messages, 1),
     trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)),
     {noreply, pump(S#bulk{fragments = trunkline_fragments:add(Id, Parcel, Fragments)})};
-handle_info({done, Id}, #bulk{fragments = Fragments} = S) ->
-    {noreply, rest(S#bulk{fragments = trunkline_fragments:done(Id, Fragments)})};
+handle_info({done, Ids}, #bulk{fragments = Fragments} = S) ->
+    {noreply, rest(S#bulk{fragments = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids)})};
 handle_info({sent, Pid, Bytes, Microseconds}, #bulk{carriers = Carriers} = S) ->
     case Carriers of
         #{Pid := #carrier{quantum = Quantum} = Carrier} ->

@@ -28,6 +28,8 @@
 %% it, and a quiet inlet gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
+%% Bytes of large messages that the lane need not hear of at once.
+-define(TELL, 524288).
 
 -dialyzer({no_improper_lists, [item/2]}).
 
@@ -55,6 +57,8 @@
          large = #{} :: #{serial() => #large{}},                   % of which a notice has come
          arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
          openers = #{} :: #{pid() => serial()},
+         delivered = [] :: [serial()],                             % the lane does not know yet
+         delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
          %% What has come by a connection before the batches that came before.
          early = [] :: [binary()] | by_connection,
@@ -244,11 +248,25 @@ ended(Number, #inlet{large = All} = S) ->
     turn(Number, S#inlet{large = All#{Number := Large#large{opener = ended}}}).
 
 %% The next ones.
-done(Number, #inlet{large = All, lane = Lane} = S) ->
-    {#large{sender = Sender, receiver = Receiver, charge = Charge}, All1} = maps:take(Number, All),
-    _ = erlang:send(Lane, {delivered, self(), Number}, [noconnect]),
-    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
-    items(Items, acknowledge(Charge, S#inlet{large = All1, turns = Turns})).
+done(Number, #inlet{large = All} = S) ->
+    {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} = maps:take(Number, All),
+    S1 = tell(Number, lists:sum(Sizes), S#inlet{large = All1}),
+    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S1#inlet.turns),
+    items(Items, acknowledge(Charge, S1#inlet{turns = Turns})).
+
+%% The lane hears of many that are not so large at a time: a message of its own
+%% costs as much as one of them.
+tell(Number, Bytes, #inlet{delivered = Numbers, delivered_bytes = Sum} = S) ->
+    S1 = S#inlet{delivered = [Number | Numbers], delivered_bytes = Sum + Bytes},
+    if Sum + Bytes >= ?TELL -> tell(S1);
+       true -> timer(ack, S1)
+    end.
+
+tell(#inlet{delivered = []} = S) ->
+    S;
+tell(#inlet{lane = Lane, delivered = Numbers} = S) ->
+    _ = erlang:send(Lane, {delivered, self(), Numbers}, [noconnect]),
+    S#inlet{delivered = [], delivered_bytes = 0}.
 
 %% What is not here now will not come any more.
 without_missing(#inlet{large = All} = S) ->
@@ -289,7 +307,8 @@ timer(quiet, #inlet{quiet_timer = false} = S) ->
 timer(_, S) ->
     S.
 
-timeout(ack, S) ->
+timeout(ack, S0) ->
+    S = tell(S0),
     case trunkline_window:flush(S#inlet.window) of
         {ack, Charge, Window} ->
             ack(later, Charge, S#inlet{window = Window, ack_timer = false});

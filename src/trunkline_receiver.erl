@@ -3,7 +3,7 @@
 %% It waits for a socket from trunkline_listener. Its owner gets every frame as
 %% `{fragment, Receiver, Id, Size, Offset, Data}', and is linked to it: this process
 %% ends when the connection ends, after the owner was sent all that has come in
-%% whole. Data is a binary of its own, which the runtime system has read from the
+%% whole. Data are in a binary of their own, which the runtime system has read from the
 %% socket in place.
 -module(trunkline_receiver).
 
@@ -19,23 +19,22 @@ start_link(Owner) ->
 
 await(Owner) ->
     receive
-        {socket, Transport, Socket} -> loop(Owner, Transport, Socket)
+        {socket, Transport, Socket} ->
+            case Transport:frames(Socket, trunkline_wire:longest_frame()) of
+                ok -> loop(Owner, Transport, Socket);
+                {error, Reason} -> exit({shutdown, Reason})
+            end
     after ?CONNECTED ->
             exit({shutdown, nobody_came})
     end.
 
 loop(Owner, Transport, Socket) ->
-    case Transport:recv(Socket, trunkline_wire:header_bytes(), infinity) of
-        {ok, Header} ->
-            case trunkline_wire:parse_header(Header) of
-                {ok, Id, Size, Offset, Length} ->
-                    case Transport:recv(Socket, Length, infinity) of
-                        {ok, Data} ->
-                            Owner ! {fragment, self(), Id, Size, Offset, Data},
-                            loop(Owner, Transport, Socket);
-                        {error, Reason} ->
-                            exit({shutdown, Reason})
-                    end;
+    case Transport:recv(Socket, 0, infinity) of
+        {ok, Frame} ->
+            case trunkline_wire:parse_frame(Frame) of
+                {ok, Id, Size, Offset, Data} ->
+                    Owner ! {fragment, self(), Id, Size, Offset, Data},
+                    loop(Owner, Transport, Socket);
                 error ->
                     exit({shutdown, bad_frame})
             end;

@@ -2,7 +2,7 @@
 -module(trunkline_tcp).
 -behaviour(trunkline_transport).
 
--export([secure/3, give/2, send/2, recv/3, watch/1]).
+-export([secure/3, give/2, send/2, recv/3, frames/2, watch/1]).
 
 -spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, gen_tcp:socket()}.
 secure(_, Socket, _) -> {ok, Socket}.
@@ -13,8 +13,11 @@ give(Socket, Pid) -> gen_tcp:controlling_process(Socket, Pid).
 -spec send(gen_tcp:socket(), iodata()) -> ok | {error, term()}.
 send(Socket, Data) -> gen_tcp:send(Socket, Data).
 
--spec recv(gen_tcp:socket(), pos_integer(), timeout()) -> {ok, binary()} | {error, term()}.
+-spec recv(gen_tcp:socket(), non_neg_integer(), timeout()) -> {ok, binary()} | {error, term()}.
 recv(Socket, Bytes, Timeout) -> gen_tcp:recv(Socket, Bytes, Timeout).
+
+-spec frames(gen_tcp:socket(), pos_integer()) -> ok | {error, term()}.
+frames(Socket, Longest) -> inet:setopts(Socket, [{packet, 4}, {packet_size, Longest}]).
 
 -spec watch(gen_tcp:socket()) -> ok | {error, term()}.
 watch(Socket) -> inet:setopts(Socket, [{active, once}]).

@@ -5,7 +5,7 @@
 -behaviour(trunkline_transport).
 
 -export([is_cluster_private/0, usable/0]).
--export([secure/3, give/2, send/2, recv/3, watch/1]).
+-export([secure/3, give/2, send/2, recv/3, frames/2, watch/1]).
 
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
@@ -48,8 +48,11 @@ give(Socket, Pid) -> ssl:controlling_process(Socket, Pid).
 -spec send(ssl:sslsocket(), iodata()) -> ok | {error, term()}.
 send(Socket, Data) -> ssl:send(Socket, Data).
 
--spec recv(ssl:sslsocket(), pos_integer(), timeout()) -> {ok, binary()} | {error, term()}.
+-spec recv(ssl:sslsocket(), non_neg_integer(), timeout()) -> {ok, binary()} | {error, term()}.
 recv(Socket, Bytes, Timeout) -> ssl:recv(Socket, Bytes, Timeout).
+
+-spec frames(ssl:sslsocket(), pos_integer()) -> ok | {error, term()}.
+frames(Socket, Longest) -> ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}]).
 
 -spec watch(ssl:sslsocket()) -> ok | {error, term()}.
 watch(Socket) -> ssl:setopts(Socket, [{active, once}]).

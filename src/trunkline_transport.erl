@@ -21,6 +21,9 @@
 -callback send(socket(), iodata()) -> ok | {error, reason()}.
 %% Exactly so many bytes.
 -callback recv(socket(), Bytes :: pos_integer(), timeout()) -> {ok, binary()} | {error, reason()}.
+%% From here on recv(Socket, 0, Timeout) answers what stands behind the next length
+%% (32 bits), which is at most so much.
+-callback frames(socket(), Longest :: pos_integer()) -> ok | {error, reason()}.
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
 

@@ -18,20 +18,20 @@
 %% with the secret as key. Until then the listening side has read 72 bytes, and made
 %% nothing of them.
 %%
-%% A frame is a header and data:
+%% A frame is a length, which does not count itself, a header, and data:
 %%
-%%       0        2                10               18               26         30
-%%     +--------+----------------+----------------+----------------+----------+------
-%%     | lane   | number         | size           | offset         | length   | data
-%%     +--------+----------------+----------------+----------------+----------+------
+%%       0        4        6                14               22               30
+%%     +--------+--------+----------------+----------------+----------------+------
+%%     | length | lane   | number         | size           | offset         | data
+%%     +--------+--------+----------------+----------------+----------------+------
 %%
 %% A fragment of a large message: its lane and number, its size as a whole, and
 %% where in it the data belong. Or, with number 0, a batch of a lane.
 -module(trunkline_wire).
 
 -export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
--export([frame/5, parse_header/1]).
--export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, header_bytes/0]).
+-export([frame/5, parse_frame/1]).
+-export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, longest_frame/0]).
 
 -export_type([token/0, secret/0, nonce/0]).
 
@@ -40,8 +40,6 @@
 -type nonce() :: <<_:128>>.
 
 -define(MAGIC, "TRUNKLN1").
-%% A fragment is not longer (see trunkline_quantum), nor is a batch (an option).
--define(LONGEST, 1 bsl 27).
 
 -spec token() -> token().
 token() -> crypto:strong_rand_bytes(16).
@@ -58,8 +56,9 @@ hello_bytes() -> 40.
 welcome_bytes() -> 48.
 -spec proof_bytes() -> 32.
 proof_bytes() -> 32.
--spec header_bytes() -> 30.
-header_bytes() -> 30.
+%% Without its length: a batch with the largest options, and one message beyond it.
+-spec longest_frame() -> pos_integer().
+longest_frame() -> 1 bsl 30.
 
 -spec hello(token(), nonce()) -> binary().
 hello(<<Token:16/binary>>, <<Nonce:16/binary>>) ->
@@ -81,14 +80,14 @@ is_proof(_, _) -> false.
 -spec frame({Lane :: pos_integer(), Number :: non_neg_integer()}, Size :: non_neg_integer(),
             Offset :: non_neg_integer(), Length :: non_neg_integer(), iodata()) -> iodata().
 frame({Lane, Number}, Size, Offset, Length, Data) ->
-    [<<Lane:16, Number:64, Size:64, Offset:64, Length:32>> | Data].
+    [<<(26 + Length):32, Lane:16, Number:64, Size:64, Offset:64>> | Data].
 
-%% `error': nobody of ours says that.
--spec parse_header(binary()) ->
+%% A frame without its length. `error': nobody of ours says that.
+-spec parse_frame(binary()) ->
           {ok, {Lane :: non_neg_integer(), Number :: non_neg_integer()}, Size :: pos_integer(),
-           Offset :: non_neg_integer(), Length :: pos_integer()} | error.
-parse_header(<<Lane:16, Number:64, Size:64, Offset:64, Length:32>>)
-  when Length > 0, Length =< ?LONGEST, Offset + Length =< Size ->
-    {ok, {Lane, Number}, Size, Offset, Length};
-parse_header(_) ->
+           Offset :: non_neg_integer(), Data :: binary()} | error.
+parse_frame(<<Lane:16, Number:64, Size:64, Offset:64, Data/binary>>)
+  when byte_size(Data) > 0, Offset + byte_size(Data) =< Size ->
+    {ok, {Lane, Number}, Size, Offset, Data};
+parse_frame(_) ->
     error.

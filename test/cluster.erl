@@ -28,7 +28,7 @@ start(Env, Name) ->
     OsPid = peer:call(Peer, os, getpid, []),
     case Env of
         none -> ok;
-        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env ++ lanes_on()])
+        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env])
     end,
     {Peer, Node, OsPid}.
 
@@ -44,7 +44,7 @@ start_trunkline(Env) ->
     _ = application:load(trunkline),
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
-    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, lanes_on() ++ Env),
     case application:ensure_all_started(trunkline) of
         {ok, _} -> ok;
         {error, {trunkline, Reason}} -> {error, Reason}
