@@ -25,6 +25,8 @@
 
 %% ms
 -define(CONNECT, 5000).
+%% Bytes.
+-define(MUCH, 1 bsl 20).
 
 %% The calling process is the owner, and monitors the carrier. The reason of its end
 %% says why there is no connection.
@@ -99,9 +101,11 @@ loop(Owner, Kind, Transport, Socket) ->
             Start = erlang:monotonic_time(microsecond),
             ok = must(Transport:send(Socket, [trunkline_wire:frame(Id, Size, Offset, Length, Data)
                                               || {Id, Size, Offset, Length, Data} <- Fragments])),
+            Bytes = lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
             Kind =:= bulk andalso
-                (Owner ! {sent, self(), lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
-                          erlang:monotonic_time(microsecond) - Start}),
+                (Owner ! {sent, self(), Bytes, erlang:monotonic_time(microsecond) - Start}),
+            %% It may be the last one for long.
+            Bytes >= ?MUCH andalso garbage_collect(),
             loop(Owner, Kind, Transport, Socket);
         _ ->
             %% The owner or the dock has ended, or the other side has closed the

@@ -315,9 +315,10 @@ control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _, _}}} = S) ->
                later -> S#lane.pace
            end,
     drained(flush(S#lane{window = Window, pace = Pace}));
-control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix} = S) ->
-    Bulk ! {done, [{Ix, N} || N <- Numbers]},
-    lists:foldl(fun settle/2, S, Numbers);
+control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix, under_way = UnderWay} = S) ->
+    Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
+    Bulk ! {done, [{Ix, N} || N <- Delivered]},
+    lists:foldl(fun settle/2, S, Delivered);
 control({ready, Carrier, Token}, #lane{carrier = {connecting, Carrier}, mode = {send, {Inlet, _, _}}} = S) ->
     %% The inlet waits for this before it takes what comes by the connection: the
     %% batches before come by distribution.

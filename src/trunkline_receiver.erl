@@ -11,10 +11,11 @@
 
 %% ms until somebody must have connected: an invitation is valid for so long.
 -define(CONNECTED, 30_000).
+%% Bytes.
+-define(MUCH, 1 bsl 20).
 
 -spec start_link(Owner :: pid()) -> pid().
 start_link(Owner) ->
-    %% It holds on to nothing it has read.
     spawn_opt(fun() -> await(Owner) end, [link, {fullsweep_after, 0}]).
 
 await(Owner) ->
@@ -34,6 +35,9 @@ loop(Owner, Transport, Socket) ->
             case trunkline_wire:parse_frame(Frame) of
                 {ok, Id, Size, Offset, Data} ->
                     Owner ! {fragment, self(), Id, Size, Offset, Data},
+                    %% The next one may be long in coming, and this process holds on
+                    %% to what it has read until it collects its garbage.
+                    byte_size(Data) >= ?MUCH andalso garbage_collect(),
                     loop(Owner, Transport, Socket);
                 error ->
                     exit({shutdown, bad_frame})
