@@ -23,7 +23,7 @@
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, answered/2, down/3, sweep/1]).
+-export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, down/3, sweep/1]).
 -export([receiver/1, refuse/1]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
@@ -112,6 +112,15 @@ address({down, Server, Caller}, Agent) ->
 wrap({call, From}, Request) -> {'$gen_call', From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Server, Caller}, Reason) -> {'DOWN', Caller, process, Server, Reason}.
+
+%% What the command brings is lost on this side: the caller need not wait for a reply.
+-spec broken(command(), agent()) -> agent().
+broken({call, Server, _, Caller}, Agent) ->
+    send({down, Server, Caller}, lost, self(), Agent),
+    {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
+    Agent1;
+broken(_, Agent) ->
+    Agent.
 
 %% Who gets what the command brings, as far as this node knows.
 -spec receiver(command()) -> pid() | atom() | unknown.

@@ -21,7 +21,7 @@
 -include_lib("kernel/include/logger.hrl").
 
 -export([start_link/4]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 -record(carrier,
         {name :: trunkline_wire:token() | pid(),       % at the dock
@@ -76,7 +76,8 @@ handle_info({parcel, Id, Parcel}, #bulk{fragments = Fragments, stats = Stats} = 
     {noreply, pump(S#bulk{fragments = trunkline_fragments:add(Id, Parcel, Fragments)})};
 handle_info({done, Ids}, #bulk{fragments = Fragments} = S) ->
     {noreply, rest(S#bulk{fragments = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids)})};
-handle_info({sent, Pid, Bytes, Microseconds}, #bulk{carriers = Carriers} = S) ->
+handle_info({sent, Pid, Bytes, Microseconds}, #bulk{carriers = Carriers, stats = Stats} = S) ->
+    trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
     case Carriers of
         #{Pid := #carrier{quantum = Quantum} = Carrier} ->
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
@@ -122,7 +123,7 @@ pump(#bulk{carriers = Carriers} = S) ->
     S1 = lists:foldl(fun give/2, stir(S), [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)]),
     case trunkline_fragments:is_waiting(S1#bulk.fragments) of
         true -> more(S1);
-        false -> S1
+        false -> rest(S1)
     end.
 
 give(Pid, #bulk{carriers = Carriers, fragments = Fragments} = S) ->
@@ -191,7 +192,7 @@ retire(Pid, #bulk{carriers = Carriers} = S) ->
     show(S#bulk{carriers = Carriers1}).
 
 %% When there is nothing to do, connections are kept for a while.
-rest(#bulk{idle = none, options = #{bulk_idle := Time}} = S) ->
+rest(#bulk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S) when map_size(Carriers) > 0 ->
     case trunkline_fragments:is_empty(S#bulk.fragments) of
         true -> S#bulk{idle = erlang:start_timer(Time, self(), idle)};
         false -> S
@@ -201,9 +202,11 @@ rest(S) ->
 
 stir(#bulk{idle = none} = S) ->
     S;
-stir(#bulk{idle = Timer} = S) ->
-    _ = erlang:cancel_timer(Timer),
-    S#bulk{idle = none}.
+stir(#bulk{idle = Timer, fragments = Fragments} = S) ->
+    case trunkline_fragments:is_empty(Fragments) of
+        true -> S;
+        false -> _ = erlang:cancel_timer(Timer), S#bulk{idle = none}
+    end.
 
 %% For info/1.
 show(#bulk{carriers = Carriers, stats = Stats} = S) ->
@@ -211,3 +214,12 @@ show(#bulk{carriers = Carriers, stats = Stats} = S) ->
     trunkline_stats:put(Stats, peer, bulk_connections, length([K || connection = K <- Kinds])),
     trunkline_stats:put(Stats, peer, bulk_by_distribution, length([K || distribution = K <- Kinds])),
     S.
+
+%% No report has the users' data in it.
+-spec format_status(gen_server:format_status()) -> gen_server:format_status().
+format_status(Status) ->
+    maps:map(fun(state, #bulk{node = Node, carriers = Carriers}) -> {bulk, Node, maps:keys(Carriers)};
+                (message, _) -> not_shown;
+                (log, _) -> [];
+                (_, Value) -> Value
+             end, Status).

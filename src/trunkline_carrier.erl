@@ -25,8 +25,6 @@
 
 %% ms
 -define(CONNECT, 5000).
-%% Bytes.
--define(MUCH, 1 bsl 20).
 
 %% The calling process is the owner, and monitors the carrier. The reason of its end
 %% says why there is no connection.
@@ -101,14 +99,19 @@ loop(Owner, Kind, Transport, Socket) ->
             Start = erlang:monotonic_time(microsecond),
             ok = must(Transport:send(Socket, [trunkline_wire:frame(Id, Size, Offset, Length, Data)
                                               || {Id, Size, Offset, Length, Data} <- Fragments])),
-            Bytes = lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
-            Kind =:= bulk andalso
-                (Owner ! {sent, self(), Bytes, erlang:monotonic_time(microsecond) - Start}),
-            %% It may be the last one for long.
-            Bytes >= ?MUCH andalso garbage_collect(),
+            taken(Kind, Owner, Fragments, Start),
             loop(Owner, Kind, Transport, Socket);
         _ ->
             %% The owner or the dock has ended, or the other side has closed the
             %% connection: it never says anything.
             exit({shutdown, closed})
     end.
+
+taken({lane, _}, _, _, _) ->
+    ok;
+taken(bulk, Owner, Fragments, Start) ->
+    Owner ! {sent, self(), lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
+             erlang:monotonic_time(microsecond) - Start},
+    %% They may have been the last ones for long, and each, however small, refers to
+    %% the whole binary that it is of.
+    true = garbage_collect().

@@ -25,6 +25,7 @@ loop(Bulk, Dock, Courtesy, Owed) ->
             receive
                 {carry, Fragments} ->
                     Courtesy1 = lists:foldl(fun(Fragment, C) -> carry(Fragment, Dock, C) end, Courtesy, Fragments),
+                    true = garbage_collect(),          % a fragment refers to the whole binary
                     loop(Bulk, Dock, Courtesy1, lists:sum([Length || {_, _, _, Length, _} <- Fragments]));
                 {taken, Dock} ->
                     Now = erlang:monotonic_time(microsecond),

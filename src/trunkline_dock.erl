@@ -20,31 +20,35 @@
 -module(trunkline_dock).
 -behaviour(gen_server).
 
--export([start_link/1]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([start_link/2]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% A carrier's name: that of a connection is its token, that of the distribution
 %% the pid of the peer's process.
 -type carrier() :: trunkline_wire:token() | pid().
 
 -record(dock,
-        {inlets :: tuple(),                                    % of pids
+        {link :: pid(),
+         inlets :: tuple(),                                    % of pids
+         stats :: trunkline_stats:stats(),
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
          receivers = #{} :: #{pid() => {carrier(), Other :: pid()}},
          received = #{} :: #{pid() => non_neg_integer()}}).    % by a receiver, or a carrier
 
 -define(QUIET, 1000).                % ms
 
--spec start_link(Inlets :: [pid()]) -> pid().
-start_link(Inlets) ->
-    {ok, Dock} = gen_server:start_link(?MODULE, list_to_tuple(Inlets),
-                                       [{hibernate_after, ?QUIET}, {spawn_opt, [{fullsweep_after, 0}]}]),
+-spec start_link(Inlets :: [pid()], trunkline_stats:stats()) -> pid().
+start_link(Inlets, Stats) ->
+    %% Not by gen_server:start_link: with the link it should end without a report.
+    {ok, Dock} = gen_server:start(?MODULE, {self(), list_to_tuple(Inlets), Stats},
+                                  [{hibernate_after, ?QUIET}, {spawn_opt, [{fullsweep_after, 0}]}]),
     Dock.
 
--spec init(tuple()) -> {ok, #dock{}}.
-init(Inlets) ->
+-spec init({pid(), tuple(), trunkline_stats:stats()}) -> {ok, #dock{}}.
+init({Link, Inlets, Stats}) ->
     process_flag(trap_exit, true),
-    {ok, #dock{inlets = Inlets}}.
+    true = link(Link),
+    {ok, #dock{link = Link, inlets = Inlets, stats = Stats}}.
 
 -spec handle_call(term(), gen_server:from(), #dock{}) -> {reply, {error, badarg}, #dock{}}.
 handle_call(_, _, S) ->
@@ -54,10 +58,11 @@ handle_call(_, _, S) ->
 handle_cast(_, S) ->
     {noreply, S}.
 
--spec handle_info(term(), #dock{}) -> {noreply, #dock{}}.
+-spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
 handle_info({fragment, Carrier, {Lane, Number} = Id, Size, Offset, Data},
             #dock{inlets = Inlets, received = Received} = S)
   when is_pid(Carrier), Lane > 0, Lane =< tuple_size(Inlets), Number > 0, is_binary(Data) ->
+    trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
     node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),
     S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
     case trunkline_reassembly:add(Id, Size, Offset, Data, S#dock.reassembly) of
@@ -93,6 +98,8 @@ handle_info({cut, Bulk, Token}, #dock{receivers = Receivers} = S) ->
         [] -> tell(Bulk, {cut, Token, 0})
     end,
     {noreply, S};
+handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
+    {stop, {shutdown, link}, S};
 handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
     case maps:take(Pid, Receivers) of
         {{Token, Bulk}, Receivers1} ->
@@ -111,3 +118,12 @@ count(Pid, Carrier, Bulk, #dock{received = Received} = S) ->
 tell(Bulk, What) ->
     _ = erlang:send(Bulk, What, [noconnect]),
     ok.
+
+%% No report has the users' data in it.
+-spec format_status(gen_server:format_status()) -> gen_server:format_status().
+format_status(Status) ->
+    maps:map(fun(state, #dock{receivers = Receivers}) -> {dock, maps:size(Receivers)};
+                (message, _) -> not_shown;
+                (log, _) -> [];
+                (_, Value) -> Value
+             end, Status).

@@ -114,8 +114,7 @@ loop(S) ->
         {delivered, Opener} ->
             loop(opener_ended(Opener, S));
         {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
-            trunkline_stats:add(S#inlet.stats, peer, large_broken, 1),
-            loop(opener_ended(Opener, S));
+            loop(opener_ended(Opener, broken(Opener, S)));
         {'DOWN', _, process, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
@@ -200,15 +199,19 @@ open(Number, Parts, #inlet{large = All} = S) ->
             S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
     end.
 
+%% All of them, before anything that follows from it that one is lost already.
 items(Items, S) ->
-    lists:foldl(fun item/2, S, Items).
+    {Ended, S1} = lists:foldl(fun item/2, {[], S}, Items),
+    lists:foldl(fun done/2, S1, lists:reverse(Ended)).
 
-item({large, Number}, #inlet{large = All} = S) ->
-    #{Number := Large} = All,
-    turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}});
-item({message, Charge, Entry}, S) ->
+item({large, Number}, {Ended, #inlet{large = All} = S}) ->
+    case All of
+        #{Number := #large{opener = ended}} -> {[Number | Ended], S};
+        #{Number := Large} -> {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
+    end;
+item({message, Charge, Entry}, {Ended, S}) ->
     {0, S1} = deliver([Entry], S#inlet.agent, 0, S),
-    acknowledge(Charge, S1).
+    {Ended, acknowledge(Charge, S1)}.
 
 %% It is delivered when it is its turn and it is here.
 turn(Number, #inlet{large = All} = S) ->
@@ -234,6 +237,15 @@ address(Command, S) ->
     case trunkline_agent:address(Command, S#inlet.agent) of
         {nobody, Agent} -> {nobody, S#inlet{agent = Agent}};
         {To, Wrap, Agent} -> {{To, Wrap}, S#inlet{agent = Agent}}
+    end.
+
+%% It has died with its message. Who waits for a reply to it hears of it.
+broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Agent} = S) ->
+    trunkline_stats:add(Stats, peer, large_broken, 1),
+    #{Opener := Number} = Openers,
+    case All of
+        #{Number := #large{to = To}} when is_tuple(To) -> S#inlet{agent = trunkline_agent:broken(To, Agent)};
+        #{} -> S
     end.
 
 %% It has delivered its message, or it is dead: maybe before its turn.

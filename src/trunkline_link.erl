@@ -70,7 +70,8 @@
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(GOODBYE, 3000).            % for an orderly stop
+-define(GOODBYE, 3000).            % for an orderly stop, while nothing goes on
+-define(FINISH, 1000).             % for what has arrived by then
 -define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
@@ -330,6 +331,7 @@ terminate(Reason, State, #link{route = #route{}} = D) ->
     case Orderly of
         true ->
             take_leave(State, D),
+            finish_inlets(D),
             count_lost(lost_queued, D),
             _ = set_path(direct, D),
             _ = trunkline_route:withdraw(D#link.node),
@@ -441,7 +443,7 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
     D1 = D#link{inlets = Inlets, dock = case bulk(Agreement, D) of
                                             {infinity, _} -> none;
-                                            _ -> trunkline_dock:start_link(Inlets)
+                                            _ -> trunkline_dock:start_link(Inlets, D#link.stats)
                                         end},
     Pid ! opened(D1),
     proceed_open(D1);
@@ -525,18 +527,16 @@ end_with_session(Pid) ->
 
 %% Both sides deliver what they have, then this one goes.
 take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
-    Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
     Ref = drain(D),
     Owed = case Goodbye of
                {Pid, Theirs, _, _} -> [{Pid, Theirs}];
                none -> []
            end,
     say_goodbye(Peer, Ref),
-    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, Timer);
+    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, patience(D));
 take_leave(_, #link{mode = hold} = D) ->
     #link{changing = {Ref, Lanes}} = change_mode(direct, D),
-    Timer = erlang:start_timer(?GOODBYE, self(), goodbye),
-    await_leave(Lanes, [], Ref, none, Timer);
+    await_leave(Lanes, [], Ref, none, patience(D));
 take_leave(_, _) ->
     ok.
 
@@ -551,28 +551,53 @@ say_goodbye(#peer{pid = Pid}, Ref) ->
 %% leaves too, it is owed one, as soon as our lanes are through.
 await_leave([], [], _, _, _) ->
     ok;
-await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Timer)
+await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience)
   when Missing =:= []; Missing =:= [goodbye_ok] ->
     Pid ! {goodbye_ok, Theirs},
-    await_leave(Missing, Owed, Ref, Peer, Timer);
-await_leave(Missing, Owed, Ref, Peer, Timer) ->
+    await_leave(Missing, Owed, Ref, Peer, Patience);
+await_leave(Missing, Owed, Ref, Peer, {Timer, Before, Stats} = Patience) ->
     receive
         {lane_drained, Ref, Lane} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Timer);
+            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
         {lane_mode, Ref, Lane, _} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Timer);
+            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
         {goodbye_ok, Ref} ->
-            await_leave(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Timer);
+            await_leave(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
         {goodbye, Pid, Theirs} ->
-            await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Timer);
+            await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
         {say_goodbye, Ref} ->
             say_goodbye(Peer, Ref),
-            await_leave(Missing, Owed, Ref, Peer, Timer);
+            await_leave(Missing, Owed, Ref, Peer, Patience);
         {'DOWN', Monitor, process, _, _} when Peer =/= none, Monitor =:= Peer#peer.monitor ->
             ok;
         {timeout, Timer, goodbye} ->
-            ok
+            %% Large messages may take their time, as long as something goes on.
+            case progress(Stats) of
+                Before -> ok;
+                _ -> await_leave(Missing, Owed, Ref, Peer, patience(Stats))
+            end
     end.
+
+patience(#link{stats = Stats}) ->
+    patience(Stats);
+patience(Stats) ->
+    {erlang:start_timer(?GOODBYE, self(), goodbye), progress(Stats), Stats}.
+
+%% Changes while anything is sent or received.
+progress(Stats) ->
+    trunkline_stats:read_all(Stats).
+
+%% What has arrived is delivered, also if the peer has not said goodbye.
+finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->
+    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
+    Timer = erlang:start_timer(?FINISH, self(), finish),
+    lists:foreach(fun(Inlet) ->
+                          Ref = monitor(process, Inlet),
+                          receive
+                              {'DOWN', Ref, process, _, _} -> ok;
+                              {timeout, Timer, finish} -> self() ! {timeout, Timer, finish}, ok
+                          end
+                  end, Inlets ++ Finishing).
 
 %% --- the lanes ------------------------------------------------------------
 

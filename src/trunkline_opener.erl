@@ -44,8 +44,14 @@ open(Inlet, Parts, Sizes) ->
                   _:_ -> exit(undecodable)
               end,
     receive
-        {deliver, Address} -> deliver(Address, Message, Inlet);
-        {'DOWN', Ref, process, _, _} -> ok
+        {deliver, Address} ->
+            %% It may have been killed meanwhile, and another session begun.
+            case is_process_alive(Inlet) of
+                true -> deliver(Address, Message, Inlet);
+                false -> ok
+            end;
+        {'DOWN', Ref, process, _, _} ->
+            ok
     end.
 
 deliver(nobody, _, Inlet) ->

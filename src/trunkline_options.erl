@@ -37,7 +37,7 @@ all() ->
      {window_bytes, 4 bsl 20, {integer, 1 bsl 10, 1 bsl 29}, "bytes under way in one lane"},
      {batch_bytes, 64 bsl 10, {integer, 1 bsl 8, 1 bsl 26}, "bytes in one batch"},
      {large_bytes, 64 bsl 10, {integer, 1 bsl 10, 1 bsl 29}, "bytes from which on a message is large"},
-     {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 34}, "bytes of large messages waiting and under way"},
+     {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 33}, "bytes of large messages waiting and under way"},
      {bulk_connections, 1, {integer, 1, 64}, "connections for large messages to each peer"},
      {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
      {bulk_transport, auto, {transport, [auto, tcp, tls, dist]}, "how large messages travel"},

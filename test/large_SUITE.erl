@@ -1,0 +1,997 @@
+%% Large messages: they arrive whole, in their place, and once; they hold up nobody;
+%% and nothing of them is left behind.
+-module(large_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+-include("../src/trunkline_route.hrl").
+
+-export([all/0, suite/0]).
+-export([sizes/1, terms/1, mixtures/1, replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
+         requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
+         killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1, distribution_carriers_killed/1,
+         processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
+         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1, older_peer/1]).
+-export([find/2, by_module/1, log/2]).
+
+suite() -> [{timetrap, {minutes, 4}}].
+
+all() -> [sizes, terms, mixtures, replies_among_messages, small_ones_pass, smaller_overtakes,
+          requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
+          killed_senders, ends_killed, carriers_killed, two_carriers_killed, distribution_carriers_killed,
+          processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
+          stops_by_distribution, memory, memory_after_one, idle_connection, older_peer].
+
+-define(KB, 1024).
+-define(MB, 1048576).
+-define(LONG, 60_000).
+
+%% --- whole ------------------------------------------------------------------------
+
+%% Every size at which something changes: the threshold, the ends of fragments.
+sizes(_) ->
+    lists:foreach(
+      fun({Env, Sizes}) ->
+              {A, B} = cluster:pair(Env),
+              [To] = cluster:call(B, freight, start_receivers, [1]),
+              %% A binary of so many bytes takes six more on its way.
+              Threshold = [64 * ?KB - erlang:external_size(freight:message(1, 1, 0)) - 2 + D || D <- lists:seq(-6, 6)],
+              lists:foreach(
+                fun({Id, Makes}) ->
+                        [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, M} || M <- Makes]}]]),
+                        await_received(B, To, Id, length(Makes))
+                end, [{exact, Threshold}, {binary, Sizes}, {term, [{pieces, S} || S <- Sizes, S < ?MB div 2]}]),
+              exact_threshold(A, B),
+              cluster:stop_all([A, B])
+      end,
+      [{[], around([64 * ?KB, 128 * ?KB, ?MB, 2 * ?MB, 3 * ?MB, 4 * ?MB, 8 * ?MB, 16 * ?MB, 24 * ?MB]) ++ [40 * ?MB]},
+       {[{bulk_transport, dist}], around([64 * ?KB] ++ [30 * ?KB * K || K <- lists:seq(1, 8)] ++ [?MB, 8 * ?MB])},
+       {[{bulk_connections, 3}, {large_bytes, 1024}],
+        around([1024, 30 * ?KB, 60 * ?KB, 64 * ?KB, ?MB, 2 * ?MB, 16 * ?MB])}]).
+
+around(Sizes) -> [S + D || S <- Sizes, D <- [-1, 0, 1]].
+
+%% What has the external size of the threshold is large, what has less is not.
+exact_threshold(A, B) ->
+    Large = fun() -> counter(A, B, large_messages) end,
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    Least = large_bytes(A, B),
+    lists:foreach(
+      fun(D) ->
+              Before = Large(),
+              ok = cluster:call(A, fun() ->
+                                           Message = binary:copy(<<1>>, Least + D - erlang:external_size(<<>>)),
+                                           Least = erlang:external_size(Message) - D,
+                                           trunkline:send(To, Message),
+                                           ok = trunkline:call(To, {echo, ok})
+                                   end),
+              ?assertEqual(case D >= 0 of true -> 1; false -> 0 end, Large() - Before)
+      end, lists:seq(-3, 3)).
+
+large_bytes(A, B) ->
+    #route{large = Large} = route(A, B),
+    trunkline_gate:bytes(Large) - 128.
+
+await_received(B, To, Id, N) ->
+    cluster:await(fun() -> count(B, To, Id) >= N orelse {missing, Id, count(B, To, Id), N} end, ?LONG),
+    ?assertEqual(lists:seq(1, N), [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]).
+
+count(B, To, Id) ->
+    {_, Count, _} = maps:get(Id, cluster:call(B, freight, summary, [To]), {0, 0, []}),
+    Count.
+
+%% Every kind of term, and those whose large binaries travel apart.
+terms(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair(Env),
+              Echo = cluster:call(B, fun() -> spawn(fun echo/0) end),
+              Sums = cluster:call(B, fun() -> spawn(fun sums/0) end),
+              ok = cluster:call(A, fun() -> lists:foreach(fun({What, Term}) ->
+                                                                  true = erlang:external_size(Term) >= 64 * ?KB,
+                                                                  check_term(What, Term, Echo, Sums)
+                                                          end, kinds_of_terms()) end),
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_transport, dist}]]).
+
+echo() -> receive {From, Term} -> trunkline:send(From, {self(), Term}), echo() end.
+
+sums() -> receive {From, Term} -> From ! {self(), sum(Term)}, sums() end.
+
+sum(Term) -> erlang:md5(term_to_binary(Term, [{minor_version, 2}])).
+
+check_term(What, Term, Echo, Sums) ->
+    trunkline:send(Echo, {self(), Term}),
+    receive {Echo, Back} -> {What, true} = {What, Back =:= Term} end,
+    trunkline:send(Sums, {self(), Term}),
+    receive {Sums, Sum} -> {What, true} = {What, is_map(Term) orelse Sum =:= sum(Term)} end.
+
+kinds_of_terms() ->
+    B = fun(N) -> freight:binary(N, N) end,
+    Big = B(200_000),
+    Huge = B(3_000_000),
+    Sub = binary:part(Huge, 1_000_001, 100_003),
+    <<_:3, Bits:800_001/bitstring, _/bitstring>> = Huge,
+    Local = fun(X) -> {X, Big, self()} end,
+    [{binary, Huge},
+     {two_of_the_same, {Big, Big}},
+     {nested, {a, [{b, #{c => [Big, {d, Huge}]}}], Big}},
+     {deep_tuple, lists:foldl(fun(N, T) -> {N, T} end, Big, lists:seq(1, 1000))},
+     {deep_list, lists:foldl(fun(N, T) -> [T, N] end, [Big | Huge], lists:seq(1, 100_000))},
+     {improper, [Big, x, Huge | Big]},
+     {improper_short, [Big | Huge]},
+     {improper_at_the_end, lists:seq(1, 50_000) ++ Big},
+     {bitstring, Bits},
+     {bitstrings, {Bits, [Bits | Bits]}},
+     {sub_binaries, {Sub, [Sub, binary:part(Huge, 0, 70_000)], binary:part(Huge, 5, 65536), binary:part(Huge, 5, 65535)}},
+     {fun_with_binary, Local},
+     {fun_among, {Local, fun lists:map/2, Big}},
+     {pids, [self(), Big | lists:duplicate(10_000, self())]},
+     {references, [make_ref() || _ <- lists:seq(1, 10_000)]},
+     {ports, {hd(erlang:ports()), Big}},
+     {map_of_large_values, maps:from_list([{N, B(70_000 + N)} || N <- lists:seq(1, 50)])},
+     {map_of_large_keys, maps:from_list([{B(70_000 + N), N} || N <- lists:seq(1, 50)])},
+     {map_of_both, maps:from_list([{B(70_000 + N), [B(80_000 + N)]} || N <- lists:seq(1, 20)])},
+     {map_with_map_key, #{#{Big => Big} => #{Big => #{Big => Huge}}}},
+     {large_map, maps:from_list([{N, {N, B(100)}} || N <- lists:seq(1, 10_000)])},
+     {map_with_odd_keys, #{1 => Big, 1.0 => Huge, [] => B(65536), {} => B(65535), "x" => B(65537)}},
+     {list_of_small, [B(10) || _ <- lists:seq(1, 20_000)]},
+     {list_of_large, [B(65530 + N) || N <- lists:seq(1, 200)]},
+     {string, binary_to_list(Big)},
+     {atoms, lists:duplicate(40_000, 'an atom with a long name äöü')},
+     {integers, [1 bsl N || N <- lists:seq(1, 2000)]},
+     {floats, [N / 7 || N <- lists:seq(1, 10_000)]},
+     {big_tuple, list_to_tuple(lists:seq(1, 100_000))},
+     {tuple_of_99, list_to_tuple([B(65536 + N) || N <- lists:seq(1, 99)])},
+     {tuple_of_101, list_to_tuple([B(65536 + N) || N <- lists:seq(1, 101)])},
+     {empties, {[], {}, #{}, <<>>, Big, [], {}, #{}, <<>>, [[], Huge, []]}},
+     {looks_like_a_message, {batch, now, 1, [[self() | Big], [{notice, 1, 1, self(), self()} | [1]]]}},
+     {looks_like_a_parcel, {{x, []}, [[{element, 2}]], Big}}].
+
+%% --- in order ---------------------------------------------------------------------
+
+%% Random senders, receivers of every kind under every name, lanes, bounds and
+%% transports; small ones, large ones, requests, replies. The seed is in the log.
+mixtures(_) ->
+    A = cluster:start([]),
+    B = cluster:start([]),
+    cluster:connect(A, B),
+    lists:foreach(fun(Run) ->
+                          Seed = {Run, erlang:unique_integer([positive]), erlang:system_time()},
+                          _ = rand:seed(exsss, Seed),
+                          Case = {Env, _, _} = mixture(),
+                          ct:log("run ~b, seed ~w: ~p, ~w receivers, ~b messages", [Run, Seed, Env, element(2, Case),
+                                                        lists:sum([length(S) || {_, S} <- element(3, Case)])]),
+                          try mix(Case, A, B)
+                          catch Class:Reason:Stack ->
+                                  ct:pal("run ~b, seed ~w: ~P", [Run, Seed, {Class, Reason, Stack}, 200]),
+                                  ct:fail({seed, Seed})
+                          end
+                  end, lists:seq(1, 30)),
+    cluster:stop_all([A, B]).
+
+mixture() ->
+    Env = [{lanes, pick([1, 2, 3, 4])}, {queue_bytes, pick([4096, 262_144])}, {window_bytes, pick([16_384, 4 * ?MB])},
+           {batch_bytes, pick([256, 65_536])}, {large_bytes, pick([1024, 65_536, 65_536])},
+           {bulk_bytes, pick([1024, ?MB, 64 * ?MB])}, {bulk_connections, pick([1, 1, 3])},
+           {bulk_transport, pick([auto, auto, dist])}],
+    Receivers = [pick([on_heap, off_heap]) || _ <- lists:seq(1, pick([1, 2, 4]))],
+    Most = case Env of [_, _, _, _, _, _, _, {_, dist}] -> 3 * ?MB; _ -> 10 * ?MB end,
+    {Env, Receivers, [{Id, [step(length(Receivers), Most) || _ <- lists:seq(1, rand:uniform(40))]}
+                      || Id <- lists:seq(1, rand:uniform(6))]}.
+
+step(Receivers, Most) ->
+    Kind = pick([send, send, send, retry, cast, {call, make(?MB)}, {request, make(?MB)}]),
+    {Kind, rand:uniform(Receivers), pick(case Kind of
+                                             send -> [pid, name, name_node, alias];
+                                             retry -> [pid, name, alias];
+                                             _ -> [pid, name]
+                                         end), make(Most)}.
+
+make(Most) ->
+    Bytes = case rand:uniform(100) of
+                N when N =< 60 -> rand:uniform(1000);
+                N when N =< 80 -> 60_000 + rand:uniform(20_000);
+                N when N =< 98 -> rand:uniform(1_000_000);
+                _ -> rand:uniform(Most)
+            end,
+    case pick([binary, binary, list, tuple, map, pieces]) of
+        binary -> Bytes;
+        list -> {list, min(Bytes, 300_000)};
+        Kind -> {Kind, Bytes}
+    end.
+
+pick(List) -> lists:nth(rand:uniform(length(List)), List).
+
+mix({Env, Kinds, Scripts}, A, B) ->
+    restart(A, Env),
+    restart(B, Env),
+    cluster:await_up(A, B),
+    NodeB = cluster:node_of(B),
+    Receivers = cluster:call(B, fun() ->
+        [begin
+             [Pid] = freight:start_receivers(1, [{message_queue_data, Kind}]),
+             Name = list_to_atom("receiver_" ++ integer_to_list(Nr)),
+             _ = (catch unregister(Name)),
+             ok = freight:register_as(Pid, Name),
+             #{pid => Pid, name => {Name, NodeB}, name_node => {Name, NodeB}, alias => freight:alias_of(Pid)}
+         end || {Nr, Kind} <- lists:zip(lists:seq(1, length(Kinds)), Kinds)] end),
+    Play = [{Id, [{Kind, maps:get(How, lists:nth(Nr, Receivers)), Make} || {Kind, Nr, How, Make} <- Script]}
+            || {Id, Script} <- Scripts],
+    Ends = cluster:call(A, freight, play_all, [Play]),
+    ?assertEqual([], [End || End <- Ends, End =/= normal]),
+    lists:foreach(
+      fun({Nr, #{pid := Pid}}) ->
+              Expected = [{Id, [N || {N, {_, To, _, _}} <- lists:zip(lists:seq(1, length(Script)), Script), To =:= Nr]}
+                          || {Id, Script} <- Scripts],
+              Total = lists:sum([length(Ns) || {_, Ns} <- Expected]),
+              cluster:await(fun() -> case cluster:call(B, freight, count, [Pid]) of
+                                         Total -> true;
+                                         Count -> {Nr, Count, Total}
+                                     end end, ?LONG),
+              Got = cluster:call(B, freight, received, [Pid]),
+              ?assertEqual(Expected, [{Id, [N || {I, N} <- Got, I =:= Id]} || {Id, _} <- Scripts])
+      end, lists:zip(lists:seq(1, length(Receivers)), Receivers)),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 orelse {level(A, B), level(B, A)} end),
+    cluster:call(B, fun() -> lists:foreach(fun(#{pid := Pid}) -> exit(Pid, kill) end, Receivers) end).
+
+restart(Node, Env) ->
+    cluster:call(Node, cluster, stop_trunkline, []),
+    ok = cluster:call(Node, cluster, start_trunkline, [Env]).
+
+%% What a server says before and after its reply, all of any size.
+replies_among_messages(_) ->
+    {A, B} = cluster:pair([{lanes, 4}]),
+    Servers = cluster:call(B, fun() -> [spawn(fun talkative/0) || _ <- lists:seq(1, 10)] end),
+    ok = cluster:call(A, fun() ->
+                                 lists:foreach(fun(N) ->
+                                                       Sizes = [lists:nth((N div D) rem 3 + 1, [10, 100_000, 1_500_000]) || D <- [1, 3, 9, 27]],
+                                                       talk(lists:nth(N rem 10 + 1, Servers), N, Sizes)
+                                               end, lists:seq(1, 200)) end),
+    cluster:stop_all([A, B]).
+
+talkative() ->
+    receive
+        {'$gen_call', {Pid, _} = From, {N, [S1, S2, S3, S4]}} ->
+            trunkline:send(Pid, {said, freight:message(N, 1, S1)}),
+            trunkline:cast(Pid, {said, freight:message(N, 2, S2)}),
+            gen_server:reply(From, {replied, freight:message(N, 3, S3)}),
+            trunkline:send(Pid, {said, freight:message(N, 4, S4)})
+    end,
+    talkative().
+
+talk(Server, N, Sizes) ->
+    Id = trunkline:send_request(Server, {N, Sizes}),
+    Mail = [receive Message -> Message end || _ <- [1, 2, 3, 4]],
+    [{said, M1}, {'$gen_cast', {said, M2}}, Reply, {said, M4}] = Mail,
+    {reply, {replied, M3}} = trunkline:check_response(Reply, Id),
+    [{N, 1}, {N, 2}, {N, 3}, {N, 4}] = [{I, K} || {freight, I, K, _, _} = M <- [M1, M2, M3, M4], freight:is_intact(M)].
+
+%% --- nobody is held up ---------------------------------------------------------------
+
+%% While a large message is under way - it cannot arrive, since the dock sleeps -
+%% everything else does, but what must come behind it.
+small_ones_pass(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair([{lanes, 1} | Env]),
+              [To, Other] = cluster:call(B, freight, start_receivers, [2]),
+              hold(B, A, dock),
+              [normal] = cluster:call(A, freight, play_all,
+                                      [[{large, [{send, To, 100_000_000}] ++ [{send, T, 10} || _ <- lists:seq(1, 100), T <- [Other, To]]}]]),
+              [normal] = cluster:call(A, freight, play_all, [[{small, [{send, To, 10} || _ <- lists:seq(1, 100)]}]]),
+              %% A call by somebody else, too.
+              hello = cluster:call(A, fun() -> trunkline:call(To, {echo, hello}, ?LONG) end),
+              cluster:await(fun() -> {count(B, Other, large), count(B, To, small)} =:= {100, 100} end, ?LONG),
+              ?assertEqual(0, count(B, To, large)),
+              release(B),
+              await_received(B, To, large, 201 - 100, lists:seq(2, 200, 2)),
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_transport, dist}]]).
+
+await_received(B, To, Id, N, Without) ->
+    cluster:await(fun() -> count(B, To, Id) =:= N orelse {missing, count(B, To, Id), N} end, ?LONG),
+    ?assertEqual(lists:seq(1, N + length(Without)) -- Without,
+                 [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]).
+
+%% Messages take turns: a smaller one that starts later arrives first, and so do
+%% small ones by lane, whoever sends them.
+smaller_overtakes(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair([{bulk_bytes, 1 bsl 30} | Env]),
+              [To, Other] = cluster:call(B, freight, start_receivers, [2]),
+              [normal] = cluster:call(A, fun() ->
+                                                 Huge = freight:message(huge, 1, 100_000_000),
+                                                 Medium = freight:message(medium, 1, 1_000_000),
+                                                 {_, Ref} = spawn_monitor(fun() -> trunkline:send(To, Huge), trunkline:send(Other, freight:message(huge, 2, 1)) end),
+                                                 receive {'DOWN', Ref, _, _, normal} -> ok end,
+                                                 trunkline:send(To, Medium),
+                                                 freight:play_all([{small, [{send, To, 1}]}])
+                                         end),
+              cluster:await(fun() -> cluster:call(B, freight, count, [To]) =:= 3 andalso cluster:call(B, freight, count, [Other]) =:= 1 end, ?LONG),
+              #{{huge, 1} := Huge, {medium, 1} := Medium, {small, 1} := Small} = cluster:call(B, freight, times, [To]),
+              #{{huge, 2} := Beside} = cluster:call(B, freight, times, [Other]),
+              ?assert(Medium < Huge),
+              ?assert(Small < Huge),
+              ?assert(Beside < Huge),
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_connections, 2}], [{bulk_transport, dist}]]).
+
+%% --- requests and replies -----------------------------------------------------------
+
+requests_and_replies(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    Makes = [1, 65_536, {list, 100_000}, {map, 300_000}, {pieces, 500_000}, 5_000_000],
+    Steps = [{Kind, To, Request} || Request <- Makes, Reply <- Makes, Kind <- [{call, Reply}, {request, Reply}],
+                                    Request =/= Reply orelse Request =/= 5_000_000],
+    ?assertEqual([normal, normal], cluster:call(A, freight, play_all, [[{1, Steps}, {2, lists:reverse(Steps)}]])),
+    await_received(B, To, 1, length(Steps)),
+    await_received(B, To, 2, length(Steps)),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% Nobody waits for it any more, and nobody gets it.
+late_replies(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    ok = cluster:call(A, fun() ->
+        Large = freight:binary(1, 300_000),
+        lists:foreach(fun(Make) ->
+                              {exit, {timeout, {trunkline, call, _}}} = traffic:attempt(fun() -> trunkline:call(To, {late, 100, Make}, 10) end),
+                              Id = trunkline:send_request(To, {late, 100, Make}),
+                              timeout = trunkline:receive_response(Id, 10),
+                              %% The request is large as well, and late.
+                              {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {late, 100, {tuple, Large}}, 0) end)
+                      end, [100_000, 1_000_000, {list, 200_000}, 10]),
+        %% A reply of the same server that was asked for later.
+        true = freight:is_intact(trunkline:call(To, {late, 200, 200_000}, infinity)),
+        ok
+    end),
+    cluster:await(fun() -> level(B, A) =:= 0 andalso level(A, B) =:= 0 end),
+    {ok, Mail} = cluster:call(A, fun() ->
+        Self = self(),
+        Pid = spawn(fun() ->
+            [traffic:attempt(fun() -> trunkline:call(To, {late, 50, 500_000}, 5) end) || _ <- lists:seq(1, 20)],
+            true = freight:is_intact(trunkline:call(To, {late, 100, 500_000}, infinity)),
+            hello = trunkline:call(To, {echo, hello}),
+            Self ! {mail, process_info(self(), messages)}
+        end),
+        receive {mail, {messages, M}} -> is_process_alive(Pid), {ok, M} end
+    end),
+    ?assertEqual([], Mail),
+    cluster:stop_all([A, B]).
+
+%% The reason is as large as may be, and comes behind a reply that left before it.
+servers_die(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    lists:foreach(
+      fun(Bytes) ->
+              [To, Other] = cluster:call(B, freight, start_receivers, [2]),
+              ok = cluster:call(A, fun() ->
+                  Reason = freight:binary(Bytes, Bytes),
+                  First = trunkline:send_request(To, {answer, Bytes, freight:message(1, 1, 1)}),
+                  {exit, {{shutdown, Reason}, {trunkline, call, _}}} =
+                      traffic:attempt(fun() -> trunkline:call(To, {die, Reason}, infinity) end),
+                  {reply, Reply} = trunkline:receive_response(First, 0),
+                  true = freight:is_intact(Reply),
+                  {exit, {noproc, _}} = traffic:attempt(fun() -> trunkline:call(To, {die, Reason}, infinity) end),
+                  %% One that is watched by many.
+                  Callers = [spawn_monitor(fun() -> exit(traffic:attempt(fun() -> trunkline:call(Other, {late, 1_000_000_000, 1}, infinity) end)) end)
+                             || _ <- lists:seq(1, 10)],
+                  {exit, _} = traffic:attempt(fun() -> receive after 50 -> trunkline:call(Other, {die, Reason}, infinity) end end),
+                  [receive {'DOWN', Ref, process, Pid, {exit, {{shutdown, Reason}, _}}} -> ok;
+                           {'DOWN', Ref, process, Pid, {exit, {noproc, _}}} -> ok
+                   end || {Pid, Ref} <- Callers],
+                  ok
+              end)
+      end, [10, 65_536, 2_000_000]),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% --- the bound ------------------------------------------------------------------------
+
+-define(TIGHT, [{lanes, 2}, {bulk_bytes, 300_000}]).
+
+%% Those who were told so have sent nothing; small ones go on.
+nosuspend_at_the_bound(_) ->
+    {A, B} = cluster:pair(?TIGHT),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    cluster:suspend(B),
+    {Accepted, Refused} = cluster:call(A, fun() ->
+        lists:partition(fun(N) -> trunkline:send(To, freight:message(large, N, 100_000), [nosuspend]) =:= ok end, lists:seq(1, 20)) end),
+    ?assertEqual([1, 2, 3], Accepted),
+    ?assertEqual(17, length(Refused)),
+    ?assertEqual(17, lists:sum([N || #{nosuspend := N} <- lanes(A, B)])),
+    ok = cluster:call(A, fun() -> trunkline:send(To, freight:message(small, 1, 10), [nosuspend]) end),
+    cluster:continue(B),
+    cluster:await(fun() -> cluster:call(B, freight, received, [To]) =:= [{large, 1}, {large, 2}, {large, 3}, {small, 1}] orelse
+                               lists:sort(cluster:call(B, freight, received, [To])) =:= [{large, 1}, {large, 2}, {large, 3}, {small, 1}] end, ?LONG),
+    cluster:await(fun() -> level(A, B) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% More than there is room for: they wait, in turn, and all arrives; calls time out.
+waits_at_the_bound(_) ->
+    {A, B} = cluster:pair(?TIGHT),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    cluster:suspend(B),
+    Self = self(),
+    Player = spawn_link(fun() -> Self ! {self(), cluster:call(A, freight, play_all,
+                                     [[{Id, [{send, To, 100_000 + 7 * N} || N <- lists:seq(1, 10)]} || Id <- lists:seq(1, 20)]])} end),
+    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) >= 17 end),
+    ?assert(bytes(level(A, B)) < 300_000 + 110_000),
+    {exit, {timeout, _}} = cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, freight:binary(1, 100_000)}, 20) end) end),
+    cluster:continue(B),
+    receive {Player, Ends} -> ?assertEqual([normal], lists:usort(Ends)) end,
+    [await_received(B, To, Id, 10) || Id <- lists:seq(1, 20)],
+    cluster:await(fun() -> level(A, B) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% Killed while they wait, pack, or hand over: no trace is left.
+killed_senders(_) ->
+    {A, B} = cluster:pair(?TIGHT),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    lists:foreach(
+      fun(Make) ->
+              ok = cluster:call(A, fun() ->
+                  _ = [begin
+                           S = freight:stream(To, {Make, N}, [Make, 10]),
+                           receive after N rem 4 -> exit(S, kill) end
+                       end || N <- lists:seq(1, 250)],
+                  ok
+              end),
+              cluster:suspend(B),
+              ok = cluster:call(A, fun() ->
+                  Senders = [spawn_monitor(fun() -> freight:play_all([]), trunkline:send(To, freight:message({waiting, Make, N}, 1, Make)) end)
+                             || N <- lists:seq(1, 50)],
+                  receive after 20 -> ok end,         % of waiting
+                  [begin exit(P, kill), receive {'DOWN', Ref, process, P, _} -> ok end end || {P, Ref} <- Senders],
+                  ok
+              end),
+              cluster:continue(B)
+      end, [100_000, {pieces, 300_000}, {list, 70_000}]),
+    cluster:await(fun() -> level(A, B) =:= 0 orelse {level, level(A, B)} end, ?LONG),
+    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
+    [normal] = cluster:call(A, freight, play_all, [[{last, [{send, To, 200_000} || _ <- lists:seq(1, 10)]}]]),
+    await_received(B, To, last, 10),
+    ?assertEqual([], [Odd || {_, _, [_ | _] = Odd} <- maps:values(cluster:call(B, freight, summary, [To]))]),
+    cluster:stop_all([A, B]).
+
+%% --- what breaks --------------------------------------------------------------------
+
+%% Sender or receiver is killed with a large message under way: it arrives, or nobody
+%% wants it; nothing stays.
+ends_killed(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun(N) ->
+              [To, Dead] = cluster:call(B, freight, start_receivers, [2]),
+              hold(B, A, dock),
+              ok = cluster:call(A, fun() ->
+                  {Pid, Ref} = spawn_monitor(fun() ->
+                      [trunkline:send(T, freight:message(N, 1, 5_000_000)) || T <- [To, Dead]],
+                      [trunkline:send(T, freight:message(N, 2, 10)) || T <- [To, Dead]],
+                      receive never -> ok end
+                  end),
+                  receive after 1 -> exit(Pid, kill) end,
+                  receive {'DOWN', Ref, process, Pid, killed} -> ok end
+              end),
+              true = cluster:call(B, erlang, exit, [Dead, kill]),
+              release(B),
+              cluster:await(fun() -> level(A, B) =:= 0 orelse {level, level(A, B)} end, ?LONG),
+              %% It was killed before the first, between the two, or after them.
+              cluster:await(fun() -> lists:member(cluster:call(B, freight, received, [To]), [[], [{N, 1}], [{N, 1}, {N, 2}]]) end)
+      end, lists:seq(1, 5)),
+    cluster:stop_all([A, B]).
+
+%% Under load, from either side, by the process and by the socket: nothing is lost,
+%% nothing comes twice, and everything is in order.
+carriers_killed(_) -> carriers_killed([], [carrier, receiver, socket], 12).
+
+two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, receiver, socket], 12).
+
+distribution_carriers_killed(_) -> carriers_killed([{bulk_transport, dist}], [carrier_dist], 60).
+
+carriers_killed(Env, Victims, Times) ->
+    {A, B} = cluster:pair([{lanes, 2} | Env]),
+    Before = {sessions(A, B), sessions(B, A)},
+    Load = load(A, B),
+    Killed = lists:sum([kill_carrier(Victim, A, B) || _ <- lists:seq(1, Times), Victim <- Victims]),
+    ct:log("~b were killed", [Killed]),
+    ?assert(Killed >= Times * length(Victims) div 3),
+    flowing(Load, B),
+    ?assertEqual([], finish(Load, A, B)),
+    ?assertEqual(Before, {sessions(A, B), sessions(B, A)}),
+    cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
+    cluster:stop_all([A, B]).
+
+%% Answers how many it found. A socket is one that is connected and not the
+%% distribution's.
+kill_carrier(socket, A, B) ->
+    {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_receiver}]),
+    cluster:call(At, fun() ->
+        length([catch port_close(Port) || Pid <- by_module(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
+    end);
+kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
+kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier);
+kill_carrier(carrier_dist, A, _) -> kill_all(A, trunkline_carrier_dist).
+
+%% In the midst of work: as soon as there is one.
+kill_all(At, Module) ->
+    cluster:call(At, fun() -> length([exit(Pid, kill) || Pid <- await_one(Module, 400)]) end).
+
+await_one(_, 0) ->
+    [];
+await_one(Module, N) ->
+    case by_module(Module) of
+        [] -> receive after 5 -> await_one(Module, N - 1) end;
+        Pids -> receive after rand:uniform(20) -> Pids end
+    end.
+
+%% Processes that run this module's code. Runs at a node.
+by_module(Module) ->
+    [Pid || Pid <- processes(),
+            {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
+            lists:keymember(Module, 1, Stack)].
+
+%% Everything else that large messages depend on. What is missing has been counted,
+%% at one of the two nodes.
+processes_killed(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    Load = load(A, B),
+    lists:foreach(
+      fun({Victim, At, Other}) ->
+              Broken = kill(Victim, At, Other),
+              ct:log("~p at ~p: ~p", [Victim, cluster:node_of(At), Broken]),
+              cluster:await_up(A, B),
+              flowing(Load, B)
+      end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B}, {bulk, B, A}, {opener, B, A}, {opener, B, A},
+            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {dock, B, A}]),
+    Missing = length(finish(Load, A, B)),
+    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    Broken = counter(B, A, large_broken),
+    ct:log("~b messages are missing; counted as lost: ~p, as broken: ~b", [Missing, Lost, Broken]),
+    ?assert(Missing =< lists:sum(maps:values(Lost)) + Broken),
+    cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
+    cluster:stop_all([A, B]).
+
+kill(opener, At, _) ->
+    cluster:call(At, fun() -> [exit(Pid, kill) || Pid <- await_one(trunkline_opener, 400)] end);
+kill(Victim, At, Other) ->
+    Node = cluster:node_of(Other),
+    Pid = cluster:call(At, fun() ->
+        Pid = find(Victim, Node),
+        Ref = monitor(process, Pid),
+        exit(Pid, kill),
+        receive {'DOWN', Ref, process, Pid, _} -> Pid end
+    end),
+    cluster:await(fun() -> case cluster:call(At, fun() -> catch find(Victim, Node) end) of
+                               New when is_pid(New), New =/= Pid -> true;
+                               Same -> Same
+                           end end),
+    Pid.
+
+%% Runs at a node.
+find(Victim, Node) ->
+    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
+    {links, Links} = process_info(Link, links),
+    case Victim of
+        link -> Link;
+        inlet -> hd(Inlets);
+        lane -> element(1, (trunkline_route:lookup(Node))#route.lanes);
+        _ ->
+            Module = case Victim of bulk -> trunkline_bulk; dock -> trunkline_dock end,
+            hd([Pid || Pid <- Links, is_pid(Pid), {dictionary, D} <- [process_info(Pid, dictionary)],
+                       proplists:get_value('$initial_call', D) =:= {Module, init, 1}])
+    end.
+
+%% An opener that is still busy when its link is killed does not deliver into the
+%% next session.
+link_killed_while_opening(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    lists:foreach(
+      fun(Id) ->
+              Sender = cluster:call(A, fun() -> spawn(fun() -> puppet(To, Id, 1) end) end),
+              ok = cluster:call(A, fun() -> Sender ! {list, 30_000_000}, ok end),
+              ok = cluster:call(B, fun() -> [Opener | _] = await_opener(), exit(find(link, node(Sender)), kill), is_process_alive(Opener), ok end),
+              cluster:await_up(A, B),
+              ok = cluster:call(A, fun() -> [Sender ! 10 || _ <- lists:seq(1, 10)], ok end),
+              cluster:await(fun() -> lists:member({Id, 11}, cluster:call(B, freight, received, [To])) end, ?LONG),
+              cluster:await(fun() -> cluster:call(B, ?MODULE, by_module, [trunkline_opener]) =:= [] end, ?LONG),
+              Got = [N || {I, N} <- cluster:call(B, freight, received, [To]), I =:= Id],
+              ?assertEqual(lists:seq(2, 11), Got -- [1]),
+              ?assertEqual(lists:sort(Got), Got)
+      end, lists:seq(1, 3)),
+    cluster:stop_all([A, B]).
+
+await_opener() ->
+    case by_module(trunkline_opener) of
+        [] -> await_opener();
+        Pids -> Pids
+    end.
+
+%% Sends what it is told, numbered.
+puppet(To, Id, N) ->
+    receive Make -> trunkline:send(To, freight:message(Id, N, Make)) end,
+    puppet(To, Id, N + 1).
+
+%% What users say to each other is none of the log's business, and it may be long.
+nothing_in_the_log(_) ->
+    {A, B} = cluster:pair([{bulk_transport, dist}]),         % many fragments
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    lists:foreach(
+      fun(At) ->
+              ok = cluster:call(At, fun() ->
+                  true = register(log_sizes, spawn(fun() -> log_sizes([]) end)),
+                  logger:add_handler(sizes, ?MODULE, #{})
+              end)
+      end, [A, B]),
+    lists:foreach(
+      fun({Victim, At, Other}) ->
+              Sender = cluster:call(A, fun() -> spawn(fun() -> [trunkline:send(To, freight:message(1, N, 20_000_000)) || N <- [1, 2, 3]] end) end),
+              cluster:await(fun() -> cluster:call(B, fun() -> has_parts(node(Sender)) end) end),
+              hold(A, B, bulk),                                % in the midst of a message
+              Parts = cluster:call(B, fun() -> has_parts(node(Sender)) end),
+              ct:log("~p, with parts of a message: ~p", [Victim, Parts]),
+              Dock = cluster:call(B, fun() -> find(dock, node(Sender)) end),
+              _ = kill(Victim, At, Other),
+              release(A),
+              cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Dock])
+                                         orelse {memory_of(B, total), cluster:call(B, erlang, process_info, [Dock, current_stacktrace])} end, 10_000),
+              cluster:await_up(A, B),
+              cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Sender]) end)
+      end, [{link, B, A}, {link, A, B}, {dock, B, A}, {bulk, A, B}, {inlet, B, A}, {lane, A, B}, {link, B, A}]),
+    lists:foreach(fun(Node) ->
+                          Sizes = cluster:call(Node, fun() -> log_sizes ! {get, self()}, receive {sizes, S} -> S end end),
+                          ct:log("sizes of reports: ~w", [Sizes]),
+                          ?assertEqual([], [S || S <- Sizes, S > 20_000])
+                  end, [A, B]),
+    cluster:stop_all([A, B]).
+
+log(Event, _) -> log_sizes ! {size, iolist_size(logger_formatter:format(Event, #{}))}.
+
+log_sizes(Sizes) ->
+    receive
+        {size, Size} -> log_sizes([Size | Sizes]);
+        {get, From} -> From ! {sizes, Sizes}, log_sizes(Sizes)
+    end.
+
+%% Whether the dock has parts of a message.
+has_parts(Node) ->
+    lists:any(fun(Field) -> is_map(Field) andalso lists:any(fun is_tuple/1, maps:keys(Field)) end,
+              tuple_to_list(sys:get_state(find(dock, Node)))).
+
+%% A receiver that stands still fills no memory, and nothing is lost.
+stopped_and_continued(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair([{bulk_bytes, 8 * ?MB}, {lanes, 2} | Env]),
+              Load = load(A, B),
+              lists:foreach(
+                fun(_) ->
+                        Before = memory_of(A, total),
+                        cluster:suspend(B),
+                        cluster:await(fun() -> bytes(level(A, B)) >= 4 * ?MB orelse level(A, B) end, ?LONG),
+                        Most = lists:max([begin receive after 10 -> ok end, memory_of(A, total) end || _ <- lists:seq(1, 50)]),
+                        cluster:continue(B),
+                        ct:log("memory of the sending node: ~b before, at most ~b while the other stood still", [Before, Most]),
+                        ?assert(Most - Before < 8 * ?MB + 40 * ?MB),
+                        flowing(Load, B)
+                end, [1, 2]),
+              ?assertEqual([], finish(Load, A, B)),
+              cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_transport, dist}]]).
+
+%% What arrives is in order, and whole.
+connection_breaks(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    Load = load(A, B),
+    lists:foreach(fun(_) ->
+                          _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                          cluster:connect(A, B),
+                          cluster:await_up(A, B),
+                          flowing(Load, B)
+                  end, lists:seq(1, 12)),
+    Missing = length(finish(Load, A, B)),
+    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
+    ?assert(Missing =< lists:sum(maps:values(Lost))),
+    cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
+    cluster:stop_all([A, B]).
+
+%% A node that comes back under its name gets nothing large that was meant for the one before.
+new_incarnation(_) ->
+    Name = peer:random_name("trunkline_large"),
+    A = cluster:start([{bulk_bytes, 4 * ?MB}]),
+    lists:foreach(
+      fun(Round) ->
+              B = cluster:start([], Name),
+              NodeB = cluster:node_of(B),
+              cluster:connect(A, B),
+              cluster:await_up(A, B),
+              [Pid] = cluster:call(B, freight, start_receivers, [1]),
+              ok = cluster:call(B, freight, register_as, [Pid, target]),
+              cluster:suspend(B),
+              %% As many as are taken at once.
+              Taken = cluster:call(A, fun() ->
+                  lists:sum([1 || N <- lists:seq(1, 20), trunkline:send({target, NodeB}, freight:message({old, Round}, N, 1_000_000), [nosuspend]) =:= ok]) end),
+              ?assert(Taken > 0),
+              Waiting = cluster:call(A, fun() ->
+                  [spawn(fun() -> trunkline:send({target, NodeB}, freight:message({old, Round}, 100 + N, 1_000_000)) end) || N <- lists:seq(1, 5)] end),
+              cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) >= 5 orelse lanes(A, B) end),
+              cluster:kill(B),
+              cluster:await_state(A, B, down),
+              cluster:await(fun() -> cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Waiting) end) end),
+              B2 = cluster:start([], Name),
+              [Pid2] = cluster:call(B2, freight, start_receivers, [1]),
+              ok = cluster:call(B2, freight, register_as, [Pid2, target]),
+              cluster:connect(A, B2),
+              cluster:await_up(A, B2),
+              [normal] = cluster:call(A, freight, play_all, [[{new, [{send, {target, NodeB}, 500_000} || _ <- lists:seq(1, 10)]}]]),
+              await_received(B2, Pid2, new, 10),
+              ?assertEqual([{new, N} || N <- lists:seq(1, 10)], cluster:call(B2, freight, received, [Pid2])),
+              cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
+              cluster:stop_all([B, B2])
+      end, [1, 2]),
+    cluster:stop(A).
+
+%% An orderly goodbye of either side: everything that was accepted arrives.
+stops(_) -> stops([], [auto, auto, auto]).
+
+%% Also where it takes a while.
+stops_by_distribution(_) -> stops([{bulk_transport, dist}], [dist, dist]).
+
+stops(Env, Rounds) ->
+    {A, B} = cluster:pair(Env),
+    Load = load(A, B),
+    Back = load(B, A),
+    lists:foreach(fun({Node, Transport}) ->
+                          Under = {bytes(level(A, B)), bytes(level(B, A))},
+                          {Time, ok} = timer:tc(fun() -> restart(Node, [{bulk_transport, Transport}]) end),
+                          ct:log("~p stopped and started within ~b ms; bytes under way: ~p", [cluster:node_of(Node), Time div 1000, Under]),
+                          cluster:await_up(A, B),
+                          flowing(Load, B),
+                          flowing(Back, A)
+                  end, [{Node, Transport} || Transport <- Rounds, Node <- [A, B]]),
+    ?assertEqual([], finish(Load, A, B)),
+    ?assertEqual([], finish(Back, B, A)),
+    %% As much as may be under way.
+    lists:foreach(
+      fun({Leaving, From, To}) ->
+              [Receiver] = cluster:call(To, freight, start_receivers, [1]),
+              [normal] = cluster:call(From, freight, play_all, [[{1, [{send, Receiver, 6_000_000} || _ <- lists:seq(1, 10)]}]]),
+              restart(Leaving, Env),
+              await_received(To, Receiver, 1, 10),
+              cluster:await_up(A, B)
+      end, [{A, A, B}, {B, A, B}]),
+    cluster:stop_all([A, B]).
+
+%% --- memory ---------------------------------------------------------------------------
+
+%% After it is quiet everything is as before: after a thousand messages both ways, after
+%% broken carriers, and after a broken connection.
+memory(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [ToB] = cluster:call(B, fun() -> [spawn(fun forgetful/0)] end),
+    [ToA] = cluster:call(A, fun() -> [spawn(fun forgetful/0)] end),
+    Traffic = fun(N) -> ok = cluster:call(A, fun() -> ship(ToB, N) end), ok = cluster:call(B, fun() -> ship(ToA, N) end) end,
+    Rest = quiet(A, B),
+    Traffic(20),
+    await_rest("a few messages", Rest, A, B),
+    ct:log("at rest: ~p", [Rest]),
+    Traffic(500),
+    await_rest("1000 messages", Rest, A, B),
+    lists:foreach(fun(_) ->
+                          Pid = cluster:call(A, fun() -> spawn(fun() -> ship(ToB, 10) end) end),
+                          _ = kill_carrier(pick([carrier, receiver]), A, B),
+                          cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Pid]) end, ?LONG)
+                  end, lists:seq(1, 50)),
+    await_rest("broken carriers", Rest, A, B),
+    lists:foreach(fun(_) ->
+                          Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end) || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],
+                          receive after 10 -> ok end,                     % of traffic
+                          _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                          cluster:connect(A, B),
+                          cluster:await_up(A, B),
+                          cluster:await(fun() -> not lists:any(fun(P) -> cluster:call(case node(P) =:= cluster:node_of(A) of true -> A; false -> B end, erlang, is_process_alive, [P]) end, Pids) end, ?LONG)
+                  end, lists:seq(1, 5)),
+    await_rest("broken connections", Rest, A, B),
+    cluster:stop_all([A, B]).
+
+%% Sends N messages of 100 KB to 2 MB, of one make or another, and waits for the last.
+ship(To, N) ->
+    {_, Ref} = spawn_monitor(fun() ->
+        lists:foreach(fun(I) -> trunkline:send(To, freight:message(I, 1, lists:nth(I rem 3 + 1, [100_000 + I, {tuple, 2_000_000}, {pieces, 300_000}]))) end,
+                      lists:seq(1, N)),
+        trunkline:call(To, sync, infinity)
+    end),
+    receive {'DOWN', Ref, _, _, _} -> ok end.
+
+forgetful() ->
+    receive
+        {'$gen_call', From, sync} -> gen_server:reply(From, ok), garbage_collect();
+        _ -> ok
+    end,
+    forgetful().
+
+%% Before anything large has been sent.
+quiet(A, B) ->
+    [cluster:call(Node, freight, binary, [1, 1]) || Node <- [A, B]],
+    at_rest(A, B).
+
+%% {binaries, total} in bytes.
+at_rest(A, B) -> [{What, memory_of(Node, What)} || Node <- [A, B], What <- [binary, total]].
+
+await_rest(After, Rest, A, B) ->
+    cluster:await(fun() ->
+                          Now = at_rest(A, B),
+                          case [{What, N - R} || {{What, R}, {What, N}} <- lists:zip(Rest, Now), N - R > 4 * ?MB] of
+                              [] -> ct:log("after ~s: ~p", [After, Now]), true;
+                              More -> {After, More, holders(A), holders(B)}
+                          end
+                  end, 30_000),
+    ?assertEqual({0, 0}, {level(A, B), level(B, A)}).
+
+memory_of(Node, What) -> cluster:call(Node, erlang, memory, [What]).
+
+%% Processes that hold large binaries, with what they run.
+holders(Node) ->
+    cluster:call(Node, fun() ->
+        [{F, Sum, Count} || P <- processes(), {binary, Bs} <- [process_info(P, binary)],
+                     Sum <- [lists:sum([S || {_, S, _} <- Bs])], Sum > 100_000,
+                     Count <- [length(Bs)],
+                     {current_stacktrace, St} <- [process_info(P, current_stacktrace)], F <- [[M || {M, _, _, _} <- St]]]
+    end).
+
+%% A single very large message is not kept by anybody on its way.
+memory_after_one(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair(Env),
+              [ToB] = cluster:call(B, fun() -> [spawn(fun forgetful/0)] end),
+              Rest = quiet(A, B),
+              {_, normal} = cluster:call(A, fun() -> {P, Ref} = spawn_monitor(fun() -> trunkline:send(ToB, freight:message(1, 1, 50_000_000)), trunkline:call(ToB, sync, infinity) end),
+                                                     receive {'DOWN', Ref, _, _, Why} -> {P, Why} end end),
+              await_rest("one message", Rest, A, B),
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_transport, dist}]]).
+
+%% A connection that has nothing to do is closed, and made again.
+idle_connection(_) ->
+    {A, B} = cluster:pair([{bulk_idle, 100}]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    lists:foreach(
+      fun(Id) ->
+              [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, 200_000} || _ <- lists:seq(1, 20)]}]]),
+              await_received(B, To, Id, 20),
+              cluster:await(fun() -> counter(A, B, bulk_connections) =:= 0 orelse {open, counter(A, B, bulk_connections)} end, 10_000),
+              cluster:await(fun() -> cluster:call(B, ?MODULE, by_module, [trunkline_receiver]) =:= [] end)
+      end, lists:seq(1, 5)),
+    cluster:stop_all([A, B]).
+
+%% --- peers that do not know of it -------------------------------------------------------
+
+%% All by lane then, as it was, in both directions.
+older_peer(_) ->
+    A = cluster:start([]),
+    B = cluster:start(none),
+    ok = cluster:call(B, fun() ->
+        {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
+        {ok, Module, Beam} = compile:forms(without_large(Forms), []),
+        {module, Module} = code:load_binary(Module, "older", Beam),
+        ok
+    end),
+    ok = cluster:call(B, cluster, start_trunkline, [[]]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    lists:foreach(
+      fun({From, To}) ->
+              [Receiver] = cluster:call(To, freight, start_receivers, [1]),
+              Script = [{Kind, Receiver, Make} || Make <- [10, 65_536, {map, 1_000_000}, 20, 5_000_000], Kind <- [send, cast, {call, 100_000}, {request, 200_000}]],
+              ?assertEqual([normal, normal], cluster:call(From, freight, play_all, [[{1, Script}, {2, Script}]])),
+              [await_received(To, Receiver, Id, length(Script)) || Id <- [1, 2]],
+              ?assertEqual(0, counter(From, To, large_messages))
+      end, [{A, B}, {B, A}]),
+    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+without_large({cons, _, {atom, _, large}, Tail}) -> Tail;
+without_large(Tuple) when is_tuple(Tuple) -> list_to_tuple(without_large(tuple_to_list(Tuple)));
+without_large([H | T]) -> [without_large(H) | without_large(T)];
+without_large(Other) -> Other.
+
+%% --- load: streams from A to B ---------------------------------------------------------
+
+%% Large and small messages of five senders to three receivers.
+load(A, B) ->
+    Pids = cluster:call(B, freight, start_receivers, [2]) ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
+    Makes = [[10, 100_000, 10, 3_000_000, 10, 10, {tuple, 900_000}], [1_000_000, 10, {pieces, 100_000}], [70_000], [10], [10, 10, 10, 5_000_000]],
+    Streams = [begin
+                   To = lists:nth(Id rem 3 + 1, Pids),
+                   {Id, To, cluster:call(A, freight, stream, [To, Id, M])}
+               end || {Id, M} <- lists:zip(lists:seq(1, length(Makes)), Makes)],
+    Load = {Pids, Streams},
+    flowing(Load, B),
+    Load.
+
+%% Every stream makes progress.
+flowing({Pids, Streams}, B) ->
+    Last = fun() -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, freight, summary, [P]) || P <- Pids]) end,
+    Number = fun(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})) end,
+    Before = Last(),
+    cluster:await(fun() ->
+                          Now = Last(),
+                          case [Id || {Id, _, _} <- Streams, Number(Id, Now) =< Number(Id, Before) + 8] of
+                              [] -> true;
+                              Slow -> {slow, Slow}
+                          end
+                  end, ?LONG).
+
+%% Stops the streams; answers what is missing. What came was in order, whole, and
+%% came once.
+finish({Pids, Streams}, A, B) ->
+    Missing = lists:append(
+                [begin
+                     N = cluster:call(A, freight, stop_stream, [Stream]),
+                     cluster:await(fun() -> case cluster:call(B, freight, summary, [To]) of
+                                                #{Id := {N, _, _}} -> true;
+                                                #{Id := Other} -> {Id, N, Other}
+                                            end end, ?LONG),
+                     #{Id := {N, _, Odd}} = cluster:call(B, freight, summary, [To]),
+                     Odd =:= [] orelse ct:log("stream ~w: ~w", [Id, [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]]),
+                     ?assertEqual({Id, []}, {Id, Odd}),
+                     [{Id, M} || M <- lists:seq(1, N) -- [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]]
+                 end || {Id, To, Stream} <- Streams]),
+    lists:foreach(fun(P) -> cluster:call(B, erlang, exit, [P, kill]) end, Pids),
+    Missing.
+
+%% --- what is inside --------------------------------------------------------------------
+
+%% It sleeps until it is released. At B, for the peer A.
+hold(B, A, Victim) ->
+    Node = cluster:node_of(A),
+    ok = cluster:call(B, fun() ->
+        Self = self(),
+        Pid = spawn(fun() ->
+            true = erlang:suspend_process(find(Victim, Node)),
+            Self ! {held, self()},
+            receive release -> ok end
+        end),
+        true = register(holder, Pid),
+        receive {held, Pid} -> ok end
+    end).
+
+release(B) ->
+    cluster:call(B, fun() ->
+        Ref = monitor(process, holder),
+        holder ! release,
+        receive {'DOWN', Ref, _, _, _} -> ok end
+    end).
+
+route(A, B) -> cluster:call(A, trunkline_route, lookup, [cluster:node_of(B)]).
+
+%% What the gate counts of large messages from A to B, waiting and under way.
+level(A, B) ->
+    Node = cluster:node_of(B),
+    cluster:call(A, fun() ->
+        #route{gate = Gate} = Route = trunkline_route:lookup(Node),
+        trunkline_gate:level(Gate, trunkline_route:bulk_ix(Route))
+    end).
+
+bytes(Charge) -> trunkline_gate:bytes(max(0, Charge)).
+
+lanes(A, B) ->
+    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    Lanes.
+
+sessions(A, B) ->
+    #{sessions := Sessions} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    Sessions.
+
+counter(A, B, Field) ->
+    Node = cluster:node_of(B),
+    cluster:call(A, fun() -> #{stats := Stats} = trunkline_peers:lookup(Node), trunkline_stats:get(Stats, peer, Field) end).
