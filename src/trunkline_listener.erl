@@ -66,13 +66,16 @@ info() ->
         none ->
             #{ports => #{}, refused => 0};
         Counters ->
-            #{ports => maps:from_list([{Name, Port} || Name <- [tcp, tls], (Port = counters:get(Counters, cell(Name))) > 0]),
+            Ports = [{Name, counters:get(Counters, cell(Name))} || Name <- [tcp, tls], whereis(?MODULE) =/= undefined],
+            #{ports => maps:from_list([Open || {_, Port} = Open <- Ports, Port > 0]),
               refused => counters:get(Counters, cell(refused))}
     end.
 
 -spec init(trunkline_options:options()) -> {ok, #listener{}}.
 init(Options) ->
-    {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), counters = counters()}}.
+    Counters = counters(),
+    {ok, #listener{options = Options, tokens = ets:new(tokens, [public]), counters = Counters,
+                   reported = counters:get(Counters, cell(refused))}}.
 
 %% For info/0, and for the handlers. They outlive this process.
 counters() ->
@@ -133,12 +136,17 @@ invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, optio
     Secret = trunkline_wire:secret(),
     true = ets:insert(Tokens, {Token, Secret, Owner}),
     _ = erlang:send_after(?VALID, self(), {expired, Token}),
-    #{transport => Transport, address => address(Options), port => port(maps:get(Transport, Sockets)),
+    #{transport => Transport, address => known_as(address(Options)), port => port(maps:get(Transport, Sockets)),
       token => Token, secret => Secret}.
 
 %% Where the distribution listens, if nothing else is wanted.
 address(#{listen_address := undefined}) -> application:get_env(kernel, inet_dist_use_interface, any);
 address(#{listen_address := Address}) -> Address.
+
+%% To listen on all addresses is no address to connect to.
+known_as({0, 0, 0, 0}) -> any;
+known_as({0, 0, 0, 0, 0, 0, 0, 0}) -> any;
+known_as(Address) -> Address.
 
 port(Socket) ->
     {ok, Port} = inet:port(Socket),

@@ -40,7 +40,8 @@ secure({client, Host}, Socket, Timeout) ->
     Name = [{server_name_indication, Host} || not proplists:is_defined(server_name_indication, Settings)],
     ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout);
 secure(server, Socket, Timeout) ->
-    ssl:handshake(Socket, [{active, false} | settings(server)], Timeout).
+    %% Whoever comes to the port could write into the log.
+    ssl:handshake(Socket, [{active, false}, {log_level, none} | settings(server)], Timeout).
 
 -spec give(ssl:sslsocket(), pid()) -> ok | {error, term()}.
 give(Socket, Pid) -> ssl:controlling_process(Socket, Pid).

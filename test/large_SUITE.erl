@@ -108,7 +108,7 @@ check_term(What, Term, Echo, Sums) ->
 
 kinds_of_terms() ->
     B = fun(N) -> freight:binary(N, N) end,
-    Big = B(200_000),
+    Big = B(300_000),
     Huge = B(3_000_000),
     Sub = binary:part(Huge, 1_000_001, 100_003),
     <<_:3, Bits:800_001/bitstring, _/bitstring>> = Huge,
@@ -167,7 +167,7 @@ mixtures(_) ->
                                   ct:pal("run ~b, seed ~w: ~P", [Run, Seed, {Class, Reason, Stack}, 200]),
                                   ct:fail({seed, Seed})
                           end
-                  end, lists:seq(1, 30)),
+                  end, lists:seq(1, 15)),
     cluster:stop_all([A, B]).
 
 mixture() ->

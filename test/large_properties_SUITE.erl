@@ -1,0 +1,749 @@
+%% The pure modules of large messages, each against a model: no process, no node.
+-module(large_properties_SUITE).
+
+-include_lib("proper/include/proper.hrl").
+
+-export([all/0, init_per_suite/1, end_per_suite/1]).
+-export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, quantum/1, courtesy/1, courtesy_link/1, wire/1]).
+
+all() -> [parcel, parcel_bounds, fragments, journey, turns, quantum, courtesy, courtesy_link, wire].
+
+%% What binaries are made of: bytes of which each stretch is another.
+-define(STOCK, (1 bsl 20)).
+
+init_per_suite(Config) ->
+    persistent_term:put(?MODULE, rand:bytes(?STOCK)),
+    Config.
+
+end_per_suite(_) ->
+    persistent_term:erase(?MODULE).
+
+check(Property) -> check(1000, Property).
+
+check(Tests, Property) ->
+    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
+        orelse ct:fail({counterexample, proper:counterexample(), get(?MODULE)}).
+
+%% An exception is a failure, too: Debian's PropEr does not come through one.
+-define(ALL(Variables, Type, Property), ?FORALL(Variables, Type, holds(fun() -> Property end))).
+
+holds(Property) ->
+    try Property()
+    catch
+        error:Reason:Stack -> put(?MODULE, {Reason, Stack}), false
+    end.
+
+%% Refers to the stock, and so shares it with the others.
+stock(Offset, Bytes) ->
+    binary:part(persistent_term:get(?MODULE), Offset, Bytes).
+
+%% --- parcel: what has been packed and unpacked is what it was ------------------------
+
+%% From so many bytes on a binary is large, and so many terms are looked at.
+-define(LARGE, 262144).
+-define(LOOKED_AT, 100).
+
+parcel(_) ->
+    check(200, prop_parcel()),
+    check(100, prop_alone()).
+
+prop_parcel() ->
+    ?ALL(Plan, plan(),
+         begin
+             Term = build(Plan),
+             Parcel = trunkline_parcel:pack(Term),
+             Segments = trunkline_parcel:segments(Parcel),
+             [_ | Taken] = Segments,
+             {Terms, Near, Far} = look(Term),
+             Arrived = [iolist_to_binary(Segment) || Segment <- Segments],
+             Unpacked = trunkline_parcel:unpack(Arrived),
+             {_, Near1, Far1} = look(Unpacked),
+             Bytes = trunkline_parcel:bytes(Parcel),
+             conjunction(
+               [{whole, Unpacked =:= Term},
+                {whole_here, trunkline_parcel:unpack_sent(Parcel) =:= Term},
+                {sizes, trunkline_parcel:sizes(Parcel) =:= [byte_size(A) || A <- Arrived]},
+                {bytes, Bytes =:= lists:sum(trunkline_parcel:sizes(Parcel))},
+                %% nothing but large binaries is taken out, and of few terms all of them
+                {taken, are_among([Binary || [Binary] <- Taken], Near ++ Far)},
+                {once, length(Taken) =< length(Near ++ Far)},
+                {all, Terms > ?LOOKED_AT orelse length(Taken) >= length(Near)},
+                {not_copied, are_among(tl(Arrived), Near1 ++ Far1)}])
+         end).
+
+%% However many large binaries there are and wherever, of so many terms no more can be
+%% taken out; and what is sent is the message and little besides.
+parcel_bounds(_) -> check(prop_parcel_bounds()).
+
+prop_parcel_bounds() ->
+    ?ALL(Plan, plan(),
+         begin
+             Term = build(Plan),
+             Parcel = trunkline_parcel:pack(Term),
+             conjunction(
+               [{segments, length(trunkline_parcel:sizes(Parcel)) =< 1 + ?LOOKED_AT},
+                {bytes, trunkline_parcel:bytes(Parcel) < 1000 + erlang:external_size(Term) * 1.2}])
+         end).
+
+%% At the top it is a segment by itself, on both sides the very same binary, and
+%% keeps alive what it did before.
+prop_alone() ->
+    ?ALL({Offset, Bytes, Copied}, {range(0, 1000), range(?LARGE, 500_000), boolean()},
+         begin
+             Binary = case Copied of
+                          true -> binary:copy(stock(Offset, Bytes));
+                          false -> stock(Offset, Bytes)
+                      end,
+             [First, [Sent]] = trunkline_parcel:segments(trunkline_parcel:pack(Binary)),
+             Unpacked = trunkline_parcel:unpack([iolist_to_binary(First), Sent]),
+             erts_debug:same(Sent, Binary) andalso erts_debug:same(Unpacked, Sent)
+                 andalso binary:referenced_byte_size(Sent) =:= case Copied of true -> Bytes; false -> ?STOCK end
+                 andalso iolist_size(First) < 100
+         end).
+
+%% How many terms there are to look at, and which of them are large binaries: those
+%% that must be taken out, and those that need not, as the way to them is long to tell.
+%% It is not looked at the keys of maps, nor at the last tail of an improper list.
+look(Binary) when is_binary(Binary), byte_size(Binary) >= ?LARGE ->
+    {1, [Binary], []};
+look(Tuple) when is_tuple(Tuple) ->
+    look_at(tuple_to_list(Tuple), {1, [], []});
+look(Map) when is_map(Map) ->
+    maps:fold(fun(Key, Value, {Terms, Near, Far}) ->
+                      case is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 32 of
+                          true -> look_at([Value], {Terms, Near, Far});
+                          false -> {N, Near1, Far1} = look(Value), {Terms + N, Near, Near1 ++ Far1 ++ Far}
+                      end
+              end, {1, [], []}, Map);
+look([_ | _] = List) ->
+    look_at(List, {1, [], []});
+look(_) ->
+    {1, [], []}.
+
+look_at([Term | Rest], {Terms, Near, Far}) ->
+    {N, Near1, Far1} = look(Term),
+    look_at(Rest, {Terms + N, Near1 ++ Near, Far1 ++ Far});
+look_at(_, Seen) ->
+    Seen.
+
+%% The same in memory, not copies of them.
+are_among(Binaries, All) ->
+    lists:all(fun(Binary) -> lists:any(fun(Other) -> erts_debug:same(Binary, Other) end, All) end, Binaries).
+
+%% A term, described: a counterexample should be short, and pids and funs have
+%% nothing that could be printed and read again.
+plan() ->
+    frequency([{4, tree()},
+               %% more than are looked at, or nearly
+               {1, {many, container(), range(90, 110), tree()}},
+               %% deeper than is looked, or nearly
+               {2, {deep, container(), boolean(), oneof([range(1, 10), range(30, 60), 5000]), tree()}}]).
+
+tree() -> ?SIZED(Size, tree(Size)).
+
+tree(Size) when Size < 2 ->
+    frequency([{3, leaf()}, {2, large()}]);
+tree(Size) ->
+    Less = ?LAZY(tree(Size div 3)),
+    Some = ?LAZY(resize(5, list(tree(Size div 3)))),
+    frequency([{1, Less}, {2, {tuple, Some}}, {2, {list, Some}}, {1, {improper, Some, Less}},
+               {2, {map, ?LAZY(resize(5, list({tree(Size div 3), tree(Size div 3)})))}}]).
+
+container() -> oneof([tuple, list, map]).
+
+leaf() ->
+    oneof([{just, oneof([int(), largeint(), float(), -0.0, 1 bsl 2000, - (1 bsl 64), atom(), '', [], {}, #{}, 'größe',
+                         bitstring(), binary(), "text", [1, 2, 3, 1000]])},
+           {made, oneof([pid, ref, port, local_fun, closure, external_fun, foreign_pid, foreign_ref])}]).
+
+large() ->
+    {oneof([shared, shared, copied]), range(0, 1000),
+     frequency([{1, range(64, 200)}, {1, range(60_000, 70_000)}, {3, range(?LARGE - 1, ?LARGE + 1)},
+                {1, range(?LARGE, 400_000)}])}.
+
+build({just, Term}) -> Term;
+build({made, pid}) -> self();
+build({made, ref}) -> make_ref();
+build({made, port}) -> hd(erlang:ports());
+build({made, local_fun}) -> fun build/1;
+build({made, closure}) -> Big = stock(7, ?LARGE + 7), fun() -> Big end;
+build({made, external_fun}) -> fun ?MODULE:all/0;
+build({made, foreign_pid}) -> binary_to_term(<<131, 88, 119, 3, "a@b", 77:32, 7:32, 5:32>>);
+build({made, foreign_ref}) -> binary_to_term(<<131, 90, 3:16, 119, 3, "a@b", 5:32, 1:32, 2:32, 3:32>>);
+build({shared, Offset, Bytes}) -> stock(Offset, Bytes);
+build({copied, Offset, Bytes}) -> binary:copy(stock(Offset, Bytes));
+build({tuple, Plans}) -> list_to_tuple([build(Plan) || Plan <- Plans]);
+build({list, Plans}) -> [build(Plan) || Plan <- Plans];
+build({improper, Plans, Last}) -> [build(Plan) || Plan <- Plans] ++ build(Last);
+build({map, Pairs}) -> maps:from_list([{build(Key), build(Value)} || {Key, Value} <- Pairs]);
+build({many, What, N, Plan}) ->
+    One = build(Plan),
+    wrap(What, [One | [stock(I, ?LARGE) || I <- lists:seq(2, N)]]);
+build({deep, What, First, Depth, Plan}) ->
+    Beside = fun(I) when Depth < 1000 -> stock(I, ?LARGE);
+                (I) -> I
+             end,
+    lists:foldl(fun(I, Term) when First -> wrap(What, [Term, Beside(I), Beside(I + 1)]);
+                   (I, Term) -> wrap(What, [Beside(I), Beside(I + 1), Term])
+                end, build(Plan), lists:seq(1, Depth)).
+
+wrap(tuple, Terms) -> list_to_tuple(Terms);
+wrap(list, Terms) -> Terms;
+wrap(map, Terms) -> maps:from_list(lists:zip(lists:seq(1, length(Terms)), Terms)).
+
+%% --- fragments and reassembly: everything arrives once, whoever carries it ----------------
+
+-define(SLOTS, 3).
+
+%% Parcels of a few bytes, so that small numbers reach all of their edges.
+fragments(_) -> check(400, prop_fragments()).
+
+prop_fragments() ->
+    ?ALL({Commands, Quanta},
+         {moves([{3, {add, range(0, 1000), segments()}}], range(1, 30)), non_empty(list(range(1, 30)))},
+         run_fragments(Commands, Quanta, [])).
+
+%% Messages as they are, and fragments as they are.
+journey(_) -> check(150, prop_journey()).
+
+prop_journey() ->
+    ?ALL({Plans, Commands, Quanta}, {messages(), moves([], quantum()), non_empty(list(quantum()))},
+         begin
+             Terms = [build(Plan) || Plan <- Plans],
+             run_fragments(Commands, Quanta, [{trunkline_parcel:pack(Term), {message, Term}} || Term <- Terms])
+         end).
+
+messages() -> ?LET(N, range(1, 3), vector(N, frequency([{4, tree()}, {1, plan()}]))).
+
+quantum() -> oneof([range(60_000, 300_000), range(100_000, 4_000_000), ?LARGE]).
+
+%% More commands than PropEr's sizes would give.
+moves(More, Quantum) ->
+    ?SIZED(Size, resize(3 * Size, list(frequency([{12, {next, slot(), Quantum}},
+                                                  {12, {arrive, slot(), range(1, 5)}},
+                                                  {2, {break, slot()}},
+                                                  {2, {done, range(0, 20)}},
+                                                  {1, {abandon, range(0, 20)}} | More])))).
+
+slot() -> range(1, ?SLOTS).
+
+segments() -> resize(6, non_empty(list(non_empty(list(range(1, 40)))))).
+
+%% It is made by hand: segments, each of some pieces.
+by_hand(Offset, Segments) ->
+    {Binaries, _} = lists:mapfoldl(fun(Pieces, At) ->
+                                           lists:mapfoldl(fun(Bytes, A) -> {stock(A, Bytes), A + Bytes} end, At, Pieces)
+                                   end, Offset, Segments),
+    {{[lists:sum(Pieces) || Pieces <- Segments], Binaries}, by_hand}.
+
+%% The model: of each parcel that is not done, what it is, which bytes are under way
+%% or have arrived, where fragments have ended, and since when it has been waiting; of
+%% each carrier, what is under way; and which parcels are complete.
+-record(known, {message :: {message, term()} | by_hand,
+                whole :: binary(), segments :: [binary()], sizes :: [pos_integer()],
+                sent = #{} :: #{Offset :: non_neg_integer() => Length :: pos_integer()},
+                ends :: [pos_integer()], since :: non_neg_integer()}).
+-record(way, {name :: term(), under_way = [] :: [tuple()], arrived = 0 :: non_neg_integer()}).
+-record(model, {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
+                ways :: #{pos_integer() => #way{}}, known = #{} :: #{trunkline_fragments:id() => #known{}},
+                bytes = #{} :: #{trunkline_fragments:id() => pos_integer()},     % arrived, of what is not complete
+                complete = [] :: [trunkline_fragments:id()],                     % and not done
+                next = 1 :: pos_integer(), now = 0 :: non_neg_integer()}).          % counts steps
+
+%% Fails where it is not as in the model.
+run_fragments(Commands, Quanta, Parcels) ->
+    M = #model{ways = maps:from_list([{Slot, #way{name = {Slot, 0}}} || Slot <- lists:seq(1, ?SLOTS)])},
+    M1 = steps(Commands, lists:foldl(fun add_parcel/2, M, Parcels)),
+    #model{fragments = F} = M2 = finish(Quanta, M1),
+    false = trunkline_fragments:is_waiting(F),
+    true = trunkline_fragments:is_empty(F),
+    none = trunkline_fragments:next({1, 0}, 1, F),
+    is_forgotten(M2).
+
+steps(Commands, M) ->
+    lists:foldl(fun(Command, M0) -> agree(step(Command, M0)) end, M, Commands).
+
+agree(#model{fragments = F, known = Known, now = Now} = M) ->
+    Waiting = waiting(Known) =/= [],
+    Waiting = trunkline_fragments:is_waiting(F),
+    Empty = map_size(Known) =:= 0,
+    Empty = trunkline_fragments:is_empty(F),
+    M#model{now = Now + 1}.
+
+waiting(Known) -> [K || K <- maps:values(Known), is_waiting(K)].
+
+is_waiting(#known{whole = Whole, sent = Sent}) ->
+    lists:sum(maps:values(Sent)) < byte_size(Whole).
+
+step({add, Offset, Segments}, M) ->
+    add_parcel(by_hand(Offset, Segments), M);
+step({next, Slot, Quantum}, #model{fragments = F, ways = Ways, known = Known, now = Now} = M) ->
+    #{Slot := #way{name = Name, under_way = UnderWay} = Way} = Ways,
+    case trunkline_fragments:next(Name, Quantum, F) of
+        none ->
+            [] = waiting(Known),
+            M;
+        {{Id, Size, Offset, Length, Data} = Fragment, F1} ->
+            %% It is the turn of whoever has been waiting longest.
+            #{Id := #known{since = Since} = K} = Known,
+            [] = [Other || #known{since = Other} <- waiting(Known), Other < Since],
+            Entry = {Id, Size, Offset, Length, iolist_to_binary(Data)},
+            M#model{fragments = F1, known = Known#{Id := sent(Fragment, Quantum, K#known{since = Now})},
+                    ways = Ways#{Slot := Way#way{under_way = UnderWay ++ [Entry]}}}
+    end;
+step({arrive, _, 0}, M) ->
+    M;
+step({arrive, Slot, N}, #model{ways = Ways} = M) ->
+    case Ways of
+        #{Slot := #way{under_way = [Entry | UnderWay], arrived = Arrived} = Way} ->
+            M1 = M#model{ways = Ways#{Slot := Way#way{under_way = UnderWay, arrived = Arrived + 1}}},
+            step({arrive, Slot, N - 1}, arrived(Entry, M1));
+        #{} ->
+            M
+    end;
+step({break, Slot}, #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes, now = Now} = M) ->
+    #{Slot := #way{name = {_, N} = Name, under_way = Lost, arrived = Arrived}} = Ways,
+    F1 = trunkline_fragments:cut(Name, Arrived, F),
+    F1 = trunkline_fragments:cut(Name, 0, F1),           % who says it again says nothing
+    true = trunkline_reassembly:bytes(R) =:= lists:sum(maps:values(Bytes)),
+    M#model{fragments = F1, known = lists:foldl(fun(Entry, K) -> lost(Entry, Now, K) end, Known, Lost),
+            ways = Ways#{Slot := #way{name = {Slot, N + 1}}}};
+step({done, _}, #model{complete = []} = M) ->
+    M;
+step({done, N}, #model{fragments = F, complete = Complete, known = Known} = M) ->
+    Id = lists:nth(1 + N rem length(Complete), Complete),
+    F1 = trunkline_fragments:done(Id, F),
+    F1 = trunkline_fragments:done(Id, F1),
+    M#model{fragments = F1, complete = lists:delete(Id, Complete), known = maps:remove(Id, Known)};
+step({abandon, N}, #model{fragments = F, complete = Complete, known = Known} = M) ->
+    case maps:keys(Known) -- Complete of
+        [] ->
+            M;
+        Ids ->
+            Id = lists:nth(1 + N rem length(Ids), Ids),
+            M#model{fragments = trunkline_fragments:done(Id, F), known = maps:remove(Id, Known)}
+    end.
+
+add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N, now = Now} = M) ->
+    Id = {1 + N rem 2, N},
+    Sizes = trunkline_parcel:sizes(Parcel),
+    Segments = [iolist_to_binary(Segment) || Segment <- trunkline_parcel:segments(Parcel)],
+    M#model{fragments = trunkline_fragments:add(Id, Parcel, F), next = N + 1,
+            known = Known#{Id => #known{message = Message, whole = iolist_to_binary(Segments), segments = Segments,
+                                        sizes = Sizes, ends = segment_ends(Sizes), since = Now}}}.
+
+%% The fragment is what it says, within one segment, not under way already, and as
+%% long as it should be.
+sent({_, Size, Offset, Length, Data}, Quantum, #known{whole = Whole, sizes = Sizes, sent = Sent, ends = Ends} = K) ->
+    Size = byte_size(Whole),
+    End = Offset + Length,
+    true = iolist_to_binary(Data) =:= binary:part(Whole, Offset, Length),
+    [] = [E || E <- segment_ends(Sizes), E > Offset, E < End],
+    [] = [O || {O, L} <- maps:to_list(Sent), O < End, O + L > Offset],
+    true = Length > 0 andalso Length =< 2 * Quantum,
+    true = Length =:= Quantum orelse lists:member(End, Ends),
+    K#known{sent = Sent#{Offset => Length}, ends = lists:usort([End | Ends])}.
+
+segment_ends(Sizes) ->
+    {Ends, _} = lists:mapfoldl(fun(Size, At) -> {At + Size, At + Size} end, 0, Sizes),
+    Ends.
+
+lost({Id, _, Offset, Length, _}, Now, Known) ->
+    case Known of
+        #{Id := #known{sent = Sent, since = Since} = K} ->
+            #{Offset := Length} = Sent,
+            Known#{Id := K#known{sent = maps:remove(Offset, Sent),
+                                 since = case is_waiting(K) of true -> Since; false -> Now end}};
+        #{} ->
+            Known
+    end.
+
+arrived({Id, Size, Offset, Length, Data}, #model{reassembly = R, known = Known, bytes = Bytes, complete = Complete} = M) ->
+    Sum = maps:get(Id, Bytes, 0) + Length,
+    case trunkline_reassembly:add(Id, Size, Offset, Data, R) of
+        {incomplete, R1} ->
+            true = Sum < Size,
+            {incomplete, R1} = trunkline_reassembly:add(Id, Size, Offset, Data, R1),      % it is there already
+            M#model{reassembly = R1, bytes = Bytes#{Id => Sum}};
+        {complete, Parts, R1} ->
+            Sum = Size,
+            false = lists:member(Id, Complete),
+            M1 = M#model{reassembly = R1, bytes = maps:remove(Id, Bytes)},
+            case Known of
+                #{Id := K} -> true = is_whole(Parts, K), M1#model{complete = [Id | Complete]};
+                #{} -> M1                                          % abandoned, and yet it arrived
+            end
+    end.
+
+%% A segment that came in one piece has not been copied.
+is_whole(Parts, #known{message = Message, sizes = Sizes, segments = Segments}) ->
+    Arrived = trunkline_reassembly:segments(Parts, Sizes),
+    Starts = [0 | segment_ends(lists:droplast(Sizes))],
+    Arrived =:= Segments
+        andalso lists:all(fun({Start, Segment}) ->
+                                  {Start, Part} = lists:keyfind(Start, 1, Parts),
+                                  byte_size(Part) < byte_size(Segment) orelse erts_debug:same(Part, Segment)
+                          end, lists:zip(Starts, Arrived))
+        andalso (Message =:= by_hand orelse Message =:= {message, trunkline_parcel:unpack(Arrived)}).
+
+%% Whatever is under way arrives in the end, and what has been lost is sent again.
+finish([Quantum | Quanta], #model{fragments = F} = M) ->
+    Slot = 1 + Quantum rem ?SLOTS,
+    All = [{arrive, S, 1_000_000} || S <- lists:seq(1, ?SLOTS)],
+    case trunkline_fragments:is_waiting(F) of
+        true ->
+            finish(Quanta ++ [Quantum], steps([{next, Slot, Quantum}, {next, 1 + Slot rem ?SLOTS, Quantum},
+                                               {arrive, Slot, 1}, {done, Quantum}], M));
+        false ->
+            #model{complete = Complete} = M1 = steps(All, M),
+            steps([{done, 0} || _ <- Complete] ++ [{break, Slot}], M1)
+    end.
+
+%% When everything is done, its next fragment makes a carrier forget all before it:
+%% what is left is as much as if there had been nothing else.
+is_forgotten(#model{fragments = F, ways = Ways}) ->
+    {Parcel, _} = by_hand(0, [[1]]),
+    Id = {1, 1_000_000},
+    More = fun(#way{name = Name}, F0) ->
+                   {_, F1} = trunkline_fragments:next(Name, 1, trunkline_fragments:add(Id, Parcel, F0)),
+                   trunkline_fragments:done(Id, F1)
+           end,
+    [Left, Least] = [erts_debug:flat_size(lists:foldl(More, F0, maps:values(Ways))) || F0 <- [F, trunkline_fragments:new()]],
+    Left =< Least.
+
+%% --- turns: a message waits for those it must not overtake, and for no others -------------
+
+turns(_) -> check(prop_turns()).
+
+prop_turns() ->
+    ?ALL(Commands, ?SIZED(Size, resize(3 * Size, list(turns_command()))),
+         run_turns(Commands, trunkline_turns:new(), [], 1)).
+
+turns_command() ->
+    frequency([{3, {enter, range(1, 3), receiver(), oneof([time, time, no_time])}}, {2, {done, range(0, 20)}}]).
+
+receiver() -> oneof([range(1, 3), a_name, frequency([{1, any}, {2, other_name}])]).
+
+%% The model: {N, Sender, Receiver, Takes, State}, oldest first, until delivered; its
+%% state is that it waits, or that it is being delivered.
+run_turns([], Turns, [], _) ->
+    trunkline_turns:is_empty(Turns);
+run_turns([], Turns, Model, N) ->
+    run_turns([{done, N}], Turns, Model, N);
+run_turns([{enter, S, R, Takes} | Commands], Turns, Model, N) ->
+    {Expected, Model1} = deliver(process(S), Model ++ [{N, process(S), process(R), Takes, waits}]),
+    {Now, Turns1} = trunkline_turns:enter(process(S), process(R), {Takes, N}, Turns),
+    Now =:= Expected
+        andalso trunkline_turns:is_empty(Turns1) =:= (Model1 =:= [])
+        andalso run_turns(Commands, Turns1, Model1, N + 1);
+run_turns([{done, K} | Commands], Turns, Model, N) ->
+    case [Message || {_, _, _, _, delivering} = Message <- Model] of
+        [] ->
+            Model =:= [] andalso run_turns(Commands, Turns, Model, N);      % or all wait for nobody
+        Out ->
+            {_, Sender, Receiver, _, _} = Message = lists:nth(1 + K rem length(Out), Out),
+            {Expected, Model1} = deliver(Sender, lists:delete(Message, Model)),
+            {Now, Turns1} = trunkline_turns:done(Sender, Receiver, Turns),
+            Now =:= Expected
+                andalso trunkline_turns:is_empty(Turns1) =:= (Model1 =:= [])
+                andalso run_turns(Commands, Turns1, Model1, N)
+    end.
+
+process(N) when is_integer(N) -> list_to_pid("<0." ++ integer_to_list(N) ++ ".0>");
+process(Name) -> Name.
+
+%% Of this sender, all that have nobody before them whom they must not overtake.
+deliver(Sender, Model) -> deliver(Sender, Model, [], []).
+
+deliver(_, [], Before, Now) ->
+    {lists:reverse(Now), lists:reverse(Before)};
+deliver(Sender, [{N, Sender, Receiver, Takes, waits} = Message | Model], Before, Now) ->
+    Conflicts = [Other || {_, S, Other, _, _} <- Before, S =:= Sender,
+                          Other =:= Receiver orelse Other =:= any orelse Receiver =:= any],
+    case Takes of
+        _ when Conflicts =/= [] -> deliver(Sender, Model, [Message | Before], Now);
+        time -> deliver(Sender, Model, [{N, Sender, Receiver, Takes, delivering} | Before], [N | Now]);
+        no_time -> deliver(Sender, Model, Before, [N | Now])
+    end;
+deliver(Sender, [Message | Model], Before, Now) ->
+    deliver(Sender, Model, [Message | Before], Now).
+
+%% --- quantum: it finds out what a connection moves in a turn -------------------------------
+
+-define(TURN, 8000).                   % us
+-define(LEAST, 65536).
+-define(MOST, (8 bsl 20)).
+
+quantum(_) ->
+    check(prop_quantum()),
+    check(prop_rate()).
+
+%% Whatever it is told.
+prop_quantum() ->
+    ?ALL(Steps, list(measurement()), run_quantum(Steps, trunkline_quantum:new())).
+
+measurement() ->
+    {oneof([range(1, 20_000_000), range(1, 2000), {of_quantum, range(50, 200)}]),      % bytes, or % of the quantum
+     oneof([0, 1, ?TURN, ?TURN + 1, range(0, 20_000), range(0, 10_000_000)])}.
+
+run_quantum([], _) ->
+    true;
+run_quantum([{What, Microseconds} | Steps], Quantum) ->
+    Before = trunkline_quantum:bytes(Quantum),
+    Bytes = case What of
+                {of_quantum, Percent} -> max(1, Before * Percent div 100);
+                _ -> What
+            end,
+    Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
+    After = trunkline_quantum:bytes(Quantum1),
+    After >= ?LEAST andalso After =< ?MOST andalso After =< 2 * Before
+        %% what is quick is no reason for less, and what is slow none for more
+        andalso (Microseconds > ?TURN orelse After >= Before)
+        andalso (Microseconds =< ?TURN orelse After =< Before)
+        %% a short time tells of the buffer only, unless it was long enough for much
+        andalso (Microseconds > ?TURN orelse Bytes >= Before orelse After =:= Before)
+        %% one slow fragment does not take more than half
+        andalso 2 * After >= Before - 1
+        andalso run_quantum(Steps, Quantum1).
+
+%% A connection of so many bytes a second. After few steps, wherever it came from, a
+%% fragment takes a turn: one as long as the quantum, or the others, of which some are
+%% up to twice as long.
+prop_rate() ->
+    ?ALL({History, LogRate, Percents},
+         {list(measurement()), float(6.0, 9.7), oneof([vector(40, 100), vector(40, range(100, 200)), vector(40, 200)])},
+         begin
+             Rate = math:pow(10, LogRate) / 1_000_000,               % bytes/us
+             Ideal = min(?MOST, max(?LEAST, Rate * ?TURN)),
+             Start = lists:foldl(fun({Bytes, Us}, Q) when is_integer(Bytes) -> trunkline_quantum:sent(Bytes, Us, Q);
+                                    (_, Q) -> Q
+                                 end, trunkline_quantum:new(), History),
+             {Quanta, _} = lists:mapfoldl(fun(Percent, Q) ->
+                                                  Bytes = trunkline_quantum:bytes(Q) * Percent div 100,
+                                                  Q1 = trunkline_quantum:sent(Bytes, trunc(Bytes / Rate), Q),
+                                                  {trunkline_quantum:bytes(Q1), Q1}
+                                          end, Start, Percents),
+             Longest = lists:max(Percents) / 100,
+             lists:all(fun(Q) -> Q =< 1.1 * Ideal andalso Q >= Ideal / Longest / 1.1 end, lists:nthtail(11, Quanta))
+                 %% as it starts, within a factor of two after four
+                 andalso (History =/= []
+                          orelse lists:nth(4, Quanta) =< 2 * Ideal andalso lists:nth(4, Quanta) >= Ideal / Longest / 2)
+         end).
+
+%% --- courtesy: nobody has to wait long because of it ---------------------------------------
+
+-define(DELAY, 2000).                  % us
+-define(MOST_FRAGMENTS, 256).
+
+courtesy(_) ->
+    check(prop_courtesy()),
+    {_, C, _} = one_by_one(300, 100, 0, trunkline_courtesy:new(), []),
+    ?MOST_FRAGMENTS = room(C).
+
+%% After whatever there was: a quarter less for a long delay, one more for a short one,
+%% and never nothing.
+prop_courtesy() ->
+    ?ALL({Commands, Slow, Quick}, {courtesy_commands(), range(1, 30), range(1, 30)},
+         case run_courtesy(Commands, 0, trunkline_courtesy:new(), [], infinity) of
+             false ->
+                 false;
+             {Now, C, Shortest} ->
+                 Fragment = trunkline_courtesy:fragment_bytes(),
+                 {Now1, C1, Long} = one_by_one(Slow, Shortest + ?DELAY, Now, C, []),
+                 {_, _, Short} = one_by_one(Quick, Shortest + ?DELAY - 1, Now1, C1, []),
+                 Fragment > 0 andalso Fragment < 65536
+                     andalso lists:all(fun({W, W1}) -> W >= 1 andalso W1 =:= max(1, W * 3 div 4) end, Long)
+                     andalso lists:all(fun({W, W1}) -> W1 =:= min(?MOST_FRAGMENTS, W + 1) end, Short)
+         end).
+
+courtesy_commands() ->
+    Later = oneof([range(0, 100), range(0, 3000), range(0, 30_000)]),
+    ?SIZED(Size, resize(10 * Size, list({oneof([send, fill, ack, ack_all]), Later}))).
+
+%% Sent: when what is under way was sent, oldest first.
+run_courtesy([], Now, C, [], infinity) ->
+    run_courtesy([{send, 1}, {ack, 100}], Now, C, [], infinity);
+run_courtesy([], Now, C, [], Shortest) ->
+    {Now, C, Shortest};
+run_courtesy([], Now, C, Sent, Shortest) ->
+    run_courtesy([{ack_all, 1}], Now, C, Sent, Shortest);
+run_courtesy([{What, Later} | Commands], Before, C, Sent, Shortest) ->
+    Now = Before + Later,
+    case {What, Sent} of
+        {send, _} ->
+            {C1, Sent1} = send(1, Now, C, Sent),
+            length(Sent1) =< ?MOST_FRAGMENTS
+                andalso (Sent =/= [] orelse Sent1 =/= [])               % it never comes to a stand
+                andalso run_courtesy(Commands, Now, C1, Sent1, Shortest);
+        {fill, _} ->
+            {C1, Sent1} = send(infinity, Now, C, Sent),
+            length(Sent1) =< ?MOST_FRAGMENTS
+                andalso run_courtesy(Commands, Now, C1, Sent1, Shortest);
+        {_, []} ->
+            C =:= trunkline_courtesy:acked(Now, C)                      % that was nobody's
+                andalso run_courtesy(Commands, Now, C, [], Shortest);
+        {ack, [Then | Sent1]} ->
+            run_courtesy(Commands, Now, trunkline_courtesy:acked(Now, C), Sent1, min(Shortest, Now - Then));
+        {ack_all, [Then | Sent1]} ->
+            run_courtesy([{ack_all, 0} || Sent1 =/= []] ++ Commands, Now, trunkline_courtesy:acked(Now, C),
+                         Sent1, min(Shortest, Now - Then))
+    end.
+
+send(0, _, C, Sent) ->
+    {C, Sent};
+send(N, Now, C, Sent) ->
+    case trunkline_courtesy:is_open(C) andalso length(Sent) =< ?MOST_FRAGMENTS of
+        true -> send(case N of infinity -> N; _ -> N - 1 end, Now, trunkline_courtesy:sent(Now, C), Sent ++ [Now]);
+        false -> {C, Sent}
+    end.
+
+%% One fragment at a time, each acknowledged after the same time; answers the windows
+%% before and after each.
+one_by_one(0, _, Now, C, Windows) ->
+    {Now, C, Windows};
+one_by_one(N, Delay, Now, C, Windows) ->
+    C1 = trunkline_courtesy:acked(Now + Delay, trunkline_courtesy:sent(Now, C)),
+    one_by_one(N - 1, Delay, Now + Delay + 1, C1, [{room(C), room(C1)} | Windows]).
+
+%% The window, if nothing is under way.
+room(C) ->
+    {_, Sent} = send(infinity, 0, C, []),
+    length(Sent).
+
+%% A connection that takes so many us for a fragment, and whose ends are so many us
+%% apart, there and back. Then it is slower: others have come.
+courtesy_link(_) -> check(200, prop_link()).
+
+prop_link() ->
+    ?ALL({LogService, Trip, Slower}, {float(2.0, 4.0), oneof([range(0, 200), range(0, 10_000)]), range(1, 5)},
+         begin
+             Service = round(math:pow(10, LogService)),
+             Start = #{now => 0, free => 0, courtesy => trunkline_courtesy:new(), acks => queue:new(), waits => []},
+             Grown = link(2500, Service, Trip, Start),
+             #{now := Now, waits := Waits} = link(2500, Service, Trip, Grown),
+             #{waits := Waits1} = link(2500, Slower * Service, Trip, link(1000, Slower * Service, Trip, Grown)),
+             Rate = 2500 * Service / (Now - maps:get(now, Grown)),
+             Possible = min(1, ?MOST_FRAGMENTS * Service / (Service + Trip)),
+             conjunction(
+               %% who comes in between has to wait little longer than it is meant to
+               [{wait, lists:max(Waits) =< 3 * ?DELAY + 3 * Service},
+                {wait_slower, lists:max(Waits1) =< 3 * ?DELAY + 3 * Slower * Service},
+                %% and if nobody comes the connection is used
+                {used, Rate >= 0.8 * Possible}])
+         end).
+
+%% Until so many have been acknowledged, always as many under way as may be.
+link(N, Service, Trip, Link) -> link1(N, Service, Trip, Link#{waits := []}).
+
+link1(0, _, _, Link) ->
+    Link;
+link1(N, Service, Trip, #{now := Now, free := Free, courtesy := C, acks := Acks, waits := Waits} = Link) ->
+    case trunkline_courtesy:is_open(C) of
+        true ->
+            Begin = max(Now, Free),
+            link1(N, Service, Trip, Link#{free := Begin + Service, courtesy := trunkline_courtesy:sent(Now, C),
+                                          acks := queue:in(Begin + Service + Trip, Acks), waits := [Begin - Now | Waits]});
+        false ->
+            {{value, Then}, Acks1} = queue:out(Acks),
+            link1(N - 1, Service, Trip, Link#{now := Then, courtesy := trunkline_courtesy:acked(Then, C), acks := Acks1})
+    end.
+
+%% --- wire: what comes from a socket may be anything ------------------------------------------
+
+wire(_) ->
+    check(prop_hello()),
+    check(prop_frame()),
+    check(prop_proof()).
+
+-define(MAGIC, "TRUNKLN1").
+
+prop_hello() ->
+    ?ALL({Token, Nonce, Junk}, {binary(16), binary(16), almost(<<?MAGIC, 0:256>>)},
+         begin
+             Hello = trunkline_wire:hello(Token, Nonce),
+             byte_size(Hello) =:= trunkline_wire:hello_bytes()
+                 andalso {ok, Token, Nonce} =:= trunkline_wire:parse_hello(Hello)
+                 andalso trunkline_wire:parse_hello(Junk) =:=
+                     case Junk of
+                         <<?MAGIC, T:16/binary, N:16/binary>> -> {ok, T, N};
+                         _ -> error
+                     end
+                 %% what is secret is so long, and is not used twice
+                 andalso lists:all(fun({Make, Bytes}) -> byte_size(Make()) =:= Bytes andalso Make() =/= Make() end,
+                                   [{fun trunkline_wire:token/0, 16}, {fun trunkline_wire:secret/0, 32},
+                                    {fun trunkline_wire:nonce/0, 16}])
+         end).
+
+%% A binary with some bits inverted, or cut off, or more than there should be.
+almost(Binary) ->
+    oneof([binary(), binary(byte_size(Binary)),
+           ?LET(Bit, range(0, bit_size(Binary) - 1), invert(Bit, Binary)),
+           ?LET({At, Bytes}, {range(0, byte_size(Binary)), binary()},
+                <<(binary:part(Binary, 0, At))/binary, Bytes/binary>>),
+           ?LET(Bytes, non_empty(binary()), <<Binary/binary, Bytes/binary>>),
+           %% the beginning is right, and the rest anything
+           ?LET(Bytes, binary(byte_size(Binary) - 8), <<(binary:part(Binary, 0, 8))/binary, Bytes/binary>>)]).
+
+invert(Bit, Binary) ->
+    <<Before:Bit/bits, B:1, After/bits>> = Binary,
+    <<Before/bits, (1 - B):1, After/bits>>.
+
+prop_frame() ->
+    ?ALL({Lane, Number, Offset, Data, More, Junk},
+         {range(0, 65535), any_64(), any_64(), oneof([<<>>, binary(), list(binary())]),
+          oneof([-1, 0, 1, range(-1000, 1000), any_64()]), almost(<<1:16, 1:64, 9:64, 0:64, "some data">>)},
+         begin
+             Length = iolist_size(Data),
+             Size = min((1 bsl 64) - 1, max(0, Offset + Length + More)),
+             <<Rest:32, Frame/binary>> =
+                 iolist_to_binary(trunkline_wire:frame({Lane, Number}, Size, Offset, Length, Data)),
+             Expected = case Length > 0 andalso Offset + Length =< Size of
+                            true -> {ok, {Lane, Number}, Size, Offset, iolist_to_binary(Data)};
+                            false -> error
+                        end,
+             Rest =:= byte_size(Frame)
+                 andalso Expected =:= trunkline_wire:parse_frame(Frame)
+                 andalso is_sound(trunkline_wire:parse_frame(Junk), Junk)
+         end).
+
+any_64() -> oneof([0, 1, (1 bsl 64) - 1, range(0, 1000), range(0, (1 bsl 64) - 1)]).
+
+is_sound(error, Junk) ->
+    case Junk of
+        <<_:10/binary, Size:64, Offset:64, _, Data/binary>> -> Offset + 1 + byte_size(Data) > Size;
+        _ -> true
+    end;
+is_sound({ok, Id, Size, Offset, Data}, Junk) ->
+    Length = byte_size(Data),
+    Length > 0 andalso Offset + Length =< Size
+        andalso iolist_to_binary(trunkline_wire:frame(Id, Size, Offset, Length, Data)) =:= <<(byte_size(Junk)):32, Junk/binary>>.
+
+%% Nobody has a right proof but who knows the secret, and each side has its own.
+prop_proof() ->
+    ?ALL({Who, Secret, Ours, Theirs, Wrong, Bit},
+         {oneof([connecting, listening]), binary(32), binary(16), binary(16),
+          {binary(32), binary(16), binary(16)}, range(0, 255)},
+         begin
+             Right = trunkline_wire:proof(Who, Secret, Ours, Theirs),
+             Others = [trunkline_wire:proof(W, S, O, T) || W <- [connecting, listening],
+                                                           {S, O, T} <- others(Secret, Ours, Theirs, Wrong),
+                                                           {W, S, O, T} =/= {Who, Secret, Ours, Theirs}],
+             Sizes = [<<Right/binary, 0>>, <<Right/binary, Right/binary>>
+                     | [binary:part(Right, 0, N) || N <- [0, 1, 16, 31]]],
+             byte_size(Right) =:= trunkline_wire:proof_bytes()
+                 andalso 16 + byte_size(Right) =:= trunkline_wire:welcome_bytes()
+                 andalso Right =:= hmac(Secret, <<(atom_to_binary(Who))/binary, Ours/binary, Theirs/binary>>)
+                 andalso trunkline_wire:is_proof(binary:copy(Right), Right)
+                 andalso not lists:any(fun(Proof) -> trunkline_wire:is_proof(Proof, Right) end,
+                                       [invert(Bit, Right) | Others ++ Sizes])
+         end).
+
+%% Each with something else, and the nonces exchanged.
+others(Secret, Ours, Theirs, {Secret1, Ours1, Theirs1}) ->
+    [{Secret, Ours, Theirs}, {Secret1, Ours, Theirs}, {Secret, Ours1, Theirs}, {Secret, Ours, Theirs1},
+     {Secret, Theirs, Ours}].
+
+%% By RFC 2104: a node of another release must come to the same.
+hmac(Key, Data) ->
+    Pad = fun(Byte) -> crypto:exor(<<Key/binary, 0:256>>, binary:copy(<<Byte>>, 64)) end,
+    crypto:hash(sha256, [Pad(16#5c), crypto:hash(sha256, [Pad(16#36), Data])]).
