@@ -36,6 +36,7 @@
          stats :: trunkline_stats:stats(),
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
          carriers = #{} :: #{pid() => #carrier{}},
+         retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          opening = none :: none | pid(),               % a carrier that is making a connection
          %% When it makes sense to try a connection again (monotonic, ms), and how
          %% long to wait if that fails too. `never': they are not wanted.
@@ -95,6 +96,7 @@ handle_info({ready, Pid, Token}, #bulk{opening = Pid, carriers = Carriers} = S) 
 handle_info({cut, Name, Received}, #bulk{carriers = Carriers, fragments = Fragments} = S) ->
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
+                 %% The connection is gone; the dock knows already.
                  exit(Pid, kill),
                  show(S#bulk{carriers = maps:remove(Pid, Carriers)});
              [] ->
@@ -103,11 +105,10 @@ handle_info({cut, Name, Received}, #bulk{carriers = Carriers, fragments = Fragme
     {noreply, pump(S1#bulk{fragments = trunkline_fragments:cut(Name, Received, Fragments)})};
 handle_info({'DOWN', _, process, Pid, Reason}, #bulk{opening = Pid} = S) ->
     {noreply, pump(not_connected(Reason, S))};
-handle_info({'DOWN', _, process, Pid, _}, #bulk{carriers = Carriers} = S) ->
-    case Carriers of
-        #{Pid := _} -> {noreply, pump(retire(Pid, S))};
-        #{} -> {noreply, S}                              % it had been retired
-    end;
+handle_info({'DOWN', _, process, Pid, _}, #bulk{carriers = Carriers} = S) when is_map_key(Pid, Carriers) ->
+    {noreply, pump(retired(Pid, retire(Pid, S)))};
+handle_info({'DOWN', _, process, Pid, _}, S) ->
+    {noreply, retired(Pid, S)};
 handle_info({timeout, _, patience}, #bulk{opening = Opening, carriers = Carriers} = S)
   when Opening =/= none, map_size(Carriers) =:= 0 ->
     {noreply, pump(by_distribution(S))};
@@ -185,11 +186,20 @@ not_connected(Reason, #bulk{pause = Pause, node = Node, carriers = Carriers} = S
 
 %% The carrier is not used any more. Until the dock has answered what has arrived
 %% by it, its fragments are neither under way nor waiting.
-retire(Pid, #bulk{carriers = Carriers} = S) ->
+retire(Pid, #bulk{carriers = Carriers, retired = Retired} = S) ->
     {#carrier{name = Name}, Carriers1} = maps:take(Pid, Carriers),
     exit(Pid, kill),
-    _ = erlang:send(S#bulk.dock, {cut, self(), Name}, [noconnect]),
-    show(S#bulk{carriers = Carriers1}).
+    show(S#bulk{carriers = Carriers1, retired = Retired#{Pid => Name}}).
+
+%% Only when it is dead it has certainly sent nothing behind the question.
+retired(Pid, #bulk{retired = Retired, dock = Dock} = S) ->
+    case maps:take(Pid, Retired) of
+        {Name, Retired1} ->
+            _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
+            S#bulk{retired = Retired1};
+        error ->
+            S
+    end.
 
 %% When there is nothing to do, connections are kept for a while.
 rest(#bulk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S) when map_size(Carriers) > 0 ->

@@ -5,7 +5,7 @@
 %% everybody's way, and shows as a delay: how much longer than the shortest time
 %% seen does it take until a fragment is acknowledged? If that is little, one more
 %% fragment may be under way; if it is more, a quarter less. (The idea is that of
-%% LEDBAT, RFC 6817.)
+%% LEDBAT, RFC 6817; like it, once for each round trip.)
 %%
 %% This module decides, and does nothing.
 -module(trunkline_courtesy).
@@ -18,7 +18,11 @@
 -record(courtesy,
         {window = 2 :: pos_integer(),                      % fragments
          shortest = infinity :: us() | infinity,
-         sent = queue:new() :: queue:queue(us())}).        % when
+         sent = queue:new() :: queue:queue(us()),           % when
+         %% When the window was changed. Until what has been sent since then is
+         %% acknowledged it says nothing about the change.
+         changed = none :: us() | none,
+         start = true :: boolean()}).                      % it has never been too much
 -opaque courtesy() :: #courtesy{}.
 
 %% us that the fragments may add to what a message takes.
@@ -42,15 +46,18 @@ sent(Now, #courtesy{sent = Sent} = C) ->
 
 %% The oldest one has been acknowledged.
 -spec acked(Now :: us(), courtesy()) -> courtesy().
-acked(Now, #courtesy{sent = Sent, window = Window, shortest = Shortest} = C) ->
+acked(Now, #courtesy{sent = Sent, window = Window, shortest = Shortest, changed = Changed, start = Start} = C) ->
     case queue:out(Sent) of
         {{value, Then}, Sent1} ->
             Shortest1 = min(Shortest, Now - Then),
-            Window1 = case Now - Then - Shortest1 < ?DELAY of
-                          true -> min(?MOST, Window + 1);
-                          false -> max(1, Window * 3 div 4)
-                      end,
-            C#courtesy{sent = Sent1, window = Window1, shortest = Shortest1};
+            C1 = C#courtesy{sent = Sent1, shortest = Shortest1},
+            New = Changed =:= none orelse Then >= Changed,
+            case Now - Then - Shortest1 < ?DELAY of
+                true when Start -> C1#courtesy{window = min(?MOST, Window + 1)};
+                true when New -> C1#courtesy{window = min(?MOST, Window + 1), changed = Now};
+                false when New -> C1#courtesy{window = max(1, Window * 3 div 4), changed = Now, start = false};
+                _ -> C1
+            end;
         {empty, _} ->
             C
     end.

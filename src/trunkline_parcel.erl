@@ -69,16 +69,24 @@ take_out(Binary, Path, Look, Found) when is_binary(Binary), byte_size(Binary) >=
 take_out(Tuple, Path, Look, Found) when is_tuple(Tuple), tuple_size(Tuple) < Look ->
     elements(1, Tuple, Path, Look - 1, Found);
 take_out(Map, Path, Look, Found) when is_map(Map), map_size(Map) < Look ->
-    maps:fold(fun(Key, Value, {Bare, L, F}) ->
-                      case take_out(Value, [{key, Key} | Path], L, F) of
+    maps:fold(fun(Key, Value, {Bare, L, F}) when L > 0 ->
+                      case is_short(Key) andalso take_out(Value, [{key, Key} | Path], L, F) of
+                          false -> {Bare, L - 1, F};
                           {_, L1, F} -> {Bare, L1, F};
                           {Value1, L1, F1} -> {Bare#{Key := Value1}, L1, F1}
-                      end
+                      end;
+                 (_, _, Acc) ->
+                      Acc
               end, {Map, Look - 1, Found}, Map);
 take_out([_ | _] = List, Path, Look, Found) when Look > 0 ->
     cells(1, List, Path, Look - 1, Found);
 take_out(Term, _, Look, Found) ->
     {Term, Look - 1, Found}.
+
+%% The way to each binary travels, too: it should not be longer than the binary.
+is_short(Key) ->
+    is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 64
+        orelse is_binary(Key) andalso byte_size(Key) =< 64 orelse is_pid(Key) orelse is_reference(Key).
 
 elements(N, Tuple, Path, Look, Found) when Look > 0, N =< tuple_size(Tuple) ->
     case take_out(element(N, Tuple), [{element, N} | Path], Look, Found) of
