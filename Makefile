@@ -13,9 +13,9 @@ demo: bench-flood ## two real nodes, the flood experiment, and its table
 test: ## compiler warnings, xref, Dialyzer, and all suites on real nodes
 test: dialyzer xref ct
 
-ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE
+ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper
-	tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
+	LANES=$(LANES) tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer

@@ -17,7 +17,11 @@ start() -> start([]).
 
 start(Env) -> start(Env, peer:random_name("trunkline_test")).
 
-start(Env, Name) -> start(Env, Name, []).
+start(Env, Name) ->
+    start(Env, Name, case os:getenv("LANES") of
+                         "tls" -> certificates:dist_arguments();
+                         _ -> []
+                     end).
 
 %% With more arguments for the emulator.
 start(Env, Name, Args) ->
@@ -35,11 +39,12 @@ start(Env, Name, Args) ->
     end,
     {Peer, Node, OsPid}.
 
-%% All suites can be run with the lanes on connections of their own: make ct LANES=tcp
+%% All suites can be run with the lanes on connections of their own: make ct LANES=tcp, or tls
 lanes_on() ->
-    case os:getenv("LANES", "dist") of
+    case os:getenv("LANES", "") of
+        "" -> [];
         "dist" -> [];
-        Transport -> [{lane_transport, list_to_existing_atom(Transport)}]
+        Transport -> [{lane_transport, list_to_atom(Transport)}]
     end.
 
 %% Runs at the node.

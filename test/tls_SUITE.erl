@@ -27,11 +27,11 @@ all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_v
 
 %% Two authorities, and what each has certified for this machine's name.
 init_per_suite(Config) ->
-    case os:getenv("LANES", "dist") of
-        "dist" ->
+    case os:getenv("LANES", "") of
+        "" ->
             {ok, _} = application:ensure_all_started(ssl),
             Dir = ?config(priv_dir, Config),
-            [{ours, certified(Dir, "ours")}, {foreign, certified(Dir, "foreign")}, {dir, Dir} | Config];
+            [{ours, certificates:make(Dir, "ours")}, {foreign, certificates:make(Dir, "foreign")}, {dir, Dir} | Config];
         _ ->
             {skip, "who has which connections is tested here"}
     end.
@@ -508,21 +508,3 @@ arguments(Options) ->
     ["-ssl_dist_opt" | lists:append([[lists:concat([Side, "_", Key]), lists:concat([Value])]
                                      || {Side, Values} <- Options, {Key, Value} <- Values])].
 
-%% An authority, and a certificate of its for this machine, as files.
-certified(Dir, Name) ->
-    Options = [{digest, sha256}, {key, {namedCurve, secp256r1}}],
-    Host = host(),
-    Names = #'Extension'{extnID = ?'id-ce-subjectAltName', critical = false,
-                         extnValue = [{dNSName, Host}, {dNSName, net_adm:localhost()}]},
-    Root = public_key:pkix_test_root_cert(Name, Options),
-    Chain = #{root => Root, intermediates => [], peer => [{extensions, [Names]} | Options]},
-    #{server_config := Server} = public_key:pkix_test_data(#{server_chain => Chain, client_chain => Chain}),
-    {KeyType, Key} = proplists:get_value(key, Server),
-    #{cert => pem(Dir, Name ++ ".cert.pem", [{'Certificate', proplists:get_value(cert, Server), not_encrypted}]),
-      key => pem(Dir, Name ++ ".key.pem", [{KeyType, Key, not_encrypted}]),
-      ca => pem(Dir, Name ++ ".ca.pem", [{'Certificate', C, not_encrypted} || C <- proplists:get_value(cacerts, Server)])}.
-
-pem(Dir, Name, Entries) ->
-    File = filename:join(Dir, Name),
-    ok = file:write_file(File, public_key:pem_encode(Entries)),
-    File.
