@@ -98,7 +98,7 @@ cell(tls) -> 4.
 handle_call({invite, _, _}, _, #listener{options = #{bulk_transport := dist, lane_transport := dist}} = S) ->
     {reply, {error, not_wanted}, S};
 handle_call({invite, Wanted, Owner}, _, S) ->
-    case trunkline_transport:choose(Wanted) of
+    case choose(Wanted, S#listener.options) of
         {ok, Transport} ->
             case listen(Transport, S) of
                 {ok, S1} -> {reply, {ok, invitation(Owner, Transport, S1)}, S1};
@@ -130,6 +130,11 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
     end;
 handle_info(_, S) ->
     {noreply, S}.
+
+%% Not less private than either side wants.
+choose(auto, #{bulk_transport := tls}) -> trunkline_transport:choose(tls);
+choose(tcp, #{bulk_transport := tls}) -> {error, tls_wanted};
+choose(Wanted, _) -> trunkline_transport:choose(Wanted).
 
 invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, options = Options}) ->
     Token = trunkline_wire:token(),
