@@ -672,13 +672,14 @@ stopped_and_continued(_) ->
               Load = load(A, B),
               lists:foreach(
                 fun(_) ->
-                        Before = memory_of(A, total),
+                        Before = memory_of(A, binary),
                         cluster:suspend(B),
                         cluster:await(fun() -> bytes(level(A, B)) >= 4 * ?MB orelse level(A, B) end, ?LONG),
-                        Most = lists:max([begin receive after 10 -> ok end, memory_of(A, total) end || _ <- lists:seq(1, 50)]),
+                        Most = lists:max([begin receive after 10 -> ok end, memory_of(A, binary) end || _ <- lists:seq(1, 50)]),
                         cluster:continue(B),
-                        ct:log("memory of the sending node: ~b before, at most ~b while the other stood still", [Before, Most]),
-                        ?assert(Most - Before < 8 * ?MB + 40 * ?MB),
+                        ct:log("binaries at the sending node: ~b before, at most ~b while the other stood still", [Before, Most]),
+                        %% beside the bound, what the senders are packing
+                        ?assert(Most - Before < 8 * ?MB + 64 * ?MB),
                         flowing(Load, B)
                 end, [1, 2]),
               ?assertEqual([], finish(Load, A, B)),
