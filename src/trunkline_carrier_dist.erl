@@ -25,8 +25,9 @@ loop(Bulk, Dock, Courtesy, Owed) ->
             receive
                 {carry, Fragments} ->
                     Courtesy1 = lists:foldl(fun(Fragment, C) -> carry(Fragment, Dock, C) end, Courtesy, Fragments),
+                    Bytes = lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
                     true = garbage_collect(),          % a fragment refers to the whole binary
-                    loop(Bulk, Dock, Courtesy1, lists:sum([Length || {_, _, _, Length, _} <- Fragments]));
+                    loop(Bulk, Dock, Courtesy1, Bytes);
                 {taken, Dock} ->
                     Now = erlang:monotonic_time(microsecond),
                     loop(Bulk, Dock, trunkline_courtesy:acked(Now, Courtesy), Owed);
