@@ -81,7 +81,7 @@ targets(#{trunkline := Ms}) ->
 overload(Variant, Node) ->
     bench:tune(Node, Variant =:= tuned),
     OsPid = erpc:call(Node, os, getpid, []),
-    _ = [erlang:garbage_collect(P) || P <- erlang:processes()],
+    bench:collect_garbage([node()]),
     Rest = erlang:memory(total),
     Sent = counters:new(?SENDERS, []),
     Stop = atomics:new(1, []),

@@ -110,8 +110,7 @@ loop(Owner, Kind, Transport, Socket) ->
 taken({lane, _}, _, _, _) ->
     ok;
 taken(bulk, Owner, Fragments, Start) ->
-    Owner ! {sent, self(), lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
-             erlang:monotonic_time(microsecond) - Start},
+    Owner ! {sent, self(), trunkline_fragments:bytes(Fragments), erlang:monotonic_time(microsecond) - Start},
     %% They may have been the last ones for long, and each, however small, refers to
     %% the whole binary that it is of.
     true = garbage_collect().

@@ -25,7 +25,7 @@ loop(Bulk, Dock, Courtesy, Owed) ->
             receive
                 {carry, Fragments} ->
                     Courtesy1 = lists:foldl(fun(Fragment, C) -> carry(Fragment, Dock, C) end, Courtesy, Fragments),
-                    Bytes = lists:sum([Length || {_, _, _, Length, _} <- Fragments]),
+                    Bytes = trunkline_fragments:bytes(Fragments),
                     true = garbage_collect(),          % a fragment refers to the whole binary
                     loop(Bulk, Dock, Courtesy1, Bytes);
                 {taken, Dock} ->

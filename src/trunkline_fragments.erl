@@ -12,7 +12,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_fragments).
 
--export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1]).
+-export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1, bytes/1]).
 
 -export_type([fragments/0, fragment/0, id/0]).
 
@@ -79,6 +79,10 @@ next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given}
                     next(Carrier, Bytes, F#fragments{turns = Turns1})
             end
     end.
+
+%% Of all these fragments.
+-spec bytes([fragment()]) -> non_neg_integer().
+bytes(Fragments) -> lists:sum([Length || {_, _, _, Length, _} <- Fragments]).
 
 %% The carrier is broken, and so many of its fragments have arrived.
 -spec cut(carrier(), Arrived :: non_neg_integer(), fragments()) -> fragments().

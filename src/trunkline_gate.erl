@@ -36,6 +36,8 @@
 
 -export_type([gate/0, charge/0, path/0]).
 
+-compile({inline, [enter_large/4]}).
+
 -type gate() :: atomics:atomics_ref().
 -type charge() :: non_neg_integer().  % packed: see above
 -type path() :: lanes                 % the gates decide
@@ -63,7 +65,7 @@ new(Lanes) ->
                   lists:seq(1, Lanes + 1)),
     Gate.
 
-%% The limit, in the form that enter/4 compares with.
+%% The limit, in the form that enter/5 compares with.
 -spec limit(Bytes :: pos_integer()) -> charge().
 limit(Bytes) -> Bytes bsl ?SHIFT.
 
@@ -91,12 +93,9 @@ messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
 enter(Gate, Ix, Message, Limit, Large) ->
     case ?CHARGE(Message) of
         Charge when Charge < Large ->               % any integer is less than an atom
-            case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
-                Level when Level < Limit + Charge ->
-                    Charge;
-                _ ->
-                    atomics:sub(Gate, ?LEVEL(Ix), Charge),
-                    {refused, Charge}
+            case enter_large(Gate, Ix, Charge, Limit) of
+                ok -> Charge;
+                refused -> {refused, Charge}
             end;
         Charge ->
             {large, Charge}

@@ -3,8 +3,8 @@
 %% Every link says in a `hello' what its node can do. Both ends compute the same
 %% agreement from the two hellos: the highest protocol version both know, the
 %% capabilities both have, the smaller number of lanes, the smaller window, the
-%% smaller bound for large messages. A hello may carry keys that this version does not know; they are ignored, so
-%% that later versions can add some.
+%% smaller bound for large messages. A hello may carry keys that this version does
+%% not know; they are ignored, so that later versions can add some.
 -module(trunkline_handshake).
 
 -export([hello/1, agree/2]).

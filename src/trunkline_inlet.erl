@@ -31,7 +31,7 @@
 %% Bytes of large messages that the lane need not hear of at once.
 -define(TELL, 524288).
 
--dialyzer({no_improper_lists, [item/2]}).
+-dialyzer({no_improper_lists, [deliver/4]}).
 
 -type serial() :: pos_integer().             % of a large message
 -type receiver() :: trunkline_turns:receiver().
@@ -96,9 +96,8 @@ loop(#inlet{finishing = true, openers = Openers}) when map_size(Openers) =:= 0 -
     ok;
 loop(S) ->
     receive
-        {batch, Ack, Charge, Entries} ->
-            {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
-            loop(delivered(Ack, Charge, Waiting, S1));
+        {batch, _, _, _} = Batch ->
+            loop(batch(Batch, S));
         {fragment, _, {Ix, 0}, _, 0, Data} when Ix =:= S#inlet.ix ->
             loop(connection_batch(Data, S));
         {by_connection, _} ->
@@ -127,11 +126,13 @@ loop(S) ->
             loop(S)
     end.
 
-%% A batch has come by a connection of the lane's own.
-connection_batch(Data, #inlet{early = by_connection} = S) ->
-    {batch, Ack, Charge, Entries} = binary_to_term(Data),
+batch({batch, Ack, Charge, Entries}, S) ->
     {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
-    delivered(Ack, Charge, Waiting, S1);
+    delivered(Ack, Charge, Waiting, S1).
+
+%% One has come by a connection of the lane's own.
+connection_batch(Data, #inlet{early = by_connection} = S) ->
+    batch(binary_to_term(Data), S);
 connection_batch(Data, #inlet{early = Early} = S) ->
     S#inlet{early = [Data | Early]}.
 

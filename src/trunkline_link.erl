@@ -438,11 +438,11 @@ proceed_open(#link{mode = discard} = D) ->
     %% A server may reply to a request of the new session before the lanes may send.
     enter(opening, change_mode(hold, D));
 proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
-    #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window} = Agreement}} = D,
-    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, D#link.route)
+    #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}, route = Route} = D,
+    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
-    D1 = D#link{inlets = Inlets, dock = case bulk(Agreement, D) of
-                                            {infinity, _} -> none;
+    D1 = D#link{inlets = Inlets, dock = case Route of
+                                            #route{large = infinity} -> none;
                                             _ -> trunkline_dock:start_link(Inlets, D#link.stats)
                                         end},
     Pid ! opened(D1),
@@ -533,10 +533,10 @@ take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when Stat
                none -> []
            end,
     say_goodbye(Peer, Ref),
-    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, patience(D));
+    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, patience(D#link.stats));
 take_leave(_, #link{mode = hold} = D) ->
     #link{changing = {Ref, Lanes}} = change_mode(direct, D),
-    await_leave(Lanes, [], Ref, none, patience(D));
+    await_leave(Lanes, [], Ref, none, patience(D#link.stats));
 take_leave(_, _) ->
     ok.
 
@@ -572,20 +572,15 @@ await_leave(Missing, Owed, Ref, Peer, {Timer, Before, Stats} = Patience) ->
             ok;
         {timeout, Timer, goodbye} ->
             %% Large messages may take their time, as long as something goes on.
-            case progress(Stats) of
+            case trunkline_stats:read_all(Stats) of
                 Before -> ok;
                 _ -> await_leave(Missing, Owed, Ref, Peer, patience(Stats))
             end
     end.
 
-patience(#link{stats = Stats}) ->
-    patience(Stats);
+%% For so long, and longer if anything that is counted has changed by then.
 patience(Stats) ->
-    {erlang:start_timer(?GOODBYE, self(), goodbye), progress(Stats), Stats}.
-
-%% Changes while anything is sent or received.
-progress(Stats) ->
-    trunkline_stats:read_all(Stats).
+    {erlang:start_timer(?GOODBYE, self(), goodbye), trunkline_stats:read_all(Stats), Stats}.
 
 %% What has arrived is delivered, also if the peer has not said goodbye.
 finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->

@@ -174,13 +174,8 @@ listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowe
             {error, {listen, Reason}}
     end.
 
-is_ipv6(any) ->
-    case init:get_argument(proto_dist) of
-        {ok, Protocols} -> lists:prefix("inet6", lists:last(lists:last(Protocols)));
-        error -> false
-    end;
-is_ipv6(Address) ->
-    tuple_size(Address) =:= 8.
+is_ipv6(any) -> lists:prefix("inet6", trunkline_transport:distribution());
+is_ipv6(Address) -> tuple_size(Address) =:= 8.
 
 listen_on(Port, Highest, Options) ->
     case gen_tcp:listen(Port, [binary, {active, false}, {packet, raw}, {nodelay, true}, {reuseaddr, true},
@@ -217,9 +212,8 @@ handle({Transport, Tokens, Counters}) ->
     receive
         {yours, Socket} ->
             Deadline = erlang:monotonic_time(millisecond) + ?HANDSHAKE,
-            try handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline) of
-                ok -> ok;
-                _ -> counters:add(Counters, cell(refused), 1)
+            try
+                ok = handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline)
             catch
                 _:_ -> counters:add(Counters, cell(refused), 1)
             after
@@ -227,38 +221,19 @@ handle({Transport, Tokens, Counters}) ->
             end
     end.
 
-%% The socket ends with this process unless somebody else has become its owner.
+%% Whatever is not as it should be ends it, and the socket with it, of which
+%% somebody else becomes the owner at the very end.
 handshake(Transport, TcpSocket, Tokens, Deadline) ->
-    maybe_ok(Transport:secure(server, TcpSocket, left(Deadline)), fun(Socket) ->
-    maybe_ok(Transport:recv(Socket, trunkline_wire:hello_bytes(), left(Deadline)), fun(Hello) ->
-    case trunkline_wire:parse_hello(Hello) of
-        {ok, Token, Theirs} ->
-            case ets:take(Tokens, Token) of
-                [{_, Secret, Owner}] -> prove(Transport, Socket, Secret, Theirs, Owner, Deadline);
-                [] -> {error, token}
-            end;
-        error ->
-            {error, hello}
-    end end) end).
-
-prove(Transport, Socket, Secret, Theirs, Owner, Deadline) ->
+    {ok, Socket} = Transport:secure(server, TcpSocket, left(Deadline)),
+    {ok, Hello} = Transport:recv(Socket, trunkline_wire:hello_bytes(), left(Deadline)),
+    {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
+    [{_, Secret, Owner}] = ets:take(Tokens, Token),
     Ours = trunkline_wire:nonce(),
-    case Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]) of
-        ok ->
-            maybe_ok(Transport:recv(Socket, trunkline_wire:proof_bytes(), left(Deadline)), fun(Proof) ->
-            case trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)) of
-                true ->
-                    ok = Transport:give(Socket, Owner),
-                    Owner ! {socket, Transport, Socket},
-                    ok;
-                false ->
-                    {error, proof}
-            end end);
-        {error, _} = Error ->
-            Error
-    end.
-
-maybe_ok({ok, Value}, Fun) -> Fun(Value);
-maybe_ok({error, _} = Error, _) -> Error.
+    ok = Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]),
+    {ok, Proof} = Transport:recv(Socket, trunkline_wire:proof_bytes(), left(Deadline)),
+    true = trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)),
+    ok = Transport:give(Socket, Owner),
+    Owner ! {socket, Transport, Socket},
+    ok.
 
 left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).

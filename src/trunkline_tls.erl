@@ -10,10 +10,7 @@
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
 is_cluster_private() ->
-    case init:get_argument(proto_dist) of
-        {ok, Protocols} -> lists:member(lists:last(Protocols), [["inet_tls"], ["inet6_tls"]]);
-        error -> false
-    end.
+    lists:member(trunkline_transport:distribution(), ["inet_tls", "inet6_tls"]).
 
 %% Whether the settings are such that a connection can be made with them.
 -spec usable() -> ok | {error, no_settings | no_certificate | verify_fun_of_the_distribution | {bad_settings, term()}}.

@@ -5,7 +5,7 @@
 %% that have nothing else to do.
 -module(trunkline_transport).
 
--export([module/1, choose/1]).
+-export([module/1, choose/1, distribution/0]).
 
 -export_type([name/0, socket/0]).
 
@@ -43,4 +43,12 @@ choose(Wanted) ->
                 ok -> {ok, tls};
                 {error, Reason} -> {error, {tls, Reason}}
             end
+    end.
+
+%% What the distribution of this node is made of, as `-proto_dist' names it.
+-spec distribution() -> string().
+distribution() ->
+    case init:get_argument(proto_dist) of
+        {ok, Protocols} -> lists:last(lists:last(Protocols));
+        error -> "inet_tcp"
     end.

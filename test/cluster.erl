@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0]).
 
 -define(DEADLINE, 20_000).
 
@@ -18,8 +18,8 @@ start() -> start([]).
 start(Env) -> start(Env, peer:random_name("trunkline_test")).
 
 start(Env, Name) ->
-    start(Env, Name, case os:getenv("LANES") of
-                         "tls" -> certificates:dist_arguments();
+    start(Env, Name, case lane_transport() of
+                         tls -> certificates:dist_arguments();
                          _ -> []
                      end).
 
@@ -40,11 +40,10 @@ start(Env, Name, Args) ->
     {Peer, Node, OsPid}.
 
 %% All suites can be run with the lanes on connections of their own: make ct LANES=tcp, or tls
-lanes_on() ->
+lane_transport() ->
     case os:getenv("LANES", "") of
-        "" -> [];
-        "dist" -> [];
-        Transport -> [{lane_transport, list_to_atom(Transport)}]
+        "" -> dist;
+        Transport -> list_to_atom(Transport)
     end.
 
 %% Runs at the node.
@@ -52,7 +51,7 @@ start_trunkline(Env) ->
     _ = application:load(trunkline),
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
-    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, lanes_on() ++ Env),
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, [{lane_transport, lane_transport()} | Env]),
     case application:ensure_all_started(trunkline) of
         {ok, _} -> ok;
         {error, {trunkline, Reason}} -> {error, Reason}
@@ -96,7 +95,7 @@ pair(EnvA, EnvB) ->
 await_up(A, B) ->
     await_state(A, B, up),
     await_state(B, A, up),
-    lanes_on() =:= [] orelse lists:foreach(fun await_connections/1, [{A, B}, {B, A}]),
+    lane_transport() =:= dist orelse lists:foreach(fun await_connections/1, [{A, B}, {B, A}]),
     ok.
 
 await_connections({A, B}) ->

@@ -11,7 +11,7 @@
 -behaviour(gen_server).
 
 -export([start_receivers/1, start_receivers/2, alias_of/1, register_as/2, received/1, times/1, count/1]).
--export([message/3, is_intact/1, binary/2, play_all/1, stream/3, stop_stream/1, summary/1]).
+-export([message/3, is_intact/1, binary/2, play_all/1, stream/3, summary/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- what is sent -------------------------------------------------------------------
@@ -149,7 +149,7 @@ replies(Requests, Id) ->
     end.
 
 %% A process that sends messages of these makes, over and over, numbered, until it is
-%% stopped; some milliseconds apart, so that a test has other things to do as well.
+%% stopped (traffic:stop_stream/1); some milliseconds apart, so that a test has other things to do as well.
 stream(To, Id, Makes) ->
     _ = wheel(),
     spawn(fun() -> stream(To, Id, Makes, Makes, 1) end).
@@ -163,8 +163,3 @@ stream(To, Id, [Make | Next], Makes, N) ->
     after N rem 2 ->
             stream(To, Id, Next, Makes, N + 1)
     end.
-
-%% How many it has sent.
-stop_stream(Pid) ->
-    Pid ! {stop, self()},
-    receive {Pid, N} -> N end.

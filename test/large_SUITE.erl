@@ -937,7 +937,7 @@ flowing({Pids, Streams}, B) ->
 finish({Pids, Streams}, A, B) ->
     Missing = lists:append(
                 [begin
-                     N = cluster:call(A, freight, stop_stream, [Stream]),
+                     N = cluster:call(A, traffic, stop_stream, [Stream]),
                      cluster:await(fun() -> case cluster:call(B, freight, summary, [To]) of
                                                 #{Id := {N, _, _}} -> true;
                                                 #{Id := Other} -> {Id, N, Other}

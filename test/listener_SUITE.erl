@@ -37,8 +37,8 @@ groups() ->
 -define(ALL_SIZES, [10, 65_536, 1, 10_000_000, 2, 100_000, 3, 3_000_000, 4, 65_537, 700_000, 5]).
 
 init_per_suite(Config) ->
-    case os:getenv("LANES", "") of
-        "" -> Config;
+    case cluster:lane_transport() of
+        dist -> Config;
         _ -> {skip, "who has which connections is tested here"}
     end.
 

@@ -27,8 +27,8 @@ all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_v
 
 %% Two authorities, and what each has certified for this machine's name.
 init_per_suite(Config) ->
-    case os:getenv("LANES", "") of
-        "" ->
+    case cluster:lane_transport() of
+        dist ->
             {ok, _} = application:ensure_all_started(ssl),
             Dir = ?config(priv_dir, Config),
             [{ours, certificates:make(Dir, "ours")}, {foreign, certificates:make(Dir, "foreign")}, {dir, Dir} | Config];
