@@ -24,7 +24,8 @@ is_intact({freight, Id, N, Make, Payload}) -> Payload =:= payload(erlang:phash2(
 payload(Seed, {list, Bytes}) -> binary_to_list(binary(Seed, Bytes));
 payload(Seed, {tuple, Bytes}) -> {Seed, binary(Seed, Bytes div 3), [x, binary(Seed + 1, Bytes div 3) | y], binary(Seed + 2, Bytes div 3)};
 payload(Seed, {map, Bytes}) -> #{binary(Seed, Bytes div 2) => Seed, {Seed} => [binary(Seed, Bytes div 2)]};
-payload(Seed, {pieces, Bytes}) -> [binary(Seed + N, 1000) || N <- lists:seq(1, Bytes div 1000)];
+%% Copies: a piece must not keep the wheels that it is a part of.
+payload(Seed, {pieces, Bytes}) -> [binary:copy(binary(Seed + N, 1000)) || N <- lists:seq(1, Bytes div 1000)];
 payload(Seed, Bytes) -> binary(Seed, Bytes).
 
 %% So many bytes of a wheel whose size no fragment's is a multiple of.
