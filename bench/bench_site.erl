@@ -1,0 +1,219 @@
+%% What bench_distance lets a node do to another one, which may be far away.
+%%
+%% All of it lasts for a time and not for a number of messages: at first a
+%% connection does not know yet what it can carry, so that what counts begins after a
+%% while. Senders go on until all is measured, and end before the next measurement
+%% starts.
+-module(bench_site).
+-behaviour(gen_server).
+
+-export([small/3, calls/4, large/4, open_loop/4, tune/2, connect/1, settle/1]).
+-export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
+
+-type variant() :: same | stock | tuned | trunkline.
+%% ms that do not count, and ms that do
+-type times() :: {Warm :: non_neg_integer(), Time :: pos_integer()}.
+
+-define(PAIRS, 8).
+-define(SERVERS, 8).
+-define(LARGE_SENDERS, 4).
+-define(CALL, 600_000).
+
+%% --- one way ------------------------------------------------------------------
+
+%% Messages a second: {ping, N, 1} from eight processes to eight others.
+-spec small(variant(), node(), times()) -> float().
+small(Variant, Node, Times) ->
+    {Counter, Receivers} = start_counting(?PAIRS, Node),
+    Senders = [spawn_link(fun() -> send_small(Variant, R, 1) end) || R <- Receivers],
+    Rate = count(Counter, Times),
+    stop(Variant, Senders, Counter),
+    Rate.
+
+%% It looks for the end now and then: a receive for each message would cost as much as
+%% the message.
+send_small(V, To, N) when N rem 256 =:= 0 ->
+    receive {stop, From} -> From ! {stopped, self()}
+    after 0 -> send(V, To, {ping, N, 1}), send_small(V, To, N + 1)
+    end;
+send_small(V, To, N) ->
+    send(V, To, {ping, N, 1}),
+    send_small(V, To, N + 1).
+
+%% MB a second: binaries of so many bytes, from four processes to four others. The
+%% number of them makes the time; there are at least two for each.
+-spec large(variant(), node(), pos_integer(), Each :: pos_integer()) -> float().
+large(Variant, Node, Bytes, Each) ->
+    {Counter, Receivers} = start_counting(?LARGE_SENDERS, Node),
+    Binary = binary:copy(<<"x">>, Bytes),
+    Start = erlang:monotonic_time(microsecond),
+    Senders = [spawn_link(fun() ->
+                                  _ = [send(Variant, R, Binary) || _ <- lists:seq(1, Each)],
+                                  receive {stop, From} -> From ! {stopped, self()} end
+                          end) || R <- Receivers],
+    Counter ! {await, self(), ?LARGE_SENDERS * Each},
+    receive {all, Counter} -> ok end,
+    Time = erlang:monotonic_time(microsecond) - Start,
+    stop(Variant, Senders, Counter),
+    ?LARGE_SENDERS * Each * Bytes / Time.
+
+send(trunkline, To, Message) -> _ = trunkline:send(To, Message), ok;
+send(_, To, Message) -> _ = erlang:send(To, Message), ok.
+
+stop(Variant, Senders, Counter) ->
+    _ = [S ! {stop, self()} || S <- Senders],
+    _ = [receive {stopped, S} -> unlink(S) end || S <- Senders],
+    send(Variant, Counter, {stop, self()}),
+    receive {stopped, Counter} -> ok end.
+
+%% A process at the node that knows how much its receivers have got.
+start_counting(N, Node) ->
+    Counter = spawn(Node, ?MODULE, start_counter, [self(), N]),
+    receive {receivers, Counter, Receivers} -> {Counter, Receivers} end.
+
+start_counter(Parent, N) ->
+    Count = counters:new(N, []),
+    Receivers = [spawn_opt(fun() -> receiver(Count, I) end, [link, {message_queue_data, off_heap}]) || I <- lists:seq(1, N)],
+    Parent ! {receivers, self(), Receivers},
+    counter(Count, N).
+
+receiver(Count, I) ->
+    receive _ -> counters:add(Count, I, 1) end,
+    receiver(Count, I).
+
+counter(Count, N) ->
+    receive
+        {count, From, {Warm, Time}} ->
+            timer:sleep(Warm),
+            T0 = erlang:monotonic_time(microsecond),
+            Before = sum(Count, N),
+            timer:sleep(Time),
+            After = sum(Count, N),
+            From ! {rate, self(), (After - Before) / (erlang:monotonic_time(microsecond) - T0) * 1.0e6},
+            counter(Count, N);
+        {await, From, Number} ->
+            await(Count, N, Number),
+            From ! {all, self()},
+            counter(Count, N);
+        {stop, From} ->
+            From ! {stopped, self()},
+            exit(shutdown)
+    end.
+
+sum(Count, N) -> lists:sum([counters:get(Count, I) || I <- lists:seq(1, N)]).
+
+await(Count, N, Number) ->
+    sum(Count, N) >= Number orelse (timer:sleep(1) =:= ok andalso await(Count, N, Number)).
+
+count(Counter, Times) ->
+    Counter ! {count, self(), Times},
+    receive {rate, Counter, Rate} -> Rate end.
+
+%% --- calls ---------------------------------------------------------------------
+
+%% Calls a second to eight servers, with so many outstanding.
+-spec calls(variant(), node(), Callers :: pos_integer(), times()) -> float().
+calls(Variant, Node, Callers, {Warm, Time}) ->
+    Servers = [erpc:call(Node, ?MODULE, start_server, []) || _ <- lists:seq(1, ?SERVERS)],
+    Count = counters:new(1, [write_concurrency]),
+    Pids = [spawn_monitor(fun() -> caller(Variant, lists:nth(I rem ?SERVERS + 1, Servers), Count) end)
+            || I <- lists:seq(1, Callers)],
+    timer:sleep(Warm),
+    T0 = erlang:monotonic_time(microsecond),
+    Before = counters:get(Count, 1),
+    timer:sleep(Time),
+    Calls = counters:get(Count, 1) - Before,
+    Rate = Calls / (erlang:monotonic_time(microsecond) - T0) * 1.0e6,
+    %% After the reply that it is waiting for, so that nothing is left over.
+    counters:put(Count, 1, -1 bsl 60),
+    _ = [receive {'DOWN', Ref, process, Pid, normal} -> ok end || {Pid, Ref} <- Pids],
+    _ = [exit(S, kill) || S <- Servers],
+    Rate.
+
+caller(Variant, Server, Count) ->
+    ok = case Variant of
+             trunkline -> trunkline:call(Server, echo, ?CALL);
+             _ -> gen_server:call(Server, echo, ?CALL)
+         end,
+    counters:add(Count, 1, 1),
+    counters:get(Count, 1) >= 0 andalso caller(Variant, Server, Count).
+
+start_server() ->
+    {ok, Pid} = gen_server:start(?MODULE, [], []),
+    Pid.
+
+init([]) -> {ok, state}.
+handle_call(echo, _, S) -> {reply, ok, S}.
+handle_cast(_, S) -> {noreply, S}.
+
+%% --- open loop -----------------------------------------------------------------
+
+%% So many messages a second are due, whether the ones before have gone or not; how
+%% many us after that each arrived: [p50, p99, p99.9, longest]. Both nodes read the
+%% clock of the same machine.
+-spec open_loop(variant(), node(), Rate :: pos_integer(), times()) -> [number()].
+open_loop(Variant, Node, Rate, {Warm, Time}) ->
+    Self = self(),
+    Each = Rate div ?PAIRS,
+    Receivers = [spawn(Node, fun() -> late(Self, #{}) end) || _ <- lists:seq(1, ?PAIRS)],
+    Start = os:system_time(microsecond) + 20_000,
+    Senders = [spawn_link(fun() -> due(Variant, R, Start, 0, Each, Each * (Warm + Time) div 1000, Warm * 1000) end)
+               || R <- Receivers],
+    Late = lists:foldl(fun(R, Sum) -> receive {late, R, L} -> maps:merge_with(fun(_, A, B) -> A + B end, Sum, L) end end,
+                       #{}, Receivers),
+    _ = [unlink(S) || S <- Senders],
+    Sorted = lists:keysort(1, maps:to_list(Late)),
+    Total = lists:sum([N || {_, N} <- Sorted]),
+    [quantile(Total * Q, Sorted) || Q <- [0.5, 0.99, 0.999]] ++ [element(1, lists:last(Sorted))].
+
+%% A message that is due is sent; then the process looks at the clock again.
+due(Variant, To, Start, N, Each, Last, Warm) ->
+    Elapsed = os:system_time(microsecond) - Start,
+    Now = min(Last, Elapsed * Each div 1_000_000),
+    send_due(Variant, To, Start, N, Now, Each, Warm),
+    case Now < Last of
+        true -> timer:sleep(1), due(Variant, To, Start, max(N, Now), Each, Last, Warm);
+        false -> send(Variant, To, last)
+    end.
+
+send_due(Variant, To, Start, N, Now, Each, Warm) when N < Now ->
+    After = N * 1_000_000 div Each,
+    send(Variant, To, {due, Start + After, After >= Warm}),
+    send_due(Variant, To, Start, N + 1, Now, Each, Warm);
+send_due(_, _, _, _, _, _, _) ->
+    ok.
+
+%% Counted in steps of 100 us.
+late(Parent, Late) ->
+    receive
+        {due, Time, true} ->
+            Step = (os:system_time(microsecond) - Time) div 100 * 100,
+            late(Parent, Late#{Step => maps:get(Step, Late, 0) + 1});
+        {due, _, false} ->
+            late(Parent, Late);
+        last ->
+            Parent ! {late, self(), Late}
+    end.
+
+quantile(_, [{Value, _}]) -> Value;
+quantile(Rank, [{Value, N} | _]) when Rank =< N -> Value;
+quantile(Rank, [{_, N} | Rest]) -> quantile(Rank - N, Rest).
+
+%% --- the connection --------------------------------------------------------------
+
+%% With Trunkline up.
+-spec connect(node()) -> ok.
+connect(Node) ->
+    true = net_kernel:connect_node(Node),
+    {ok, _} = application:ensure_all_started(trunkline),
+    {ok, _} = erpc:call(Node, application, ensure_all_started, [trunkline]),
+    bench:await_up(node(), Node).
+
+-spec tune(node(), boolean()) -> ok.
+tune(Node, Delay) -> bench:tune(Node, Delay).
+
+%% Nothing of the last measurement is under way any more, and nobody holds its binaries.
+-spec settle(node()) -> ok.
+settle(Node) ->
+    _ = [erpc:call(Node, erlang, node, []) || _ <- lists:seq(1, 2)],
+    bench:collect_garbage([node(), Node]).
