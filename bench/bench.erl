@@ -119,15 +119,14 @@ lanes_on(Transport, Node) ->
             ok = application:set_env(trunkline, lane_transport, Transport),
             ok = application:start(trunkline),
             ok = await_up(node(), Node),
-            await_connections(Transport, Node, 500)
+            await_batches(Transport, Node, 500)
     end.
 
-await_connections(Transport, Node, Tries) when Tries > 0 ->
-    #{lanes := Lanes} = trunkline:info(Node),
-    case lists:usort([N || #{connections := N} <- Lanes]) of
-        [1] when Transport =/= dist -> ok;
-        [0] when Transport =:= dist -> ok;
-        _ -> timer:sleep(10), await_connections(Transport, Node, Tries - 1)
+await_batches(Transport, Node, Tries) when Tries > 0 ->
+    #{batches := #{by := By}} = trunkline:info(Node),
+    case (By =:= connections) =:= (Transport =/= dist) of
+        true -> ok;
+        false -> timer:sleep(10), await_batches(Transport, Node, Tries - 1)
     end.
 
 %% Sets delay_send on both sockets of the connection to Node, or takes it away.

@@ -7,7 +7,7 @@
 -module(bench_site).
 -behaviour(gen_server).
 
--export([small/3, calls/4, large/4, open_loop/4, tune/2, connect/1, settle/1]).
+-export([small/3, calls/4, large/4, open_loop/4, tune/2, connect/1, info/1, settle/1]).
 -export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
 
 -type variant() :: same | stock | tuned | trunkline.
@@ -201,13 +201,24 @@ quantile(Rank, [{_, N} | Rest]) -> quantile(Rank - N, Rest).
 
 %% --- the connection --------------------------------------------------------------
 
-%% With Trunkline up.
+%% A new one, with Trunkline up, and knowing how far it is.
 -spec connect(node()) -> ok.
 connect(Node) ->
+    _ = net_kernel:disconnect(Node),
+    await(fun() -> nodes() =:= [] end),
     true = net_kernel:connect_node(Node),
     {ok, _} = application:ensure_all_started(trunkline),
     {ok, _} = erpc:call(Node, application, ensure_all_started, [trunkline]),
-    bench:await_up(node(), Node).
+    bench:await_up(node(), Node),
+    await(fun() -> is_known(trunkline:info(Node)) andalso is_known(erpc:call(Node, trunkline, info, [node()])) end).
+
+is_known(#{round_trip := undefined}) -> false;
+is_known(#{round_trip := Time, batches := #{by := By}}) -> not trunkline_distance:is_far(Time) orelse By =:= connections.
+
+await(Fun) -> Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun)).
+
+-spec info(node()) -> trunkline:peer_info() | undefined.
+info(Node) -> trunkline:info(Node).
 
 -spec tune(node(), boolean()) -> ok.
 tune(Node, Delay) -> bench:tune(Node, Delay).

@@ -39,7 +39,9 @@
           since := integer(),                % of this state; system time, ms
           release := string() | undefined,   % of Trunkline at the peer
           protocol := pos_integer() | undefined,
+          round_trip := trunkline_distance:microseconds() | undefined,   % the shortest of late
           lanes := [lane_info()],
+          batches := batches_info(),
           large := large_info(),
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
@@ -48,11 +50,16 @@
 -type large_info() ::
         #{by := connections | distribution | none,   % none are open
           connections := non_neg_integer(),
+          congestion_control := binary() | undefined,
           pending_messages := non_neg_integer(),      % queued and under way
           pending_bytes := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
           broken := non_neg_integer()}.               % from the peer: not delivered
+-type batches_info() ::
+        #{by := distribution | connections,
+          connections := non_neg_integer(),           % of their own
+          congestion_control := binary() | undefined}.   % of the newest: its name's first eight bytes
 -type lane_info() ::
         #{queued_messages := non_neg_integer(),
           queued_bytes := non_neg_integer(),
@@ -63,7 +70,7 @@
           bytes := non_neg_integer(),
           mean_batch := float(),
           largest_batch := non_neg_integer(),
-          connections := 0 | 1,              % of the lane's own
+          window_bytes := non_neg_integer(),  % that may be in flight now
           waits := non_neg_integer(),
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
@@ -200,7 +207,12 @@ peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := A
                               none -> {undefined, undefined}
                           end,
     #{state => State, since => Since, release => Release, protocol => Protocol,
+      round_trip => case Counted of
+                        #{round_trip := 0} -> undefined;
+                        #{round_trip := Time} -> Time
+                    end,
       lanes => lanes(Route, Stats),
+      batches => batches(Counted),
       large => large(Route, Counted),
       fallbacks => Fallbacks, sessions => Sessions,
       lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
@@ -213,6 +225,7 @@ lanes(Route, Stats) ->
      || {Ix, Level} <- trunkline_route:levels(Route)].
 
 large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
+               bulk_congestion_control := CongestionControl,
                large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
     Pending = case Route of
                   none -> 0;
@@ -222,9 +235,19 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
                ByDistribution > 0 -> distribution;
                true -> none
             end,
-      connections => Connections,
+      connections => Connections, congestion_control => name(CongestionControl),
       pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
       messages => Messages, bytes => Bytes, broken => Broken}.
+
+batches(#{lane_connections := Connections, lane_congestion_control := CongestionControl}) ->
+    #{by => if Connections > 0 -> connections;
+               true -> distribution
+            end,
+      connections => Connections, congestion_control => name(CongestionControl)}.
+
+%% What the system says of the newest connection.
+name(0) -> undefined;
+name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
 
 lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
     Lane#{queued_messages => trunkline_gate:messages(Level),

@@ -1,76 +1,95 @@
 %% The connecting side's end of a connection to a peer: makes it, and writes frames
 %% to it.
 %%
-%%     owner                        carrier                  the peer's dock
+%%     trunk                        carrier                  the peer's dock
 %%       |                            | -- invite ------------> |
 %%       |                            | <--------- invitation - |
 %%       |                            | ══ connects, proves ══> (trunkline_listener)
 %%       | <----------- ready, token -|
-%%       | -- frames ---------------> | ════════ frames ══════> (trunkline_receiver)
+%%       | -- fragments ------------> | ════════ frames ══════> (trunkline_receiver)
 %%       | <------------------ sent - |  the connection has taken them; so many us
 %%
-%% Its owner is trunkline_bulk, or a lane (which is not told of `sent': it has a
-%% window). It ends with its owner, and with the connection.
+%% It belongs to a trunkline_trunk, and ends with it, and with the connection.
+%%
+%% A connection that has been idle for longer than its retransmission time-out starts
+%% from the beginning, with ten packets, unless its congestion control is BBR. Over a
+%% distance that is felt after every pause; therefore, for a while after it was last
+%% used, such a connection says now and then that it is still there.
 -module(trunkline_carrier).
 
--export([start/3, send/2]).
+-export([start/2, send/2]).
 
--export_type([owner/0, frame/0]).
+-export_type([settings/0]).
 
--type owner() :: bulk | {lane, Inlet :: pid()}.        % the inlet gets what the lane sends
-
-%% A fragment, or a lane's batch.
--type frame() :: trunkline_fragments:fragment()
-               | {{Lane :: pos_integer(), 0}, Size :: non_neg_integer(), 0, Length :: non_neg_integer(), iodata()}.
+-type settings() :: #{transport := auto | tcp | tls,
+                      cargo := batches | large,
+                      timeout := pos_integer(),        % ms
+                      far := default | atom()}.        % the congestion control, if the peer is far
 
 %% ms
 -define(CONNECT, 5000).
+%% Less than the shortest retransmission time-out, which is 200 (Linux).
+-define(HEARTBEAT, 100).
+-define(HEARTBEATS, 100).              % for ten seconds
 
-%% The calling process is the owner, and monitors the carrier. The reason of its end
+%% The calling process is the trunk, and monitors the carrier. The reason of its end
 %% says why there is no connection.
--spec start(owner(), Dock :: pid(), auto | tcp | tls) -> {pid(), reference()}.
-start(Kind, Dock, Wanted) ->
-    Owner = self(),
-    spawn_monitor(fun() -> start(Owner, Kind, Dock, Wanted) end).
+-spec start(Dock :: pid(), settings()) -> {pid(), reference()}.
+start(Dock, Settings) ->
+    Trunk = self(),
+    spawn_monitor(fun() -> start(Trunk, Dock, Settings) end).
 
-start(Owner, Kind, Dock, Wanted) ->
-    _ = monitor(process, Owner),
+start(Trunk, Dock, #{transport := Wanted} = Settings) ->
+    _ = monitor(process, Trunk),
     Ref = monitor(process, Dock),
-    For = case Kind of
-              bulk -> {bulk, Owner};
-              {lane, _} -> Kind
-          end,
-    _ = erlang:send(Dock, {invite, self(), Ref, Wanted, For}, [noconnect]),
+    _ = erlang:send(Dock, {invite, self(), Ref, Wanted, Trunk}, [noconnect]),
     receive
-        {invitation, Ref, {ok, Invitation}} -> connect(Owner, Kind, node(Dock), Invitation);
+        {invitation, Ref, {ok, Invitation}} -> connect(Trunk, Settings, node(Dock), Invitation);
         {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
         {'DOWN', _, process, _, Reason} -> exit({shutdown, Reason})
     after ?CONNECT ->
             exit({shutdown, not_invited})
     end.
 
-%% When `{sent, Carrier, Bytes, Microseconds}' has come, trunkline_bulk may give it
-%% the next.
--spec send(pid(), [frame(), ...]) -> ok.
+%% When `{sent, Carrier, Bytes, Microseconds}' has come, the trunk may give it the
+%% next ones.
+-spec send(pid(), [trunkline_fragments:fragment(), ...]) -> ok.
 send(Carrier, Fragments) ->
     Carrier ! {carry, Fragments},
     ok.
 
-connect(Owner, Kind, Node, #{address := Address, port := Port, transport := Name} = Invitation) ->
+connect(Trunk, Settings, Node, #{address := Address, port := Port, transport := Name} = Invitation) ->
     %% Whatever the peer says.
     Name =:= tcp andalso trunkline_tls:is_cluster_private() andalso exit({shutdown, plaintext_beside_tls}),
     Host = case Address of
                any -> address(Node);
                _ -> Address
            end,
-    case gen_tcp:connect(Host, Port, [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}
-                                     | [inet6 || tuple_size(Host) =:= 8]], ?CONNECT) of
+    Start = erlang:monotonic_time(microsecond),
+    case gen_tcp:connect(Host, Port, trunkline_socket:connect_options() ++ [inet6 || tuple_size(Host) =:= 8], ?CONNECT) of
         {ok, TcpSocket} ->
+            %% It took a round trip: the link may not know the distance yet.
+            IsFar = trunkline_distance:is_far(erlang:monotonic_time(microsecond) - Start),
+            ok = trunkline_socket:tune(TcpSocket, settings(IsFar, Settings)),
             Transport = trunkline_transport:module(Name),
             [_, HostName] = string:split(atom_to_list(Node), "@"),
-            prove(Owner, Kind, Transport, must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)), Invitation);
-        {error, Reason} -> exit({shutdown, {connect, Host, Port, Reason}})
+            Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
+            prove(Transport, Socket, Invitation),
+            CongestionControl = trunkline_socket:congestion_control(TcpSocket),
+            Trunk ! {ready, self(), maps:get(token, Invitation), CongestionControl},
+            loop(Trunk, Transport, Socket, maps:get(cargo, Settings),
+                 case IsFar andalso CongestionControl =/= <<"bbr">> of
+                     true -> 0;
+                     false -> never
+                 end);
+        {error, Reason} ->
+            exit({shutdown, {connect, Host, Port, Reason}})
     end.
+
+settings(true, #{far := Name} = Settings) when Name =/= default ->
+    settings(false, Settings#{congestion_control => Name});
+settings(_, Settings) ->
+    maps:with([timeout, cargo, congestion_control], Settings).
 
 %% Where the distribution has found it.
 address(Node) ->
@@ -79,38 +98,46 @@ address(Node) ->
         _ -> exit({shutdown, no_address})
     end.
 
-prove(Owner, Kind, Transport, {ok, Socket}, #{token := Token, secret := Secret}) ->
+prove(Transport, Socket, #{token := Token, secret := Secret}) ->
     Ours = trunkline_wire:nonce(),
-    ok = must(Transport:send(Socket, trunkline_wire:hello(Token, Ours))),
-    {ok, <<Theirs:16/binary, Proof/binary>>} = must(Transport:recv(Socket, trunkline_wire:welcome_bytes(), ?CONNECT)),
+    done(Transport:send(Socket, trunkline_wire:hello(Token, Ours))),
+    <<Theirs:16/binary, Proof/binary>> = must(Transport:recv(Socket, trunkline_wire:welcome_bytes(), ?CONNECT)),
     trunkline_wire:is_proof(Proof, trunkline_wire:proof(listening, Secret, Ours, Theirs))
         orelse exit({shutdown, not_the_peer}),
-    ok = must(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
-    ok = must(Transport:watch(Socket)),
-    Owner ! {ready, self(), Token},
-    loop(Owner, Kind, Transport, Socket).
+    done(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
+    done(Transport:watch(Socket)).
 
-must({error, Reason}) -> exit({shutdown, Reason});
-must(Ok) -> Ok.
+must({ok, Value}) -> Value;
+must({error, Reason}) -> exit({shutdown, Reason}).
 
-loop(Owner, Kind, Transport, Socket) ->
+done(ok) -> ok;
+done({error, Reason}) -> exit({shutdown, Reason}).
+
+%% Beats: how many times it will say that it is still there.
+loop(Trunk, Transport, Socket, Cargo, Beats) ->
     receive
         {carry, Fragments} ->
             Start = erlang:monotonic_time(microsecond),
-            ok = must(Transport:send(Socket, [trunkline_wire:frame(Id, Size, Offset, Length, Data)
-                                              || {Id, Size, Offset, Length, Data} <- Fragments])),
-            taken(Kind, Owner, Fragments, Start),
-            loop(Owner, Kind, Transport, Socket);
+            done(Transport:send(Socket, [trunkline_wire:frame(F) || F <- Fragments])),
+            Bytes = trunkline_fragments:bytes(Fragments),
+            Trunk ! {sent, self(), Bytes, erlang:monotonic_time(microsecond) - Start},
+            sent(Cargo),
+            loop(Trunk, Transport, Socket, Cargo, if Beats =:= never -> never;
+                                                     true -> ?HEARTBEATS
+                                                  end);
         _ ->
-            %% The owner or the dock has ended, or the other side has closed the
+            %% The trunk or the dock has ended, or the other side has closed the
             %% connection: it never says anything.
             exit({shutdown, closed})
+    after pause(Beats) ->
+            done(Transport:send(Socket, trunkline_wire:heartbeat())),
+            loop(Trunk, Transport, Socket, Cargo, Beats - 1)
     end.
 
-taken({lane, _}, _, _, _) ->
-    ok;
-taken(bulk, Owner, Fragments, Start) ->
-    Owner ! {sent, self(), trunkline_fragments:bytes(Fragments), erlang:monotonic_time(microsecond) - Start},
-    %% They may have been the last ones for long, and each, however small, refers to
-    %% the whole binary that it is of.
-    true = garbage_collect().
+pause(Beats) when is_integer(Beats), Beats > 0 -> ?HEARTBEAT;
+pause(_) -> infinity.
+
+%% They may have been the last ones for long, and a fragment, however small, refers to
+%% the whole binary that it is of.
+sent(large) -> true = garbage_collect();
+sent(batches) -> true.

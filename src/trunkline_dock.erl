@@ -1,19 +1,16 @@
-%% Where the fragments of a peer's large messages arrive.
+%% Where the fragments of a peer's large messages, and of its batches, arrive.
 %%
 %% It puts them together (trunkline_reassembly), and tells the inlet concerned when
 %% one is complete. Fragments come by several carriers, and of each it knows how
 %% many have come: when one breaks, the peer sends what has not.
 %%
-%%     carriers   trunkline_bulk    dock                      inlet
+%%     carriers   trunkline_trunk   dock                      inlet
 %%       | -- invite ------------->  |  starts a receiver
 %%       | <----------- invitation - |  (see trunkline_listener)
 %%       | == fragments ===========> |
 %%       |           |               | -- arrived ------------> |
 %%       |           | -- cut -----> |  this carrier is broken
 %%       |           | <-cut, count- |  so many have come by it
-%%
-%% A lane that has a connection gets it here too; what comes by it is for its inlet
-%% alone.
 %%
 %% A dock lives for one session of a link, and its receivers with it. What is not
 %% complete at the end is dropped: the notice was in the same session.
@@ -32,10 +29,11 @@
          inlets :: tuple(),                                    % of pids
          stats :: trunkline_stats:stats(),
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
-         receivers = #{} :: #{pid() => {carrier(), Other :: pid()}},
+         receivers = #{} :: #{pid() => {carrier(), Trunk :: pid()}},
          received = #{} :: #{pid() => non_neg_integer()}}).    % by a receiver, or a carrier
 
 -define(QUIET, 1000).                % ms
+-define(IS_LANE(Lane, S), is_integer(Lane), Lane > 0, Lane =< tuple_size((S)#dock.inlets)).
 
 -spec start_link(Inlets :: [pid()], trunkline_stats:stats()) -> pid().
 start_link(Inlets, Stats) ->
@@ -59,64 +57,70 @@ handle_cast(_, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
-handle_info({fragment, Carrier, {Lane, Number} = Id, Size, Offset, Data},
-            #dock{inlets = Inlets, received = Received} = S)
-  when is_pid(Carrier), Lane > 0, Lane =< tuple_size(Inlets), Number > 0, is_binary(Data) ->
+handle_info({fragment, Carrier, {{batch, Lane}, _} = Id, Size, Offset, Data}, S)
+  when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
+    trunkline_stats:add(S#dock.stats, peer, batches_arrived_bytes, byte_size(Data)),
+    {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
+handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
+  when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
     trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
-    node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),
-    S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
-    case trunkline_reassembly:add(Id, Size, Offset, Data, S#dock.reassembly) of
-        {complete, Parts, Reassembly} ->
-            ok = trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts),
-            {noreply, S1#dock{reassembly = Reassembly}};
-        {incomplete, Reassembly} ->
-            {noreply, S1#dock{reassembly = Reassembly}}
-    end;
-handle_info({invite, Carrier, Ref, Wanted, {Kind, For}}, S) ->
-    %% Who gets what comes by the connection, and who must know when it ends.
-    {Owner, Other} = case Kind =:= lane andalso lists:member(For, tuple_to_list(S#dock.inlets)) of
-                         true -> {For, Carrier};
-                         false -> {self(), For}
-                     end,
-    Receiver = trunkline_receiver:start_link(Owner),
+    {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
+handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
+    Receiver = trunkline_receiver:start_link(self()),
     case trunkline_listener:invite(Wanted, Receiver) of
         {ok, #{token := Token}} = Invitation ->
             tell(Carrier, {invitation, Ref, Invitation}),
-            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Other}}}};
+            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Trunk}}}};
         {error, _} = Error ->
             unlink(Receiver),
             exit(Receiver, kill),
             tell(Carrier, {invitation, Ref, Error}),
             {noreply, S}
     end;
-handle_info({cut, Bulk, Carrier}, S) when is_pid(Carrier) ->
-    {noreply, count(Carrier, Carrier, Bulk, S)};
-handle_info({cut, Bulk, Token}, #dock{receivers = Receivers} = S) ->
+handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
+    {noreply, count(Carrier, Carrier, Trunk, S)};
+handle_info({cut, Trunk, Token}, #dock{receivers = Receivers} = S) ->
     %% It must not receive more after it has been counted.
     case [R || {R, {T, _}} <- maps:to_list(Receivers), T =:= Token] of
         [Receiver] -> exit(Receiver, kill);
-        [] -> tell(Bulk, {cut, Token, 0})
+        [] -> tell(Trunk, {cut, Token, 0})
     end,
     {noreply, S};
 handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
     {stop, {shutdown, link}, S};
 handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
     case maps:take(Pid, Receivers) of
-        {{Token, Bulk}, Receivers1} ->
-            {noreply, count(Pid, Token, Bulk, S#dock{receivers = Receivers1})};
+        {{Token, Trunk}, Receivers1} ->
+            {noreply, count(Pid, Token, Trunk, S#dock{receivers = Receivers1})};
         error ->
             {noreply, S}
     end;
 handle_info(_, S) ->
     {noreply, S}.
 
+fragment(Carrier, Id, Size, Offset, Data, #dock{received = Received, reassembly = Reassembly} = S) ->
+    node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),
+    S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
+    case trunkline_reassembly:add(Id, Size, Offset, Data, Reassembly) of
+        {complete, Parts, Reassembly1} ->
+            ok = arrived(Id, Parts, S),
+            S1#dock{reassembly = Reassembly1};
+        {incomplete, Reassembly1} ->
+            S1#dock{reassembly = Reassembly1}
+    end.
+
+arrived({{batch, Lane}, Number}, Parts, #dock{inlets = Inlets}) ->
+    trunkline_inlet:batch_arrived(element(Lane, Inlets), Number, Parts);
+arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
+    trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
+
 %% The last word about a carrier.
-count(Pid, Carrier, Bulk, #dock{received = Received} = S) ->
-    tell(Bulk, {cut, Carrier, maps:get(Pid, Received, 0)}),
+count(Pid, Carrier, Trunk, #dock{received = Received} = S) ->
+    tell(Trunk, {cut, Carrier, maps:get(Pid, Received, 0)}),
     S#dock{received = maps:remove(Pid, Received)}.
 
-tell(Bulk, What) ->
-    _ = erlang:send(Bulk, What, [noconnect]),
+tell(Pid, What) ->
+    _ = erlang:send(Pid, What, [noconnect]),
     ok.
 
 %% No report has the users' data in it.

@@ -12,7 +12,8 @@
 %%                       opener ── the message ──> receiver
 %%
 %% Messages that must not overtake it wait here, and are not acknowledged while
-%% they do: a window bounds them.
+%% they do: a window bounds them. So do batches that have come by a trunk before the
+%% one that was sent before them.
 %%
 %% An inlet lives for one session of a link. At its end finish/1 lets it deliver
 %% what has arrived. It also is what local callers watch while they wait for a
@@ -21,7 +22,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, finish/1, arrived/3]).
+-export([start_link/4, finish/1, arrived/3, batch_arrived/3]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
@@ -33,7 +34,8 @@
 
 -dialyzer({no_improper_lists, [deliver/4]}).
 
--type serial() :: pos_integer().             % of a large message
+-type serial() :: pos_integer().             % of a large message, or of a batch
+-type batch() :: {trunkline_pace:ack(), trunkline_gate:charge(), [trunkline_lane:entry()]}.
 -type receiver() :: trunkline_turns:receiver().
 %% What waits for its turn: a message, or a large message.
 -type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}
@@ -60,8 +62,8 @@
          delivered = [] :: [serial()],                             % the lane does not know yet
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
-         %% What has come by a connection before the batches that came before.
-         early = [] :: [binary()] | by_connection,
+         next = 1 :: serial(),                                     % batch
+         early = #{} :: #{serial() => batch() | trunkline_reassembly:parts()},   % behind it
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
@@ -91,17 +93,26 @@ arrived(Inlet, Number, Parts) ->
     Inlet ! {arrived, Number, Parts},
     ok.
 
+%% All fragments of that batch have arrived.
+-spec batch_arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
+batch_arrived(Inlet, Serial, Parts) ->
+    Inlet ! {batch_arrived, Serial, Parts},
+    ok.
+
 -spec loop(#inlet{}) -> no_return() | ok.
 loop(#inlet{finishing = true, openers = Openers}) when map_size(Openers) =:= 0 ->
     ok;
 loop(S) ->
     receive
-        {batch, _, _, _} = Batch ->
-            loop(batch(Batch, S));
-        {fragment, _, {Ix, 0}, _, 0, Data} when Ix =:= S#inlet.ix ->
-            loop(connection_batch(Data, S));
-        {by_connection, _} ->
-            loop(lists:foldr(fun connection_batch/2, S#inlet{early = by_connection}, S#inlet.early));
+        {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->
+            loop(batch(Ack, Charge, Entries, S));
+        {batch, Serial, Ack, Charge, Entries} when Serial > S#inlet.next ->
+            loop(S#inlet{early = (S#inlet.early)#{Serial => {Ack, Charge, Entries}}});
+        {batch_arrived, Serial, Parts} when Serial =:= S#inlet.next ->
+            {Ack, Charge, Entries} = parcel(Parts),
+            loop(batch(Ack, Charge, Entries, S));
+        {batch_arrived, Serial, Parts} when Serial > S#inlet.next ->
+            loop(S#inlet{early = (S#inlet.early)#{Serial => Parts}});
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {arrived, Number, Parts} ->
@@ -119,22 +130,28 @@ loop(S) ->
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         finish ->
-            loop(without_missing(S#inlet{finishing = true, arrived = #{}}));
+            loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
         _ ->
             %% Nobody else has a reason to send here; whatever it is, it must
             %% not stay in the mailbox.
             loop(S)
     end.
 
-batch({batch, Ack, Charge, Entries}, S) ->
+%% The next one, and those behind it that are here already.
+batch(Ack, Charge, Entries, #inlet{next = Next, early = Early} = S) ->
     {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
-    delivered(Ack, Charge, Waiting, S1).
+    S2 = delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}),
+    case Early of
+        #{Next + 1 := Parcel} ->
+            {Ack1, Charge1, Entries1} = parcel(Parcel),
+            batch(Ack1, Charge1, Entries1, S2#inlet{early = maps:remove(Next + 1, Early)});
+        #{} ->
+            S2
+    end.
 
-%% One has come by a connection of the lane's own.
-connection_batch(Data, #inlet{early = by_connection} = S) ->
-    batch(binary_to_term(Data), S);
-connection_batch(Data, #inlet{early = Early} = S) ->
-    S#inlet{early = [Data | Early]}.
+parcel({_, _, _} = Batch) -> Batch;
+parcel([{0, Binary}]) -> binary_to_term(Binary);
+parcel(Parts) -> binary_to_term(iolist_to_binary([Binary || {_, Binary} <- Parts])).
 
 %% Answers the charge of what has to wait for its turn.
 deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->
@@ -307,8 +324,8 @@ acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
         {later, Window} -> timer(ack, S#inlet{window = Window})
     end.
 
-ack(Ack, Charge, #inlet{lane = Lane} = S) ->
-    _ = erlang:send(Lane, {ack, Ack, self(), Charge}, [noconnect]),
+ack(Ack, Charge, #inlet{lane = Lane, next = Next} = S) ->
+    _ = erlang:send(Lane, {ack, Ack, self(), Charge, Next - 1}, [noconnect]),
     S.
 
 timer(ack, #inlet{ack_timer = false} = S) ->

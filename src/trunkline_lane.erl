@@ -13,7 +13,7 @@
 %% A lane lives as long as its link. What it does with messages is its mode,
 %% which the link sets:
 %%
-%%     {send, Outlets, Window} batches to the inlet, within the window
+%%     {send, Outlets, Window} batches to the inlet, within a window of at most so much
 %%     hold                    keeps them (the other side is being set up again)
 %%     direct                  plain `!', one by one, in order
 %%     discard                 counts them as lost (the node is gone)
@@ -21,6 +21,10 @@
 %% The mailbox may be long, therefore every receive here takes whatever comes
 %% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
 %% distribution port; the gate bounds what queues up meanwhile.
+%%
+%% Batches are numbered, and go by the distribution or, while it is open, by a
+%% trunk: a bundle of connections, which makes no promise about the order. The
+%% inlet restores it. A trunk keeps a batch until the inlet has said that it is there.
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it.
@@ -56,21 +60,20 @@
             | reference()                                % an alias
             | trunkline_agent:command().
 -type entry() :: nonempty_improper_list(to() | marked(), Message :: term()).
--type serial() :: pos_integer().                             % of a large message, in its lane
+-type serial() :: pos_integer().                   % of a large message, or of a batch, in its lane
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
                 | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
-%% Where to: bulk and dock are missing if the peer does not take large messages.
--type outlets() :: {Inlet :: pid(), Bulk :: pid() | none, Dock :: pid() | none}.
+%% Where to. Both trunks, for large messages and for batches, are missing if the peer
+%% does not know of them.
+-type outlets() :: {Inlet :: pid(), Bulk :: pid() | none, Trunk :: pid() | none}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold | direct | discard.
 
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% ms: a lane that did nothing for so long gives its memory back; one that has no
-%% connection and should have one tries again.
+%% ms: a lane that did nothing for so long gives its memory back.
 -define(QUIET, 1000).
--define(AGAIN, 1000).
 
 -record(lane,
         {ix :: pos_integer(),
@@ -93,9 +96,11 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
-         %% A connection of the lane's own, and whether batches go by it.
-         transport :: dist | tcp | tls,
-         carrier = none :: none | {connecting | connected, pid()},
+         %% Batches: the number of the next one, and that of the last one that is known to
+         %% have arrived; and whether they go by the trunk.
+         serial = 1 :: serial(),
+         arrived = 0 :: non_neg_integer(),
+         by = distribution :: distribution | trunk,
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -109,7 +114,7 @@
 start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
-                 bulk_ix = BulkIx, large = Large, transport = maps:get(lane_transport, Options),
+                 bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
@@ -132,7 +137,7 @@ drain(Lane, Ref) ->
 -spec init(pid(), #lane{}) -> no_return().
 init(Parent, Lane) ->
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
-    loop(show_connection(0, Lane)).
+    loop(Lane).
 
 -spec loop(#lane{}) -> no_return().
 loop(S) ->
@@ -252,27 +257,26 @@ transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) >
 transmit(Charge, Entries, S) ->
     hand_over(Charge, Entries, S).
 
-hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, _}}, ix = Ix, stats = Stats} = S) ->
+hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
     Messages = trunkline_gate:messages(Charge),
-    Window = trunkline_window:sent(Charge, S#lane.window),
-    {Ack, Pace} = trunkline_pace:sent(erlang:monotonic_time(nanosecond), S#lane.pace),
+    Now = erlang:monotonic_time(nanosecond),
+    Window = trunkline_window:sent(Now, Charge, S#lane.window),
+    {Ack, Pace} = trunkline_pace:sent(Now, S#lane.pace),
     Scope = {lane, Ix},
     trunkline_stats:add(Stats, Scope, batches, 1),
     trunkline_stats:add(Stats, Scope, messages, Messages),
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
-    case S#lane.carrier of
-        {connected, Carrier} ->
-            Data = erlang:term_to_iovec({batch, Ack, Charge, Entries}),
-            Size = iolist_size(Data),
-            ok = trunkline_carrier:send(Carrier, [{{Ix, 0}, Size, 0, Size, Data}]);
-        _ ->
+    case S#lane.by of
+        trunk ->
+            Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})};
+        distribution ->
             %% Without a connection this answers noconnect: the batch stays
             %% unconfirmed, and the link is about to hear that the node is gone.
-            _ = erlang:send(Inlet, {batch, Ack, Charge, Entries}, [noconnect])
+            _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect])
     end,
-    left(Charge, S#lane{window = Window, pace = Pace}).
+    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1}).
 
 %% The window is full, or there is nobody to send to.
 keep(Charge, Entry, S) ->
@@ -307,34 +311,26 @@ tell_agents(#lane{answered = Answered} = S) ->
     maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
     S#lane{answered = #{}}.
 
-control({ack, Ack, Inlet, Charge}, #lane{mode = {send, {Inlet, _, _}}} = S) ->
-    Window = trunkline_window:acked(Charge, S#lane.window),
+control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _, _}}} = S) ->
+    Now = erlang:monotonic_time(nanosecond),
+    RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
+    Window = trunkline_window:acked(Now, Charge, RoundTrip, S#lane.window),
     in_flight(Window, S),
     Pace = case Ack of
-               now -> trunkline_pace:arrived(erlang:monotonic_time(nanosecond), S#lane.pace);
+               now -> trunkline_pace:arrived(Now, S#lane.pace);
                later -> S#lane.pace
            end,
-    drained(flush(S#lane{window = Window, pace = Pace}));
+    drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
+control({trunk, Trunk, State}, #lane{mode = {send, {_, _, Trunk}}} = S) ->
+    S#lane{by = case State of
+                    open -> trunk;
+                    closed -> distribution
+                end};
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix, under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
     Bulk ! {done, [{Ix, N} || N <- Delivered]},
     lists:foldl(fun settle/2, S, Delivered);
-control({ready, Carrier, Token}, #lane{carrier = {connecting, Carrier}, mode = {send, {Inlet, _, _}}} = S) ->
-    %% The inlet waits for this before it takes what comes by the connection: the
-    %% batches before come by distribution.
-    _ = erlang:send(Inlet, {by_connection, Token}, [noconnect]),
-    show_connection(1, S#lane{carrier = {connected, Carrier}});
-control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connected, Carrier}, link = Link} = S) ->
-    %% Nobody knows what has arrived, and nothing must overtake it.
-    Link ! {connection_lost, self()},
-    show_connection(0, S#lane{carrier = none, mode = hold});
-control({'DOWN', _, process, Carrier, _}, #lane{carrier = {connecting, Carrier}} = S) ->
-    _ = erlang:start_timer(?AGAIN, self(), connect),
-    S#lane{carrier = none};
-control({timeout, _, connect}, S) ->
-    connect(S);
-control({mode, Ref, Mode}, S00) ->
-    S0 = disconnect(S00),
+control({mode, Ref, Mode}, S0) ->
     S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
     Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
@@ -353,8 +349,10 @@ control(_, S) ->
     %% An acknowledgement from an inlet of an earlier session.
     S.
 
-change({send, Outlets, WindowBytes}, S) ->
-    {0, connect(flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes)}))};
+change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->
+    Trunk =:= none orelse trunkline_trunk:subscribe(Trunk),
+    {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
+                     serial = 1, arrived = 0, by = distribution})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
@@ -368,22 +366,11 @@ change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discar
             {0, S1}
     end.
 
-%% Batches go by distribution until there is a connection, and if none can be made.
-connect(#lane{transport = Transport, carrier = none, mode = {send, {Inlet, _, Dock}}} = S)
-  when Transport =/= dist, Dock =/= none ->
-    {Carrier, _} = trunkline_carrier:start({lane, Inlet}, Dock, Transport),
-    S#lane{carrier = {connecting, Carrier}};
-connect(S) ->
-    S.
-
-disconnect(#lane{carrier = none} = S) ->
-    S;
-disconnect(#lane{carrier = {_, Carrier}} = S) ->
-    exit(Carrier, kill),
-    show_connection(0, S#lane{carrier = none}).
-
-show_connection(N, #lane{stats = Stats, ix = Ix} = S) ->
-    trunkline_stats:put(Stats, {lane, Ix}, connections, N),
+%% The trunk need not keep them any more, if it had them.
+arrived(Arrived, #lane{arrived = Before, ix = Ix, mode = {send, {_, _, Trunk}}} = S) when Arrived > Before, Trunk =/= none ->
+    _ = Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, Arrived)]},
+    S#lane{arrived = Arrived};
+arrived(_, S) ->
     S.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
@@ -433,7 +420,8 @@ direct(Command, _, _) ->
 in_flight(Window, #lane{stats = Stats, ix = Ix}) ->
     Charge = trunkline_window:in_flight(Window),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, trunkline_gate:messages(Charge)),
-    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)).
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)),
+    trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
 
 tick(S) ->
     _ = erlang:start_timer(?QUIET, self(), tick),

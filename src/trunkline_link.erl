@@ -75,6 +75,8 @@
 -define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
+-define(PING, 10_000).             % between two looks at the distance,
+-define(FIRST_PINGS, 50).          % and while it is not known
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
 
 -record(peer,
@@ -96,7 +98,10 @@
          changing = none :: none | {reference(), [pid()]},     % lanes that have not answered
          opening = none :: none | reference(),
          opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
-         bulk = none :: none | pid(),
+         bulk = none :: none | pid(),                % trunks: for large messages,
+         trunk = none :: none | pid(),               % and for batches
+         distance = trunkline_distance:new() :: trunkline_distance:distance(),
+         ping = none :: none | {reference(), Sent :: integer()},       % us
          %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
@@ -268,6 +273,15 @@ handle_event(info, {goodbye, Pid, Ref}, _, _) ->
     Pid ! {goodbye_ok, Ref},
     keep_state_and_data;
 
+%% How far is the peer?
+handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
+    _ = erlang:send(Pid, {pong, Ref}, [noconnect, nosuspend]),
+    keep_state_and_data;
+handle_event(info, {pong, Ref}, up, #link{ping = {Ref, Sent}} = D) ->
+    {keep_state, measured(erlang:monotonic_time(microsecond) - Sent, D#link{ping = none})};
+handle_event({timeout, ping}, _, up, D) ->
+    {keep_state, ping(D), [next_ping(D)]};
+
 %% The lanes answer.
 handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
              #link{changing = {Ref, Lanes}, lost = {Q, U}} = D) ->
@@ -279,11 +293,6 @@ handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
 handle_event(info, {lane_mode, _, Lane, {Queued, Unconfirmed}}, _, #link{lost = {Q, U}} = D)
   when is_pid(Lane), node(Lane) =:= node() ->
     {keep_state, D#link{lost = {Q + Queued, U + Unconfirmed}}};
-handle_event(info, {connection_lost, Lane}, up, D) ->
-    case lists:member(Lane, lanes(D)) of
-        true -> anew(D);
-        false -> keep_state_and_data
-    end;
 handle_event(info, {lane_drained, Drain, Lane}, closing,
              #link{goodbye = {Pid, Ref, Drain, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
@@ -302,7 +311,7 @@ handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
                 _ -> {keep_state, D1}
             end;
         false ->
-            case lists:member(Pid, [D#link.bulk, D#link.dock | lanes(D) ++ D#link.inlets]) of
+            case lists:member(Pid, [D#link.bulk, D#link.trunk, D#link.dock | lanes(D) ++ D#link.inlets]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> keep_state_and_data
             end
@@ -450,17 +459,18 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
 proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
     #link{node = Node, options = Options, stats = Stats,
           peer = #peer{agreement = #{window_bytes := Window}}} = D,
-    Bulk = case Dock of
-               none -> none;
-               _ -> trunkline_bulk:start_link(Node, Dock, Options, Stats)
-           end,
+    [Bulk, Trunk] = case Dock of
+                        none -> [none, none];
+                        _ -> [trunkline_trunk:start_link(Cargo, Node, Dock, {Options, Stats}) || Cargo <- [large, batches]]
+                    end,
     Ref = make_ref(),
     lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Dock}, Window})
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Trunk}, Window})
                   end, lists:zip(lanes(D), Opened)),
     trunkline_stats:add(Stats, peer, sessions, 1),
-    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk}),
-    enter(up, dismiss(again, D1));
+    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
+    {next_state, up, D2, Actions} = enter(up, dismiss(again, D1)),
+    {next_state, up, ping(extend(D2)), [next_ping(D2) | Actions]};
 proceed_open(D) ->
     enter(opening, D).
 
@@ -484,8 +494,9 @@ changed(_, D) ->
     {keep_state, D}.
 
 %% The connection is lost.
-gone(D) ->
-    D1 = end_session(D#link{session = make_ref()}),
+gone(#link{stats = Stats} = D) ->
+    trunkline_stats:put(Stats, peer, round_trip, 0),
+    D1 = end_session(D#link{session = make_ref(), distance = trunkline_distance:new()}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
@@ -497,28 +508,15 @@ bereaved(State, D) ->
         _ -> enter(holding, expect(change_mode(hold, D1)))
     end.
 
-%% A lane's own connection is lost, and what was under way there: another session,
-%% with the same peer. For the peer it is as if another link had said hello.
-anew(#link{node = Node} = D) ->
-    case lists:member(Node, nodes(connected)) of
-        true ->
-            {next_state, State, D1, Actions} = bereaved(up, D#link{session = make_ref()}),
-            say_hello(true, D1),
-            {next_state, State, D1, Actions};
-        false ->
-            %% All of it is lost: the news is under way.
-            keep_state_and_data
-    end.
-
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),
-    lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.dock], P =/= none]),
+    lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.trunk, D#link.dock], P =/= none]),
     case Peer of
         #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
-           bulk = none, dock = none, inlets = [], finishing = Inlets ++ Finishing}.
+           bulk = none, trunk = none, dock = none, ping = none, inlets = [], finishing = Inlets ++ Finishing}.
 
 %% What it has is of no use in another session.
 end_with_session(Pid) ->
@@ -593,6 +591,39 @@ finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->
                               {timeout, Timer, finish} -> self() ! {timeout, Timer, finish}, ok
                           end
                   end, Inlets ++ Finishing).
+
+%% --- the distance -----------------------------------------------------------
+
+%% One that does not come back is forgotten at last.
+ping(#link{peer = #peer{pid = Pid}, ping = Ping} = D) ->
+    Now = erlang:monotonic_time(microsecond),
+    case Ping of
+        {_, Sent} when Now - Sent < ?PING * 1000 ->
+            D;
+        _ ->
+            Ref = make_ref(),
+            _ = erlang:send(Pid, {ping, self(), Ref}, [noconnect, nosuspend]),
+            D#link{ping = {Ref, Now}}
+    end.
+
+next_ping(#link{distance = Distance}) ->
+    Time = case trunkline_distance:round_trip(Distance) of
+               0 -> ?FIRST_PINGS;
+               _ -> ?PING
+           end,
+    {{timeout, ping}, Time, []}.
+
+measured(Time, #link{distance = Distance, stats = Stats} = D) ->
+    Distance1 = trunkline_distance:add(Time, Distance),
+    trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance1)),
+    extend(D#link{distance = Distance1}).
+
+%% Batches to a peer that is far go by connections, unless they are wanted elsewhere.
+extend(#link{trunk = Trunk, distance = Distance, options = #{lane_transport := Transport}} = D) ->
+    Transport =:= dist orelse Trunk =:= none
+        orelse (Transport =:= auto andalso not trunkline_distance:is_far(trunkline_distance:round_trip(Distance)))
+        orelse trunkline_trunk:extend(Trunk),
+    D.
 
 %% --- the lanes ------------------------------------------------------------
 

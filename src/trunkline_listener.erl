@@ -165,7 +165,7 @@ listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowe
     Address = address(Options),
     case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
         {ok, Socket} ->
-            Door = {Transport, S#listener.tokens, S#listener.counters},
+            Door = {Transport, S#listener.tokens, S#listener.counters, maps:get(connection_timeout, Options)},
             counters:put(S#listener.counters, cell(Transport), port(Socket)),
             _ = spawn_link(fun() -> accept(Socket, Door) end),
             map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
@@ -178,14 +178,13 @@ is_ipv6(any) -> lists:prefix("inet6", trunkline_transport:distribution());
 is_ipv6(Address) -> tuple_size(Address) =:= 8.
 
 listen_on(Port, Highest, Options) ->
-    case gen_tcp:listen(Port, [binary, {active, false}, {packet, raw}, {nodelay, true}, {reuseaddr, true},
-                               {backlog, 128} | Options]) of
+    case gen_tcp:listen(Port, trunkline_socket:listen_options() ++ [{backlog, 128} | Options]) of
         {ok, Socket} -> {ok, Socket};
         {error, _} when Port < Highest -> listen_on(Port + 1, Highest, Options);
         {error, _} = Error -> Error
     end.
 
-accept(Listening, {_, _, Counters} = Door) ->
+accept(Listening, {_, _, Counters, _} = Door) ->
     case gen_tcp:accept(Listening) of
         {ok, Socket} ->
             case counters:get(Counters, cell(handlers)) < ?HANDLERS of
@@ -208,11 +207,12 @@ accept(Listening, {_, _, Counters} = Door) ->
 
 %% --- one connection, until it has an owner ------------------------------------------
 
-handle({Transport, Tokens, Counters}) ->
+handle({Transport, Tokens, Counters, Timeout}) ->
     receive
         {yours, Socket} ->
             Deadline = erlang:monotonic_time(millisecond) + ?HANDSHAKE,
             try
+                ok = trunkline_socket:tune(Socket, #{timeout => Timeout}),
                 ok = handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline)
             catch
                 _:_ -> counters:add(Counters, cell(refused), 1)

@@ -18,15 +18,18 @@
           large_bytes := pos_integer(),    % from this size on a message is large
           bulk_bytes := pos_integer(),     % bytes of large messages waiting and under way
           bulk_connections := pos_integer(),   % for large messages to each peer
+          far_connections := pos_integer(),    % the same, and for batches, to a peer that is far
           bulk_idle := pos_integer(),      % ms until one that has nothing to do is closed
           bulk_transport := auto | tcp | tls | dist,
-          lane_transport := dist | tcp | tls,
+          lane_transport := auto | dist | tcp | tls,
+          congestion_control := auto | default | atom(),
+          connection_timeout := pos_integer(),     % ms until a dead path is noticed
           listen_address := undefined | inet:ip_address(),
           listen_ports := {inet:port_number(), inet:port_number()}}.
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 -type range() :: {integer, Least :: integer(), Most :: integer()}
-               | {transport, [atom()]}
+               | {transport, [atom()]} | name
                | address | ports.
 
 %% {Key, Default, Range, What}
@@ -34,14 +37,17 @@
 all() ->
     [{lanes, default_lanes(), {integer, 1, 64}, "lanes to each peer"},
      {queue_bytes, 1 bsl 18, {integer, 1 bsl 10, 1 bsl 29}, "bytes waiting in one lane"},
-     {window_bytes, 4 bsl 20, {integer, 1 bsl 10, 1 bsl 29}, "bytes under way in one lane"},
+     {window_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 29}, "bytes under way in one lane, at most"},
      {batch_bytes, 64 bsl 10, {integer, 1 bsl 8, 1 bsl 26}, "bytes in one batch"},
      {large_bytes, 64 bsl 10, {integer, 1 bsl 10, 1 bsl 29}, "bytes from which on a message is large"},
      {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 33}, "bytes of large messages waiting and under way"},
      {bulk_connections, 1, {integer, 1, 64}, "connections for large messages to each peer"},
+     {far_connections, 16, {integer, 1, 64}, "connections for large messages, and for batches, to each peer that is far"},
      {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
      {bulk_transport, auto, {transport, [auto, tcp, tls, dist]}, "how large messages travel"},
-     {lane_transport, dist, {transport, [dist, tcp, tls]}, "how batches travel"},
+     {lane_transport, auto, {transport, [auto, dist, tcp, tls]}, "how batches travel"},
+     {congestion_control, auto, name, "of connections to peers that are far"},
+     {connection_timeout, 10_000, {integer, 1000, 86_400_000}, "ms until a connection whose path is dead is given up"},
      {listen_address, undefined, address, "where peers connect"},
      {listen_ports, {0, 0}, ports, "lowest and highest port where peers connect"}].
 
@@ -76,6 +82,7 @@ is_in({integer, Least, Most}, Value) -> is_integer(Value) andalso Value >= Least
 is_in({transport, Values}, Value) ->
     lists:member(Value, Values)
         andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok);
+is_in(name, Value) -> is_atom(Value);
 is_in(address, undefined) -> true;
 is_in(address, Value) -> inet:is_ip_address(Value);
 is_in(ports, {Lowest, Highest}) -> is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest;
@@ -98,5 +105,6 @@ in_words({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [L
 in_words({transport, Values}) ->
     ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
      " (tcp only if the distribution does not use TLS; tls only with a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
+in_words(name) -> "auto (bbr where the kernel allows it), default, or the name of one of the kernel's";
 in_words(address) -> "an address as {127,0,0,1}";
 in_words(ports) -> "a pair {Lowest, Highest} of port numbers".

@@ -39,6 +39,8 @@ loop(Owner, Transport, Socket) ->
                     %% to what it has read until it collects its garbage.
                     byte_size(Data) >= ?MUCH andalso garbage_collect(),
                     loop(Owner, Transport, Socket);
+                heartbeat ->
+                    loop(Owner, Transport, Socket);
                 error ->
                     exit({shutdown, bad_frame})
             end;

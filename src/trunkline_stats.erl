@@ -29,7 +29,13 @@
          {large_arrived_bytes, counter, "bytes of large messages received, complete or not"},
          {large_broken, counter, "large messages that arrived and could not be delivered"},
          {bulk_connections, gauge, "connections for large messages to the peer"},
-         {bulk_by_distribution, gauge, "1 while they go by distribution"}]).
+         {bulk_by_distribution, gauge, "1 while they go by distribution"},
+         {bulk_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
+         {batches_arrived_bytes, counter, "bytes of batches received by connections of their own"},
+         {lane_connections, gauge, "connections for batches to the peer"},
+         {lane_by_distribution, gauge, "1 while batches whose connections broke go by distribution"},
+         {lane_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
+         {round_trip, gauge, "us: the shortest between the links of late; 0 is not known"}]).
 
 -define(LANE_FIELDS,
         [{batches, counter, "batches sent"},
@@ -39,13 +45,13 @@
          {in_flight_messages, gauge, "messages sent and not yet acknowledged"},
          {in_flight_bytes, gauge, "bytes sent and not yet acknowledged, as charged"},
          {waits, counter, "times a sender waited for room"},
-         {connections, gauge, "1 while batches go by a connection of the lane's own"},
+         {window_bytes, gauge, "bytes that may be under way, as charged"},
          {nosuspend, counter, "times a sender was answered nosuspend"},
          {received_batches, counter, "batches received"},
          {received_messages, counter, "messages received and delivered"}]).
 
 %% A lane's cells start on a cache line of their own.
--define(CELLS, 16).
+-define(CELLS, 24).
 
 -spec new(Lanes :: pos_integer()) -> stats().
 new(Lanes) ->

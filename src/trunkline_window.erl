@@ -5,48 +5,120 @@
 %%      |=====================================>|  unacknowledged  60 kB
 %%      | batch, 60 kB     in flight 120 kB    |
 %%      |=====================================>|  unacknowledged 120 kB
-%%      |                                      |  ... a quarter of the window
+%%      |                                      |  ... a quarter of FIRST
 %%      |<------------------------- ack 120 kB |  delivered, unacknowledged 0
 %%      |  in flight 0                         |
 %%
 %% The lane sends while less than a window is in flight, so that the inlet
 %% never holds more than a window and one batch. The inlet acknowledges what it
-%% has delivered when that makes a quarter of the window, when it is asked to
-%% (see trunkline_pace), or a little later. Hence a lane is never stuck: with a window in flight
-%% there is a quarter of it at the inlet, or an acknowledgement under way.
+%% has delivered when that makes a quarter of the first window, when it is asked to
+%% (see trunkline_pace), or a little later. Hence a lane is never stuck: with a window
+%% in flight there is a quarter at the inlet, or an acknowledgement under way.
+%%
+%% The window follows what the way can hold: the highest rate of late at which bytes
+%% were delivered, times the round trip to the peer, and AMPLE times that, because
+%% acknowledgements come late and in one go, and because a packet that was lost takes
+%% another round trip. While the window is the limit it doubles thereby, twice, with
+%% each round trip. A receiver that is slow makes the rate lower and not the
+%% distance greater: its window does not grow.
 %%
 %% This module decides, and does nothing. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
 -module(trunkline_window).
 
--export([sender/1, is_open/1, sent/2, acked/2, in_flight/1]).
+-export([sender/1, is_open/1, sent/3, acked/4, in_flight/1, bytes/1]).
 -export([receiver/1, delivered/3, flush/1]).
 
 -export_type([sender/0, receiver/0]).
 
 -type charge() :: trunkline_gate:charge().
--opaque sender() :: {Window :: charge(), InFlight :: charge()}.
+-type bytes() :: non_neg_integer().
+-type nanoseconds() :: integer().
+
+-type microseconds() :: non_neg_integer().
+-record(round,
+        {start :: nanoseconds(),
+         before :: bytes(),                      % delivered at its start
+         till :: bytes()}).                      % and at its end, at least
+-record(sender,
+        {window :: charge(),
+         in_flight = 0 :: charge(),
+         least :: bytes(),
+         most :: bytes(),
+         delivered = 0 :: bytes(),
+         round = none :: none | #round{},
+         %% The highest rate (bytes a second) of the last period, and of the one before.
+         rate = 0 :: bytes(),
+         rate_before = 0 :: bytes(),
+         period = none :: none | nanoseconds()}).
+-opaque sender() :: #sender{}.
 -opaque receiver() :: {Quarter :: charge(), Unacknowledged :: charge()}.
 
-%% The sending side of a window of so many bytes.
--spec sender(Bytes :: pos_integer()) -> sender().
-sender(Bytes) -> {trunkline_gate:limit(Bytes), 0}.
+%% Bytes, as charged, of a window whose lane has delivered nothing yet.
+-define(FIRST, (4 bsl 20)).
+-define(AMPLE, 4).
+%% No rate counts for more than two periods.
+-define(PERIOD, 10_000_000_000).
+
+%% The sending side of a window of at most so many bytes.
+-spec sender(Most :: pos_integer()) -> sender().
+sender(Most) ->
+    Least = min(?FIRST, Most),
+    #sender{window = trunkline_gate:limit(Least), least = Least, most = Most}.
 
 -spec is_open(sender()) -> boolean().
-is_open({Window, InFlight}) -> InFlight < Window.
+is_open(#sender{window = Window, in_flight = InFlight}) -> InFlight < Window.
 
--spec sent(charge(), sender()) -> sender().
-sent(Charge, {Window, InFlight}) -> {Window, InFlight + Charge}.
+-spec sent(Now :: nanoseconds(), charge(), sender()) -> sender().
+sent(Now, Charge, #sender{in_flight = InFlight, round = none} = S) ->
+    start_round(Now, S#sender{in_flight = InFlight + Charge});
+sent(_, Charge, #sender{in_flight = InFlight} = S) ->
+    S#sender{in_flight = InFlight + Charge}.
 
--spec acked(charge(), sender()) -> sender().
-acked(Charge, {Window, InFlight}) -> {Window, InFlight - Charge}.
+%% RoundTrip: to the peer, as measured apart from the batches; 0 is not known.
+-spec acked(Now :: nanoseconds(), charge(), RoundTrip :: microseconds(), sender()) -> sender().
+acked(Now, Charge, RoundTrip, #sender{in_flight = InFlight, delivered = Delivered, round = Round} = S) ->
+    S1 = S#sender{in_flight = InFlight - Charge, delivered = Delivered + trunkline_gate:bytes(Charge)},
+    case Round of
+        #round{till = Till} when S1#sender.delivered >= Till ->
+            S2 = end_round(Now, RoundTrip, Round, S1),
+            case S2#sender.in_flight of
+                0 -> S2#sender{round = none};
+                _ -> start_round(Now, S2)
+            end;
+        _ ->
+            S1
+    end.
+
+%% It ends when all that is in flight now has been delivered.
+start_round(Now, #sender{delivered = Delivered, in_flight = InFlight} = S) ->
+    S#sender{round = #round{start = Now, before = Delivered,
+                            till = Delivered + trunkline_gate:bytes(InFlight)}}.
+
+%% Acknowledgements that were held up come all at once: no round is shorter than the
+%% way there and back.
+end_round(Now, RoundTrip, #round{start = Start, before = Before},
+          #sender{delivered = Delivered, least = Least, most = Most} = S) ->
+    Time = max(1, max(Now - Start, RoundTrip * 1000)),
+    #sender{rate = Rate, rate_before = RateBefore} = S1 = rate(Now, (Delivered - Before) * 1_000_000_000 div Time, S),
+    Ample = ?AMPLE * max(Rate, RateBefore) * RoundTrip div 1_000_000,
+    S1#sender{window = trunkline_gate:limit(max(Least, min(Most, Ample)))}.
+
+rate(Now, Rate, #sender{period = Period} = S) when Period =:= none; Now - Period >= ?PERIOD ->
+    S#sender{period = Now, rate = Rate, rate_before = S#sender.rate};
+rate(_, Rate, #sender{rate = Before} = S) ->
+    S#sender{rate = max(Rate, Before)}.
 
 -spec in_flight(sender()) -> charge().
-in_flight({_, InFlight}) -> InFlight.
+in_flight(#sender{in_flight = InFlight}) -> InFlight.
+
+%% How large it is now.
+-spec bytes(sender()) -> bytes().
+bytes(#sender{window = Window}) -> trunkline_gate:bytes(Window).
 
 %% The receiving side of the same window.
--spec receiver(Bytes :: pos_integer()) -> receiver().
-receiver(Bytes) -> {trunkline_gate:limit(max(1, Bytes div 4)), 0}.
+-spec receiver(Most :: pos_integer()) -> receiver().
+receiver(Most) -> {trunkline_gate:limit(max(1, min(?FIRST, Most) div 4)), 0}.
 
 %% A batch has been delivered, whose lane wants to know `now' or `later'.
 -spec delivered(trunkline_pace:ack(), charge(), receiver()) ->

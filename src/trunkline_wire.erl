@@ -22,15 +22,16 @@
 %%
 %%       0        4        6                14               22               30
 %%     +--------+--------+----------------+----------------+----------------+------
-%%     | length | lane   | number         | size           | offset         | data
+%%     | length | stream | number         | size           | offset         | data
 %%     +--------+--------+----------------+----------------+----------------+------
 %%
-%% A fragment of a large message: its lane and number, its size as a whole, and
-%% where in it the data belong. Or, with number 0, a batch of a lane.
+%% A fragment of a parcel: the parcel's stream and number in it, its size as a whole,
+%% and where in it the data belong. A stream is the large messages of a lane (the
+%% lane's number), or its batches (2^15 more). A frame of length 0 is a heartbeat.
 -module(trunkline_wire).
 
 -export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
--export([frame/5, parse_frame/1]).
+-export([frame/1, heartbeat/0, parse_frame/1]).
 -export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, longest_frame/0]).
 
 -export_type([token/0, secret/0, nonce/0]).
@@ -40,6 +41,7 @@
 -type nonce() :: <<_:128>>.
 
 -define(MAGIC, "TRUNKLN1").
+-define(BATCHES, 16#8000).
 
 -spec token() -> token().
 token() -> crypto:strong_rand_bytes(16).
@@ -77,17 +79,26 @@ proof(Who, Secret, Connecting, Listening) ->
 is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) -> crypto:hash_equals(Proof, Right);
 is_proof(_, _) -> false.
 
--spec frame({Lane :: pos_integer(), Number :: non_neg_integer()}, Size :: non_neg_integer(),
-            Offset :: non_neg_integer(), Length :: non_neg_integer(), iodata()) -> iodata().
-frame({Lane, Number}, Size, Offset, Length, Data) ->
-    [<<(26 + Length):32, Lane:16, Number:64, Size:64, Offset:64>> | Data].
+-spec frame(trunkline_fragments:fragment()) -> iodata().
+frame({{Stream, Number}, Size, Offset, Length, Data}) ->
+    [<<(26 + Length):32, (stream(Stream)):16, Number:64, Size:64, Offset:64>> | Data].
+
+stream({batch, Lane}) -> ?BATCHES + Lane;
+stream(Lane) -> Lane.
+
+-spec heartbeat() -> binary().
+heartbeat() -> <<0:32>>.
 
 %% A frame without its length. `error': nobody of ours says that.
 -spec parse_frame(binary()) ->
-          {ok, {Lane :: non_neg_integer(), Number :: non_neg_integer()}, Size :: pos_integer(),
-           Offset :: non_neg_integer(), Data :: binary()} | error.
-parse_frame(<<Lane:16, Number:64, Size:64, Offset:64, Data/binary>>)
-  when byte_size(Data) > 0, Offset + byte_size(Data) =< Size ->
-    {ok, {Lane, Number}, Size, Offset, Data};
+          {ok, trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(), Data :: binary()}
+              | heartbeat | error.
+parse_frame(<<Stream:16, Number:64, Size:64, Offset:64, Data/binary>>)
+  when byte_size(Data) > 0, Offset + byte_size(Data) =< Size, Number > 0, Stream band (?BATCHES - 1) > 0 ->
+    {ok, {if Stream > ?BATCHES -> {batch, Stream - ?BATCHES};
+             true -> Stream
+          end, Number}, Size, Offset, Data};
+parse_frame(<<>>) ->
+    heartbeat;
 parse_frame(_) ->
     error.

@@ -1,0 +1,74 @@
+%% The settings of Trunkline's own sockets, and why.
+%%
+%%   * nodelay: batches are made before, a message does not wait for others here.
+%%   * No sndbuf and no recbuf: the kernel finds better sizes by itself, and stops
+%%     looking when one is set.
+%%   * At most UNSENT bytes that have not left yet in the socket of a connection for
+%%     batches: what waits there waits for this connection, what waits before it for
+%%     whichever comes first. It does not limit what is under way.
+%%   * keepalive and a user timeout: a dead path is noticed after connection_timeout,
+%%     and not after the kernel's quarter of an hour.
+%%   * Congestion control. Loss-based ones (cubic, reno) take a packet that is lost by
+%%     accident for a full queue: at 10 ms and 1 % they carry 2 MB a second at most.
+%%     BBR does not. It is asked for where it matters, to far peers, and if the kernel
+%%     does not have it or does not allow it, the kernel's own stays.
+%%
+%% All but the first and keepalive are Linux's. What a kernel does not know is left out.
+-module(trunkline_socket).
+
+-export([connect_options/0, listen_options/0, tune/2, congestion_control/1]).
+
+-export_type([settings/0]).
+
+-type settings() :: #{timeout := pos_integer(),               % ms
+                      cargo => batches | large,               % on the sending side
+                      congestion_control => atom()}.
+
+-define(UNSENT, 131072).
+
+-define(TCP, 6).
+-define(TCP_KEEPIDLE, 4).
+-define(TCP_KEEPINTVL, 5).
+-define(TCP_KEEPCNT, 6).
+-define(TCP_CONGESTION, 13).
+-define(TCP_USER_TIMEOUT, 18).
+-define(TCP_NOTSENT_LOWAT, 25).
+-define(NAME_MAX, 16).
+
+-spec connect_options() -> [gen_tcp:connect_option()].
+connect_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}].
+
+-spec listen_options() -> [gen_tcp:listen_option()].
+listen_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}, {reuseaddr, true}].
+
+%% Of a socket that is connected: a route's own congestion control overrides what
+%% was set before.
+-spec tune(gen_tcp:socket(), settings()) -> ok.
+tune(Socket, Settings) ->
+    case os:type() of
+        {unix, linux} -> lists:foreach(fun(Option) -> inet:setopts(Socket, [Option]) end, linux(Settings));
+        _ -> ok
+    end.
+
+linux(#{timeout := Timeout} = Settings) ->
+    %% Three probes in the second half of the time.
+    Seconds = fun(Ms) -> max(1, Ms div 1000) end,
+    [number(?TCP_KEEPIDLE, Seconds(Timeout div 2)), number(?TCP_KEEPINTVL, Seconds(Timeout div 6)), number(?TCP_KEEPCNT, 3),
+     number(?TCP_USER_TIMEOUT, Timeout)]
+        ++ [number(?TCP_NOTSENT_LOWAT, ?UNSENT) || #{cargo := batches} <- [Settings]]
+        ++ [{raw, ?TCP, ?TCP_CONGESTION, atom_to_binary(Name)} || #{congestion_control := Name} <- [Settings]].
+
+number(Option, Value) -> {raw, ?TCP, Option, <<Value:32/native>>}.
+
+%% The one in use, if the system tells.
+-spec congestion_control(gen_tcp:socket()) -> binary().
+congestion_control(Socket) ->
+    case os:type() of
+        {unix, linux} ->
+            case inet:getopts(Socket, [{raw, ?TCP, ?TCP_CONGESTION, ?NAME_MAX}]) of
+                {ok, [{raw, _, _, Name}]} -> hd(binary:split(Name, <<0>>));
+                _ -> <<>>
+            end;
+        _ ->
+            <<>>
+    end.

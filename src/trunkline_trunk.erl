@@ -1,0 +1,362 @@
+%% Carries parcels to one peer over a bundle of connections: one trunk for large
+%% messages, and another for the batches of all lanes to a peer that is far.
+%%
+%%     lanes ── parcels ──> trunk ── fragments ──> carriers ══> the peer's dock
+%%       │                    ^                                       │
+%%       └── done ────────────┘ <──────────────── cut ────────────────┘
+%%
+%% Which fragment is next is decided in trunkline_fragments; here are the carriers.
+%% Each gets the next one when it has got rid of the one before, so that a slow one
+%% does not hold up the others. Connections are made when there is more to send than
+%% those that are there can take, up to a number that depends on the distance, and
+%% are closed when there has been nothing for a while. Where none can be made, the
+%% fragments go by distribution (trunkline_carrier_dist), and now and then a connection
+%% is tried again.
+%%
+%% A carrier that breaks costs nothing: the dock says how many of its fragments
+%% have arrived, and the others go by another one.
+%%
+%% Batches need not come here: lanes give them to the distribution until the trunk
+%% tells them that it is `open', and again when it is `closed' for want of connections.
+%% It opens when the link has told it to `extend': to a peer that is near it never does.
+%%
+%% A trunk lives for one session of a link. It has no bound of its own: what comes
+%% here has passed the gate, or a lane's window, and is counted there until it has been
+%% delivered.
+-module(trunkline_trunk).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/4, extend/1, subscribe/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
+
+%% ms
+-define(PATIENCE, 200).              % from when on fragments go by distribution meanwhile
+-define(PAUSE, 1000).
+-define(LONGEST_PAUSE, 60_000).
+-define(FAR_AT_ONCE, 4).
+-define(MORE, 5).                    % there is too much to send for so long: more connections
+%% Connections for batches to a peer that is near: lane_transport must want them.
+-define(NEAR_LANE_CONNECTIONS, 2).
+%% Bytes of batches that a connection gets at once. More would wait for it while others
+%% have nothing to do.
+-define(BATCHES, 65536).
+
+-type cargo() :: batches | large.
+
+-record(carrier,
+        {name :: trunkline_wire:token() | pid(),       % at the dock
+         kind :: connection | distribution,
+         busy = false :: boolean(),
+         quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
+
+-record(trunk,
+        {cargo :: cargo(),
+         lanes = [] :: [pid()],                        % that want to know whether it is open
+         extended = false :: boolean(),
+         node :: node(),
+         dock :: pid(),
+         options :: trunkline_options:options(),
+         stats :: trunkline_stats:stats(),
+         fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
+         carriers = #{} :: #{pid() => #carrier{}},
+         retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
+         opening = [] :: [pid()],                      % carriers that are making a connection
+         %% When it makes sense to try a connection again (monotonic, ms), and how
+         %% long to wait if that fails too. `never': they are not wanted.
+         retry = now :: now | never | integer(),
+         pause = ?PAUSE :: pos_integer(),
+         waiting = none :: none | integer(),           % since when there is too much to send
+         idle = none :: none | reference()}).
+
+-spec start_link(cargo(), node(), Dock :: pid(), {trunkline_options:options(), trunkline_stats:stats()}) -> pid().
+start_link(Cargo, Node, Dock, {Options, Stats}) ->
+    {ok, Trunk} = gen_server:start_link(?MODULE, {Cargo, Node, Dock, Options, Stats}, [{hibernate_after, ?PAUSE}]),
+    Trunk.
+
+%% From now on batches should go by connections.
+-spec extend(pid()) -> ok.
+extend(Trunk) ->
+    Trunk ! extend,
+    ok.
+
+%% The calling lane gets `{trunk, Trunk, open | closed}', now and at every change.
+-spec subscribe(pid()) -> ok.
+subscribe(Trunk) ->
+    Trunk ! {subscribe, self()},
+    ok.
+
+-spec init({cargo(), node(), Dock :: pid(), trunkline_options:options(), trunkline_stats:stats()}) -> {ok, #trunk{}}.
+init({Cargo, Node, Dock, Options, Stats}) ->
+    S = #trunk{cargo = Cargo, node = Node, dock = Dock, options = Options, stats = Stats},
+    {ok, show(S#trunk{retry = case transport(S) of
+                                  dist -> never;
+                                  _ -> now
+                              end})}.
+
+-spec handle_call(term(), gen_server:from(), #trunk{}) -> {reply, {error, badarg}, #trunk{}}.
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #trunk{}) -> {noreply, #trunk{}}.
+handle_cast(_, S) ->
+    {noreply, S}.
+
+-spec handle_info(term(), #trunk{}) -> {noreply, #trunk{}}.
+handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
+    count(Parcel, S),
+    {noreply, pump(S#trunk{fragments = trunkline_fragments:add(Id, Parcel, Fragments)})};
+handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
+    {noreply, rest(S#trunk{fragments = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids)})};
+handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats = Stats} = S) ->
+    S#trunk.cargo =:= large andalso trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
+    case Carriers of
+        #{Pid := #carrier{quantum = Quantum} = Carrier} ->
+            Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
+            {noreply, pump(S#trunk{carriers = Carriers#{Pid := Carrier#carrier{busy = false, quantum = Quantum1}}})};
+        #{} ->
+            {noreply, S}
+    end;
+handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
+    <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
+    trunkline_stats:put(Stats, peer, cell(congestion_control, S), Name),
+    %% Nothing needs the distribution any more.
+    S1 = maps:fold(fun(Other, #carrier{kind = distribution}, S0) -> retire(Other, S0);
+                      (_, _, S0) -> S0
+                   end, S#trunk{opening = lists:delete(Pid, Opening), pause = ?PAUSE, retry = now}, Carriers),
+    Carrier = #carrier{name = Token, kind = connection},
+    S2 = show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}}),
+    connections(S2) =:= 1 andalso tell_lanes(S2),
+    {noreply, pump(S2)};
+handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
+    S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
+             [Pid] ->
+                 %% The connection is gone; the dock knows already.
+                 exit(Pid, kill),
+                 without(show(S#trunk{carriers = maps:remove(Pid, Carriers)}));
+             [] ->
+                 S
+         end,
+    {noreply, pump(S1#trunk{fragments = trunkline_fragments:cut(Name, Received, Fragments)})};
+handle_info({'DOWN', _, process, Pid, Reason}, #trunk{carriers = Carriers, opening = Opening} = S) ->
+    case lists:member(Pid, Opening) of
+        true -> {noreply, pump(not_connected(Reason, S#trunk{opening = lists:delete(Pid, Opening)}))};
+        false when is_map_key(Pid, Carriers) -> {noreply, pump(retired(Pid, retire(Pid, S)))};
+        false -> {noreply, retired(Pid, S)}
+    end;
+handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carriers} = S)
+  when Opening =/= [], map_size(Carriers) =:= 0 ->
+    {noreply, pump(by_distribution(S))};
+handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, extended = Extended} = S) ->
+    %% The next batch should find one.
+    Kept = length([kept || Extended]),
+    {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, lists:nthtail(min(Kept, map_size(Carriers)), maps:keys(Carriers)))};
+handle_info(extend, #trunk{extended = false} = S) ->
+    {noreply, pump(S#trunk{extended = true})};
+handle_info({timeout, _, retry}, S) ->
+    {noreply, pump(S)};
+handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
+    Lane ! {trunk, self(), state(S)},
+    {noreply, S#trunk{lanes = [Lane | Lanes]}};
+handle_info(_, S) ->
+    {noreply, S}.
+
+%% --- carriers -------------------------------------------------------------------
+
+count(Parcel, #trunk{cargo = large, stats = Stats}) ->
+    trunkline_stats:add(Stats, peer, large_messages, 1),
+    trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel));
+count(_, #trunk{cargo = batches}) ->
+    ok.
+
+%% Gives every carrier that is not busy something to do.
+pump(#trunk{carriers = Carriers} = S) ->
+    S1 = lists:foldl(fun give/2, stir(S), [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)]),
+    case trunkline_fragments:is_waiting(S1#trunk.fragments) of
+        true -> more(waiting(S1));
+        false -> rest(first(S1#trunk{waiting = none}))
+    end.
+
+give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
+    #{Pid := #carrier{name = Name, kind = Kind, quantum = Quantum} = Carrier} = Carriers,
+    Bytes = case Kind of
+                connection when S#trunk.cargo =:= batches -> ?BATCHES;
+                connection -> trunkline_quantum:bytes(Quantum);
+                distribution -> trunkline_courtesy:fragment_bytes()
+            end,
+    case gather(Name, Bytes, Bytes, Fragments, []) of
+        {[], _} ->
+            S;
+        {Some, Fragments1} ->
+            ok = trunkline_carrier:send(Pid, Some),
+            S#trunk{fragments = Fragments1, carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
+    end.
+
+%% One fragment, or as many small ones as make one.
+gather(Name, Bytes, Missing, Fragments, Some) when Missing > 0 ->
+    case trunkline_fragments:next(Name, Bytes, Fragments) of
+        {{_, _, _, Length, _} = Fragment, Fragments1} ->
+            gather(Name, Bytes, Missing - Length, Fragments1, [Fragment | Some]);
+        none ->
+            {lists:reverse(Some), Fragments}
+    end;
+gather(_, _, _, Fragments, Some) ->
+    {lists:reverse(Some), Fragments}.
+
+waiting(#trunk{waiting = none} = S) -> S#trunk{waiting = erlang:monotonic_time(millisecond)};
+waiting(S) -> S.
+
+%% There is more to send than the carriers take now.
+more(#trunk{opening = [], carriers = Carriers} = S) ->
+    Connections = connections(S),
+    IsSoon = Connections > 0 andalso erlang:monotonic_time(millisecond) - S#trunk.waiting < ?MORE,
+    case not IsSoon andalso Connections < most(S) andalso may_connect(S) of
+        true ->
+            map_size(Carriers) =:= 0 andalso erlang:start_timer(?PATIENCE, self(), patience),
+            open(more_connections(Connections, S), S#trunk{waiting = none});
+        false when map_size(Carriers) =:= 0 ->
+            by_distribution(S);
+        false ->
+            S
+    end;
+more(S) ->
+    S.
+
+%% It takes three round trips to make one: over a distance, some at a time.
+more_connections(Connections, S) ->
+    case is_far(S) of
+        true -> min(max(?FAR_AT_ONCE, Connections), most(S) - Connections);
+        false -> 1
+    end.
+
+%% There is nothing to send, but batches should find a connection.
+first(#trunk{extended = true, opening = []} = S) ->
+    case connections(S) =:= 0 andalso may_connect(S) of
+        true -> open(1, S);
+        false -> S
+    end;
+first(S) ->
+    S.
+
+open(0, S) -> S;
+open(N, S) -> open(N - 1, open(S)).
+
+open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeout} = Options} = S) ->
+    Far = case Options of
+              #{congestion_control := auto} -> bbr;
+              #{congestion_control := Name} -> Name
+          end,
+    {Pid, _} = trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout, far => Far}),
+    S#trunk{opening = [Pid | S#trunk.opening]}.
+
+transport(#trunk{cargo = batches, options = #{lane_transport := Transport}}) -> Transport;
+transport(#trunk{cargo = large, options = #{bulk_transport := Transport}}) -> Transport.
+
+is_far(#trunk{stats = Stats}) -> trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
+
+%% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
+%% much less after a packet was lost: over a distance it takes several.
+most(#trunk{cargo = Cargo, options = #{far_connections := Far, bulk_connections := Near}} = S) ->
+    case {is_far(S), Cargo} of
+        {true, _} -> max(Far, Near);
+        {false, large} -> Near;
+        {false, batches} -> ?NEAR_LANE_CONNECTIONS
+    end.
+
+connections(#trunk{carriers = Carriers}) ->
+    length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
+
+state(S) ->
+    case S#trunk.extended andalso connections(S) > 0 of
+        true -> open;
+        false -> closed
+    end.
+
+tell_lanes(#trunk{lanes = Lanes} = S) ->
+    State = state(S),
+    lists:foreach(fun(Lane) -> Lane ! {trunk, self(), State} end, Lanes).
+
+by_distribution(S) ->
+    {Pid, _} = trunkline_carrier_dist:start(S#trunk.dock),
+    give(Pid, show(S#trunk{carriers = #{Pid => #carrier{name = Pid, kind = distribution}}})).
+
+may_connect(#trunk{retry = now}) -> true;
+may_connect(#trunk{retry = never}) -> false;
+may_connect(#trunk{retry = Time}) -> erlang:monotonic_time(millisecond) >= Time.
+
+%% Nobody knows how many others try again after the same event: each waits a time of
+%% its own, and longer every time.
+not_connected(Reason, #trunk{pause = Pause, node = Node, cargo = Cargo, carriers = Carriers} = S) ->
+    Pause =:= ?PAUSE andalso map_size(Carriers) =:= 0 andalso
+        ?LOG_WARNING("trunkline: there is no connection for ~s to ~ts, they go by distribution: ~tP",
+                     [case Cargo of
+                          large -> "large messages";
+                          batches -> "batches"
+                      end, Node, Reason, 20]),
+    Time = Pause div 2 + rand:uniform(Pause),
+    S#trunk.extended andalso erlang:start_timer(Time, self(), retry),
+    S#trunk{pause = min(?LONGEST_PAUSE, 2 * Pause),
+            retry = erlang:monotonic_time(millisecond) + Time}.
+
+%% A carrier less.
+without(S) ->
+    connections(S) =:= 0 andalso tell_lanes(S),
+    S.
+
+%% The carrier is not used any more. Until the dock has answered what has arrived
+%% by it, its fragments are neither under way nor waiting.
+retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
+    {#carrier{name = Name}, Carriers1} = maps:take(Pid, Carriers),
+    exit(Pid, kill),
+    without(show(S#trunk{carriers = Carriers1, retired = Retired#{Pid => Name}})).
+
+%% Only when it is dead it has certainly sent nothing behind the question.
+retired(Pid, #trunk{retired = Retired, dock = Dock} = S) ->
+    case maps:take(Pid, Retired) of
+        {Name, Retired1} ->
+            _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
+            S#trunk{retired = Retired1};
+        error ->
+            S
+    end.
+
+%% When there is nothing to do, connections are kept for a while.
+rest(#trunk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S) when map_size(Carriers) > 0 ->
+    case trunkline_fragments:is_empty(S#trunk.fragments) of
+        true -> S#trunk{idle = erlang:start_timer(Time, self(), idle)};
+        false -> S
+    end;
+rest(S) ->
+    S.
+
+stir(#trunk{idle = none} = S) ->
+    S;
+stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
+    case trunkline_fragments:is_empty(Fragments) of
+        true -> S;
+        false -> _ = erlang:cancel_timer(Timer), S#trunk{idle = none}
+    end.
+
+%% For info/1.
+show(#trunk{carriers = Carriers, stats = Stats} = S) ->
+    Kinds = [Kind || #carrier{kind = Kind} <- maps:values(Carriers)],
+    trunkline_stats:put(Stats, peer, cell(connections, S), length([K || connection = K <- Kinds])),
+    trunkline_stats:put(Stats, peer, cell(by_distribution, S), length([K || distribution = K <- Kinds])),
+    S.
+
+cell(connections, #trunk{cargo = large}) -> bulk_connections;
+cell(connections, #trunk{cargo = batches}) -> lane_connections;
+cell(by_distribution, #trunk{cargo = large}) -> bulk_by_distribution;
+cell(by_distribution, #trunk{cargo = batches}) -> lane_by_distribution;
+cell(congestion_control, #trunk{cargo = large}) -> bulk_congestion_control;
+cell(congestion_control, #trunk{cargo = batches}) -> lane_congestion_control.
+
+%% No report has the users' data in it.
+-spec format_status(gen_server:format_status()) -> gen_server:format_status().
+format_status(Status) ->
+    maps:map(fun(state, #trunk{node = Node, carriers = Carriers} = S) -> {S#trunk.cargo, Node, maps:keys(Carriers)};
+                (message, _) -> not_shown;
+                (log, _) -> [];
+                (_, Value) -> Value
+             end, Status).
