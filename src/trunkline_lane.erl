@@ -270,7 +270,7 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stat
     in_flight(Window, S),
     case S#lane.by of
         trunk ->
-            Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})};
+            _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})};
         distribution ->
             %% Without a connection this answers noconnect: the batch stays
             %% unconfirmed, and the link is about to hear that the node is gone.
