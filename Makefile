@@ -1,9 +1,9 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call overload isolation ring
+BENCHES = flood throughput call overload isolation ring distance
 
 .NOTPARALLEL:
-.PHONY: help demo test ct dialyzer xref compile clean $(BENCHES:%=bench-%)
+.PHONY: help demo test ct dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1 | \2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -14,7 +14,7 @@ test: ## compiler warnings, xref, Dialyzer, and all suites on real nodes
 test: dialyzer xref ct
 
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
-	@tools/need erlang rebar3 common_test proper
+	@tools/need erlang rebar3 common_test proper wan
 	LANES=$(LANES) tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
 
 dialyzer: ## only the types
@@ -36,10 +36,17 @@ bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 
+bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
+
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
 $(BENCHES:%=bench-%):
-	@tools/need erlang rebar3
+	@tools/need erlang rebar3 $(if $(filter bench-distance,$@),wan)
 	@bench/run bench_$(@:bench-%=%)
+
+plot-distance: ## the plots of docs/distance.md, from the figures of the last bench-distance
+	@tools/need gnuplot
+	cp _build/distance.dat docs/distance.dat
+	gnuplot docs/distance.gp
 
 clean: ## removes what was built
 	rm -rf _build

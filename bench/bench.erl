@@ -217,6 +217,8 @@ name(tuned) -> "!, delay_send";
 name(qr) -> "qr (100 messages, 200 ms)";
 name(trunkline) -> "Trunkline";
 name(trunkline_tcp) -> "Trunkline, lanes on tcp";
+name(trunkline_cubic) -> "Trunkline, without BBR";
+name(stock_bbr) -> "!, BBR by route";
 name(Other) -> atom_to_list(Other).
 
 number(X) when is_integer(X), X < 1000 -> integer_to_list(X);

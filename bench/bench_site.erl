@@ -7,10 +7,11 @@
 -module(bench_site).
 -behaviour(gen_server).
 
--export([small/3, calls/4, large/4, open_loop/4, tune/2, connect/1, info/1, settle/1]).
+-export([small/3, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1, settle/1]).
 -export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
 
--type variant() :: same | stock | tuned | trunkline.
+%% All but the last three send with `!'.
+-type variant() :: same | stock | tuned | stock_bbr | trunkline | trunkline_tcp | trunkline_cubic.
 %% ms that do not count, and ms that do
 -type times() :: {Warm :: non_neg_integer(), Time :: pos_integer()}.
 
@@ -57,8 +58,12 @@ large(Variant, Node, Bytes, Each) ->
     stop(Variant, Senders, Counter),
     ?LARGE_SENDERS * Each * Bytes / Time.
 
-send(trunkline, To, Message) -> _ = trunkline:send(To, Message), ok;
-send(_, To, Message) -> _ = erlang:send(To, Message), ok.
+send(V, To, Message) when V =:= trunkline; V =:= trunkline_tcp; V =:= trunkline_cubic ->
+    _ = trunkline:send(To, Message),
+    ok;
+send(_, To, Message) ->
+    _ = erlang:send(To, Message),
+    ok.
 
 stop(Variant, Senders, Counter) ->
     _ = [S ! {stop, self()} || S <- Senders],
@@ -201,24 +206,35 @@ quantile(Rank, [{_, N} | Rest]) -> quantile(Rank - N, Rest).
 
 %% --- the connection --------------------------------------------------------------
 
-%% A new one, with Trunkline up, and knowing how far it is.
--spec connect(node()) -> ok.
-connect(Node) ->
+%% Trunkline with these settings, and defaults else, on this node.
+-spec configure([{atom(), term()}]) -> ok.
+configure(Env) ->
+    ok = logger:set_primary_config(level, none),           % "stopped", and what it cost
+    _ = application:stop(trunkline),
+    _ = application:load(trunkline),
+    lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end, application:get_all_env(trunkline)),
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
+    {ok, _} = application:ensure_all_started(trunkline),
+    bench:log_briefly().
+
+-spec disconnect(node()) -> ok.
+disconnect(Node) ->
     _ = net_kernel:disconnect(Node),
     await(fun() -> nodes() =:= [] end),
+    ok.
+
+%% A new connection, with Trunkline up, and knowing how far it is.
+-spec connect(node()) -> ok.
+connect(Node) ->
     true = net_kernel:connect_node(Node),
-    {ok, _} = application:ensure_all_started(trunkline),
-    {ok, _} = erpc:call(Node, application, ensure_all_started, [trunkline]),
     bench:await_up(node(), Node),
-    await(fun() -> is_known(trunkline:info(Node)) andalso is_known(erpc:call(Node, trunkline, info, [node()])) end).
+    await(fun() -> is_known(trunkline:info(Node)) andalso is_known(erpc:call(Node, trunkline, info, [node()])) end),
+    ok.
 
 is_known(#{round_trip := undefined}) -> false;
 is_known(#{round_trip := Time, batches := #{by := By}}) -> not trunkline_distance:is_far(Time) orelse By =:= connections.
 
 await(Fun) -> Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun)).
-
--spec info(node()) -> trunkline:peer_info() | undefined.
-info(Node) -> trunkline:info(Node).
 
 -spec tune(node(), boolean()) -> ok.
 tune(Node, Delay) -> bench:tune(Node, Delay).

@@ -14,7 +14,7 @@
 -module(wan).
 -behaviour(gen_server).
 
--export([possible/0, open/2, close/1, set/3, set/4, stats/2, run/3, start_node/4, address/1]).
+-export([possible/0, open/2, close/1, set/3, set/4, congestion_control/2, stats/2, run/3, start_node/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([site/0, link/0, setting/0, stats/0]).
@@ -28,7 +28,7 @@
 %% the packets that were in the link at once, late the mean in us.
 -type stats() :: #{packets | bytes | full | lost | failed | most | late | cpu := non_neg_integer()}.
 
--record(state, {sites :: [site()], links = #{} :: #{link() => port()}, epmds = [] :: [port()]}).
+-record(state, {sites :: [site()], links = #{} :: #{link() => {port(), Device :: string()}}, epmds = [] :: [port()]}).
 
 %% A queue that is never full: 100,000 packets are 1.2 Gbit/s for a second.
 -define(LIMIT, 100_000).
@@ -63,6 +63,10 @@ set(Wan, Link, Settings) -> set(Wan, Link, both, Settings).
 -spec set(pid(), link(), both | site(), #{setting() => number()}) -> ok.
 set(Wan, Link, From, Settings) -> gen_server:call(Wan, {set, Link, From, Settings}, infinity).
 
+%% Of connections that are made from now on, and do not ask for another.
+-spec congestion_control(pid(), atom()) -> ok.
+congestion_control(Wan, Name) -> gen_server:call(Wan, {congestion_control, Name}, infinity).
+
 -spec stats(pid(), link()) -> stats().
 stats(Wan, Link) -> gen_server:call(Wan, {stats, Link}, infinity).
 
@@ -80,7 +84,6 @@ start_node(Wan, Site, Name, Args) ->
     {Peer, Node, peer:call(Peer, os, getpid, [])}.
 
 %% Of the site with this number.
--spec address(pos_integer()) -> string().
 address(N) -> "10.77.0." ++ integer_to_list(N).
 
 %% --- the process -------------------------------------------------------------
@@ -96,6 +99,8 @@ init({Owner, Sites, Links}) ->
 
 open_site(Site, #state{sites = Sites, epmds = Epmds} = S) ->
     Name = namespace(Site),
+    %% One that was opened before, by a process that has just ended, may not be gone yet.
+    await(fun() -> string:find(os:cmd("ip netns list"), Name) =:= nomatch end),
     must("ip netns add ~s", [Name]),
     must("ip -n ~s link set lo up", [Name]),
     must("ip -n ~s address add ~s/32 dev lo", [Name, address(number(Site, Sites))]),
@@ -111,18 +116,22 @@ open_link(Program, {A, B} = Link, N, #state{sites = Sites, links = Links} = S) -
     Device = "wan" ++ integer_to_list(N),
     Port = open_port({spawn_executable, Program}, [{args, [namespace(A), namespace(B), Device]}, {line, 1000}]),
     "ready" = answer(Port),
-    lists:foreach(fun({Here, There}) ->
-                          must("ip -n ~s link set ~s txqueuelen 20000 mtu 1500 up", [namespace(Here), Device]),
-                          %% A namespace's own default must be one that is allowed to everybody
-                          %% outside, and cubic may not be.
-                          must("ip -n ~s route add ~s/32 dev ~s src ~s congctl cubic",
-                               [namespace(Here), address(number(There, Sites)), Device, address(number(Here, Sites))])
-                  end, [{A, B}, {B, A}]),
+    lists:foreach(fun(Site) -> must("ip -n ~s link set ~s txqueuelen 20000 mtu 1500 up", [namespace(Site), Device]) end,
+                  [A, B]),
+    routes(Link, Device, cubic, Sites),
     "ok" = tell(Port, "both", limit, ?LIMIT),
-    S#state{links = Links#{Link => Port}}.
+    S#state{links = Links#{Link => {Port, Device}}}.
+
+%% By route: a namespace's own default must be one that is allowed to everybody outside,
+%% and cubic may not be.
+routes({A, B}, Device, CongestionControl, Sites) ->
+    lists:foreach(fun({Here, There}) ->
+                          must("ip -n ~s route replace ~s/32 dev ~s src ~s congctl ~s",
+                               [namespace(Here), address(number(There, Sites)), Device, address(number(Here, Sites)), CongestionControl])
+                  end, [{A, B}, {B, A}]).
 
 handle_call({set, {A, B} = Link, From, Settings}, _, #state{links = Links} = S) ->
-    #{Link := Port} = Links,
+    #{Link := {Port, _}} = Links,
     Way = case From of
               both -> "both";
               A -> "ab";
@@ -131,12 +140,15 @@ handle_call({set, {A, B} = Link, From, Settings}, _, #state{links = Links} = S) 
     maps:foreach(fun(Setting, Value) -> "ok" = tell(Port, Way, Setting, Value) end, Settings),
     {reply, ok, S};
 handle_call({stats, Link}, _, #state{links = Links} = S) ->
-    #{Link := Port} = Links,
+    #{Link := {Port, _}} = Links,
     true = port_command(Port, "stats\n"),
     ["stats" | Words] = string:lexemes(answer(Port), " "),
     [Cpu, P1, B1, F1, L1, E1, M1, T1, P2, B2, F2, L2, E2, M2, T2] = [list_to_integer(W) || W <- Words],
     {reply, #{cpu => Cpu, packets => P1 + P2, bytes => B1 + B2, full => F1 + F2, lost => L1 + L2,
               failed => E1 + E2, most => max(M1, M2), late => max(T1, T2)}, S};
+handle_call({congestion_control, Name}, _, #state{sites = Sites, links = Links} = S) ->
+    maps:foreach(fun(Link, {_, Device}) -> routes(Link, Device, Name, Sites) end, Links),
+    {reply, ok, S};
 handle_call({address, Site}, _, #state{sites = Sites} = S) ->
     {reply, address(number(Site, Sites)), S}.
 
@@ -147,7 +159,7 @@ handle_info({'DOWN', _, process, _, _}, S) -> {stop, normal, S};
 handle_info(_, S) -> {noreply, S}.
 
 terminate(_, #state{sites = Sites, links = Links, epmds = Epmds}) ->
-    lists:foreach(fun port_close/1, maps:values(Links)),
+    lists:foreach(fun({Port, _}) -> port_close(Port) end, maps:values(Links)),
     lists:foreach(fun(Epmd) ->
                           {os_pid, Pid} = erlang:port_info(Epmd, os_pid),
                           os:cmd("kill " ++ integer_to_list(Pid))

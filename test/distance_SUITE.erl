@@ -1,0 +1,437 @@
+%% Nodes that are far from each other: in network namespaces, with an emulated link
+%% between them (tools/wan). What arrives is in order; a link that is slow, loses
+%% packets, stands still or disappears costs time and nothing else, unless the
+%% distribution itself gives the node up.
+-module(distance_SUITE).
+
+-include_lib("stdlib/include/assert.hrl").
+
+-compile([export_all]).
+
+suite() -> [{timetrap, {minutes, 3}}].
+
+all() -> [far_and_near, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
+          disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener].
+
+-define(LONG, 60_000).
+-define(LINK, {a, b}).
+
+%% What was left out is said, and why.
+init_per_suite(Config) ->
+    case wan:possible() of
+        ok -> Config;
+        {error, Why} -> {skip, Why}
+    end.
+
+end_per_suite(_) -> ok.
+
+%% --- what goes where --------------------------------------------------------------
+
+%% Batches to a peer that is far go by connections; next door they do not.
+far_and_near(_) ->
+    {Wan, A, B} = sites(#{delay => 10}, []),
+    await_far(A, B),
+    #{round_trip := RoundTrip} = info(A, B),
+    ?assert(RoundTrip >= 19_000),
+    Load = load(A, B),
+    ?assertEqual(0, finish(Load, A, B)),
+    close(Wan, [A, B]),
+
+    {Wan1, A1, B1} = sites(#{}, []),
+    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A1, B1))) end),
+    case info(A1, B1) of
+        #{round_trip := Time, batches := Batches} when Time < 2000 ->
+            ?assertMatch(#{by := distribution, connections := 0}, Batches);
+        #{round_trip := Time} ->
+            ct:log("this machine is so slow (~b us) that next door is far", [Time])
+    end,
+    close(Wan1, [A1, B1]).
+
+%% The option, and what is in use, as info/1 says it. A name that no kernel knows is as none.
+congestion_control(_) ->
+    lists:foreach(
+      fun({Env, Expected}) ->
+              {Wan, A, B} = sites(#{delay => 5}, Env),
+              await_far(A, B),
+              ?assertMatch(#{batches := #{congestion_control := Expected}}, info(A, B)),
+              large(A, B),
+              ?assertMatch(#{large := #{congestion_control := Expected, by := connections}}, info(A, B)),
+              close(Wan, [A, B])
+      end, [{[{congestion_control, default}], <<"cubic">>},
+            {[{congestion_control, reno}], <<"reno">>},
+            {[{congestion_control, nobody_knows}], <<"cubic">>}
+            | [{[], <<"bbr">>} || has_bbr()]]).
+
+has_bbr() ->
+    {ok, Names} = file:read_file("/proc/sys/net/ipv4/tcp_available_congestion_control"),
+    lists:member(<<"bbr">>, string:lexemes(Names, " \n")).
+
+%% While messages wait for it, a lane's window grows with what the way can hold, and
+%% not beyond its bound.
+window_follows(_) ->
+    First = 4 bsl 20,
+    lists:foreach(
+      fun({Most, Check}) ->
+              {Wan, A, B} = sites(#{delay => 50}, [{window_bytes, Most}, {lanes, 1}]),
+              await_far(A, B),
+              Load = load(A, B, 2000),
+              cluster:await(fun() -> Check(windows(A, B)) orelse windows(A, B) end, ?LONG),
+              flowing(Load, B),
+              ?assert(lists:max(windows(A, B)) =< Most),
+              ?assertEqual(0, finish(Load, A, B)),
+              close(Wan, [A, B])
+      end, [{64 bsl 20, fun([Window]) -> Window > 2 * First end},
+            {100_000, fun([Window]) -> Window =:= 100_000 end}]).
+
+windows(A, B) -> [Window || #{window_bytes := Window} <- maps:get(lanes, info(A, B))].
+
+%% One lane's batches go by many connections, and arrive in order.
+one_sender_uses_all(_) ->
+    {Wan, A, B} = sites(#{delay => 10, loss => 1}, [{congestion_control, default}, {far_connections, 5}]),
+    await_far(A, B),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Stream = cluster:call(A, traffic, stream, [To, 1, 3000]),
+    cluster:await(fun() -> connections(A, B) =:= 5 orelse connections(A, B) end, ?LONG),
+    ?assertEqual(0, finish({[To], [{1, To, Stream}]}, A, B)),
+    close(Wan, [A, B]).
+
+connections(A, B) ->
+    #{batches := #{connections := N}} = info(A, B),
+    N.
+
+%% --- what links do ------------------------------------------------------------------
+
+%% One packet in twenty.
+loses(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, []),
+    await_far(A, B),
+    Sessions = sessions(A, B),
+    ok = wan:set(Wan, ?LINK, #{loss => 5}),
+    everything(A, B, fun() -> ok end),
+    #{lost := Lost} = wan:stats(Wan, ?LINK),
+    ?assert(Lost > 0),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% For five seconds nothing comes out of the link. Connections outlive it.
+stalls(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, []),
+    await_far(A, B),
+    Sessions = sessions(A, B),
+    Before = connections(A, B),
+    everything(A, B, fun() ->
+                             ok = wan:set(Wan, ?LINK, #{stall => 1}),
+                             receive after 5000 -> ok end,        % this is what is tested
+                             ok = wan:set(Wan, ?LINK, #{stall => 0})
+                     end),
+    ?assert(connections(A, B) >= Before),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% Fast there, slow back; and the other way round.
+asymmetric(_) ->
+    lists:foreach(
+      fun({There, Back}) ->
+              {Wan, A, B} = sites(#{}, [], fun(W) ->
+                                                   ok = wan:set(W, ?LINK, a, #{delay => There}),
+                                                   ok = wan:set(W, ?LINK, b, #{delay => Back})
+                                           end),
+              await_far(A, B),
+              Sessions = sessions(A, B),
+              #{round_trip := RoundTrip} = info(A, B),
+              ?assert(RoundTrip >= (There + Back) * 1000 - 1000),
+              everything(A, B, fun() -> ok end),
+              unharmed(Sessions, A, B),
+              close(Wan, [A, B])
+      end, [{1, 60}, {60, 1}]).
+
+%% Nothing comes through, for longer than connections live, and not as long as the
+%% distribution waits. All of it arrives.
+disappears_for_a_while(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, [{connection_timeout, 1000}]),
+    await_far(A, B),
+    Sessions = sessions(A, B),
+    everything(A, B, fun() ->
+                             ok = wan:set(Wan, ?LINK, #{loss => 100}),
+                             %% A dead path is noticed by its connections, in seconds.
+                             cluster:await(fun() -> connections(A, B) =:= 0 orelse connections(A, B) end),
+                             ok = wan:set(Wan, ?LINK, #{loss => 0})
+                     end),
+    %% They come back by themselves.
+    await_far(A, B),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% Until the distribution gives the node up, and then it is there again. What was
+%% accepted before arrives in order, or is counted as lost. Who sends to others
+%% meanwhile does not notice.
+disappears_for_good(_) ->
+    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5},
+                                 [{connection_timeout, 2000}], ["-kernel", "net_ticktime", "4"]),
+    cluster:connect(A, C),
+    await_far(A, B),
+    await_far(A, C),
+    Load = load(A, B),
+    Other = load(A, C),
+    lists:foreach(
+      fun(_) ->
+              ok = wan:set(Wan, {a, b}, #{loss => 100}),
+              cluster:await(fun() -> state(A, B) =:= down orelse state(A, B) end, ?LONG),
+              flowing(Other, C),
+              ok = wan:set(Wan, {a, b}, #{loss => 0}),
+              %% The streams' own messages set it up again.
+              await_far(A, B),
+              flowing(Load, B)
+      end, [1, 2]),
+    Missing = finish(Load, A, B),
+    #{lost := Lost} = info(A, B),
+    ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
+    ?assert(Missing > 0),
+    ?assert(Missing =< lists:sum(maps:values(Lost))),
+    ?assertEqual(0, finish(Other, A, C)),
+    close(Wan, [A, B, C]).
+
+%% Each connection is cut in turn, at either end. Nothing is lost, and nothing comes
+%% twice or out of order.
+connections_break(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, [{far_connections, 3}]),
+    await_far(A, B),
+    Sessions = sessions(A, B),
+    everything(A, B, fun() ->
+                             lists:foreach(
+                               fun({Node, Module}) ->
+                                       cluster:await(fun() -> break(Node, Module) =/= [] end),
+                                       await_far(A, B)
+                               end, lists:append(lists:duplicate(5, [{A, trunkline_carrier}, {B, trunkline_receiver},
+                                                                     {B, trunkline_carrier}, {A, trunkline_receiver}])))
+                     end),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% Kills all processes that run this module, and answers them.
+break(Node, Module) ->
+    cluster:call(Node, fun() ->
+                               [begin exit(P, kill), P end
+                                || P <- processes(), {current_stacktrace, Trace} <- [process_info(P, current_stacktrace)],
+                                   lists:keymember(Module, 1, Trace)]
+                       end).
+
+%% With the trunk the link goes. What its lanes held is counted, the next link goes on.
+trunk_killed(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, []),
+    await_far(A, B),
+    ok = cluster:call(A, logger, set_primary_config, [level, none]),
+    Load = load(A, B),
+    lists:foreach(fun(_) ->
+                          Trunks = cluster:call(A, fun() -> [P || P <- processes(), is_trunk(P)] end),
+                          ?assertEqual(2, length(Trunks)),
+                          ok = cluster:call(A, fun() -> lists:foreach(fun(P) -> exit(P, kill) end, Trunks) end),
+                          cluster:await(fun() -> cluster:call(A, fun() -> [P || P <- Trunks, is_process_alive(P)] end) =:= [] end),
+                          await_far(A, B),
+                          flowing(Load, B)
+                  end, [1, 2, 3]),
+    Missing = finish(Load, A, B),
+    #{lost := Lost} = info(A, B),
+    ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
+    ?assert(Missing =< lists:sum(maps:values(Lost))),
+    close(Wan, [A, B]).
+
+is_trunk(Pid) ->
+    case process_info(Pid, dictionary) of
+        {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {trunkline_trunk, init, 1};
+        undefined -> false
+    end.
+
+%% Pauses, in which connections without BBR say that they are there; and what comes
+%% after them is in its place.
+bursts(_) ->
+    {Wan, A, B} = sites(#{delay => 10}, [{congestion_control, default}]),
+    await_far(A, B),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Last = lists:foldl(
+             fun(_, From) ->
+                     ok = cluster:call(A, fun() ->
+                                                  lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, []}) end,
+                                                                lists:seq(From, From + 999))
+                                          end),
+                     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= From + 999 end),
+                     _ = wan:stats(Wan, ?LINK),
+                     cluster:await(fun() -> #{packets := P} = wan:stats(Wan, ?LINK), P > 0 end),
+                     From + 1000
+             end, 1, lists:seq(1, 3)),
+    N = Last - 1,
+    ?assertMatch(#{1 := {N, N, []}}, cluster:call(B, traffic, summary, [To])),
+    close(Wan, [A, B]).
+
+%% One peer's link stands still, with all that its lanes may hold; the other's messages go on.
+slow_peer(_) ->
+    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5}, [{connection_timeout, 60_000}], []),
+    cluster:connect(A, C),
+    await_far(A, B),
+    await_far(A, C),
+    Slow = load(A, B),
+    Fast = load(A, C),
+    ok = wan:set(Wan, {a, b}, #{stall => 1}),
+    %% Its senders wait.
+    cluster:await(fun() -> all_wait(A, Slow) end, ?LONG),
+    lists:foreach(fun(_) -> flowing(Fast, C) end, lists:seq(1, 20)),
+    ?assert(all_wait(A, Slow)),
+    [To] = cluster:call(C, traffic, start_watchers, [1]),
+    [normal] = cluster:call(A, traffic, play_all, [[{7, [{call, To, 10} || _ <- lists:seq(1, 50)]}]]),
+    ok = wan:set(Wan, {a, b}, #{stall => 0}),
+    flowing(Slow, B),
+    ?assertEqual(0, finish(Slow, A, B)),
+    ?assertEqual(0, finish(Fast, A, C)),
+    close(Wan, [A, B, C]).
+
+all_wait(A, {_, Streams}) ->
+    Pids = [P || {_, _, P} <- Streams],
+    lists:all(fun(Trace) -> lists:keymember(trunkline_room, 1, Trace) end,
+              cluster:call(A, fun() -> [element(2, process_info(P, current_stacktrace)) || P <- Pids] end)).
+
+%% Where nobody listens, batches stay where they are.
+no_listener(_) ->
+    {Wan, [A, B]} = all_sites([a, b], [{a, b}], #{delay => 5}, [{connection_timeout, 1000}, {listen_address, {10, 99, 99, 99}}], []),
+    ok = cluster:call(A, logger, set_primary_config, [level, none]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A, B))) end),
+    Sessions = sessions(A, B),
+    everything(A, B, fun() -> ok end),
+    ?assertMatch(#{batches := #{by := distribution}, large := #{connections := 0}}, info(A, B)),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% --- sites ------------------------------------------------------------------------
+
+sites(Settings, Env) -> sites(Settings, Env, fun(_) -> ok end).
+
+sites(Settings, Env, Prepare) ->
+    {Wan, [A, B]} = all_sites([a, b], [?LINK], Settings, Env, [], Prepare),
+    {Wan, A, B}.
+
+all_sites(Sites, Links, Settings, Env, Args) -> all_sites(Sites, Links, Settings, Env, Args, fun(_) -> ok end).
+
+%% Connected, and up.
+all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
+    Wan = wan:open(Sites, Links),
+    lists:foreach(fun(Link) -> ok = wan:set(Wan, Link, Settings) end, Links),
+    Prepare(Wan),
+    Nodes = [A, B | _] = [start(Wan, Site, Env, Args) || Site <- Sites],
+    cluster:connect(A, B),
+    cluster:await_state(A, B, up),
+    cluster:await_state(B, A, up),
+    {Wan, Nodes}.
+
+start(Wan, Site, Env, Args) ->
+    Node = wan:start_node(Wan, Site, atom_to_list(Site), Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
+    ok = cluster:call(Node, logger, set_primary_config, [level, error]),
+    ok = cluster:call(Node, cluster, start_trunkline, [[{lane_transport, auto} | Env]]),
+    Node.
+
+close(Wan, Nodes) ->
+    cluster:stop_all(Nodes),
+    ok = wan:close(Wan).
+
+info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
+
+state(A, B) -> maps:get(state, info(A, B)).
+
+sessions(A, B) -> [maps:get(sessions, info(A, B)), maps:get(sessions, info(B, A))].
+
+await_far(A, B) ->
+    lists:foreach(fun({From, To}) ->
+                          cluster:await(fun() ->
+                                                case info(From, To) of
+                                                    #{state := up, batches := #{by := connections}} -> true;
+                                                    Other -> Other
+                                                end
+                                        end, ?LONG)
+                  end, [{A, B}, {B, A}]).
+
+%% Nothing has been lost, and nothing started anew.
+unharmed(Sessions, A, B) ->
+    ?assertEqual(Sessions, sessions(A, B)),
+    lists:foreach(fun({From, To}) ->
+                          #{lost := Lost} = info(From, To),
+                          ?assertEqual([0], lists:usort(maps:values(Lost)))
+                  end, [{A, B}, {B, A}]).
+
+%% --- traffic -----------------------------------------------------------------------
+
+%% Small messages and large ones, there and back, and calls, while Fun runs, and some
+%% time before and after. All arrive, once, in order and whole.
+everything(A, B, Fun) ->
+    There = load(A, B),
+    Back = load(B, A),
+    [Freight] = cluster:call(B, freight, start_receivers, [1]),
+    Large = cluster:call(A, freight, stream, [Freight, 1, [10, 200_000, 10, 10, 1_500_000]]),
+    [Server] = cluster:call(B, traffic, start_watchers, [1]),
+    Callers = spawn_callers(A, Server),
+    Fun(),
+    flowing(There, B),
+    flowing(Back, A),
+    ?assertEqual(0, finish(There, A, B)),
+    ?assertEqual(0, finish(Back, B, A)),
+    N = cluster:call(A, traffic, stop_stream, [Large]),
+    cluster:await(fun() -> case cluster:call(B, freight, summary, [Freight]) of
+                               #{1 := {N, _, _}} -> true;
+                               Other -> {N, Other}
+                           end end, ?LONG),
+    ?assertMatch(#{1 := {N, N, []}}, cluster:call(B, freight, summary, [Freight])),
+    %% Their calls began before whatever has happened.
+    receive {called, Callers, Reasons} -> ?assertEqual([normal], lists:usort(Reasons)) after ?LONG -> error(calls) end.
+
+%% 20 processes, each of which makes calls one after the other.
+spawn_callers(A, Server) ->
+    Test = self(),
+    spawn_link(fun() ->
+                       Scripts = [{Id, [{call, Server, 10} || _ <- lists:seq(1, 30)]} || Id <- lists:seq(1, 20)],
+                       Test ! {called, self(), cluster:call(A, traffic, play_all, [Scripts])}
+               end).
+
+large(A, B) ->
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    [normal] = cluster:call(A, freight, play_all, [[{1, [{send, To, 100_000}]}]]),
+    cluster:await(fun() -> cluster:call(B, freight, count, [To]) =:= 1 end).
+
+load(A, B) -> load(A, B, 50).
+
+%% Streams of messages of so many bytes to three processes.
+load(A, B, Bytes) ->
+    Pids = cluster:call(B, traffic, start_watchers, [3]),
+    Streams = [begin
+                   To = lists:nth(Id rem 3 + 1, Pids),
+                   {Id, To, cluster:call(A, traffic, stream, [To, Id, Bytes])}
+               end || Id <- lists:seq(1, 6)],
+    Load = {Pids, Streams},
+    flowing(Load, B),
+    Load.
+
+%% Every stream makes progress.
+flowing({Pids, _} = Load, B) ->
+    Before = summaries(Pids, B),
+    cluster:await(fun() ->
+                          Now = summaries(Pids, B),
+                          case [Id || {Id, _, _} <- element(2, Load), last(Id, Now) =< last(Id, Before) + 20] of
+                              [] -> true;
+                              Slow -> {slow, Slow}
+                          end
+                  end, ?LONG).
+
+summaries(Pids, B) -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, traffic, summary, [P]) || P <- Pids]).
+
+last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
+
+%% Stops the streams; answers how many messages are missing. What came, came in order.
+finish({_, Streams}, A, B) ->
+    lists:sum(
+      [begin
+           N = cluster:call(A, traffic, stop_stream, [Stream]),
+           cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                                      #{Id := {N, _, _}} -> true;
+                                      #{Id := Other} -> {Id, N, Other}
+                                  end end, ?LONG),
+           #{Id := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [To]),
+           ?assertEqual({Id, []}, {Id, Odd}),
+           N - Arrived
+       end || {Id, To, Stream} <- Streams]).
