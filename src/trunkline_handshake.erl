@@ -30,7 +30,8 @@
           bulk_bytes := pos_integer(),
           release := string()}.             % the peer's
 
--define(PROTOCOL, {1, 1}).
+%% 2: batches are numbered, and may go by connections.
+-define(PROTOCOL, {2, 2}).
 %% `request': gen_server calls are carried, with an agent beside the server.
 %% `large': large messages travel outside of the lanes.
 -define(CAPABILITIES, [request, large]).

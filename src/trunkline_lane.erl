@@ -96,10 +96,11 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
-         %% Batches: the number of the next one, and that of the last one that is known to
-         %% have arrived; and whether they go by the trunk.
+         %% Batches: the number of the next one, and those of the last one that is known to
+         %% have arrived and of the last one that the trunk got; and which way they go.
          serial = 1 :: serial(),
          arrived = 0 :: non_neg_integer(),
+         trunked = 0 :: non_neg_integer(),
          by = distribution :: distribution | trunk,
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
@@ -268,15 +269,17 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stat
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
-    case S#lane.by of
-        trunk ->
-            _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})};
-        distribution ->
-            %% Without a connection this answers noconnect: the batch stays
-            %% unconfirmed, and the link is about to hear that the node is gone.
-            _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect])
-    end,
-    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1}).
+    Trunked = case S#lane.by of
+                  trunk ->
+                      _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})},
+                      Serial;
+                  distribution ->
+                      %% Without a connection this answers noconnect: the batch stays
+                      %% unconfirmed, and the link is about to hear that the node is gone.
+                      _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect]),
+                      S#lane.trunked
+              end,
+    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1, trunked = Trunked}).
 
 %% The window is full, or there is nobody to send to.
 keep(Charge, Entry, S) ->
@@ -352,7 +355,7 @@ control(_, S) ->
 change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->
     Trunk =:= none orelse trunkline_trunk:subscribe(Trunk),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, arrived = 0, by = distribution})};
+                     serial = 1, arrived = 0, trunked = 0, by = distribution})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
@@ -366,12 +369,13 @@ change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discar
             {0, S1}
     end.
 
-%% The trunk need not keep them any more, if it had them.
-arrived(Arrived, #lane{arrived = Before, ix = Ix, mode = {send, {_, _, Trunk}}} = S) when Arrived > Before, Trunk =/= none ->
-    _ = Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, Arrived)]},
-    S#lane{arrived = Arrived};
-arrived(_, S) ->
-    S.
+%% The trunk need not keep them any more, those of them that it had.
+arrived(Arrived, #lane{arrived = Before, trunked = Trunked, ix = Ix, mode = {send, {_, _, Trunk}}} = S) ->
+    case min(Arrived, Trunked) of
+        Last when Last > Before -> _ = Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, Last)]}, ok;
+        _ -> ok
+    end,
+    S#lane{arrived = Arrived}.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0

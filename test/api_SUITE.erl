@@ -449,7 +449,7 @@ info(Config) ->
     cluster:await(fun() -> 0 =:= Sum(in_flight_messages, cluster:call(A, trunkline, info, [NodeB])) end),
     #{peers := #{NodeB := Peer}, fallbacks := Fallbacks1} = cluster:call(A, trunkline, info, []),
     ?assertEqual(Fallbacks + 50, Fallbacks1),
-    ?assertMatch(#{state := up, protocol := 1, release := [_ | _]}, Peer),
+    ?assertMatch(#{state := up, protocol := 2, release := [_ | _]}, Peer),
     ?assertEqual(1000, Sum(messages, Peer) - Sum(messages, maps:get(NodeB, Before))),
     ?assertEqual({0, 0, 0}, {Sum(queued_messages, Peer), Sum(queued_bytes, Peer), Sum(in_flight_bytes, Peer)}),
     ?assert(Sum(batches, Peer) > Sum(batches, maps:get(NodeB, Before))),
