@@ -9,7 +9,7 @@
 %% one measurement takes, more or less.
 -module(bench).
 
--export([run/1, rounds/0, in_turn/1, sized/1]).
+-export([run/1, rounds/0, seconds/0, in_turn/1, sized/1]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/1, log_briefly/0]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
@@ -47,6 +47,9 @@ log_briefly() ->
 -spec rounds() -> pos_integer().
 rounds() -> round(env("ROUNDS", 5)).
 
+-spec seconds() -> number().
+seconds() -> env("SECONDS", 0.7).
+
 env(Name, Default) ->
     case os:getenv(Name) of
         false -> Default;
@@ -70,7 +73,7 @@ sized(Measure) ->
                     [Rate | _] -> Rate;
                     Rate -> Rate
                 end,
-    N = max(1000, round(PerSecond * env("SECONDS", 0.7))),
+    N = max(1000, round(PerSecond * seconds())),
     fun() -> Measure(N) end.
 
 %% --- nodes --------------------------------------------------------------------
