@@ -30,7 +30,7 @@
 %% passed no gate: it is counted when the lane takes it.
 %%
 %% A large message comes as a parcel, and leaves the lane when its turn comes: the
-%% parcel goes to trunkline_bulk, and in the batch is a notice in its place. From
+%% parcel goes to trunkline_trunk, and in the batch is a notice in its place. From
 %% then until the inlet says that it has been delivered, whatever its sender
 %% sends is marked with the sender's pid, so that the inlet knows what has to wait
 %% for it (see trunkline_turns). Without large messages nothing is marked:
@@ -96,11 +96,12 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
-         %% Batches: the number of the next one, and those of the last one that is known to
-         %% have arrived and of the last one that the trunk got; and which way they go.
+         %% Batches: the number of the next one, that of the last one that is known to
+         %% have arrived, and that of the last one that the trunk has got; and whether
+         %% they go by the trunk.
          serial = 1 :: serial(),
          arrived = 0 :: non_neg_integer(),
-         trunked = 0 :: non_neg_integer(),
+         entrusted = 0 :: non_neg_integer(),
          by = distribution :: distribution | trunk,
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
@@ -269,17 +270,17 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stat
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
-    Trunked = case S#lane.by of
-                  trunk ->
-                      _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})},
-                      Serial;
-                  distribution ->
-                      %% Without a connection this answers noconnect: the batch stays
-                      %% unconfirmed, and the link is about to hear that the node is gone.
-                      _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect]),
-                      S#lane.trunked
-              end,
-    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1, trunked = Trunked}).
+    Entrusted = case S#lane.by of
+                    trunk ->
+                        _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})},
+                        Serial;
+                    distribution ->
+                        %% Without a connection this answers noconnect: the batch stays
+                        %% unconfirmed, and the link is about to hear that the node is gone.
+                        _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect]),
+                        S#lane.entrusted
+                end,
+    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1, entrusted = Entrusted}).
 
 %% The window is full, or there is nobody to send to.
 keep(Charge, Entry, S) ->
@@ -355,7 +356,7 @@ control(_, S) ->
 change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->
     Trunk =:= none orelse trunkline_trunk:subscribe(Trunk),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, arrived = 0, trunked = 0, by = distribution})};
+                     serial = 1, arrived = 0, entrusted = 0, by = distribution})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
@@ -369,13 +370,14 @@ change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discar
             {0, S1}
     end.
 
-%% The trunk need not keep them any more, those of them that it had.
-arrived(Arrived, #lane{arrived = Before, trunked = Trunked, ix = Ix, mode = {send, {_, _, Trunk}}} = S) ->
-    case min(Arrived, Trunked) of
-        Last when Last > Before -> _ = Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, Last)]}, ok;
-        _ -> ok
-    end,
-    S#lane{arrived = Arrived}.
+%% The trunk need not keep them any more, if it had them. (To a peer that is near it
+%% has none: it should not be woken with every acknowledgement.)
+arrived(Arrived, #lane{arrived = Before, entrusted = Entrusted, ix = Ix, mode = {send, {_, _, Trunk}}} = S)
+  when Arrived > Before ->
+    Before < Entrusted andalso (Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, min(Arrived, Entrusted))]}),
+    S#lane{arrived = Arrived};
+arrived(_, S) ->
+    S.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0

@@ -4,7 +4,7 @@
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
 %%      │         ├── trunkline_lane, linked, one or more
-%%      │         ├── trunkline_bulk, linked, and its carriers
+%%      │         ├── trunkline_trunk, two, linked, and their carriers
 %%      │         ├── trunkline_inlet, linked, one for each lane of the peer
 %%      │         └── trunkline_dock, linked, and its receivers
 %%      ├── trunkline_links

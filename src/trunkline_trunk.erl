@@ -147,7 +147,10 @@ handle_info({'DOWN', _, process, Pid, Reason}, #trunk{carriers = Carriers, openi
     end;
 handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carriers} = S)
   when Opening =/= [], map_size(Carriers) =:= 0 ->
-    {noreply, pump(by_distribution(S))};
+    {noreply, case trunkline_fragments:is_waiting(S#trunk.fragments) of
+                  true -> pump(by_distribution(S));
+                  false -> S
+              end};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, extended = Extended} = S) ->
     %% The next batch should find one.
     Kept = length([kept || Extended]),
@@ -204,7 +207,11 @@ gather(Name, Bytes, Missing, Fragments, Some) when Missing > 0 ->
 gather(_, _, _, Fragments, Some) ->
     {lists:reverse(Some), Fragments}.
 
-waiting(#trunk{waiting = none} = S) -> S#trunk{waiting = erlang:monotonic_time(millisecond)};
+%% Without a carrier it is the first to wait for one, perhaps one that was being made
+%% before there was anything to send.
+waiting(#trunk{waiting = none, carriers = Carriers} = S) ->
+    map_size(Carriers) =:= 0 andalso erlang:start_timer(?PATIENCE, self(), patience),
+    S#trunk{waiting = erlang:monotonic_time(millisecond)};
 waiting(S) -> S.
 
 %% There is more to send than the carriers take now.
@@ -213,7 +220,6 @@ more(#trunk{opening = [], carriers = Carriers} = S) ->
     IsSoon = Connections > 0 andalso erlang:monotonic_time(millisecond) - S#trunk.waiting < ?MORE,
     case not IsSoon andalso Connections < most(S) andalso may_connect(S) of
         true ->
-            map_size(Carriers) =:= 0 andalso erlang:start_timer(?PATIENCE, self(), patience),
             open(more_connections(Connections, S), S#trunk{waiting = none});
         false when map_size(Carriers) =:= 0 ->
             by_distribution(S);

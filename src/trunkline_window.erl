@@ -20,7 +20,9 @@
 %% acknowledgements come late and in one go, and because a packet that was lost takes
 %% another round trip. While the window is the limit it doubles thereby, twice, with
 %% each round trip. A receiver that is slow makes the rate lower and not the
-%% distance greater: its window does not grow.
+%% distance greater: its window does not grow. Nor does that of a peer that is near:
+%% there FIRST is ample, and acknowledgements that a busy lane takes out of its mailbox
+%% one after the other would look like a rate that there is not.
 %%
 %% This module decides, and does nothing. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
@@ -101,7 +103,10 @@ end_round(Now, RoundTrip, #round{start = Start, before = Before},
           #sender{delivered = Delivered, least = Least, most = Most} = S) ->
     Time = max(1, max(Now - Start, RoundTrip * 1000)),
     #sender{rate = Rate, rate_before = RateBefore} = S1 = rate(Now, (Delivered - Before) * 1_000_000_000 div Time, S),
-    Ample = ?AMPLE * max(Rate, RateBefore) * RoundTrip div 1_000_000,
+    Ample = case trunkline_distance:is_far(RoundTrip) of
+                true -> ?AMPLE * max(Rate, RateBefore) * RoundTrip div 1_000_000;
+                false -> Least
+            end,
     S1#sender{window = trunkline_gate:limit(max(Least, min(Most, Ample)))}.
 
 rate(Now, Rate, #sender{period = Period} = S) when Period =:= none; Now - Period >= ?PERIOD ->
