@@ -51,7 +51,9 @@ start_trunkline(Env) ->
     _ = application:load(trunkline),
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
-    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, [{lane_transport, lane_transport()} | Env]),
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, 
+                  %% A loaded machine may take its neighbour for far: the number of connections is the same.
+                  [{lane_transport, lane_transport()}, {far_connections, 1} | Env]),
     case application:ensure_all_started(trunkline) of
         {ok, _} -> ok;
         {error, {trunkline, Reason}} -> {error, Reason}
@@ -100,8 +102,10 @@ await_up(A, B) ->
 
 await_connections({A, B}) ->
     await(fun() ->
-                  #{lanes := Lanes} = Info = call(A, trunkline, info, [node_of(B)]),
-                  lists:all(fun(#{connections := N}) -> N =:= 1 end, Lanes) orelse {false, Info}
+                  case call(A, trunkline, info, [node_of(B)]) of
+                      #{batches := #{by := connections, connections := N}} when N > 0 -> true;
+                      Info -> {false, Info}
+                  end
           end).
 
 await_state(A, B, State) ->

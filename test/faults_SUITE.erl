@@ -219,7 +219,7 @@ garbage(_) ->
                               {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid]}},
                               {'$gen_call', {Pid, Ref}, x}, {'$gen_cast', x}, {opened, Ref, [x]}, {goodbye, Pid, Ref},
                               {lane_mode, Ref, Pid, {1, 1}}, {lane_drained, Ref, Pid}, {room, 1}, {room, 99}, {wait, Ref, nonsense},
-                              {ack, now, Pid, 1}, {timeout, Ref, nonsense}, {'EXIT', Pid, x}, {'DOWN', Ref, process, Pid, x},
+                              {ack, now, Pid, 1}, {ack, now, Pid, 1, 1}, {timeout, Ref, nonsense}, {'EXIT', Pid, x}, {'DOWN', Ref, process, Pid, x},
                               {[alias | Ref], x}, {[[alias | Ref] | {Ref, Pid}], x}],
                       _ = [To ! J || J <- Junk, To <- [Links, Link | Inlets]],
                       ok

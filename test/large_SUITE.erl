@@ -548,7 +548,8 @@ processes_killed(_) ->
               cluster:await_up(A, B),
               flowing(Load, B)
       end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B}, {bulk, B, A}, {opener, B, A}, {opener, B, A},
-            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {dock, B, A}]),
+            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {trunk, A, B}, {trunk, B, A},
+            {dock, B, A}]),
     Missing = length(finish(Load, A, B)),
     #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     Broken = counter(B, A, large_broken),
@@ -581,11 +582,24 @@ find(Victim, Node) ->
         link -> Link;
         inlet -> hd(Inlets);
         lane -> element(1, (trunkline_route:lookup(Node))#route.lanes);
+        dock ->
+            hd([Pid || Pid <- Links, is_a(trunkline_dock, Pid)]);
         _ ->
-            Module = case Victim of bulk -> trunkline_bulk; dock -> trunkline_dock end,
-            hd([Pid || Pid <- Links, is_pid(Pid), {dictionary, D} <- [process_info(Pid, dictionary)],
-                       proplists:get_value('$initial_call', D) =:= {Module, init, 1}])
+            %% One that is held cannot be asked what it carries, but the link knows.
+            {_, Data} = sys:get_state(Link),
+            [Bulk, Trunk] = [Pid || Pid <- tuple_to_list(Data), is_a(trunkline_trunk, Pid)],
+            case Victim of
+                bulk -> Bulk;
+                trunk -> Trunk
+            end
     end.
+
+is_a(Module, Pid) ->
+    is_pid(Pid) andalso node(Pid) =:= node() andalso
+        case process_info(Pid, dictionary) of
+            {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {Module, init, 1};
+            undefined -> false
+        end.
 
 %% An opener that is still busy when its link is killed does not deliver into the
 %% next session.

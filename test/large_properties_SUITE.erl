@@ -45,7 +45,21 @@ stock(Offset, Bytes) ->
 
 parcel(_) ->
     check(200, prop_parcel()),
-    check(100, prop_alone()).
+    check(100, prop_alone()),
+    check(200, prop_batch()).
+
+%% A batch is in one piece, whatever is in it.
+prop_batch() ->
+    ?ALL(Plan, plan(),
+         begin
+             Term = build(Plan),
+             Parcel = trunkline_parcel:whole(Term),
+             [Segment] = trunkline_parcel:segments(Parcel),
+             Arrived = iolist_to_binary(Segment),
+             binary_to_term(Arrived) =:= Term
+                 andalso trunkline_parcel:sizes(Parcel) =:= [byte_size(Arrived)]
+                 andalso trunkline_parcel:bytes(Parcel) =:= byte_size(Arrived)
+         end).
 
 prop_parcel() ->
     ?ALL(Plan, plan(),
@@ -325,7 +339,7 @@ step({abandon, N}, #model{fragments = F, complete = Complete, known = Known} = M
     end.
 
 add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N, now = Now} = M) ->
-    Id = {1 + N rem 2, N},
+    Id = {lists:nth(1 + N rem 3, [1, 2, {batch, 1}]), N},
     Sizes = trunkline_parcel:sizes(Parcel),
     Segments = [iolist_to_binary(Segment) || Segment <- trunkline_parcel:segments(Parcel)],
     M#model{fragments = trunkline_fragments:add(Id, Parcel, F), next = N + 1,
@@ -689,34 +703,48 @@ invert(Bit, Binary) ->
     <<Before/bits, (1 - B):1, After/bits>>.
 
 prop_frame() ->
-    ?ALL({Lane, Number, Offset, Data, More, Junk},
-         {range(0, 65535), any_64(), any_64(), oneof([<<>>, binary(), list(binary())]),
-          oneof([-1, 0, 1, range(-1000, 1000), any_64()]), almost(<<1:16, 1:64, 9:64, 0:64, "some data">>)},
+    ?ALL({Stream, Number, Offset, Data, More, Junk},
+         {stream(), any_64(), any_64(), oneof([<<>>, binary(), list(binary())]),
+          oneof([-1, 0, 1, range(-1000, 1000), any_64()]),
+          oneof([almost(<<S:16, 1:64, 9:64, 0:64, "some data">>) || S <- [0, 1, 16#7fff, 16#8000, 16#8001, 16#ffff]])},
          begin
              Length = iolist_size(Data),
              Size = min((1 bsl 64) - 1, max(0, Offset + Length + More)),
              <<Rest:32, Frame/binary>> =
-                 iolist_to_binary(trunkline_wire:frame({Lane, Number}, Size, Offset, Length, Data)),
-             Expected = case Length > 0 andalso Offset + Length =< Size of
-                            true -> {ok, {Lane, Number}, Size, Offset, iolist_to_binary(Data)};
+                 iolist_to_binary(trunkline_wire:frame({{Stream, Number}, Size, Offset, Length, Data})),
+             Expected = case Length > 0 andalso Offset + Length =< Size
+                            andalso Number > 0 andalso not lists:member(Stream, [0, {batch, 0}]) of
+                            true -> {ok, {Stream, Number}, Size, Offset, iolist_to_binary(Data)};
                             false -> error
                         end,
              Rest =:= byte_size(Frame)
                  andalso Expected =:= trunkline_wire:parse_frame(Frame)
                  andalso is_sound(trunkline_wire:parse_frame(Junk), Junk)
+                 andalso <<0:32>> =:= trunkline_wire:heartbeat()
          end).
+
+%% The large messages of a lane, or its batches.
+stream() -> ?LET({Make, Lane}, {oneof([large, batch]), oneof([0, 1, 16#7fff, range(1, 64), range(0, 16#7fff)])},
+                 case Make of
+                     large -> Lane;
+                     batch -> {batch, Lane}
+                 end).
 
 any_64() -> oneof([0, 1, (1 bsl 64) - 1, range(0, 1000), range(0, (1 bsl 64) - 1)]).
 
+is_sound(heartbeat, Junk) ->
+    Junk =:= <<>>;
 is_sound(error, Junk) ->
     case Junk of
+        <<_:1, 0:15, _/binary>> -> true;
+        <<_:16, 0:64, _/binary>> -> true;
         <<_:10/binary, Size:64, Offset:64, _, Data/binary>> -> Offset + 1 + byte_size(Data) > Size;
-        _ -> true
+        _ -> Junk =/= <<>>
     end;
 is_sound({ok, Id, Size, Offset, Data}, Junk) ->
     Length = byte_size(Data),
     Length > 0 andalso Offset + Length =< Size
-        andalso iolist_to_binary(trunkline_wire:frame(Id, Size, Offset, Length, Data)) =:= <<(byte_size(Junk)):32, Junk/binary>>.
+        andalso iolist_to_binary(trunkline_wire:frame({Id, Size, Offset, Length, Data})) =:= <<(byte_size(Junk)):32, Junk/binary>>.
 
 %% Nobody has a right proof but who knows the secret, and each side has its own.
 prop_proof() ->

@@ -245,7 +245,12 @@ bad_frames() ->
     Most = 1 bsl 64 - 1,
     Longest = 1 bsl 30,
     Frame = fun(Size, Offset, Data) -> <<(26 + byte_size(Data)):32, Id/binary, Size:64, Offset:64, Data/binary>> end,
-    Bad = #{no_length => <<0:32>>,
+    Of = fun(Stream, Number) -> <<27:32, Stream:16, Number:64, 1:64, 0:64, "x">> end,
+    Bad = #{no_lane => Of(0, 1),
+            no_lane_of_batches => Of(16#8000, 1),
+            no_number => Of(1, 0),
+            no_number_of_a_batch => Of(16#8001, 0),
+            bad_after_heartbeats => [<<0:32>>, <<0:32>>, Of(1, 0)],
             no_header => <<1:32, 0>>,
             short_header => <<25:32, Id/binary, 0:64, 0:56>>,
             no_data => Frame(1000, 0, <<>>),
@@ -268,18 +273,20 @@ bad_frames() ->
                   much_less => <<(1 bsl 26):32, Header/binary, 0:800_000>>,
                   longest => <<Longest:32, Header/binary, 0:800_000>>},
     [{What, Bytes, closed_by_them} || {What, Bytes} <- maps:to_list(Bad)]
-        ++ [{What, Bytes, close} || {What, Bytes} <- maps:to_list(Truncated)].
+        ++ [{What, Bytes, close} || {What, Bytes} <- maps:to_list(Truncated)]
+        ++ [{heartbeats, binary:copy(<<0:32>>, 1000), stays}].
 
-%% The form is right, but there is no such lane or message: it is ignored. So is a
-%% batch that comes where only fragments should.
+%% The form is right, but there is no such lane: it is ignored.
 frames_for_nobody(Config) ->
     {_, _, Port} = nodes_of(Config),
     Whole = fun(Lane, Number, Data) -> <<(26 + byte_size(Data)):32, Lane:16, Number:64, (byte_size(Data)):64, 0:64, Data/binary>> end,
-    Batch = term_to_binary({batch, later, 1, [[self() | x]]}),
+    Batch = term_to_binary({later, trunkline_gate:charge(x), [[self() | x]]}),
+    %% There are 64 lanes at most.
     frames(Config, fun() -> stranger:connect(Port) end,
-           [{{lane, Lane, Number}, [Whole(Lane, Number, Data), Whole(Lane, Number, Data)], close}
-            || {Lane, Number, Data} <- [{0, 1, <<"x">>}, {0, 0, <<"x">>}, {65535, 1, binary:copy(<<"x">>, 100_000)},
-                                        {1, 0, <<"no term">>}, {1, 0, Batch}, {2, 0, Batch}, {65535, 0, Batch}]]).
+           [{{stream, Stream, Number}, [Whole(Stream, Number, Data), Whole(Stream, Number, Data)], stays}
+            || {Stream, Number, Data} <- [{65, 1, <<"x">>}, {16#7fff, 1, binary:copy(<<"x">>, 100_000)}, {16#7fff, 1 bsl 63, Batch},
+                                          {16#8000 + 65, 1, Batch}, {16#8000 + 65, 1, <<"no term">>},
+                                          {65535, 1, binary:copy(<<"x">>, 100_000)}, {65535, 1, Batch}]]).
 
 frames(Config, Connect, Frames) ->
     {A, B, _} = nodes_of(Config),
@@ -300,6 +307,7 @@ framed({What, Bytes, End}, Connect, Dock, B) ->
     stranger:say(C, Bytes),
     case End of
         closed_by_them -> ?assertEqual({What, true}, {What, stranger:is_closed(C)});
+        stays -> ?assertEqual({What, {false, timeout}}, {What, stranger:is_closed(C, 100)}), stranger:close(C);
         close -> stranger:close(C)
     end,
     cluster:await(fun() -> case cluster:call(B, fun() -> Keeper ! {cut, self()}, receive {Keeper, Cut} -> Cut end end) of
@@ -308,12 +316,12 @@ framed({What, Bytes, End}, Connect, Dock, B) ->
                            end end, ?LONG),
     stop(B, Keeper).
 
-%% As if we were the peer's trunkline_bulk.
+%% As if we were the peer's trunkline_trunk.
 invited_by(Dock) ->
     Caller = self(),
     Keeper = spawn(fun() ->
                            Ref = make_ref(),
-                           Dock ! {invite, self(), Ref, auto, {bulk, self()}},
+                           Dock ! {invite, self(), Ref, auto, self()},
                            receive
                                {invitation, Ref, {ok, #{token := Token} = Invitation}} ->
                                    Caller ! {self(), Invitation},
@@ -563,12 +571,17 @@ bad_options(_) ->
       [{listen_ports, P} || P <- [0, {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b}, [1, 2], {1.0, 2.0}, undefined]] ++
       [{listen_address, A} || A <- ["127.0.0.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any]] ++
       [{bulk_transport, T} || T <- [udp, "tcp", undefined]] ++
-      [{lane_transport, T} || T <- [auto, []]] ++
+      [{lane_transport, T} || T <- [udp, "tcp", []]] ++
       [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0]] ++
       [{bulk_bytes, N} || N <- [0, 1 bsl 35]] ++
       [{bulk_connections, N} || N <- [0, 65, auto]] ++
-      [{bulk_idle, N} || N <- [0, infinity, 86_400_001]]),
-    ok = cluster:call(Node, cluster, start_trunkline, [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1}]]),
+      [{bulk_idle, N} || N <- [0, infinity, 86_400_001]] ++
+      [{far_connections, N} || N <- [0, 65, auto]] ++
+      [{congestion_control, C} || C <- ["bbr", <<"bbr">>, 1]] ++
+      [{connection_timeout, N} || N <- [0, 999, 86_400_001, infinity]]),
+    ok = cluster:call(Node, cluster, start_trunkline, [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1},
+                                                        {lane_transport, auto}, {far_connections, 64}, {congestion_control, reno},
+                                                        {connection_timeout, 1000}]]),
     cluster:stop(Node).
 
 %% --- no port ------------------------------------------------------------------------
@@ -645,15 +658,21 @@ lanes_without_port(_) ->
     {A, B} = cluster:pair([?KEPT, {lane_transport, tcp}, {listen_ports, {Low, Low + 1}}]),
     exchange:both_ways(A, B),
     exchange:all_by_distribution(A, B),
-    ?assertEqual([0], lane_connections(A, B)),
+    ?assertEqual([{distribution, 0}, {distribution, 0}], batches_by(A, B)),
     lists:foreach(fun gen_tcp:close/1, Sockets),
-    cluster:await(fun() -> exchange:large(A, B), lane_connections(A, B) =:= [1] end, ?LONG),
+    %% They try again by themselves.
+    Connected = fun() -> case batches_by(A, B) of
+                             [{connections, N}, {connections, M}] when N > 0, M > 0 -> true;
+                             Other -> Other
+                         end end,
+    cluster:await(Connected, ?LONG),
     exchange:both_ways(A, B),
-    ?assertEqual([1], lane_connections(A, B)),
+    ?assertEqual(true, Connected()),
+    ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
     cluster:stop_all([A, B]).
 
-lane_connections(A, B) ->
-    lists:usort([N || #{connections := N} <- maps:get(lanes, info(A, B)) ++ maps:get(lanes, info(B, A))]).
+batches_by(A, B) ->
+    [{By, N} || #{batches := #{by := By, connections := N}} <- [info(A, B), info(B, A)]].
 
 %% Somebody else takes the listener's place at the node, who invites to that port.
 misled(Node, Port) ->

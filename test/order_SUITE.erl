@@ -8,12 +8,13 @@
 
 -export([all/0, suite/0]).
 -export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
-         sender_stops_and_starts/1, both_stop/1, connection_breaks/1]).
+         sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1]).
+-export([break/2]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
-          sender_stops_and_starts, both_stop, connection_breaks].
+          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break].
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.
@@ -140,6 +141,45 @@ connection_breaks(_) ->
     {A, B} = cluster:pair([]),
     flow(A, B, fun() -> breaks(A, B, 20) end, ordered),
     cluster:stop_all([A, B]).
+
+%% A connection of the lanes' own is another matter: another one takes its place, and
+%% nothing is missing, in whatever way it breaks.
+lane_connections_break(_) ->
+    {A, B} = cluster:pair([{lane_transport, case cluster:lane_transport() of dist -> tcp; Transport -> Transport end}]),
+    await_lane_connection(A, B),
+    flow(A, B, fun() -> lane_breaks(A, B, 40, 0) end, complete),
+    [?assertMatch(#{state := up, sessions := 1, lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
+                  cluster:call(From, trunkline, info, [cluster:node_of(To)])) || {From, To} <- [{A, B}, {B, A}]],
+    cluster:stop_all([A, B]).
+
+lane_breaks(_, _, 0, Broken) ->
+    ct:log("~b connections were broken", [Broken]),
+    ?assert(Broken >= 40);
+lane_breaks(A, B, N, Broken) ->
+    await_lane_connection(A, B),
+    More = case N rem 4 of
+               0 -> cluster:call(A, ?MODULE, break, [trunkline_carrier, process]);
+               1 -> cluster:call(B, ?MODULE, break, [trunkline_receiver, process]);
+               2 -> cluster:call(A, ?MODULE, break, [trunkline_carrier, socket]);
+               3 -> cluster:call(B, ?MODULE, break, [trunkline_receiver, socket])
+           end,
+    lane_breaks(A, B, case More of 0 -> N; _ -> N - 1 end, Broken + More).
+
+await_lane_connection(A, B) ->
+    cluster:await(fun() -> case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+                               #{batches := #{by := connections}} -> true;
+                               #{batches := Batches} -> Batches
+                           end end).
+
+%% Runs at a node; answers how many there were. (The socket of a TLS connection is
+%% not its process's own.)
+break(Module, What) ->
+    Pids = [Pid || Pid <- processes(), {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
+                   lists:keymember(Module, 1, Stack)],
+    length([case [Port || Port <- Links, is_port(Port)] of
+                [Port] when What =:= socket -> catch port_close(Port);
+                _ -> exit(Pid, kill)
+            end || Pid <- Pids, {links, Links} <- [process_info(Pid, links)]]).
 
 breaks(_, _, 0) ->
     ok;

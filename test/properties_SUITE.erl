@@ -4,12 +4,14 @@
 -include_lib("proper/include/proper.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, waiters/1, backlog/1, pace/1, handshake/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, waiters/1, backlog/1, pace/1, handshake/1]).
 
-all() -> [gate, gate_shared, window, waiters, backlog, pace, handshake].
+all() -> [gate, gate_shared, window, window_link, distance, waiters, backlog, pace, handshake].
 
-check(Property) ->
-    proper:quickcheck(Property, [{numtests, 1000}, quiet])
+check(Property) -> check(1000, Property).
+
+check(Tests, Property) ->
+    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
         orelse ct:fail({counterexample, proper:counterexample()}).
 
 %% --- gate: a count of bytes and messages, and a door -------------------------------
@@ -101,44 +103,171 @@ fill(Gate, Limit, Message, N, Charges) ->
 
 %% --- window: two ends and the messages between them ---------------------------------
 
-window(_) -> check(prop_window()).
+%% Bytes, as charged, of a window before it has grown.
+-define(FIRST, (4 bsl 20)).
+
+window(_) ->
+    check(prop_window(wide(0, 1_000_000))),
+    check(prop_window_near()).
 
 %% Whatever the batches and however acknowledgements and batches are delayed, the
 %% lane never has more than a window and a batch under way, never stands still,
-%% and in the end everything is acknowledged.
-prop_window() ->
-    ?FORALL({Window, Batches, Delays}, {range(1, 5000), list({range(1, 3000), oneof([now, later])}), list(boolean())},
-            run_window(Batches, Delays, Window, trunkline_window:sender(Window), trunkline_window:receiver(Window), [], [])).
+%% and in the end everything is acknowledged. The window is never smaller than at
+%% first, and never larger than it may be.
+prop_window(RoundTrip) ->
+    ?FORALL({{Most, Batches}, Steps, Trip}, {batches(), list({boolean(), nanoseconds()}), RoundTrip},
+            run_window(Batches, Steps, #{most => Most, highest => Most, now => 0, trip => Trip})).
+
+%% To a peer that is near 4 MB are enough, and it does not grow by acknowledgements
+%% that were held up and come all at once.
+prop_window_near() ->
+    ?FORALL({{Most, Batches}, Steps, Trip}, {batches(), list({boolean(), nanoseconds()}), wide(0, 1999)},
+            run_window(Batches, Steps, #{most => Most, highest => min(?FIRST, Most), now => 0, trip => Trip})).
+
+%% The largest window, and what there is to send: several windows, as a rule.
+batches() ->
+    oneof([{wide(1, 5000), list({wide(1, 3000), oneof([now, later])})},
+           {wide(?FIRST - 1000, 16 * ?FIRST), list({wide(1, ?FIRST), oneof([now, later])})}]).
+
+%% Between two steps.
+nanoseconds() -> oneof([0, wide(0, 1000), wide(0, 100_000_000), wide(0, 10_000_000_000)]).
+
+%% As large as they may be, whatever PropEr's size.
+wide(Least, Most) -> resize(Most, range(Least, Most)).
+
+run_window(Batches, Steps, #{most := Most} = Link) ->
+    run_window(Batches, Steps, Link, trunkline_window:sender(Most), trunkline_window:receiver(Most), [], []).
 
 %% To: batches under way; Back: acknowledgements under way.
-run_window([], _, _, Sender, Receiver, [], []) ->
+run_window([], _, Link, Sender, Receiver, [], []) ->
     case trunkline_window:flush(Receiver) of
         none -> trunkline_window:in_flight(Sender) =:= 0;
-        {ack, Charge, _} -> trunkline_window:in_flight(trunkline_window:acked(Charge, Sender)) =:= 0
+        {ack, Charge, _} -> trunkline_window:in_flight(acked(Charge, Link, Sender)) =:= 0
     end;
-run_window(Batches, Delays, Window, Sender, Receiver, To, Back) ->
-    {Slow, Delays1} = case Delays of [] -> {false, []}; [D | Ds] -> {D, Ds} end,
+run_window(Batches, Steps, #{most := Most, highest := Highest, now := Before} = Link0, Sender, Receiver, To, Back) ->
+    {{Slow, Later}, Steps1} = case Steps of [] -> {{false, 1}, []}; [Step | Rest] -> {Step, Rest} end,
+    #{now := Now} = Link = Link0#{now := Before + Later},
+    Window = trunkline_window:bytes(Sender),
+    Sound = Window >= min(?FIRST, Most) andalso Window =< Highest,
     case {Batches, trunkline_window:is_open(Sender)} of
+        _ when not Sound ->
+            false;
         {[{Bytes, Ack} | Batches1], true} when Slow; To =:= [], Back =:= [] ->
             Charge = trunkline_gate:limit(Bytes) + 1,
-            Sender1 = trunkline_window:sent(Charge, Sender),
+            Sender1 = trunkline_window:sent(Now, Charge, Sender),
             Under = trunkline_gate:bytes(trunkline_window:in_flight(Sender1)),
             Under < Window + Bytes
-                andalso run_window(Batches1, Delays1, Window, Sender1, Receiver, To ++ [{Ack, Charge}], Back);
+                andalso run_window(Batches1, Steps1, Link, Sender1, Receiver, To ++ [{Ack, Charge}], Back);
         _ when Back =/= [], Slow orelse To =:= [] ->
             [Charge | Back1] = Back,
-            run_window(Batches, Delays1, Window, trunkline_window:acked(Charge, Sender), Receiver, To, Back1);
+            run_window(Batches, Steps1, Link, acked(Charge, Link, Sender), Receiver, To, Back1);
         _ when To =/= [] ->
             [{Ack, Charge} | To1] = To,
             case trunkline_window:delivered(Ack, Charge, Receiver) of
                 {ack, Acked, Receiver1} ->
-                    run_window(Batches, Delays1, Window, Sender, Receiver1, To1, Back ++ [Acked]);
+                    run_window(Batches, Steps1, Link, Sender, Receiver1, To1, Back ++ [Acked]);
                 {later, Receiver1} when Ack =:= later ->
-                    run_window(Batches, Delays1, Window, Sender, Receiver1, To1, Back)
+                    run_window(Batches, Steps1, Link, Sender, Receiver1, To1, Back)
             end;
         _ ->
             false            % nothing under way, and the window is shut: stuck
     end.
+
+acked(Charge, #{now := Now, trip := Trip}, Sender) -> trunkline_window:acked(Now, Charge, Trip, Sender).
+
+%% On a way with so much room and such a round trip, with a lane that always has
+%% something to send: the window becomes as large as what the way can hold, if it may,
+%% and never much larger than it makes use of. Less than it may be is enough next door.
+window_link(_) -> check(200, prop_window_link()).
+
+prop_window_link() ->
+    ?FORALL({Rate, Trip, Most, Batch},
+            {oneof([wide(1_000_000, 100_000_000), wide(100_000_000, 4_000_000_000)]),
+             oneof([0, wide(1, 1999), wide(2000, 20_000), wide(20_000, 300_000)]),
+             oneof([wide(1000, ?FIRST), wide(?FIRST, 64 * ?FIRST)]), wide(10_000, 65_536)},
+            begin
+                Holds = Rate * Trip div 1_000_000,
+                Window = trunkline_window:bytes(drive(Rate, Trip, Most, Batch)),
+                conjunction(
+                  [{large_enough, Window >= min(Most, Holds)},
+                   {not_too_large, Window =< max(min(?FIRST, Most), min(Most, 4 * Holds))},
+                   {near, Trip >= 2000 orelse Window =:= min(?FIRST, Most)}])
+            end).
+
+%% Twelve round trips (a window that doubles needs six to become 64 times as large), or
+%% more where what is acknowledged late is not acknowledged within one.
+drive(Rate, Trip, Most, Least) ->
+    Till = 12 * max(Trip * 1000, 40_000_000),
+    Batch = max(Least, Rate * Till div 1_000_000_000 div 5000),     % not too many of them
+    drive(#{now => 0, till => Till, trip => Trip, rate => Rate, free => 0,
+            charge => trunkline_gate:limit(Batch) + 1, batch => Batch,
+            sender => trunkline_window:sender(Most), receiver => trunkline_window:receiver(Most),
+            to => queue:new(), back => queue:new(), flush => none}).
+
+%% What happens next: a batch leaves as long as the window is open; one arrives; an
+%% acknowledgement does; or the inlet's timer for what is not acknowledged yet.
+drive(#{now := Now, till := Till, sender := Sender}) when Now >= Till ->
+    Sender;
+drive(#{now := Now, trip := Trip, rate := Rate, free := Free, charge := Charge, batch := Batch,
+        sender := Sender, receiver := Receiver, to := To, back := Back, flush := Flush} = L) ->
+    Way = Trip * 500,
+    %% What waits for the way is under way, too.
+    case trunkline_window:is_open(Sender) of
+        true ->
+            Gone = max(Now, Free) + Batch * 1_000_000_000 div Rate,
+            drive(L#{free := Gone, to := queue:in(Gone + Way, To), sender := trunkline_window:sent(Now, Charge, Sender)});
+        false ->
+            Next = fun(Queue) -> case queue:peek(Queue) of {value, {Time, _}} -> Time; {value, Time} -> Time; empty -> infinity end end,
+            Arrives = Next(To),
+            Acked = Next(Back),
+            case lists:min([Arrives, Acked, Flush]) of          % a number is less than an atom
+                Acked ->
+                    {{value, {_, Sum}}, Back1} = queue:out(Back),
+                    drive(L#{now := Acked, back := Back1, sender := trunkline_window:acked(Acked, Sum, Trip, Sender)});
+                Arrives ->
+                    L1 = L#{now := Arrives, to := queue:drop(To)},
+                    case trunkline_window:delivered(later, Charge, Receiver) of
+                        {ack, Sum, Receiver1} ->
+                            drive(L1#{receiver := Receiver1, back := queue:in({Arrives + Way, Sum}, Back)});
+                        {later, Receiver1} ->
+                            drive(L1#{receiver := Receiver1, flush := min(Flush, Arrives + 20_000_000)})
+                    end;
+                Flush ->
+                    L1 = L#{now := Flush, flush := none},
+                    case trunkline_window:flush(Receiver) of
+                        {ack, Sum, Receiver1} ->
+                            drive(L1#{receiver := Receiver1, back := queue:in({Flush + Way, Sum}, Back)});
+                        none ->
+                            drive(L1)
+                    end
+            end
+    end.
+
+%% --- distance: the shortest round trip of late ---------------------------------------
+
+distance(_) -> check(prop_distance()).
+
+%% Five say how far it is, six count, and those that a loaded machine has answered
+%% late do not.
+prop_distance() ->
+    ?FORALL({Before, Real, Late, Slow},
+            {list(wide(0, 100_000)), oneof([wide(1, 100_000), wide(1990, 2010)]), vector(6, wide(0, 1_000_000)), range(1, 6)},
+            begin
+                Measure = fun(Trips) -> lists:foldl(fun trunkline_distance:add/2, trunkline_distance:new(), Trips) end,
+                Distance = Measure(Before),
+                Last = lists:sublist(lists:reverse(Before), 6),
+                Expected = if length(Before) < 5 -> 0;
+                              true -> lists:min(Last)
+                           end,
+                %% One in six is what it is; the others take longer.
+                {Some, Others} = lists:split(Slow - 1, [Real + L || L <- Late]),
+                Now = Measure(Before ++ Some ++ [Real | tl(Others)]),
+                trunkline_distance:round_trip(Distance) =:= Expected
+                    andalso trunkline_distance:round_trip(Now) =:= Real
+                    %% of a peer of which nothing is known nobody says that it is far
+                    andalso not trunkline_distance:is_far(trunkline_distance:round_trip(trunkline_distance:new()))
+                    andalso trunkline_distance:is_far(Real) =:= (Real >= 2000)
+            end).
 
 %% --- waiters: a queue in which those who return stand first --------------------------
 
