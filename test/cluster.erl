@@ -51,7 +51,7 @@ start_trunkline(Env) ->
     _ = application:load(trunkline),
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
-    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, 
+    lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end,
                   %% A loaded machine may take its neighbour for far: the number of connections is the same.
                   [{lane_transport, lane_transport()}, {far_connections, 1} | Env]),
     case application:ensure_all_started(trunkline) of
