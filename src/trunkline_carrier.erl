@@ -24,6 +24,7 @@
 -type settings() :: #{transport := auto | tcp | tls,
                       cargo := batches | large,
                       timeout := pos_integer(),        % ms
+                      is_far := boolean() | unknown,
                       far := default | atom()}.        % the congestion control, if the peer is far
 
 %% ms
@@ -39,10 +40,10 @@ start(Dock, Settings) ->
     Trunk = self(),
     spawn_monitor(fun() -> start(Trunk, Dock, Settings) end).
 
-start(Trunk, Dock, #{transport := Wanted} = Settings) ->
+start(Trunk, Dock, #{transport := Wanted, cargo := Cargo} = Settings) ->
     _ = monitor(process, Trunk),
     Ref = monitor(process, Dock),
-    _ = erlang:send(Dock, {invite, self(), Ref, Wanted, Trunk}, [noconnect]),
+    _ = erlang:send(Dock, {invite, self(), Ref, {Cargo, Wanted}, Trunk}, [noconnect]),
     receive
         {invitation, Ref, {ok, Invitation}} -> connect(Trunk, Settings, node(Dock), Invitation);
         {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
@@ -68,8 +69,11 @@ connect(Trunk, Settings, Node, #{address := Address, port := Port, transport := 
     Start = erlang:monotonic_time(microsecond),
     case gen_tcp:connect(Host, Port, trunkline_socket:connect_options() ++ [inet6 || tuple_size(Host) =:= 8], ?CONNECT) of
         {ok, TcpSocket} ->
-            %% It took a round trip: the link may not know the distance yet.
-            IsFar = trunkline_distance:is_far(erlang:monotonic_time(microsecond) - Start),
+            IsFar = case Settings of
+                        %% It took a round trip, at least.
+                        #{is_far := unknown} -> trunkline_distance:is_far(erlang:monotonic_time(microsecond) - Start);
+                        #{is_far := Known} -> Known
+                    end,
             ok = trunkline_socket:tune(TcpSocket, settings(IsFar, Settings)),
             Transport = trunkline_transport:module(Name),
             [_, HostName] = string:split(atom_to_list(Node), "@"),

@@ -1,7 +1,11 @@
-%% How far away a peer is: the shortest round trip between two links of late.
+%% How far away a peer is: round trips between two links.
 %%
-%% A loaded machine answers late and is not far away for that; hence the shortest of
-%% many. This module decides, and does nothing.
+%% A loaded machine answers late and is not far away for that: hence the shortest of
+%% many. What the windows are made for is the shortest of late, since a route may
+%% change; whether the peer is far at all is decided by the shortest on this
+%% connection, since a load may last for an hour.
+%%
+%% This module decides, and does nothing.
 -module(trunkline_distance).
 
 -export([new/0, add/2, round_trip/1, is_far/1]).
@@ -9,26 +13,31 @@
 -export_type([distance/0, microseconds/0]).
 
 -type microseconds() :: non_neg_integer().
--opaque distance() :: [microseconds()].          % the last ones
+-record(distance, {shortest = infinity :: microseconds() | infinity,
+                   last = [] :: [microseconds()]}).
+-opaque distance() :: #distance{}.
 
-%% How many count: with one each ten seconds, a minute. Fewer than ENOUGH say nothing.
--define(LAST, 6).
+%% How many count as late: with one each ten seconds, two minutes. Fewer than ENOUGH
+%% say nothing.
+-define(LAST, 12).
 -define(ENOUGH, 5).
 %% us: less than between two cities, more than between two rooms. One connection with
 %% the 4 MB that Linux lets it have under way carries 2 GB a second over this distance.
 -define(FAR, 2000).
 
 -spec new() -> distance().
-new() -> [].
+new() -> #distance{}.
 
 -spec add(microseconds(), distance()) -> distance().
-add(RoundTrip, Distance) -> lists:sublist([RoundTrip | Distance], ?LAST).
+add(RoundTrip, #distance{shortest = Shortest, last = Last}) ->
+    #distance{shortest = min(RoundTrip, Shortest), last = lists:sublist([RoundTrip | Last], ?LAST)}.
 
 %% 0 as long as there are not enough to say.
 -spec round_trip(distance()) -> microseconds().
-round_trip(Distance) when length(Distance) < ?ENOUGH -> 0;
-round_trip(Distance) -> lists:min(Distance).
+round_trip(#distance{last = Last}) when length(Last) < ?ENOUGH -> 0;
+round_trip(#distance{last = Last}) -> lists:min(Last).
 
-%% A peer to which a round trip takes so long.
--spec is_far(microseconds()) -> boolean().
+%% A peer, or one to which a round trip takes so long.
+-spec is_far(distance() | microseconds()) -> boolean().
+is_far(#distance{shortest = Shortest} = Distance) -> round_trip(Distance) > 0 andalso Shortest >= ?FAR;
 is_far(RoundTrip) -> RoundTrip >= ?FAR.

@@ -93,7 +93,8 @@ cut(Carrier, Arrived, #fragments{given = Given} = F) ->
     case maps:take(Carrier, Given) of
         {{Before, Queue}, Given1} ->
             Missing = lists:nthtail(min(queue:len(Queue), max(0, Arrived - Before)), queue:to_list(Queue)),
-            lists:foldl(fun again/2, F#fragments{given = Given1}, Missing);
+            %% Soon, and in the same order: somebody waits for them.
+            lists:foldr(fun again/2, F#fragments{given = Given1}, Missing);
         error ->
             F
     end.
@@ -103,7 +104,7 @@ again({Id, Range}, #fragments{parcels = Parcels, turns = Turns} = F) ->
         #{Id := #parcel{todo = Todo} = Parcel} ->
             F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}},
                         turns = case Todo of
-                                    [] -> queue:in(Id, Turns);
+                                    [] -> queue:in_r(Id, Turns);
                                     _ -> Turns
                                 end};
         #{} ->

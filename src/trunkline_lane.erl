@@ -185,7 +185,7 @@ collected([C, Sender | Entry], More, Charge, Entries, S) ->
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
     {C, Entry, S1} = reply(Request, Reply, S),
     collect(More - 1, Charge + C, [Entry | Entries], S1);
-collected({ack, _, _, _} = Ack, More, Charge, Entries, S) ->
+collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     %% This may change what should become of the batch.

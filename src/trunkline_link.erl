@@ -275,7 +275,8 @@ handle_event(info, {goodbye, Pid, Ref}, _, _) ->
 
 %% How far is the peer?
 handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
-    _ = erlang:send(Pid, {pong, Ref}, [noconnect, nosuspend]),
+    %% The connection may be busy for as long as it takes to measure that.
+    _ = spawn(fun() -> erlang:send(Pid, {pong, Ref}, [noconnect]) end),
     keep_state_and_data;
 handle_event(info, {pong, Ref}, up, #link{ping = {Ref, Sent}} = D) ->
     {keep_state, measured(erlang:monotonic_time(microsecond) - Sent, D#link{ping = none})};
@@ -495,8 +496,9 @@ changed(_, D) ->
 
 %% The connection is lost.
 gone(#link{stats = Stats} = D) ->
-    trunkline_stats:put(Stats, peer, round_trip, 0),
-    D1 = end_session(D#link{session = make_ref(), distance = trunkline_distance:new()}),
+    Distance = trunkline_distance:new(),
+    show_distance(Distance, Stats),
+    D1 = end_session(D#link{session = make_ref(), distance = Distance}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
@@ -511,6 +513,7 @@ bereaved(State, D) ->
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.trunk, D#link.dock], P =/= none]),
+    trunkline_trunk:ended(D#link.stats),
     case Peer of
         #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
         none -> ok
@@ -602,8 +605,10 @@ ping(#link{peer = #peer{pid = Pid}, ping = Ping} = D) ->
             D;
         _ ->
             Ref = make_ref(),
-            _ = erlang:send(Pid, {ping, self(), Ref}, [noconnect, nosuspend]),
-            D#link{ping = {Ref, Now}}
+            case erlang:send(Pid, {ping, self(), Ref}, [noconnect, nosuspend]) of
+                ok -> D#link{ping = {Ref, Now}};
+                _ -> D#link{ping = none}
+            end
     end.
 
 next_ping(#link{distance = Distance}) ->
@@ -615,13 +620,20 @@ next_ping(#link{distance = Distance}) ->
 
 measured(Time, #link{distance = Distance, stats = Stats} = D) ->
     Distance1 = trunkline_distance:add(Time, Distance),
-    trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance1)),
+    show_distance(Distance1, Stats),
     extend(D#link{distance = Distance1}).
+
+show_distance(Distance, Stats) ->
+    trunkline_stats:put(Stats, peer, far, case trunkline_distance:is_far(Distance) of
+                                              true -> 1;
+                                              false -> 0
+                                          end),
+    trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance)).
 
 %% Batches to a peer that is far go by connections, unless they are wanted elsewhere.
 extend(#link{trunk = Trunk, distance = Distance, options = #{lane_transport := Transport}} = D) ->
     Transport =:= dist orelse Trunk =:= none
-        orelse (Transport =:= auto andalso not trunkline_distance:is_far(trunkline_distance:round_trip(Distance)))
+        orelse (Transport =:= auto andalso not trunkline_distance:is_far(Distance))
         orelse trunkline_trunk:extend(Trunk),
     D.
 

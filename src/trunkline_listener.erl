@@ -53,7 +53,7 @@ start_link(Options) ->
 
 %% An invitation for a connection that will be Owner's: it gets `{socket, Transport,
 %% Socket}'.
--spec invite(auto | trunkline_transport:name(), Owner :: pid()) -> {ok, invitation()} | {error, term()}.
+-spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) -> {ok, invitation()} | {error, term()}.
 invite(Wanted, Owner) ->
     try gen_server:call(?MODULE, {invite, Wanted, Owner})
     catch exit:_ -> {error, not_running}
@@ -95,10 +95,8 @@ cell(tcp) -> 3;                      % the port
 cell(tls) -> 4.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
-handle_call({invite, _, _}, _, #listener{options = #{bulk_transport := dist, lane_transport := dist}} = S) ->
-    {reply, {error, not_wanted}, S};
-handle_call({invite, Wanted, Owner}, _, S) ->
-    case choose(Wanted, S#listener.options) of
+handle_call({invite, {Cargo, Wanted}, Owner}, _, S) ->
+    case choose(Wanted, own(Cargo, S#listener.options)) of
         {ok, Transport} ->
             case listen(Transport, S) of
                 {ok, S1} -> {reply, {ok, invitation(Owner, Transport, S1)}, S1};
@@ -131,9 +129,14 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
 handle_info(_, S) ->
     {noreply, S}.
 
-%% Not less private than either side wants.
-choose(auto, #{bulk_transport := tls}) -> trunkline_transport:choose(tls);
-choose(tcp, #{bulk_transport := tls}) -> {error, tls_wanted};
+own(large, #{bulk_transport := Transport}) -> Transport;
+own(batches, #{lane_transport := Transport}) -> Transport;
+own(_, _) -> dist.
+
+%% Only if both sides want one, and not less private than either wants.
+choose(_, dist) -> {error, not_wanted};
+choose(auto, tls) -> trunkline_transport:choose(tls);
+choose(tcp, tls) -> {error, tls_wanted};
 choose(Wanted, _) -> trunkline_transport:choose(Wanted).
 
 invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, options = Options}) ->

@@ -35,6 +35,7 @@
          {lane_connections, gauge, "connections for batches to the peer"},
          {lane_by_distribution, gauge, "1 while batches whose connections broke go by distribution"},
          {lane_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
+         {far, gauge, "1 if the peer is far"},
          {round_trip, gauge, "us: the shortest between the links of late; 0 is not known"}]).
 
 -define(LANE_FIELDS,

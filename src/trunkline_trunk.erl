@@ -28,7 +28,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/4, extend/1, subscribe/1]).
+-export([start_link/4, extend/1, subscribe/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -49,6 +49,7 @@
         {name :: trunkline_wire:token() | pid(),       % at the dock
          kind :: connection | distribution,
          busy = false :: boolean(),
+         since = erlang:monotonic_time(millisecond) :: integer(),
          quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
 
 -record(trunk,
@@ -63,8 +64,8 @@
          carriers = #{} :: #{pid() => #carrier{}},
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          opening = [] :: [pid()],                      % carriers that are making a connection
-         %% When it makes sense to try a connection again (monotonic, ms), and how
-         %% long to wait if that fails too. `never': they are not wanted.
+         %% When a connection is tried again (monotonic, ms), and how long to wait if that
+         %% fails too. `never': they are not wanted.
          retry = now :: now | never | integer(),
          pause = ?PAUSE :: pos_integer(),
          waiting = none :: none | integer(),           % since when there is too much to send
@@ -80,6 +81,13 @@ start_link(Cargo, Node, Dock, {Options, Stats}) ->
 extend(Trunk) ->
     Trunk ! extend,
     ok.
+
+%% Of a trunk that has ended nothing should be seen in info/1.
+-spec ended(trunkline_stats:stats()) -> ok.
+ended(Stats) ->
+    lists:foreach(fun(Field) -> trunkline_stats:put(Stats, peer, Field, 0) end,
+                  [cell(What, Cargo) || Cargo <- [large, batches],
+                                                        What <- [connections, by_distribution, congestion_control]]).
 
 %% The calling lane gets `{trunk, Trunk, open | closed}', now and at every change.
 -spec subscribe(pid()) -> ok.
@@ -120,11 +128,11 @@ handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats 
     end;
 handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
     <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
-    trunkline_stats:put(Stats, peer, cell(congestion_control, S), Name),
+    trunkline_stats:put(Stats, peer, cell(congestion_control, S#trunk.cargo), Name),
     %% Nothing needs the distribution any more.
     S1 = maps:fold(fun(Other, #carrier{kind = distribution}, S0) -> retire(Other, S0);
                       (_, _, S0) -> S0
-                   end, S#trunk{opening = lists:delete(Pid, Opening), pause = ?PAUSE, retry = now}, Carriers),
+                   end, S#trunk{opening = lists:delete(Pid, Opening)}, Carriers),
     Carrier = #carrier{name = Token, kind = connection},
     S2 = show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}}),
     connections(S2) =:= 1 andalso tell_lanes(S2),
@@ -134,7 +142,7 @@ handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragm
              [Pid] ->
                  %% The connection is gone; the dock knows already.
                  exit(Pid, kill),
-                 without(show(S#trunk{carriers = maps:remove(Pid, Carriers)}));
+                 short_lived(maps:get(Pid, Carriers), without(show(S#trunk{carriers = maps:remove(Pid, Carriers)})));
              [] ->
                  S
          end,
@@ -155,10 +163,10 @@ handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, exte
     %% The next batch should find one.
     Kept = length([kept || Extended]),
     {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, lists:nthtail(min(Kept, map_size(Carriers)), maps:keys(Carriers)))};
-handle_info(extend, #trunk{extended = false} = S) ->
+handle_info(extend, S) ->
     {noreply, pump(S#trunk{extended = true})};
-handle_info({timeout, _, retry}, S) ->
-    {noreply, pump(S)};
+handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
+    {noreply, pump(S#trunk{retry = now})};
 handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
     Lane ! {trunk, self(), state(S)},
     {noreply, S#trunk{lanes = [Lane | Lanes]}};
@@ -253,13 +261,18 @@ open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeou
               #{congestion_control := auto} -> bbr;
               #{congestion_control := Name} -> Name
           end,
-    {Pid, _} = trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout, far => Far}),
+    IsFar = case trunkline_stats:get(S#trunk.stats, peer, round_trip) of
+                0 -> unknown;
+                _ -> is_far(S)
+            end,
+    {Pid, _} = trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout,
+                                               is_far => IsFar, far => Far}),
     S#trunk{opening = [Pid | S#trunk.opening]}.
 
 transport(#trunk{cargo = batches, options = #{lane_transport := Transport}}) -> Transport;
 transport(#trunk{cargo = large, options = #{bulk_transport := Transport}}) -> Transport.
 
-is_far(#trunk{stats = Stats}) -> trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
+is_far(#trunk{stats = Stats}) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
 %% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
 %% much less after a packet was lost: over a distance it takes several.
@@ -287,9 +300,7 @@ by_distribution(S) ->
     {Pid, _} = trunkline_carrier_dist:start(S#trunk.dock),
     give(Pid, show(S#trunk{carriers = #{Pid => #carrier{name = Pid, kind = distribution}}})).
 
-may_connect(#trunk{retry = now}) -> true;
-may_connect(#trunk{retry = never}) -> false;
-may_connect(#trunk{retry = Time}) -> erlang:monotonic_time(millisecond) >= Time.
+may_connect(#trunk{retry = Retry}) -> Retry =:= now.
 
 %% Nobody knows how many others try again after the same event: each waits a time of
 %% its own, and longer every time.
@@ -300,22 +311,39 @@ not_connected(Reason, #trunk{pause = Pause, node = Node, cargo = Cargo, carriers
                           large -> "large messages";
                           batches -> "batches"
                       end, Node, Reason, 20]),
-    Time = Pause div 2 + rand:uniform(Pause),
-    S#trunk.extended andalso erlang:start_timer(Time, self(), retry),
-    S#trunk{pause = min(?LONGEST_PAUSE, 2 * Pause),
-            retry = erlang:monotonic_time(millisecond) + Time}.
+    later(S).
 
-%% A carrier less.
+%% (Of several that fail at the same time only the first makes the pause longer.)
+later(#trunk{pause = Pause, retry = now} = S) ->
+    Retry = erlang:monotonic_time(millisecond) + Pause div 2 + rand:uniform(Pause),
+    _ = erlang:start_timer(Retry, self(), retry, [{abs, true}]),
+    S#trunk{retry = Retry, pause = min(?LONGEST_PAUSE, 2 * Pause)};
+later(S) ->
+    S.
+
+%% A carrier less. Without any, what waits is patient for a while from now on.
 without(S) ->
     connections(S) =:= 0 andalso tell_lanes(S),
-    S.
+    case map_size(S#trunk.carriers) of
+        0 -> S#trunk{waiting = none};
+        _ -> S
+    end.
 
 %% The carrier is not used any more. Until the dock has answered what has arrived
 %% by it, its fragments are neither under way nor waiting.
 retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
-    {#carrier{name = Name}, Carriers1} = maps:take(Pid, Carriers),
+    {#carrier{name = Name} = Carrier, Carriers1} = maps:take(Pid, Carriers),
     exit(Pid, kill),
-    without(show(S#trunk{carriers = Carriers1, retired = Retired#{Pid => Name}})).
+    short_lived(Carrier, without(show(S#trunk{carriers = Carriers1, retired = Retired#{Pid => Name}}))).
+
+%% Whatever ended it so soon may end the next one too.
+short_lived(#carrier{kind = connection, since = Since}, S) ->
+    case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
+        true -> later(S);
+        false -> S#trunk{pause = ?PAUSE}
+    end;
+short_lived(_, S) ->
+    S.
 
 %% Only when it is dead it has certainly sent nothing behind the question.
 retired(Pid, #trunk{retired = Retired, dock = Dock} = S) ->
@@ -347,16 +375,16 @@ stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
 %% For info/1.
 show(#trunk{carriers = Carriers, stats = Stats} = S) ->
     Kinds = [Kind || #carrier{kind = Kind} <- maps:values(Carriers)],
-    trunkline_stats:put(Stats, peer, cell(connections, S), length([K || connection = K <- Kinds])),
-    trunkline_stats:put(Stats, peer, cell(by_distribution, S), length([K || distribution = K <- Kinds])),
+    trunkline_stats:put(Stats, peer, cell(connections, S#trunk.cargo), length([K || connection = K <- Kinds])),
+    trunkline_stats:put(Stats, peer, cell(by_distribution, S#trunk.cargo), length([K || distribution = K <- Kinds])),
     S.
 
-cell(connections, #trunk{cargo = large}) -> bulk_connections;
-cell(connections, #trunk{cargo = batches}) -> lane_connections;
-cell(by_distribution, #trunk{cargo = large}) -> bulk_by_distribution;
-cell(by_distribution, #trunk{cargo = batches}) -> lane_by_distribution;
-cell(congestion_control, #trunk{cargo = large}) -> bulk_congestion_control;
-cell(congestion_control, #trunk{cargo = batches}) -> lane_congestion_control.
+cell(connections, large) -> bulk_connections;
+cell(connections, batches) -> lane_connections;
+cell(by_distribution, large) -> bulk_by_distribution;
+cell(by_distribution, batches) -> lane_by_distribution;
+cell(congestion_control, large) -> bulk_congestion_control;
+cell(congestion_control, batches) -> lane_congestion_control.
 
 %% No report has the users' data in it.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().

@@ -321,7 +321,7 @@ invited_by(Dock) ->
     Caller = self(),
     Keeper = spawn(fun() ->
                            Ref = make_ref(),
-                           Dock ! {invite, self(), Ref, auto, self()},
+                           Dock ! {invite, self(), Ref, {large, auto}, self()},
                            receive
                                {invitation, Ref, {ok, #{token := Token} = Invitation}} ->
                                    Caller ! {self(), Invitation},

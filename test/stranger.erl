@@ -89,7 +89,7 @@ invitation(Node) -> invitation(Node, auto).
 invitation(Node, Wanted) ->
     cluster:call(Node, fun() ->
                                Owner = spawn(fun() -> own([]) end),
-                               {ok, Invitation} = trunkline_listener:invite(Wanted, Owner),
+                               {ok, Invitation} = trunkline_listener:invite({large, Wanted}, Owner),
                                {Invitation, Owner}
                        end).
 

@@ -264,7 +264,7 @@ verify_fun_of_distribution(Config) ->
               cluster:stop_all([A, B])
       end, [InFile(fun ?MODULE:verify/3), AsArgument("{" ?MODULE_STRING ",verify,[]}")]).
 
-not_invited(Node) -> cluster:call(Node, fun() -> trunkline_listener:invite(auto, self()) end).
+not_invited(Node) -> cluster:call(Node, fun() -> trunkline_listener:invite({large, auto}, self()) end).
 
 verify(_, {bad_cert, _} = Reason, _) -> {fail, Reason};
 verify(_, {extension, _}, S) -> {unknown, S};
@@ -308,7 +308,7 @@ tcp_beside_tls(Config) ->
     exchange:await_connection(B, A),
     ?assertEqual([[tls], [tls]], [maps:keys(ports(N)) || N <- [A, B]]),
     %% Nor does a peer that asks for it.
-    ?assertEqual({error, plaintext_beside_tls}, cluster:call(B, fun() -> trunkline_listener:invite(tcp, self()) end)),
+    ?assertEqual({error, plaintext_beside_tls}, cluster:call(B, fun() -> trunkline_listener:invite({large, tcp}, self()) end)),
     cluster:stop_all([A, B]).
 
 %% A node on which Trunkline does not start with that option, and is not running.

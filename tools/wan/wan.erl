@@ -28,7 +28,7 @@
 %% the packets that were in the link at once, late the mean in us.
 -type stats() :: #{packets | bytes | full | lost | failed | most | late | cpu := non_neg_integer()}.
 
--record(state, {sites :: [site()], links = #{} :: #{link() => {port(), Device :: string()}}, epmds = [] :: [port()]}).
+-record(state, {sites :: [site()], links = #{} :: #{link() => {port(), Device :: string()}}}).
 
 %% A queue that is never full: 100,000 packets are 1.2 Gbit/s for a second.
 -define(LIMIT, 100_000).
@@ -93,11 +93,17 @@ init({Owner, Sites, Links}) ->
     _ = monitor(process, Owner),
     remove_stale(),
     Program = program(),
-    S = lists:foldl(fun open_site/2, #state{sites = Sites}, Sites),
-    {ok, lists:foldl(fun({Link, N}, S1) -> open_link(Program, Link, N, S1) end, S,
-                     lists:zip(Links, lists:seq(1, length(Links))))}.
+    try
+        S = lists:foldl(fun open_site/2, #state{sites = Sites}, Sites),
+        {ok, lists:foldl(fun({Link, N}, S1) -> open_link(Program, Link, N, S1) end, S,
+                         lists:zip(Links, lists:seq(1, length(Links))))}
+    catch
+        Class:Reason:Trace ->
+            lists:foreach(fun(Site) -> remove(namespace(Site)) end, Sites),
+            erlang:raise(Class, Reason, Trace)
+    end.
 
-open_site(Site, #state{sites = Sites, epmds = Epmds} = S) ->
+open_site(Site, #state{sites = Sites} = S) ->
     Name = namespace(Site),
     %% One that was opened before, by a process that has just ended, may not be gone yet.
     await(fun() -> string:find(os:cmd("ip netns list"), Name) =:= nomatch end),
@@ -106,11 +112,11 @@ open_site(Site, #state{sites = Sites, epmds = Epmds} = S) ->
     must("ip -n ~s address add ~s/32 dev lo", [Name, address(number(Site, Sites))]),
     %% What one measurement learns of the link is not for the next one.
     must("ip netns exec ~s sh -c 'echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save'", [Name]),
-    Epmd = open_port({spawn_executable, os:find_executable("ip")},
+    _ = open_port({spawn_executable, os:find_executable("ip")},
                      [{args, ["netns", "exec", Name, os:find_executable("epmd")]},
                       {env, [{"ERL_EPMD_ADDRESS", address(number(Site, Sites))}]}, stderr_to_stdout]),
     await(fun() -> nomatch =/= string:find(os:cmd("ip netns exec " ++ Name ++ " epmd -names 2>&1"), "up and running") end),
-    S#state{epmds = [Epmd | Epmds]}.
+    S.
 
 open_link(Program, {A, B} = Link, N, #state{sites = Sites, links = Links} = S) ->
     Device = "wan" ++ integer_to_list(N),
@@ -158,12 +164,9 @@ handle_cast(_, S) ->
 handle_info({'DOWN', _, process, _, _}, S) -> {stop, normal, S};
 handle_info(_, S) -> {noreply, S}.
 
-terminate(_, #state{sites = Sites, links = Links, epmds = Epmds}) ->
-    lists:foreach(fun({Port, _}) -> port_close(Port) end, maps:values(Links)),
-    lists:foreach(fun(Epmd) ->
-                          {os_pid, Pid} = erlang:port_info(Epmd, os_pid),
-                          os:cmd("kill " ++ integer_to_list(Pid))
-                  end, Epmds),
+%% (A program that has died has closed its port.)
+terminate(_, #state{sites = Sites, links = Links}) ->
+    lists:foreach(fun({Port, _}) -> catch port_close(Port) end, maps:values(Links)),
     lists:foreach(fun(Site) -> remove(namespace(Site)) end, Sites).
 
 tell(Port, Way, Setting, Value) ->
@@ -203,7 +206,9 @@ remove_stale() ->
 
 %% With the processes in it, which are all ours.
 remove(Name) ->
-    lists:foreach(fun(Pid) -> os:cmd("kill -KILL " ++ Pid) end, string:lexemes(os:cmd("ip netns pids " ++ Name), "\n")),
+    lists:foreach(fun(Pid) -> os:cmd("kill -KILL " ++ Pid) end,
+                  [Pid || Pid <- string:lexemes(os:cmd("ip netns pids " ++ Name ++ " 2>/dev/null"), "\n"),
+                          lists:all(fun(C) -> C >= $0 andalso C =< $9 end, Pid)]),
     os:cmd("ip netns del " ++ Name).
 
 must(Format, Args) ->
