@@ -93,22 +93,24 @@ cut(Carrier, Arrived, #fragments{given = Given} = F) ->
     case maps:take(Carrier, Given) of
         {{Before, Queue}, Given1} ->
             Missing = lists:nthtail(min(queue:len(Queue), max(0, Arrived - Before)), queue:to_list(Queue)),
+            F1 = lists:foldr(fun again/2, F#fragments{given = Given1}, Missing),
             %% Soon, and in the same order: somebody waits for them.
-            lists:foldr(fun again/2, F#fragments{given = Given1}, Missing);
+            Ids = lists:uniq([Id || {Id, _} <- Missing, is_idle(Id, F)]),
+            F1#fragments{turns = lists:foldr(fun queue:in_r/2, F1#fragments.turns, Ids)};
         error ->
             F
     end.
 
-again({Id, Range}, #fragments{parcels = Parcels, turns = Turns} = F) ->
+is_idle(Id, #fragments{parcels = Parcels}) ->
     case Parcels of
-        #{Id := #parcel{todo = Todo} = Parcel} ->
-            F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}},
-                        turns = case Todo of
-                                    [] -> queue:in_r(Id, Turns);
-                                    _ -> Turns
-                                end};
-        #{} ->
-            F
+        #{Id := #parcel{todo = Todo}} -> Todo =:= [];
+        #{} -> false
+    end.
+
+again({Id, Range}, #fragments{parcels = Parcels} = F) ->
+    case Parcels of
+        #{Id := #parcel{todo = Todo} = Parcel} -> F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}}};
+        #{} -> F
     end.
 
 %% The parcel has arrived, or nobody wants it any more.

@@ -256,7 +256,7 @@ by_hand(Offset, Segments) ->
 -record(known, {message :: {message, term()} | by_hand,
                 whole :: binary(), segments :: [binary()], sizes :: [pos_integer()],
                 sent = #{} :: #{Offset :: non_neg_integer() => Length :: pos_integer()},
-                ends :: [pos_integer()], since :: non_neg_integer()}).
+                ends :: [pos_integer()], since :: integer()}).
 -record(way, {name :: term(), under_way = [] :: [tuple()], arrived = 0 :: non_neg_integer()}).
 -record(model, {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
                 ways :: #{pos_integer() => #way{}}, known = #{} :: #{trunkline_fragments:id() => #known{}},
@@ -320,7 +320,8 @@ step({break, Slot}, #model{fragments = F, reassembly = R, ways = Ways, known = K
     F1 = trunkline_fragments:cut(Name, Arrived, F),
     F1 = trunkline_fragments:cut(Name, 0, F1),           % who says it again says nothing
     true = trunkline_reassembly:bytes(R) =:= lists:sum(maps:values(Bytes)),
-    M#model{fragments = F1, known = lists:foldl(fun(Entry, K) -> lost(Entry, Now, K) end, Known, Lost),
+    M#model{fragments = F1, known = lists:foldl(fun({I, Entry}, K) -> lost(Entry, I - 1000 * (Now + 1), K) end, Known,
+                                                   lists:zip(lists:seq(1, length(Lost)), Lost)),
             ways = Ways#{Slot := #way{name = {Slot, N + 1}}}};
 step({done, _}, #model{complete = []} = M) ->
     M;
@@ -362,12 +363,13 @@ segment_ends(Sizes) ->
     {Ends, _} = lists:mapfoldl(fun(Size, At) -> {At + Size, At + Size} end, 0, Sizes),
     Ends.
 
-lost({Id, _, Offset, Length, _}, Now, Known) ->
+%% Before all that are waiting, in the order in which they were sent.
+lost({Id, _, Offset, Length, _}, First, Known) ->
     case Known of
         #{Id := #known{sent = Sent, since = Since} = K} ->
             #{Offset := Length} = Sent,
             Known#{Id := K#known{sent = maps:remove(Offset, Sent),
-                                 since = case is_waiting(K) of true -> Since; false -> Now end}};
+                                 since = case is_waiting(K) of true -> Since; false -> First end}};
         #{} ->
             Known
     end.
