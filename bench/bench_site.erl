@@ -17,7 +17,7 @@
 
 -define(PAIRS, 8).
 -define(SERVERS, 8).
--define(LARGE_SENDERS, 4).
+-define(LARGE_SENDERS, 2).
 -define(CALL, 600_000).
 
 %% --- one way ------------------------------------------------------------------
@@ -41,8 +41,8 @@ send_small(V, To, N) ->
     send(V, To, {ping, N, 1}),
     send_small(V, To, N + 1).
 
-%% MB a second: binaries of so many bytes, from four processes to four others. The
-%% number of them makes the time; there are at least two for each.
+%% MB a second: binaries of so many bytes, from two processes to two others, so many
+%% from each: their number makes the time.
 -spec large(variant(), node(), pos_integer(), Each :: pos_integer()) -> float().
 large(Variant, Node, Bytes, Each) ->
     {Counter, Receivers} = start_counting(?LARGE_SENDERS, Node),

@@ -86,8 +86,7 @@ extend(Trunk) ->
 -spec ended(trunkline_stats:stats()) -> ok.
 ended(Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, peer, Field, 0) end,
-                  [cell(What, Cargo) || Cargo <- [large, batches],
-                                                        What <- [connections, by_distribution, congestion_control]]).
+                  [cell(What, Cargo) || Cargo <- [large, batches], What <- [connections, by_distribution, congestion_control]]).
 
 %% The calling lane gets `{trunk, Trunk, open | closed}', now and at every change.
 -spec subscribe(pid()) -> ok.
@@ -311,14 +310,14 @@ not_connected(Reason, #trunk{pause = Pause, node = Node, cargo = Cargo, carriers
                           large -> "large messages";
                           batches -> "batches"
                       end, Node, Reason, 20]),
-    later(S).
+    later(Pause, min(?LONGEST_PAUSE, 2 * Pause), S).
 
 %% (Of several that fail at the same time only the first makes the pause longer.)
-later(#trunk{pause = Pause, retry = now} = S) ->
+later(Pause, Next, #trunk{retry = now} = S) ->
     Retry = erlang:monotonic_time(millisecond) + Pause div 2 + rand:uniform(Pause),
     _ = erlang:start_timer(Retry, self(), retry, [{abs, true}]),
-    S#trunk{retry = Retry, pause = min(?LONGEST_PAUSE, 2 * Pause)};
-later(S) ->
+    S#trunk{retry = Retry, pause = Next};
+later(_, _, S) ->
     S.
 
 %% A carrier less. Without any, what waits is patient for a while from now on.
@@ -339,7 +338,7 @@ retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
 %% Whatever ended it so soon may end the next one too.
 short_lived(#carrier{kind = connection, since = Since}, S) ->
     case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
-        true -> later(S);
+        true -> later(?PAUSE, S#trunk.pause, S);
         false -> S#trunk{pause = ?PAUSE}
     end;
 short_lived(_, S) ->
