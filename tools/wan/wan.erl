@@ -14,7 +14,7 @@
 -module(wan).
 -behaviour(gen_server).
 
--export([possible/0, open/2, close/1, set/3, set/4, congestion_control/2, stats/2, run/3, start_node/4]).
+-export([possible/0, open/2, close/1, set/3, set/4, congestion_control/2, stats/2, run/3, start_node/4, address/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([site/0, link/0, setting/0, stats/0]).
@@ -84,6 +84,7 @@ start_node(Wan, Site, Name, Args) ->
     {Peer, Node, peer:call(Peer, os, getpid, [])}.
 
 %% Of the site with this number.
+-spec address(pos_integer()) -> string().
 address(N) -> "10.77.0." ++ integer_to_list(N).
 
 %% --- the process -------------------------------------------------------------
