@@ -10,7 +10,7 @@
 -module(bench).
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/1, log_briefly/0]).
+-export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
 -export_type([variant/0, result/0, target/0]).
@@ -147,11 +147,11 @@ delay_send(Node, Delay) ->
 %% binaries of the one before.
 -spec collect_garbage([node()]) -> ok.
 collect_garbage(Nodes) ->
-    lists:foreach(
-      fun(Node) ->
-              Processes = erpc:call(Node, erlang, processes, []),
-              lists:foreach(fun(P) -> erpc:call(Node, erlang, garbage_collect, [P]) end, Processes)
-      end, Nodes).
+    lists:foreach(fun(Node) -> erpc:call(Node, ?MODULE, collect_garbage, []) end, Nodes).
+
+-spec collect_garbage() -> ok.
+collect_garbage() ->
+    lists:foreach(fun erlang:garbage_collect/1, processes()).
 
 %% --- figures ------------------------------------------------------------------
 

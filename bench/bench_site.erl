@@ -215,7 +215,8 @@ configure(Env) ->
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end, application:get_all_env(trunkline)),
     lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
     {ok, _} = application:ensure_all_started(trunkline),
-    bench:log_briefly().
+    %% Not that the other side's stop has cost something.
+    logger:set_primary_config(level, error).
 
 -spec disconnect(node()) -> ok.
 disconnect(Node) ->
