@@ -110,7 +110,7 @@ once(Variant, {RoundTrip, Loss} = Link, Work, {Wan, A, _, NodeB} = Sites) ->
                  small -> site(A, small, [Variant, node_of(Variant, A, NodeB), Times]);
                  {calls, N} -> site(A, calls, [Variant, node_of(Variant, A, NodeB), N, Times]);
                  large -> site(A, large, [Variant, NodeB, ?LARGE, pieces(Variant, Loss)]);
-                 {open_loop, Rate} -> site(A, open_loop, [Variant, NodeB, Rate, {1000, 3000}])
+                 {open_loop, Rate} -> site(A, open_loop, [Variant, NodeB, Rate, {2000, 3000}])
              end,
     Time = erlang:monotonic_time(microsecond) - Start,
     Stats = wan:stats(Wan, ?LINK),

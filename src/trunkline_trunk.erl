@@ -43,6 +43,10 @@
 %% have nothing to do.
 -define(BATCHES, 65536).
 
+%% Bytes of a large message that a connection to a far peer gets at once: the message
+%% should use all of them.
+-define(SHARE, 262144).
+
 -type cargo() :: batches | large.
 
 -record(carrier,
@@ -190,8 +194,10 @@ pump(#trunk{carriers = Carriers} = S) ->
 
 give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     #{Pid := #carrier{name = Name, kind = Kind, quantum = Quantum} = Carrier} = Carriers,
+    IsFar = is_far(S),
     Bytes = case Kind of
                 connection when S#trunk.cargo =:= batches -> ?BATCHES;
+                connection when IsFar -> min(?SHARE, trunkline_quantum:bytes(Quantum));
                 connection -> trunkline_quantum:bytes(Quantum);
                 distribution -> trunkline_courtesy:fragment_bytes()
             end,
