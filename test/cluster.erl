@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0, lane_transport/0]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0, by_module/1]).
 
 -define(DEADLINE, 20_000).
 
@@ -132,6 +132,12 @@ kill({_, _, OsPid}) -> signal("KILL", OsPid).
 signal(Signal, OsPid) ->
     _ = os:cmd("kill -" ++ Signal ++ " " ++ OsPid),
     ok.
+
+%% Processes that run this module's code. Runs at the node.
+by_module(Module) ->
+    [Pid || Pid <- processes(),
+            {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
+            lists:keymember(Module, 1, Stack)].
 
 %% Polls until Done answers true, and returns; fails with what it answered last.
 await(Done) -> await(Done, ?DEADLINE).

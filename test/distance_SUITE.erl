@@ -210,11 +210,7 @@ connections_break(_) ->
 
 %% Kills all processes that run this module, and answers them.
 break(Node, Module) ->
-    cluster:call(Node, fun() ->
-                               [begin exit(P, kill), P end
-                                || P <- processes(), {current_stacktrace, Trace} <- [process_info(P, current_stacktrace)],
-                                   lists:keymember(Module, 1, Trace)]
-                       end).
+    cluster:call(Node, fun() -> [begin exit(P, kill), P end || P <- cluster:by_module(Module)] end).
 
 %% With the trunk the link goes. What its lanes held is counted, the next link goes on.
 trunk_killed(_) ->
@@ -396,42 +392,11 @@ large(A, B) ->
 
 load(A, B) -> load(A, B, 50).
 
-%% Streams of messages of so many bytes to three processes.
 load(A, B, Bytes) ->
-    Pids = cluster:call(B, traffic, start_watchers, [3]),
-    Streams = [begin
-                   To = lists:nth(Id rem 3 + 1, Pids),
-                   {Id, To, cluster:call(A, traffic, stream, [To, Id, Bytes])}
-               end || Id <- lists:seq(1, 6)],
-    Load = {Pids, Streams},
+    Load = streams:start(A, B, Bytes),
     flowing(Load, B),
     Load.
 
-%% Every stream makes progress.
-flowing({Pids, _} = Load, B) ->
-    Before = summaries(Pids, B),
-    cluster:await(fun() ->
-                          Now = summaries(Pids, B),
-                          case [Id || {Id, _, _} <- element(2, Load), last(Id, Now) =< last(Id, Before) + 20] of
-                              [] -> true;
-                              Slow -> {slow, Slow}
-                          end
-                  end, ?LONG).
+flowing(Load, B) -> streams:flowing(Load, B, ?LONG).
 
-summaries(Pids, B) -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, traffic, summary, [P]) || P <- Pids]).
-
-last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
-
-%% Stops the streams; answers how many messages are missing. What came, came in order.
-finish({_, Streams}, A, B) ->
-    lists:sum(
-      [begin
-           N = cluster:call(A, traffic, stop_stream, [Stream]),
-           cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
-                                      #{Id := {N, _, _}} -> true;
-                                      #{Id := Other} -> {Id, N, Other}
-                                  end end, ?LONG),
-           #{Id := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [To]),
-           ?assertEqual({Id, []}, {Id, Odd}),
-           N - Arrived
-       end || {Id, To, Stream} <- Streams]).
+finish(Load, A, B) -> streams:finish(Load, A, B, ?LONG).

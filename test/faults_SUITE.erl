@@ -10,6 +10,8 @@
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1]).
 -export([fake_links/1, install_log/0, log/2, logged/0]).
 
+-define(DEADLINE, 20_000).
+
 suite() -> [{timetrap, {minutes, 4}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
@@ -420,37 +422,10 @@ called_while_holding(_) ->
 %% --- load: streams from A to B -----------------------------------------------------
 
 load(A, B) ->
-    Pids = cluster:call(B, traffic, start_watchers, [3]),
-    Streams = [begin
-                   To = lists:nth(Id rem 3 + 1, Pids),
-                   {Id, To, cluster:call(A, traffic, stream, [To, Id, 50])}
-               end || Id <- lists:seq(1, 6)],
-    Load = {Pids, Streams},
+    Load = streams:start(A, B, 50),
     flowing(Load, B),
     Load.
 
-%% Every stream makes progress.
-flowing({Pids, Streams}, B) ->
-    Last = fun() -> maps:from_list(lists:append([maps:to_list(cluster:call(B, traffic, summary, [P])) || P <- Pids])) end,
-    Before = Last(),
-    cluster:await(fun() ->
-                          Now = Last(),
-                          Slow = [Id || {Id, _, _} <- Streams,
-                                        element(1, maps:get(Id, Now, {0, 0, []})) =< element(1, maps:get(Id, Before, {0, 0, []})) + 20],
-                          case Slow of [] -> true; _ -> {slow, Slow} end
-                  end).
+flowing(Load, B) -> streams:flowing(Load, B, ?DEADLINE).
 
-%% Stops the streams; answers how many messages are missing. What came, came in
-%% order.
-finish({_, Streams}, A, B) ->
-    lists:sum(
-      [begin
-           N = cluster:call(A, traffic, stop_stream, [Stream]),
-           cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
-                                      #{Id := {N, _, _}} -> true;
-                                      #{Id := Other} -> {Id, N, Other}
-                                  end end),
-           #{Id := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [To]),
-           ?assertEqual({Id, []}, {Id, Odd}),
-           N - Arrived
-       end || {Id, To, Stream} <- Streams]).
+finish(Load, A, B) -> streams:finish(Load, A, B, ?DEADLINE).

@@ -12,7 +12,7 @@
          killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1, distribution_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
          stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1, older_peer/1]).
--export([find/2, by_module/1, log/2]).
+-export([find/2, log/2]).
 
 suite() -> [{timetrap, {minutes, 4}}].
 
@@ -512,7 +512,7 @@ carriers_killed(Env, Victims, Times) ->
 kill_carrier(socket, A, B) ->
     {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_receiver}]),
     cluster:call(At, fun() ->
-        length([catch port_close(Port) || Pid <- by_module(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
+        length([catch port_close(Port) || Pid <- cluster:by_module(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
     end);
 kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
 kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier);
@@ -525,16 +525,10 @@ kill_all(At, Module) ->
 await_one(_, 0) ->
     [];
 await_one(Module, N) ->
-    case by_module(Module) of
+    case cluster:by_module(Module) of
         [] -> receive after 5 -> await_one(Module, N - 1) end;
         Pids -> receive after rand:uniform(20) -> Pids end
     end.
-
-%% Processes that run this module's code. Runs at a node.
-by_module(Module) ->
-    [Pid || Pid <- processes(),
-            {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
-            lists:keymember(Module, 1, Stack)].
 
 %% Everything else that large messages depend on. What is missing has been counted,
 %% at one of the two nodes.
@@ -614,7 +608,7 @@ link_killed_while_opening(_) ->
               cluster:await_up(A, B),
               ok = cluster:call(A, fun() -> [Sender ! 10 || _ <- lists:seq(1, 10)], ok end),
               cluster:await(fun() -> lists:member({Id, 11}, cluster:call(B, freight, received, [To])) end, ?LONG),
-              cluster:await(fun() -> cluster:call(B, ?MODULE, by_module, [trunkline_opener]) =:= [] end, ?LONG),
+              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_opener]) =:= [] end, ?LONG),
               Got = [N || {I, N} <- cluster:call(B, freight, received, [To]), I =:= Id],
               ?assertEqual(lists:seq(2, 11), Got -- [1]),
               ?assertEqual(lists:sort(Got), Got)
@@ -622,7 +616,7 @@ link_killed_while_opening(_) ->
     cluster:stop_all([A, B]).
 
 await_opener() ->
-    case by_module(trunkline_opener) of
+    case cluster:by_module(trunkline_opener) of
         [] -> await_opener();
         Pids -> Pids
     end.
@@ -887,7 +881,7 @@ idle_connection(_) ->
               [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, 200_000} || _ <- lists:seq(1, 20)]}]]),
               await_received(B, To, Id, 20),
               cluster:await(fun() -> counter(A, B, bulk_connections) =:= 0 orelse {open, counter(A, B, bulk_connections)} end, 10_000),
-              cluster:await(fun() -> cluster:call(B, ?MODULE, by_module, [trunkline_receiver]) =:= [] end)
+              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_receiver]) =:= [] end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 

@@ -174,12 +174,10 @@ await_lane_connection(A, B) ->
 %% Runs at a node; answers how many there were. (The socket of a TLS connection is
 %% not its process's own.)
 break(Module, What) ->
-    Pids = [Pid || Pid <- processes(), {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
-                   lists:keymember(Module, 1, Stack)],
     length([case [Port || Port <- Links, is_port(Port)] of
                 [Port] when What =:= socket -> catch port_close(Port);
                 _ -> exit(Pid, kill)
-            end || Pid <- Pids, {links, Links} <- [process_info(Pid, links)]]).
+            end || Pid <- cluster:by_module(Module), {links, Links} <- [process_info(Pid, links)]]).
 
 breaks(_, _, 0) ->
     ok;
