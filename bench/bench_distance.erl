@@ -89,17 +89,12 @@ variants(_, _) -> [stock, tuned, trunkline].
 %% --- one measurement ------------------------------------------------------------
 
 measure(Link, Work, Sites) ->
-    Measured = in_turn([{V, fun() -> once(V, Link, Work, Sites) end} || V <- variants(Link, Work)]),
+    Measured = bench:all_in_turn([{V, fun() -> once(V, Link, Work, Sites) end} || V <- variants(Link, Work)]),
     Unit = unit(Work),
     Values = [{V, [R || {R, _} <- Rs]} || {V, Rs} <- Measured],
     bench:table(Unit, [stock | [tuned || lists:keymember(tuned, 1, Values)]], {name(Link, Work), Values}),
     emulator([Stats || {_, Rs} <- Measured, {_, Stats} <- Rs]),
     #{Unit => Values}.
-
-%% Each is warm from its own first seconds: there is no round that does not count.
-in_turn(Variants) ->
-    Measured = [{V, F()} || _ <- lists:seq(1, bench:rounds()), {V, F} <- Variants],
-    [{V, [R || {V1, R} <- Measured, V1 =:= V]} || {V, _} <- Variants].
 
 once(Variant, {RoundTrip, Loss} = Link, Work, {Wan, A, _, NodeB} = Sites) ->
     prepare(Variant, Link, Sites),
@@ -156,11 +151,10 @@ emulator(All) ->
 open_loop(Link, Results, Sites) ->
     {_, #{"messages/s" := Capacities}} = lists:keyfind({Link, small}, 1, Results),
     Variants = [V || V <- [stock, tuned, trunkline], lists:keymember(V, 1, Capacities)],
-    Measured = in_turn([{V, fun() ->
-                                    Rate = round(bench:median(proplists:get_value(V, Capacities)) / 2),
-                                    {Late, Stats} = once(V, Link, {open_loop, Rate}, Sites),
-                                    {Late, Stats}
-                            end} || V <- Variants]),
+    Measured = bench:all_in_turn([{V, fun() ->
+                                              Rate = round(bench:median(proplists:get_value(V, Capacities)) / 2),
+                                              once(V, Link, {open_loop, Rate}, Sites)
+                                      end} || V <- Variants]),
     Figures = maps:from_list([{Unit, [{V, [lists:nth(I, Late) || {Late, _} <- Rs]} || {V, Rs} <- Measured]}
                               || {I, Unit} <- [{1, "us p50"}, {2, "us p99"}, {3, "us p99.9"}, {4, "us longest"}]]),
     bench:say("~nhalf of each variant's capacity, ~s", [link_name(Link)]),
