@@ -39,7 +39,7 @@
 connect_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}].
 
 -spec listen_options() -> [gen_tcp:listen_option()].
-listen_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}, {reuseaddr, true}].
+listen_options() -> [{reuseaddr, true} | connect_options()].
 
 %% Of a socket that is connected: a route's own congestion control overrides what
 %% was set before.

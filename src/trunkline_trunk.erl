@@ -194,11 +194,9 @@ pump(#trunk{carriers = Carriers} = S) ->
 
 give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     #{Pid := #carrier{name = Name, kind = Kind, quantum = Quantum} = Carrier} = Carriers,
-    IsFar = is_far(S),
     Bytes = case Kind of
                 connection when S#trunk.cargo =:= batches -> ?BATCHES;
-                connection when IsFar -> min(?SHARE, trunkline_quantum:bytes(Quantum));
-                connection -> trunkline_quantum:bytes(Quantum);
+                connection -> min(share(S), trunkline_quantum:bytes(Quantum));
                 distribution -> trunkline_courtesy:fragment_bytes()
             end,
     case gather(Name, Bytes, Bytes, Fragments, []) of
@@ -207,6 +205,12 @@ give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
         {Some, Fragments1} ->
             ok = trunkline_carrier:send(Pid, Some),
             S#trunk{fragments = Fragments1, carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
+    end.
+
+share(S) ->
+    case is_far(S) of
+        true -> ?SHARE;
+        false -> infinity                    % larger than any number
     end.
 
 %% One fragment, or as many small ones as make one.
