@@ -324,7 +324,9 @@ acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
         {later, Window} -> timer(ack, S#inlet{window = Window})
     end.
 
-ack(Ack, Charge, #inlet{lane = Lane, next = Next} = S) ->
+%% When all that a lane has sent is acknowledged, it knows of all large messages too.
+ack(Ack, Charge, S0) ->
+    #inlet{lane = Lane, next = Next} = S = tell(S0),
     _ = erlang:send(Lane, {ack, Ack, self(), Charge, Next - 1}, [noconnect]),
     S.
 
@@ -338,7 +340,7 @@ timer(_, S) ->
     S.
 
 timeout(ack, S0) ->
-    S = tell(S0),
+    S = tell(S0),              % also if there is nothing to acknowledge
     case trunkline_window:flush(S#inlet.window) of
         {ack, Charge, Window} ->
             ack(later, Charge, S#inlet{window = Window, ack_timer = false});

@@ -30,6 +30,8 @@
 
 -record(room,
         {lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+         %% What was counted of large messages at the last look, if nothing else was there.
+         rest = none :: none | integer(),
          session = #{} :: #{reference() => []}}).
 -opaque room() :: #room{}.
 
@@ -107,10 +109,8 @@ release(_, _, R) ->
 -spec recheck(trunkline_route:route() | none, room()) -> room().
 recheck(none, R) ->
     R;
-recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
-    Bulk = trunkline_route:bulk_ix(Route),
-    is_map_key(Bulk, Lanes) andalso is_idle(Route)
-        andalso trunkline_gate:leave(Gate, Bulk, trunkline_gate:level(Gate, Bulk)),
+recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
+    R = mend(Route, R0),
     lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
                         case trunkline_gate:path(Gate) =:= lanes
                             andalso trunkline_gate:level(Gate, Ix) =< 0 of
@@ -121,9 +121,24 @@ recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R) ->
                         R1
                 end, R, maps:keys(Lanes)).
 
-%% Nothing is in the lanes, nor under way. What is still counted of large messages
-%% then has been left behind by a sender that was killed between the gate and the
-%% lane (for the lanes' own levels see trunkline_lane).
+%% What is counted of large messages, twice the same, while nothing is in the lanes nor
+%% under way, has been left behind by a sender that was killed between the gate and the
+%% lane (for the lanes' own levels see trunkline_lane). Twice, since a sender may be
+%% just there. Should it be there for so long, the level goes below zero, and is mended
+%% in the same way.
+mend(#route{gate = Gate} = Route, #room{lanes = Lanes, rest = Rest} = R) ->
+    Bulk = trunkline_route:bulk_ix(Route),
+    Level = trunkline_gate:level(Gate, Bulk),
+    case is_map_key(Bulk, Lanes) andalso Level =/= 0 andalso is_idle(Route) of
+        true when Level =:= Rest ->
+            _ = trunkline_gate:leave(Gate, Bulk, Level),
+            R#room{rest = none};
+        true ->
+            R#room{rest = Level};
+        false ->
+            R#room{rest = none}
+    end.
+
 is_idle(#route{stats = Stats} = Route) ->
     lists:all(fun({Ix, Level}) ->
                       Level =:= 0 andalso trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) =:= 0

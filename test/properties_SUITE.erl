@@ -2,11 +2,12 @@
 -module(properties_SUITE).
 
 -include_lib("proper/include/proper.hrl").
+-include("../src/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, waiters/1, backlog/1, pace/1, handshake/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1]).
 
-all() -> [gate, gate_shared, window, window_link, distance, waiters, backlog, pace, handshake].
+all() -> [gate, gate_shared, window, window_link, distance, waiters, rests, backlog, pace, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -321,6 +322,56 @@ run_waiters([{release, Room} | Commands], W, Waiting, Released, N) ->
         andalso (Go =:= [] orelse lists:nth(2, Sums) < Room)
         andalso (Stay =:= [] orelse hd(Sums) >= Room)
         andalso run_waiters(Commands, W1, Stay, Out ++ Released, N).
+
+%% --- room: what a killed sender has left behind of a large message --------------------
+
+rests(_) -> check(prop_rests()).
+
+%% Large messages come and go while somebody waits. One that is there for less than two
+%% looks, or while anything is in a lane or under way, stays counted; what stays on is
+%% not, in the end.
+prop_rests() ->
+    ?FORALL({Rest, Steps}, {range(0, 100), list(oneof([message, look, lane, in_flight]))},
+            begin
+                Gate = trunkline_gate:new(1),
+                Stats = trunkline_stats:new(1),
+                Route = #route{link = self(), lanes = {self()}, aliases = {make_ref()}, gate = Gate, stats = Stats,
+                               limit = trunkline_gate:limit(100), large = 0, bulk_limit = trunkline_gate:limit(100)},
+                ok = trunkline_route:set_path(lanes, Route),
+                Bulk = trunkline_route:bulk_ix(Route),
+                ok = trunkline_gate:force(Gate, Bulk, Rest),
+                Look = fun(Room) ->
+                               Waiting = trunkline_room:add(make_ref(), {room, Bulk, 1, new}, Room),
+                               trunkline_room:recheck(Route, Waiting)
+                       end,
+                Step = fun({Charge, message}, Room) ->
+                               Before = trunkline_gate:level(Gate, Bulk),
+                               ok = trunkline_gate:force(Gate, Bulk, Charge),
+                               Room1 = Look(Room),
+                               true = trunkline_gate:level(Gate, Bulk) =:= Before + Charge,
+                               _ = trunkline_gate:leave(Gate, Bulk, Charge),
+                               Room1;
+                          ({_, lane}, Room) ->
+                               Before = trunkline_gate:level(Gate, Bulk),
+                               ok = trunkline_gate:force(Gate, 1, 1),
+                               Room1 = Look(Look(Look(Room))),
+                               true = trunkline_gate:level(Gate, Bulk) =:= Before,
+                               _ = trunkline_gate:leave(Gate, 1, 1),
+                               Room1;
+                          ({_, in_flight}, Room) ->
+                               Before = trunkline_gate:level(Gate, Bulk),
+                               trunkline_stats:put(Stats, {lane, 1}, in_flight_messages, 1),
+                               Room1 = Look(Look(Look(Room))),
+                               true = trunkline_gate:level(Gate, Bulk) =:= Before,
+                               trunkline_stats:put(Stats, {lane, 1}, in_flight_messages, 0),
+                               Room1;
+                          ({_, look}, Room) ->
+                               Look(Room)
+                       end,
+                Room = lists:foldl(Step, trunkline_room:new(), lists:zip(lists:seq(1, length(Steps)), Steps)),
+                _ = Look(Look(Room)),
+                trunkline_gate:level(Gate, Bulk) =:= 0
+            end).
 
 %% --- backlog: a queue that is cut into batches ----------------------------------------
 
