@@ -225,6 +225,7 @@ name(tuned) -> "!, delay_send";
 name(qr) -> "qr (100 messages, 200 ms)";
 name(trunkline) -> "Trunkline";
 name(trunkline_tcp) -> "Trunkline, lanes on tcp";
+name(trunkline_next_door) -> "Trunkline, next door";
 name(trunkline_cubic) -> "Trunkline, without BBR";
 name(stock_bbr) -> "!, BBR by route";
 name(Other) -> atom_to_list(Other).

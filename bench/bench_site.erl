@@ -10,8 +10,7 @@
 -export([small/3, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1, settle/1]).
 -export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
 
-%% All but the last three send with `!'.
--type variant() :: same | stock | tuned | stock_bbr | trunkline | trunkline_tcp | trunkline_cubic.
+-type how() :: '!' | trunkline.
 %% ms that do not count, and ms that do
 -type times() :: {Warm :: non_neg_integer(), Time :: pos_integer()}.
 
@@ -23,52 +22,52 @@
 %% --- one way ------------------------------------------------------------------
 
 %% Messages a second: {ping, N, 1} from eight processes to eight others.
--spec small(variant(), node(), times()) -> float().
-small(Variant, Node, Times) ->
+-spec small(how(), node(), times()) -> float().
+small(How, Node, Times) ->
     {Counter, Receivers} = start_counting(?PAIRS, Node),
-    Senders = [spawn_link(fun() -> send_small(Variant, R, 1) end) || R <- Receivers],
+    Senders = [spawn_link(fun() -> send_small(How, R, 1) end) || R <- Receivers],
     Rate = count(Counter, Times),
-    stop(Variant, Senders, Counter),
+    stop(How, Senders, Counter),
     Rate.
 
 %% It looks for the end now and then: a receive for each message would cost as much as
 %% the message.
-send_small(V, To, N) when N rem 256 =:= 0 ->
+send_small(How, To, N) when N rem 256 =:= 0 ->
     receive {stop, From} -> From ! {stopped, self()}
-    after 0 -> send(V, To, {ping, N, 1}), send_small(V, To, N + 1)
+    after 0 -> send(How, To, {ping, N, 1}), send_small(How, To, N + 1)
     end;
-send_small(V, To, N) ->
-    send(V, To, {ping, N, 1}),
-    send_small(V, To, N + 1).
+send_small(How, To, N) ->
+    send(How, To, {ping, N, 1}),
+    send_small(How, To, N + 1).
 
 %% MB a second: binaries of so many bytes, from two processes to two others, so many
 %% from each: their number makes the time.
--spec large(variant(), node(), pos_integer(), Each :: pos_integer()) -> float().
-large(Variant, Node, Bytes, Each) ->
+-spec large(how(), node(), pos_integer(), Each :: pos_integer()) -> float().
+large(How, Node, Bytes, Each) ->
     {Counter, Receivers} = start_counting(?LARGE_SENDERS, Node),
     Binary = binary:copy(<<"x">>, Bytes),
     Start = erlang:monotonic_time(microsecond),
     Senders = [spawn_link(fun() ->
-                                  _ = [send(Variant, R, Binary) || _ <- lists:seq(1, Each)],
+                                  _ = [send(How, R, Binary) || _ <- lists:seq(1, Each)],
                                   receive {stop, From} -> From ! {stopped, self()} end
                           end) || R <- Receivers],
     Counter ! {await, self(), ?LARGE_SENDERS * Each},
     receive {all, Counter} -> ok end,
     Time = erlang:monotonic_time(microsecond) - Start,
-    stop(Variant, Senders, Counter),
+    stop(How, Senders, Counter),
     ?LARGE_SENDERS * Each * Bytes / Time.
 
-send(V, To, Message) when V =:= trunkline; V =:= trunkline_tcp; V =:= trunkline_cubic ->
+send(trunkline, To, Message) ->
     _ = trunkline:send(To, Message),
     ok;
-send(_, To, Message) ->
+send('!', To, Message) ->
     _ = erlang:send(To, Message),
     ok.
 
-stop(Variant, Senders, Counter) ->
+stop(How, Senders, Counter) ->
     _ = [S ! {stop, self()} || S <- Senders],
     _ = [receive {stopped, S} -> unlink(S) end || S <- Senders],
-    send(Variant, Counter, {stop, self()}),
+    send(How, Counter, {stop, self()}),
     receive {stopped, Counter} -> ok end.
 
 %% A process at the node that knows how much its receivers have got.
@@ -117,11 +116,11 @@ count(Counter, Times) ->
 %% --- calls ---------------------------------------------------------------------
 
 %% Calls a second to eight servers, with so many outstanding.
--spec calls(variant(), node(), Callers :: pos_integer(), times()) -> float().
-calls(Variant, Node, Callers, {Warm, Time}) ->
+-spec calls(how(), node(), Callers :: pos_integer(), times()) -> float().
+calls(How, Node, Callers, {Warm, Time}) ->
     Servers = [erpc:call(Node, ?MODULE, start_server, []) || _ <- lists:seq(1, ?SERVERS)],
     Count = counters:new(1, [write_concurrency]),
-    Pids = [spawn_monitor(fun() -> caller(Variant, lists:nth(I rem ?SERVERS + 1, Servers), Count) end)
+    Pids = [spawn_monitor(fun() -> caller(How, lists:nth(I rem ?SERVERS + 1, Servers), Count) end)
             || I <- lists:seq(1, Callers)],
     timer:sleep(Warm),
     T0 = erlang:monotonic_time(microsecond),
@@ -135,13 +134,13 @@ calls(Variant, Node, Callers, {Warm, Time}) ->
     _ = [exit(S, kill) || S <- Servers],
     Rate.
 
-caller(Variant, Server, Count) ->
-    ok = case Variant of
+caller(How, Server, Count) ->
+    ok = case How of
              trunkline -> trunkline:call(Server, echo, ?CALL);
              _ -> gen_server:call(Server, echo, ?CALL)
          end,
     counters:add(Count, 1, 1),
-    counters:get(Count, 1) >= 0 andalso caller(Variant, Server, Count).
+    counters:get(Count, 1) >= 0 andalso caller(How, Server, Count).
 
 start_server() ->
     {ok, Pid} = gen_server:start(?MODULE, [], []),
@@ -156,13 +155,13 @@ handle_cast(_, S) -> {noreply, S}.
 %% So many messages a second are due, whether the ones before have gone or not; how
 %% many us after that each arrived: [p50, p99, p99.9, longest]. Both nodes read the
 %% clock of the same machine.
--spec open_loop(variant(), node(), Rate :: pos_integer(), times()) -> [number()].
-open_loop(Variant, Node, Rate, {Warm, Time}) ->
+-spec open_loop(how(), node(), Rate :: pos_integer(), times()) -> [number()].
+open_loop(How, Node, Rate, {Warm, Time}) ->
     Self = self(),
     Each = Rate div ?PAIRS,
     Receivers = [spawn(Node, fun() -> late(Self, #{}) end) || _ <- lists:seq(1, ?PAIRS)],
     Start = os:system_time(microsecond) + 20_000,
-    Senders = [spawn_link(fun() -> due(Variant, R, Start, 0, Each, Each * (Warm + Time) div 1000, Warm * 1000) end)
+    Senders = [spawn_link(fun() -> due(How, R, Start, 0, Each, Each * (Warm + Time) div 1000, Warm * 1000) end)
                || R <- Receivers],
     Late = lists:foldl(fun(R, Sum) -> receive {late, R, L} -> maps:merge_with(fun(_, A, B) -> A + B end, Sum, L) end end,
                        #{}, Receivers),
@@ -172,23 +171,23 @@ open_loop(Variant, Node, Rate, {Warm, Time}) ->
     [quantile(Total * Q, Sorted) || Q <- [0.5, 0.99, 0.999]] ++ [element(1, lists:last(Sorted))].
 
 %% A message that is due is sent; then the process looks at the clock again.
-due(Variant, To, Start, N, Each, Last, Warm) ->
+due(How, To, Start, N, Each, Last, Warm) ->
     Elapsed = os:system_time(microsecond) - Start,
     Now = min(Last, Elapsed * Each div 1_000_000),
-    send_due(Variant, To, Start, N, Now, Each, Warm),
+    send_due(How, To, Start, N, Now, Each, Warm),
     case Now < Last of
-        true -> timer:sleep(1), due(Variant, To, Start, max(N, Now), Each, Last, Warm);
-        false -> send(Variant, To, last)
+        true -> timer:sleep(1), due(How, To, Start, max(N, Now), Each, Last, Warm);
+        false -> send(How, To, last)
     end.
 
 %% One in sixteen is looked at: to look costs more than the message.
-send_due(Variant, To, Start, N, Now, Each, Warm) when N < Now ->
+send_due(How, To, Start, N, Now, Each, Warm) when N < Now ->
     case N band 15 of
         0 -> After = N * 1_000_000 div Each,
-             send(Variant, To, {due, Start + After, After >= Warm});
-        _ -> send(Variant, To, {ping, N, 1})
+             send(How, To, {due, Start + After, After >= Warm});
+        _ -> send(How, To, {ping, N, 1})
     end,
-    send_due(Variant, To, Start, N + 1, Now, Each, Warm);
+    send_due(How, To, Start, N + 1, Now, Each, Warm);
 send_due(_, _, _, _, _, _, _) ->
     ok.
 
@@ -230,7 +229,7 @@ disconnect(Node) ->
     await(fun() -> nodes() =:= [] end),
     ok.
 
-%% A new connection, with Trunkline up, and knowing how far it is.
+%% A new connection, with Trunkline up, and knowing how far it is, and with what it has ready for that.
 -spec connect(node()) -> ok.
 connect(Node) ->
     true = net_kernel:connect_node(Node),
@@ -239,7 +238,7 @@ connect(Node) ->
     ok.
 
 is_known(#{round_trip := undefined}) -> false;
-is_known(#{round_trip := Time, batches := #{by := By}}) -> not trunkline_distance:is_far(Time) orelse By =:= connections.
+is_known(#{round_trip := Time, batches := #{connections := N}}) -> N > 0 orelse not trunkline_distance:is_far(Time).
 
 await(Fun) -> Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun)).
 

@@ -239,9 +239,10 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
       pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
       messages => Messages, bytes => Bytes, broken => Broken}.
 
-batches(#{lane_connections := Connections, lane_congestion_control := CongestionControl}) ->
-    #{by => if Connections > 0 -> connections;
-               true -> distribution
+batches(#{lane_connections := Connections, lane_by_connections := By, lane_congestion_control := CongestionControl}) ->
+    #{by => case By of
+                1 -> connections;
+                0 -> distribution
             end,
       connections => Connections, congestion_control => name(CongestionControl)}.
 

@@ -35,7 +35,7 @@
 -dialyzer({no_improper_lists, [deliver/4]}).
 
 -type serial() :: pos_integer().             % of a large message, or of a batch
--type batch() :: {trunkline_pace:ack(), trunkline_gate:charge(), [trunkline_lane:entry()]}.
+-type batch() :: {trunkline_pace:ack() | full, trunkline_gate:charge(), [trunkline_lane:entry()]}.
 -type receiver() :: trunkline_turns:receiver().
 %% What waits for its turn: a message, or a large message.
 -type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}

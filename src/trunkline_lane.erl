@@ -263,7 +263,10 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stat
     Messages = trunkline_gate:messages(Charge),
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
-    {Ack, Pace} = trunkline_pace:sent(Now, S#lane.pace),
+    {Ack, Pace} = case trunkline_window:is_open(Window) of
+                      true -> trunkline_pace:sent(Now, S#lane.pace);
+                      false -> {full, S#lane.pace}             % waiting is nothing to learn from
+                  end,
     Scope = {lane, Ix},
     trunkline_stats:add(Stats, Scope, batches, 1),
     trunkline_stats:add(Stats, Scope, messages, Messages),
@@ -322,14 +325,15 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _, _}}} 
     in_flight(Window, S),
     Pace = case Ack of
                now -> trunkline_pace:arrived(Now, S#lane.pace);
-               later -> S#lane.pace
+               _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({trunk, Trunk, State}, #lane{mode = {send, {_, _, Trunk}}} = S) ->
-    S#lane{by = case State of
-                    open -> trunk;
-                    closed -> distribution
-                end};
+control({trunk, Trunk, State}, #lane{mode = {send, {_, _, Trunk}}, window = Window} = S) ->
+    RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
+    flush(case State of
+              open -> S#lane{by = trunk, window = trunkline_window:by(connections, RoundTrip, Window)};
+              closed -> S#lane{by = distribution, window = trunkline_window:by(distribution, RoundTrip, Window)}
+          end);
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix, under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
     Bulk ! {done, [{Ix, N} || N <- Delivered]},

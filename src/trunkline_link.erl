@@ -77,6 +77,7 @@
 -define(REPORT, 10_000).           % between two reports of losses
 -define(PING, 10_000).             % between two looks at the distance,
 -define(FIRST_PINGS, 50).          % and while it is not known
+-define(LOOK, 100).                % at the distribution's connection, to a peer that is far
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
 
 -record(peer,
@@ -102,6 +103,8 @@
          trunk = none :: none | pid(),               % and for batches
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
+         way = none :: none | trunkline_way:way(),
+         looked = {-1, none} :: {Batches :: integer(), none | distribution | connections},
          %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
@@ -279,9 +282,12 @@ handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
     _ = spawn(fun() -> erlang:send(Pid, {pong, Ref}, [noconnect]) end),
     keep_state_and_data;
 handle_event(info, {pong, Ref}, up, #link{ping = {Ref, Sent}} = D) ->
-    {keep_state, measured(erlang:monotonic_time(microsecond) - Sent, D#link{ping = none})};
+    D1 = measured(erlang:monotonic_time(microsecond) - Sent, D#link{ping = none}),
+    {keep_state, D1, next_look(D1)};
 handle_event({timeout, ping}, _, up, D) ->
     {keep_state, ping(D), [next_ping(D)]};
+handle_event({timeout, look}, _, up, #link{way = Way} = D) when Way =/= none ->
+    {keep_state, look(D), next_look(D)};
 
 %% The lanes answer.
 handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
@@ -471,7 +477,8 @@ proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
     trunkline_stats:add(Stats, peer, sessions, 1),
     D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
     {next_state, up, D2, Actions} = enter(up, dismiss(again, D1)),
-    {next_state, up, ping(extend(D2)), [next_ping(D2) | Actions]};
+    D3 = ping(extend(D2)),
+    {next_state, up, D3, [next_ping(D3) | next_look(D3) ++ Actions]};
 proceed_open(D) ->
     enter(opening, D).
 
@@ -519,7 +526,7 @@ end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
-           bulk = none, trunk = none, dock = none, ping = none, inlets = [], finishing = Inlets ++ Finishing}.
+           bulk = none, trunk = none, dock = none, ping = none, way = none, inlets = [], finishing = Inlets ++ Finishing}.
 
 %% What it has is of no use in another session.
 end_with_session(Pid) ->
@@ -630,12 +637,35 @@ show_distance(Distance, Stats) ->
                                           end),
     trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance)).
 
-%% Batches to a peer that is far go by connections, unless they are wanted elsewhere.
-extend(#link{trunk = Trunk, distance = Distance, options = #{lane_transport := Transport}} = D) ->
-    Transport =:= dist orelse Trunk =:= none
-        orelse (Transport =:= auto andalso not trunkline_distance:is_far(Distance))
-        orelse trunkline_trunk:extend(Trunk),
-    D.
+%% Batches to a peer that is far go by connections when that is better, unless the
+%% option says where they go.
+extend(#link{trunk = Trunk, way = Way, distance = Distance, options = #{lane_transport := Transport}} = D) ->
+    case Transport of
+        _ when Trunk =:= none; Way =/= none; Transport =:= dist ->
+            D;
+        auto ->
+            case trunkline_distance:is_far(Distance) of
+                true -> look(D#link{way = trunkline_way:new(), looked = {-1, none}});
+                false -> D
+            end;
+        _ ->
+            ok = trunkline_trunk:extend(Trunk, connections),
+            D
+    end.
+
+%% Whoever sends nothing has no use for what could be seen.
+look(#link{node = Node, trunk = Trunk, way = Way, looked = {Batches, Before}, stats = Stats} = D) ->
+    case lists:sum([trunkline_stats:get(Stats, {lane, Ix}, batches) || Ix <- lists:seq(1, length(lanes(D)))]) of
+        Batches ->
+            D;
+        Now ->
+            {Decided, Way1} = trunkline_way:look(erlang:monotonic_time(millisecond), trunkline_socket:sample(Node), Way),
+            Decided =:= Before orelse trunkline_trunk:extend(Trunk, Decided),
+            D#link{way = Way1, looked = {Now, Decided}}
+    end.
+
+next_look(#link{way = none}) -> [];
+next_look(_) -> [{{timeout, look}, ?LOOK, []}].
 
 %% --- the lanes ------------------------------------------------------------
 

@@ -16,7 +16,7 @@
 %% All but the first and keepalive are Linux's. What a kernel does not know is left out.
 -module(trunkline_socket).
 
--export([connect_options/0, listen_options/0, tune/2, congestion_control/1]).
+-export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
 
 -export_type([settings/0]).
 
@@ -30,6 +30,7 @@
 -define(TCP_KEEPIDLE, 4).
 -define(TCP_KEEPINTVL, 5).
 -define(TCP_KEEPCNT, 6).
+-define(TCP_INFO, 11).
 -define(TCP_CONGESTION, 13).
 -define(TCP_USER_TIMEOUT, 18).
 -define(TCP_NOTSENT_LOWAT, 25).
@@ -71,4 +72,21 @@ congestion_control(Socket) ->
             end;
         _ ->
             <<>>
+    end.
+
+%% How the connection to a node is doing, if it is TCP's and the system tells (Linux 4.10
+%% and newer; struct tcp_info in linux/tcp.h).
+-spec sample(node()) -> trunkline_way:sample().
+sample(Node) ->
+    case {os:type(), lists:keyfind(Node, 1, erlang:system_info(dist_ctrl))} of
+        {{unix, linux}, {_, Port}} when is_port(Port) ->
+            case inet:getopts(Port, [{raw, ?TCP, ?TCP_INFO, 192}]) of
+                {ok, [{raw, _, _, <<_:16/binary, Mss:32/native, _:32, Unacked:32/native, _:72/binary,
+                                    Retransmitted:32/native, _:72/binary, Receiver:64/native, Sender:64/native>>}]} ->
+                    #{retransmitted => Retransmitted, limited => Receiver + Sender, unacked_bytes => Unacked * Mss};
+                _ ->
+                    unknown
+            end;
+        _ ->
+            unknown
     end.

@@ -33,7 +33,7 @@
          {bulk_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
          {batches_arrived_bytes, counter, "bytes of batches received by connections of their own"},
          {lane_connections, gauge, "connections for batches to the peer"},
-         {lane_by_distribution, gauge, "1 while batches whose connections broke go by distribution"},
+         {lane_by_connections, gauge, "1 while batches go by them"},
          {lane_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
          {far, gauge, "1 if the peer is far"},
          {round_trip, gauge, "us: the shortest between the links of late; 0 is not known"}]).

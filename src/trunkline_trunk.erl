@@ -17,8 +17,9 @@
 %% have arrived, and the others go by another one.
 %%
 %% Batches need not come here: lanes give them to the distribution until the trunk
-%% tells them that it is `open', and again when it is `closed' for want of connections.
-%% It opens when the link has told it to `extend': to a peer that is near it never does.
+%% tells them that it is `open', and again when it is `closed' for want of connections,
+%% or because the link has found that the distribution is better (trunkline_way). From
+%% when the link says that it should `extend' there is a connection ready.
 %%
 %% A trunk lives for one session of a link. It has no bound of its own: what comes
 %% here has passed the gate, or a lane's window, and is counted there until it has been
@@ -28,7 +29,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/4, extend/1, subscribe/1, ended/1]).
+-export([start_link/4, extend/2, subscribe/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -59,7 +60,8 @@
 -record(trunk,
         {cargo :: cargo(),
          lanes = [] :: [pid()],                        % that want to know whether it is open
-         extended = false :: boolean(),
+         extended = false :: boolean(),                % a connection should be ready
+         way = distribution :: distribution | connections,     % of batches
          node :: node(),
          dock :: pid(),
          options :: trunkline_options:options(),
@@ -80,17 +82,18 @@ start_link(Cargo, Node, Dock, {Options, Stats}) ->
     {ok, Trunk} = gen_server:start_link(?MODULE, {Cargo, Node, Dock, Options, Stats}, [{hibernate_after, ?PAUSE}]),
     Trunk.
 
-%% From now on batches should go by connections.
--spec extend(pid()) -> ok.
-extend(Trunk) ->
-    Trunk ! extend,
+%% From now on there should be a connection, and batches should go that way.
+-spec extend(pid(), distribution | connections) -> ok.
+extend(Trunk, Way) ->
+    Trunk ! {extend, Way},
     ok.
 
 %% Of a trunk that has ended nothing should be seen in info/1.
 -spec ended(trunkline_stats:stats()) -> ok.
 ended(Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, peer, Field, 0) end,
-                  [cell(What, Cargo) || Cargo <- [large, batches], What <- [connections, by_distribution, congestion_control]]).
+                  [lane_by_connections, bulk_by_distribution
+                   | [cell(What, Cargo) || Cargo <- [large, batches], What <- [connections, congestion_control]]]).
 
 %% The calling lane gets `{trunk, Trunk, open | closed}', now and at every change.
 -spec subscribe(pid()) -> ok.
@@ -166,8 +169,10 @@ handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, exte
     %% The next batch should find one.
     Kept = length([kept || Extended]),
     {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, lists:nthtail(min(Kept, map_size(Carriers)), maps:keys(Carriers)))};
-handle_info(extend, S) ->
-    {noreply, pump(S#trunk{extended = true})};
+handle_info({extend, Way}, S) ->
+    S1 = S#trunk{extended = true, way = Way},
+    tell_lanes(S1),
+    {noreply, pump(S1)};
 handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
     {noreply, pump(S#trunk{retry = now})};
 handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
@@ -295,14 +300,22 @@ most(#trunk{cargo = Cargo, options = #{far_connections := Far, bulk_connections 
 connections(#trunk{carriers = Carriers}) ->
     length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
 
-state(S) ->
-    case S#trunk.extended andalso connections(S) > 0 of
-        true -> open;
-        false -> closed
-    end.
+state(#trunk{way = connections} = S) ->
+    case connections(S) of
+        0 -> closed;
+        _ -> open
+    end;
+state(_) ->
+    closed.
 
+tell_lanes(#trunk{cargo = large}) ->
+    ok;
 tell_lanes(#trunk{lanes = Lanes} = S) ->
     State = state(S),
+    trunkline_stats:put(S#trunk.stats, peer, lane_by_connections, case State of
+                                                                      open -> 1;
+                                                                      closed -> 0
+                                                                  end),
     lists:foreach(fun(Lane) -> Lane ! {trunk, self(), State} end, Lanes).
 
 by_distribution(S) ->
@@ -385,13 +398,12 @@ stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
 show(#trunk{carriers = Carriers, stats = Stats} = S) ->
     Kinds = [Kind || #carrier{kind = Kind} <- maps:values(Carriers)],
     trunkline_stats:put(Stats, peer, cell(connections, S#trunk.cargo), length([K || connection = K <- Kinds])),
-    trunkline_stats:put(Stats, peer, cell(by_distribution, S#trunk.cargo), length([K || distribution = K <- Kinds])),
+    S#trunk.cargo =:= large
+        andalso trunkline_stats:put(Stats, peer, bulk_by_distribution, length([K || distribution = K <- Kinds])),
     S.
 
 cell(connections, large) -> bulk_connections;
 cell(connections, batches) -> lane_connections;
-cell(by_distribution, large) -> bulk_by_distribution;
-cell(by_distribution, batches) -> lane_by_distribution;
 cell(congestion_control, large) -> bulk_congestion_control;
 cell(congestion_control, batches) -> lane_congestion_control.
 

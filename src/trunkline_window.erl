@@ -24,11 +24,16 @@
 %% there FIRST is ample, and acknowledgements that a busy lane takes out of its mailbox
 %% one after the other would look like a rate that there is not.
 %%
+%% What a single connection has taken, and does not get rid of when packets are lost, is
+%% late, and all that comes behind it. Hence the window of a lane whose batches go to a far
+%% peer by the distribution starts CAREFUL, and grows as above; when it is the limit for
+%% whatever reason, the batch that fills it asks to be acknowledged at once.
+%%
 %% This module decides, and does nothing. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
 -module(trunkline_window).
 
--export([sender/1, is_open/1, sent/3, acked/4, in_flight/1, bytes/1]).
+-export([sender/1, by/3, is_open/1, sent/3, acked/4, in_flight/1, bytes/1]).
 -export([receiver/1, delivered/3, flush/1]).
 
 -export_type([sender/0, receiver/0]).
@@ -58,6 +63,7 @@
 
 %% Bytes, as charged, of a window whose lane has delivered nothing yet.
 -define(FIRST, (4 bsl 20)).
+-define(CAREFUL, (256 bsl 10)).
 -define(AMPLE, 4).
 %% No rate counts for more than two periods.
 -define(PERIOD, 10_000_000_000).
@@ -67,6 +73,20 @@
 sender(Most) ->
     Least = min(?FIRST, Most),
     #sender{window = trunkline_gate:limit(Least), least = Least, most = Most}.
+
+%% Which way what is sent now goes, over that distance.
+-spec by(distribution | connections, RoundTrip :: microseconds(), sender()) -> sender().
+by(distribution, RoundTrip, #sender{most = Most} = S) ->
+    case trunkline_distance:is_far(RoundTrip) of
+        true -> start(min(?CAREFUL, Most), S);
+        false -> S
+    end;
+by(connections, _, #sender{window = Window, most = Most} = S) ->
+    Least = min(?FIRST, Most),
+    S#sender{least = Least, window = max(Window, trunkline_gate:limit(Least))}.
+
+start(Least, S) ->
+    S#sender{window = trunkline_gate:limit(Least), least = Least, round = none, rate = 0, rate_before = 0, period = none}.
 
 -spec is_open(sender()) -> boolean().
 is_open(#sender{window = Window, in_flight = InFlight}) -> InFlight < Window.
@@ -126,9 +146,9 @@ bytes(#sender{window = Window}) -> trunkline_gate:bytes(Window).
 receiver(Most) -> {trunkline_gate:limit(max(1, min(?FIRST, Most) div 4)), 0}.
 
 %% A batch has been delivered, whose lane wants to know `now' or `later'.
--spec delivered(trunkline_pace:ack(), charge(), receiver()) ->
+-spec delivered(trunkline_pace:ack() | full, charge(), receiver()) ->
           {ack, charge(), receiver()} | {later, receiver()}.
-delivered(Ack, Charge, {Quarter, Unacked}) when Ack =:= now; Unacked + Charge >= Quarter ->
+delivered(Ack, Charge, {Quarter, Unacked}) when Ack =/= later; Unacked + Charge >= Quarter ->
     {ack, Unacked + Charge, {Quarter, 0}};
 delivered(later, Charge, {Quarter, Unacked}) ->
     {later, {Quarter, Unacked + Charge}}.

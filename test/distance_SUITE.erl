@@ -10,7 +10,7 @@
 
 suite() -> [{timetrap, {minutes, 3}}].
 
-all() -> [far_and_near, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
+all() -> [far_and_near, losses_move_it, there_and_back, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
           disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener].
 
 -define(LONG, 60_000).
@@ -27,17 +27,20 @@ end_per_suite(_) -> ok.
 
 %% --- what goes where --------------------------------------------------------------
 
-%% Batches to a peer that is far go by connections; next door they do not.
+-define(AUTO, {lane_transport, auto}).
+
+%% For a peer that is far there is a connection ready, next door there is none. While nothing
+%% is wrong with it, the distribution carries the batches.
 far_and_near(_) ->
-    {Wan, A, B} = sites(#{delay => 10}, []),
-    await_far(A, B),
+    {Wan, A, B} = sites(#{delay => 10}, [?AUTO]),
+    await_ready(A, B),
     #{round_trip := RoundTrip} = info(A, B),
     ?assert(RoundTrip >= 19_000),
-    Load = load(A, B),
-    ?assertEqual(0, finish(Load, A, B)),
+    everything(A, B, fun() -> ok end),
+    ?assertMatch(#{batches := #{by := distribution}}, info(A, B)),
     close(Wan, [A, B]),
 
-    {Wan1, A1, B1} = sites(#{}, []),
+    {Wan1, A1, B1} = sites(#{}, [?AUTO]),
     cluster:await(fun() -> is_integer(maps:get(round_trip, info(A1, B1))) end),
     case info(A1, B1) of
         #{round_trip := Time, batches := Batches} when Time < 2000 ->
@@ -46,6 +49,39 @@ far_and_near(_) ->
             ct:log("this machine is so slow (~b us) that next door is far", [Time])
     end,
     close(Wan1, [A1, B1]).
+
+%% When packets are lost, batches leave it, by themselves.
+losses_move_it(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, [?AUTO]),
+    await_ready(A, B),
+    Sessions = sessions(A, B),
+    everything(A, B, fun() ->
+                             ok = wan:set(Wan, ?LINK, #{loss => 2}),
+                             await_far(A, B)
+                     end),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
+
+%% From one way to the other, often, and with what is under way on both.
+there_and_back(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, []),
+    await_far(A, B),
+    Sessions = sessions(A, B),
+    Go = fun(Way) ->
+                 ok = cluster:call(A, fun() ->
+                                              lists:foreach(fun(P) -> trunkline_trunk:extend(P, Way) end,
+                                                            [P || P <- processes(), is_trunk(P)])
+                                      end),
+                 cluster:await(fun() -> case info(A, B) of
+                                            #{batches := #{by := Way}} -> true;
+                                            Other -> Other
+                                        end end)
+         end,
+    everything(A, B, fun() ->
+                             lists:foreach(fun(_) -> Go(distribution), Go(connections) end, lists:seq(1, 20))
+                     end),
+    unharmed(Sessions, A, B),
+    close(Wan, [A, B]).
 
 %% The option, and what is in use, as info/1 says it. A name that no kernel knows is as none.
 congestion_control(_) ->
@@ -103,8 +139,8 @@ connections(A, B) ->
 
 %% One packet in twenty.
 loses(_) ->
-    {Wan, A, B} = sites(#{delay => 5}, []),
-    await_far(A, B),
+    {Wan, A, B} = sites(#{delay => 5}, [?AUTO]),
+    await_ready(A, B),
     Sessions = sessions(A, B),
     ok = wan:set(Wan, ?LINK, #{loss => 5}),
     everything(A, B, fun() -> ok end),
@@ -321,7 +357,8 @@ all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
 start(Wan, Site, Env, Args) ->
     Node = wan:start_node(Wan, Site, atom_to_list(Site), Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
     ok = cluster:call(Node, logger, set_primary_config, [level, error]),
-    ok = cluster:call(Node, cluster, start_trunkline, [[{lane_transport, auto} | Env]]),
+    %% Most of what is tested here concerns connections.
+    ok = cluster:call(Node, cluster, start_trunkline, [[{lane_transport, tcp}, {far_connections, 16} | Env]]),
     Node.
 
 close(Wan, Nodes) ->
@@ -334,6 +371,19 @@ state(A, B) -> maps:get(state, info(A, B)).
 
 sessions(A, B) -> [maps:get(sessions, info(A, B)), maps:get(sessions, info(B, A))].
 
+%% It is known how far it is.
+await_ready(A, B) ->
+    lists:foreach(fun({From, To}) ->
+                          cluster:await(fun() ->
+                                                case info(From, To) of
+                                                    #{state := up, round_trip := Time, batches := #{connections := N}}
+                                                      when is_integer(Time), N > 0 -> true;
+                                                    Other -> Other
+                                                end
+                                        end, ?LONG)
+                  end, [{A, B}, {B, A}]).
+
+%% Batches go by connections.
 await_far(A, B) ->
     lists:foreach(fun({From, To}) ->
                           cluster:await(fun() ->

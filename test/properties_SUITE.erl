@@ -5,9 +5,9 @@
 -include("../src/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1]).
 
-all() -> [gate, gate_shared, window, window_link, distance, waiters, rests, backlog, pace, handshake].
+all() -> [gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -271,6 +271,46 @@ prop_distance() ->
                     andalso trunkline_distance:is_far(Now) =:= (lists:min([Real | Before]) >= 2000)
                     andalso trunkline_distance:is_far(Real) =:= (Real >= 2000)
             end).
+
+%% --- way: the distribution, unless it is the limit --------------------------------------
+
+way(_) -> check(prop_way()).
+
+%% Seconds, in each of which packets are lost or not, the window is the limit or not, and
+%% much or little is under way.
+prop_way() ->
+    ?FORALL(Seconds, non_empty(list({oneof([fine, fine, fine, lost, limited, slow_receiver]), range(1, 60)})),
+            begin
+                All = lists:append([lists:duplicate(N, What) || {What, N} <- Seconds]),
+                {Ways, _} = lists:mapfoldl(fun({Now, What}, {Way, Retransmitted, Limited}) ->
+                                                   R = Retransmitted + case What of lost -> 1; _ -> 0 end,
+                                                   {L, Unacked} = case What of
+                                                                      limited -> {Limited + 600_000, 2 bsl 20};
+                                                                      slow_receiver -> {Limited + 1_000_000, 1000};
+                                                                      _ -> {Limited, 2 bsl 20}
+                                                                  end,
+                                                   Sample = #{retransmitted => R, limited => L, unacked_bytes => Unacked},
+                                                   {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
+                                                   {Decided, {Way1, R, L}}
+                                           end, {trunkline_way:new(), 0, 0}, lists:zip(lists:seq(1, length(All)), All)),
+                %% The first look sees what was before.
+                Told = lists:zip(Ways, [fine | tl(All)]),
+                hd(Ways) =:= distribution
+                    andalso follows(distribution, Told, 0, 600)
+                    andalso element(1, trunkline_way:look(0, unknown, trunkline_way:new())) =:= connections
+            end).
+
+%% It leaves the distribution at once, when there is a reason and only then, and comes back
+%% after half a minute or more.
+follows(_, [], _, _) -> true;
+follows(distribution, [{distribution, What} | Rest], _, Most) ->
+    (What =:= fine orelse What =:= slow_receiver) andalso follows(distribution, Rest, 0, Most);
+follows(distribution, [{connections, What} | Rest], _, Most) ->
+    (What =:= lost orelse What =:= limited) andalso follows(connections, Rest, 1, Most);
+follows(connections, [{connections, _} | Rest], For, Most) ->
+    For < Most andalso follows(connections, Rest, For + 1, Most);
+follows(connections, [{distribution, _} | Rest], For, Most) ->
+    For >= 30 andalso follows(distribution, Rest, 0, Most).
 
 %% --- waiters: a queue in which those who return stand first --------------------------
 
