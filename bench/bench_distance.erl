@@ -8,9 +8,9 @@
 %%                  carries at most: how much later than due does one arrive?
 %%
 %% Every measurement has new connections of its own, which know nothing of the one
-%% before; what they learn at first does not count (20 round trips; 100 where packets are
-%% lost, after which a loss-based congestion control has come down to what it will be),
-%% except with 10 MB, where all of it counts. The kernel's congestion control is cubic; Trunkline asks for BBR at its own
+%% before; what they learn in the first 100 round trips does not count (a loss-based
+%% congestion control takes that long to come down to what it will be), except with 10 MB,
+%% where all of it counts. The kernel's congestion control is cubic; Trunkline asks for BBR at its own
 %% sockets. Two variants say what that does: `!' where the route says BBR, and
 %% Trunkline where it may not have it.
 %%
@@ -103,18 +103,16 @@ measure(Link, Work, Sites) ->
 %% becomes twice as fast, or half.
 once(trunkline_next_door, _, Work, Sites) ->
     once(trunkline, {0, 0}, Work, Sites);
-once(Variant, {RoundTrip, Loss} = Link, Work, {Wan, A, _, NodeB} = Sites) ->
+once(Variant, {RoundTrip, _} = Link, Work, {Wan, A, _, NodeB} = Sites) ->
     prepare(Variant, Link, Sites),
     _ = wan:stats(Wan, ?LINK),
     Start = erlang:monotonic_time(microsecond),
-    Times = {500 + RoundTrip * if Loss > 0 -> 100;
-                                  true -> 20
-                               end, 1200},
+    Times = {500 + 100 * RoundTrip, 1200},
     How = how(Variant),
     Result = case Work of
                  small -> site(A, small, [How, node_of(Variant, A, NodeB), Times]);
                  {calls, N} -> site(A, calls, [How, node_of(Variant, A, NodeB), N, Times]);
-                 large -> site(A, large, [How, NodeB, ?LARGE, pieces(Variant, Loss)]);
+                 large -> site(A, large, [How, NodeB, ?LARGE, pieces(Variant, element(2, Link))]);
                  {open_loop, Rate} -> site(A, open_loop, [How, NodeB, Rate, {2000, 3000}])
              end,
     Time = erlang:monotonic_time(microsecond) - Start,

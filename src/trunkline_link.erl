@@ -104,7 +104,7 @@
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
          way = none :: none | trunkline_way:way(),
-         looked = {-1, none} :: {Batches :: integer(), none | distribution | connections},
+         looked = {-1, none} :: {SentBytes :: integer(), none | distribution | connections},
          %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
@@ -654,14 +654,15 @@ extend(#link{trunk = Trunk, way = Way, distance = Distance, options = #{lane_tra
     end.
 
 %% Whoever sends nothing has no use for what could be seen.
-look(#link{node = Node, trunk = Trunk, way = Way, looked = {Batches, Before}, stats = Stats} = D) ->
-    case lists:sum([trunkline_stats:get(Stats, {lane, Ix}, batches) || Ix <- lists:seq(1, length(lanes(D)))]) of
-        Batches ->
+look(#link{node = Node, trunk = Trunk, way = Way, looked = {Sent, Before}, stats = Stats} = D) ->
+    case lists:sum([trunkline_stats:get(Stats, {lane, Ix}, bytes) || Ix <- lists:seq(1, length(lanes(D)))]) of
+        Sent ->
             D;
-        Now ->
-            {Decided, Way1} = trunkline_way:look(erlang:monotonic_time(millisecond), trunkline_socket:sample(Node), Way),
+        More ->
+            Now = erlang:monotonic_time(millisecond),
+            {Decided, Way1} = trunkline_way:look(Now, {More, trunkline_socket:sample(Node)}, Way),
             Decided =:= Before orelse trunkline_trunk:extend(Trunk, Decided),
-            D#link{way = Way1, looked = {Now, Decided}}
+            D#link{way = Way1, looked = {More, Decided}}
     end.
 
 next_look(#link{way = none}) -> [];

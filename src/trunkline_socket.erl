@@ -74,9 +74,10 @@ congestion_control(Socket) ->
             <<>>
     end.
 
-%% How the connection to a node is doing, if it is TCP's and the system tells (Linux 4.10
+%% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux 4.10
 %% and newer; struct tcp_info in linux/tcp.h).
--spec sample(node()) -> trunkline_way:sample().
+-spec sample(node()) -> #{retransmitted := non_neg_integer(), limited := non_neg_integer(), unacked_bytes := non_neg_integer()}
+                      | unknown.
 sample(Node) ->
     case {os:type(), lists:keyfind(Node, 1, erlang:system_info(dist_ctrl))} of
         {{unix, linux}, {_, Port}} when is_port(Port) ->

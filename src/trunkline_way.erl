@@ -6,12 +6,16 @@
 %% packet was lost it waits for that, and then sends less for a long time; and no more is
 %% under way than one window. Where neither is so it is the better way, at any distance.
 %%
-%%                    a packet was sent again, or the window was the limit
+%%                    a packet was sent again, or the window was the limit of late
 %%     distribution ─────────────────────────────────────────────────────> connections
-%%          ^                                                                   │
-%%          └───────────────────── HOLD later, to see whether it is still so ───┘
+%%          ^                                                                  │ │
+%%          │─────────── TRIAL later, if not more is sent than before ─────────┘ │
+%%          └─────────── HOLD later, to see whether it is still so ──────────────┘
 %%
-%% Each time that it still is, it stays there for twice as long, up to LONGEST.
+%% A window is the limit of whoever sends as much as he can, also where the processors
+%% would not let him send more: hence the trial. Each time that a packet is sent again soon
+%% after the return, the next stay is twice as long, up to LONGEST; and a limit that
+%% connections were no help against is none for so long.
 %%
 %% This module decides, and does nothing.
 -module(trunkline_way).
@@ -21,43 +25,70 @@
 -export_type([way/0, sample/0]).
 
 -type milliseconds() :: integer().
-%% What the kernel says of the distribution's connection, since it was made; unknown if
-%% it does not say.
--type sample() :: #{retransmitted := non_neg_integer(),      % packets
-                    limited := non_neg_integer(),            % us, by a window that was not for loss
-                    unacked_bytes := non_neg_integer()}      % under way now
-                | unknown.
+%% What has been sent to the peer by either way, and what the kernel says of the
+%% distribution's connection, since it was made, if it says so.
+-type sample() :: {SentBytes :: non_neg_integer(),
+                   #{retransmitted := non_neg_integer(),      % packets
+                     limited := non_neg_integer(),            % us, by a window that was not for loss
+                     unacked_bytes := non_neg_integer()}      % under way now
+                   | unknown}.
 
 -record(way,
-        {last = none :: none | {milliseconds(), sample()},
+        {retransmitted = none :: none | non_neg_integer(),
+         second = {0, 0, 0} :: {Start :: milliseconds(), SentBytes :: non_neg_integer(), Limited :: non_neg_integer()},
          until = none :: none | milliseconds(),     % by connections; else by the distribution,
          since = none :: none | milliseconds(),     % from then on
-         hold :: milliseconds()}).
+         hold = 0 :: milliseconds(),
+         trial = none :: none | {milliseconds(), ToBeat :: number()},      % bytes a ms
+         unlimited = none :: none | milliseconds()}).
 -opaque way() :: #way{}.
 
 -define(HOLD, 30_000).
 -define(LONGEST, 600_000).
+%% New connections need some round trips.
+-define(TRIAL, 4000).
+-define(BETTER, 1.1).
+%% While a connection is young its window is often the limit, and grows.
+-define(SECOND, 1000).
 %% A receiver that is slow makes its window small, and then little is under way.
 -define(MUCH, 1 bsl 20).
 
 -spec new() -> way().
-new() -> #way{hold = ?HOLD}.
+new() -> #way{}.
 
 %% To be asked some times a second.
 -spec look(milliseconds(), sample(), way()) -> {distribution | connections, way()}.
-look(_, unknown, W) ->
+look(_, {_, unknown}, W) ->
     {connections, W};
-look(Now, Sample, #way{last = Last, until = Until} = W0) ->
-    W = W0#way{last = {Now, Sample}},
-    case Until of
-        none ->
-            case is_limit(Last, Now, Sample) of
-                true -> leave(Now, W);
-                false -> {distribution, W}
-            end;
-        _ when Now < Until -> {connections, W};
-        _ -> {distribution, W#way{until = none, since = Now}}
+look(Now, {_, #{retransmitted := R}} = Sample, #way{retransmitted = none} = W) ->
+    {distribution, begin_second(Now, Sample, W#way{retransmitted = R})};
+look(Now, {_, #{retransmitted := R}} = Sample, #way{until = none, retransmitted = Before} = W0) ->
+    {Second, W} = second(Now, Sample, W0#way{retransmitted = R}),
+    if R > Before ->
+            leave(Now, W);
+       true ->
+            case Second of
+                #{limited := true, rate := Rate} when W#way.unlimited =:= none; Now >= W#way.unlimited ->
+                    leave(Now, W#way{trial = {Now + ?TRIAL, Rate * ?BETTER}});
+                _ ->
+                    {distribution, W}
+            end
+    end;
+look(Now, {_, #{retransmitted := R}} = Sample, #way{until = Until, trial = Trial} = W0) ->
+    {Second, W} = second(Now, Sample, W0#way{retransmitted = R}),
+    case {Second, Trial} of
+        _ when Now >= Until ->
+            return(Now, Sample, W);
+        {#{start := Start, rate := Rate}, {End, ToBeat}} when Start >= End, Rate < ToBeat ->
+            return(Now, Sample, W#way{unlimited = Now + ?LONGEST});
+        {#{start := Start}, {End, _}} when Start >= End ->
+            {connections, W#way{trial = none}};
+        _ ->
+            {connections, W}
     end.
+
+return(Now, Sample, W) ->
+    {distribution, begin_second(Now, Sample, W#way{until = none, since = Now, trial = none})}.
 
 %% The way back was in vain if it was for a shorter time than the one before.
 leave(Now, #way{since = Since, hold = Hold} = W) ->
@@ -66,7 +97,13 @@ leave(Now, #way{since = Since, hold = Hold} = W) ->
             end,
     {connections, W#way{until = Now + Hold1, hold = Hold1}}.
 
-is_limit({Before, #{retransmitted := R0, limited := L0}}, Now, #{retransmitted := R, limited := L, unacked_bytes := Unacked}) ->
-    R > R0 orelse (Unacked >= ?MUCH andalso L - L0 >= (Now - Before) * 500);
-is_limit(none, _, _) ->
-    false.
+%% How a second was that has ended.
+second(Now, _, #way{second = {Start, _, _}} = W) when Now - Start < ?SECOND ->
+    {none, W};
+second(Now, {Sent, #{limited := Limited, unacked_bytes := Unacked}} = Sample, #way{second = {Start, S0, L0}} = W) ->
+    {#{start => Start, rate => (Sent - S0) / (Now - Start),
+       limited => Unacked >= ?MUCH andalso Limited - L0 >= (Now - Start) * 500},
+     begin_second(Now, Sample, W)}.
+
+begin_second(Now, {Sent, #{limited := Limited}}, W) ->
+    W#way{second = {Now, Sent, Limited}}.

@@ -276,41 +276,52 @@ prop_distance() ->
 
 way(_) -> check(prop_way()).
 
-%% Seconds, in each of which packets are lost or not, the window is the limit or not, and
-%% much or little is under way.
+%% Seconds, in each of which packets are lost or not, the window is the limit or not, much
+%% or little is under way; and how much connections carry, if the distribution carries 1000
+%% bytes a second.
 prop_way() ->
-    ?FORALL(Seconds, non_empty(list({oneof([fine, fine, fine, lost, limited, slow_receiver]), range(1, 60)})),
+    ?FORALL({Seconds, Connections},
+            {non_empty(list({oneof([fine, fine, fine, lost, limited, slow_receiver]), range(1, 60)})), oneof([900, 2000])},
             begin
                 All = lists:append([lists:duplicate(N, What) || {What, N} <- Seconds]),
-                {Ways, _} = lists:mapfoldl(fun({Now, What}, {Way, Retransmitted, Limited}) ->
-                                                   R = Retransmitted + case What of lost -> 1; _ -> 0 end,
-                                                   {L, Unacked} = case What of
-                                                                      limited -> {Limited + 600_000, 2 bsl 20};
-                                                                      slow_receiver -> {Limited + 1_000_000, 1000};
-                                                                      _ -> {Limited, 2 bsl 20}
-                                                                  end,
-                                                   Sample = #{retransmitted => R, limited => L, unacked_bytes => Unacked},
-                                                   {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
-                                                   {Decided, {Way1, R, L}}
-                                           end, {trunkline_way:new(), 0, 0}, lists:zip(lists:seq(1, length(All)), All)),
+                {Ways, _} = lists:mapfoldl(
+                              fun({Now, What}, {Last, Way, Sent, Retransmitted, Limited}) ->
+                                      R = Retransmitted + case What of lost -> 1; _ -> 0 end,
+                                      {L, Unacked} = case What of
+                                                         limited -> {Limited + 600_000, 2 bsl 20};
+                                                         slow_receiver -> {Limited + 1_000_000, 1000};
+                                                         _ -> {Limited, 2 bsl 20}
+                                                     end,
+                                      S = Sent + case Last of distribution -> 1000; connections -> Connections end,
+                                      Sample = {S, #{retransmitted => R, limited => L, unacked_bytes => Unacked}},
+                                      {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
+                                      {Decided, {Decided, Way1, S, R, L}}
+                              end, {distribution, trunkline_way:new(), 0, 0, 0}, lists:zip(lists:seq(1, length(All)), All)),
                 %% The first look sees what was before.
-                Told = lists:zip(Ways, [fine | tl(All)]),
                 hd(Ways) =:= distribution
-                    andalso follows(distribution, Told, 0, 600)
-                    andalso element(1, trunkline_way:look(0, unknown, trunkline_way:new())) =:= connections
+                    andalso follows({distribution, -1000}, lists:zip(Ways, [fine | tl(All)]), 0, Connections > 1000)
+                    andalso element(1, trunkline_way:look(0, {0, unknown}, trunkline_way:new())) =:= connections
             end).
 
-%% It leaves the distribution at once, when there is a reason and only then, and comes back
-%% after half a minute or more.
+%% It leaves the distribution at once, when there is a reason and only then. It comes back
+%% after half a minute or more; or after a few seconds, if the window was the limit and that
+%% was no help, and then it stays although the window is the limit.
 follows(_, [], _, _) -> true;
-follows(distribution, [{distribution, What} | Rest], _, Most) ->
-    (What =:= fine orelse What =:= slow_receiver) andalso follows(distribution, Rest, 0, Most);
-follows(distribution, [{connections, What} | Rest], _, Most) ->
-    (What =:= lost orelse What =:= limited) andalso follows(connections, Rest, 1, Most);
-follows(connections, [{connections, _} | Rest], For, Most) ->
-    For < Most andalso follows(connections, Rest, For + 1, Most);
-follows(connections, [{distribution, _} | Rest], For, Most) ->
-    For >= 30 andalso follows(distribution, Rest, 0, Most).
+follows({distribution, Vain}, [{distribution, What} | Rest], Now, Help) ->
+    (What =:= fine orelse What =:= slow_receiver orelse What =:= limited andalso Now - Vain =< 600)
+        andalso follows({distribution, Vain}, Rest, Now + 1, Help);
+follows({distribution, Vain}, [{connections, What} | Rest], Now, Help) ->
+    (What =:= lost orelse What =:= limited andalso Now - Vain >= 600)
+        andalso follows({connections, What, Now, Vain}, Rest, Now + 1, Help);
+follows({connections, Why, Since, Vain}, [{connections, _} | Rest], Now, Help) ->
+    Now - Since < case Why of limited when not Help -> 7; _ -> 601 end
+        andalso follows({connections, Why, Since, Vain}, Rest, Now + 1, Help);
+follows({connections, Why, Since, Vain}, [{distribution, _} | Rest], Now, Help) ->
+    IsVain = Why =:= limited andalso not Help,
+    case IsVain of
+        true -> Now - Since >= 4 andalso follows({distribution, Now}, Rest, Now + 1, Help);
+        false -> Now - Since >= 30 andalso follows({distribution, Vain}, Rest, Now + 1, Help)
+    end.
 
 %% --- waiters: a queue in which those who return stand first --------------------------
 
