@@ -79,11 +79,18 @@
 %% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
 %% on a busy connection.
 -spec send(destination(), Message) -> Message.
-send(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message);
-send({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message);
 send(To, Message) ->
+    case trunkline_inboxes:enter(To, Message, infinity) of
+        none -> send_on(To, Message);
+        {Keeper, Wrapped} -> _ = send_on(Keeper, Wrapped), Message;
+        refused -> Message                   % and counted: see trunkline_inbox
+    end.
+
+send_on(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message);
+send_on({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message);
+send_on(To, Message) ->
     erlang:send(To, Message).
 
 send_lane(Node, Addressee, To, Message) ->
@@ -100,28 +107,44 @@ send_lane(Node, Addressee, To, Message) ->
 %% As erlang:send/3. `nosuspend': answers so instead of waiting, and nothing is
 %% sent. `noconnect': answers so instead of setting up a connection.
 -spec send(destination(), term(), [nosuspend | noconnect]) -> ok | nosuspend | noconnect.
-send(To, Message, Options) when is_pid(To), node(To) =/= node();
-                                is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message, Options);
-send({Name, Node} = To, Message, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message, Options);
 send(To, Message, Options) ->
-    erlang:send(To, Message, Options).
-
-send_lane(Node, Addressee, To, Message, Options) ->
     case options(Options, infinity, connect) of
-        {Patience, Connect} ->
-            case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
-                direct ->
-                    trunkline_sender:fallback(Node),
-                    erlang:send(To, Message, Options);
-                unreachable ->
-                    ok;                      % dropped, as erlang:send/3 does
-                Answer ->
-                    Answer
+        {Patience, _} ->
+            case trunkline_inboxes:enter(To, Message, Patience) of
+                none ->
+                    send_on(To, Message, Options);
+                {Keeper, Wrapped} ->
+                    case send_on(Keeper, Wrapped, Options) of
+                        ok -> ok;
+                        Refused -> trunkline_inboxes:cancel(Keeper, Wrapped), Refused
+                    end;
+                refused ->
+                    ok;
+                nosuspend ->
+                    nosuspend
             end;
         badarg ->
             erlang:error(badarg, [To, Message, Options])
+    end.
+
+send_on(To, Message, Options) when is_pid(To), node(To) =/= node();
+                                   is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message, Options);
+send_on({Name, Node} = To, Message, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message, Options);
+send_on(To, Message, Options) ->
+    erlang:send(To, Message, Options).
+
+send_lane(Node, Addressee, To, Message, Options) ->
+    {Patience, Connect} = options(Options, infinity, connect),
+    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+        direct ->
+            trunkline_sender:fallback(Node),
+            erlang:send(To, Message, Options);
+        unreachable ->
+            ok;                              % dropped, as erlang:send/3 does
+        Answer ->
+            Answer
     end.
 
 options([nosuspend | Options], _, Connect) -> options(Options, nosuspend, Connect);
@@ -154,14 +177,21 @@ do_cast(Server, Request) ->
 
 %% As gen_server:call/2,3, to a gen_server or a gen_statem. Exits with {Reason,
 %% {trunkline, call, Args}}, with the Reason that gen_server:call would give. The
-%% time includes the wait for room.
+%% time includes the wait for room. An inbox that is full and does not let its senders wait
+%% (trunkline_inbox) is the reason `overload', at once.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
-    trunkline_call:call(ServerRef, Request, 5000, [ServerRef, Request]).
+    call(ServerRef, Request, 5000, [ServerRef, Request]).
 
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
-    trunkline_call:call(ServerRef, Request, Timeout, [ServerRef, Request, Timeout]).
+    call(ServerRef, Request, Timeout, [ServerRef, Request, Timeout]).
+
+call(ServerRef, Request, Timeout, Args) ->
+    case trunkline_inboxes:is_refusing(ServerRef) of
+        true -> exit({overload, {?MODULE, call, Args}});
+        false -> trunkline_call:call(ServerRef, Request, Timeout, Args)
+    end.
 
 %% As gen_server:send_request/2. The request id is for the functions below, not
 %% for gen_server's.

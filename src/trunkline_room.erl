@@ -24,7 +24,7 @@
 -export_type([room/0, what/0, answer/0]).
 
 -type what() :: session
-              | {room, Ix :: pos_integer(), Bytes :: pos_integer(), new | trunkline_waiters:ticket()}.
+              | {room, Ix :: pos_integer() | Inbox :: pid(), Bytes :: pos_integer(), new | trunkline_waiters:ticket()}.
 -type answer() :: {again, new | trunkline_waiters:ticket()}   % it makes sense to try again
                 | gone.                                       % the node is, for which the message was
 
@@ -39,23 +39,29 @@
 
 %% `down': the link has died. `timeout': the deadline (monotonic time in ms) has
 %% passed.
--spec wait(Link :: pid(), what(), infinity | integer()) -> answer() | timeout | down.
+-spec wait(Where :: pid() | atom(), what(), infinity | integer()) -> answer() | timeout | down.
 wait(Link, What, Deadline) ->
     Timeout = case Deadline of
                   infinity -> infinity;
                   _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
               end,
     Ref = monitor(process, Link, [{alias, reply_demonitor}]),
-    Link ! {wait, Ref, What},
+    tell_link(Link, {wait, Ref, What}),
     receive
         {Ref, Answer} -> Answer;
         {'DOWN', Ref, process, _, _} -> down
     after Timeout ->
             demonitor(Ref, [flush]),
-            Link ! {unwait, Ref, What},
+            tell_link(Link, {unwait, Ref, What}),
             receive {Ref, _} -> timeout
             after 0 -> timeout
             end
+    end.
+
+%% A name that nobody has any more: its monitor says so.
+tell_link(Link, What) ->
+    try Link ! What
+    catch error:badarg -> What
     end.
 
 %% --- for the link -----------------------------------------------------------

@@ -8,7 +8,8 @@
 %%      │         ├── trunkline_inlet, linked, one for each lane of the peer
 %%      │         └── trunkline_dock, linked, and its receivers
 %%      ├── trunkline_links
-%%      └── trunkline_listener
+%%      ├── trunkline_listener
+%%      └── trunkline_inboxes
 -module(trunkline_sup).
 -behaviour(supervisor).
 
@@ -28,4 +29,6 @@ init(Options) ->
            #{id => trunkline_links,
              start => {trunkline_links, start_link, [Options]}},
            #{id => trunkline_listener,
-             start => {trunkline_listener, start_link, [Options]}}]}}.
+             start => {trunkline_listener, start_link, [Options]}},
+           #{id => trunkline_inboxes,
+             start => {trunkline_inboxes, start_link, []}}]}}.

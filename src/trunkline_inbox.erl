@@ -1,0 +1,153 @@
+%% A short mailbox for who wants one: an inbox in front of a process.
+%%
+%%     init([]) ->
+%%         {ok, {#{}, [#{id => counter,
+%%                       start => {trunkline_inbox, start_link,
+%%                                 [{local, counter}, counter, Args, [{inbox, #{bytes => 1 bsl 20}}]]}}]}}.
+%%
+%% `start_link/3,4' start a gen_server or a gen_statem as their own start_link would, with
+%% its callback module unchanged, and an inbox in front of it that has its name, and is what
+%% its supervisor knows. The server's own mailbox then holds a handful of messages, so that
+%% its calls to others stay fast, while as much as the bound allows waits in the inbox. What
+%% is said to the server's own pid - replies to its requests, timers, monitors - does not
+%% pass the inbox.
+%%
+%% `open/1' puts an inbox in front of the calling process, which then says how many messages
+%% it is done with.
+%%
+%% When the inbox is full, its policy decides about messages sent with trunkline:send/2,3
+%% and cast/2, from any node that runs Trunkline:
+%%
+%%     block        the sender waits. (send/3 with nosuspend does not, and says so.)
+%%     reject       nobody waits: send/3 with nosuspend answers so, trunkline:call/2,3 exits at
+%%                  once with reason overload; send/2 and cast/2 drop the message and count it
+%%     drop_newest  a message that comes is dropped, and counted
+%%     drop_oldest  the oldest one makes room for it, is dropped, and counted
+%%
+%% Calls, system messages and exit signals are never dropped: somebody waits for each. Who
+%% sends with `!' or gen_server:cast/2 cannot be made to wait; beyond the bound that is as
+%% drop_newest, unless the policy is drop_oldest.
+-module(trunkline_inbox).
+
+-export([start_link/3, start_link/4, open/1, open/2, done/2, close/1, info/1]).
+
+-export_type([options/0, info/0]).
+
+-type options() :: #{policy => trunkline_mail:policy(),            % block
+                     bytes => pos_integer(),                       % 8 MB, as charged: 128 and its size for each
+                     messages => pos_integer(),                    % 100,000
+                     work => pos_integer(),                        % 8: messages that the process has at a time
+                     urgent => fun((Message :: term()) -> boolean()),   % overtakes others; none
+                     %% Tell the process how many have been dropped, ahead of the next message, by
+                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}.
+                     tell_dropped => boolean()}.                   % false; true for open/1,2
+-type info() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
+                  in_work := non_neg_integer(),
+                  passed := non_neg_integer(), dropped := non_neg_integer(),
+                  consumer := pid(),
+                  %% Of nodes that send: what they may have under way and queued, and who waits there.
+                  nodes := #{node() => #{window => {Bytes :: pos_integer(), Messages :: pos_integer()},
+                                         queued_messages => non_neg_integer(),
+                                         waiting => non_neg_integer(), refused => non_neg_integer()}},
+                  %% How many messages waited for less than so many us, and not less than half of it.
+                  time_in_queue := [{Microseconds :: pos_integer(), non_neg_integer()}]}.
+
+-define(ASK, 1000).                % ms: other nodes, for info/1
+
+%% As gen_server:start_link/3 and gen_statem:start_link/3; Options may have {inbox, options()}.
+-spec start_link(module(), Args :: term(), Options :: list()) -> {ok, pid()} | ignore | {error, term()}.
+start_link(Module, Args, Options) ->
+    start(none, Module, Args, Options).
+
+%% As gen_server:start_link/4 and gen_statem:start_link/4.
+-spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
+          {ok, pid()} | ignore | {error, term()}.
+start_link(Name, Module, Args, Options) ->
+    start(Name, Module, Args, Options).
+
+start(Name, Module, Args, Options) ->
+    case check(proplists:get_value(inbox, Options, #{}), false) of
+        {ok, Checked} ->
+            Rest = [Option || Option <- Options, not is_tuple(Option) orelse element(1, Option) =/= inbox],
+            trunkline_keeper:start_link(Name, {server, behaviour(Module), Module, Args, Rest}, Checked);
+        Error ->
+            Error
+    end.
+
+%% Who has callback_mode is a gen_statem.
+behaviour(Module) ->
+    _ = code:ensure_loaded(Module),
+    case erlang:function_exported(Module, callback_mode, 0) of
+        true -> gen_statem;
+        false -> gen_server
+    end.
+
+%% An inbox for the calling process, linked to it. It gets the messages as they were sent, and
+%% never has more than `work' of them that it has not said it is done with.
+-spec open(options()) -> {ok, Inbox :: pid()} | {error, term()}.
+open(Options) -> open_named(none, Options).
+
+%% And this is the inbox's name.
+-spec open(gen_server:server_name(), options()) -> {ok, Inbox :: pid()} | {error, term()}.
+open(Name, Options) -> open_named(Name, Options).
+
+open_named(Name, Options) ->
+    case check(Options, true) of
+        {ok, Checked} -> trunkline_keeper:start_link(Name, {process, self()}, Checked);
+        Error -> Error
+    end.
+
+%% I am done with so many messages of it. `badarg' if it is not an inbox of this node.
+-spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
+done(Inbox, N) when is_integer(N), N > 0 ->
+    case trunkline_inboxes:keeper(Inbox) of
+        Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:work(Keeper), N);
+        none -> erlang:error(badarg, [Inbox, N])
+    end;
+done(Inbox, N) ->
+    erlang:error(badarg, [Inbox, N]).
+
+%% What is in it is dropped, and nobody waits for it any more.
+-spec close(Inbox :: pid()) -> ok.
+close(Inbox) ->
+    Ref = monitor(process, Inbox),
+    unlink(Inbox),
+    exit(Inbox, kill),
+    receive {'DOWN', Ref, process, _, _} -> ok end.
+
+%% What goes on in it. `badarg' if it is not an inbox of this node.
+-spec info(Inbox :: pid() | atom()) -> info().
+info(Inbox) ->
+    case trunkline_inboxes:keeper(Inbox) of
+        Keeper when is_pid(Keeper) ->
+            #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
+            All = lists:usort([node() | maps:keys(Nodes)]),
+            Senders = lists:zip(All, erpc:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK)),
+            Info#{nodes := lists:foldl(fun({Node, {ok, Who}}, Map) ->
+                                               Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};
+                                          (_, Map) ->
+                                               Map
+                                       end, Nodes, Senders)};
+        none ->
+            erlang:error(badarg, [Inbox])
+    end.
+
+%% --- options --------------------------------------------------------------------------
+
+check(Options, TellDropped) when is_map(Options) ->
+    Defaults = #{policy => block, bytes => 8 bsl 20, messages => 100_000, work => 8, urgent => none,
+                 tell_dropped => TellDropped},
+    case [{Key, Value} || {Key, Value} <- maps:to_list(Options), not is_valid(Key, Value)] of
+        [] -> {ok, maps:merge(Defaults, Options)};
+        [{Key, Value} | _] -> {error, {bad_option, Key, Value}}
+    end;
+check(Options, _) ->
+    {error, {bad_option, inbox, Options}}.
+
+is_valid(policy, Policy) -> lists:member(Policy, [block, reject, drop_newest, drop_oldest]);
+is_valid(bytes, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 32;
+is_valid(messages, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 22;
+is_valid(work, N) -> is_integer(N) andalso N > 0;
+is_valid(urgent, Fun) -> Fun =:= none orelse is_function(Fun, 1);
+is_valid(tell_dropped, Flag) -> is_boolean(Flag);
+is_valid(_, _) -> false.

@@ -1,0 +1,130 @@
+%% A gen_server behind an inbox: the callbacks are the module's own, and so is the state; what
+%% has come through the keeper is marked, and counted as done after its callback.
+-module(trunkline_inbox_server).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([mark/2, begin_with/2, enter/1, done/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
+
+-export_type([handle/0]).
+
+-dialyzer({no_improper_lists, [mark/2]}).
+
+-type handle() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer()}.
+
+-define(HANDLE, '$trunkline_inbox').
+-define(LAST, '$trunkline_inbox_last').
+-define(MARKED(Serial, Message), ['$inbox', Serial | Message]).
+
+%% The mark is where gen_server and gen_statem leave it alone.
+-spec mark(pos_integer(), term()) -> term().
+mark(Serial, {'$gen_call', From, Request}) -> {'$gen_call', From, ?MARKED(Serial, Request)};
+mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
+mark(Serial, Message) -> ?MARKED(Serial, Message).
+
+%% To others it is a process of that module.
+-spec begin_with(module(), handle()) -> ok.
+begin_with(Module, Handle) ->
+    put('$initial_call', {Module, init, 1}),
+    put(?LAST, 0),
+    put(?HANDLE, {Module, Handle}),
+    ok.
+
+-spec enter(Content :: term()) -> {module(), Serial :: none | pos_integer(), Content :: term()}.
+enter(Content) ->
+    {Module, _} = get(?HANDLE),
+    case Content of
+        ?MARKED(Serial, Message) when is_integer(Serial) -> {Module, Serial, Message};
+        _ -> {Module, none, Content}
+    end.
+
+%% Counted once: a gen_statem may see a message again.
+-spec done(none | pos_integer()) -> ok.
+done(none) ->
+    ok;
+done(Serial) ->
+    case get(?LAST) of
+        Last when Serial > Last ->
+            put(?LAST, Serial),
+            {_, Handle} = get(?HANDLE),
+            trunkline_keeper:done(Handle, 1);
+        _ ->
+            ok
+    end.
+
+-spec init({module(), term(), handle()}) -> term().
+init({Module, Args, Handle}) ->
+    ok = begin_with(Module, Handle),
+    Module:init(Args).
+
+-spec handle_call(term(), gen_server:from(), term()) -> term().
+handle_call(Content, From, State) ->
+    {Module, Serial, Request} = enter(Content),
+    Result = Module:handle_call(Request, From, State),
+    done(Serial),
+    Result.
+
+-spec handle_cast(term(), term()) -> term().
+handle_cast(Content, State) ->
+    {Module, Serial, Request} = enter(Content),
+    Result = Module:handle_cast(Request, State),
+    done(Serial),
+    Result.
+
+-spec handle_info(term(), term()) -> term().
+handle_info(Content, State) ->
+    {Module, Serial, Message} = enter(Content),
+    Result = case erlang:function_exported(Module, handle_info, 2) of
+                 true ->
+                     Module:handle_info(Message, State);
+                 false ->
+                     ?LOG_WARNING("~p has no handle_info/2 and got: ~tP", [Module, Message, 30]),
+                     {noreply, State}
+             end,
+    done(Serial),
+    Result.
+
+-spec handle_continue(term(), term()) -> term().
+handle_continue(Continue, State) ->
+    {Module, _, _} = enter(none),
+    Module:handle_continue(Continue, State).
+
+-spec terminate(term(), term()) -> term().
+terminate(Reason, State) ->
+    {Module, _, _} = enter(none),
+    case erlang:function_exported(Module, terminate, 2) of
+        true -> Module:terminate(Reason, State);
+        false -> ok
+    end.
+
+-spec code_change(term(), term(), term()) -> term().
+code_change(OldVersion, State, Extra) ->
+    {Module, _, _} = enter(none),
+    case erlang:function_exported(Module, code_change, 3) of
+        true -> Module:code_change(OldVersion, State, Extra);
+        false -> {ok, State}
+    end.
+
+-spec format_status(gen_server:format_status()) -> gen_server:format_status().
+format_status(Status) ->
+    {Module, _, _} = enter(none),
+    Plain = maps:map(fun(message, Message) -> unmark(Message);
+                        (_, Value) -> Value
+                     end, Status),
+    case erlang:function_exported(Module, format_status, 1) of
+        true ->
+            Module:format_status(Plain);
+        false ->
+            case {erlang:function_exported(Module, format_status, 2), Plain} of
+                {true, #{state := State, reason := _}} -> Plain#{state := Module:format_status(terminate, [get(), State])};
+                {true, #{state := State}} -> Plain#{state := Module:format_status(normal, [get(), State])};
+                _ -> Plain
+            end
+    end.
+
+unmark({'$gen_call', From, Content}) -> {'$gen_call', From, unmark(Content)};
+unmark({'$gen_cast', Content}) -> {'$gen_cast', unmark(Content)};
+unmark(?MARKED(_, Message)) -> Message;
+unmark(Message) -> Message.

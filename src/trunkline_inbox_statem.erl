@@ -1,0 +1,52 @@
+%% A gen_statem behind an inbox: as trunkline_inbox_server.
+-module(trunkline_inbox_statem).
+-behaviour(gen_statem).
+
+-export([callback_mode/0, init/1, handle_event/4, terminate/3, code_change/4, format_status/1]).
+
+%% Each state's own function, if the module has such, is called from here.
+-spec callback_mode() -> gen_statem:callback_mode_result().
+callback_mode() ->
+    {Module, _, _} = trunkline_inbox_server:enter(none),
+    Mode = Module:callback_mode(),
+    [handle_event_function | [state_enter || Mode =:= state_enter orelse is_list(Mode) andalso lists:member(state_enter, Mode)]].
+
+-spec init({module(), term(), trunkline_inbox_server:handle()}) -> term().
+init({Module, Args, Handle}) ->
+    ok = trunkline_inbox_server:begin_with(Module, Handle),
+    Module:init(Args).
+
+-spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> term().
+handle_event(Type, Content, State, Data) ->
+    {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
+    Mode = Module:callback_mode(),
+    Result = case Mode =:= state_functions orelse is_list(Mode) andalso lists:member(state_functions, Mode) of
+                 true -> Module:State(Type, Event, Data);
+                 false -> Module:handle_event(Type, Event, State, Data)
+             end,
+    trunkline_inbox_server:done(Serial),
+    Result.
+
+-spec terminate(term(), term(), term()) -> term().
+terminate(Reason, State, Data) ->
+    {Module, _, _} = trunkline_inbox_server:enter(none),
+    case erlang:function_exported(Module, terminate, 3) of
+        true -> Module:terminate(Reason, State, Data);
+        false -> ok
+    end.
+
+-spec code_change(term(), term(), term(), term()) -> term().
+code_change(OldVersion, State, Data, Extra) ->
+    {Module, _, _} = trunkline_inbox_server:enter(none),
+    case erlang:function_exported(Module, code_change, 4) of
+        true -> Module:code_change(OldVersion, State, Data, Extra);
+        false -> {ok, State, Data}
+    end.
+
+-spec format_status(gen_statem:format_status()) -> gen_statem:format_status().
+format_status(Status) ->
+    {Module, _, _} = trunkline_inbox_server:enter(none),
+    case erlang:function_exported(Module, format_status, 1) of
+        true -> Module:format_status(Status);
+        false -> Status
+    end.

@@ -1,0 +1,364 @@
+%% The process in front of a process: it takes what comes, keeps it in order and within
+%% bounds, and hands on a handful at a time.
+%%
+%%     senders ──> keeper [ calls │ urgent │ others ] ── at most WORK ──> consumer
+%%                   │ ^                                                      │
+%%       credit <────┘ └──────────── more: half of them are done ─────────────┘
+%%
+%% The keeper's mailbox is short since it does nothing that takes time; the consumer's is
+%% since the keeper sees to it. How many messages the consumer has is counted in an array
+%% that both write: the consumer sends a message only if the keeper waits for it to have done
+%% half of what it has.
+%%
+%% To everybody else the keeper is the server: it has its name, it is what its supervisor
+%% knows, system messages and exit signals pass through it at once, past all mail, and when
+%% the server ends it ends with the same reason, and the other way round.
+%%
+%% The mailbox may be long, therefore every receive here takes whatever comes first, but for
+%% the one in which it waits for its server to end.
+-module(trunkline_keeper).
+
+-export([start_link/3, open/2, done/2, info/1]).
+-export([init/2, loop/1]).
+
+-export_type([name/0, options/0, what/0]).
+
+-type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
+-type options() :: #{policy := trunkline_mail:policy(),
+                     bytes := pos_integer(), messages := pos_integer(),
+                     work := pos_integer(),
+                     urgent := none | fun((term()) -> boolean()),
+                     tell_dropped := boolean()}.
+%% In front of what.
+-type what() :: {server, gen_server | gen_statem, module(), Args :: term(), Options :: list()}
+              | {process, pid()}.
+
+%% Cells that the keeper and the consumer share.
+-define(WORK, 1).                     % messages that the consumer has
+-define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
+%% ms
+-define(CREDIT, 20).                  % what has left is told to its senders' node
+-define(AGAIN, 100).
+-define(QUIET, 1000).
+%% Time in queue: less than 2^N us, for N in 0 .. 31.
+-define(BUCKETS, 32).
+
+-record(keeper,
+        {parent :: pid(),
+         name :: name(),
+         consumer :: pid(),
+         kind :: server | process,
+         work :: atomics:atomics_ref(),
+         most :: pos_integer(),
+         mail :: trunkline_mail:mail(),
+         share :: trunkline_share:share(),
+         options :: options(),
+         serial = 0 :: non_neg_integer(),
+         times = counters:new(?BUCKETS, []) :: counters:counters_ref(),
+         passed = 0 :: non_neg_integer(),
+         dropped = 0 :: non_neg_integer(),
+         inboxes :: reference(),                            % monitor
+         full = false :: boolean(),                         % and others know
+         credit_timer = false :: boolean()}).
+
+%% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
+-spec start_link(name(), what(), options()) -> {ok, pid()} | ignore | {error, term()}.
+start_link(Name, What, Options) ->
+    proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]).
+
+%% In front of the calling process.
+-spec open(name(), options()) -> {ok, pid()} | {error, term()}.
+open(Name, Options) ->
+    start_link(Name, {process, self()}, Options).
+
+%% The consumer has done so many.
+-spec done(trunkline_inbox_server:handle(), pos_integer()) -> ok.
+done({Keeper, Work, Most}, N) ->
+    case atomics:sub_get(Work, ?WORK, N) of
+        Left when Left * 2 =< Most ->
+            case atomics:get(Work, ?AWAITED) =:= 1 andalso atomics:exchange(Work, ?AWAITED, 0) of
+                1 -> Keeper ! '$inbox_more', ok;
+                _ -> ok
+            end;
+        _ ->
+            ok
+    end.
+
+-spec info(pid()) -> map().
+info(Keeper) ->
+    Ref = monitor(process, Keeper, [{alias, reply_demonitor}]),
+    Keeper ! ['$inbox_info' | Ref],
+    receive
+        {Ref, Info} -> Info;
+        {'DOWN', Ref, process, _, Reason} -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
+    end.
+
+%% --- its beginning --------------------------------------------------------------------
+
+-spec init(pid(), {name(), what(), options()}) -> no_return() | ok.
+init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
+    process_flag(trap_exit, true),
+    process_flag(message_queue_data, off_heap),
+    Work = atomics:new(2, [{signed, true}]),
+    case take_name(Name) of
+        true ->
+            case start(What, {self(), Work, Most}) of
+                {ok, Consumer} ->
+                    ok = atomics:put(Work, ?WORK, 0),
+                    Bound = {Bytes, Messages},
+                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}) of
+                        ok ->
+                            proc_lib:init_ack(Parent, {ok, self()}),
+                            loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
+                                         most = Most, mail = trunkline_mail:new(Bound, Policy),
+                                         share = trunkline_share:new(Bytes, Messages), options = Options,
+                                         inboxes = monitor(process, trunkline_inboxes)});
+                        {error, Reason} ->
+                            element(1, What) =:= server andalso stop(Consumer, shutdown),
+                            fail(Name, Parent, {error, Reason}, Reason)
+                    end;
+                ignore ->
+                    fail(Name, Parent, ignore, normal);
+                {error, Reason} ->
+                    fail(Name, Parent, {error, Reason}, Reason)
+            end;
+        {false, Pid} ->
+            proc_lib:init_ack(Parent, {error, {already_started, Pid}})
+    end.
+
+fail(Name, Parent, Answer, Reason) ->
+    give_name_back(Name),
+    proc_lib:init_ack(Parent, Answer),
+    end_with(Reason).
+
+%% Of this one there is no report: the server's own is enough.
+end_with(Reason) ->
+    process_flag(trap_exit, false),
+    exit(self(), Reason).
+
+start({process, Pid}, _) -> {ok, Pid};
+start({server, gen_server, Module, Args, Options}, Handle) ->
+    gen_server:start_link(trunkline_inbox_server, {Module, Args, Handle}, Options);
+start({server, gen_statem, Module, Args, Options}, Handle) ->
+    gen_statem:start_link(trunkline_inbox_statem, {Module, Args, Handle}, Options).
+
+%% As gen does.
+take_name(none) -> true;
+take_name({local, Name}) ->
+    try register(Name, self())
+    catch error:_ -> {false, whereis(Name)}
+    end;
+take_name({global, Name}) -> take_name({via, global, Name});
+take_name({via, Module, Name}) ->
+    case Module:register_name(Name, self()) of
+        yes -> true;
+        no -> {false, Module:whereis_name(Name)}
+    end.
+
+give_name_back({local, Name}) ->
+    try unregister(Name) catch error:_ -> true end;
+give_name_back({global, Name}) -> give_name_back({via, global, Name});
+give_name_back({via, Module, Name}) -> Module:unregister_name(Name);
+give_name_back(none) -> true.
+
+local_name({local, Name}) -> Name;
+local_name(_) -> undefined.
+
+%% --- what comes -----------------------------------------------------------------------
+
+-spec loop(#keeper{}) -> no_return() | ok.
+loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
+    receive
+        ['$inbox', Source, Charge | Message] ->
+            Now = erlang:monotonic_time(microsecond),
+            {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Charge, S#keeper.share),
+            loop(accept(granted, Source, Charge, Now, Message, pay(Credits, S#keeper{share = Share})));
+        {'$gen_call', _, _} = Call ->
+            loop(plain(call, Call, S));
+        '$inbox_more' ->
+            loop(pass(S));
+        {system, _, _} = System when S#keeper.kind =:= server ->
+            Consumer ! System,
+            loop(S);
+        {'EXIT', Consumer, Reason} ->
+            give_name_back(S#keeper.name),
+            end_with(Reason);
+        {'EXIT', Parent, Reason} ->
+            stop(Consumer, Reason),
+            end_with(Reason);
+        {'EXIT', _, Reason} = Exit ->
+            signal(Reason, Exit, S),
+            loop(S);
+        {timeout, _, '$inbox_credit'} ->
+            {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
+            loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
+        ['$inbox_audit', Pid, Source | Level] ->
+            _ = erlang:send(Pid, {held, self(), Source, Level, trunkline_share:held(Source, S#keeper.share)}, [noconnect]),
+            loop(S);
+        ['$inbox_info' | Ref] ->
+            Ref ! {Ref, show(S)},
+            loop(S);
+        {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
+            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
+            loop(S);
+        {timeout, _, '$inbox_again'} ->
+            loop(again(S));
+        Message ->
+            loop(plain(other, Message, S))
+    after ?QUIET ->
+            proc_lib:hibernate(?MODULE, loop, [S])
+    end.
+
+%% Nobody has asked for room. (A name that other processes have may be anybody's.)
+plain(Kind, Message, S) ->
+    accept(Kind, none, trunkline_gate:charge(Message), erlang:monotonic_time(microsecond), Message, S).
+
+accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, most = Most} = S) ->
+    case trunkline_mail:level(Mail) =:= 0 andalso atomics:get(Work, ?WORK) < Most of
+        true ->
+            counters:add(S#keeper.times, 1, 1),
+            left(Source, Charge, Now, hand_on(Message, S));
+        false ->
+            {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, {Charge, {Now, Source, Message}}, Mail),
+            S1 = full(S#keeper{mail = Mail1, dropped = S#keeper.dropped + length(Dropped)}),
+            pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end, S1, Dropped))
+    end.
+
+class(_, #keeper{options = #{urgent := none}}) -> normal;
+class(Message, #keeper{options = #{urgent := IsUrgent}}) ->
+    try IsUrgent(Message) of
+        true -> urgent;
+        _ -> normal
+    catch
+        _:_ -> normal
+    end.
+
+%% As much as the consumer may have.
+pass(#keeper{mail = Mail, work = Work, most = Most} = S) ->
+    case trunkline_mail:level(Mail) =/= 0 of
+        true ->
+            case atomics:get(Work, ?WORK) < Most of
+                true ->
+                    {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
+                    Now = erlang:monotonic_time(microsecond),
+                    counters:add(S#keeper.times, bucket(Now - Came), 1),
+                    S1 = tell_dropped(S#keeper{mail = Mail1}),
+                    pass(full(left(Source, Charge, Now, hand_on(Message, S1))));
+                false ->
+                    wait(S)
+            end;
+        false ->
+            S
+    end.
+
+%% First the mark, then the number: a consumer that has done one in between sees it.
+wait(#keeper{work = Work, most = Most} = S) ->
+    case atomics:get(Work, ?AWAITED) of
+        1 ->
+            S;
+        0 ->
+            atomics:put(Work, ?AWAITED, 1),
+            case atomics:get(Work, ?WORK) * 2 =< Most of
+                true -> pass(S);
+                false -> S
+            end
+    end.
+
+hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial = Serial, passed = Passed} = S) ->
+    atomics:add(Work, ?WORK, 1),
+    Consumer ! case Kind of
+                   process -> Message;
+                   server -> trunkline_inbox_server:mark(Serial + 1, Message)
+               end,
+    S#keeper{serial = Serial + 1, passed = Passed + 1}.
+
+tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
+    case trunkline_mail:take_dropped(Mail) of
+        {0, _} -> S;
+        {N, Mail1} -> hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})
+    end;
+tell_dropped(S) ->
+    S.
+
+%% --- credit ---------------------------------------------------------------------------
+
+left(none, _, _, S) ->
+    S;
+left(Source, Charge, Now, #keeper{share = Share} = S) ->
+    {Credits, Share1} = trunkline_share:left(Now div 1000, Source, Charge, Share),
+    credit_timer(pay(Credits, S#keeper{share = Share1})).
+
+credit_timer(#keeper{credit_timer = false} = S) ->
+    case trunkline_share:is_owing(S#keeper.share) of
+        true -> _ = erlang:start_timer(?CREDIT, self(), '$inbox_credit'), S#keeper{credit_timer = true};
+        false -> S
+    end;
+credit_timer(S) ->
+    S.
+
+%% A connection that is busy must not hold this up: the audit mends it.
+pay(Credits, S) ->
+    lists:foreach(fun({{Node, _} = Source, Left, Window}) ->
+                          erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend])
+                  end, Credits),
+    S.
+
+%% Calls at nodes that do not wait should not even be sent.
+full(#keeper{options = #{policy := reject}, full = Full, mail = Mail, share = Share} = S) ->
+    case trunkline_mail:is_full(Mail) of
+        Full -> S;
+        Now ->
+            Nodes = lists:usort([node() | nodes(connected)] ++ [N || {N, _} <- maps:keys(trunkline_share:sources(Share))]),
+            Flag = case Now of true -> 1; false -> 0 end,
+            _ = [erlang:send({trunkline_inboxes, N}, {full, self(), Flag}, [noconnect, nosuspend]) || N <- Nodes],
+            S#keeper{full = Now}
+    end;
+full(S) ->
+    S.
+
+%% trunkline_inboxes was killed, or the application has stopped.
+again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->
+    case whereis(trunkline_inboxes) of
+        undefined ->
+            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
+            S;
+        Pid ->
+            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most}},
+            S#keeper{inboxes = monitor(process, Pid)}
+    end.
+
+%% --- signals --------------------------------------------------------------------------
+
+%% What the server would have got, were it the one that others link to.
+signal(Reason, Exit, #keeper{kind = server, consumer = Consumer}) ->
+    case process_info(Consumer, trap_exit) of
+        {trap_exit, true} -> _ = Consumer ! Exit, ok;
+        _ when Reason =:= normal -> ok;
+        _ -> _ = exit(Consumer, Reason), ok
+    end;
+signal(normal, _, _) ->
+    ok;
+signal(Reason, _, #keeper{kind = process}) ->
+    end_with(Reason).
+
+%% Whoever has started it waits, for as long as he says.
+stop(Consumer, Reason) ->
+    exit(Consumer, Reason),
+    receive {'EXIT', Consumer, _} -> ok end.
+
+%% --- what is shown ----------------------------------------------------------------------
+
+show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
+    Level = trunkline_mail:level(Mail),
+    #{queued_messages => trunkline_gate:messages(Level), queued_bytes => trunkline_gate:bytes(Level),
+      in_work => max(0, atomics:get(Work, ?WORK)),
+      passed => S#keeper.passed, dropped => S#keeper.dropped,
+      consumer => S#keeper.consumer,
+      nodes => maps:from_list([{Node, #{window => Window, queued_messages => trunkline_gate:messages(Held)}}
+                               || {{Node, _}, #{window := Window, held := Held}} <- maps:to_list(trunkline_share:sources(Share))]),
+      time_in_queue => [{1 bsl (N - 1), Count} || N <- lists:seq(1, ?BUCKETS), Count <- [counters:get(Times, N)], Count > 0]}.
+
+bucket(Time) -> bucket(Time, 1).
+
+bucket(Time, N) when Time < 1; N =:= ?BUCKETS -> N;
+bucket(Time, N) -> bucket(Time bsr 1, N + 1).

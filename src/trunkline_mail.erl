@@ -1,0 +1,120 @@
+%% What waits in an inbox: a queue with bounds, two classes, and a policy for what is
+%% too much.
+%%
+%%                 urgent    calls  ──┐
+%%                           others ──┴─> first ──┐
+%%                 normal    calls  ──┐           ├──> out
+%%                           others ──┴─> then  ──┘
+%%
+%% Within a class messages leave in the order in which they came. A message is admitted
+%% while what is there is below both bounds, as at a gate (trunkline_gate). Calls are
+%% always admitted, and never dropped: somebody waits for each. So are messages whose
+%% room was `granted' before they were sent (trunkline_share).
+%%
+%% This module decides, and does nothing.
+-module(trunkline_mail).
+
+-export([new/2, in/4, out/1, level/1, is_full/1, take_dropped/1]).
+
+-export_type([mail/0, policy/0, class/0, kind/0, item/1]).
+
+-type policy() :: block | reject | drop_newest | drop_oldest.
+-type class() :: urgent | normal.
+-type kind() :: call | granted | other.
+-type charge() :: trunkline_gate:charge().
+-type item(Any) :: {charge(), Any}.
+-type numbered(Any) :: {pos_integer(), item(Any)}.
+
+-record(mail,
+        {bytes :: pos_integer(),
+         messages :: pos_integer(),
+         policy :: policy(),
+         next = 1 :: pos_integer(),
+         level = 0 :: charge(),
+         %% Each class: what may not be dropped, and what may.
+         urgent = {queue:new(), queue:new()} :: {queue:queue(numbered(any())), queue:queue(numbered(any()))},
+         normal = {queue:new(), queue:new()} :: {queue:queue(numbered(any())), queue:queue(numbered(any()))},
+         dropped = 0 :: non_neg_integer()}).    % nobody has been told of
+-opaque mail() :: #mail{}.
+
+-spec new({Bytes :: pos_integer(), Messages :: pos_integer()}, policy()) -> mail().
+new({Bytes, Messages}, Policy) -> #mail{bytes = Bytes, messages = Messages, policy = Policy}.
+
+%% Answers what had to be dropped: the new one, if it is not among them, is in.
+-spec in(class(), kind(), item(Any), mail()) -> {Dropped :: [item(Any)], mail()}.
+in(Class, Kind, Item, M) when Kind =:= call; Kind =:= granted ->
+    {[], put(Class, kept, Item, M)};
+in(Class, other, Item, #mail{policy = drop_oldest} = M) ->
+    make_room(Class, Item, [], M);
+in(Class, other, Item, M) ->
+    case is_full(M) of
+        true -> drop([Item], M);
+        false -> {[], put(Class, other, Item, M)}
+    end.
+
+%% The oldest go, normal ones first. If nothing may go there is no room for the new one.
+make_room(Class, Item, Dropped, M) ->
+    case is_full(M) of
+        false ->
+            drop(Dropped, put(Class, other, Item, M));
+        true ->
+            case drop_first([normal, urgent], M) of
+                {First, M1} -> make_room(Class, Item, [First | Dropped], M1);
+                none -> drop([Item | Dropped], M)
+            end
+    end.
+
+drop_first([], _) ->
+    none;
+drop_first([Class | Classes], M) ->
+    {Kept, Others} = class(Class, M),
+    case queue:out(Others) of
+        {{value, {_, {Charge, _} = Item}}, Others1} ->
+            {Item, set_class(Class, {Kept, Others1}, M#mail{level = M#mail.level - Charge})};
+        {empty, _} ->
+            drop_first(Classes, M)
+    end.
+
+drop(Dropped, #mail{dropped = N} = M) -> {lists:reverse(Dropped), M#mail{dropped = N + length(Dropped)}}.
+
+put(Class, Where, {Charge, _} = Item, #mail{next = N, level = Level} = M) ->
+    {Kept, Others} = class(Class, M),
+    set_class(Class, case Where of
+                         kept -> {queue:in({N, Item}, Kept), Others};
+                         other -> {Kept, queue:in({N, Item}, Others)}
+                     end, M#mail{next = N + 1, level = Level + Charge}).
+
+-spec out(mail()) -> {item(any()), mail()} | empty.
+out(M) -> out([urgent, normal], M).
+
+out([], _) ->
+    empty;
+out([Class | Classes], #mail{level = Level} = M) ->
+    {Kept, Others} = class(Class, M),
+    case {queue:peek(Kept), queue:peek(Others)} of
+        {empty, empty} ->
+            out(Classes, M);
+        {{value, {A, {Charge, _} = Item}}, {value, {B, _}}} when A < B ->
+            {Item, set_class(Class, {queue:drop(Kept), Others}, M#mail{level = Level - Charge})};
+        {_, {value, {_, {Charge, _} = Item}}} ->
+            {Item, set_class(Class, {Kept, queue:drop(Others)}, M#mail{level = Level - Charge})};
+        {{value, {_, {Charge, _} = Item}}, empty} ->
+            {Item, set_class(Class, {queue:drop(Kept), Others}, M#mail{level = Level - Charge})}
+    end.
+
+class(urgent, #mail{urgent = Queues}) -> Queues;
+class(normal, #mail{normal = Queues}) -> Queues.
+
+set_class(urgent, Queues, M) -> M#mail{urgent = Queues};
+set_class(normal, Queues, M) -> M#mail{normal = Queues}.
+
+-spec level(mail()) -> charge().
+level(#mail{level = Level}) -> Level.
+
+-spec is_full(mail()) -> boolean().
+is_full(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
+    trunkline_gate:bytes(Level) >= Bytes orelse trunkline_gate:messages(Level) >= Messages.
+
+%% How many have been dropped since this was asked last.
+-spec take_dropped(mail()) -> {non_neg_integer(), mail()}.
+take_dropped(#mail{dropped = N} = M) -> {N, M#mail{dropped = 0}}.
