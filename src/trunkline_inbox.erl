@@ -101,7 +101,7 @@ open_named(Name, Options) ->
 -spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
 done(Inbox, N) when is_integer(N), N > 0 ->
     case trunkline_inboxes:keeper(Inbox) of
-        Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:work(Keeper), N);
+        Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:handle(Keeper), N);
         none -> erlang:error(badarg, [Inbox, N])
     end;
 done(Inbox, N) ->

@@ -14,6 +14,11 @@
 
 -type handle() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer()}.
 
+-type more() :: timeout() | hibernate | {continue, term()}.
+-type init_result() :: {ok, term()} | {ok, term(), more()} | {stop, term()} | ignore.
+-type result() :: {noreply, term()} | {noreply, term(), more()} | {stop, term(), term()}.
+-type call_result() :: result() | {reply, term(), term()} | {reply, term(), term(), more()} | {stop, term(), term(), term()}.
+
 -define(HANDLE, '$trunkline_inbox').
 -define(LAST, '$trunkline_inbox_last').
 -define(MARKED(Serial, Message), ['$inbox', Serial | Message]).
@@ -54,26 +59,26 @@ done(Serial) ->
             ok
     end.
 
--spec init({module(), term(), handle()}) -> term().
+-spec init({module(), term(), handle()}) -> init_result().
 init({Module, Args, Handle}) ->
     ok = begin_with(Module, Handle),
     Module:init(Args).
 
--spec handle_call(term(), gen_server:from(), term()) -> term().
+-spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->
     {Module, Serial, Request} = enter(Content),
     Result = Module:handle_call(Request, From, State),
     done(Serial),
     Result.
 
--spec handle_cast(term(), term()) -> term().
+-spec handle_cast(term(), term()) -> result().
 handle_cast(Content, State) ->
     {Module, Serial, Request} = enter(Content),
     Result = Module:handle_cast(Request, State),
     done(Serial),
     Result.
 
--spec handle_info(term(), term()) -> term().
+-spec handle_info(term(), term()) -> result().
 handle_info(Content, State) ->
     {Module, Serial, Message} = enter(Content),
     Result = case erlang:function_exported(Module, handle_info, 2) of
@@ -86,7 +91,7 @@ handle_info(Content, State) ->
     done(Serial),
     Result.
 
--spec handle_continue(term(), term()) -> term().
+-spec handle_continue(term(), term()) -> result().
 handle_continue(Continue, State) ->
     {Module, _, _} = enter(none),
     Module:handle_continue(Continue, State).
@@ -99,7 +104,7 @@ terminate(Reason, State) ->
         false -> ok
     end.
 
--spec code_change(term(), term(), term()) -> term().
+-spec code_change(term(), term(), term()) -> {ok, term()} | {error, term()}.
 code_change(OldVersion, State, Extra) ->
     {Module, _, _} = enter(none),
     case erlang:function_exported(Module, code_change, 3) of

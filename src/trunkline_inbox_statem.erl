@@ -11,12 +11,12 @@ callback_mode() ->
     Mode = Module:callback_mode(),
     [handle_event_function | [state_enter || Mode =:= state_enter orelse is_list(Mode) andalso lists:member(state_enter, Mode)]].
 
--spec init({module(), term(), trunkline_inbox_server:handle()}) -> term().
+-spec init({module(), term(), trunkline_inbox_server:handle()}) -> gen_statem:init_result(term()).
 init({Module, Args, Handle}) ->
     ok = trunkline_inbox_server:begin_with(Module, Handle),
     Module:init(Args).
 
--spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> term().
+-spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> gen_statem:event_handler_result(term()).
 handle_event(Type, Content, State, Data) ->
     {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
     Mode = Module:callback_mode(),

@@ -21,12 +21,12 @@
 -behaviour(gen_server).
 
 -export([start_link/0, enter/3, cancel/2, is_refusing/1, keeper/1, senders/1]).
--export([register/4, work/1]).
+-export([register/4, handle/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([key/0, patience/0]).
 
--dialyzer({no_improper_lists, [enter_gate/5]}).
+-dialyzer({no_improper_lists, [enter_gate/5, handle_info/2]}).
 
 -define(TABLE, ?MODULE).
 %% ms between two looks at what has been left behind
@@ -34,7 +34,7 @@
 -define(AGAIN, 1).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
-%% is full, and how many messages have been refused.
+%% is full (an odd number), and how many messages have been refused.
 -define(LEVEL, 1).
 -define(BYTES, 2).
 -define(MESSAGES, 3).
@@ -52,7 +52,7 @@
          gate :: atomics:atomics_ref(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own, {keeper :: pid(), inbox :: inbox(), work :: atomics:atomics_ref()}).
+-record(own, {keeper :: pid(), inbox :: inbox(), handle :: trunkline_inbox_server:handle()}).
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
@@ -117,7 +117,7 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
 is_refusing(Key) ->
     case persistent_term:get(?MODULE, none) =:= some andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
-            atomics:get(Gate, ?FULL) =:= 1 orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
+            atomics:get(Gate, ?FULL) band 1 =:= 1 orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
         _ ->
             false
     end.
@@ -133,19 +133,19 @@ lookup(Key) ->
 %% --- for inboxes ------------------------------------------------------------------
 
 %% By a keeper, of itself.
--spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), Work :: trunkline_inbox_server:handle()) ->
+-spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), trunkline_inbox_server:handle()) ->
           ok | {error, not_started}.
-register(Name, Policy, Bound, Work) ->
-    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work}, infinity)
+register(Name, Policy, Bound, Handle) ->
+    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Handle}, infinity)
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
 
-%% What the keeper and its consumer count together.
--spec work(pid()) -> trunkline_inbox_server:handle().
-work(Keeper) ->
-    #own{work = Work} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
-    Work.
+%% How the consumer tells the keeper what it has done.
+-spec handle(pid()) -> trunkline_inbox_server:handle().
+handle(Keeper) ->
+    #own{handle = Handle} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
+    Handle.
 
 %% The keeper of a name or pid of this node.
 -spec keeper(key()) -> pid() | none.
@@ -179,8 +179,8 @@ init([]) ->
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({register, Inbox, Work}, _, S) ->
-    {reply, ok, own(Inbox, Work, S)};
+handle_call({register, Inbox, Handle}, _, S) ->
+    {reply, ok, own(Inbox, Handle, S)};
 handle_call({waiting, Keeper}, _, #state{waiters = Waiters} = S) ->
     {reply, case Waiters of
                 #{Keeper := W} -> trunkline_waiters:size(W);
@@ -218,14 +218,14 @@ handle_info({credit, Keeper, Source, Left, {Bytes, Messages}}, S) ->
         _ ->
             {noreply, S}
     end;
-handle_info({full, Keeper, Full}, S) ->
+handle_info({full, Keeper, Number}, S) ->
     case lookup(Keeper) of
-        #row{gate = Gate} -> atomics:put(Gate, ?FULL, Full);
+        #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
         none -> ok
     end,
     {noreply, S};
-handle_info({register, Inbox, Work}, S) ->
-    {noreply, own(Inbox, Work, S)};
+handle_info({register, Inbox, Handle}, S) ->
+    {noreply, own(Inbox, Handle, S)};
 handle_info({introduce, Node}, S) ->
     introduce(Node),
     {noreply, S};
@@ -234,8 +234,10 @@ handle_info({introduced, Inboxes}, S) ->
 handle_info({nodeup, Node, _}, S) ->
     introduce(Node),
     {noreply, S};
-handle_info({'DOWN', _, process, Keeper, _}, #state{waiters = All, missing = Missing} = S) ->
-    true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
+handle_info({'DOWN', _, process, Keeper, Reason}, #state{waiters = All, missing = Missing} = S) ->
+    %% The next connection may be there already, and what was said on it.
+    Reason =:= noconnection andalso tell(node(Keeper), {introduce, node()}),
+    lists:foreach(fun(Key) -> ets:delete(?TABLE, Key) end, keys(Keeper)),
     true = ets:delete(?TABLE, {own, Keeper}),
     case maps:take(Keeper, All) of
         {Waiters, All1} ->
@@ -252,7 +254,7 @@ handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
                 true ->
                     {noreply, S#state{missing = maps:remove(Keeper, S#state.missing)}};
                 false ->
-                    _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect]),
+                    _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect, nosuspend]),
                     _ = erlang:start_timer(?AUDIT, self(), {audit, Keeper}),
                     {noreply, S}
             end;
@@ -275,8 +277,8 @@ handle_info({held, Keeper, Source, Level, Held}, #state{missing = Missing} = S) 
 handle_info(_, S) ->
     {noreply, S}.
 
-own({Keeper, _, _, _} = Inbox, Work, S) ->
-    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work}}),
+own({Keeper, _, _, _} = Inbox, Handle, S) ->
+    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, handle = Handle}}),
     lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, nodes(connected)),
     introduced(Inbox, S).
 
@@ -286,9 +288,10 @@ introduce(Node) ->
         Inboxes -> tell(Node, {introduced, Inboxes})
     end.
 
-%% (Where nobody has that name it is lost, as it should be.)
+%% Not by itself: a connection may be busy. (Where nobody has that name it is lost, as it
+%% should be.)
 tell(Node, What) ->
-    _ = erlang:send({?MODULE, Node}, What, [noconnect]),
+    _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end),
     ok.
 
 %% An inbox whose policy is to drop bounds nobody. A name that has two belongs to the newer.
@@ -312,6 +315,10 @@ introduced({Keeper, Name, Policy, Bound}, #state{waiters = Waiters} = S)
 introduced({Keeper, _, _, _}, S) ->
     _ = [monitor(process, Keeper) || node(Keeper) =:= node()],
     S.
+
+%% By which it is known. (A name may belong to another one already.)
+keys(Keeper) ->
+    ets:select(?TABLE, [{{row, '$1', Keeper, '_', '_', '_'}, [], ['$1']}]).
 
 names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];

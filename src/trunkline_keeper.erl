@@ -21,6 +21,8 @@
 -export([start_link/3, open/2, done/2, info/1]).
 -export([init/2, loop/1]).
 
+-dialyzer({no_improper_lists, [info/1]}).
+
 -export_type([name/0, options/0, what/0]).
 
 -type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
@@ -58,7 +60,7 @@
          passed = 0 :: non_neg_integer(),
          dropped = 0 :: non_neg_integer(),
          inboxes :: reference(),                            % monitor
-         full = false :: boolean(),                         % and others know
+         full = 0 :: non_neg_integer(),                     % how often it became that, or was it no more
          credit_timer = false :: boolean()}).
 
 %% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
@@ -95,7 +97,7 @@ info(Keeper) ->
 
 %% --- its beginning --------------------------------------------------------------------
 
--spec init(pid(), {name(), what(), options()}) -> no_return() | ok.
+-spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
@@ -166,7 +168,7 @@ local_name(_) -> undefined.
 
 %% --- what comes -----------------------------------------------------------------------
 
--spec loop(#keeper{}) -> no_return() | ok.
+-spec loop(#keeper{}) -> true.
 loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
     receive
         ['$inbox', Source, Charge | Message] ->
@@ -296,25 +298,33 @@ credit_timer(#keeper{credit_timer = false} = S) ->
 credit_timer(S) ->
     S.
 
-%% A connection that is busy must not hold this up: the audit mends it.
-pay(Credits, S) ->
-    lists:foreach(fun({{Node, _} = Source, Left, Window}) ->
-                          erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend])
-                  end, Credits),
-    S.
+%% A connection that is busy must not hold this up: what cannot be said now is said later.
+pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 
-%% Calls at nodes that do not wait should not even be sent.
-full(#keeper{options = #{policy := reject}, full = Full, mail = Mail, share = Share} = S) ->
-    case trunkline_mail:is_full(Mail) of
-        Full -> S;
-        Now ->
-            Nodes = lists:usort([node() | nodes(connected)] ++ [N || {N, _} <- maps:keys(trunkline_share:sources(Share))]),
-            Flag = case Now of true -> 1; false -> 0 end,
-            _ = [erlang:send({trunkline_inboxes, N}, {full, self(), Flag}, [noconnect, nosuspend]) || N <- Nodes],
-            S#keeper{full = Now}
+pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S) ->
+    case erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend]) of
+        nosuspend -> S#keeper{share = trunkline_share:unpaid(Credit, Share)};
+        _ -> S
+    end.
+
+%% Where nobody waits, calls should not even be sent while it is full, and until it is half
+%% empty. Each change has a number, the full ones odd, since they may overtake each other.
+full(#keeper{options = #{policy := reject}, full = N, mail = Mail} = S) ->
+    case N band 1 =:= 0 andalso trunkline_mail:is_full(Mail)
+        orelse N band 1 =:= 1 andalso trunkline_mail:is_half_empty(Mail) of
+        true -> tell_full(N + 1), S#keeper{full = N + 1};
+        false -> S
     end;
 full(S) ->
     S.
+
+tell_full(N) ->
+    Keeper = self(),
+    _ = spawn(fun() ->
+                      lists:foreach(fun(Node) -> erlang:send({trunkline_inboxes, Node}, {full, Keeper, N}, [noconnect]) end,
+                                    [node() | nodes(connected)])
+              end),
+    ok.
 
 %% trunkline_inboxes was killed, or the application has stopped.
 again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->

@@ -14,7 +14,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_mail).
 
--export([new/2, in/4, out/1, level/1, is_full/1, take_dropped/1]).
+-export([new/2, in/4, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
 
 -export_type([mail/0, policy/0, class/0, kind/0, item/1]).
 
@@ -114,6 +114,10 @@ level(#mail{level = Level}) -> Level.
 -spec is_full(mail()) -> boolean().
 is_full(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
     trunkline_gate:bytes(Level) >= Bytes orelse trunkline_gate:messages(Level) >= Messages.
+
+-spec is_half_empty(mail()) -> boolean().
+is_half_empty(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
+    trunkline_gate:bytes(Level) * 2 =< Bytes andalso trunkline_gate:messages(Level) * 2 =< Messages.
 
 %% How many have been dropped since this was asked last.
 -spec take_dropped(mail()) -> {non_neg_integer(), mail()}.

@@ -40,28 +40,30 @@
 %% `down': the link has died. `timeout': the deadline (monotonic time in ms) has
 %% passed.
 -spec wait(Where :: pid() | atom(), what(), infinity | integer()) -> answer() | timeout | down.
-wait(Link, What, Deadline) ->
+wait(Where, What, Deadline) ->
     Timeout = case Deadline of
                   infinity -> infinity;
                   _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
               end,
-    Ref = monitor(process, Link, [{alias, reply_demonitor}]),
-    tell_link(Link, {wait, Ref, What}),
+    Ref = monitor(process, Where, [{alias, reply_demonitor}]),
+    ok = tell_there(Where, {wait, Ref, What}),
     receive
         {Ref, Answer} -> Answer;
         {'DOWN', Ref, process, _, _} -> down
     after Timeout ->
             demonitor(Ref, [flush]),
-            tell_link(Link, {unwait, Ref, What}),
+            ok = tell_there(Where, {unwait, Ref, What}),
             receive {Ref, _} -> timeout
             after 0 -> timeout
             end
     end.
 
 %% A name that nobody has any more: its monitor says so.
-tell_link(Link, What) ->
-    try Link ! What
-    catch error:badarg -> What
+tell_there(Where, What) ->
+    try Where ! What of
+        _ -> ok
+    catch
+        error:badarg -> ok
     end.
 
 %% --- for the link -----------------------------------------------------------

@@ -19,7 +19,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_share).
 
--export([new/2, first/1, arrived/4, left/4, flush/2, is_owing/1, held/2, sources/1]).
+-export([new/2, first/1, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
 
@@ -31,7 +31,7 @@
 
 -record(source,
         {window :: window(),
-         told :: window(),
+         told :: window() | {0, 0},
          held = 0 :: charge(),                   % what has arrived and not left
          owed = 0 :: charge(),                   % what has left and it does not know
          last :: milliseconds()}).
@@ -84,6 +84,12 @@ left(_, Name, Charge, #share{sources = Sources} = S) ->
 
 is_quarter(Charge, {Bytes, Messages}) ->
     trunkline_gate:bytes(Charge) * 4 >= Bytes orelse trunkline_gate:messages(Charge) * 4 >= Messages.
+
+%% That could not be said to it now.
+-spec unpaid(credit(), share()) -> share().
+unpaid({Name, Left, _}, #share{sources = Sources} = S) ->
+    #{Name := #source{owed = Owed} = Source} = Sources,
+    S#share{sources = Sources#{Name := Source#source{owed = Owed + Left, told = {0, 0}}}}.
 
 %% From time to time: whatever is owed, and every window that is another one now.
 -spec flush(milliseconds(), share()) -> {[credit()], share()}.
