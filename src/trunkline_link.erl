@@ -75,9 +75,6 @@
 -define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
--define(PING, 10_000).             % between two looks at the distance,
--define(FIRST_PINGS, 50).          % and while it is not known
--define(LOOK, 100).                % at the distribution's connection, to a peer that is far
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
 
 -record(peer,
@@ -101,10 +98,7 @@
          opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
          bulk = none :: none | pid(),                % trunks: for large messages,
          trunk = none :: none | pid(),               % and for batches
-         distance = trunkline_distance:new() :: trunkline_distance:distance(),
-         ping = none :: none | {reference(), Sent :: integer()},       % us
-         way = none :: none | trunkline_way:way(),
-         looked = {-1, none} :: {SentBytes :: integer(), none | distribution | connections},
+         reach :: trunkline_reach:reach(),
          %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
@@ -146,7 +140,7 @@ init({#{lanes := Lanes} = Options, Node}) ->
                 none ->
                     trunkline_stats:new(Lanes)
             end,
-    D = #link{node = Node, options = Options, stats = Stats},
+    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats)},
     Connected = lists:member(Node, nodes(connected)),
     Connected andalso say_hello(true, D),
     {next_state, State, D1, Actions} =
@@ -278,16 +272,15 @@ handle_event(info, {goodbye, Pid, Ref}, _, _) ->
 
 %% How far is the peer?
 handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
-    %% The connection may be busy for as long as it takes to measure that.
-    _ = spawn(fun() -> erlang:send(Pid, {pong, Ref}, [noconnect]) end),
+    ok = trunkline_reach:answer(Pid, Ref),
     keep_state_and_data;
-handle_event(info, {pong, Ref}, up, #link{ping = {Ref, Sent}} = D) ->
-    D1 = measured(erlang:monotonic_time(microsecond) - Sent, D#link{ping = none}),
-    {keep_state, D1, next_look(D1)};
-handle_event({timeout, ping}, _, up, D) ->
-    {keep_state, ping(D), [next_ping(D)]};
-handle_event({timeout, look}, _, up, #link{way = Way} = D) when Way =/= none ->
-    {keep_state, look(D), next_look(D)};
+handle_event(info, {pong, Ref}, up, #link{reach = Reach} = D) ->
+    reached(trunkline_reach:pong(Ref, Reach), D);
+handle_event({timeout, ping}, _, up, #link{reach = Reach} = D) ->
+    reached(trunkline_reach:ping(Reach), D);
+handle_event({timeout, look}, _, up, #link{reach = Reach} = D) ->
+    Reach1 = trunkline_reach:look(Reach),
+    {keep_state, D#link{reach = Reach1}, [wake(T) || {look, _} = T <- trunkline_reach:timers(Reach1)]};
 
 %% The lanes answer.
 handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
@@ -465,7 +458,7 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
     proceed_open(D1);
 proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
     #link{node = Node, options = Options, stats = Stats,
-          peer = #peer{agreement = #{window_bytes := Window}}} = D,
+          peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}} = D,
     [Bulk, Trunk] = case Dock of
                         none -> [none, none];
                         _ -> [trunkline_trunk:start_link(Cargo, Node, Dock, {Options, Stats}) || Cargo <- [large, batches]]
@@ -477,8 +470,8 @@ proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
     trunkline_stats:add(Stats, peer, sessions, 1),
     D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
     {next_state, up, D2, Actions} = enter(up, dismiss(again, D1)),
-    D3 = ping(extend(D2)),
-    {next_state, up, D3, [next_ping(D3) | next_look(D3) ++ Actions]};
+    Reach = trunkline_reach:up(Pid, Trunk, D2#link.reach),
+    {next_state, up, D2#link{reach = Reach}, [wake(T) || T <- trunkline_reach:timers(Reach)] ++ Actions};
 proceed_open(D) ->
     enter(opening, D).
 
@@ -502,10 +495,8 @@ changed(_, D) ->
     {keep_state, D}.
 
 %% The connection is lost.
-gone(#link{stats = Stats} = D) ->
-    Distance = trunkline_distance:new(),
-    show_distance(Distance, Stats),
-    D1 = end_session(D#link{session = make_ref(), distance = Distance}),
+gone(D) ->
+    D1 = end_session(D#link{session = make_ref(), reach = trunkline_reach:disconnected(D#link.reach)}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
 %% The peer's link is gone, the connection is not.
@@ -526,7 +517,8 @@ end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
-           bulk = none, trunk = none, dock = none, ping = none, way = none, inlets = [], finishing = Inlets ++ Finishing}.
+           bulk = none, trunk = none, dock = none, reach = trunkline_reach:down(D#link.reach),
+           inlets = [], finishing = Inlets ++ Finishing}.
 
 %% What it has is of no use in another session.
 end_with_session(Pid) ->
@@ -602,71 +594,11 @@ finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->
                           end
                   end, Inlets ++ Finishing).
 
-%% --- the distance -----------------------------------------------------------
+%% Also what was to be done by a timer is done earlier: it starts anew.
+reached(Reach, D) ->
+    {keep_state, D#link{reach = Reach}, [wake(T) || T <- trunkline_reach:timers(Reach)]}.
 
-%% One that does not come back is forgotten at last.
-ping(#link{peer = #peer{pid = Pid}, ping = Ping} = D) ->
-    Now = erlang:monotonic_time(microsecond),
-    case Ping of
-        {_, Sent} when Now - Sent < ?PING * 1000 ->
-            D;
-        _ ->
-            Ref = make_ref(),
-            case erlang:send(Pid, {ping, self(), Ref}, [noconnect, nosuspend]) of
-                ok -> D#link{ping = {Ref, Now}};
-                _ -> D#link{ping = none}
-            end
-    end.
-
-next_ping(#link{distance = Distance}) ->
-    Time = case trunkline_distance:round_trip(Distance) of
-               0 -> ?FIRST_PINGS;
-               _ -> ?PING
-           end,
-    {{timeout, ping}, Time, []}.
-
-measured(Time, #link{distance = Distance, stats = Stats} = D) ->
-    Distance1 = trunkline_distance:add(Time, Distance),
-    show_distance(Distance1, Stats),
-    extend(D#link{distance = Distance1}).
-
-show_distance(Distance, Stats) ->
-    trunkline_stats:put(Stats, peer, far, case trunkline_distance:is_far(Distance) of
-                                              true -> 1;
-                                              false -> 0
-                                          end),
-    trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance)).
-
-%% Batches to a peer that is far go by connections when that is better, unless the
-%% option says where they go.
-extend(#link{trunk = Trunk, way = Way, distance = Distance, options = #{lane_transport := Transport}} = D) ->
-    case Transport of
-        _ when Trunk =:= none; Way =/= none; Transport =:= dist ->
-            D;
-        auto ->
-            case trunkline_distance:is_far(Distance) of
-                true -> look(D#link{way = trunkline_way:new(), looked = {-1, none}});
-                false -> D
-            end;
-        _ ->
-            ok = trunkline_trunk:extend(Trunk, connections),
-            D
-    end.
-
-%% Whoever sends nothing has no use for what could be seen.
-look(#link{node = Node, trunk = Trunk, way = Way, looked = {Sent, Before}, stats = Stats} = D) ->
-    case lists:sum([trunkline_stats:get(Stats, {lane, Ix}, bytes) || Ix <- lists:seq(1, length(lanes(D)))]) of
-        Sent ->
-            D;
-        More ->
-            Now = erlang:monotonic_time(millisecond),
-            {Decided, Way1} = trunkline_way:look(Now, {More, trunkline_socket:sample(Node)}, Way),
-            Decided =:= Before orelse trunkline_trunk:extend(Trunk, Decided),
-            D#link{way = Way1, looked = {More, Decided}}
-    end.
-
-next_look(#link{way = none}) -> [];
-next_look(_) -> [{{timeout, look}, ?LOOK, []}].
+wake({Name, Time}) -> {{timeout, Name}, Time, []}.
 
 %% --- the lanes ------------------------------------------------------------
 

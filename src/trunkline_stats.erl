@@ -6,7 +6,7 @@
 %% anybody, so that it answers while every process involved is stuck.
 -module(trunkline_stats).
 
--export([new/1, add/4, put/4, get/3, peak/4, read/2, read_all/1, fields/0]).
+-export([new/1, add/4, put/4, get/3, sum/2, peak/4, read/2, read_all/1, fields/0]).
 
 -export_type([stats/0, scope/0, field/0]).
 
@@ -73,6 +73,12 @@ put(Stats, Scope, Field, N) ->
 -spec get(stats(), scope(), field()) -> integer().
 get(Stats, Scope, Field) ->
     counters:get(Stats, cell(Scope, Field)).
+
+%% Of all lanes.
+-spec sum(stats(), field()) -> integer().
+sum(Stats, Field) ->
+    #{size := Size} = counters:info(Stats),
+    lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lists:seq(1, Size div ?CELLS - 1)]).
 
 %% For a field with one writer.
 -spec peak(stats(), scope(), field(), integer()) -> ok.

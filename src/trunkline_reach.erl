@@ -1,0 +1,128 @@
+%% What a link finds out about the way to its peer: how far it is, and whether its batches
+%% should go by the distribution or by connections.
+%%
+%%     link                                 link at the peer
+%%       | -- ping -------------------------> |    often while the distance is not known,
+%%       | <------------------------- pong -- |    and then now and then
+%%       |
+%%       | from then on, to a peer that is far: looks at the distribution's connection,
+%%       v and tells the trunk which way (trunkline_way)
+%%
+%% What follows from it is decided in trunkline_distance and trunkline_way; here is what asks
+%% the peer, the kernel and the clock.
+-module(trunkline_reach).
+
+-export([new/3, up/3, down/1, disconnected/1, ping/1, answer/2, pong/2, look/1, timers/1]).
+
+-export_type([reach/0]).
+
+%% ms
+-define(PING, 10_000).             % between two pings,
+-define(FIRST_PINGS, 50).          % and while the distance is not known
+-define(LOOK, 100).
+
+-record(reach,
+        {node :: node(),
+         transport :: auto | dist | tcp | tls,
+         stats :: trunkline_stats:stats(),
+         peer = none :: none | pid(),                                  % its link, in a session
+         trunk = none :: none | pid(),                                 % for batches
+         distance = trunkline_distance:new() :: trunkline_distance:distance(),
+         ping = none :: none | {reference(), Sent :: integer()},       % us
+         way = none :: none | trunkline_way:way(),                     % while it is asked
+         looked = none :: none | {SentBytes :: non_neg_integer(), distribution | connections}}).
+-opaque reach() :: #reach{}.
+
+-spec new(node(), trunkline_options:options(), trunkline_stats:stats()) -> reach().
+new(Node, #{lane_transport := Transport}, Stats) ->
+    #reach{node = Node, transport = Transport, stats = Stats}.
+
+%% A session is up.
+-spec up(Peer :: pid(), Trunk :: pid() | none, reach()) -> reach().
+up(Peer, Trunk, R) -> ping(extend(R#reach{peer = Peer, trunk = Trunk})).
+
+%% It has ended. The peer is as far as it was,
+-spec down(reach()) -> reach().
+down(R) -> R#reach{peer = none, trunk = none, ping = none, way = none}.
+
+%% until the connection goes: the next one may be another way.
+-spec disconnected(reach()) -> reach().
+disconnected(R) -> show(R#reach{distance = trunkline_distance:new()}).
+
+%% What to wake up for, in ms.
+-spec timers(reach()) -> [{ping | look, pos_integer()}].
+timers(#reach{distance = Distance, way = Way}) ->
+    [{ping, case trunkline_distance:round_trip(Distance) of
+                0 -> ?FIRST_PINGS;
+                _ -> ?PING
+            end}
+     | [{look, ?LOOK} || Way =/= none]].
+
+%% One that does not come back is forgotten at last.
+-spec ping(reach()) -> reach().
+ping(#reach{peer = Peer, ping = Ping} = R) ->
+    Now = erlang:monotonic_time(microsecond),
+    case Ping of
+        {_, Sent} when Now - Sent < ?PING * 1000 ->
+            R;
+        _ ->
+            Ref = make_ref(),
+            case erlang:send(Peer, {ping, self(), Ref}, [noconnect, nosuspend]) of
+                ok -> R#reach{ping = {Ref, Now}};
+                _ -> R#reach{ping = none}
+            end
+    end.
+
+%% The peer asks. The connection may be busy for as long as it takes to measure that.
+-spec answer(pid(), reference()) -> ok.
+answer(Peer, Ref) ->
+    _ = spawn(fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end),
+    ok.
+
+-spec pong(reference(), reach()) -> reach().
+pong(Ref, #reach{ping = {Ref, Sent}, distance = Distance} = R) ->
+    RoundTrip = erlang:monotonic_time(microsecond) - Sent,
+    extend(show(R#reach{ping = none, distance = trunkline_distance:add(RoundTrip, Distance)}));
+pong(_, R) ->
+    R.
+
+show(#reach{distance = Distance, stats = Stats} = R) ->
+    trunkline_stats:put(Stats, peer, far, case trunkline_distance:is_far(Distance) of
+                                              true -> 1;
+                                              false -> 0
+                                          end),
+    trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance)),
+    R.
+
+%% Batches to a peer that is far go by connections when that is better, unless the
+%% option says where they go.
+extend(#reach{trunk = Trunk, way = Way, transport = Transport} = R)
+  when Trunk =:= none; Way =/= none; Transport =:= dist ->
+    R;
+extend(#reach{transport = auto, distance = Distance} = R) ->
+    case trunkline_distance:is_far(Distance) of
+        true -> look(R#reach{way = trunkline_way:new(), looked = none});
+        false -> R
+    end;
+extend(#reach{trunk = Trunk} = R) ->
+    ok = trunkline_trunk:extend(Trunk, connections),
+    R.
+
+%% Whoever sends nothing has no use for what could be seen.
+-spec look(reach()) -> reach().
+look(#reach{way = none} = R) ->
+    R;
+look(#reach{node = Node, trunk = Trunk, way = Way, looked = Looked, stats = Stats} = R) ->
+    case {trunkline_stats:sum(Stats, bytes), Looked} of
+        {Sent, {Sent, _}} ->
+            R;
+        {Sent, _} ->
+            Now = erlang:monotonic_time(millisecond),
+            case {trunkline_way:look(Now, {Sent, trunkline_socket:sample(Node)}, Way), Looked} of
+                {{Same, Way1}, {_, Same}} ->
+                    R#reach{way = Way1, looked = {Sent, Same}};
+                {{Decided, Way1}, _} ->
+                    ok = trunkline_trunk:extend(Trunk, Decided),
+                    R#reach{way = Way1, looked = {Sent, Decided}}
+            end
+    end.
