@@ -1,0 +1,389 @@
+%% The pure modules of an inbox, each against a model: no process, no node.
+-module(inbox_properties_SUITE).
+
+-include_lib("proper/include/proper.hrl").
+
+-export([all/0]).
+-export([mail/1, share/1, flood/1, flood_in_turn/1]).
+
+all() -> [mail, share, flood, flood_in_turn].
+
+-define(TESTS, 300).
+
+check(Property) -> check(?TESTS, Property).
+
+check(Tests, Property) ->
+    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
+        orelse ct:fail({counterexample, proper:counterexample(), get(?MODULE)}).
+
+%% An exception is a failure, too: Debian's PropEr does not come through one.
+-define(ALL(Variables, Type, Property), ?FORALL(Variables, Type, holds(fun() -> Property end))).
+
+holds(Property) ->
+    try Property()
+    catch
+        error:Reason:Stack -> put(?MODULE, {Reason, Stack}), false
+    end.
+
+%% As large as they may be, whatever PropEr's size.
+wide(Least, Most) -> resize(Most, range(Least, Most)).
+
+%% Longer than PropEr's lists are.
+many(Type) -> ?SIZED(Size, resize(5 * Size, list(resize(Size, Type)))).
+
+bytes(Charge) -> trunkline_gate:bytes(Charge).
+messages(Charge) -> trunkline_gate:messages(Charge).
+charge(Bytes) -> trunkline_gate:limit(Bytes) + 1.
+
+%% --- mail: two classes, a bound, and what is too much ---------------------------------
+
+mail(_) -> [check(prop_mail(Policy)) || Policy <- [block, reject, drop_newest, drop_oldest]].
+
+prop_mail(Policy) ->
+    ?ALL({Bound, Commands}, {{wide(1, 3000), range(1, 12)}, many(mail_command())},
+         run_mail(Commands, trunkline_mail:new(Bound, Policy), {Policy, Bound}, [], {1, [], 0})).
+
+mail_command() ->
+    frequency([{10, {in, oneof([urgent, normal]), frequency([{1, call}, {1, granted}, {4, other}]), wide(1, 900)}},
+               {6, out}, {1, take_dropped}]).
+
+%% Model: what is there, in the order in which it came, as {Class, Kind, Item}. Number: of the
+%% next message; Gone: the numbers of those that came out or were dropped; Untold: how many
+%% were dropped since that was asked for.
+run_mail([], Mail, _, Model, {Number, Gone, Untold}) ->
+    {Untold, Mail1} = trunkline_mail:take_dropped(Mail),
+    {0, _} = trunkline_mail:take_dropped(Mail1),
+    Rest = drain(Mail1),
+    Rest =:= [Item || {_, _, Item} <- leaving(Model)]
+        andalso lists:sort([N || {_, N} <- Rest] ++ Gone) =:= lists:seq(1, Number - 1);
+run_mail([Command | Commands], Mail, {_, Bound} = Rules, Model, {Number, Gone, Untold}) ->
+    {Mail1, Model1, Ledger} =
+        case Command of
+            {in, Class, Kind, Bytes} ->
+                Item = {charge(Bytes), Number},
+                {Dropped, Kept} = admit({Class, Kind, Item}, Rules, Model),
+                {Dropped, In} = trunkline_mail:in(Class, Kind, Item, Mail),
+                true = lists:member(Item, Dropped) orelse Kind =/= other
+                    orelse not is_above(trunkline_mail:level(In) - element(1, Item), Bound),
+                {In, Kept, {Number + 1, [N || {_, N} <- Dropped] ++ Gone, Untold + length(Dropped)}};
+            out ->
+                case {leaving(Model), trunkline_mail:out(Mail)} of
+                    {[], empty} ->
+                        {Mail, Model, {Number, Gone, Untold}};
+                    {[{_, _, {_, N} = Item} = First | _], {Item, Out}} ->
+                        {Out, lists:delete(First, Model), {Number, [N | Gone], Untold}}
+                end;
+            take_dropped ->
+                {Untold, Told} = trunkline_mail:take_dropped(Mail),
+                {Told, Model, {Number, Gone, 0}}
+        end,
+    Level = level(Model1),
+    trunkline_mail:level(Mail1) =:= Level
+        andalso trunkline_mail:is_full(Mail1) =:= is_above(Level, Bound)
+        andalso run_mail(Commands, Mail1, Rules, Model1, Ledger).
+
+level(Model) -> lists:sum([Charge || {_, _, {Charge, _}} <- Model]).
+
+is_above(Level, {Bytes, Messages}) -> bytes(Level) >= Bytes orelse messages(Level) >= Messages.
+
+leaving(Model) -> [E || {urgent, _, _} = E <- Model] ++ [E || {normal, _, _} = E <- Model].
+
+admit({_, Kind, Item} = New, {Policy, Bound} = Rules, Model) ->
+    case is_above(level(Model), Bound) of
+        Full when not Full; Kind =/= other ->
+            {[], Model ++ [New]};
+        true ->
+            Droppable = [E || {normal, other, _} = E <- Model] ++ [E || {urgent, other, _} = E <- Model],
+            case {Policy, Droppable} of
+                {drop_oldest, [{_, _, Oldest} = First | _]} ->
+                    {Dropped, Model1} = admit(New, Rules, lists:delete(First, Model)),
+                    {[Oldest | Dropped], Model1};
+                _ ->
+                    {[Item], Model}
+            end
+    end.
+
+drain(Mail) ->
+    case trunkline_mail:out(Mail) of
+        {Item, Mail1} -> [Item | drain(Mail1)];
+        empty -> 0 = trunkline_mail:level(Mail), []
+    end.
+
+%% --- share: a keeper, nodes that send to it, and the way between ---------------------
+
+-define(ACTIVE, 10_000).
+-define(RECOUNT, 1000).
+-define(IDLE, 64).
+
+-record(node, {source, level = 0, window}).
+%% What the keeper should know of a source.
+-record(known, {held, owed = 0, told, window, last}).
+-record(sim, {bound, now, share,
+              nodes = #{},        % number => #node{}
+              to = [],            % {Node, Source, Charge}, oldest first
+              here = [],          % {Source, Charge}
+              back = [],          % {Node, Source, Charge, Window}, oldest first
+              known = #{},        % Source => #known{}
+              counted = none}).
+
+share(_) -> check(prop_share()).
+
+%% Whatever takes however long: nobody is stuck, what is outstanding is where it should be,
+%% windows follow the clock, and in the end nothing is left.
+prop_share() ->
+    ?ALL({Bound, Start, Steps}, {bound(), oneof([0, -1_000_000]), many(share_step())},
+         settle(lists:foldl(fun(Step, Sim) -> sound(share_step(Step, Sim)) end, sim(5, Bound, Start), Steps))).
+
+bound() -> {oneof([wide(1, 500), wide(500, 100_000)]), oneof([wide(1, 10), wide(10, 500)])}.
+
+share_step() ->
+    Node = range(1, 5),
+    frequency([{3, {send, Node, size()}}, {3, {fill, Node, size()}},
+               {3, {arrive, Node}}, {3, {arrive_all, Node}},
+               {6, {leave, wide(1, 1000)}}, {1, leave_all},
+               {3, {credit, Node}}, {2, {credit_all, Node}},
+               {2, flush}, {3, {wait, milliseconds()}}, {1, {restart, Node}}]).
+
+size() -> oneof([wide(1, 200), wide(1, 5000)]).
+
+milliseconds() -> oneof([wide(0, 50), wide(990, 1010), wide(9990, 10_010)]).
+
+sim(Nodes, {Bytes, Messages} = Bound, Now) ->
+    #sim{bound = Bound, now = Now, share = trunkline_share:new(Bytes, Messages),
+         nodes = maps:from_list([{N, beginning(N, Bound)} || N <- lists:seq(1, Nodes)])}.
+
+%% A number that no other beginning has.
+beginning(N, Bound) ->
+    #node{source = {list_to_atom("node" ++ integer_to_list(N)), erlang:unique_integer([positive])},
+          window = trunkline_share:first(Bound)}.
+
+share_step({send, N, Bytes}, #sim{nodes = Nodes, to = To} = Sim) ->
+    #{N := #node{source = Source, level = Level} = Node} = Nodes,
+    case is_above(Level, Node#node.window) of
+        true -> Sim;
+        false -> Sim#sim{nodes = Nodes#{N := Node#node{level = Level + charge(Bytes)}}, to = To ++ [{N, Source, charge(Bytes)}]}
+    end;
+share_step({fill, _, _} = Step, Sim) ->
+    again(setelement(1, Step, send), Sim);
+share_step({arrive, N}, #sim{to = To} = Sim) ->
+    case lists:keytake(N, 1, To) of
+        {value, {N, Source, Charge}, To1} -> arrive(Source, Charge, Sim#sim{to = To1});
+        false -> Sim
+    end;
+share_step({arrive_all, N}, Sim) ->
+    again({arrive, N}, Sim);
+share_step({leave, _}, #sim{here = []} = Sim) ->
+    Sim;
+share_step({leave, Any}, #sim{here = Here} = Sim) ->
+    {Before, [{Source, Charge} | After]} = lists:split(Any rem length(Here), Here),
+    leave(Source, Charge, Sim#sim{here = Before ++ After});
+share_step(leave_all, Sim) ->
+    again({leave, 0}, Sim);
+share_step({credit, N}, #sim{nodes = Nodes, back = Back} = Sim) ->
+    case lists:keytake(N, 1, Back) of
+        {value, {N, Source, Left, Window}, Back1} ->
+            Sim#sim{back = Back1,
+                    nodes = case Nodes of
+                                #{N := #node{source = Source, level = Level} = Node} ->
+                                    Nodes#{N := Node#node{level = Level - Left, window = Window}};
+                                #{} ->
+                                    Nodes             % of an earlier beginning
+                            end};
+        false ->
+            Sim
+    end;
+share_step({credit_all, N}, Sim) ->
+    again({credit, N}, Sim);
+share_step(flush, Sim) ->
+    flush(Sim);
+share_step({wait, Ms}, #sim{now = Now} = Sim) ->
+    Sim#sim{now = Now + Ms};
+share_step({restart, N}, #sim{nodes = Nodes, bound = Bound} = Sim) ->
+    Sim#sim{nodes = Nodes#{N := beginning(N, Bound)}}.
+
+again(Step, Sim) ->
+    case share_step(Step, Sim) of
+        Sim -> Sim;
+        Sim1 -> again(Step, Sim1)
+    end.
+
+%% The keeper's part, and what it should be.
+
+arrive(Source, Charge, #sim{now = Now, known = Known, bound = Bound, here = Here} = Sim) ->
+    {Credits, Share} = trunkline_share:arrived(Now, Source, Charge, Sim#sim.share),
+    Sim1 = Sim#sim{share = Share, here = Here ++ [{Source, Charge}]},
+    case Known of
+        #{Source := #known{held = Held} = K} ->
+            [] = Credits,
+            Sim1#sim{known = Known#{Source := K#known{held = Held + Charge, last = Now}}};
+        #{} ->
+            First = trunkline_share:first(Bound),
+            New = #known{held = Charge, told = First, window = First, last = Now},
+            credited([Source], Credits, recounted(Sim1#sim{known = Known#{Source => New}}))
+    end.
+
+%% What is owed is told when it is a quarter of the window.
+leave(Source, Charge, #sim{now = Now, known = Known} = Sim) ->
+    {Credits, Share} = trunkline_share:left(Now, Source, Charge, Sim#sim.share),
+    #{Source := #known{held = Held, owed = Owed, told = {Bytes, Messages}} = K} = Known,
+    K1 = K#known{held = Held - Charge, owed = Owed + Charge},
+    Due = is_above(4 * bytes(K1#known.owed), 4 * messages(K1#known.owed), {Bytes, Messages}),
+    credited([Source || Due], Credits, Sim#sim{share = Share, known = Known#{Source := K1}}).
+
+is_above(Bytes, Messages, Bound) -> is_above(trunkline_gate:limit(Bytes) + Messages, Bound).
+
+flush(#sim{now = Now, counted = Counted, share = Share0} = Sim) ->
+    {Credits, Share} = trunkline_share:flush(Now, Share0),
+    Sim1 = #sim{known = Known} = case Counted =:= none orelse Now - Counted >= ?RECOUNT of
+                                     true -> recounted(Sim#sim{share = Share});
+                                     false -> Sim#sim{share = Share}
+                                 end,
+    false = trunkline_share:is_owing(Share),
+    credited([Source || {Source, K} <- maps:to_list(Known), is_owed(K)], Credits, Sim1).
+
+is_owed(#known{owed = Owed, told = Told, window = Window}) -> Owed > 0 orelse Told =/= Window.
+
+%% Credits are for these, each with all that it is owed, and its window.
+credited(Sources, Credits, #sim{known = Known, back = Back} = Sim) ->
+    Expected = [{Source, Owed, Window}
+                || Source <- Sources, #known{owed = Owed, window = Window} <- [maps:get(Source, Known)]],
+    true = lists:sort(Credits) =:= lists:sort(Expected),
+    Told = maps:from_list([{Source, K#known{owed = 0, told = Window}}
+                           || Source <- Sources, #known{window = Window} = K <- [maps:get(Source, Known)]]),
+    Sim#sim{known = maps:merge(Known, Told),
+            back = Back ++ [{number(Source), Source, Left, Window} || {Source, Left, Window} <- Credits]}.
+
+number({Name, _}) -> "node" ++ N = atom_to_list(Name), list_to_integer(N).
+
+recounted(#sim{now = Now, bound = {Bytes, Messages} = Bound, known = Known} = Sim) ->
+    First = trunkline_share:first(Bound),
+    IsActive = fun(#known{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
+    Active = length(lists:filter(IsActive, maps:values(Known))),
+    Share = part(Active + 1, Bound),
+    {B, M} = Share,
+    %% With one that nobody has they are the bound, but that each may send something.
+    true = (Active + 1) * B =< max(Bytes, Active + 1) andalso (Active + 1) * M =< max(Messages, Active + 1),
+    Over = [Source || {Source, #known{owed = 0, told = Told} = K} <- maps:to_list(Known), Told =:= First, not IsActive(K)],
+    Sim#sim{counted = Now,
+            known = maps:map(fun(_, K) ->
+                                     K#known{window = case IsActive(K) of true -> Share; false -> First end}
+                             end, maps:without(Over, Known))}.
+
+part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
+
+sound(#sim{share = Share, nodes = Nodes, known = Known, bound = Bound} = Sim) ->
+    true = part(?IDLE, Bound) =:= trunkline_share:first(Bound),
+    true = trunkline_share:sources(Share)
+        =:= maps:map(fun(_, #known{window = W, held = Held}) -> #{window => W, held => Held} end, Known),
+    true = trunkline_share:is_owing(Share) =:= lists:any(fun is_owed/1, maps:values(Known)),
+    lists:foreach(fun(Node) -> sound(Node, Sim) end, maps:values(Nodes)),
+    Sim.
+
+%% What it has outstanding is on the way, here, not told of yet, or told of; and if that is
+%% a window, then more than three quarters are on the way or here, or something is told.
+sound(#node{source = Source, level = Level, window = {Bytes, Messages} = Window},
+      #sim{share = Share, to = To, here = Here, back = Back, known = Known, bound = Bound}) ->
+    Waiting = lists:sum([Charge || {S, Charge} <- Here, S =:= Source]),
+    UnderWay = lists:sum([Charge || {_, S, Charge} <- To, S =:= Source]),
+    Credits = [Charge || {_, S, Charge, _} <- Back, S =:= Source],
+    true = Level =:= UnderWay + trunkline_share:held(Source, Share) + lists:sum(Credits),
+    true = Credits =/= []
+        orelse (bytes(Level) < Bytes orelse bytes(UnderWay + Waiting) * 4 > Bytes * 3)
+        andalso (messages(Level) < Messages orelse messages(UnderWay + Waiting) * 4 > Messages * 3),
+    %% It knows the window that it was told last.
+    true = Credits =/= []
+        orelse Window =:= case Known of
+                              #{Source := #known{told = Told}} -> Told;
+                              #{} -> trunkline_share:first(Bound)
+                          end.
+
+%% All arrives, leaves, and is told of: everybody can send. Then all are quiet, are told,
+%% and forgotten.
+settle(#sim{bound = Bound} = Sim) ->
+    Sim1 = #sim{here = []} = steps([arrive_all, leave_all, flush, credit_all], Sim),
+    true = lists:all(fun(#node{level = Level}) -> Level =:= 0 end, maps:values(Sim1#sim.nodes)),
+    Quiet = steps([{wait, ?ACTIVE}, flush, credit_all], Sim1),
+    First = trunkline_share:first(Bound),
+    true = lists:all(fun(#node{window = Window}) -> Window =:= First end, maps:values(Quiet#sim.nodes)),
+    #sim{share = Share, back = []} = steps([{wait, ?RECOUNT}, flush], Quiet),
+    trunkline_share:sources(Share) =:= #{}.
+
+steps(Steps, #sim{nodes = Nodes} = Sim) ->
+    lists:foldl(fun(Step, S) when Step =:= arrive_all; Step =:= credit_all ->
+                        lists:foldl(fun(N, S1) -> sound(share_step({Step, N}, S1)) end, S, maps:keys(Nodes));
+                   (Step, S) ->
+                        sound(share_step(Step, S))
+                end, Sim, Steps).
+
+%% --- share: how much it can be in all ---------------------------------------------------
+
+-define(LARGEST, 3000).
+
+flood(_) -> check(prop_flood()).
+
+%% Where nothing takes time, and all are told when another one comes. Whoever fills its
+%% window later has the smaller one, since those who have filled theirs are active: in the
+%% worst case they have a half, a third, a quarter ... of the bound, and each as much as a
+%% message more. Once all have been told, and what was too much has left, those who are
+%% active have no more than the bound, and each a message.
+prop_flood() ->
+    ?ALL({Nodes, Bound}, {range(1, 20), bound()},
+         ?ALL(Steps, many(flood_step(Nodes)),
+              begin
+                  Sim = lists:foldl(fun(Step, S) -> within(flood_step(Step, S)) end, sim(Nodes, Bound, 0), Steps),
+                  All = lists:seq(1, Nodes),
+                  Active = steps([{wait, ?RECOUNT}, flush, credit_all],
+                                 lists:foldl(fun(N, S) -> flood_step({send, N, 1}, flood_step(leave_all, S)) end, Sim, All)),
+                  Ready = steps([leave_all, flush, credit_all], Active),
+                  Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, ?LARGEST}, S) end, Ready, All)),
+                  {Bytes, Messages} = Bound,
+                  bytes(Sum) < max(Bytes, Nodes) + Nodes * ?LARGEST andalso messages(Sum) =< max(Messages, Nodes)
+              end)).
+
+flood_step(Nodes) ->
+    Node = range(1, Nodes),
+    frequency([{2, {send, Node, wide(1, ?LARGEST)}}, {6, {fill, Node, wide(1, ?LARGEST)}},
+               {3, {leave, wide(1, 1000)}}, {1, leave_all}, {1, flush}, {2, {wait, milliseconds()}}]).
+
+flood_step({fill, _, _} = Step, Sim) ->
+    case flood_step(setelement(1, Step, send), Sim) of
+        Sim -> Sim;
+        Sim1 -> flood_step(Step, Sim1)
+    end;
+flood_step(leave_all, #sim{here = []} = Sim) ->
+    Sim;
+flood_step(leave_all, Sim) ->
+    flood_step(leave_all, flood_step({leave, 0}, Sim));
+flood_step({send, N, _} = Step, #sim{known = Known} = Sim) ->
+    Sim1 = share_step({arrive, N}, share_step(Step, Sim)),
+    told(case maps:keys(Sim1#sim.known) -- maps:keys(Known) of
+             [] -> Sim1;
+             [_] -> flush(Sim1)
+         end);
+flood_step(Step, Sim) ->
+    told(share_step(Step, Sim)).
+
+told(#sim{back = []} = Sim) -> Sim;
+told(#sim{back = [{N, _, _, _} | _]} = Sim) -> told(share_step({credit, N}, Sim)).
+
+within(#sim{nodes = Nodes, bound = Bound} = Sim) ->
+    Sum = outstanding(Sim),
+    {Bytes, Messages} = lists:unzip([part(N + 1, Bound) || N <- lists:seq(1, maps:size(Nodes))]),
+    true = bytes(Sum) =< lists:sum(Bytes) + maps:size(Nodes) * ?LARGEST andalso messages(Sum) =< lists:sum(Messages),
+    sound(Sim).
+
+outstanding(#sim{nodes = Nodes}) -> lists:sum([Level || #node{level = Level} <- maps:values(Nodes)]).
+
+%% And so much it is, if nothing leaves while one after the other comes: thrice the bound of
+%% thirty nodes.
+flood_in_turn(_) ->
+    Messages = 2000,
+    InTurn = fun(Nodes) ->
+                     All = lists:seq(1, Nodes),
+                     Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, 1}, S) end,
+                                                   sim(Nodes, {1 bsl 30, Messages}, 0), All)),
+                     true = messages(Sum) =:= lists:sum([Messages div (N + 1) || N <- All]),
+                     messages(Sum) / Messages
+             end,
+    [Two, Three, Ten, Thirty] = [InTurn(Nodes) || Nodes <- [2, 3, 10, 30]],
+    true = Two < 1 andalso Three > 1 andalso Ten > 2 andalso Thirty > 3.
