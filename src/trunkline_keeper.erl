@@ -204,9 +204,17 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {timeout, _, '$inbox_again'} ->
             loop(again(S));
         Message ->
-            loop(plain(other, Message, S))
+            loop(uninvited(Message, S))
     after ?QUIET ->
             proc_lib:hibernate(?MODULE, loop, [S])
+    end.
+
+%% Whoever sends with `!' does not wait, and must not fill the keeper's own mailbox instead:
+%% what is not going to be kept costs as little as can be.
+uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
+    case trunkline_mail:refuse(Mail) of
+        {refused, Mail1} -> S#keeper{mail = Mail1, dropped = Dropped + 1};
+        admitted -> plain(other, Message, S)
     end.
 
 %% Nobody has asked for room. (A name that other processes have may be anybody's.)
