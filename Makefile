@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call overload isolation ring distance
+BENCHES = flood throughput call overload isolation ring mailbox distance
 
 .NOTPARALLEL:
 .PHONY: help demo test ct dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
@@ -35,6 +35,7 @@ bench-call: ## calls a second, and how long they take
 bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
+bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 

@@ -188,12 +188,12 @@ say(Format, Args) -> io:format(Format ++ "~n", Args).
 table(Unit, Bases, {Case, Variants}) ->
     say("~n~ts", [Case]),
     say("  ~-40ts ~12ts ~23ts~ts", ["", Unit, "lowest .. highest",
-                                    [io_lib:format(" ~12ts", [["/ ", atom_to_list(B)]]) || B <- Bases]]),
+                                    [io_lib:format(" ~14ts", [["/ ", atom_to_list(B)]]) || B <- Bases]]),
     lists:foreach(
       fun({Variant, Values}) ->
               say("  ~-40ts ~12ts ~10ts .. ~10ts~ts",
                   [title(Variant, Variants), number(median(Values)), number(lists:min(Values)), number(lists:max(Values)),
-                   [io_lib:format(" ~12.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
+                   [io_lib:format(" ~14.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
       end, Variants).
 
 %% Many results of the same variants in one table: a line for each result.

@@ -55,13 +55,13 @@
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
-         serial = 0 :: non_neg_integer(),
+         serial = 0 :: non_neg_integer(),                   % of the last one that it was given
          times = counters:new(?BUCKETS, []) :: counters:counters_ref(),
-         passed = 0 :: non_neg_integer(),
          dropped = 0 :: non_neg_integer(),
          inboxes :: reference(),                            % monitor
          full = 0 :: non_neg_integer(),                     % how often it became that, or was it no more
-         credit_timer = false :: boolean()}).
+         credit_timer = false :: boolean(),
+         quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
 %% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
 -spec start_link(name(), what(), options()) -> {ok, pid()} | ignore | {error, term()}.
@@ -205,16 +205,40 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             loop(S);
         {timeout, _, '$inbox_again'} ->
             loop(again(S));
+        {timeout, _, '$inbox_quiet'} ->
+            quiet(S);
         Message ->
-            loop(plain(other, Message, S))
-    after ?QUIET ->
-            proc_lib:hibernate(?MODULE, loop, [S])
+            loop(uninvited(Message, S))
+    end.
+
+%% Once it was quiet for so long it gives its memory back. (A time limit of the receive
+%% would cost every wait a timer.)
+quiet(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
+    case trunkline_mail:level(Mail) of
+        0 -> proc_lib:hibernate(?MODULE, loop, [S#keeper{quiet = off}]);
+        _ -> loop(quiet_timer(S))
+    end;
+quiet(S) ->
+    loop(quiet_timer(S)).
+
+quiet_timer(S) ->
+    _ = erlang:start_timer(?QUIET, self(), '$inbox_quiet'),
+    S#keeper{quiet = S#keeper.serial}.
+
+%% Whoever sends with `!' does not wait, and must not fill the keeper's own mailbox instead:
+%% what is not going to be kept costs as little as can be.
+uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
+    case trunkline_mail:refuse(Mail) of
+        {refused, Mail1} -> S#keeper{mail = Mail1, dropped = Dropped + 1};
+        admitted -> plain(other, Message, S)
     end.
 
 %% Nobody has asked for room. (A name that other processes have may be anybody's.)
 plain(Kind, Message, S) ->
     accept(Kind, none, trunkline_gate:charge(Message), erlang:monotonic_time(microsecond), Message, S).
 
+accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
+    accept(Kind, Source, Charge, Now, Message, quiet_timer(S));
 accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, most = Most} = S) ->
     case trunkline_mail:level(Mail) =:= 0 andalso atomics:get(Work, ?WORK) < Most of
         true ->
@@ -266,13 +290,13 @@ wait(#keeper{work = Work, most = Most} = S) ->
             end
     end.
 
-hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial = Serial, passed = Passed} = S) ->
+hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial = Serial} = S) ->
     atomics:add(Work, ?WORK, 1),
     Consumer ! case Kind of
                    process -> Message;
                    server -> trunkline_inbox_server:mark(Serial + 1, Message)
                end,
-    S#keeper{serial = Serial + 1, passed = Passed + 1}.
+    S#keeper{serial = Serial + 1}.
 
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
@@ -362,7 +386,7 @@ show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
     Level = trunkline_mail:level(Mail),
     #{queued_messages => trunkline_gate:messages(Level), queued_bytes => trunkline_gate:bytes(Level),
       in_work => max(0, atomics:get(Work, ?WORK)),
-      passed => S#keeper.passed, dropped => S#keeper.dropped,
+      passed => S#keeper.serial, dropped => S#keeper.dropped,
       consumer => S#keeper.consumer,
       nodes => maps:from_list([{Node, #{window => Window, queued_messages => trunkline_gate:messages(Held)}}
                                || {{Node, _}, #{window := Window, held := Held}} <- maps:to_list(trunkline_share:sources(Share))]),

@@ -14,7 +14,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_mail).
 
--export([new/2, in/4, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
+-export([new/2, in/4, refuse/1, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
 
 -export_type([mail/0, policy/0, class/0, kind/0, item/1]).
 
@@ -50,6 +50,16 @@ in(Class, other, Item, M) ->
     case is_full(M) of
         true -> drop([Item], M);
         false -> {[], put(Class, other, Item, M)}
+    end.
+
+%% What in/4 would do with any message of kind `other', if that is to drop it.
+-spec refuse(mail()) -> {refused, mail()} | admitted.
+refuse(#mail{policy = drop_oldest}) ->
+    admitted;
+refuse(#mail{dropped = Dropped} = M) ->
+    case is_full(M) of
+        true -> {refused, M#mail{dropped = Dropped + 1}};
+        false -> admitted
     end.
 
 %% The oldest go, normal ones first. If nothing may go there is no room for the new one.
