@@ -5,7 +5,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([mark/2, begin_with/2, enter/1, done/1]).
+-export([mark/2, begin_with/2, enter/1, done/1, returned/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
 
 -export_type([handle/0]).
@@ -54,6 +54,13 @@ done(Serial) ->
             ok
     end.
 
+%% A callback may throw what it answers; it is done all the same.
+-spec returned(fun(() -> term())) -> term().
+returned(Callback) ->
+    try Callback()
+    catch throw:Result -> Result
+    end.
+
 -spec init({module(), term(), handle()}) -> term().
 init({Module, Args, Handle}) ->
     ok = begin_with(Module, Handle),
@@ -62,14 +69,14 @@ init({Module, Args, Handle}) ->
 -spec handle_call(term(), gen_server:from(), term()) -> term().
 handle_call(Content, From, State) ->
     {Module, Serial, Request} = enter(Content),
-    Result = Module:handle_call(Request, From, State),
+    Result = returned(fun() -> Module:handle_call(Request, From, State) end),
     done(Serial),
     Result.
 
 -spec handle_cast(term(), term()) -> term().
 handle_cast(Content, State) ->
     {Module, Serial, Request} = enter(Content),
-    Result = Module:handle_cast(Request, State),
+    Result = returned(fun() -> Module:handle_cast(Request, State) end),
     done(Serial),
     Result.
 
@@ -78,7 +85,7 @@ handle_info(Content, State) ->
     {Module, Serial, Message} = enter(Content),
     Result = case erlang:function_exported(Module, handle_info, 2) of
                  true ->
-                     Module:handle_info(Message, State);
+                     returned(fun() -> Module:handle_info(Message, State) end);
                  false ->
                      ?LOG_WARNING("~p has no handle_info/2 and got: ~tP", [Module, Message, 30]),
                      {noreply, State}

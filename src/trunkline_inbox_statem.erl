@@ -21,8 +21,8 @@ handle_event(Type, Content, State, Data) ->
     {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
     Mode = Module:callback_mode(),
     Result = case Mode =:= state_functions orelse is_list(Mode) andalso lists:member(state_functions, Mode) of
-                 true -> Module:State(Type, Event, Data);
-                 false -> Module:handle_event(Type, Event, State, Data)
+                 true -> trunkline_inbox_server:returned(fun() -> Module:State(Type, Event, Data) end);
+                 false -> trunkline_inbox_server:returned(fun() -> Module:handle_event(Type, Event, State, Data) end)
              end,
     trunkline_inbox_server:done(Serial),
     Result.
