@@ -184,8 +184,10 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             give_name_back(S#keeper.name),
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
-            stop(Consumer, Reason),
-            end_with(Reason);
+            case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
+                true -> stop(Consumer, Reason), end_with(Reason);
+                false -> loop(S)                   % as to a server that does not trap exits
+            end;
         {'EXIT', _, Reason} = Exit ->
             signal(Reason, Exit, S),
             loop(S);
