@@ -124,8 +124,8 @@ is_refusing(Key) ->
 
 lookup(Key) ->
     try ets:lookup(?TABLE, Key) of
-        [#row{} = Row] -> Row;
-        _ -> none
+        [Row] -> Row;
+        [] -> none
     catch
         error:badarg -> none               % not running
     end.
@@ -154,9 +154,9 @@ keeper(Key) ->
               Name when is_atom(Name) -> whereis(Name);
               _ -> Key
           end,
-    case is_pid(Pid) andalso ets:member(?TABLE, {own, Pid}) of
-        true -> Pid;
-        false -> none
+    case is_pid(Pid) andalso lookup({own, Pid}) of
+        {own, _, _} -> Pid;
+        _ -> none
     end.
 
 %% What that inbox has made of this node's senders: who waits for room now, and the number
