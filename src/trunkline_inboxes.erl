@@ -15,8 +15,10 @@
 %% one when it starts.
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
-%% way, leaves its charge in the gate. While somebody waits, the keeper is asked what it
-%% holds; if twice the same is missing, while the level is the same too, it is taken out.
+%% way, leaves its charge in the gate; one that is killed after it was told of room leaves
+%% the room. While somebody waits, the keeper is asked what it holds. If for a while the
+%% answer is the same, and the level too, what is missing is taken out, and if there is
+%% room all are told to try again.
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
@@ -56,8 +58,9 @@
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
-         %% What was missing at the last audit, at which level.
-         missing = #{} :: #{Keeper :: pid() => {Level :: integer(), Missing :: integer()}}}).
+         %% Since when audits have found the same level, and the same of it at the inbox. (Answers that
+         %% were held up come together: it is their time that counts, not their number.)
+         same = #{} :: #{Keeper :: pid() => {Since :: integer(), Level :: integer(), Held :: integer()}}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -234,14 +237,14 @@ handle_info({introduced, Inboxes}, S) ->
 handle_info({nodeup, Node, _}, S) ->
     introduce(Node),
     {noreply, S};
-handle_info({'DOWN', _, process, Keeper, _}, #state{waiters = All, missing = Missing} = S) ->
+handle_info({'DOWN', _, process, Keeper, _}, #state{waiters = All, same = Same} = S) ->
     true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
     true = ets:delete(?TABLE, {own, Keeper}),
     case maps:take(Keeper, All) of
         {Waiters, All1} ->
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            {noreply, S#state{waiters = All1, missing = maps:remove(Keeper, Missing)}};
+            {noreply, S#state{waiters = All1, same = maps:remove(Keeper, Same)}};
         error ->
             {noreply, S}
     end;
@@ -250,25 +253,25 @@ handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
         {#row{gate = Gate, source = Source}, #{Keeper := Waiters}} ->
             case trunkline_waiters:is_empty(Waiters) of
                 true ->
-                    {noreply, S#state{missing = maps:remove(Keeper, S#state.missing)}};
+                    {noreply, S#state{same = maps:remove(Keeper, S#state.same)}};
                 false ->
-                    _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect]),
+                    _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect, nosuspend]),
                     _ = erlang:start_timer(?AUDIT, self(), {audit, Keeper}),
                     {noreply, S}
             end;
         _ ->
             {noreply, S}
     end;
-handle_info({held, Keeper, Source, Level, Held}, #state{missing = Missing} = S) ->
-    Before = maps:get(Keeper, Missing, none),
-    case lookup(Keeper) of
-        #row{gate = Gate, source = Source} when Before =:= {Level, Level - Held}, Level =/= Held ->
-            case atomics:compare_exchange(Gate, ?LEVEL, Level, Held) of
-                ok -> {noreply, release(Keeper, S#state{missing = maps:remove(Keeper, Missing)})};
-                _ -> {noreply, S}
-            end;
-        #row{source = Source} ->
-            {noreply, S#state{missing = Missing#{Keeper => {Level, Level - Held}}}};
+handle_info({held, Keeper, Source, Level, Held}, #state{same = Same} = S) ->
+    Now = erlang:monotonic_time(millisecond),
+    case {lookup(Keeper), Same} of
+        {#row{gate = Gate, source = Source}, #{Keeper := {Since, Level, Held}}} when Now - Since >= ?AUDIT ->
+            _ = atomics:compare_exchange(Gate, ?LEVEL, Level, Held),
+            {noreply, release_all(Keeper, Gate, S#state{same = maps:remove(Keeper, Same)})};
+        {#row{source = Source}, #{Keeper := {_, Level, Held}}} ->
+            {noreply, S};
+        {#row{source = Source}, _} ->
+            {noreply, S#state{same = Same#{Keeper => {Now, Level, Held}}}};
         _ ->
             {noreply, S}
     end;
@@ -316,6 +319,18 @@ introduced({Keeper, _, _, _}, S) ->
 names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
 names(Name, Node) -> [{Name, Node}].
+
+%% If there is any room: who was told of it before has not come.
+release_all(Keeper, Gate, #state{waiters = All} = S) ->
+    case is_below(atomics:get(Gate, ?LEVEL), Gate) of
+        true ->
+            #{Keeper := Waiters} = All,
+            {Ws, None} = trunkline_waiters:release_all(Waiters),
+            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Ws),
+            S#state{waiters = All#{Keeper := None}};
+        false ->
+            S
+    end.
 
 %% Those who fit are told.
 release(Keeper, #state{waiters = All} = S) ->
