@@ -103,6 +103,9 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
             end
     end.
 
+%% (A level below zero borrows from the bytes: its messages are no number.)
+is_below(Level, _) when Level < 0 ->
+    true;
 is_below(Level, Gate) ->
     trunkline_gate:bytes(Level) < atomics:get(Gate, ?BYTES)
         andalso trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES).
