@@ -39,7 +39,7 @@
                      work => pos_integer(),                        % 8: messages that the process has at a time
                      urgent => fun((Message :: term()) -> boolean()),   % overtakes others; none
                      %% Tell the process how many have been dropped, ahead of the next message, by
-                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}.
+                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}. This too is a message to be done with.
                      tell_dropped => boolean()}.                   % false; true for open/1,2
 -type info() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_work := non_neg_integer(),

@@ -242,17 +242,22 @@ pass(#keeper{mail = Mail, work = Work, most = Most} = S) ->
         true ->
             case atomics:get(Work, ?WORK) < Most of
                 true ->
-                    {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
-                    Now = erlang:monotonic_time(microsecond),
-                    counters:add(S#keeper.times, bucket(Now - Came), 1),
-                    S1 = tell_dropped(S#keeper{mail = Mail1}),
-                    pass(full(left(Source, Charge, Now, hand_on(Message, S1))));
+                    case tell_dropped(S) of
+                        {told, S1} -> pass(S1);
+                        none -> pass(out(S))
+                    end;
                 false ->
                     wait(S)
             end;
         false ->
             S
     end.
+
+out(#keeper{mail = Mail} = S) ->
+    {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
+    Now = erlang:monotonic_time(microsecond),
+    counters:add(S#keeper.times, bucket(Now - Came), 1),
+    full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
 %% First the mark, then the number: a consumer that has done one in between sees it.
 wait(#keeper{work = Work, most = Most} = S) ->
@@ -275,13 +280,14 @@ hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial =
                end,
     S#keeper{serial = Serial + 1, passed = Passed + 1}.
 
+%% That is a message as others are, for which there must be room in what it has.
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
-        {0, _} -> S;
-        {N, Mail1} -> hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})
+        {0, _} -> none;
+        {N, Mail1} -> {told, hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})}
     end;
-tell_dropped(S) ->
-    S.
+tell_dropped(_) ->
+    none.
 
 %% --- credit ---------------------------------------------------------------------------
 
