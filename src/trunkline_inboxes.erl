@@ -119,7 +119,11 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
     end.
 
 %% Whether a call should not even be tried.
--spec is_refusing(key()) -> boolean().
+-spec is_refusing(gen_server:server_ref()) -> boolean().
+is_refusing({global, Name}) ->
+    is_refusing({via, global, Name});
+is_refusing({via, Module, Name}) ->
+    persistent_term:get(?MODULE, none) =:= some andalso is_refusing(Module:whereis_name(Name));
 is_refusing(Key) ->
     case persistent_term:get(?MODULE, none) =:= some andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
