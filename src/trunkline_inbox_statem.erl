@@ -52,7 +52,7 @@ format_status(Status) ->
             Module:format_status(Plain);
         false ->
             case {erlang:function_exported(Module, format_status, 2), Plain} of
-                {true, #{state := State, data := Data} }} ->
+                {true, #{state := State, data := Data}} ->
                     Plain#{data := Module:format_status(case Plain of
                                                             #{reason := _} -> terminate;
                                                             #{} -> normal

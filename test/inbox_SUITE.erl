@@ -43,38 +43,34 @@ groups() ->
 %% With every kind of name, from here and from another node, by gen_server and by Trunkline.
 names(_) ->
     {A, B} = cluster:pair([]),
-    ok = cluster:call(A, fun() -> global:sync() end),
     ok = cluster:call(B, fun() -> persistent_term:put(mailroom_statem, handle_event_function) end),
+    Via = {via, mailroom, {post_via, cluster:node_of(B)}},
     lists:foreach(
       fun({Module, {Name, Local, Remote}}) ->
               {ok, Pid} = cluster:call(B, mailroom, start, [Name, Module, #{list => true}, #{}]),
-              cluster:await(fun() -> reached(A, Remote) end),
               ok = cluster:call(B, fun() -> talk(Local) end),
-              ok = cluster:call(A, fun() -> talk(Remote) end),
+              ok = cluster:call(A, fun() -> talk(case Remote of its_pid -> Pid; _ -> Remote end) end),
               ok = cluster:call(B, fun() -> talk(Pid) end),
               ok = cluster:call(A, fun() -> talk(Pid) end),
               List = cluster:call(B, gen_server, call, [Local, list]),
               ?assertEqual(4, length([x || {cast_by_gen, 1} <- untyped(List)])),
               ?assertEqual(4, length([x || {cast_by_trunkline, 1} <- untyped(List)])),
-              ?assertEqual(case Local of {via, _, _} -> 2; {global, _} -> 2; _ -> 4 end,
+              %% send/2 takes no global names.
+              ?assertEqual(length([x || To <- [Local, Remote, its_pid, its_pid], is_sendable(To)]),
                            length([x || {sent, 1} <- untyped(List)])),
               is_atom(Local) andalso multi(A, B, Local),
               ok = cluster:call(B, fun() -> stop(Pid) end)
       end, [{Module, Name} || Module <- [mailroom, mailroom_statem],
                               Name <- [{{local, ?NAME}, ?NAME, {?NAME, cluster:node_of(B)}},
-                                       {{global, post_all}, {global, post_all}, {global, post_all}},
-                                       {{via, global, {post, via}}, {via, global, {post, via}}, {via, global, {post, via}}}]]),
+                                       %% (These nodes do not tell each other of global names.)
+                                       {{global, post_all}, {global, post_all}, its_pid},
+                                       {Via, Via, Via}]]),
     cluster:stop_all([A, B]).
 
 %% A gen_statem also says how it came.
 untyped(List) -> [case Item of {_, Tag, N} -> {Tag, N}; _ -> Item end || Item <- List].
 
-%% Names that are global take a moment.
-reached(A, Remote) ->
-    case cluster:call(A, fun() -> traffic:attempt(fun() -> gen_server:call(Remote, {echo, here}) end) end) of
-        {ok, here} -> true;
-        Other -> Other
-    end.
+is_sendable(To) -> not lists:member(element(1, if is_tuple(To) -> To; true -> {To} end), [global, via]).
 
 talk(To) ->
     1 = gen_server:call(To, {echo, 1}),
@@ -84,11 +80,7 @@ talk(To) ->
     5 = gen_statem:call(To, {echo, 5}),
     ok = gen_server:cast(To, {from, cast_by_gen, 1, x}),
     ok = trunkline:cast(To, {from, cast_by_trunkline, 1, x}),
-    case To of
-        {Kind, _} when Kind =:= global -> ok;
-        {via, _, _} -> ok;
-        _ -> {from, sent, 1, x} = trunkline:send(To, {from, sent, 1, x})
-    end,
+    _ = [{from, sent, 1, x} = trunkline:send(To, {from, sent, 1, x}) || is_sendable(To)],
     %% By now all of it has come: trunkline's and gen_server's ways are not one.
     6 = gen_server:call(To, {echo, 6}),
     7 = trunkline:call(To, {echo, 7}),
@@ -645,8 +637,6 @@ reject(_) ->
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     To = {?NAME, cluster:node_of(B)},
     finished(flood(Nodes, 4, 500, 100), 500),
-    yes = cluster:call(B, global, register_name, [?NAME, Pid]),
-    lists:foreach(fun(N) -> cluster:await(fun() -> cluster:call(N, global, whereis_name, [?NAME]) =:= Pid end) end, [A, C]),
     Full = fun(N) -> cluster:call(N, trunkline, send, [To, {from, extra, 1, x}, [nosuspend]]) end,
     %% While there is room it is taken.
     lists:foreach(fun(N) -> cluster:await(fun() -> case Full(N) of nosuspend -> true; Other -> Other end end) end, [A, C, B]),
@@ -656,7 +646,7 @@ reject(_) ->
               lists:foreach(fun(Args) -> ?assertEqual({exit, {overload, {trunkline, call, Args}}}, Call(Args)) end,
                             [[Server, {echo, x}], [Server, {echo, x}, infinity], [Server, {echo, x}, 5000]])
       end, [{N, Server} || {N, Servers} <- [{A, [To, Pid]}, {C, [To]}, {B, [?NAME, To, Pid]}],
-                           Server <- [{global, ?NAME}, {via, global, ?NAME} | Servers]]),
+                           Server <- [{via, mailroom, To} | Servers]]),
     %% A call that does not ask is in nevertheless.
     Call = cluster:call(A, fun() -> mailroom:own(fun() -> spawn(fun() -> exit({sent, gen_server:call(To, {echo, 17}, infinity)}) end) end) end),
     cluster:await(fun() -> Info = cluster:call(B, trunkline_inbox, info, [?NAME]),

@@ -8,6 +8,7 @@
 -export([open/2, state/1, done/2, go_on/1]).
 -export([senders/4, collect/2, alive/1, kill/1]).
 -export([watch/1, most/1, waiting/1]).
+-export([register_name/2, unregister_name/1, whereis_name/1, send/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -define(DEADLINE, 40_000).
@@ -46,11 +47,21 @@ run(Name, Fun) ->
 summary(Name) -> gen_server:call(Name, summary, infinity).
 
 consumer(Name) ->
-    #{consumer := Pid} = trunkline_inbox:info(pid(Name)),
+    #{consumer := Pid} = trunkline_inbox:info(Name),
     Pid.
 
-pid({global, Name}) -> global:whereis_name(Name);
-pid(Name) -> Name.
+%% --- a registry: {via, mailroom, {Name, Node}} ----------------------------------
+
+register_name({Name, _}, Pid) ->
+    try register(Name, Pid) of true -> yes
+    catch error:badarg -> no
+    end.
+
+unregister_name({Name, _}) -> unregister(Name).
+
+whereis_name({Name, Node}) -> erpc:call(Node, erlang, whereis, [Name]).
+
+send(Name, Message) -> whereis_name(Name) ! Message.
 
 %% --- the gen_server ---------------------------------------------------------
 
