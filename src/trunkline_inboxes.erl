@@ -23,7 +23,7 @@
 -behaviour(gen_server).
 
 -export([start_link/0, enter/3, cancel/2, is_refusing/1, keeper/1, senders/1]).
--export([register/4, work/1]).
+-export([register/5, work/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([key/0, patience/0]).
@@ -54,7 +54,7 @@
          gate :: atomics:atomics_ref(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own, {keeper :: pid(), inbox :: inbox(), work :: atomics:atomics_ref()}).
+-record(own, {keeper :: pid(), inbox :: inbox(), work :: trunkline_inbox_server:handle(), server :: pid() | none}).
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
@@ -142,11 +142,12 @@ lookup(Key) ->
 
 %% --- for inboxes ------------------------------------------------------------------
 
-%% By a keeper, of itself.
--spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), Work :: trunkline_inbox_server:handle()) ->
+%% By a keeper, of itself and its server, if that is one.
+-spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), Work :: trunkline_inbox_server:handle(),
+               Server :: pid() | none) ->
           ok | {error, not_started}.
-register(Name, Policy, Bound, Work) ->
-    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work}, infinity)
+register(Name, Policy, Bound, Work, Server) ->
+    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work, Server}, infinity)
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
@@ -189,8 +190,8 @@ init([]) ->
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({register, Inbox, Work}, _, S) ->
-    {reply, ok, own(Inbox, Work, S)};
+handle_call({register, Inbox, Work, Server}, _, S) ->
+    {reply, ok, own(Inbox, Work, Server, S)};
 handle_call({waiting, Keeper}, _, #state{waiters = Waiters} = S) ->
     {reply, case Waiters of
                 #{Keeper := W} -> trunkline_waiters:size(W);
@@ -234,8 +235,8 @@ handle_info({full, Keeper, Full}, S) ->
         none -> ok
     end,
     {noreply, S};
-handle_info({register, Inbox, Work}, S) ->
-    {noreply, own(Inbox, Work, S)};
+handle_info({register, Inbox, Work, Server}, S) ->
+    {noreply, own(Inbox, Work, Server, S)};
 handle_info({introduce, Node}, S) ->
     introduce(Node),
     {noreply, S};
@@ -244,7 +245,8 @@ handle_info({introduced, Inboxes}, S) ->
 handle_info({nodeup, Node, _}, S) ->
     introduce(Node),
     {noreply, S};
-handle_info({'DOWN', _, process, Keeper, _}, #state{waiters = All, same = Same} = S) ->
+handle_info({'DOWN', _, process, Keeper, Reason}, #state{waiters = All, same = Same} = S) ->
+    Reason =:= killed andalso kill_server(Keeper),
     true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
     true = ets:delete(?TABLE, {own, Keeper}),
     case maps:take(Keeper, All) of
@@ -285,8 +287,8 @@ handle_info({held, Keeper, Source, Level, Held}, #state{same = Same} = S) ->
 handle_info(_, S) ->
     {noreply, S}.
 
-own({Keeper, _, _, _} = Inbox, Work, S) ->
-    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work}}),
+own({Keeper, _, _, _} = Inbox, Work, Server, S) ->
+    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work, server = Server}}),
     lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, nodes(connected)),
     introduced(Inbox, S).
 
@@ -294,6 +296,13 @@ introduce(Node) ->
     case [Inbox || #own{inbox = Inbox} <- ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])] of
         [] -> ok;
         Inboxes -> tell(Node, {introduced, Inboxes})
+    end.
+
+%% Its supervisor has killed the keeper, and means the server, which may trap exits.
+kill_server(Keeper) ->
+    case lookup({own, Keeper}) of
+        {own, _, #own{server = Server}} when is_pid(Server) -> exit(Server, kill);
+        _ -> true
     end.
 
 %% (Where nobody has that name it is lost, as it should be.)

@@ -106,7 +106,7 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                 {ok, Consumer} ->
                     ok = atomics:put(Work, ?WORK, 0),
                     Bound = {Bytes, Messages},
-                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}) of
+                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}, server(element(1, What), Consumer)) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
@@ -163,6 +163,9 @@ give_name_back(none) -> true.
 
 local_name({local, Name}) -> Name;
 local_name(_) -> undefined.
+
+server(server, Consumer) -> Consumer;
+server(process, _) -> none.
 
 %% --- what comes -----------------------------------------------------------------------
 
@@ -332,7 +335,8 @@ again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, message
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most}},
+            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
+                   server(S#keeper.kind, S#keeper.consumer)},
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 

@@ -226,7 +226,19 @@ supervised(_) ->
                       Ref = monitor(process, Server2),
                       ok = supervisor:terminate_child(Sup, post),
                       receive {'DOWN', Ref, process, Server2, killed} -> ok end,
-                      ok
+                      ok = supervisor:delete_child(Sup, post),
+                      %% Or when it does not end in time, one that traps exits and does nothing any more.
+                      lists:foreach(
+                        fun(Shutdown) ->
+                                {ok, Stuck} = supervisor:start_child(Sup, Spec#{shutdown => Shutdown}),
+                                Server3 = gen_server:call(Stuck, self),
+                                Ref3 = monitor(process, Server3),
+                                ok = mailroom:hold(?NAME),
+                                ok = supervisor:terminate_child(Sup, post),
+                                receive {'DOWN', Ref3, process, Server3, killed} -> ok after 10_000 -> exit(survived) end,
+                                receive {terminated, _, _} = Terminated -> exit(Terminated) after 0 -> ok end,
+                                ok = supervisor:delete_child(Sup, post)
+                        end, [brutal_kill, 100])
               end),
     cluster:stop(B).
 
