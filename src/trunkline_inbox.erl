@@ -39,7 +39,7 @@
                      work => pos_integer(),                        % 8: messages that the process has at a time
                      urgent => fun((Message :: term()) -> boolean()),   % overtakes others; none
                      %% Tell the process how many have been dropped, ahead of the next message, by
-                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}.
+                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}. This too is a message to be done with.
                      tell_dropped => boolean()}.                   % false; true for open/1,2
 -type info() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_work := non_neg_integer(),
@@ -93,25 +93,43 @@ open(Name, Options) -> open_named(Name, Options).
 
 open_named(Name, Options) ->
     case check(Options, true) of
-        {ok, Checked} -> trunkline_keeper:start_link(Name, {process, self()}, Checked);
-        Error -> Error
+        {ok, Checked} ->
+            case trunkline_keeper:start_link(Name, {process, self()}, Checked) of
+                {ok, Inbox} = Started ->
+                    %% For done/2, which must not depend on anybody else.
+                    _ = put({?MODULE, Inbox}, trunkline_inboxes:handle(Inbox)),
+                    Started;
+                Other ->
+                    Other
+            end;
+        Error ->
+            Error
     end.
 
 %% I am done with so many messages of it. `badarg' if it is not an inbox of this node.
 -spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
 done(Inbox, N) when is_integer(N), N > 0 ->
-    case trunkline_inboxes:keeper(Inbox) of
-        Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:handle(Keeper), N);
-        none -> erlang:error(badarg, [Inbox, N])
+    case get({?MODULE, pid(Inbox)}) of
+        undefined ->
+            case trunkline_inboxes:keeper(Inbox) of
+                Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:handle(Keeper), N);
+                none -> erlang:error(badarg, [Inbox, N])
+            end;
+        Work ->
+            trunkline_keeper:done(Work, N)
     end;
 done(Inbox, N) ->
     erlang:error(badarg, [Inbox, N]).
+
+pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
+pid(Inbox) -> Inbox.
 
 %% What is in it is dropped, and nobody waits for it any more.
 -spec close(Inbox :: pid()) -> ok.
 close(Inbox) ->
     Ref = monitor(process, Inbox),
     unlink(Inbox),
+    _ = erase({?MODULE, Inbox}),
     exit(Inbox, kill),
     receive {'DOWN', Ref, process, _, _} -> ok end.
 

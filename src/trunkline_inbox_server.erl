@@ -5,7 +5,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([mark/2, begin_with/2, enter/1, done/1]).
+-export([mark/2, begin_with/2, enter/1, done/1, returned/1, plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
 
 -export_type([handle/0]).
@@ -59,7 +59,14 @@ done(Serial) ->
             ok
     end.
 
--spec init({module(), term(), handle()}) -> init_result().
+%% A callback may throw what it answers; it is done all the same.
+-spec returned(fun(() -> term())) -> term().
+returned(Callback) ->
+    try Callback()
+    catch throw:Result -> Result
+    end.
+
+-spec init({module(), term(), handle()}) -> term().
 init({Module, Args, Handle}) ->
     ok = begin_with(Module, Handle),
     Module:init(Args).
@@ -67,14 +74,14 @@ init({Module, Args, Handle}) ->
 -spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->
     {Module, Serial, Request} = enter(Content),
-    Result = Module:handle_call(Request, From, State),
+    Result = returned(fun() -> Module:handle_call(Request, From, State) end),
     done(Serial),
     Result.
 
 -spec handle_cast(term(), term()) -> result().
 handle_cast(Content, State) ->
     {Module, Serial, Request} = enter(Content),
-    Result = Module:handle_cast(Request, State),
+    Result = returned(fun() -> Module:handle_cast(Request, State) end),
     done(Serial),
     Result.
 
@@ -83,7 +90,7 @@ handle_info(Content, State) ->
     {Module, Serial, Message} = enter(Content),
     Result = case erlang:function_exported(Module, handle_info, 2) of
                  true ->
-                     Module:handle_info(Message, State);
+                     returned(fun() -> Module:handle_info(Message, State) end);
                  false ->
                      ?LOG_WARNING("~p has no handle_info/2 and got: ~tP", [Module, Message, 30]),
                      {noreply, State}
@@ -115,19 +122,42 @@ code_change(OldVersion, State, Extra) ->
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
     {Module, _, _} = enter(none),
-    Plain = maps:map(fun(message, Message) -> unmark(Message);
-                        (_, Value) -> Value
-                     end, Status),
+    Plain = plain_status(Status),
     case erlang:function_exported(Module, format_status, 1) of
         true ->
             Module:format_status(Plain);
         false ->
             case {erlang:function_exported(Module, format_status, 2), Plain} of
                 {true, #{state := State, reason := _}} -> Plain#{state := Module:format_status(terminate, [get(), State])};
-                {true, #{state := State}} -> Plain#{state := Module:format_status(normal, [get(), State])};
+                {true, #{state := State}} -> Plain#{state := shown(Module:format_status(normal, [get(), State]))};
                 _ -> Plain
             end
     end.
+
+%% What the older format_status/2 should return has the state in it, and will be put so again.
+shown([{data, [{"State", State}]}]) -> State;
+shown(Other) -> Other.
+
+%% Messages and events as they were sent.
+-spec plain_status(Status) -> Status when Status :: #{atom() => term()}.
+plain_status(Status) ->
+    maps:map(fun(message, Message) -> unmark(Message);
+                (Key, Events) when Key =:= queue; Key =:= postponed -> [unmark_event(Event) || Event <- Events];
+                (log, Log) -> [unmark_log(Entry) || Entry <- Log];
+                (_, Value) -> Value
+             end, Status).
+
+unmark_event({Type, Content}) -> {Type, unmark(Content)};
+unmark_event(Event) -> unmark(Event).
+
+unmark_log(Entry) when is_tuple(Entry) ->
+    list_to_tuple([case Element of
+                       {'$gen_call', _, _} -> unmark(Element);
+                       {'$gen_cast', _} -> unmark(Element);
+                       _ -> unmark_event(Element)
+                   end || Element <- tuple_to_list(Entry)]);
+unmark_log(Entry) ->
+    Entry.
 
 unmark({'$gen_call', From, Content}) -> {'$gen_call', From, unmark(Content)};
 unmark({'$gen_cast', Content}) -> {'$gen_cast', unmark(Content)};

@@ -21,8 +21,8 @@ handle_event(Type, Content, State, Data) ->
     {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
     Mode = Module:callback_mode(),
     Result = case Mode =:= state_functions orelse is_list(Mode) andalso lists:member(state_functions, Mode) of
-                 true -> Module:State(Type, Event, Data);
-                 false -> Module:handle_event(Type, Event, State, Data)
+                 true -> trunkline_inbox_server:returned(fun() -> Module:State(Type, Event, Data) end);
+                 false -> trunkline_inbox_server:returned(fun() -> Module:handle_event(Type, Event, State, Data) end)
              end,
     trunkline_inbox_server:done(Serial),
     Result.
@@ -46,7 +46,18 @@ code_change(OldVersion, State, Data, Extra) ->
 -spec format_status(gen_statem:format_status()) -> gen_statem:format_status().
 format_status(Status) ->
     {Module, _, _} = trunkline_inbox_server:enter(none),
+    Plain = trunkline_inbox_server:plain_status(Status),
     case erlang:function_exported(Module, format_status, 1) of
-        true -> Module:format_status(Status);
-        false -> Status
+        true ->
+            Module:format_status(Plain);
+        false ->
+            case {erlang:function_exported(Module, format_status, 2), Plain} of
+                {true, #{state := State, data := Data}} ->
+                    Plain#{data := Module:format_status(case Plain of
+                                                            #{reason := _} -> terminate;
+                                                            #{} -> normal
+                                                        end, [get(), State, Data])};
+                _ ->
+                    Plain
+            end
     end.

@@ -15,13 +15,15 @@
 %% one when it starts.
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
-%% way, leaves its charge in the gate. While somebody waits, the keeper is asked what it
-%% holds; if twice the same is missing, while the level is the same too, it is taken out.
+%% way, leaves its charge in the gate; one that is killed after it was told of room leaves
+%% the room. While somebody waits, the keeper is asked what it holds. If for a while the
+%% answer is the same, and the level too, what is missing is taken out, and if there is
+%% room all are told to try again.
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
 -export([start_link/0, enter/3, cancel/2, is_refusing/1, keeper/1, senders/1]).
--export([register/4, handle/1]).
+-export([register/5, handle/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([key/0, patience/0]).
@@ -52,12 +54,13 @@
          gate :: atomics:atomics_ref(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own, {keeper :: pid(), inbox :: inbox(), handle :: trunkline_inbox_server:handle()}).
+-record(own, {keeper :: pid(), inbox :: inbox(), work :: trunkline_inbox_server:handle(), server :: pid() | none}).
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
-         %% What was missing at the last audit, at which level.
-         missing = #{} :: #{Keeper :: pid() => {Level :: integer(), Missing :: integer()}}}).
+         %% Since when audits have found the same level, and the same of it at the inbox. (Answers that
+         %% were held up come together: it is their time that counts, not their number.)
+         same = #{} :: #{Keeper :: pid() => {Since :: integer(), Level :: integer(), Held :: integer()}}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -100,6 +103,9 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
             end
     end.
 
+%% (A level below zero borrows from the bytes: its messages are no number.)
+is_below(Level, _) when Level < 0 ->
+    true;
 is_below(Level, Gate) ->
     trunkline_gate:bytes(Level) < atomics:get(Gate, ?BYTES)
         andalso trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES).
@@ -113,7 +119,11 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
     end.
 
 %% Whether a call should not even be tried.
--spec is_refusing(key()) -> boolean().
+-spec is_refusing(gen_server:server_ref()) -> boolean().
+is_refusing({global, Name}) ->
+    is_refusing({via, global, Name});
+is_refusing({via, Module, Name}) ->
+    persistent_term:get(?MODULE, none) =:= some andalso is_refusing(Module:whereis_name(Name));
 is_refusing(Key) ->
     case persistent_term:get(?MODULE, none) =:= some andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
@@ -124,19 +134,20 @@ is_refusing(Key) ->
 
 lookup(Key) ->
     try ets:lookup(?TABLE, Key) of
-        [#row{} = Row] -> Row;
-        _ -> none
+        [Row] -> Row;
+        [] -> none
     catch
         error:badarg -> none               % not running
     end.
 
 %% --- for inboxes ------------------------------------------------------------------
 
-%% By a keeper, of itself.
--spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), trunkline_inbox_server:handle()) ->
+%% By a keeper, of itself and its server, if that is one.
+-spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), Work :: trunkline_inbox_server:handle(),
+               Server :: pid() | none) ->
           ok | {error, not_started}.
-register(Name, Policy, Bound, Handle) ->
-    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Handle}, infinity)
+register(Name, Policy, Bound, Work, Server) ->
+    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work, Server}, infinity)
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
@@ -144,7 +155,7 @@ register(Name, Policy, Bound, Handle) ->
 %% How the consumer tells the keeper what it has done.
 -spec handle(pid()) -> trunkline_inbox_server:handle().
 handle(Keeper) ->
-    #own{handle = Handle} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
+    #own{work = Handle} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
     Handle.
 
 %% The keeper of a name or pid of this node.
@@ -154,9 +165,9 @@ keeper(Key) ->
               Name when is_atom(Name) -> whereis(Name);
               _ -> Key
           end,
-    case is_pid(Pid) andalso ets:member(?TABLE, {own, Pid}) of
-        true -> Pid;
-        false -> none
+    case is_pid(Pid) andalso lookup({own, Pid}) of
+        {own, _, _} -> Pid;
+        _ -> none
     end.
 
 %% What that inbox has made of this node's senders: who waits for room now, and the number
@@ -179,8 +190,8 @@ init([]) ->
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({register, Inbox, Handle}, _, S) ->
-    {reply, ok, own(Inbox, Handle, S)};
+handle_call({register, Inbox, Work, Server}, _, S) ->
+    {reply, ok, own(Inbox, Work, Server, S)};
 handle_call({waiting, Keeper}, _, #state{waiters = Waiters} = S) ->
     {reply, case Waiters of
                 #{Keeper := W} -> trunkline_waiters:size(W);
@@ -224,8 +235,8 @@ handle_info({full, Keeper, Number}, S) ->
         none -> ok
     end,
     {noreply, S};
-handle_info({register, Inbox, Handle}, S) ->
-    {noreply, own(Inbox, Handle, S)};
+handle_info({register, Inbox, Work, Server}, S) ->
+    {noreply, own(Inbox, Work, Server, S)};
 handle_info({introduce, Node}, S) ->
     introduce(Node),
     {noreply, S};
@@ -234,16 +245,15 @@ handle_info({introduced, Inboxes}, S) ->
 handle_info({nodeup, Node, _}, S) ->
     introduce(Node),
     {noreply, S};
-handle_info({'DOWN', _, process, Keeper, Reason}, #state{waiters = All, missing = Missing} = S) ->
-    %% The next connection may be there already, and what was said on it.
-    Reason =:= noconnection andalso tell(node(Keeper), {introduce, node()}),
-    lists:foreach(fun(Key) -> ets:delete(?TABLE, Key) end, keys(Keeper)),
+handle_info({'DOWN', _, process, Keeper, Reason}, #state{waiters = All, same = Same} = S) ->
+    Reason =:= killed andalso kill_server(Keeper),
+    true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
     true = ets:delete(?TABLE, {own, Keeper}),
     case maps:take(Keeper, All) of
         {Waiters, All1} ->
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            {noreply, S#state{waiters = All1, missing = maps:remove(Keeper, Missing)}};
+            {noreply, S#state{waiters = All1, same = maps:remove(Keeper, Same)}};
         error ->
             {noreply, S}
     end;
@@ -252,7 +262,7 @@ handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
         {#row{gate = Gate, source = Source}, #{Keeper := Waiters}} ->
             case trunkline_waiters:is_empty(Waiters) of
                 true ->
-                    {noreply, S#state{missing = maps:remove(Keeper, S#state.missing)}};
+                    {noreply, S#state{same = maps:remove(Keeper, S#state.same)}};
                 false ->
                     _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect, nosuspend]),
                     _ = erlang:start_timer(?AUDIT, self(), {audit, Keeper}),
@@ -261,24 +271,24 @@ handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
         _ ->
             {noreply, S}
     end;
-handle_info({held, Keeper, Source, Level, Held}, #state{missing = Missing} = S) ->
-    Before = maps:get(Keeper, Missing, none),
-    case lookup(Keeper) of
-        #row{gate = Gate, source = Source} when Before =:= {Level, Level - Held}, Level =/= Held ->
-            case atomics:compare_exchange(Gate, ?LEVEL, Level, Held) of
-                ok -> {noreply, release(Keeper, S#state{missing = maps:remove(Keeper, Missing)})};
-                _ -> {noreply, S}
-            end;
-        #row{source = Source} ->
-            {noreply, S#state{missing = Missing#{Keeper => {Level, Level - Held}}}};
+handle_info({held, Keeper, Source, Level, Held}, #state{same = Same} = S) ->
+    Now = erlang:monotonic_time(millisecond),
+    case {lookup(Keeper), Same} of
+        {#row{gate = Gate, source = Source}, #{Keeper := {Since, Level, Held}}} when Now - Since >= ?AUDIT ->
+            _ = atomics:compare_exchange(Gate, ?LEVEL, Level, Held),
+            {noreply, release_all(Keeper, Gate, S#state{same = maps:remove(Keeper, Same)})};
+        {#row{source = Source}, #{Keeper := {_, Level, Held}}} ->
+            {noreply, S};
+        {#row{source = Source}, _} ->
+            {noreply, S#state{same = Same#{Keeper => {Now, Level, Held}}}};
         _ ->
             {noreply, S}
     end;
 handle_info(_, S) ->
     {noreply, S}.
 
-own({Keeper, _, _, _} = Inbox, Handle, S) ->
-    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, handle = Handle}}),
+own({Keeper, _, _, _} = Inbox, Work, Server, S) ->
+    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work, server = Server}}),
     lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, nodes(connected)),
     introduced(Inbox, S).
 
@@ -288,8 +298,14 @@ introduce(Node) ->
         Inboxes -> tell(Node, {introduced, Inboxes})
     end.
 
-%% Not by itself: a connection may be busy. (Where nobody has that name it is lost, as it
-%% should be.)
+%% Its supervisor has killed the keeper, and means the server, which may trap exits.
+kill_server(Keeper) ->
+    case lookup({own, Keeper}) of
+        {own, _, #own{server = Server}} when is_pid(Server) -> exit(Server, kill);
+        _ -> true
+    end.
+
+%% (Where nobody has that name it is lost, as it should be.)
 tell(Node, What) ->
     _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end),
     ok.
@@ -323,6 +339,18 @@ keys(Keeper) ->
 names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
 names(Name, Node) -> [{Name, Node}].
+
+%% If there is any room: who was told of it before has not come.
+release_all(Keeper, Gate, #state{waiters = All} = S) ->
+    case is_below(atomics:get(Gate, ?LEVEL), Gate) of
+        true ->
+            #{Keeper := Waiters} = All,
+            {Ws, None} = trunkline_waiters:release_all(Waiters),
+            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Ws),
+            S#state{waiters = All#{Keeper := None}};
+        false ->
+            S
+    end.
 
 %% Those who fit are told.
 release(Keeper, #state{waiters = All} = S) ->

@@ -108,7 +108,7 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                 {ok, Consumer} ->
                     ok = atomics:put(Work, ?WORK, 0),
                     Bound = {Bytes, Messages},
-                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}) of
+                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}, server(element(1, What), Consumer)) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
@@ -166,6 +166,9 @@ give_name_back(none) -> true.
 local_name({local, Name}) -> Name;
 local_name(_) -> undefined.
 
+server(server, Consumer) -> Consumer;
+server(process, _) -> none.
+
 %% --- what comes -----------------------------------------------------------------------
 
 -spec loop(#keeper{}) -> true.
@@ -186,8 +189,10 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             give_name_back(S#keeper.name),
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
-            stop(Consumer, Reason),
-            end_with(Reason);
+            case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
+                true -> stop(Consumer, Reason), end_with(Reason);
+                false -> loop(S)                   % as to a server that does not trap exits
+            end;
         {'EXIT', _, Reason} = Exit ->
             signal(Reason, Exit, S),
             loop(S);
@@ -195,7 +200,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
             loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
         ['$inbox_audit', Pid, Source | Level] ->
-            _ = erlang:send(Pid, {held, self(), Source, Level, trunkline_share:held(Source, S#keeper.share)}, [noconnect]),
+            _ = erlang:send(Pid, {held, self(), Source, Level, trunkline_share:held(Source, S#keeper.share)},
+                            [noconnect, nosuspend]),
             loop(S);
         ['$inbox_info' | Ref] ->
             Ref ! {Ref, show(S)},
@@ -265,17 +271,22 @@ pass(#keeper{mail = Mail, work = Work, most = Most} = S) ->
         true ->
             case atomics:get(Work, ?WORK) < Most of
                 true ->
-                    {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
-                    Now = erlang:monotonic_time(microsecond),
-                    counters:add(S#keeper.times, bucket(Now - Came), 1),
-                    S1 = tell_dropped(S#keeper{mail = Mail1}),
-                    pass(full(left(Source, Charge, Now, hand_on(Message, S1))));
+                    case tell_dropped(S) of
+                        {told, S1} -> pass(S1);
+                        none -> pass(out(S))
+                    end;
                 false ->
                     wait(S)
             end;
         false ->
             S
     end.
+
+out(#keeper{mail = Mail} = S) ->
+    {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
+    Now = erlang:monotonic_time(microsecond),
+    counters:add(S#keeper.times, bucket(Now - Came), 1),
+    full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
 %% First the mark, then the number: a consumer that has done one in between sees it.
 wait(#keeper{work = Work, most = Most} = S) ->
@@ -298,13 +309,14 @@ hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial =
                end,
     S#keeper{serial = Serial + 1}.
 
+%% That is a message as others are, for which there must be room in what it has.
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
-        {0, _} -> S;
-        {N, Mail1} -> hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})
+        {0, _} -> none;
+        {N, Mail1} -> {told, hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})}
     end;
-tell_dropped(S) ->
-    S.
+tell_dropped(_) ->
+    none.
 
 %% --- credit ---------------------------------------------------------------------------
 
@@ -357,7 +369,8 @@ again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, message
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most}},
+            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
+                   server(S#keeper.kind, S#keeper.consumer)},
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 

@@ -9,9 +9,10 @@
 %%       |                                                 |  window, or a little later
 %%
 %% Each node's senders have at most a window of messages on their way and waiting here. Of
-%% the bound each active node has the same share, and so has one that nobody is yet. So the
-%% sum is never above the bound by more than what is under way while another node becomes
-%% active. With a window outstanding there is a quarter here, or a credit under way.
+%% the bound each active node has the same share, and so has one that nobody is yet; but no
+%% more than the others leave of it, who have been told of larger shares before. So the sum is
+%% never above the bound by more than the little that each node has to begin with. With a
+%% window outstanding there is a quarter here, or a credit under way.
 %%
 %% A source is a node, and a number that it takes for each new beginning: what is left of
 %% an earlier one is of no consequence.
@@ -117,13 +118,27 @@ recount(Now, #share{bound = Bound, sources = Sources} = S) ->
     IsOver = fun(#source{owed = Owed, told = Told} = Source) ->
                      Owed =:= 0 andalso Told =:= first(Bound) andalso not IsActive(Source)
              end,
+    Sources1 = maps:filter(fun(_, Source) -> not IsOver(Source) end, Sources),
+    Promised = lists:foldl(fun(Source, Sum) -> add(promised(Source), Sum) end, {0, 0}, maps:values(Sources1)),
     S#share{share = Share, counted = Now,
             sources = maps:map(fun(_, Source) ->
                                        Source#source{window = case IsActive(Source) of
-                                                                  true -> Share;
+                                                                  true -> window(Share, Promised, Source, Bound);
                                                                   false -> first(Bound)
                                                               end}
-                               end, maps:filter(fun(_, Source) -> not IsOver(Source) end, Sources))}.
+                               end, Sources1)}.
+
+%% What a source may have here, or has.
+promised(#source{held = Held, told = {Bytes, Messages}}) ->
+    {max(Bytes, trunkline_gate:bytes(Held)), max(Messages, trunkline_gate:messages(Held))}.
+
+window({Bytes, Messages}, Promised, Source, Bound) ->
+    {FreeBytes, FreeMessages} = add(subtract(Bound, Promised), promised(Source)),
+    {LeastBytes, LeastMessages} = first(Bound),
+    {min(Bytes, max(LeastBytes, FreeBytes)), min(Messages, max(LeastMessages, FreeMessages))}.
+
+add({A, B}, {C, D}) -> {A + C, B + D}.
+subtract({A, B}, {C, D}) -> {A - C, B - D}.
 
 %% Whether there is anything to flush, now or when a source becomes quiet.
 -spec is_owing(share()) -> boolean().

@@ -1,0 +1,1222 @@
+%% Inboxes: what is behind one works as it did before, nobody has more than the bound, and
+%% nobody waits for ever.
+-module(inbox_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, groups/0, suite/0]).
+-export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1, parent_ends/1,
+         exit_signals/1, crash_loop/1]).
+-export([system_messages/1, new_code/1, sleeps/1]).
+-export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1,
+         calls_stay/1, urgent/1]).
+-export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, told_of_drops/1, closed/1]).
+-export([stalled_beside_lane/1]).
+-export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1, receiving_node_dies/1,
+         lanes_killed/1, inboxes_killed/1, application_restarted/1, keeper_killed/1, disconnected/1, stopped_and_continued/1,
+         late_introduction/1]).
+-export([is_urgent/1]).
+
+-define(NAME, post).
+%% ms: for what needs an audit or two
+-define(LONG, 30_000).
+%% The tests' own calls, which are not bounded.
+-define(CALLS, 3).
+
+suite() -> [{timetrap, {minutes, 2}}].
+
+all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes}, {group, lanes}, {group, faults}].
+
+groups() ->
+    [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together, parent_ends,
+                exit_signals, crash_loop]},
+     {tools, [system_messages, new_code, sleeps]},
+     {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest, drop_flood,
+               calls_stay, urgent]},
+     {processes, [work, no_more_done, not_an_inbox, bad_options, told_of_drops, closed]},
+     {lanes, [stalled_beside_lane]},
+     {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies, receiving_node_dies,
+               lanes_killed, inboxes_killed, application_restarted, keeper_killed, disconnected, stopped_and_continued,
+               late_introduction]}].
+
+%% --- servers ------------------------------------------------------------------------
+
+%% With every kind of name, from here and from another node, by gen_server and by Trunkline.
+names(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:call(B, fun() -> persistent_term:put(mailroom_statem, handle_event_function) end),
+    Via = {via, mailroom, {post_via, cluster:node_of(B)}},
+    lists:foreach(
+      fun({Module, {Name, Local, Remote}}) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [Name, Module, #{list => true}, #{}]),
+              ok = cluster:call(B, fun() -> talk(Local) end),
+              ok = cluster:call(A, fun() -> talk(case Remote of its_pid -> Pid; _ -> Remote end) end),
+              ok = cluster:call(B, fun() -> talk(Pid) end),
+              ok = cluster:call(A, fun() -> talk(Pid) end),
+              List = cluster:call(B, gen_server, call, [Local, list]),
+              ?assertEqual(4, length([x || {cast_by_gen, 1} <- untyped(List)])),
+              ?assertEqual(4, length([x || {cast_by_trunkline, 1} <- untyped(List)])),
+              %% send/2 takes no global names.
+              ?assertEqual(length([x || To <- [Local, Remote, its_pid, its_pid], is_sendable(To)]),
+                           length([x || {sent, 1} <- untyped(List)])),
+              is_atom(Local) andalso multi(A, B, Local),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [{Module, Name} || Module <- [mailroom, mailroom_statem],
+                              Name <- [{{local, ?NAME}, ?NAME, {?NAME, cluster:node_of(B)}},
+                                       %% (These nodes do not tell each other of global names.)
+                                       {{global, post_all}, {global, post_all}, its_pid},
+                                       {Via, Via, Via}]]),
+    cluster:stop_all([A, B]).
+
+%% A gen_statem also says how it came.
+untyped(List) -> [case Item of {_, Tag, N} -> {Tag, N}; _ -> Item end || Item <- List].
+
+is_sendable(To) -> not lists:member(element(1, if is_tuple(To) -> To; true -> {To} end), [global, via]).
+
+talk(To) ->
+    1 = gen_server:call(To, {echo, 1}),
+    2 = trunkline:call(To, {echo, 2}),
+    {reply, 3} = gen_server:receive_response(gen_server:send_request(To, {echo, 3}), 5000),
+    {reply, 4} = trunkline:receive_response(trunkline:send_request(To, {echo, 4}), 5000),
+    5 = gen_statem:call(To, {echo, 5}),
+    ok = gen_server:cast(To, {from, cast_by_gen, 1, x}),
+    ok = trunkline:cast(To, {from, cast_by_trunkline, 1, x}),
+    _ = [{from, sent, 1, x} = trunkline:send(To, {from, sent, 1, x}) || is_sendable(To)],
+    %% By now all of it has come: trunkline's and gen_server's ways are not one.
+    6 = gen_server:call(To, {echo, 6}),
+    7 = trunkline:call(To, {echo, 7}),
+    ok.
+
+multi(A, B, Name) ->
+    Nodes = [cluster:node_of(N) || N <- [A, B]],
+    ?assertEqual({[{cluster:node_of(B), x}], [cluster:node_of(A)]},
+                 cluster:call(A, gen_server, multi_call, [Nodes, Name, {echo, x}, 5000])).
+
+stop(Pid) ->
+    Ref = monitor(process, Pid),
+    stopping = gen_server:call(Pid, {stop, shutdown}),
+    receive {'DOWN', Ref, process, Pid, shutdown} -> ok after 10_000 -> timeout end.
+
+%% Every callback mode; what is postponed comes later, once, in order, and holds nothing up:
+%% it is more than the server may have at a time.
+statem_modes(_) ->
+    B = cluster:start([]),
+    lists:foreach(
+      fun(Mode) ->
+              ok = cluster:call(B, persistent_term, put, [mailroom_statem, Mode]),
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom_statem, #{}, #{work => 4}]),
+              {Entered, List} =
+                  cluster:call(B, fun() ->
+                                          ok = gen_statem:call(?NAME, {go, shut}),
+                                          _ = [trunkline:send(?NAME, {from, info, N, x}) || N <- lists:seq(1, 30)],
+                                          _ = [gen_statem:cast(?NAME, {from, cast, N, x}) || N <- lists:seq(1, 30)],
+                                          ok = gen_statem:call(?NAME, {go, open}),
+                                          through = gen_statem:call(?NAME, {thrown, through}),
+                                          {gen_statem:call(?NAME, entered), gen_statem:call(?NAME, list)}
+                                  end),
+              ?assertEqual([{info, info, N} || N <- lists:seq(1, 30)] ++ [{cast, cast, N} || N <- lists:seq(1, 30)], List),
+              ?assertEqual(case is_list(Mode) of
+                               true -> [{open, open}, {open, shut}, {shut, open}];
+                               false -> []
+                           end, Entered),
+              cluster:await(fun() -> idle(B) end),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [state_functions, handle_event_function, [state_functions, state_enter], [state_enter, handle_event_function]]),
+    cluster:stop(B).
+
+%% Nothing is in it, and the server has done all it got.
+idle(Node) -> cluster:call(Node, fun idle/0).
+
+idle() ->
+    case trunkline_inbox:info(?NAME) of
+        #{queued_messages := 0, queued_bytes := 0, in_work := 0} -> true;
+        Info -> Info
+    end.
+
+%% A callback may throw what it answers. More often than messages may be in work.
+thrown_results(_) ->
+    B = cluster:start([]),
+    lists:foreach(
+      fun(Module) ->
+              ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, Module, #{list => true}, #{work => 4}]),
+              ok = cluster:call(B, fun() ->
+                                           lists:foreach(fun(N) -> N = gen_server:call(?NAME, {thrown, N}),
+                                                                   ?NAME ! {thrown, {from, a, N, x}},
+                                                                   gen_server:cast(?NAME, {thrown, {from, b, N, x}})
+                                                         end, lists:seq(1, 20))
+                                   end),
+              cluster:await(fun() -> idle(B) end),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [mailroom, mailroom_statem]),
+    cluster:stop(B).
+
+%% What does not start says so as it would without an inbox, to who waits and to who is linked.
+start_answers(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
+    lists:foreach(
+      fun({Module, Kind, Name, How}) ->
+              Plain = cluster:call(B, fun() -> ends(fun() -> Kind:start_link(Name, Module, How, []) end) end),
+              Ours = cluster:call(B, fun() -> ends(fun() -> trunkline_inbox:start_link(Name, Module, How, []) end) end),
+              ?assertEqual(Plain, Ours),
+              ?assertEqual(undefined, cluster:call(B, erlang, whereis, [?NAME]))
+      end, [{Module, Kind, Name, How}
+            || {Module, Kind} <- [{mailroom, gen_server}, {mailroom_statem, gen_statem}],
+               Name <- [{local, ?NAME}, {global, ?NAME}],
+               How <- [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}}, #{init => {stop, shutdown}},
+                       #{init => crash}, #{init => nonsense}]]
+      ++ [{mailroom, gen_server, {local, code_server}, #{}}, {mailroom_statem, gen_statem, {local, code_server}, #{}}]),
+    %% Without a name.
+    {ok, Pid} = cluster:call(B, fun() -> mailroom:own(fun() -> trunkline_inbox:start_link(mailroom, #{}, []) end) end),
+    x = cluster:call(B, gen_server, call, [Pid, {echo, x}]),
+    cluster:stop(B).
+
+%% The answer, and with which reason what was started has ended.
+ends(Start) ->
+    mailroom:own(fun() ->
+                         Answer = case Start() of
+                                      {error, {Reason, [{_, _, _, _} | _]}} -> {error, {Reason, stack}};
+                                      Other -> Other
+                                  end,
+                         receive
+                             {'EXIT', _, {Why, [{_, _, _, _} | _]}} -> {Answer, {Why, stack}};
+                             {'EXIT', _, Why} -> {Answer, Why}
+                         after 10_000 ->
+                                 {Answer, timeout}
+                         end
+                 end).
+
+%% A supervisor takes it for the server, and ends it as one.
+supervised(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    ok = cluster:call(
+           B, fun() ->
+                      Self = self(),
+                      Spec = #{id => post, shutdown => 5000,
+                               start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{trap => true, tell => Self}, []]}},
+                      {ok, Sup} = mailroom:supervise([Spec]),
+                      Pid = whereis(?NAME),
+                      [{post, Pid, worker, [trunkline_inbox]}] = supervisor:which_children(Sup),
+                      Server = gen_server:call(?NAME, self),
+                      {mailroom, init, 1} = proc_lib:translate_initial_call(Server),
+                      %% Full, and standing still until it is told: the supervisor waits for it.
+                      ok = mailroom:hold(?NAME),
+                      Ender = spawn_monitor(fun() -> exit(supervisor:terminate_child(Sup, post)) end),
+                      {Ending, _} = Ender,
+                      true = is_process_alive(Ending),
+                      Server ! release,
+                      receive {terminated, Server, shutdown} -> ok end,
+                      receive {'DOWN', _, process, Ending, ok} -> ok end,
+                      [false, false] = [is_process_alive(P) || P <- [Pid, Server]],
+                      undefined = whereis(?NAME),
+                      {ok, Again} = supervisor:restart_child(Sup, post),
+                      x = gen_server:call(?NAME, {echo, x}),
+                      ok = supervisor:terminate_child(Sup, post),
+                      false = is_process_alive(Again),
+                      receive {terminated, _, shutdown} -> ok end,
+                      ok = supervisor:delete_child(Sup, post),
+                      %% brutal_kill: the server goes too.
+                      {ok, Brutal} = supervisor:start_child(Sup, Spec#{shutdown => brutal_kill,
+                                                                       start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{}, []]}}),
+                      Server2 = gen_server:call(Brutal, self),
+                      Ref = monitor(process, Server2),
+                      ok = supervisor:terminate_child(Sup, post),
+                      receive {'DOWN', Ref, process, Server2, killed} -> ok end,
+                      ok = supervisor:delete_child(Sup, post),
+                      %% Or when it does not end in time, one that traps exits and does nothing any more.
+                      lists:foreach(
+                        fun(Shutdown) ->
+                                {ok, Stuck} = supervisor:start_child(Sup, Spec#{shutdown => Shutdown}),
+                                Server3 = gen_server:call(Stuck, self),
+                                Ref3 = monitor(process, Server3),
+                                ok = mailroom:hold(?NAME),
+                                ok = supervisor:terminate_child(Sup, post),
+                                receive {'DOWN', Ref3, process, Server3, killed} -> ok after 10_000 -> exit(survived) end,
+                                receive {terminated, _, _} = Terminated -> exit(Terminated) after 0 -> ok end,
+                                ok = supervisor:delete_child(Sup, post)
+                        end, [brutal_kill, 100])
+              end),
+    cluster:stop(B).
+
+%% Whichever of the two ends, and however, the other does with the same reason; callers and
+%% monitors at both nodes are told that of the server.
+ends_together(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
+    To = {?NAME, cluster:node_of(B)},
+    lists:foreach(
+      fun({Module, How, Reason}) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, Module, #{}, #{}]),
+              Told = cluster:call(A, fun() -> watcher(Pid) end),
+              {Server, Ends} = cluster:call(B, fun() -> ended(How, Pid) end),
+              ?assertEqual([Reason, Reason], Ends),
+              ?assertEqual(Reason, cluster:call(A, fun() -> Told ! {tell, self()}, receive {Told, R} -> R after 10_000 -> timeout end end)),
+              ?assertMatch({exit, {noproc, _}}, cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(Server, x) end) end)),
+              ?assertMatch({exit, {noproc, _}}, cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, x) end) end))
+      end, [{Module, How, Reason}
+            || Module <- [mailroom, mailroom_statem],
+               {How, Reason} <- [{{server, kill}, killed}, {{keeper, kill}, killed}, {{server, oops}, oops}, {{keeper, oops}, oops},
+                                 {{call, {stop, normal}}, normal}, {{call, {stop, {shutdown, x}}}, {shutdown, x}},
+                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason}]]),
+    %% Who is calling hears of the same.
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom, #{}, #{}]),
+    ?assertMatch({exit, {boom, {trunkline, call, [To, {exit, boom}]}}},
+                 cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {exit, boom}) end) end)),
+    cluster:stop_all([A, B]).
+
+%% It watches when this returns.
+watcher(Pid) ->
+    Self = self(),
+    Watcher = spawn(fun() ->
+                            Ref = monitor(process, Pid),
+                            true = is_pid(gen_server:call(Pid, self)),
+                            Self ! {self(), ready},
+                            receive {'DOWN', Ref, process, Pid, Reason} -> receive {tell, From} -> From ! {self(), Reason} end end
+                    end),
+    receive {Watcher, ready} -> Watcher end.
+
+ended(How, Pid) ->
+    Server = gen_server:call(Pid, self),
+    Refs = [monitor(process, P) || P <- [Pid, Server]],
+    _ = case How of
+            {server, Reason} -> exit(Server, Reason);
+            {keeper, Reason} -> exit(Pid, Reason);
+            {call, What} -> traffic:attempt(fun() -> gen_server:call(Pid, What) end)
+        end,
+    {Server, [receive {'DOWN', Ref, process, _, R} -> R after 10_000 -> timeout end || Ref <- Refs]}.
+
+%% Who has started it ends normally: a server that does not trap exits stays, as it would
+%% without an inbox; one that does ends.
+parent_ends(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      Start = fun(How) ->
+                                      {Pid, Ref} = spawn_monitor(fun() -> {ok, P} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How, []),
+                                                                          exit({shutdown, P}) end),
+                                      receive {'DOWN', Ref, process, Pid, {shutdown, P}} -> P end
+                              end,
+                      Normal = fun(How) ->
+                                       Self = self(),
+                                       {Pid, Ref} = spawn_monitor(fun() -> {ok, P} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How, []),
+                                                                           Self ! {started, P} end),
+                                       receive {'DOWN', Ref, process, Pid, normal} -> ok end,
+                                       receive {started, P} -> P end
+                               end,
+                      Down = fun(P) -> Ref = monitor(process, P),
+                                       receive {'DOWN', Ref, process, P, R} -> R after 10_000 -> timeout end end,
+                      First = Start(#{}),
+                      true = lists:member(Down(First), [{shutdown, First}, noproc]),
+                      Second = Normal(#{trap => true}),
+                      true = lists:member(Down(Second), [normal, noproc]),
+                      Third = Normal(#{}),
+                      x = gen_server:call(Third, {echo, x}),
+                      true = is_process_alive(Third),
+                      exit(Third, kill),
+                      ok
+              end),
+    cluster:stop(B).
+
+%% A link to it is one to the server.
+exit_signals(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      Linked = fun(Reason) ->
+                                       {Pid, Ref} = spawn_monitor(fun() -> link(whereis(?NAME)), exit(Reason) end),
+                                       receive {'DOWN', Ref, process, Pid, Reason} -> Pid end
+                               end,
+                      %% It traps exits: it is told by whom.
+                      {ok, First} = mailroom:start({local, ?NAME}, #{trap => true, list => true}, #{}),
+                      P1 = Linked(normal),
+                      P2 = Linked(oops),
+                      exit(First, hello),
+                      Self = self(),
+                      cluster:await(fun() -> case gen_server:call(?NAME, list) of
+                                                 [{'EXIT', P1, normal}, {'EXIT', P2, oops}, {'EXIT', Self, hello}] -> true;
+                                                 Other -> Other
+                                             end end),
+                      exit(First, kill),
+                      cluster:await(fun() -> whereis(?NAME) =:= undefined end),
+                      %% It does not: normal ends are nothing to it.
+                      {ok, Second} = mailroom:start({local, ?NAME}, #{}, #{}),
+                      _ = Linked(normal),
+                      Server = gen_server:call(?NAME, self),
+                      Ref = monitor(process, Second),
+                      Ref2 = monitor(process, Server),
+                      _ = Linked(oops),
+                      receive {'DOWN', Ref, process, Second, oops} -> ok end,
+                      receive {'DOWN', Ref2, process, Server, oops} -> ok end,
+                      %% And its own end is told to who is linked to it.
+                      {ok, Third} = mailroom:start({local, ?NAME}, #{}, #{}),
+                      Told = mailroom:own(fun() -> link(Third),
+                                                   catch gen_server:call(Third, {stop, away}),
+                                                   receive {'EXIT', Third, R} -> R after 10_000 -> timeout end end),
+                      away = Told,
+                      ok
+              end),
+    cluster:stop(B).
+
+%% It crashes, again and again, with a full inbox: the name comes back, and who waited goes on.
+crash_loop(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    {ok, _} = cluster:call(B, mailroom, supervise, [[spec(#{messages => 200})]]),
+    To = {?NAME, cluster:node_of(B)},
+    Senders = [{N, cluster:call(N, mailroom, senders, [To, [{cluster:node_of(N), I} || I <- lists:seq(1, 8)], infinity, 50])} || N <- [A, B]],
+    lists:foreach(fun(Round) ->
+                          Before = await_server(B, undefined),
+                          cluster:await(fun() -> tags(B) =:= 16 end),
+                          Round rem 2 =:= 0 andalso begin ok = cluster:call(B, mailroom, hold, [?NAME]), ok end,
+                          true = cluster:call(B, fun() -> exit(Before, crash) end),
+                          _ = await_server(B, Before)
+                  end, lists:seq(1, 20)),
+    cluster:await(fun() -> tags(B) =:= 16 end),
+    stopped(Senders),
+    cluster:stop_all([A, B]).
+
+spec(Inbox) -> spec(#{}, Inbox).
+
+spec(How, Inbox) ->
+    #{id => post, start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, How, [{inbox, Inbox}]]}}.
+
+%% The server itself, when it is another one than before.
+await_server(B, Before) ->
+    Server = fun() -> cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, self) end) end) end,
+    cluster:await(fun() -> case Server() of {ok, Pid} when Pid =/= Before -> true; Other -> Other end end),
+    {ok, Pid} = Server(),
+    Pid.
+
+%% How many have been heard of.
+tags(B) -> map_size(summary(B)).
+
+summary(B) ->
+    case cluster:call(B, fun() -> traffic:attempt(fun() -> mailroom:summary(?NAME) end) end) of
+        {ok, Summary} -> Summary;
+        _ -> #{}
+    end.
+
+%% None of them is stuck.
+stopped(Senders) ->
+    lists:foreach(fun({Node, Pids}) ->
+                          Sent = cluster:call(Node, mailroom, collect, [Pids, stop]),
+                          ?assertEqual([], [Other || Other <- Sent, not is_integer(Other)])
+                  end, Senders).
+
+%% --- tools ----------------------------------------------------------------------------
+
+%% They pass the mail, and are about the module's own state.
+system_messages(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, persistent_term, put, [mailroom_statem, [handle_event_function, state_enter]]),
+    ok = cluster:call(
+           B, fun() ->
+                      {ok, _} = mailroom:start({local, ?NAME}, #{}, #{work => 4}),
+                      #{summary := #{}} = sys:get_state(?NAME),
+                      #{summary := changed} = sys:replace_state(?NAME, fun(S) -> S#{summary := changed} end),
+                      changed = gen_server:call(?NAME, summary),
+                      _ = sys:replace_state(?NAME, fun(S) -> S#{summary := #{}} end),
+                      ok = sys:suspend(?NAME),
+                      Pids = mailroom:senders(?NAME, [a, b], 100, 10),
+                      {status, _, {module, gen_server}, [_, suspended | _]} = sys:get_status(?NAME),
+                      {'EXIT', {timeout, _}} = (catch gen_server:call(?NAME, {echo, x}, 50)),
+                      ok = sys:change_code(?NAME, mailroom, vsn, extra),
+                      ok = sys:resume(?NAME),
+                      [100, 100] = mailroom:collect(Pids, finish),
+                      cluster:await(fun() -> case mailroom:summary(?NAME) of
+                                                 #{a := {100, 100, []}, b := {100, 100, []}} -> true;
+                                                 Other -> Other end end),
+                      ok = sys:terminate(?NAME, normal),
+                      cluster:await(fun() -> whereis(?NAME) =:= undefined end),
+                      %% Shown as the module wants it, with what is postponed as it was sent.
+                      {ok, _} = mailroom:start({local, ?NAME}, mailroom_statem, #{}, #{work => 4}),
+                      {open, #{list := []}} = sys:get_state(?NAME),
+                      ok = gen_statem:call(?NAME, {go, shut}),
+                      _ = [trunkline:send(?NAME, {from, seen, N, x}) || N <- lists:seq(1, 10)],
+                      cluster:await(fun() -> idle() end),
+                      ok = sys:suspend(?NAME),
+                      {status, _, _, [_, suspended, _, _, Misc]} = sys:get_status(?NAME),
+                      Text = lists:flatten(io_lib:format("~w", [Misc])),
+                      {match, _} = re:run(Text, "shown"),
+                      {match, _} = re:run(Text, "from,seen,10,x"),
+                      nomatch = re:run(Text, "\\$inbox"),
+                      ok = sys:resume(?NAME),
+                      ok = sys:terminate(?NAME, normal),
+                      ok
+              end),
+    cluster:stop(B).
+
+%% Another version of the module is loaded beneath it, as release_handler does it.
+new_code(_) ->
+    B = cluster:start([]),
+    lists:foreach(
+      fun(Kind) ->
+              ok = cluster:call(
+                     B, fun() ->
+                                load(Kind, 1),
+                                {ok, Pid} = mailroom:start({local, ?NAME}, changing, [], #{work => 4}),
+                                Server = maps:get(consumer, trunkline_inbox:info(?NAME)),
+                                1 = gen_server:call(?NAME, version),
+                                ok = sys:suspend(Pid),
+                                Calls = [gen_server:send_request(?NAME, version) || _ <- lists:seq(1, 20)],
+                                load(Kind, 2),
+                                ok = sys:change_code(Pid, changing, undefined, []),
+                                ok = sys:resume(Pid),
+                                [{reply, {1, 2}}] = lists:usort([gen_server:receive_response(C, 5000) || C <- Calls]),
+                                %% Nobody runs the old code any more.
+                                true = code:soft_purge(changing),
+                                load(Kind, 2),
+                                true = code:soft_purge(changing),
+                                {Pid, Server} = {whereis(?NAME), maps:get(consumer, trunkline_inbox:info(?NAME))},
+                                ok = sys:terminate(Pid, normal),
+                                cluster:await(fun() -> whereis(?NAME) =:= undefined end)
+                        end)
+      end, [gen_server, gen_statem]),
+    cluster:stop(B).
+
+load(Kind, Version) ->
+    Lines = ["-module(changing).", "-export([init/1, handle_call/3, handle_cast/2, code_change/3, code_change/4, go/3])."]
+        ++ [["-export([callback_mode/0]).\ncallback_mode() -> state_functions."] || Kind =:= gen_statem]
+        ++ [case Kind of
+                gen_server -> "init(_) -> {ok, " ++ integer_to_list(Version) ++ "}.";
+                gen_statem -> "init(_) -> {ok, go, " ++ integer_to_list(Version) ++ "}."
+            end,
+            "handle_call(version, _, S) -> {reply, S, S}.", "handle_cast(_, S) -> {noreply, S}.",
+            "go({call, From}, version, D) -> {keep_state_and_data, {reply, From, D}}.",
+            "code_change(_, S, _) -> {ok, {S, " ++ integer_to_list(Version) ++ "}}.",
+            "code_change(_, State, D, _) -> {ok, State, {D, " ++ integer_to_list(Version) ++ "}}."],
+    {ok, Tokens, _} = erl_scan:string(lists:flatten(lists:join("\n", Lines))),
+    {ok, changing, Binary} = compile:forms(forms(Tokens), []),
+    true = code:soft_purge(changing),
+    {module, changing} = code:load_binary(changing, "changing.erl", Binary),
+    ok.
+
+forms(Tokens) ->
+    case lists:splitwith(fun(T) -> element(1, T) =/= dot end, Tokens) of
+        {Form, [Dot | Rest]} -> {ok, F} = erl_parse:parse_form(Form ++ [Dot]), [F | forms(Rest)];
+        {[], []} -> []
+    end.
+
+%% Both sleep when nothing is going on, and wake.
+sleeps(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      {ok, Pid} = mailroom:start({local, ?NAME}, #{list => true}, #{}),
+                      Server = gen_server:call(?NAME, self),
+                      ok = gen_server:call(?NAME, hibernate),
+                      cluster:await(fun() -> [process_info(P, current_function) || P <- [Pid, Server]]
+                                                 =:= [{current_function, {erlang, hibernate, 3}} || _ <- [1, 2]] end),
+                      _ = trunkline:send(?NAME, {from, a, 1, x}),
+                      [{a, 1}] = gen_server:call(?NAME, list),
+                      ok = gen_server:call(?NAME, hibernate),
+                      x = gen_server:call(?NAME, {echo, x}),
+                      ok
+              end),
+    cluster:stop(B).
+
+%% --- floods -----------------------------------------------------------------------------
+
+%% Three nodes, each connected with each; the inbox is at the last.
+three() ->
+    {A, B} = cluster:pair([]),
+    C = cluster:start([]),
+    [begin cluster:connect(N, C), cluster:await_up(N, C) end || N <- [A, B]],
+    {A, C, B}.
+
+flood({A, C, B}, EachNode, Messages, Bytes) ->
+    To = {?NAME, cluster:node_of(B)},
+    [{N, cluster:call(N, mailroom, senders, [To, tags(N, EachNode), Messages, Bytes])} || N <- [A, C, B]].
+
+tags(N, EachNode) -> [{cluster:node_of(N), I} || I <- lists:seq(1, EachNode)].
+
+%% All of them have sent all they had.
+finished(Senders, Messages) ->
+    lists:foreach(fun({Node, Pids}) ->
+                          ?assertEqual([Messages || _ <- Pids], cluster:call(Node, mailroom, collect, [Pids, finish]))
+                  end, Senders).
+
+%% All came, in order.
+all_in_order(B, Senders, Messages) ->
+    All = maps:from_list([{Tag, {Messages, Messages, []}} || {N, Pids} <- Senders, Tag <- tags(N, length(Pids))]),
+    cluster:await(fun() -> case summary(B) of All -> true; Other -> maps:filter(fun(K, V) -> maps:get(K, All, none) =/= V end, Other) end end,
+                  ?LONG).
+
+%% Senders of every node wait.
+await_waiting(B, Nodes) -> await_waiting(B, Nodes, 1).
+
+await_waiting(B, Nodes, AtLeast) ->
+    cluster:await(fun() ->
+                          Waiting = cluster:call(B, mailroom, waiting, [?NAME]),
+                          case lists:all(fun(N) -> W = maps:get(cluster:node_of(N), Waiting, 0),
+                                                   is_integer(W) andalso W >= AtLeast end, Nodes) of
+                              true -> true;
+                              false -> Waiting
+                          end
+                  end).
+
+%% The server's own is short all the time, though as much as may be is before it.
+short_mailbox(_) ->
+    {A, C, B} = Nodes = three(),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 1000}]),
+    Watch = cluster:call(B, mailroom, watch, [?NAME]),
+    Senders = flood(Nodes, 8, 2000, 100),
+    finished(Senders, 2000),
+    all_in_order(B, Senders, 2000),
+    {Messages, _, Length} = cluster:call(B, mailroom, most, [Watch]),
+    ct:log("at most ~b in the inbox, ~b in the mailbox", [Messages, Length]),
+    ?assert(Length =< 8 + 2),                       % and a system message or two
+    ?assert(Messages =< 1000 + ?CALLS),
+    cluster:await(fun() -> idle(B) end),
+    cluster:stop_all([A, B, C]).
+
+%% Its own calls, and the replies to them, are no mail.
+own_requests(_) ->
+    {A, C, B} = Nodes = three(),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 1000}]),
+    {ok, _} = cluster:call(A, mailroom, start, [{local, other}, #{}, #{}]),
+    Other = {other, cluster:node_of(A)},
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    Senders = flood(Nodes, 4, 500, 100),
+    await_waiting(B, [A, C, B]),
+    Replies = cluster:call(
+                B, fun() ->
+                           mailroom:run(?NAME, fun() ->
+                                                       {message_queue_len, Length} = process_info(self(), message_queue_len),
+                                                       Id = gen_server:send_request(Other, {echo, 3}),
+                                                       {Length =< 9,
+                                                        gen_server:call(Other, {echo, 1}, 5000),
+                                                        trunkline:call(Other, {echo, 2}, 5000),
+                                                        gen_server:receive_response(Id, 5000)}
+                                               end)
+                   end),
+    ?assertEqual({true, 1, 2, {reply, 3}}, Replies),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    finished(Senders, 500),
+    all_in_order(B, Senders, 500),
+    cluster:stop_all([A, B, C]).
+
+%% Nobody loses anything, and the bound holds while the server stands still, whichever node
+%% comes first.
+block(_) ->
+    {A, C, B} = three(),
+    lists:foreach(
+      fun(Order) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 600}]),
+              Watch = cluster:call(B, mailroom, watch, [?NAME]),
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              To = {?NAME, cluster:node_of(B)},
+              Senders = [begin
+                             Pids = cluster:call(N, mailroom, senders, [To, tags(N, 4), 1000, 100]),
+                             await_waiting(B, [N], 4),
+                             {N, Pids}
+                         end || N <- Order],
+              await_waiting(B, Order, 4),
+              #{queued_messages := Held} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+              ?assert(Held >= 300),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              finished(Senders, 1000),
+              all_in_order(B, Senders, 1000),
+              {Messages, _, Length} = cluster:call(B, mailroom, most, [Watch]),
+              ct:log("at most ~b in the inbox, ~b in the mailbox", [Messages, Length]),
+              ?assert(Messages =< 600 + ?CALLS),
+              #{dropped := 0} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [[A, C, B], [B, A, C], [C, B, A]]),
+    cluster:stop_all([A, B, C]).
+
+%% The same in bytes: each node may be above its share by less than a message.
+block_bytes(_) ->
+    {A, C, B} = Nodes = three(),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{bytes => 300_000}]),
+    Watch = cluster:call(B, mailroom, watch, [?NAME]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    Senders = flood(Nodes, 4, 500, 2000),
+    await_waiting(B, [A, C, B], 4),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    finished(Senders, 500),
+    all_in_order(B, Senders, 500),
+    {_, Bytes, _} = cluster:call(B, mailroom, most, [Watch]),
+    ct:log("at most ~b bytes", [Bytes]),
+    ?assert(Bytes =< 300_000 + 3 * 2500),
+    cluster:stop_all([A, B, C]).
+
+%% Nobody waits: who asks is told, who does not is counted, who calls hears of it at once.
+reject(_) ->
+    {A, C, B} = Nodes = three(),
+    {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{policy => reject, messages => 60}]),
+    Watch = cluster:call(B, mailroom, watch, [?NAME]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    To = {?NAME, cluster:node_of(B)},
+    finished(flood(Nodes, 4, 500, 100), 500),
+    Full = fun(N) -> cluster:call(N, trunkline, send, [To, {from, extra, 1, x}, [nosuspend]]) end,
+    %% While there is room it is taken.
+    lists:foreach(fun(N) -> cluster:await(fun() -> case Full(N) of nosuspend -> true; Other -> Other end end) end, [A, C, B]),
+    lists:foreach(
+      fun({N, Server}) ->
+              Call = fun(Args) -> cluster:call(N, fun() -> traffic:attempt(fun() -> apply(trunkline, call, Args) end) end) end,
+              lists:foreach(fun(Args) -> ?assertEqual({exit, {overload, {trunkline, call, Args}}}, Call(Args)) end,
+                            [[Server, {echo, x}], [Server, {echo, x}, infinity], [Server, {echo, x}, 5000]])
+      end, [{N, Server} || {N, Servers} <- [{A, [To, Pid]}, {C, [To]}, {B, [?NAME, To, Pid]}],
+                           Server <- [{via, mailroom, To} | Servers]]),
+    %% A call that does not ask is in nevertheless.
+    Call = cluster:call(A, fun() -> mailroom:own(fun() -> spawn(fun() -> exit({sent, gen_server:call(To, {echo, 17}, infinity)}) end) end) end),
+    cluster:await(fun() -> Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
+                           Sum = lists:sum([R || #{refused := R} <- maps:values(maps:get(nodes, Info))]),
+                           #{queued_messages := Q, passed := P} = Info,
+                           case Q + P + Sum of
+                               %% hold, the call, and those that were tried above
+                               N when N >= 12 * 500 + 2, N =< 12 * 500 + 2 + 60 -> true;
+                               N -> {N, Info}
+                           end end),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    ?assertEqual([17], cluster:call(A, mailroom, collect, [[Call], finish])),
+    {Messages, _, _} = cluster:call(B, mailroom, most, [Watch]),
+    ct:log("at most ~b", [Messages]),
+    ?assert(Messages =< 60 + ?CALLS),
+    #{dropped := 0} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+    ?assertEqual([], [Odd || {_, {_, N, _} = Odd} <- maps:to_list(summary(B)), N > 500]),
+    %% There is room again, and everybody knows.
+    lists:foreach(fun(N) ->
+                          cluster:await(fun() -> case cluster:call(N, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}) end) end) of
+                                                     {ok, x} -> true; Other -> Other end end),
+                          cluster:await(fun() -> case Full(N) of ok -> true; Other -> Other end end)
+                  end, [A, C, B]),
+    cluster:stop_all([A, B, C]).
+
+%% Which ones: 7 are with the server beside the one that holds it, 50 are kept.
+drop_newest(_) -> dropping(drop_newest, lists:seq(1, 57)).
+drop_oldest(_) -> dropping(drop_oldest, lists:seq(1, 7) ++ lists:seq(151, 200)).
+
+dropping(Policy, Kept) ->
+    {A, B} = cluster:pair([]),
+    To = {?NAME, cluster:node_of(B)},
+    lists:foreach(
+      fun(From) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
+                                                            #{policy => Policy, messages => 50, tell_dropped => true}]),
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              Senders = cluster:call(From, mailroom, senders, [To, [x], 200, 100]),
+              finished([{From, Senders}], 200),
+              cluster:await(fun() -> accounted(B, 200 + 1) end),
+              ?assertMatch(#{dropped := 143, queued_messages := 50}, cluster:call(B, trunkline_inbox, info, [?NAME])),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              List = cluster:call(B, gen_server, call, [?NAME, list]),
+              ?assertEqual([{x, N} || N <- Kept], [{x, N} || {x, N} <- List]),
+              %% It is told before what comes next.
+              ?assertEqual({trunkline_inbox, Pid, {dropped, 143}}, lists:nth(8, List)),
+              ?assertEqual(58, length(List)),
+              cluster:await(fun() -> idle(B) end),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [B, A]),
+    cluster:stop_all([A, B]).
+
+%% What has been sent is in it, has passed it, or has been dropped.
+accounted(B, Sent) ->
+    #{queued_messages := Q, passed := P, dropped := D} = Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
+    case Q + P + D of
+        Sent -> true;
+        Sum -> {Sent, Sum, Info}
+    end.
+
+%% By three nodes and at the same time, in messages and in bytes.
+drop_flood(_) ->
+    {A, C, B} = Nodes = three(),
+    lists:foreach(
+      fun({Policy, Bound}) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound#{policy => Policy}]),
+              Watch = cluster:call(B, mailroom, watch, [?NAME]),
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              Senders = flood(Nodes, 4, 1000, 1000),
+              finished(Senders, 1000),
+              cluster:await(fun() -> accounted(B, 12 * 1000 + 1) end),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              cluster:await(fun() -> idle(B) end),
+              {Messages, Bytes, Length} = cluster:call(B, mailroom, most, [Watch]),
+              ct:log("at most ~b, ~b bytes, ~b in the mailbox", [Messages, Bytes, Length]),
+              ?assert(Messages =< maps:get(messages, Bound, 1 bsl 22) + ?CALLS),
+              ?assert(Bytes =< maps:get(bytes, Bound, 1 bsl 32) + 1500),
+              ?assert(Length =< 10),
+              Summary = summary(B),
+              #{dropped := Dropped} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+              ?assertEqual(12 * 1000, Dropped + lists:sum([N || {_, N, _} <- maps:values(Summary)])),
+              %% There are gaps, but nothing is out of order.
+              ?assertEqual([], [Gap || {_, _, Gaps} <- maps:values(Summary), {Last, N} = Gap <- Gaps, N =< Last]),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [{Policy, Bound} || Policy <- [drop_newest, drop_oldest], Bound <- [#{messages => 100}, #{bytes => 100_000}]]),
+    cluster:stop_all([A, B, C]).
+
+%% Calls are kept, whatever the policy, and what is sent with `!' to a full one is not.
+calls_stay(_) ->
+    {A, B} = cluster:pair([]),
+    To = {?NAME, cluster:node_of(B)},
+    lists:foreach(
+      fun(Policy) ->
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true}, #{policy => Policy, messages => 20}]),
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 100)) end),
+              Calls = fun(N, Call) -> cluster:call(N, fun() -> mailroom:own(fun() -> [spawn(fun() -> exit({sent, Call(I)}) end) || I <- lists:seq(1, 50)] end) end) end,
+              Gen = fun(I) -> I = gen_server:call(To, {echo, I}, infinity) end,
+              Trunk = fun(I) -> I = trunkline:call(To, {echo, I}, infinity) end,
+              Callers = [{A, Calls(A, Gen)}, {B, Calls(B, Gen)}]
+                  ++ [{N, Calls(N, Trunk)} || N <- [A, B], Policy =/= reject],
+              Sent = lists:sum([length(Pids) || {_, Pids} <- Callers]) + 100 + 1,
+              cluster:await(fun() -> accounted(B, Sent) end),
+              ?assertMatch(#{dropped := 73}, cluster:call(B, trunkline_inbox, info, [?NAME])),
+              %% After the calls nothing may go but what is new.
+              ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, z, N, y} end, lists:seq(1, 30)) end),
+              cluster:await(fun() -> accounted(B, Sent + 30) end),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              _ = [?assertEqual(lists:seq(1, 50), cluster:call(N, mailroom, collect, [Pids, finish])) || {N, Pids} <- Callers],
+              cluster:await(fun() -> idle(B) end),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [block, reject, drop_newest, drop_oldest]),
+    cluster:stop_all([A, B]).
+
+%% It overtakes others, and keeps the order among its like.
+urgent(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
+                                                #{messages => 3200, urgent => fun ?MODULE:is_urgent/1}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    To = {?NAME, cluster:node_of(B)},
+    ok = cluster:call(A, fun() ->
+                                 lists:foreach(fun(N) -> trunkline:send(To, {from, normal, N, x}) end, lists:seq(1, 30)),
+                                 lists:foreach(fun(N) -> trunkline:send(To, {from, urgent, N, x}) end, lists:seq(1, 4)),
+                                 trunkline:cast(To, {from, urgent, 5, x})
+                         end),
+    cluster:await(fun() -> accounted(B, 36) end),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    ?assertEqual([{normal, N} || N <- lists:seq(1, 7)] ++ [{urgent, N} || N <- lists:seq(1, 5)]
+                 ++ [{normal, N} || N <- lists:seq(8, 30)], cluster:call(B, gen_server, call, [?NAME, list])),
+    cluster:stop_all([A, B]).
+
+is_urgent({from, urgent, _, _}) -> true;
+is_urgent({'$gen_cast', Message}) -> is_urgent(Message);
+is_urgent(Message) when is_tuple(Message), element(1, Message) =:= from -> false.   % others: it crashes, and they are normal
+
+%% --- processes ------------------------------------------------------------------------------
+
+%% Never more than it may have, whatever it is done with.
+work(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun(Work) ->
+              {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => Work, messages => 100}]),
+              Senders = cluster:call(A, mailroom, senders, [{?NAME, cluster:node_of(B)}, [x], 300, 10]),
+              Here = fun(N) -> cluster:await(fun() -> case cluster:call(B, mailroom, state, [Pid]) of {_, N, _} -> true; Other -> Other end end) end,
+              Here(Work),
+              lists:foreach(fun(N) ->
+                                    ok = cluster:call(B, mailroom, done, [Pid, N]),
+                                    %% All is given back, or half: more comes.
+                                    Here(Work)
+                            end, [Work, (Work + 1) div 2, Work]),
+              ok = cluster:call(B, mailroom, go_on, [Pid]),
+              finished([{A, Senders}], 300),
+              cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 300 end),
+              {Got, 0, Most} = cluster:call(B, mailroom, state, [Pid]),
+              ?assertEqual([{x, N} || N <- lists:seq(1, 300)], [{Tag, N} || {from, Tag, N, _} <- Got]),
+              ?assertEqual(Work, Most),
+              ok = cluster:call(B, trunkline_inbox, close, [Inbox])
+      end, [1, 2, 3, 8]),
+    cluster:stop_all([A, B]).
+
+%% It stops: senders wait, which can be seen; it goes on: they do, though nobody says more.
+no_more_done(_) ->
+    {A, C, B} = Nodes = three(),
+    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
+    Senders = flood(Nodes, 5, 100, 100),
+    await_waiting(B, [A, B, C], 5),
+    ?assertEqual([5, 5, 5], maps:values(cluster:call(B, mailroom, waiting, [?NAME]))),
+    #{queued_messages := Queued, in_work := 8, consumer := Pid} = cluster:call(B, trunkline_inbox, info, [Inbox]),
+    ?assert(Queued =< 100),
+    ok = cluster:call(B, mailroom, go_on, [Pid]),
+    finished(Senders, 100),
+    cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 1500 end),
+    cluster:await(fun() -> idle(B) end),
+    ?assertEqual([0, 0, 0], maps:values(cluster:call(B, mailroom, waiting, [?NAME]))),
+    cluster:stop_all([A, B, C]).
+
+%% Of what is none nothing is known.
+not_an_inbox(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      {_, Inbox} = mailroom:open(none, #{}),
+                      ok = trunkline_inbox:close(Inbox),
+                      Try = fun(F, Args) -> try apply(trunkline_inbox, F, Args) catch error:badarg -> badarg end end,
+                      Expected = [badarg || _ <- lists:seq(1, 10)],
+                      Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server, nobody, Inbox]]
+                          ++ [Try(done, [P, 1]) || P <- [self(), whereis(code_server), code_server, nobody, Inbox]],
+                      {P, Inbox2} = mailroom:open(none, #{}),
+                      [badarg, badarg, badarg, badarg] = [Try(done, [Inbox2, N]) || N <- [0, -1, x, 1.0]],
+                      #{consumer := P} = trunkline_inbox:info(Inbox2),
+                      ok
+              end),
+    cluster:stop(B).
+
+%% Refused, with the one that is wrong, and nothing has been started.
+bad_options(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      Bad = [{policy, wait}, {bytes, 0}, {bytes, 1 bsl 32}, {bytes, many}, {messages, 0}, {messages, 1 bsl 22},
+                             {work, 0}, {work, 1.5}, {urgent, yes}, {urgent, fun() -> true end}, {tell_dropped, 1}, {unknown, x}],
+                      Before = length(processes()),
+                      lists:foreach(fun({Key, Value}) ->
+                                            {error, {bad_option, Key, Value}} = trunkline_inbox:open(#{Key => Value}),
+                                            {error, {bad_option, Key, Value}} = trunkline_inbox:open({local, ?NAME}, #{Key => Value}),
+                                            Answer = {error, {bad_option, Key, Value}},
+                                            Answer = trunkline_inbox:start_link({local, ?NAME}, mailroom, #{tell => self()}, [{inbox, #{Key => Value}}]),
+                                            Answer = trunkline_inbox:start_link(mailroom, #{}, [{inbox, #{bytes => 1000, Key => Value}}])
+                                    end, Bad),
+                      {error, {bad_option, inbox, [x]}} = trunkline_inbox:start_link(mailroom, #{}, [{inbox, [x]}]),
+                      undefined = whereis(?NAME),
+                      Before = length(processes()),
+                      %% Nor is it without Trunkline.
+                      cluster:stop_trunkline(),
+                      {error, not_started} = mailroom:own(fun() -> trunkline_inbox:open({local, ?NAME}, #{}) end),
+                      {error, not_started} = mailroom:start({local, ?NAME}, #{}, #{}),
+                      cluster:await(fun() -> whereis(?NAME) =:= undefined end)
+              end),
+    cluster:stop(B).
+
+%% The notice counts as a message: with it, too, the process has no more than it may have.
+told_of_drops(_) ->
+    B = cluster:start([]),
+    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{policy => drop_oldest, messages => 10, work => 2}]),
+    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 100)) end),
+    cluster:await(fun() -> accounted(B, 100) end),
+    ok = cluster:call(B, mailroom, done, [Pid, 1]),
+    cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) >= 3 end),
+    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(101, 200)) end),
+    ok = cluster:call(B, mailroom, done, [Pid, 2]),
+    ok = cluster:call(B, mailroom, go_on, [Pid]),
+    cluster:await(fun() -> idle(B) end),
+    {Got, _, Most} = cluster:call(B, mailroom, state, [Pid]),
+    ?assertEqual(2, Most),
+    #{dropped := Dropped} = cluster:call(B, trunkline_inbox, info, [Inbox]),
+    ?assertEqual(Dropped, lists:sum([N || {trunkline_inbox, From, {dropped, N}} <- Got, From =:= Inbox])),
+    ?assertEqual(200, Dropped + length([x || {from, x, _, _} <- Got])),
+    ?assertMatch([{from, x, 1, y}, {from, x, 2, y}, {trunkline_inbox, _, {dropped, 88}}, {trunkline_inbox, _, {dropped, 100}},
+                  {from, x, 191, y} | _], Got),
+    cluster:stop(B).
+
+%% Who waited for it waits no longer.
+closed(_) ->
+    {A, B} = cluster:pair([]),
+    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
+    Senders = [{N, cluster:call(N, mailroom, senders, [{?NAME, cluster:node_of(B)}, [{x, I} || I <- lists:seq(1, 5)], 200, 10])} || N <- [A, B]],
+    await_waiting(B, [A, B], 5),
+    ok = cluster:call(B, trunkline_inbox, close, [Inbox]),
+    finished(Senders, 200),
+    %% The process lives if it was not linked any more: here another one has closed it.
+    cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Pid]) end),
+    ok = cluster:call(B, fun() ->
+                                 {ok, I} = trunkline_inbox:open({local, ?NAME}, #{}),
+                                 {ok, J} = trunkline_inbox:open(#{}),
+                                 {error, {already_started, I}} = trunkline_inbox:open({local, ?NAME}, #{}),
+                                 ?NAME ! one,
+                                 J ! two,
+                                 receive one -> ok end,
+                                 receive two -> ok end,
+                                 [ok, ok] = [trunkline_inbox:done(P, 1) || P <- [?NAME, J]],
+                                 [ok, ok] = [trunkline_inbox:close(P) || P <- [I, J]],
+                                 undefined = whereis(?NAME),
+                                 ok
+                         end),
+    cluster:stop_all([A, B]).
+
+%% --- lanes -------------------------------------------------------------------------------
+
+%% All by one lane: an inbox that takes nothing does not hold up what goes elsewhere.
+stalled_beside_lane(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, brisk}, #{}, #{messages => 100}]),
+    [Plain] = cluster:call(B, traffic, start_receivers, [1]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    NodeB = cluster:node_of(B),
+    Stalled = cluster:call(A, mailroom, senders, [{?NAME, NodeB}, [{x, I} || I <- lists:seq(1, 20)], 200, 1000]),
+    await_waiting(B, [A], 20),
+    Others = cluster:call(A, mailroom, senders, [Plain, [{y, I} || I <- lists:seq(1, 5)], 2000, 100]),
+    Brisk = cluster:call(A, mailroom, senders, [{brisk, NodeB}, [{z, I} || I <- lists:seq(1, 5)], 2000, 100]),
+    finished([{A, Others}, {A, Brisk}], 2000),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Plain]) =:= 10_000 end),
+    cluster:await(fun() -> lists:usort(maps:values(cluster:call(B, mailroom, summary, [brisk]))) =:= [{2000, 2000, []}] end),
+    x = cluster:call(A, trunkline, call, [{brisk, NodeB}, {echo, x}]),
+    ?assertEqual(20, cluster:call(A, mailroom, alive, [Stalled])),
+    await_waiting(B, [A], 20),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    finished([{A, Stalled}], 200),
+    cluster:stop_all([A, B]).
+
+%% --- faults --------------------------------------------------------------------------------
+
+%% Endless senders at both nodes, eight each.
+endless(A, B) ->
+    To = {?NAME, cluster:node_of(B)},
+    Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), infinity, 50])} || N <- [A, B]],
+    cluster:await(fun() -> is_heard(A, B) end),
+    Senders.
+
+%% Of each of them.
+is_heard(A, B) -> [Tag || N <- [A, B], Tag <- tags(N, 8)] -- maps:keys(summary(B)) =:= [].
+
+%% Of each of them there is news.
+flowing(A, B) ->
+    cluster:await(fun() -> is_heard(A, B) end, ?LONG),
+    Before = summary(B),
+    cluster:await(fun() -> Now = summary(B),
+                           case [Tag || N <- [A, B], Tag <- tags(N, 8),
+                                        not is_later(maps:get(Tag, Now, none), element(1, maps:get(Tag, Before)))] of
+                               [] -> true;
+                               Stuck -> {stuck, Stuck, cluster:call(B, fun() -> catch trunkline_inbox:info(?NAME) end)}
+                           end
+                  end, ?LONG).
+
+is_later({Now, _, _}, Last) -> Now > Last;
+is_later(none, _) -> false.
+
+%% All are through, none is stuck; nothing is left in it, and as much as ever goes through it.
+afterwards(A, B, Senders) ->
+    stopped(Senders),
+    cluster:await(fun() -> idle(B) end, ?LONG),
+    To = {?NAME, cluster:node_of(B)},
+    New = [{N, cluster:call(N, mailroom, senders, [To, [{new, cluster:node_of(N), I} || I <- lists:seq(1, 8)], 200, 50])} || N <- [A, B]],
+    finished(New, 200),
+    cluster:await(fun() -> case [Other || {{new, _, _}, {200, 200, []} = Other} <- maps:to_list(summary(B))] of
+                               All when length(All) =:= 16 -> true;
+                               Some -> Some
+                           end end, ?LONG),
+    ok.
+
+%% With its process go all who wait.
+consumer_dies(_) ->
+    {A, B} = cluster:pair([]),
+    To = {?NAME, cluster:node_of(B)},
+    lists:foreach(
+      fun(_) ->
+              {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
+              Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), 500, 50])} || N <- [A, B]],
+              await_waiting(B, [A, B], 8),
+              true = cluster:call(B, erlang, exit, [Pid, kill]),
+              finished(Senders, 500),
+              undefined = cluster:call(B, erlang, whereis, [?NAME])
+      end, [1, 2, 3]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    afterwards(A, B, endless(A, B)),
+    cluster:stop_all([A, B]).
+
+%% Many of them, while they wait, while they run: nothing that they have left behind stays.
+producers_killed(_) ->
+    {A, B} = cluster:pair([]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    To = {?NAME, cluster:node_of(B)},
+    Some = fun() -> [{N, cluster:call(N, mailroom, senders, [To, [{gone, I} || I <- lists:seq(1, 100)], infinity, 50])} || N <- [A, B]] end,
+    lists:foreach(fun(_) ->
+                          ok = cluster:call(B, mailroom, hold, [?NAME]),
+                          Waiting = Some(),
+                          await_waiting(B, [A, B], 50),
+                          _ = [ok = cluster:call(N, mailroom, kill, [Pids]) || {N, Pids} <- Waiting],
+                          ok = cluster:call(B, mailroom, release, [?NAME]),
+                          Running = Some(),
+                          cluster:await(fun() -> tags(B) >= 100 end),
+                          _ = [ok = cluster:call(N, mailroom, kill, [Pids]) || {N, Pids} <- Running]
+                  end, lists:seq(1, 5)),
+    afterwards(A, B, endless(A, B)),
+    cluster:stop_all([A, B]).
+
+%% They are told that there is room, and killed before they take it: the others get it.
+killed_when_told(_) ->
+    {A, B} = cluster:pair([]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 4}]),
+    To = {?NAME, cluster:node_of(B)},
+    lists:foreach(
+      fun(At) ->
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              Doomed = cluster:call(At, mailroom, senders, [To, [{doomed, I} || I <- lists:seq(1, 20)], infinity, 10]),
+              await_waiting(B, [At], 20),
+              Holder = cluster:call(At, fun() -> mailroom:own(fun() -> lists:foreach(fun erlang:suspend_process/1, Doomed), self() end) end),
+              Others = cluster:call(At, mailroom, senders, [To, [{At, I} || I <- lists:seq(1, 5)], 100, 10]),
+              await_waiting(B, [At], 25),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              %% Those who have been told, or will be, do nothing any more.
+              cluster:await(fun() -> idle(B) end),
+              ok = cluster:call(At, mailroom, kill, [Doomed]),
+              true = cluster:call(At, erlang, is_process_alive, [Holder]),
+              finished([{At, Others}], 100)
+      end, [A, B]),
+    cluster:stop_all([A, B]).
+
+%% With a node go its charges; those of others stay as they are.
+sending_node_dies(_) ->
+    {A, B} = cluster:pair([]),
+    Name = peer:random_name("trunkline_sender"),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    Watch = cluster:call(B, mailroom, watch, [?NAME]),
+    To = {?NAME, cluster:node_of(B)},
+    Senders = endless(A, B),
+    lists:foreach(fun(_) ->
+                          C = cluster:start([], Name),
+                          cluster:connect(C, B),
+                          cluster:await_up(C, B),
+                          ok = cluster:call(B, mailroom, hold, [?NAME]),
+                          _ = cluster:call(C, mailroom, senders, [To, tags(C, 8), infinity, 50]),
+                          await_waiting(B, [A, B, C], 8),
+                          cluster:kill(C),
+                          cluster:await_state(B, C, down),
+                          ok = cluster:call(B, mailroom, release, [?NAME]),
+                          flowing(A, B),
+                          cluster:stop(C)
+                  end, [1, 2, 3]),
+    {Messages, _, _} = cluster:call(B, mailroom, most, [Watch]),
+    ct:log("at most ~b", [Messages]),
+    ?assert(Messages =< 100 + ?CALLS),
+    afterwards(A, B, Senders),
+    cluster:stop_all([A, B]).
+
+%% Who waits for room at a node that is gone goes on, and finds the one that comes back.
+receiving_node_dies(_) ->
+    Name = peer:random_name("trunkline_receiver"),
+    A = cluster:start([]),
+    lists:foreach(
+      fun(_) ->
+              B = cluster:start([], Name),
+              cluster:connect(A, B),
+              cluster:await_up(A, B),
+              {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+              To = {?NAME, cluster:node_of(B)},
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              Senders = cluster:call(A, mailroom, senders, [To, tags(A, 8), 300, 50]),
+              Endless = cluster:call(A, mailroom, senders, [To, [{endless, I} || I <- lists:seq(1, 8)], infinity, 50]),
+              await_waiting(B, [A], 16),
+              cluster:kill(B),
+              finished([{A, Senders}], 300),
+              B2 = cluster:start([], Name),
+              {ok, _} = cluster:call(B2, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+              cluster:connect(A, B2),
+              cluster:await(fun() -> tags(B2) =:= 8 end, ?LONG),
+              afterwards(A, B2, [{A, Endless}]),
+              cluster:stop_all([B, B2])
+      end, [1, 2]),
+    cluster:stop(A).
+
+%% Under load, with senders that wait and without.
+faulty(Fault) ->
+    {A, B} = cluster:pair([]),
+    {ok, _} = cluster:call(B, mailroom, supervise, [[spec(#{messages => 200})]]),
+    Watch = cluster:call(B, mailroom, watch, [?NAME]),
+    Senders = endless(A, B),
+    lists:foreach(fun({At, Hold}) ->
+                          _ = [begin
+                                   ok = cluster:call(B, mailroom, hold, [?NAME]),
+                                   await_waiting(B, [A, B])
+                               end || Hold],
+                          Fault(At, A, B),
+                          _ = [ok = cluster:call(B, fun() -> catch (mailroom:release(?NAME)), ok end) || Hold],
+                          cluster:await_up(A, B),
+                          flowing(A, B)
+                  end, [{At, Hold} || At <- [A, B], Hold <- [true, false]]),
+    Most = cluster:call(B, fun() -> is_process_alive(Watch) andalso mailroom:most(Watch) end),
+    ct:log("at most ~p", [Most]),
+    afterwards(A, B, Senders),
+    cluster:stop_all([A, B]),
+    Most.
+
+lanes_killed(_) ->
+    faulty(fun(At, _, _) ->
+                   ok = cluster:call(At, fun() -> mailroom:kill(cluster:by_module(trunkline_lane)) end)
+           end).
+
+%% Another one takes over, and knows all inboxes.
+inboxes_killed(_) ->
+    faulty(fun(At, _, B) ->
+                   Released = cluster:call(B, mailroom, consumer, [?NAME]),
+                   Old = cluster:call(At, fun() -> P = whereis(trunkline_inboxes), mailroom:kill([P]), P end),
+                   cluster:await(fun() -> case cluster:call(At, erlang, whereis, [trunkline_inboxes]) of
+                                              Old -> old;
+                                              Pid -> is_pid(Pid)
+                                          end end),
+                   known(B),
+                   Released = cluster:call(B, mailroom, consumer, [?NAME])
+           end).
+
+%% As an inbox of that node.
+known(B) ->
+    cluster:await(fun() -> cluster:call(B, fun() -> is_map(catch trunkline_inbox:info(?NAME)) end) end).
+
+application_restarted(_) ->
+    faulty(fun(At, A, B) ->
+                   ok = cluster:call(At, cluster, stop_trunkline, []),
+                   At =:= A andalso flowing_if_free(A, B),
+                   ok = cluster:call(At, cluster, start_trunkline, [[]]),
+                   known(B)
+           end).
+
+%% (The server may be held.)
+flowing_if_free(A, B) ->
+    case cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 100) end) end) of
+        {ok, x} -> flowing(A, B);
+        _ -> ok
+    end.
+
+%% The server goes with it, and a new one comes with a new one.
+keeper_killed(_) ->
+    faulty(fun(_, _, B) ->
+                   Before = cluster:call(B, fun() -> P = whereis(?NAME), mailroom:kill([P]), P end),
+                   cluster:await(fun() -> case cluster:call(B, erlang, whereis, [?NAME]) of
+                                              Before -> old;
+                                              Pid -> is_pid(Pid)
+                                          end end),
+                   known(B)
+           end).
+
+disconnected(_) ->
+    faulty(fun(At, A, B) ->
+                   Other = case At of A -> B; B -> A end,
+                   _ = cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
+                   cluster:connect(A, B)
+           end).
+
+%% A node that stands still for longer than it takes to look for what is missing.
+stopped_and_continued(_) ->
+    {Messages, _, Length} =
+        faulty(fun(At, _, _) ->
+                       cluster:suspend(At),
+                       receive after 3500 -> ok end,      % of standing still
+                       cluster:continue(At)
+               end),
+    ?assert(Messages =< 200 + ?CALLS),
+    ?assert(Length =< 10).
+
+%% A node comes to know of inboxes that are there, of those that come, and of none that is gone.
+late_introduction(_) ->
+    {A, B} = {cluster:start([]), cluster:start([])},
+    To = {?NAME, cluster:node_of(B)},
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    cluster:await(fun() -> is_known(A, To) end),
+    Senders = cluster:call(A, mailroom, senders, [To, tags(A, 8), 500, 50]),
+    await_waiting(B, [A], 8),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    finished([{A, Senders}], 500),
+    all_in_order(B, [{A, Senders}], 500),
+    ok = cluster:call(B, fun() -> stop(whereis(?NAME)) end),
+    cluster:await(fun() -> not is_known(A, To) end),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{policy => drop_newest, messages => 100}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    finished([{A, cluster:call(A, mailroom, senders, [To, [x], 500, 50])}], 500),
+    cluster:await(fun() -> accounted(B, 501) end),
+    cluster:stop_all([A, B]).
+
+%% (There is no other way to see it.)
+is_known(Node, To) ->
+    cluster:call(Node, ets, member, [trunkline_inboxes, To]).
