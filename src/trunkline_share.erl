@@ -37,7 +37,6 @@
          last :: milliseconds()}).
 -record(share,
         {bound :: window(),
-         share :: window(),
          sources = #{} :: #{source() => #source{}},
          counted = none :: none | milliseconds()}).    % when the active ones were
 -opaque share() :: #share{}.
@@ -49,7 +48,7 @@
 -define(IDLE, 64).
 
 -spec new(Bytes :: pos_integer(), Messages :: pos_integer()) -> share().
-new(Bytes, Messages) -> #share{bound = {Bytes, Messages}, share = part(2, {Bytes, Messages})}.
+new(Bytes, Messages) -> #share{bound = {Bytes, Messages}}.
 
 part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 
@@ -111,7 +110,7 @@ recount(Now, #share{bound = Bound, sources = Sources} = S) ->
     IsOver = fun(#source{owed = Owed, told = Told} = Source) ->
                      Owed =:= 0 andalso Told =:= first(Bound) andalso not IsActive(Source)
              end,
-    S#share{share = Share, counted = Now,
+    S#share{counted = Now,
             sources = maps:map(fun(_, Source) ->
                                        Source#source{window = case IsActive(Source) of
                                                                   true -> Share;
