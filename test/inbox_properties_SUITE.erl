@@ -13,7 +13,7 @@ all() -> [mail, share, flood, flood_in_turn].
 check(Property) -> check(?TESTS, Property).
 
 check(Tests, Property) ->
-    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
+    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 50}, quiet])
         orelse ct:fail({counterexample, proper:counterexample(), get(?MODULE)}).
 
 %% An exception is a failure, too: Debian's PropEr does not come through one.
@@ -134,7 +134,7 @@ prop_share() ->
     ?ALL({Bound, Start, Steps}, {bound(), oneof([0, -1_000_000]), many(share_step())},
          settle(lists:foldl(fun(Step, Sim) -> sound(share_step(Step, Sim)) end, sim(5, Bound, Start), Steps))).
 
-bound() -> {oneof([wide(1, 500), wide(500, 100_000)]), oneof([wide(1, 10), wide(10, 500)])}.
+bound() -> {oneof([wide(1, 500), wide(500, 300_000)]), oneof([wide(1, 10), wide(10, 600)])}.
 
 share_step() ->
     Node = range(1, 5),
@@ -142,7 +142,7 @@ share_step() ->
                {3, {arrive, Node}}, {3, {arrive_all, Node}},
                {6, {leave, wide(1, 1000)}}, {1, leave_all},
                {3, {credit, Node}}, {2, {credit_all, Node}},
-               {2, flush}, {3, {wait, milliseconds()}}, {1, {restart, Node}}]).
+               {3, {pass, Node, size()}}, {2, flush}, {3, {wait, milliseconds()}}, {2, quiet}, {1, {restart, Node}}]).
 
 size() -> oneof([wide(1, 200), wide(1, 5000)]).
 
@@ -196,6 +196,11 @@ share_step({credit_all, N}, Sim) ->
     again({credit, N}, Sim);
 share_step(flush, Sim) ->
     flush(Sim);
+share_step({pass, N, Bytes}, Sim) ->
+    #sim{here = Here} = Sim1 = share_step({arrive, N}, share_step({send, N, Bytes}, Sim)),
+    share_step({leave, length(Here) - 1}, Sim1);
+share_step(quiet, Sim) ->
+    lists:foldl(fun share_step/2, Sim, [leave_all, {wait, ?ACTIVE}, flush]);
 share_step({wait, Ms}, #sim{now = Now} = Sim) ->
     Sim#sim{now = Now + Ms};
 share_step({restart, N}, #sim{nodes = Nodes, bound = Bound} = Sim) ->
