@@ -5,7 +5,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([mark/2, begin_with/2, enter/1, done/1, returned/1, plain_status/1]).
+-export([mark/2, is_behind/1, begin_with/2, enter/1, done/1, returned/1, plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
 
 -export_type([handle/0]).
@@ -33,6 +33,7 @@ mark(Serial, Message) -> ?MARKED(Serial, Message).
 -spec begin_with(module(), handle()) -> ok.
 begin_with(Module, Handle) ->
     put('$initial_call', {Module, init, 1}),
+    put('$ancestors', tl(get('$ancestors'))),            % without the keeper
     put(?LAST, 0),
     put(?HANDLE, {Module, Handle}),
     ok.
@@ -43,6 +44,14 @@ enter(Content) ->
     case Content of
         ?MARKED(Serial, Message) when is_integer(Serial) -> {Module, Serial, Message};
         _ -> {Module, none, Content}
+    end.
+
+%% Whether the calling process is the one behind that keeper.
+-spec is_behind(pid()) -> boolean().
+is_behind(Keeper) ->
+    case get(?HANDLE) of
+        {_, {Keeper, _, _}} -> true;
+        _ -> false
     end.
 
 %% Counted once: a gen_statem may see a message again.
@@ -66,7 +75,7 @@ returned(Callback) ->
     catch throw:Result -> Result
     end.
 
--spec init({module(), term(), handle()}) -> term().
+-spec init({module(), term(), handle()}) -> init_result().
 init({Module, Args, Handle}) ->
     ok = begin_with(Module, Handle),
     Module:init(Args).

@@ -15,10 +15,10 @@
 %% one when it starts.
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
-%% way, leaves its charge in the gate; one that is killed after it was told of room leaves
-%% the room. While somebody waits, the keeper is asked what it holds. If for a while the
-%% answer is the same, and the level too, what is missing is taken out, and if there is
-%% room all are told to try again.
+%% way, leaves its charge in the gate. Therefore, while anything is outstanding, the inbox is
+%% asked each second how much has ever arrived. What had entered the gate OLD before and has
+%% not arrived is lost, at least that; what has entered by now and not arrived, at most.
+%% Should it come after all it is put in again.
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
@@ -31,8 +31,10 @@
 -dialyzer({no_improper_lists, [enter_gate/5, handle_info/2]}).
 
 -define(TABLE, ?MODULE).
-%% ms between two looks at what has been left behind
+%% ms between two looks at what is outstanding
 -define(AUDIT, 1000).
+%% ms after which a message that has not arrived will not
+-define(OLD, 10_000).
 -define(AGAIN, 1).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
@@ -56,11 +58,15 @@
          policy :: policy()}).
 -record(own, {keeper :: pid(), inbox :: inbox(), work :: trunkline_inbox_server:handle(), server :: pid() | none}).
 
--record(state,
-        {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
-         %% Since when audits have found the same level, and the same of it at the inbox. (Answers that
-         %% were held up come together: it is their time that counts, not their number.)
-         same = #{} :: #{Keeper :: pid() => {Since :: integer(), Level :: integer(), Held :: integer()}}}).
+%% What this node's gate for an inbox has seen.
+-record(account,
+        {keys :: [key()],
+         waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
+         credited = 0 :: integer(),             % ever, as charged
+         lost = 0 :: integer(),                 % taken out of the gate without a credit
+         %% At earlier looks: what had entered by then.
+         past = [] :: [{At :: integer(), Entered :: integer()}]}).
+-record(state, {accounts = #{} :: #{Keeper :: pid() => #account{}}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -86,13 +92,18 @@ find_and_enter(Key, Message, Patience, Ticket) ->
 enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy}, Key, Message, Patience, Ticket) ->
     Charge = trunkline_gate:charge(Message),
     Level = atomics:add_get(Gate, ?LEVEL, Charge) - Charge,
-    case is_below(Level, Gate) of
+    case is_below(Level, Gate) andalso not (Policy =:= reject andalso is_full(Gate)) of
         true ->
             {Keeper, ['$inbox', Source, Charge | Message]};
         false ->
             atomics:sub(Gate, ?LEVEL, Charge),
+            IsOwn = is_own(Keeper),
             if Patience =:= nosuspend -> nosuspend;
                Policy =:= reject -> atomics:add(Gate, ?REFUSED, 1), refused;
+               IsOwn ->
+                    %% Who else should make room for it?
+                    atomics:add(Gate, ?LEVEL, Charge),
+                    {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
                     What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
                     case trunkline_room:wait(?MODULE, What, Patience) of
@@ -109,6 +120,12 @@ is_below(Level, _) when Level < 0 ->
 is_below(Level, Gate) ->
     trunkline_gate:bytes(Level) < atomics:get(Gate, ?BYTES)
         andalso trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES).
+
+is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
+
+%% Whether the inbox is the calling process's own.
+is_own(Keeper) ->
+    trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined.
 
 %% It could not be sent after all.
 -spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.
@@ -127,7 +144,7 @@ is_refusing({via, Module, Name}) ->
 is_refusing(Key) ->
     case persistent_term:get(?MODULE, none) =:= some andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
-            atomics:get(Gate, ?FULL) band 1 =:= 1 orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
+            is_full(Gate) orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
         _ ->
             false
     end.
@@ -187,14 +204,15 @@ init([]) ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key}, {read_concurrency, true}]),
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
     lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, nodes(connected)),
+    _ = erlang:start_timer(?AUDIT, self(), audit),
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Inbox, Work, Server}, _, S) ->
     {reply, ok, own(Inbox, Work, Server, S)};
-handle_call({waiting, Keeper}, _, #state{waiters = Waiters} = S) ->
-    {reply, case Waiters of
-                #{Keeper := W} -> trunkline_waiters:size(W);
+handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
+    {reply, case Accounts of
+                #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
                 #{} -> 0
             end, S};
 handle_call(_, _, S) ->
@@ -205,31 +223,33 @@ handle_cast(_, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{waiters = All} = S) ->
-    case {lookup(Keeper), All} of
-        {#row{}, #{Keeper := Waiters}} ->
-            trunkline_waiters:is_empty(Waiters) andalso erlang:start_timer(?AUDIT, self(), {audit, Keeper}),
-            {noreply, release(Keeper, S#state{waiters = All#{Keeper := trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}})};
-        _ ->
-            ok = trunkline_room:answer(Ref, {again, new}),
-            {noreply, S}
-    end;
-handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{waiters = All} = S) ->
-    {noreply, case All of
-                  #{Keeper := Waiters} -> S#state{waiters = All#{Keeper := trunkline_waiters:remove(Ref, Waiters)}};
-                  #{} -> S
+handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accounts} = S) when is_reference(Ref) ->
+    {noreply, case Accounts of
+                  #{Keeper := #account{waiters = Waiters} = Account} ->
+                      update(Keeper, release(Keeper, Account#account{waiters = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}), S);
+                  #{} ->
+                      ok = trunkline_room:answer(Ref, {again, new}),
+                      S
               end};
-handle_info({credit, Keeper, Source, Left, {Bytes, Messages}}, S) ->
-    case lookup(Keeper) of
-        #row{gate = Gate, source = Source} ->
-            atomics:sub(Gate, ?LEVEL, Left),
-            atomics:put(Gate, ?BYTES, Bytes),
-            atomics:put(Gate, ?MESSAGES, Messages),
-            {noreply, release(Keeper, S)};
-        _ ->
-            {noreply, S}
-    end;
-handle_info({full, Keeper, Number}, S) ->
+handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{accounts = Accounts} = S) ->
+    {noreply, case Accounts of
+                  #{Keeper := #account{waiters = Waiters} = Account} ->
+                      update(Keeper, Account#account{waiters = trunkline_waiters:remove(Ref, Waiters)}, S);
+                  #{} ->
+                      S
+              end};
+handle_info({credit, Keeper, Source, Left, {Bytes, Messages}}, #state{accounts = Accounts} = S) when is_integer(Left) ->
+    {noreply, case lookup(Keeper) of
+                  #row{gate = Gate, source = Source} ->
+                      #{Keeper := #account{credited = Credited} = Account} = Accounts,
+                      atomics:sub(Gate, ?LEVEL, Left),
+                      atomics:put(Gate, ?BYTES, Bytes),
+                      atomics:put(Gate, ?MESSAGES, Messages),
+                      update(Keeper, release(Keeper, Account#account{credited = Credited + Left}), S);
+                  _ ->
+                      S                        % of an earlier beginning
+              end};
+handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     case lookup(Keeper) of
         #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
         none -> ok
@@ -237,55 +257,44 @@ handle_info({full, Keeper, Number}, S) ->
     {noreply, S};
 handle_info({register, Inbox, Work, Server}, S) ->
     {noreply, own(Inbox, Work, Server, S)};
-handle_info({introduce, Node}, S) ->
+handle_info({introduce, Node}, S) when is_atom(Node) ->
     introduce(Node),
     {noreply, S};
-handle_info({introduced, Inboxes}, S) ->
+handle_info({introduced, Inboxes}, S) when is_list(Inboxes) ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({nodeup, Node, _}, S) ->
     introduce(Node),
     {noreply, S};
-handle_info({'DOWN', _, process, Keeper, Reason}, #state{waiters = All, same = Same} = S) ->
+handle_info({'DOWN', _, process, Keeper, Reason}, #state{accounts = Accounts} = S) ->
+    %% The next connection may be there already, and what was said on it.
+    Reason =:= noconnection andalso tell(node(Keeper), {introduce, node()}),
     Reason =:= killed andalso kill_server(Keeper),
-    true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
     true = ets:delete(?TABLE, {own, Keeper}),
-    case maps:take(Keeper, All) of
-        {Waiters, All1} ->
-            {Ws, _} = trunkline_waiters:release_all(Waiters),
-            lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            {noreply, S#state{waiters = All1, same = maps:remove(Keeper, Same)}};
-        error ->
-            {noreply, S}
-    end;
-handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
-    case {lookup(Keeper), All} of
-        {#row{gate = Gate, source = Source}, #{Keeper := Waiters}} ->
-            case trunkline_waiters:is_empty(Waiters) of
-                true ->
-                    {noreply, S#state{same = maps:remove(Keeper, S#state.same)}};
-                false ->
-                    _ = erlang:send(Keeper, ['$inbox_audit', self(), Source | atomics:get(Gate, ?LEVEL)], [noconnect, nosuspend]),
-                    _ = erlang:start_timer(?AUDIT, self(), {audit, Keeper}),
-                    {noreply, S}
-            end;
-        _ ->
-            {noreply, S}
-    end;
-handle_info({held, Keeper, Source, Level, Held}, #state{same = Same} = S) ->
+    {noreply, case maps:take(Keeper, Accounts) of
+                  {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
+                      lists:foreach(fun(Key) -> forget(Key, Keeper) end, Keys),
+                      {Ws, _} = trunkline_waiters:release_all(Waiters),
+                      lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
+                      S#state{accounts = Accounts1};
+                  error ->
+                      S
+              end};
+handle_info({timeout, _, audit}, #state{accounts = Accounts} = S) ->
+    _ = erlang:start_timer(?AUDIT, self(), audit),
     Now = erlang:monotonic_time(millisecond),
-    case {lookup(Keeper), Same} of
-        {#row{gate = Gate, source = Source}, #{Keeper := {Since, Level, Held}}} when Now - Since >= ?AUDIT ->
-            _ = atomics:compare_exchange(Gate, ?LEVEL, Level, Held),
-            {noreply, release_all(Keeper, Gate, S#state{same = maps:remove(Keeper, Same)})};
-        {#row{source = Source}, #{Keeper := {_, Level, Held}}} ->
-            {noreply, S};
-        {#row{source = Source}, _} ->
-            {noreply, S#state{same = Same#{Keeper => {Now, Level, Held}}}};
-        _ ->
-            {noreply, S}
-    end;
+    {noreply, S#state{accounts = maps:map(fun(Keeper, Account) -> look(Now, Keeper, Account) end, Accounts)}};
+handle_info({total, Keeper, Source, Arrived}, #state{accounts = Accounts} = S) when is_integer(Arrived) ->
+    {noreply, case lookup(Keeper) of
+                  #row{gate = Gate, source = Source} ->
+                      #{Keeper := Account} = Accounts,
+                      update(Keeper, release(Keeper, audited(Arrived, Gate, Account)), S);
+                  _ ->
+                      S
+              end};
 handle_info(_, S) ->
     {noreply, S}.
+
+update(Keeper, Account, #state{accounts = Accounts} = S) -> S#state{accounts = Accounts#{Keeper := Account}}.
 
 own({Keeper, _, _, _} = Inbox, Work, Server, S) ->
     true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work, server = Server}}),
@@ -305,68 +314,91 @@ kill_server(Keeper) ->
         _ -> true
     end.
 
-%% (Where nobody has that name it is lost, as it should be.)
+%% Not by itself: a connection may be busy. (Where nobody has that name it is lost, as it
+%% should be.)
 tell(Node, What) ->
     _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end),
     ok.
 
 %% An inbox whose policy is to drop bounds nobody. A name that has two belongs to the newer.
-introduced({Keeper, Name, Policy, Bound}, #state{waiters = Waiters} = S)
-  when Policy =:= block; Policy =:= reject ->
-    case ets:member(?TABLE, Keeper) of
-        true ->
-            S;
-        false ->
-            persistent_term:put(?MODULE, some),
-            _ = monitor(process, Keeper),
-            Gate = atomics:new(?REFUSED, [{signed, true}]),
-            {Bytes, Messages} = trunkline_share:first(Bound),
-            atomics:put(Gate, ?BYTES, Bytes),
-            atomics:put(Gate, ?MESSAGES, Messages),
-            Row = #row{keeper = Keeper, gate = Gate, policy = Policy,
-                       source = {node(), erlang:unique_integer([positive, monotonic])}, key = Keeper},
-            true = ets:insert(?TABLE, [Row | [Row#row{key = Key} || Key <- names(Name, node(Keeper))]]),
-            S#state{waiters = Waiters#{Keeper => trunkline_waiters:new()}}
-    end;
-introduced({Keeper, _, _, _}, S) ->
-    _ = [monitor(process, Keeper) || node(Keeper) =:= node()],
+introduced({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
+  when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages), not is_map_key(Keeper, Accounts),
+       (Policy =:= block orelse Policy =:= reject) ->
+    persistent_term:put(?MODULE, some),
+    _ = monitor(process, Keeper),
+    Gate = atomics:new(?REFUSED, [{signed, true}]),
+    {B, M} = trunkline_share:first(Bound, Policy),
+    atomics:put(Gate, ?BYTES, B),
+    atomics:put(Gate, ?MESSAGES, M),
+    Keys = [Keeper | names(Name, node(Keeper))],
+    Source = {node(), epoch()},
+    true = ets:insert(?TABLE, [#row{key = Key, keeper = Keeper, gate = Gate, policy = Policy, source = Source} || Key <- Keys]),
+    S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}};
+introduced({Keeper, _, _, _}, #state{accounts = Accounts} = S)
+  when is_pid(Keeper), node(Keeper) =:= node(), not is_map_key(Keeper, Accounts) ->
+    _ = monitor(process, Keeper),
+    S;
+introduced(_, S) ->
     S.
 
-%% By which it is known. (A name may belong to another one already.)
-keys(Keeper) ->
-    ets:select(?TABLE, [{{row, '$1', Keeper, '_', '_', '_'}, [], ['$1']}]).
+%% Greater than any before, also than those of an earlier life of this node.
+epoch() -> (erlang:system_time(second) bsl 32) bor (erlang:unique_integer([positive, monotonic]) band 16#ffffffff).
 
 names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
 names(Name, Node) -> [{Name, Node}].
 
-%% If there is any room: who was told of it before has not come.
-release_all(Keeper, Gate, #state{waiters = All} = S) ->
-    case is_below(atomics:get(Gate, ?LEVEL), Gate) of
-        true ->
-            #{Keeper := Waiters} = All,
-            {Ws, None} = trunkline_waiters:release_all(Waiters),
-            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Ws),
-            S#state{waiters = All#{Keeper := None}};
-        false ->
-            S
+%% (A name may belong to another one already.)
+forget(Key, Keeper) ->
+    case lookup(Key) of
+        #row{keeper = Keeper} -> ets:delete(?TABLE, Key);
+        _ -> true
     end.
 
+%% --- what is outstanding --------------------------------------------------------------
+
+%% Whoever was told of room and killed before he took it has left it to the others.
+look(Now, Keeper, #account{past = Past} = Account) ->
+    #row{gate = Gate, source = Source} = lookup(Keeper),
+    case atomics:get(Gate, ?LEVEL) of
+        0 ->
+            release(Keeper, Account#account{past = []});
+        Level ->
+            _ = erlang:send(Keeper, ['$inbox_audit', self(), Source], [noconnect, nosuspend]),
+            release(Keeper, Account#account{past = remember(Now, entered(Level, Account), Past)})
+    end.
+
+entered(Level, #account{credited = Credited, lost = Lost}) -> Level + Credited + Lost.
+
+%% The newest first, and of those that are old the newest only.
+remember(Now, Entered, Past) ->
+    {Young, Old} = lists:splitwith(fun({At, _}) -> Now - At < ?OLD end, Past),
+    [{Now, Entered} | Young ++ lists:sublist(Old, 1)].
+
+audited(Arrived, Gate, #account{lost = Lost, past = Past} = Account) ->
+    Now = erlang:monotonic_time(millisecond),
+    Least = case lists:dropwhile(fun({At, _}) -> Now - At < ?OLD end, Past) of
+                [{_, Entered} | _] -> max(Lost, Entered - Arrived);
+                [] -> Lost
+            end,
+    Most = entered(atomics:get(Gate, ?LEVEL), Account) - Arrived,
+    Lost1 = max(0, min(Least, Most)),
+    atomics:sub(Gate, ?LEVEL, Lost1 - Lost),
+    Account#account{lost = Lost1}.
+
 %% Those who fit are told.
-release(Keeper, #state{waiters = All} = S) ->
-    #{Keeper := Waiters} = All,
+release(Keeper, #account{waiters = Waiters} = Account) ->
     case trunkline_waiters:is_empty(Waiters) of
         true ->
-            S;
+            Account;
         false ->
             #row{gate = Gate} = lookup(Keeper),
-            Level = atomics:get(Gate, ?LEVEL),
-            Bytes = atomics:get(Gate, ?BYTES),
-            Messages = atomics:get(Gate, ?MESSAGES) - trunkline_gate:messages(max(0, Level)),
-            {Released, Waiters1} = case Messages > 0 of
-                                       true -> trunkline_waiters:release(Bytes - trunkline_gate:bytes(max(0, Level)), Waiters);
-                                       false -> {[], Waiters}
-                                   end,
+            Level = max(0, atomics:get(Gate, ?LEVEL)),
+            Room = case trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES) of
+                       true -> atomics:get(Gate, ?BYTES) - trunkline_gate:bytes(Level);
+                       false -> 0
+                   end,
+            {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Released),
-            S#state{waiters = All#{Keeper := Waiters1}}
+            Account#account{waiters = Waiters1}
     end.

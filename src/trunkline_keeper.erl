@@ -14,8 +14,7 @@
 %% knows, system messages and exit signals pass through it at once, past all mail, and when
 %% the server ends it ends with the same reason, and the other way round.
 %%
-%% The mailbox may be long, therefore every receive here takes whatever comes first, but for
-%% the one in which it waits for its server to end.
+%% The mailbox may be long, therefore the receive here takes whatever comes first.
 -module(trunkline_keeper).
 
 -export([start_link/3, open/2, done/2, info/1]).
@@ -99,13 +98,13 @@ info(Keeper) ->
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
-    process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
     Work = atomics:new(2, [{signed, true}]),
     case take_name(Name) of
         true ->
             case start(What, {self(), Work, Most}) of
                 {ok, Consumer} ->
+                    process_flag(trap_exit, true),
                     ok = atomics:put(Work, ?WORK, 0),
                     Bound = {Bytes, Messages},
                     case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}, server(element(1, What), Consumer)) of
@@ -113,14 +112,17 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
                                          most = Most, mail = trunkline_mail:new(Bound, Policy),
-                                         share = trunkline_share:new(Bytes, Messages), options = Options,
+                                         share = trunkline_share:new(Bound, Policy), options = Options,
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
-                            element(1, What) =:= server andalso stop(Consumer, shutdown),
+                            element(1, What) =:= server andalso exit(Consumer, kill),
                             fail(Name, Parent, {error, Reason}, Reason)
                     end;
                 ignore ->
                     fail(Name, Parent, ignore, normal);
+                {error, timeout} ->
+                    %% The server was killed; whoever has started it is told, and not killed.
+                    fail(Name, Parent, {error, timeout}, normal);
                 {error, Reason} ->
                     fail(Name, Parent, {error, Reason}, Reason)
             end;
@@ -174,10 +176,15 @@ server(process, _) -> none.
 -spec loop(#keeper{}) -> true.
 loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
     receive
-        ['$inbox', Source, Charge | Message] ->
+        ['$inbox', {Node, Epoch} = Source, Charge | Message]
+          when is_atom(Node), is_integer(Epoch), is_integer(Charge), Charge > 0 ->
             Now = erlang:monotonic_time(microsecond),
             {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Charge, S#keeper.share),
-            loop(accept(granted, Source, Charge, Now, Message, pay(Credits, S#keeper{share = Share})));
+            Kind = case S#keeper.options of
+                       #{policy := reject} -> other;
+                       #{} -> granted
+                   end,
+            loop(accept(Kind, Source, Charge, Now, Message, credit_timer(Credits, S#keeper{share = Share})));
         {'$gen_call', _, _} = Call ->
             loop(plain(call, Call, S));
         '$inbox_more' ->
@@ -190,7 +197,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
             case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
-                true -> stop(Consumer, Reason), end_with(Reason);
+                true -> exit(Consumer, Reason), loop(S);         % until it has ended
                 false -> loop(S)                   % as to a server that does not trap exits
             end;
         {'EXIT', _, Reason} = Exit ->
@@ -199,11 +206,11 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {timeout, _, '$inbox_credit'} ->
             {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
             loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
-        ['$inbox_audit', Pid, Source | Level] ->
-            _ = erlang:send(Pid, {held, self(), Source, Level, trunkline_share:held(Source, S#keeper.share)},
-                            [noconnect, nosuspend]),
+        ['$inbox_audit', Pid, Source] when is_pid(Pid) ->
+            Total = trunkline_share:total(Source, S#keeper.share),
+            _ = erlang:send(Pid, {total, self(), Source, Total}, [noconnect, nosuspend]),
             loop(S);
-        ['$inbox_info' | Ref] ->
+        ['$inbox_info' | Ref] when is_reference(Ref) ->
             Ref ! {Ref, show(S)},
             loop(S);
         {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
@@ -258,12 +265,16 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, mos
 
 class(_, #keeper{options = #{urgent := none}}) -> normal;
 class(Message, #keeper{options = #{urgent := IsUrgent}}) ->
-    try IsUrgent(Message) of
+    try IsUrgent(content(Message)) of
         true -> urgent;
         _ -> normal
     catch
         _:_ -> normal
     end.
+
+content({'$gen_call', _, Request}) -> Request;
+content({'$gen_cast', Request}) -> Request;
+content(Message) -> Message.
 
 %% As much as the consumer may have.
 pass(#keeper{mail = Mail, work = Work, most = Most} = S) ->
@@ -326,6 +337,10 @@ left(Source, Charge, Now, #keeper{share = Share} = S) ->
     {Credits, Share1} = trunkline_share:left(Now div 1000, Source, Charge, Share),
     credit_timer(pay(Credits, S#keeper{share = Share1})).
 
+%% Others may have a smaller window now.
+credit_timer([], S) -> S;
+credit_timer(Credits, S) -> credit_timer(pay(Credits, S)).
+
 credit_timer(#keeper{credit_timer = false} = S) ->
     case trunkline_share:is_owing(S#keeper.share) of
         true -> _ = erlang:start_timer(?CREDIT, self(), '$inbox_credit'), S#keeper{credit_timer = true};
@@ -387,11 +402,6 @@ signal(normal, _, _) ->
     ok;
 signal(Reason, _, #keeper{kind = process}) ->
     end_with(Reason).
-
-%% Whoever has started it waits, for as long as he says.
-stop(Consumer, Reason) ->
-    exit(Consumer, Reason),
-    receive {'EXIT', Consumer, _} -> ok end.
 
 %% --- what is shown ----------------------------------------------------------------------
 

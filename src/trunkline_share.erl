@@ -10,17 +10,21 @@
 %%
 %% Each node's senders have at most a window of messages on their way and waiting here. Of
 %% the bound each active node has the same share, and so has one that nobody is yet; but no
-%% more than the others leave of it, who have been told of larger shares before. So the sum is
-%% never above the bound by more than the little that each node has to begin with. With a
-%% window outstanding there is a quarter here, or a credit under way.
+%% more than the others leave of it: a window that becomes smaller takes nothing back, only
+%% what leaves does. So the sum is never above the bound by more than the 64th that each node
+%% has to begin with, and a message of each. With a window outstanding, more than three
+%% quarters of it are on the way or here, or a credit is under way.
 %%
-%% A source is a node, and a number that it takes for each new beginning: what is left of
-%% an earlier one is of no consequence.
+%% If nobody waits for room (`reject') shares make no sense: each node may fill the inbox, and
+%% what is too much is dropped there.
+%%
+%% A source is a node, and a number that it takes for each new beginning, greater than the
+%% ones before: what is left of an earlier one is of no consequence.
 %%
 %% This module decides, and does nothing.
 -module(trunkline_share).
 
--export([new/2, first/1, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
+-export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, total/2, sources/1]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
 
@@ -33,39 +37,43 @@
 -record(source,
         {window :: window(),
          told :: window() | {0, 0},
-         held = 0 :: charge(),                   % what has arrived and not left
+         %% What it may have outstanding: a window that becomes smaller takes nothing back.
+         may :: {Bytes :: integer(), Messages :: integer()},
+         total = 0 :: charge(),                  % what has ever arrived
+         held = 0 :: charge(),                   % of that, what has not left
          owed = 0 :: charge(),                   % what has left and it does not know
          last :: milliseconds()}).
 -record(share,
         {bound :: window(),
-         share :: window(),
+         policy :: trunkline_mail:policy(),
          sources = #{} :: #{source() => #source{}},
          counted = none :: none | milliseconds()}).    % when the active ones were
 -opaque share() :: #share{}.
 
 %% A node that has not sent for so long, in ms, is not active.
 -define(ACTIVE, 10_000).
--define(RECOUNT, 1000).
+-define(RECOUNT, 100).
 %% So many nodes that are not active may have as much as one that is.
 -define(IDLE, 64).
 
--spec new(Bytes :: pos_integer(), Messages :: pos_integer()) -> share().
-new(Bytes, Messages) -> #share{bound = {Bytes, Messages}, share = part(2, {Bytes, Messages})}.
+-spec new(Bound :: window(), trunkline_mail:policy()) -> share().
+new(Bound, Policy) -> #share{bound = Bound, policy = Policy}.
 
 part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 
 %% What a node has before it has sent anything.
--spec first({Bytes :: pos_integer(), Messages :: pos_integer()}) -> window().
-first(Bound) -> part(?IDLE, Bound).
+-spec first(Bound :: window(), trunkline_mail:policy()) -> window().
+first(Bound, reject) -> Bound;
+first(Bound, _) -> part(?IDLE, Bound).
 
 -spec arrived(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
-        #{Name := #source{held = Held} = Source} ->
-            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, last = Now}}}};
+        #{Name := #source{held = Held, total = Total} = Source} ->
+            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, total = Total + Charge, last = Now}}}};
         #{} ->
-            First = first(S#share.bound),
-            Source = #source{window = First, told = First, held = Charge, last = Now},
+            First = first(S#share.bound, S#share.policy),
+            Source = #source{window = First, told = First, may = First, held = Charge, total = Charge, last = Now},
             S1 = recount(Now, S#share{sources = Sources#{Name => Source}}),
             credit(Name, S1)
     end.
@@ -89,8 +97,8 @@ is_quarter(Charge, {Bytes, Messages}) ->
 %% That could not be said to it now.
 -spec unpaid(credit(), share()) -> share().
 unpaid({Name, Left, _}, #share{sources = Sources} = S) ->
-    #{Name := #source{owed = Owed} = Source} = Sources,
-    S#share{sources = Sources#{Name := Source#source{owed = Owed + Left, told = {0, 0}}}}.
+    #{Name := #source{owed = Owed, may = May} = Source} = Sources,
+    S#share{sources = Sources#{Name := Source#source{owed = Owed + Left, told = {0, 0}, may = add(May, unpack(Left))}}}.
 
 %% From time to time: whatever is owed, and every window that is another one now.
 -spec flush(milliseconds(), share()) -> {[credit()], share()}.
@@ -108,49 +116,53 @@ flush(Now, S0) ->
               end, {[], S}, S#share.sources).
 
 credit(Name, #share{sources = Sources} = S) ->
-    #{Name := #source{owed = Owed, window = Window} = Source} = Sources,
-    {[{Name, Owed, Window}], S#share{sources = Sources#{Name := Source#source{owed = 0, told = Window}}}}.
+    #{Name := #source{owed = Owed, window = Window, may = May} = Source} = Sources,
+    {[{Name, Owed, Window}],
+     S#share{sources = Sources#{Name := Source#source{owed = 0, told = Window, may = most(Window, subtract(May, unpack(Owed)))}}}}.
 
-recount(Now, #share{bound = Bound, sources = Sources} = S) ->
+recount(Now, #share{policy = reject} = S) ->
+    S#share{counted = Now};
+recount(Now, #share{bound = Bound, policy = Policy, sources = Sources} = S) ->
+    First = first(Bound, Policy),
     IsActive = fun(#source{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
     Active = length([active || Source <- maps:values(Sources), IsActive(Source)]),
     Share = part(Active + 1, Bound),
-    IsOver = fun(#source{owed = Owed, told = Told} = Source) ->
-                     Owed =:= 0 andalso Told =:= first(Bound) andalso not IsActive(Source)
+    IsOver = fun({Node, Epoch}, #source{held = Held, owed = Owed}) ->
+                     Held =:= 0 andalso Owed =:= 0
+                         andalso lists:any(fun({N, E}) -> N =:= Node andalso E > Epoch end, maps:keys(Sources))
              end,
-    Sources1 = maps:filter(fun(_, Source) -> not IsOver(Source) end, Sources),
-    Promised = lists:foldl(fun(Source, Sum) -> add(promised(Source), Sum) end, {0, 0}, maps:values(Sources1)),
-    S#share{share = Share, counted = Now,
+    Sources1 = maps:filter(fun(Name, Source) -> not IsOver(Name, Source) end, Sources),
+    Promised = lists:foldl(fun(#source{may = May}, Sum) -> add(May, Sum) end, {0, 0}, maps:values(Sources1)),
+    S#share{counted = Now,
             sources = maps:map(fun(_, Source) ->
                                        Source#source{window = case IsActive(Source) of
-                                                                  true -> window(Share, Promised, Source, Bound);
-                                                                  false -> first(Bound)
+                                                                  true -> window(Share, Promised, Source, {Bound, First});
+                                                                  false -> First
                                                               end}
                                end, Sources1)}.
 
-%% What a source may have here, or has.
-promised(#source{held = Held, told = {Bytes, Messages}}) ->
-    {max(Bytes, trunkline_gate:bytes(Held)), max(Messages, trunkline_gate:messages(Held))}.
-
-window({Bytes, Messages}, Promised, Source, Bound) ->
-    {FreeBytes, FreeMessages} = add(subtract(Bound, Promised), promised(Source)),
-    {LeastBytes, LeastMessages} = first(Bound),
+window({Bytes, Messages}, Promised, #source{may = May}, {Bound, {LeastBytes, LeastMessages}}) ->
+    {FreeBytes, FreeMessages} = add(subtract(Bound, Promised), May),
     {min(Bytes, max(LeastBytes, FreeBytes)), min(Messages, max(LeastMessages, FreeMessages))}.
+
+most({A, B}, {C, D}) -> {max(A, C), max(B, D)}.
+
+unpack(Charge) -> {trunkline_gate:bytes(Charge), trunkline_gate:messages(Charge)}.
 
 add({A, B}, {C, D}) -> {A + C, B + D}.
 subtract({A, B}, {C, D}) -> {A - C, B - D}.
 
-%% Whether there is anything to flush, now or when a source becomes quiet.
+%% Whether there is anything to flush.
 -spec is_owing(share()) -> boolean().
 is_owing(#share{sources = Sources}) ->
     lists:any(fun(#source{owed = Owed, told = Told, window = Window}) -> Owed > 0 orelse Told =/= Window end,
               maps:values(Sources)).
 
-%% What is here of it, and what it does not know to have left.
--spec held(source(), share()) -> charge().
-held(Name, #share{sources = Sources}) ->
+%% What has ever arrived of it.
+-spec total(source(), share()) -> charge().
+total(Name, #share{sources = Sources}) ->
     case Sources of
-        #{Name := #source{held = Held, owed = Owed}} -> Held + Owed;
+        #{Name := #source{total = Total}} -> Total;
         #{} -> 0
     end.
 
