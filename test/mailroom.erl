@@ -6,7 +6,7 @@
 
 -export([own/1, start/3, start/4, supervise/1, hold/1, release/1, run/2, summary/1, consumer/1]).
 -export([open/2, state/1, done/2, go_on/1]).
--export([senders/4, collect/2, alive/1, kill/1]).
+-export([senders/4, callers/2, collect/2, alive/1, kill/1]).
 -export([watch/1, most/1, waiting/1]).
 -export([register_name/2, unregister_name/1, whereis_name/1, send/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
@@ -168,6 +168,10 @@ sender(To, Tag, Messages, Payload, N) ->
                 _ -> sender(To, Tag, Messages, Payload, N + 1)
             end
     end.
+
+%% One for each; they are collected as senders are.
+callers(Call, Numbers) ->
+    [spawn(fun() -> Answer = Call(N), receive _ -> exit({sent, Answer}) end end) || N <- Numbers].
 
 %% `stop' them, or let them `finish': how many each has sent; `stuck'.
 collect(Pids, How) ->
