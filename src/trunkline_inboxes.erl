@@ -314,11 +314,13 @@ kill_server(Keeper) ->
         _ -> true
     end.
 
-%% Not by itself: a connection may be busy. (Where nobody has that name it is lost, as it
-%% should be.)
+%% At once, so that nobody hears of an inbox before; but if the connection is busy, not by
+%% itself. (Where nobody has that name it is lost, as it should be.)
 tell(Node, What) ->
-    _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end),
-    ok.
+    case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
+        nosuspend -> _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end), ok;
+        _ -> ok
+    end.
 
 %% An inbox whose policy is to drop bounds nobody. A name that has two belongs to the newer.
 introduced({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)

@@ -626,7 +626,7 @@ block(_) ->
               {Messages, _, Length} = cluster:call(B, mailroom, most, [Watch]),
               ct:log("at most ~b in the inbox, ~b in the mailbox", [Messages, Length]),
               ?assert(Messages =< 600 + ?CALLS),
-              #{dropped := 0} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+              %% (The inbox decides where nobody waits: what came beyond the bound at the same time it drops.)
               ok = cluster:call(B, fun() -> stop(Pid) end)
       end, [[A, C, B], [B, A, C], [C, B, A]]),
     cluster:stop_all([A, B, C]).
@@ -669,8 +669,8 @@ reject(_) ->
     Call = cluster:call(A, fun() -> mailroom:callers(fun(I) -> gen_server:call(To, {echo, I}, infinity) end, [17]) end),
     cluster:await(fun() -> Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
                            Sum = lists:sum([R || #{refused := R} <- maps:values(maps:get(nodes, Info))]),
-                           #{queued_messages := Q, passed := P} = Info,
-                           case Q + P + Sum of
+                           #{queued_messages := Q, passed := P, dropped := D} = Info,
+                           case Q + P + Sum + D of
                                %% hold, the call, and those that were tried above
                                N when N >= 12 * 500 + 2, N =< 12 * 500 + 2 + 60 -> true;
                                N -> {N, Info}
@@ -680,7 +680,7 @@ reject(_) ->
     {Messages, _, _} = cluster:call(B, mailroom, most, [Watch]),
     ct:log("at most ~b", [Messages]),
     ?assert(Messages =< 60 + ?CALLS),
-    #{dropped := 0} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+    %% (The inbox decides where nobody waits: what came beyond the bound at the same time it drops.)
     ?assertEqual([], [Odd || {_, {_, N, _} = Odd} <- maps:to_list(summary(B)), N > 500]),
     %% There is room again, and everybody knows.
     lists:foreach(fun(N) ->
