@@ -16,9 +16,9 @@
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
 %% way, leaves its charge in the gate; one that is killed after it was told of room leaves
-%% the room. While somebody waits, the keeper is asked what it holds. If for a while the
-%% answer is the same, and the level too, what is missing is taken out, and if there is
-%% room all are told to try again.
+%% the room. While somebody waits, the keeper is asked what it holds and how many messages
+%% have ever come. If for a while both are the same, and the level too, nothing is under way:
+%% what is missing is taken out, and if there is room all are told to try again.
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
@@ -58,9 +58,10 @@
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
-         %% Since when audits have found the same level, and the same of it at the inbox. (Answers that
-         %% were held up come together: it is their time that counts, not their number.)
-         same = #{} :: #{Keeper :: pid() => {Since :: integer(), Level :: integer(), Held :: integer()}}}).
+         %% Since when audits have found the same level, the same of it at the inbox, and the same number
+         %% of messages that came. (Answers that were held up come together: it is their time that
+         %% counts, not how many they are.)
+         same = #{} :: #{Keeper :: pid() => {Since :: integer(), Found :: {Level :: integer(), Arrived :: integer()}, Held :: integer()}}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -271,16 +272,16 @@ handle_info({timeout, _, {audit, Keeper}}, #state{waiters = All} = S) ->
         _ ->
             {noreply, S}
     end;
-handle_info({held, Keeper, Source, Level, Held}, #state{same = Same} = S) ->
+handle_info({held, Keeper, Source, {Level, _} = Found, Held}, #state{same = Same} = S) ->
     Now = erlang:monotonic_time(millisecond),
     case {lookup(Keeper), Same} of
-        {#row{gate = Gate, source = Source}, #{Keeper := {Since, Level, Held}}} when Now - Since >= ?AUDIT ->
+        {#row{gate = Gate, source = Source}, #{Keeper := {Since, Found, Held}}} when Now - Since >= ?AUDIT ->
             _ = atomics:compare_exchange(Gate, ?LEVEL, Level, Held),
             {noreply, release_all(Keeper, Gate, S#state{same = maps:remove(Keeper, Same)})};
-        {#row{source = Source}, #{Keeper := {_, Level, Held}}} ->
+        {#row{source = Source}, #{Keeper := {_, Found, Held}}} ->
             {noreply, S};
         {#row{source = Source}, _} ->
-            {noreply, S#state{same = Same#{Keeper => {Now, Level, Held}}}};
+            {noreply, S#state{same = Same#{Keeper => {Now, Found, Held}}}};
         _ ->
             {noreply, S}
     end;

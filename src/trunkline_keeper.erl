@@ -198,7 +198,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
             loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
         ['$inbox_audit', Pid, Source | Level] ->
-            _ = erlang:send(Pid, {held, self(), Source, Level, trunkline_share:held(Source, S#keeper.share)},
+            #keeper{share = Share} = S,
+            _ = erlang:send(Pid, {held, self(), Source, {Level, trunkline_share:arrived(Source, Share)}, trunkline_share:held(Source, Share)},
                             [noconnect, nosuspend]),
             loop(S);
         ['$inbox_info' | Ref] ->

@@ -20,7 +20,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_share).
 
--export([new/2, first/1, arrived/4, left/4, flush/2, is_owing/1, held/2, sources/1]).
+-export([new/2, first/1, arrived/4, left/4, flush/2, is_owing/1, held/2, arrived/2, sources/1]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
 
@@ -35,6 +35,7 @@
          told :: window(),
          held = 0 :: charge(),                   % what has arrived and not left
          owed = 0 :: charge(),                   % what has left and it does not know
+         arrived = 1 :: pos_integer(),           % messages, ever
          last :: milliseconds()}).
 -record(share,
         {bound :: window(),
@@ -61,8 +62,8 @@ first(Bound) -> part(?IDLE, Bound).
 -spec arrived(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
-        #{Name := #source{held = Held} = Source} ->
-            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, last = Now}}}};
+        #{Name := #source{held = Held, arrived = N} = Source} ->
+            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, arrived = N + 1, last = Now}}}};
         #{} ->
             First = first(S#share.bound),
             Source = #source{window = First, told = First, held = Charge, last = Now},
@@ -145,6 +146,14 @@ is_owing(#share{sources = Sources}) ->
 held(Name, #share{sources = Sources}) ->
     case Sources of
         #{Name := #source{held = Held, owed = Owed}} -> Held + Owed;
+        #{} -> 0
+    end.
+
+%% How many of its messages have come.
+-spec arrived(source(), share()) -> non_neg_integer().
+arrived(Name, #share{sources = Sources}) ->
+    case Sources of
+        #{Name := #source{arrived = N}} -> N;
         #{} -> 0
     end.
 
