@@ -65,7 +65,16 @@
 %% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
 -spec start_link(name(), what(), options()) -> {ok, pid()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
-    proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]).
+    case where(Name) of
+        Pid when is_pid(Pid) -> {error, {already_started, Pid}};
+        _ -> proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}])
+    end.
+
+%% As gen does: for a name that is taken nothing is started, nor ends.
+where(none) -> undefined;
+where({local, Name}) -> whereis(Name);
+where({global, Name}) -> global:whereis_name(Name);
+where({via, Module, Name}) -> Module:whereis_name(Name).
 
 %% In front of the calling process.
 -spec open(name(), options()) -> {ok, pid()} | {error, term()}.
