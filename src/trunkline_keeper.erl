@@ -107,13 +107,13 @@ info(Keeper) ->
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
+    process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
     Work = atomics:new(2, [{signed, true}]),
     case take_name(Name) of
         true ->
             case start(What, {self(), Work, Most}) of
                 {ok, Consumer} ->
-                    process_flag(trap_exit, true),
                     ok = atomics:put(Work, ?WORK, 0),
                     Bound = {Bytes, Messages},
                     case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}, server(element(1, What), Consumer)) of

@@ -76,7 +76,8 @@ congestion_control(Socket) ->
 
 %% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux 4.10
 %% and newer; struct tcp_info in linux/tcp.h).
--spec sample(node()) -> #{retransmitted := non_neg_integer(), limited := non_neg_integer(), unacked_bytes := non_neg_integer()}
+-spec sample(node()) -> #{retransmitted := non_neg_integer(), limited := non_neg_integer(), receiver_limited := non_neg_integer(),
+                              unacked_bytes := non_neg_integer()}
                       | unknown.
 sample(Node) ->
     case {os:type(), lists:keyfind(Node, 1, erlang:system_info(dist_ctrl))} of
@@ -84,7 +85,7 @@ sample(Node) ->
             case inet:getopts(Port, [{raw, ?TCP, ?TCP_INFO, 192}]) of
                 {ok, [{raw, _, _, <<_:16/binary, Mss:32/native, _:32, Unacked:32/native, _:72/binary,
                                     Retransmitted:32/native, _:72/binary, Receiver:64/native, Sender:64/native>>}]} ->
-                    #{retransmitted => Retransmitted, limited => Receiver + Sender, unacked_bytes => Unacked * Mss};
+                    #{retransmitted => Retransmitted, limited => Sender, receiver_limited => Receiver, unacked_bytes => Unacked * Mss};
                 _ ->
                     unknown
             end;

@@ -60,6 +60,7 @@
 -record(trunk,
         {cargo :: cargo(),
          lanes = [] :: [pid()],                        % that want to know whether it is open
+         told = closed :: open | closed,               % what they know
          extended = false :: boolean(),                % a connection should be ready
          way = distribution :: distribution | connections,     % of batches
          node :: node(),
@@ -140,9 +141,7 @@ handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, ca
                       (_, _, S0) -> S0
                    end, S#trunk{opening = lists:delete(Pid, Opening)}, Carriers),
     Carrier = #carrier{name = Token, kind = connection},
-    S2 = show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}}),
-    connections(S2) =:= 1 andalso tell_lanes(S2),
-    {noreply, pump(S2)};
+    {noreply, pump(tell_lanes(show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}})))};
 handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
@@ -170,13 +169,11 @@ handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, exte
     Kept = length([kept || Extended]),
     {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, lists:nthtail(min(Kept, map_size(Carriers)), maps:keys(Carriers)))};
 handle_info({extend, Way}, S) ->
-    S1 = S#trunk{extended = true, way = Way},
-    tell_lanes(S1),
-    {noreply, pump(S1)};
+    {noreply, pump(tell_lanes(first_words(S#trunk{extended = true, way = Way}, S)))};
 handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
     {noreply, pump(S#trunk{retry = now})};
 handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
-    Lane ! {trunk, self(), state(S)},
+    Lane ! {trunk, self(), S#trunk.told},
     {noreply, S#trunk{lanes = [Lane | Lanes]}};
 handle_info(_, S) ->
     {noreply, S}.
@@ -308,15 +305,27 @@ state(#trunk{way = connections} = S) ->
 state(_) ->
     closed.
 
-tell_lanes(#trunk{cargo = large}) ->
-    ok;
-tell_lanes(#trunk{lanes = Lanes} = S) ->
-    State = state(S),
-    trunkline_stats:put(S#trunk.stats, peer, lane_by_connections, case State of
-                                                                      open -> 1;
-                                                                      closed -> 0
-                                                                  end),
-    lists:foreach(fun(Lane) -> Lane ! {trunk, self(), State} end, Lanes).
+%% Lanes have not known yet that the peer is far.
+first_words(#trunk{told = closed, lanes = Lanes} = S, #trunk{extended = false}) ->
+    lists:foreach(fun(Lane) -> Lane ! {trunk, self(), closed} end, Lanes),
+    S;
+first_words(S, _) ->
+    S.
+
+%% Only what is new: a lane that hears that it is closed becomes careful.
+tell_lanes(#trunk{lanes = Lanes, told = Told, stats = Stats} = S) ->
+    case state(S) of
+        Told ->
+            S;
+        State ->
+            S#trunk.cargo =:= batches
+                andalso trunkline_stats:put(Stats, peer, lane_by_connections, case State of
+                                                                                  open -> 1;
+                                                                                  closed -> 0
+                                                                              end),
+            lists:foreach(fun(Lane) -> Lane ! {trunk, self(), State} end, Lanes),
+            S#trunk{told = State}
+    end.
 
 by_distribution(S) ->
     {Pid, _} = trunkline_carrier_dist:start(S#trunk.dock),
@@ -344,8 +353,8 @@ later(_, _, S) ->
     S.
 
 %% A carrier less. Without any, what waits is patient for a while from now on.
-without(S) ->
-    connections(S) =:= 0 andalso tell_lanes(S),
+without(S0) ->
+    S = tell_lanes(S0),
     case map_size(S#trunk.carriers) of
         0 -> S#trunk{waiting = none};
         _ -> S

@@ -29,13 +29,15 @@
 %% distribution's connection, since it was made, if it says so.
 -type sample() :: {SentBytes :: non_neg_integer(),
                    #{retransmitted := non_neg_integer(),      % packets
-                     limited := non_neg_integer(),            % us, by a window that was not for loss
+                     limited := non_neg_integer(),            % us, by the send buffer,
+                     receiver_limited := non_neg_integer(),   % and by the receiver's window
                      unacked_bytes := non_neg_integer()}      % under way now
                    | unknown}.
 
 -record(way,
         {retransmitted = none :: none | non_neg_integer(),
-         second = {0, 0, 0} :: {Start :: milliseconds(), SentBytes :: non_neg_integer(), Limited :: non_neg_integer()},
+         second = {0, 0, 0, 0} :: {Start :: milliseconds(), SentBytes :: non_neg_integer(),
+                                   Limited :: non_neg_integer(), ReceiverLimited :: non_neg_integer()},
          until = none :: none | milliseconds(),     % by connections; else by the distribution,
          since = none :: none | milliseconds(),     % from then on
          hold = 0 :: milliseconds(),
@@ -98,12 +100,17 @@ leave(Now, #way{since = Since, hold = Hold} = W) ->
     {connections, W#way{until = Now + Hold1, hold = Hold1}}.
 
 %% How a second was that has ended.
-second(Now, _, #way{second = {Start, _, _}} = W) when Now - Start < ?SECOND ->
+second(Now, _, #way{second = {Start, _, _, _}} = W) when Now - Start < ?SECOND ->
     {none, W};
-second(Now, {Sent, #{limited := Limited, unacked_bytes := Unacked}} = Sample, #way{second = {Start, S0, L0}} = W) ->
-    {#{start => Start, rate => (Sent - S0) / (Now - Start),
-       limited => Unacked >= ?MUCH andalso Limited - L0 >= (Now - Start) * 500},
+second(Now, Sample, #way{second = {Start, _, _, _}} = W) when Now - Start > 2 * ?SECOND ->
+    {none, begin_second(Now, Sample, W)};                % there was a pause in it
+second(Now, {Sent, #{limited := L, receiver_limited := R, unacked_bytes := Unacked}} = Sample,
+       #way{second = {Start, S0, L0, R0}} = W) ->
+    Limited = L - L0 + if Unacked >= ?MUCH -> R - R0;
+                          true -> 0
+                       end,
+    {#{start => Start, rate => (Sent - S0) / (Now - Start), limited => Limited >= (Now - Start) * 500},
      begin_second(Now, Sample, W)}.
 
-begin_second(Now, {Sent, #{limited := Limited}}, W) ->
-    W#way{second = {Now, Sent, Limited}}.
+begin_second(Now, {Sent, #{limited := L, receiver_limited := R}}, W) ->
+    W#way{second = {Now, Sent, L, R}}.

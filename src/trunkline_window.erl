@@ -125,7 +125,7 @@ end_round(Now, RoundTrip, #round{start = Start, before = Before},
     #sender{rate = Rate, rate_before = RateBefore} = S1 = rate(Now, (Delivered - Before) * 1_000_000_000 div Time, S),
     Ample = case trunkline_distance:is_far(RoundTrip) of
                 true -> ?AMPLE * max(Rate, RateBefore) * RoundTrip div 1_000_000;
-                false -> Least
+                false -> ?FIRST
             end,
     S1#sender{window = trunkline_gate:limit(max(Least, min(Most, Ample)))}.
 

@@ -281,25 +281,26 @@ way(_) -> check(prop_way()).
 %% bytes a second.
 prop_way() ->
     ?FORALL({Seconds, Connections},
-            {non_empty(list({oneof([fine, fine, fine, lost, limited, slow_receiver]), range(1, 60)})), oneof([900, 2000])},
+            {non_empty(list({oneof([fine, fine, fine, lost, limited, small_buffer, slow_receiver]), range(1, 60)})), oneof([900, 2000])},
             begin
                 All = lists:append([lists:duplicate(N, What) || {What, N} <- Seconds]),
                 {Ways, _} = lists:mapfoldl(
                               fun({Now, What}, {Last, Way, Sent, Retransmitted, Limited}) ->
                                       R = Retransmitted + case What of lost -> 1; _ -> 0 end,
-                                      {L, Unacked} = case What of
-                                                         limited -> {Limited + 600_000, 2 bsl 20};
-                                                         slow_receiver -> {Limited + 1_000_000, 1000};
-                                                         _ -> {Limited, 2 bsl 20}
-                                                     end,
+                                      {{LS, LR} = L, Unacked} = case {What, Limited} of
+                                                                    {limited, {A, B}} -> {{A, B + 600_000}, 2 bsl 20};
+                                                                    {small_buffer, {A, B}} -> {{A + 600_000, B}, 1000};
+                                                                    {slow_receiver, {A, B}} -> {{A, B + 1_000_000}, 1000};
+                                                                    _ -> {Limited, 2 bsl 20}
+                                                                end,
                                       S = Sent + case Last of distribution -> 1000; connections -> Connections end,
-                                      Sample = {S, #{retransmitted => R, limited => L, unacked_bytes => Unacked}},
+                                      Sample = {S, #{retransmitted => R, limited => LS, receiver_limited => LR, unacked_bytes => Unacked}},
                                       {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
                                       {Decided, {Decided, Way1, S, R, L}}
-                              end, {distribution, trunkline_way:new(), 0, 0, 0}, lists:zip(lists:seq(1, length(All)), All)),
+                              end, {distribution, trunkline_way:new(), 0, 0, {0, 0}}, lists:zip(lists:seq(1, length(All)), All)),
                 %% The first look sees what was before.
                 hd(Ways) =:= distribution
-                    andalso follows({distribution, -1000}, lists:zip(Ways, [fine | tl(All)]), 0, Connections > 1000)
+                    andalso follows({distribution, -1000}, lists:zip(Ways, [case W of small_buffer -> limited; _ -> W end || W <- [fine | tl(All)]]), 0, Connections > 1000)
                     andalso element(1, trunkline_way:look(0, {0, unknown}, trunkline_way:new())) =:= connections
             end).
 
