@@ -100,9 +100,9 @@ open_named(Name, Options) ->
 %% I am done with so many messages of it. `badarg' if it is not an inbox of this node.
 -spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
 done(Inbox, N) when is_integer(N), N > 0 ->
-    case trunkline_inboxes:keeper(Inbox) of
-        Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:work(Keeper), N);
-        none -> erlang:error(badarg, [Inbox, N])
+    case trunkline_inboxes:work(Inbox) of
+        none -> erlang:error(badarg, [Inbox, N]);
+        Work -> trunkline_keeper:done(Work, N)
     end;
 done(Inbox, N) ->
     erlang:error(badarg, [Inbox, N]).

@@ -52,7 +52,8 @@
          gate :: atomics:atomics_ref(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own, {keeper :: pid(), inbox :: inbox(), work :: atomics:atomics_ref()}).
+%% This node's own are {own, ?OWN(Keeper), inbox(), trunkline_inbox_server:handle()}.
+-define(OWN(Keeper), {own, Keeper}).
 
 -record(state,
         {waiters = #{} :: #{Keeper :: pid() => trunkline_waiters:waiters()},
@@ -141,23 +142,24 @@ register(Name, Policy, Bound, Work) ->
         exit:{noproc, _} -> {error, not_started}
     end.
 
-%% What the keeper and its consumer count together.
--spec work(pid()) -> trunkline_inbox_server:handle().
-work(Keeper) ->
-    #own{work = Work} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
-    Work.
-
 %% The keeper of a name or pid of this node.
 -spec keeper(key()) -> pid() | none.
 keeper(Key) ->
-    Pid = case Key of
-              Name when is_atom(Name) -> whereis(Name);
-              _ -> Key
-          end,
-    case is_pid(Pid) andalso ets:member(?TABLE, {own, Pid}) of
+    Pid = local(Key),
+    case ets:member(?TABLE, ?OWN(Pid)) of
         true -> Pid;
         false -> none
     end.
+
+%% What it counts together with its consumer.
+-spec work(key()) -> trunkline_inbox_server:handle() | none.
+work(Key) ->
+    try ets:lookup_element(?TABLE, ?OWN(local(Key)), 4)
+    catch error:badarg -> none
+    end.
+
+local(Name) when is_atom(Name) -> whereis(Name);
+local(Key) -> Key.
 
 %% What that inbox has made of this node's senders: who waits for room now, and the number
 %% of messages that have been refused.
@@ -236,7 +238,7 @@ handle_info({nodeup, Node, _}, S) ->
     {noreply, S};
 handle_info({'DOWN', _, process, Keeper, _}, #state{waiters = All, missing = Missing} = S) ->
     true = ets:match_delete(?TABLE, #row{keeper = Keeper, _ = '_'}),
-    true = ets:delete(?TABLE, {own, Keeper}),
+    true = ets:delete(?TABLE, ?OWN(Keeper)),
     case maps:take(Keeper, All) of
         {Waiters, All1} ->
             {Ws, _} = trunkline_waiters:release_all(Waiters),
@@ -275,13 +277,14 @@ handle_info({held, Keeper, Source, Level, Held}, #state{missing = Missing} = S) 
 handle_info(_, S) ->
     {noreply, S}.
 
+-spec own(inbox(), trunkline_inbox_server:handle(), #state{}) -> #state{}.
 own({Keeper, _, _, _} = Inbox, Work, S) ->
-    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work}}),
+    true = ets:insert(?TABLE, {own, ?OWN(Keeper), Inbox, Work}),
     lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, nodes(connected)),
     introduced(Inbox, S).
 
 introduce(Node) ->
-    case [Inbox || #own{inbox = Inbox} <- ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])] of
+    case ets:select(?TABLE, [{{own, ?OWN('_'), '$1', '_'}, [], ['$1']}]) of
         [] -> ok;
         Inboxes -> tell(Node, {introduced, Inboxes})
     end.
