@@ -58,6 +58,7 @@
          passed = 0 :: non_neg_integer(),
          dropped = 0 :: non_neg_integer(),
          inboxes :: reference(),                            % monitor
+         again = never :: never | integer(),                % ms: not in their list, to be tried then
          full = false :: boolean(),                         % and others know
          credit_timer = false :: boolean()}).
 
@@ -215,10 +216,10 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             Ref ! {Ref, show(S)},
             loop(S);
         {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
-            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
-            loop(S);
+            loop(again_later(S));
         {timeout, _, '$inbox_again'} ->
-            loop(again(S));
+            _ = S#keeper.again =/= never andalso erlang:start_timer(?AGAIN, self(), '$inbox_again'),
+            loop(again(erlang:monotonic_time(millisecond), S));
         Message ->
             loop(plain(other, Message, S))
     after ?QUIET ->
@@ -227,7 +228,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 
 %% Nobody has asked for room. (A name that other processes have may be anybody's.)
 plain(Kind, Message, S) ->
-    accept(Kind, none, trunkline_gate:charge(Message), erlang:monotonic_time(microsecond), Message, S).
+    Now = erlang:monotonic_time(microsecond),
+    accept(Kind, none, trunkline_gate:charge(Message), Now, Message, again(Now div 1000, S)).
 
 accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, most = Most} = S) ->
     case trunkline_mail:level(Mail) =:= 0 andalso atomics:get(Work, ?WORK) < Most of
@@ -338,16 +340,24 @@ full(#keeper{options = #{policy := reject}, full = Full, mail = Mail, share = Sh
 full(S) ->
     S.
 
-%% trunkline_inboxes was killed, or the application has stopped.
-again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->
+%% trunkline_inboxes was killed, or the application has stopped. While it is not there nobody is
+%% bounded: the timer may stand behind a mailbox that grows, therefore whatever comes is a time
+%% to look.
+again_later(S) ->
+    _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
+    S#keeper{again = erlang:monotonic_time(millisecond)}.
+
+again(Now, #keeper{again = Again} = S) when Again =:= never; Now < Again -> S;
+again(Now, S) -> register_again(Now, S).
+
+register_again(Now, #keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->
     case whereis(trunkline_inboxes) of
         undefined ->
-            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
-            S;
+            S#keeper{again = Now + ?AGAIN};
         Pid ->
             Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
                    server(S#keeper.kind, S#keeper.consumer)},
-            S#keeper{inboxes = monitor(process, Pid)}
+            S#keeper{inboxes = monitor(process, Pid), again = never}
     end.
 
 %% --- signals --------------------------------------------------------------------------
