@@ -41,6 +41,8 @@
 -define(CREDIT, 20).                  % what has left is told to its senders' node
 -define(AGAIN, 100).
 -define(QUIET, 1000).
+%% Messages in the keeper's own mailbox.
+-define(BEHIND, 1000).
 %% Time in queue: less than 2^N us, for N in 0 .. 31.
 -define(BUCKETS, 32).
 
@@ -60,6 +62,7 @@
          inboxes :: reference(),                            % monitor
          full = 0 :: non_neg_integer(),                     % how often it became that, or was it no more
          credit_timer = false :: boolean(),
+         hurried = false :: boolean(),
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
 %% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
@@ -237,7 +240,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 %% would cost every wait a timer.)
 quiet(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
     case trunkline_mail:level(Mail) of
-        0 -> proc_lib:hibernate(?MODULE, loop, [S#keeper{quiet = off}]);
+        0 -> proc_lib:hibernate(?MODULE, loop, [calm(S#keeper{quiet = off})]);
         _ -> loop(quiet_timer(S))
     end;
 quiet(S) ->
@@ -251,9 +254,23 @@ quiet_timer(S) ->
 %% what is not going to be kept costs as little as can be.
 uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
     case trunkline_mail:refuse(Mail) of
-        {refused, Mail1} -> S#keeper{mail = Mail1, dropped = Dropped + 1};
+        {refused, Mail1} -> hurry(S#keeper{mail = Mail1, dropped = Dropped + 1});
         admitted -> plain(other, Message, S)
     end.
+
+%% Many who send with `!' are given more processor time than one who drops it all: his own
+%% mailbox would have no bound. So he is first while he is behind.
+hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =:= 0 ->
+    case process_info(self(), message_queue_len) of
+        {_, Length} when Length > ?BEHIND, not Hurried -> process_flag(priority, high), S#keeper{hurried = true};
+        {_, Length} when Length =< ?BEHIND, Hurried -> calm(S);
+        _ -> S
+    end;
+hurry(S) ->
+    S.
+
+calm(#keeper{hurried = false} = S) -> S;
+calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
 
 %% Nobody has asked for room. (A name that other processes have may be anybody's.)
 plain(Kind, Message, S) ->
@@ -395,7 +412,7 @@ again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, message
         Pid ->
             Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
                    server(S#keeper.kind, S#keeper.consumer)},
-            S#keeper{inboxes = monitor(process, Pid)}
+            S#keeper{inboxes = monitor(process, Pid), again = never}
     end.
 
 %% --- signals --------------------------------------------------------------------------

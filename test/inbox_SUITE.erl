@@ -185,8 +185,8 @@ ends(Start) ->
                              %% (A gen_statem's own has a stack where its answer has none.)
                              {'EXIT', _, {Why, [{_, _, _, _} | _]}} -> {Answer, Why};
                              {'EXIT', _, Why} -> {Answer, Why}
-                         after 10_000 ->
-                                 {Answer, timeout}
+                         after case Answer of {error, {already_started, _}} -> 0; _ -> 10_000 end ->
+                                 {Answer, nothing}
                          end
                  end).
 
@@ -531,6 +531,10 @@ three() ->
     {A, C, B}.
 
 flood({A, C, B}, EachNode, Messages, Bytes) ->
+    case cluster:call(B, ets, member, [trunkline_inboxes, {?NAME, cluster:node_of(B)}]) of
+        true -> await_known([A, C], B);
+        false -> ok                                   % it bounds nobody
+    end,
     To = {?NAME, cluster:node_of(B)},
     [{N, cluster:call(N, mailroom, senders, [To, tags(N, EachNode), Messages, Bytes])} || N <- [A, C, B]].
 
@@ -611,6 +615,7 @@ block(_) ->
               {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 600}]),
               Watch = cluster:call(B, mailroom, watch, [?NAME]),
               ok = cluster:call(B, mailroom, hold, [?NAME]),
+              await_known([A, C], B),
               To = {?NAME, cluster:node_of(B)},
               Senders = [begin
                              Pids = cluster:call(N, mailroom, senders, [To, tags(N, 4), 1000, 100]),
@@ -784,6 +789,7 @@ urgent(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
                                                 #{messages => 3200, urgent => fun ?MODULE:is_urgent/1}]),
+    await_known([A], B),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     To = {?NAME, cluster:node_of(B)},
     ok = cluster:call(A, fun() ->
@@ -809,6 +815,7 @@ work(_) ->
     lists:foreach(
       fun(Work) ->
               {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => Work, messages => 100}]),
+              await_known([A], B),
               Senders = cluster:call(A, mailroom, senders, [{?NAME, cluster:node_of(B)}, [x], 300, 10]),
               Here = fun(N) -> cluster:await(fun() -> case cluster:call(B, mailroom, state, [Pid]) of {_, N, _} -> true; Other -> Other end end) end,
               Here(Work),
@@ -912,6 +919,7 @@ told_of_drops(_) ->
 closed(_) ->
     {A, B} = cluster:pair([]),
     {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
+    await_known([A], B),
     Senders = [{N, cluster:call(N, mailroom, senders, [{?NAME, cluster:node_of(B)}, [{x, I} || I <- lists:seq(1, 5)], 200, 10])} || N <- [A, B]],
     await_waiting(B, [A, B], 5),
     ok = cluster:call(B, trunkline_inbox, close, [Inbox]),
@@ -942,7 +950,10 @@ stalled_beside_lane(_) ->
     {ok, _} = cluster:call(B, mailroom, start, [{local, brisk}, #{}, #{messages => 100}]),
     [Plain] = cluster:call(B, traffic, start_receivers, [1]),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
+    await_known([A], B),
     NodeB = cluster:node_of(B),
+    %% Its own comes after that of the first.
+    cluster:await(fun() -> is_known(A, {brisk, NodeB}) end),
     Stalled = cluster:call(A, mailroom, senders, [{?NAME, NodeB}, [{x, I} || I <- lists:seq(1, 20)], 200, 1000]),
     await_waiting(B, [A], 20),
     Others = cluster:call(A, mailroom, senders, [Plain, [{y, I} || I <- lists:seq(1, 5)], 2000, 100]),
@@ -961,6 +972,7 @@ stalled_beside_lane(_) ->
 
 %% Endless senders at both nodes, eight each.
 endless(A, B) ->
+    await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), infinity, 50])} || N <- [A, B]],
     cluster:await(fun() -> is_heard(A, B) end),
@@ -988,6 +1000,7 @@ is_later(none, _) -> false.
 afterwards(A, B, Senders) ->
     stopped(Senders),
     cluster:await(fun() -> idle(B) end, ?LONG),
+    await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     New = [{N, cluster:call(N, mailroom, senders, [To, [{new, cluster:node_of(N), I} || I <- lists:seq(1, 8)], 200, 50])} || N <- [A, B]],
     finished(New, 200),
@@ -1004,6 +1017,7 @@ consumer_dies(_) ->
     lists:foreach(
       fun(_) ->
               {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
+              await_known([A], B),
               Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), 500, 50])} || N <- [A, B]],
               await_waiting(B, [A, B], 8),
               true = cluster:call(B, erlang, exit, [Pid, kill]),
@@ -1018,6 +1032,7 @@ consumer_dies(_) ->
 producers_killed(_) ->
     {A, B} = cluster:pair([]),
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+    await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     Some = fun() -> [{N, cluster:call(N, mailroom, senders, [To, [{gone, I} || I <- lists:seq(1, 100)], infinity, 50])} || N <- [A, B]] end,
     lists:foreach(fun(_) ->
@@ -1037,6 +1052,7 @@ producers_killed(_) ->
 killed_when_told(_) ->
     {A, B} = cluster:pair([]),
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 4}]),
+    await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     lists:foreach(
       fun(At) ->
@@ -1067,6 +1083,7 @@ sending_node_dies(_) ->
                           C = cluster:start([], Name),
                           cluster:connect(C, B),
                           cluster:await_up(C, B),
+                          await_known([A, C], B),
                           ok = cluster:call(B, mailroom, hold, [?NAME]),
                           _ = cluster:call(C, mailroom, senders, [To, tags(C, 8), infinity, 50]),
                           await_waiting(B, [A, B, C], 8),
@@ -1092,6 +1109,7 @@ receiving_node_dies(_) ->
               cluster:connect(A, B),
               cluster:await_up(A, B),
               {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+              await_known([A], B),
               To = {?NAME, cluster:node_of(B)},
               ok = cluster:call(B, mailroom, hold, [?NAME]),
               Senders = cluster:call(A, mailroom, senders, [To, tags(A, 8), 300, 50]),
@@ -1217,6 +1235,17 @@ late_introduction(_) ->
     finished([{A, cluster:call(A, mailroom, senders, [To, [x], 500, 50])}], 500),
     cluster:await(fun() -> accounted(B, 501) end),
     cluster:stop_all([A, B]).
+
+%% Those who send before their node knows of an inbox are not bounded.
+await_known(Nodes, B) ->
+    Key = {?NAME, cluster:node_of(B)},
+    Keeper = cluster:call(B, erlang, whereis, [?NAME]),
+    lists:foreach(fun(N) ->
+                          cluster:await(fun() -> case cluster:call(N, ets, lookup, [trunkline_inboxes, Key]) of
+                                                     [Row] -> element(3, Row) =:= Keeper;
+                                                     [] -> unknown
+                                                 end end)
+                  end, Nodes).
 
 %% (There is no other way to see it.)
 is_known(Node, To) ->
