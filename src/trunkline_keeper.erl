@@ -412,7 +412,7 @@ again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, message
         Pid ->
             Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
                    server(S#keeper.kind, S#keeper.consumer)},
-            S#keeper{inboxes = monitor(process, Pid), again = never}
+            S#keeper{inboxes = monitor(process, Pid)}
     end.
 
 %% --- signals --------------------------------------------------------------------------
