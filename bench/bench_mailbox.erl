@@ -7,8 +7,8 @@
 %%     asynchronous    producer ─────────────────> consumer       waits in its mailbox
 %%     synchronous     producer <── each, ack ───> consumer       the producer waits
 %%     queue_keeper    producer ──> a queue ─ 1 ─> consumer       waits in a queue without bound
-%%     inbox           producer ──> inbox ── 8 ──> consumer       waits in the inbox, or before it
-%%     inbox_one       producer ──> inbox ── 1 ──> consumer       the same, one message at a time
+%%     inbox           producer ──> inbox ── 1 ──> consumer       waits in the inbox, or before it
+%%     inbox_eight     producer ──> inbox ── 8 ──> consumer       the same, eight messages at a time
 %%
 %%     1. The experiment "mailbox" (LShift, 2007): until the consumer is through. It finds the
 %%        answer to a request by what it says, so that it searches its mailbox from the start.
@@ -81,7 +81,7 @@ places(Node) -> [{"one node", node()}, {"two nodes", Node}].
 consumers(Node) ->
     [begin
          Ms = bench:in_turn([{V, fun() -> consumer_ms(V, At) end}
-                             || V <- [asynchronous, synchronous, queue_keeper, inbox, inbox_one]]),
+                             || V <- [asynchronous, synchronous, queue_keeper, inbox, inbox_eight]]),
          Case = lists:concat(["1. ", ?MESSAGES, " messages, ", ?INTERACTIONS, " selective receives each, ", Where]),
          measured("ms", [synchronous], {Case, Ms},
                   [bench:target("1. ms, " ++ Where ++ ": inbox / synchronous", at_most, 1.0,
@@ -118,7 +118,7 @@ front(queue_keeper, _) ->
     Keeper = spawn_link(fun() -> queue_keeper(Consumer, queue:new(), idle) end),
     {Keeper, fun(_) -> Keeper ! done end};
 front(Variant, At) ->
-    {ok, Inbox} = trunkline_inbox:open(case Variant of inbox -> #{}; inbox_one -> #{work => 1} end),
+    {ok, Inbox} = trunkline_inbox:open(case Variant of inbox -> #{}; inbox_eight -> #{work => 8} end),
     ok = await_known(Inbox, At),
     {Inbox, fun(_) -> trunkline_inbox:done(Inbox, 1) end}.
 
@@ -166,7 +166,7 @@ produce(Parent, Variant, To) ->
 produce_one(synchronous, To, Message) ->
     To ! Message,
     receive ack -> ok end;
-produce_one(Inbox, To, Message) when Inbox =:= inbox; Inbox =:= inbox_one ->
+produce_one(Inbox, To, Message) when Inbox =:= inbox; Inbox =:= inbox_eight ->
     trunkline:send(To, Message);
 produce_one(_, To, Message) ->
     To ! Message.
