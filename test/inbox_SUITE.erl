@@ -1006,7 +1006,8 @@ afterwards(A, B, Senders) ->
     finished(New, 200),
     cluster:await(fun() -> case [Other || {{new, _, _}, {200, 200, []} = Other} <- maps:to_list(summary(B))] of
                                All when length(All) =:= 16 -> true;
-                               Some -> Some
+                               Some -> {length(Some), [cluster:call(B, fun() -> trunkline_inbox:info(?NAME) end)
+                                                       | [maps:get(lost, cluster:call(A, trunkline, info, [cluster:node_of(B)]))]]}
                            end end, ?LONG),
     ok.
 
@@ -1061,7 +1062,8 @@ killed_when_told(_) ->
               await_waiting(B, [At], 20),
               Holder = cluster:call(At, fun() -> mailroom:own(fun() -> lists:foreach(fun erlang:suspend_process/1, Doomed), self() end) end),
               Others = cluster:call(At, mailroom, senders, [To, [{At, I} || I <- lists:seq(1, 5)], 100, 10]),
-              await_waiting(B, [At], 25),
+              %% (Some of the others may have been told already.)
+              await_waiting(B, [At], 1),
               ok = cluster:call(B, mailroom, release, [?NAME]),
               %% Those who have been told, or will be, do nothing any more.
               cluster:await(fun() -> idle(B) end),
@@ -1149,8 +1151,18 @@ faulty(Fault) ->
     Most.
 
 lanes_killed(_) ->
-    faulty(fun(At, _, _) ->
-                   ok = cluster:call(At, fun() -> mailroom:kill(cluster:by_module(trunkline_lane)) end)
+    faulty(fun(At, A, B) ->
+                   Other = cluster:node_of(case At of A -> B; B -> A end),
+                   Link = cluster:call(At, fun() ->
+                                                   #{link := Pid} = trunkline_peers:lookup(Other),
+                                                   mailroom:kill(cluster:by_module(trunkline_lane)),
+                                                   Pid
+                                           end),
+                   %% Another link has taken over: nothing that is sent from now on may be lost.
+                   cluster:await(fun() -> case cluster:call(At, trunkline_peers, lookup, [Other]) of
+                                              #{link := Link} -> Link;
+                                              #{link := New} -> is_pid(New)
+                                          end end)
            end).
 
 %% Another one takes over, and knows all inboxes.
