@@ -11,7 +11,7 @@
 -export([system_messages/1, new_code/1, sleeps/1]).
 -export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1,
          calls_stay/1, urgent/1]).
--export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, told_of_drops/1, closed/1]).
+-export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, told_of_drops/1, closed/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1, receiving_node_dies/1,
          lanes_killed/1, inboxes_killed/1, application_restarted/1, keeper_killed/1, disconnected/1, stopped_and_continued/1,
@@ -34,7 +34,7 @@ groups() ->
      {tools, [system_messages, new_code, sleeps]},
      {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest, drop_flood,
                calls_stay, urgent]},
-     {processes, [work, no_more_done, not_an_inbox, bad_options, told_of_drops, closed]},
+     {processes, [work, no_more_done, not_an_inbox, bad_options, told_of_drops, closed, done_alone]},
      {lanes, [stalled_beside_lane]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies, receiving_node_dies,
                lanes_killed, inboxes_killed, application_restarted, keeper_killed, disconnected, stopped_and_continued,
@@ -941,6 +941,23 @@ closed(_) ->
                          end),
     cluster:stop_all([A, B]).
 
+%% It does not depend on the application, nor on who keeps the list of inboxes.
+done_alone(_) ->
+    B = cluster:start([]),
+    {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
+    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 40)) end),
+    Got = fun(N) -> cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= N end) end,
+    Got(8),
+    ok = cluster:call(B, fun() -> mailroom:kill([whereis(trunkline_inboxes)]) end),
+    ok = cluster:call(B, mailroom, done, [Pid, 8]),
+    Got(16),
+    ok = cluster:call(B, cluster, stop_trunkline, []),
+    ok = cluster:call(B, mailroom, done, [Pid, 8]),
+    Got(24),
+    ok = cluster:call(B, mailroom, go_on, [Pid]),
+    Got(40),
+    cluster:stop(B).
+
 %% --- lanes -------------------------------------------------------------------------------
 
 %% All by one lane: an inbox that takes nothing does not hold up what goes elsewhere.
@@ -1052,7 +1069,7 @@ producers_killed(_) ->
 %% They are told that there is room, and killed before they take it: the others get it.
 killed_when_told(_) ->
     {A, B} = cluster:pair([]),
-    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 4}]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{bytes => 1000}]),
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     lists:foreach(
