@@ -36,6 +36,7 @@
 %% ms after which a message that has not arrived will not
 -define(OLD, 10_000).
 -define(AGAIN, 1).
+-define(SLOTS, 1024).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
 %% is full (an odd number), and how many messages have been refused.
@@ -78,9 +79,29 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 %% wait.
 -spec enter(key(), term(), patience()) -> none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
 enter(Key, Message, Patience) ->
+    case may_be(Key) of
+        false -> none;
+        true -> find_and_enter(Key, Message, Patience, new)
+    end.
+
+%% Most destinations are no inboxes. That is seen in an array of numbers: how many of the keys
+%% that have this hash are. A look at the table itself costs three times as much.
+may_be(Key) ->
     case persistent_term:get(?MODULE, none) of
-        none -> none;
-        some -> find_and_enter(Key, Message, Patience, new)
+        none -> false;                     % this node has never heard of an inbox
+        Filter -> atomics:get(Filter, slot(Key)) > 0
+    end.
+
+slot(Key) -> erlang:phash2(Key, ?SLOTS) + 1.
+
+filter() ->
+    case persistent_term:get(?MODULE, none) of
+        none ->
+            Filter = atomics:new(?SLOTS, [{signed, true}]),
+            ok = persistent_term:put(?MODULE, Filter),
+            Filter;
+        Filter ->
+            Filter
     end.
 
 find_and_enter(Key, Message, Patience, Ticket) ->
@@ -140,9 +161,9 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
 is_refusing({global, Name}) ->
     is_refusing({via, global, Name});
 is_refusing({via, Module, Name}) ->
-    persistent_term:get(?MODULE, none) =:= some andalso is_refusing(Module:whereis_name(Name));
+    persistent_term:get(?MODULE, none) =/= none andalso is_refusing(Module:whereis_name(Name));
 is_refusing(Key) ->
-    case persistent_term:get(?MODULE, none) =:= some andalso lookup(Key) of
+    case may_be(Key) andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
             is_full(Gate) orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
         _ ->
@@ -202,6 +223,9 @@ senders(Keeper) ->
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key}, {read_concurrency, true}]),
+    %% (Of the one before, if there was.)
+    persistent_term:get(?MODULE, none) =/= none
+        andalso lists:foreach(fun(Slot) -> atomics:put(filter(), Slot, 0) end, lists:seq(1, ?SLOTS)),
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
     lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, nodes(connected)),
     _ = erlang:start_timer(?AUDIT, self(), audit),
@@ -326,7 +350,7 @@ tell(Node, What) ->
 introduced({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages), not is_map_key(Keeper, Accounts),
        (Policy =:= block orelse Policy =:= reject) ->
-    persistent_term:put(?MODULE, some),
+    Filter = filter(),
     _ = monitor(process, Keeper),
     Gate = atomics:new(?REFUSED, [{signed, true}]),
     {B, M} = trunkline_share:first(Bound, Policy),
@@ -334,6 +358,7 @@ introduced({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = 
     atomics:put(Gate, ?MESSAGES, M),
     Keys = [Keeper | names(Name, node(Keeper))],
     Source = {node(), epoch()},
+    lists:foreach(fun(Key) -> atomics:add(Filter, slot(Key), 1) end, Keys),
     true = ets:insert(?TABLE, [#row{key = Key, keeper = Keeper, gate = Gate, policy = Policy, source = Source} || Key <- Keys]),
     S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}};
 introduced({Keeper, _, _, _}, #state{accounts = Accounts} = S)
@@ -352,6 +377,7 @@ names(Name, Node) -> [{Name, Node}].
 
 %% (A name may belong to another one already.)
 forget(Key, Keeper) ->
+    atomics:sub(filter(), slot(Key), 1),
     case lookup(Key) of
         #row{keeper = Keeper} -> ets:delete(?TABLE, Key);
         _ -> true
