@@ -139,8 +139,12 @@ close(Inbox) ->
     exit(Inbox, kill),
     receive {'DOWN', Ref, process, _, _} -> ok end.
 
-%% What goes on in it. `badarg' if it is not an inbox of this node.
--spec info(Inbox :: pid() | atom()) -> info().
+%% What goes on in it. `badarg' if it is not an inbox; what erpc:call/4 raises, if another node
+%% cannot be asked.
+-spec info(Inbox :: pid() | atom() | {atom(), node()}) -> info().
+info({Name, Node}) when is_atom(Name), Node =:= node() -> info(Name);
+info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) -> info_of(Node, Name, Inbox);
+info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() -> info_of(node(Inbox), Inbox, Inbox);
 info(Inbox) ->
     case trunkline_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
@@ -154,6 +158,11 @@ info(Inbox) ->
                                        end, Nodes, Senders)};
         none ->
             erlang:error(badarg, [Inbox])
+    end.
+
+info_of(Node, There, Inbox) ->
+    try erpc:call(Node, ?MODULE, info, [There])
+    catch error:{exception, badarg, _} -> erlang:error(badarg, [Inbox])
     end.
 
 %% --- options --------------------------------------------------------------------------

@@ -843,6 +843,10 @@ no_more_done(_) ->
     ?assertEqual([5, 5, 5], maps:values(cluster:call(B, mailroom, waiting, [?NAME]))),
     #{queued_messages := Queued, in_work := 1, consumer := Pid} = cluster:call(B, trunkline_inbox, info, [Inbox]),
     ?assert(Queued =< 100),
+    %% From elsewhere, too.
+    [?assertMatch(#{in_work := 1, consumer := Pid}, cluster:call(A, trunkline_inbox, info, [I]))
+     || I <- [Inbox, {?NAME, cluster:node_of(B)}]],
+    {exit_value, badarg} = cluster:call(A, fun() -> try trunkline_inbox:info({nobody, node(Inbox)}) catch error:R -> {exit_value, R} end end),
     ok = cluster:call(B, mailroom, go_on, [Pid]),
     finished(Senders, 100),
     cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 1500 end),
@@ -944,7 +948,7 @@ closed(_) ->
 %% It does not depend on the application, nor on who keeps the list of inboxes.
 done_alone(_) ->
     B = cluster:start([]),
-    {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
+    {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => 8}]),
     ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 40)) end),
     Got = fun(N) -> cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= N end) end,
     Got(8),
