@@ -16,14 +16,13 @@
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
 %% way, leaves its charge in the gate. Therefore, while anything is outstanding, the inbox is
-%% asked each second how much has ever arrived. What had entered the gate OLD before and has
-%% not arrived is lost, at least that; what has entered by now and not arrived, at most.
-%% Should it come after all it is put in again.
+%% asked each second what it holds. If for LOST that has never been all of it, the node begins
+%% anew, with another gate and another source: what the old one counted is of no consequence.
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
 -export([start_link/0, enter/3, cancel/2, is_refusing/1, keeper/1, senders/1]).
--export([register/5, handle/1]).
+-export([register/5, handle/1, tell/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([key/0, patience/0]).
@@ -33,8 +32,7 @@
 -define(TABLE, ?MODULE).
 %% ms between two looks at what is outstanding
 -define(AUDIT, 1000).
-%% ms after which a message that has not arrived will not
--define(OLD, 10_000).
+-define(LOST, 10_000).
 -define(AGAIN, 1).
 -define(SLOTS, 1024).
 
@@ -63,10 +61,7 @@
 -record(account,
         {keys :: [key()],
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
-         credited = 0 :: integer(),             % ever, as charged
-         lost = 0 :: integer(),                 % taken out of the gate without a credit
-         %% At earlier looks: what had entered by then.
-         past = [] :: [{At :: integer(), Entered :: integer()}]}).
+         missing = none :: none | integer()}).  % ms: since when the inbox has had less
 -record(state, {accounts = #{} :: #{Keeper :: pid() => #account{}}}).
 
 -spec start_link() -> gen_server:start_ret().
@@ -265,11 +260,11 @@ handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{accounts = Accounts} = S
 handle_info({credit, Keeper, Source, Left, {Bytes, Messages}}, #state{accounts = Accounts} = S) when is_integer(Left) ->
     {noreply, case lookup(Keeper) of
                   #row{gate = Gate, source = Source} ->
-                      #{Keeper := #account{credited = Credited} = Account} = Accounts,
+                      #{Keeper := Account} = Accounts,
                       atomics:sub(Gate, ?LEVEL, Left),
                       atomics:put(Gate, ?BYTES, Bytes),
                       atomics:put(Gate, ?MESSAGES, Messages),
-                      update(Keeper, release(Keeper, Account#account{credited = Credited + Left}), S);
+                      update(Keeper, release(Keeper, Account), S);
                   _ ->
                       S                        % of an earlier beginning
               end};
@@ -305,13 +300,12 @@ handle_info({'DOWN', _, process, Keeper, Reason}, #state{accounts = Accounts} = 
               end};
 handle_info({timeout, _, audit}, #state{accounts = Accounts} = S) ->
     _ = erlang:start_timer(?AUDIT, self(), audit),
-    Now = erlang:monotonic_time(millisecond),
-    {noreply, S#state{accounts = maps:map(fun(Keeper, Account) -> look(Now, Keeper, Account) end, Accounts)}};
-handle_info({total, Keeper, Source, Arrived}, #state{accounts = Accounts} = S) when is_integer(Arrived) ->
+    {noreply, S#state{accounts = maps:map(fun look/2, Accounts)}};
+handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when is_integer(Held) ->
     {noreply, case lookup(Keeper) of
-                  #row{gate = Gate, source = Source} ->
+                  #row{source = Source} = Row ->
                       #{Keeper := Account} = Accounts,
-                      update(Keeper, release(Keeper, audited(Arrived, Gate, Account)), S);
+                      update(Keeper, audited(Held, Row, Account), S);
                   _ ->
                       S
               end};
@@ -340,6 +334,7 @@ kill_server(Keeper) ->
 
 %% At once, so that nobody hears of an inbox before; but if the connection is busy, not by
 %% itself. (Where nobody has that name it is lost, as it should be.)
+-spec tell(node(), term()) -> ok.
 tell(Node, What) ->
     case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
         nosuspend -> _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end), ok;
@@ -386,33 +381,37 @@ forget(Key, Keeper) ->
 %% --- what is outstanding --------------------------------------------------------------
 
 %% Whoever was told of room and killed before he took it has left it to the others.
-look(Now, Keeper, #account{past = Past} = Account) ->
+look(Keeper, Account) ->
     #row{gate = Gate, source = Source} = lookup(Keeper),
     case atomics:get(Gate, ?LEVEL) of
         0 ->
-            release(Keeper, Account#account{past = []});
-        Level ->
+            release(Keeper, Account#account{missing = none});
+        _ ->
             _ = erlang:send(Keeper, ['$inbox_audit', self(), Source], [noconnect, nosuspend]),
-            release(Keeper, Account#account{past = remember(Now, entered(Level, Account), Past)})
+            release(Keeper, Account)
     end.
 
-entered(Level, #account{credited = Credited, lost = Lost}) -> Level + Credited + Lost.
-
-%% The newest first, and of those that are old the newest only.
-remember(Now, Entered, Past) ->
-    {Young, Old} = lists:splitwith(fun({At, _}) -> Now - At < ?OLD end, Past),
-    [{Now, Entered} | Young ++ lists:sublist(Old, 1)].
-
-audited(Arrived, Gate, #account{lost = Lost, past = Past} = Account) ->
+audited(Held, #row{gate = Gate, keeper = Keeper} = Row, #account{missing = Missing} = Account) ->
     Now = erlang:monotonic_time(millisecond),
-    Least = case lists:dropwhile(fun({At, _}) -> Now - At < ?OLD end, Past) of
-                [{_, Entered} | _] -> max(Lost, Entered - Arrived);
-                [] -> Lost
-            end,
-    Most = entered(atomics:get(Gate, ?LEVEL), Account) - Arrived,
-    Lost1 = max(0, min(Least, Most)),
-    atomics:sub(Gate, ?LEVEL, Lost1 - Lost),
-    Account#account{lost = Lost1}.
+    case atomics:get(Gate, ?LEVEL) of
+        Held -> Account#account{missing = none};
+        _ when Missing =:= none -> Account#account{missing = Now};
+        _ when Now - Missing < ?LOST -> Account;
+        _ -> release(Keeper, begin_anew(Row, Account))
+    end.
+
+%% Whoever has the old row still enters the old gate, once.
+begin_anew(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
+    New = atomics:new(?REFUSED, [{signed, true}]),
+    lists:foreach(fun(Cell) -> atomics:put(New, Cell, atomics:get(Gate, Cell)) end, [?BYTES, ?MESSAGES, ?FULL, ?REFUSED]),
+    Source = {node(), epoch()},
+    lists:foreach(fun(Key) ->
+                          case lookup(Key) of
+                              #row{keeper = Keeper} = Row -> ets:insert(?TABLE, Row#row{gate = New, source = Source});
+                              _ -> true
+                          end
+                  end, Keys),
+    Account#account{missing = none}.
 
 %% Those who fit are told.
 release(Keeper, #account{waiters = Waiters} = Account) ->

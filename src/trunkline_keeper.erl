@@ -219,8 +219,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
             loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
         ['$inbox_audit', Pid, Source] when is_pid(Pid) ->
-            Total = trunkline_share:total(Source, S#keeper.share),
-            _ = erlang:send(Pid, {total, self(), Source, Total}, [noconnect, nosuspend]),
+            Held = trunkline_share:held(Source, S#keeper.share),
+            _ = erlang:send(Pid, {held, self(), Source, Held}, [noconnect, nosuspend]),
             loop(S);
         ['$inbox_info' | Ref] when is_reference(Ref) ->
             Ref ! {Ref, show(S)},
@@ -241,10 +241,10 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 quiet(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
     case trunkline_mail:level(Mail) of
         0 -> proc_lib:hibernate(?MODULE, loop, [calm(S#keeper{quiet = off})]);
-        _ -> loop(quiet_timer(S))
+        _ -> loop(quiet_timer(hurry_no_more(S)))
     end;
 quiet(S) ->
-    loop(quiet_timer(S)).
+    loop(quiet_timer(hurry_no_more(S))).
 
 quiet_timer(S) ->
     _ = erlang:start_timer(?QUIET, self(), '$inbox_quiet'),
@@ -269,6 +269,12 @@ hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =
 hurry(S) ->
     S.
 
+hurry_no_more(S) ->
+    case process_info(self(), message_queue_len) of
+        {_, Length} when Length =< ?BEHIND -> calm(S);
+        _ -> S
+    end.
+
 calm(#keeper{hurried = false} = S) -> S;
 calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
 
@@ -286,7 +292,11 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, mos
         false ->
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, {Charge, {Now, Source, Message}}, Mail),
             S1 = full(S#keeper{mail = Mail1, dropped = S#keeper.dropped + length(Dropped)}),
-            pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end, S1, Dropped))
+            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end, S1, Dropped)),
+            case Dropped of
+                [] -> S2;
+                _ -> hurry(S2)
+            end
     end.
 
 class(_, #keeper{options = #{urgent := none}}) -> normal;
@@ -396,12 +406,7 @@ full(S) ->
     S.
 
 tell_full(N) ->
-    Keeper = self(),
-    _ = spawn(fun() ->
-                      lists:foreach(fun(Node) -> erlang:send({trunkline_inboxes, Node}, {full, Keeper, N}, [noconnect]) end,
-                                    [node() | nodes(connected)])
-              end),
-    ok.
+    lists:foreach(fun(Node) -> trunkline_inboxes:tell(Node, {full, self(), N}) end, [node() | nodes(connected)]).
 
 %% trunkline_inboxes was killed, or the application has stopped.
 again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->

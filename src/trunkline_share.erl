@@ -24,7 +24,7 @@
 %% This module decides, and does nothing.
 -module(trunkline_share).
 
--export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, total/2, sources/1]).
+-export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
 
@@ -39,8 +39,7 @@
          told :: window() | {0, 0},
          %% What it may have outstanding: a window that becomes smaller takes nothing back.
          may :: {Bytes :: integer(), Messages :: integer()},
-         total = 0 :: charge(),                  % what has ever arrived
-         held = 0 :: charge(),                   % of that, what has not left
+         held = 0 :: charge(),                   % what has arrived and not left
          owed = 0 :: charge(),                   % what has left and it does not know
          last :: milliseconds()}).
 -record(share,
@@ -69,11 +68,11 @@ first(Bound, _) -> part(?IDLE, Bound).
 -spec arrived(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
-        #{Name := #source{held = Held, total = Total} = Source} ->
-            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, total = Total + Charge, last = Now}}}};
+        #{Name := #source{held = Held} = Source} ->
+            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, last = Now}}}};
         #{} ->
             First = first(S#share.bound, S#share.policy),
-            Source = #source{window = First, told = First, may = First, held = Charge, total = Charge, last = Now},
+            Source = #source{window = First, told = First, may = First, held = Charge, last = Now},
             S1 = recount(Now, S#share{sources = Sources#{Name => Source}}),
             credit(Name, S1)
     end.
@@ -120,26 +119,33 @@ credit(Name, #share{sources = Sources} = S) ->
     {[{Name, Owed, Window}],
      S#share{sources = Sources#{Name := Source#source{owed = 0, told = Window, may = most(Window, subtract(May, unpack(Owed)))}}}}.
 
-recount(Now, #share{policy = reject} = S) ->
-    S#share{counted = Now};
 recount(Now, #share{bound = Bound, policy = Policy, sources = Sources} = S) ->
     First = first(Bound, Policy),
     IsActive = fun(#source{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
-    Active = length([active || Source <- maps:values(Sources), IsActive(Source)]),
-    Share = part(Active + 1, Bound),
-    IsOver = fun({Node, Epoch}, #source{held = Held, owed = Owed}) ->
-                     Held =:= 0 andalso Owed =:= 0
-                         andalso lists:any(fun({N, E}) -> N =:= Node andalso E > Epoch end, maps:keys(Sources))
-             end,
-    Sources1 = maps:filter(fun(Name, Source) -> not IsOver(Name, Source) end, Sources),
-    Promised = lists:foldl(fun(#source{may = May}, Sum) -> add(May, Sum) end, {0, 0}, maps:values(Sources1)),
+    Newest = maps:fold(fun({Node, Epoch}, _, Map) -> Map#{Node => max(Epoch, maps:get(Node, Map, Epoch))} end, #{}, Sources),
+    IsOld = fun({Node, Epoch}) -> Epoch < maps:get(Node, Newest) end,
+    Kept = maps:map(fun(Name, Source) -> settle(IsOld(Name), IsActive(Source), First, Source) end,
+                    maps:filter(fun(Name, #source{held = Held, owed = Owed}) -> Held + Owed > 0 orelse not IsOld(Name) end, Sources)),
+    Active = length([active || Source <- maps:values(Kept), IsActive(Source)]),
+    Promised = maps:fold(fun(_, #source{may = May} = Source, Sum) ->
+                                 add(Sum, case IsActive(Source) of
+                                              true -> May;
+                                              false -> most({0, 0}, subtract(May, First))
+                                          end)
+                         end, {0, 0}, Kept),
     S#share{counted = Now,
-            sources = maps:map(fun(_, Source) ->
-                                       Source#source{window = case IsActive(Source) of
-                                                                  true -> window(Share, Promised, Source, {Bound, First});
+            sources = maps:map(fun(Name, Source) ->
+                                       Source#source{window = case IsActive(Source) andalso Policy =/= reject andalso not IsOld(Name) of
+                                                                  true -> window(part(Active + 1, Bound), Promised, Source, {Bound, First});
                                                                   false -> First
                                                               end}
-                               end, Sources1)}.
+                               end, Kept)}.
+
+%% What it may still have outstanding: of an earlier beginning what is here; and what a source
+%% that is quiet, and knows it, had under way has arrived or is lost.
+settle(true, _, _, #source{held = Held, owed = Owed} = Source) -> Source#source{may = unpack(Held + Owed)};
+settle(_, false, First, #source{owed = 0, told = First} = Source) -> Source#source{may = First};
+settle(_, _, _, Source) -> Source.
 
 window({Bytes, Messages}, Promised, #source{may = May}, {Bound, {LeastBytes, LeastMessages}}) ->
     {FreeBytes, FreeMessages} = add(subtract(Bound, Promised), May),
@@ -158,11 +164,11 @@ is_owing(#share{sources = Sources}) ->
     lists:any(fun(#source{owed = Owed, told = Told, window = Window}) -> Owed > 0 orelse Told =/= Window end,
               maps:values(Sources)).
 
-%% What has ever arrived of it.
--spec total(source(), share()) -> charge().
-total(Name, #share{sources = Sources}) ->
+%% What is here of it, and what it does not know to have left.
+-spec held(source(), share()) -> charge().
+held(Name, #share{sources = Sources}) ->
     case Sources of
-        #{Name := #source{total = Total}} -> Total;
+        #{Name := #source{held = Held, owed = Owed}} -> Held + Owed;
         #{} -> 0
     end.
 

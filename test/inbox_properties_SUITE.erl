@@ -4,9 +4,9 @@
 -include_lib("proper/include/proper.hrl").
 
 -export([all/0]).
--export([mail/1, share/1, flood/1, flood_in_turn/1]).
+-export([mail/1, share/1, flood/1, flood_in_turn/1, left_alone/1]).
 
-all() -> [mail, share, flood, flood_in_turn].
+all() -> [mail, share, flood, flood_in_turn, left_alone].
 
 -define(TESTS, 300).
 
@@ -264,18 +264,18 @@ number({Name, _}) -> "node" ++ N = atom_to_list(Name), list_to_integer(N).
 recounted(#sim{now = Now, bound = {Bytes, Messages} = Bound, known = Known, share = State} = Sim) ->
     First = trunkline_share:first(Bound, block),
     IsActive = fun(#known{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
-    Active = length(lists:filter(IsActive, maps:values(Known))),
+    Over = [Source || {Source, #known{held = 0, owed = 0}} <- maps:to_list(Known), is_before_another(Source, Known)],
+    Active = length(lists:filter(IsActive, maps:values(maps:without(Over, Known)))),
     Share = part(Active + 1, Bound),
     {B, M} = Share,
     %% With one that nobody has they are the bound, but that each may send something.
     true = (Active + 1) * B =< max(Bytes, Active + 1) andalso (Active + 1) * M =< max(Messages, Active + 1),
-    Over = [Source || {Source, #known{held = 0, owed = 0}} <- maps:to_list(Known), is_before_another(Source, Known)],
     Windows = trunkline_share:sources(State),
     {LeastB, LeastM} = First,
     Sim#sim{counted = Now,
             known = maps:map(fun(Source, K) ->
                                      #{Source := #{window := {WB, WM} = Window}} = Windows,
-                                     true = case IsActive(K) of
+                                     true = case IsActive(K) andalso not is_before_another(Source, Known) of
                                                 true -> WB >= min(B, LeastB) andalso WB =< B andalso WM >= min(M, LeastM) andalso WM =< M;
                                                 false -> Window =:= First
                                             end,
@@ -307,7 +307,7 @@ sound(#node{source = Source, level = Level, window = {Bytes, Messages} = Window}
                #{} -> 0
            end,
     true = Level =:= UnderWay + Waiting + Owed + lists:sum(Credits),
-    true = trunkline_share:total(Source, Share) >= Waiting + Owed,
+    true = trunkline_share:held(Source, Share) =:= Waiting + Owed,
     true = Credits =/= []
         orelse (bytes(Level) < Bytes orelse bytes(UnderWay + Waiting) * 4 > Bytes * 3)
         andalso (messages(Level) < Messages orelse messages(UnderWay + Waiting) * 4 > Messages * 3),
@@ -405,3 +405,15 @@ flood_in_turn(_) ->
                                                         sim(Nodes, {1 bsl 30, Messages}, 0), All)),
                           true = messages(Sum) >= Messages div 2 andalso messages(Sum) =< Messages + Nodes * Messages div 64
                   end, [1, 2, 3, 10, 30, 60]).
+
+%% Nodes that have sent once, and do so no more, leave it all to the one that does.
+left_alone(_) ->
+    Bound = {1 bsl 23, 100_000},
+    Last = lists:foldl(fun(N, Sim) ->
+                               Sent = lists:foldl(fun(_, S) -> flood_step({send, N, 100}, S) end, Sim, lists:seq(1, 200)),
+                               Quiet = flood_step({wait, ?ACTIVE}, flood_step(flush, flood_step(leave_all, Sent))),
+                               flood_step(flush, flood_step({wait, ?RECOUNT}, flood_step(flush, Quiet)))
+                       end, sim(100, Bound, 0), lists:seq(1, 99)),
+    Sends = flood_step(flush, flood_step({wait, ?RECOUNT}, flood_step({send, 100, 100}, Last))),
+    #sim{nodes = #{100 := #node{window = Window}}} = Sends,
+    true = Window =:= part(2, Bound).
