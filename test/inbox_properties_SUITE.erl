@@ -1,7 +1,7 @@
 %% The pure modules of an inbox, each against a model: no process, no node.
 -module(inbox_properties_SUITE).
 
--include_lib("proper/include/proper.hrl").
+-include("counterexample.hrl").
 
 -export([all/0]).
 -export([mail/1, share/1, flood/1, flood_in_turn/1, left_alone/1]).
@@ -10,20 +10,7 @@ all() -> [mail, share, flood, flood_in_turn, left_alone].
 
 -define(TESTS, 300).
 
-check(Property) -> check(?TESTS, Property).
-
-check(Tests, Property) ->
-    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 50}, quiet])
-        orelse ct:fail({counterexample, proper:counterexample(), get(?MODULE)}).
-
-%% An exception is a failure, too: Debian's PropEr does not come through one.
--define(ALL(Variables, Type, Property), ?FORALL(Variables, Type, holds(fun() -> Property end))).
-
-holds(Property) ->
-    try Property()
-    catch
-        error:Reason:Stack -> put(?MODULE, {Reason, Stack}), false
-    end.
+check(Property) -> counterexample:check(?TESTS, 50, Property).
 
 %% As large as they may be, whatever PropEr's size.
 wide(Least, Most) -> resize(Most, range(Least, Most)).

@@ -1,7 +1,7 @@
 %% The pure modules of large messages, each against a model: no process, no node.
 -module(large_properties_SUITE).
 
--include_lib("proper/include/proper.hrl").
+-include("counterexample.hrl").
 
 -export([all/0, init_per_suite/1, end_per_suite/1]).
 -export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, quantum/1, courtesy/1, courtesy_link/1, wire/1]).
@@ -21,17 +21,7 @@ end_per_suite(_) ->
 check(Property) -> check(1000, Property).
 
 check(Tests, Property) ->
-    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
-        orelse ct:fail({counterexample, proper:counterexample(), get(?MODULE)}).
-
-%% An exception is a failure, too: Debian's PropEr does not come through one.
--define(ALL(Variables, Type, Property), ?FORALL(Variables, Type, holds(fun() -> Property end))).
-
-holds(Property) ->
-    try Property()
-    catch
-        error:Reason:Stack -> put(?MODULE, {Reason, Stack}), false
-    end.
+    counterexample:check(Tests, 200, Property).
 
 %% Refers to the stock, and so shares it with the others.
 stock(Offset, Bytes) ->

@@ -12,8 +12,7 @@ all() -> [gate, gate_shared, window, window_link, distance, way, waiters, rests,
 check(Property) -> check(1000, Property).
 
 check(Tests, Property) ->
-    proper:quickcheck(Property, [{numtests, Tests}, {max_shrinks, 200}, quiet])
-        orelse ct:fail({counterexample, proper:counterexample()}).
+    counterexample:check(Tests, 200, Property).
 
 %% --- gate: a count of bytes and messages, and a door -------------------------------
 
