@@ -109,12 +109,12 @@ send_lane(Node, Addressee, To, Message) ->
 -spec send(destination(), term(), [nosuspend | noconnect]) -> ok | nosuspend | noconnect.
 send(To, Message, Options) ->
     case options(Options, infinity, connect) of
-        {Patience, _} ->
+        {Patience, _} = How ->
             case trunkline_inboxes:enter(To, Message, Patience) of
                 none ->
-                    send_on(To, Message, Options);
+                    send_on(To, Message, How, Options);
                 {Keeper, Wrapped} ->
-                    case send_on(Keeper, Wrapped, Options) of
+                    case send_on(Keeper, Wrapped, How, Options) of
                         ok -> ok;
                         Refused -> trunkline_inboxes:cancel(Keeper, Wrapped), Refused
                     end;
@@ -127,16 +127,15 @@ send(To, Message, Options) ->
             erlang:error(badarg, [To, Message, Options])
     end.
 
-send_on(To, Message, Options) when is_pid(To), node(To) =/= node();
-                                   is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message, Options);
-send_on({Name, Node} = To, Message, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message, Options);
-send_on(To, Message, Options) ->
+send_on(To, Message, How, Options) when is_pid(To), node(To) =/= node();
+                                        is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message, How, Options);
+send_on({Name, Node} = To, Message, How, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message, How, Options);
+send_on(To, Message, _, Options) ->
     erlang:send(To, Message, Options).
 
-send_lane(Node, Addressee, To, Message, Options) ->
-    {Patience, Connect} = options(Options, infinity, connect),
+send_lane(Node, Addressee, To, Message, {Patience, Connect}, Options) ->
     case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
         direct ->
             trunkline_sender:fallback(Node),

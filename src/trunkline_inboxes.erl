@@ -27,7 +27,7 @@
 
 -export_type([key/0, patience/0]).
 
--dialyzer({no_improper_lists, [enter_gate/5, handle_info/2]}).
+-dialyzer({no_improper_lists, [enter_gate/5]}).
 
 -define(TABLE, ?MODULE).
 %% ms between two looks at what is outstanding
