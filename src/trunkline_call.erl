@@ -179,7 +179,7 @@ reply_or(Ref, Else) ->
 
 %% The inlet to watch, when there is a session.
 watch(Node, Patience) ->
-    case trunkline_peers:watch(Node) of
+    case trunkline_peers:watch(Node, request) of
         none ->
             case trunkline_sender:await_session(Node, Patience) of
                 ok -> watch(Node, Patience);

@@ -9,7 +9,7 @@
 
 -export([hello/1, agree/2]).
 
--export_type([hello/0, agreement/0]).
+-export_type([hello/0, agreement/0, capability/0]).
 
 -type capability() :: atom().
 

@@ -6,7 +6,7 @@
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/1]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/2]).
 
 -export_type([peer/0, state/0]).
 
@@ -33,13 +33,8 @@ create() ->
 -spec put(node(), peer()) -> ok.
 put(Node, #{inlets := Inlets, agreement := Agreement} = Peer) ->
     Watch = case Agreement of
-                #{capabilities := Capabilities} ->
-                    case lists:member(request, Capabilities) of
-                        true -> list_to_tuple(Inlets);
-                        false -> direct
-                    end;
-                none ->
-                    {}
+                #{capabilities := Capabilities} -> {list_to_tuple(Inlets), Capabilities};
+                none -> {{}, []}
             end,
     true = ets:insert(?MODULE, {Node, Watch, Peer}),
     ok.
@@ -63,15 +58,19 @@ all() ->
         Table -> maps:from_list([{Node, Peer} || {Node, _, Peer} <- ets:tab2list(Table)])
     end.
 
-%% The inlet that the calling process should watch while a request of its is
-%% under way to Node: it ends when the session ends. `none': there is no session.
-%% `direct': the peer does not take requests by lane.
--spec watch(node()) -> pid() | none | direct.
-watch(Node) ->
+%% The inlet that the calling process should watch while something of its is under
+%% way to Node, and an answer is awaited: it ends when the session ends. `none': there
+%% is no session. `direct': the peer's Trunkline cannot do that.
+-spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
+watch(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
-        {} -> none;
-        direct -> direct;
-        Inlets -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets)
+        {{}, _} ->
+            none;
+        {Inlets, Capabilities} ->
+            case lists:member(Capability, Capabilities) of
+                true -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+                false -> direct
+            end
     catch
         error:badarg -> none
     end.
