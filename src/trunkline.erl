@@ -11,7 +11,7 @@
 %% order against messages sent with `!' is not defined.
 -module(trunkline).
 
--export([send/2, send/3, cast/2]).
+-export([send/2, send/3, cast/2, multicast/2, multicast/3]).
 -export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
 -export([info/0, info/1]).
 
@@ -77,8 +77,11 @@
           received_messages := non_neg_integer()}.
 
 %% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
-%% on a busy connection.
--spec send(destination(), Message) -> Message.
+%% on a busy connection. To a list: as multicast/2.
+-spec send(destination() | [destination()], Message) -> Message.
+send(To, Message) when is_list(To) ->
+    ok = multicast(To, Message),
+    Message;
 send(To, Message) ->
     case trunkline_inboxes:enter(To, Message, infinity) of
         none -> send_on(To, Message);
@@ -150,6 +153,36 @@ options([nosuspend | Options], _, Connect) -> options(Options, nosuspend, Connec
 options([noconnect | Options], Patience, _) -> options(Options, Patience, noconnect);
 options([], Patience, Connect) -> {Patience, Connect};
 options(_, _, _) -> badarg.
+
+%% Sends the message to each of these; it is encoded once, and goes to each of their nodes once.
+%% In order with whatever else the process sends to one of them. As `send', it does not tell
+%% whether a process is there: so it is with a name that nobody has, also here. The error is
+%% badarg if there is no destination in the place of one, and nothing is sent.
+-spec multicast([destination()], term()) -> ok.
+multicast(Destinations, Message) ->
+    [] = multicast(Destinations, Message, [], [Destinations, Message]),
+    ok.
+
+%% With the options of send/3: those whose messages would have had to wait, or to set up a
+%% connection, are answered, and get none.
+-spec multicast([destination()], term(), [nosuspend | noconnect]) -> ok | {not_sent, trunkline_multicast:not_sent()}.
+multicast(Destinations, Message, Options) ->
+    case multicast(Destinations, Message, Options, [Destinations, Message, Options]) of
+        [] -> ok;
+        NotSent -> {not_sent, NotSent}
+    end.
+
+multicast(Destinations, Message, Options, Args) ->
+    case options(Options, infinity, connect) of
+        {_, _} = How ->
+            try trunkline_by_node:group(Destinations) of
+                Groups -> trunkline_multicast:send(Groups, Message, How, Options)
+            catch
+                error:badarg -> erlang:error(badarg, Args)
+            end;
+        badarg ->
+            erlang:error(badarg, Args)
+    end.
 
 %% As gen_server:cast/2.
 -spec cast(server_ref(), term()) -> ok.

@@ -34,7 +34,8 @@
 -define(PROTOCOL, {2, 2}).
 %% `request': gen_server calls are carried, with an agent beside the server.
 %% `large': large messages travel outside of the lanes.
--define(CAPABILITIES, [request, large]).
+%% `multicast': one message to many is delivered to each of them.
+-define(CAPABILITIES, [request, large, multicast]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->

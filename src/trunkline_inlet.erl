@@ -119,7 +119,7 @@ loop(S) ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
             %% Nobody else may deliver it: see trunkline_opener.
-            To ! Message,
+            ok = deliver(To, Message),
             loop(opener_ended(Opener, S));
         {delivered, Opener} ->
             loop(opener_ended(Opener, S));
@@ -163,6 +163,9 @@ deliver([[Name | Message] | Entries], Agent, Waiting, S) when is_atom(Name) ->
         _ -> ok                              % as plain distribution does
     end,
     deliver(Entries, Agent, Waiting, S);
+deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
+    ok = trunkline_multicast:deliver(Addressees, trunkline_multicast:decode(Encoded)),
+    deliver(Entries, Agent, Waiting, S);
 deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
     {Items, Turns} = trunkline_turns:enter(Sender, receiver(To), {no_time, {message, Charge, [To | Message]}},
                                            S#inlet.turns),
@@ -178,6 +181,12 @@ deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
     deliver(Entries, trunkline_agent:step(Command, Message, Agent), Waiting, S);
 deliver([], Agent, Waiting, S) ->
     {Waiting, S#inlet{agent = Agent}}.
+
+deliver({each, Addressees}, Message) ->
+    trunkline_multicast:deliver(Addressees, Message);
+deliver(To, Message) ->
+    To ! Message,
+    ok.
 
 %% --- large messages -----------------------------------------------------------
 
@@ -244,7 +253,7 @@ turn(Number, #inlet{large = All} = S) ->
             S
     end.
 
-address(To, S) when is_pid(To); is_reference(To) ->
+address(To, S) when is_pid(To); is_reference(To); element(1, To) =:= each ->
     {{To, plain}, S};
 address(Name, S) when is_atom(Name) ->
     case whereis(Name) of

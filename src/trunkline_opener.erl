@@ -13,8 +13,8 @@
 %% one in an order that they agree on, unless its message_queue_data is `off_heap':
 %% then messages of different senders may be swapped even if one of them waited for
 %% the other (the parallel signal optimisation of OTP 25). To such a receiver, and to
-%% an alias, whose receiver is not known, the inlet delivers: this process gives
-%% it the message.
+%% an alias, whose receiver is not known, and to many at a time, the inlet delivers: this
+%% process gives it the message.
 -module(trunkline_opener).
 
 -export([start/2, deliver/2]).
@@ -22,7 +22,7 @@
 -export_type([address/0]).
 
 %% To whom and in which form; `nobody' has the name.
--type address() :: {pid() | reference(), plain | trunkline_agent:wrap()} | nobody.
+-type address() :: {pid() | reference() | trunkline_multicast:command(), plain | trunkline_agent:wrap()} | nobody.
 
 %% The calling process is the inlet, and monitors it.
 -spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) -> pid().
