@@ -108,17 +108,18 @@ part({Node, Addressees}, Cast) ->
 destinations(Node, Addressees) -> [trunkline_by_node:destination(To, Node) || To <- Addressees].
 
 together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
-    {Part, Rest} = split(Addressees),
-    case trunkline_sender:hand_over_packed(Node, {each, Part}, length(Part), Packed, How) of
+    {Part, N, Rest} = split(Addressees, length(Addressees)),
+    case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
         direct -> {[], singly(destinations(Node, Addressees), Cast)};
         Why when Why =:= nosuspend; Why =:= noconnect -> {[], not_sent(Why, destinations(Node, Addressees), Cast)};
         _ -> {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
     end.
 
-split(Addressees) ->
-    try lists:split(?TOGETHER, Addressees)
-    catch error:badarg -> {Addressees, []}
-    end.
+split(Addressees, N) when N =< ?TOGETHER ->
+    {Addressees, N, []};
+split(Addressees, _) ->
+    {Part, Rest} = lists:split(?TOGETHER, Addressees),
+    {Part, ?TOGETHER, Rest}.
 
 %% When the first node needs it.
 pack(Node, #cast{packed = none, message = Message} = Cast) ->
