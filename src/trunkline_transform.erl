@@ -5,8 +5,8 @@
 %%
 %% What is turned into what is in table/0 and nowhere else. The functions there
 %% take the arguments of OTP's, and have their results and their exits, so that
-%% nothing around a call needs to change. Everything else in the module is left as
-%% it is, and so are the locations, for warnings and stack traces.
+%% nothing around a call needs to change; types of request ids follow their functions. Everything
+%% else in the module is left as it is, and so are the locations, for warnings and stack traces.
 %%
 %% Two options of the compiler, which a module may also set with -compile:
 %%
@@ -120,20 +120,24 @@ forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Options
     Used = [Name || {Function, Arity} = Name <- Names,
                     target({Module, Function, Arity}, Scope) =:= none orelse Module =:= erlang],
     {[{attribute, Anno, import, {Module, Used}} | Rest], Warnings};
-forms([Form | Forms], File, Scope, Options) when element(1, Form) =:= function;
-                                                 element(3, Form) =:= record ->
-    {Transformed, #seen{warnings = Found}} = walk(Form, Scope, #seen{}),
+forms([Form | Forms], File, Scope, Options) ->
+    {Transformed, #seen{warnings = Found}} = case is_code(Form) of
+                                                 true -> walk(Form, Scope, #seen{});
+                                                 false -> {Form, #seen{}}
+                                             end,
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
     {[Transformed | Rest],
      case Found =:= [] orelse is_silent(Form, Options) of
          true -> Warnings;
          false -> [{File, lists:reverse(Found)} | Warnings]
      end};
-forms([Form | Forms], File, Scope, Options) ->
-    {Rest, Warnings} = forms(Forms, File, Scope, Options),
-    {[Form | Rest], Warnings};
 forms([], _, _, _) ->
     {[], []}.
+
+%% Other attributes may contain any term.
+is_code({function, _, _, _, _}) -> true;
+is_code({attribute, _, Kind, _}) -> lists:member(Kind, [record, spec, callback, type, opaque, nominal]);
+is_code(_) -> false.
 
 is_silent(Form, Options) ->
     lists:member(nowarn_trunkline_transform, Options)
@@ -177,6 +181,12 @@ rewrite({'fun', Anno, {function, {atom, _, Module}, {atom, _, Function}, {intege
     reference(Tree, Anno, {Module, Function, Arity}, Scope, Seen);
 rewrite({'fun', Anno, {function, Function, Arity}} = Tree, Scope, Seen) ->
     reference(Tree, Anno, origin(Function, Arity, Scope), Scope, Seen);
+rewrite({remote_type, Anno, [{atom, _, Module}, {atom, _, Type} = Name, []]} = Tree, Scope, Seen)
+  when Type =:= request_id; Type =:= request_id_collection ->
+    case lists:keyfind(Module, 2, selected(Scope)) of
+        {_, _, Target, _} when Module =/= erlang -> {{remote_type, Anno, [{atom, Anno, Target}, Name, []]}, Seen};
+        _ -> {Tree, Seen}
+    end;
 rewrite(Tree, _, Seen) ->
     {Tree, Seen}.
 
@@ -261,6 +271,7 @@ target(unknown, _) ->
 
 selected(#{classes := Classes}) -> [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
 is_selected(Class, #{classes := Classes}) -> lists:member(Class, Classes).
+%% Is it a module all of whose requests are transformed?
 is_transformed(Module, Scope) -> Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
 
 is_self({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, self, 0};

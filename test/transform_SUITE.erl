@@ -8,7 +8,7 @@
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([send/1, order/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
          monitor/1, handbook/1]).
--export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1, untouched/1, otp/1,
+-export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1,
          ourselves/1]).
 -export([start_servers/0, run/2]).
 -export([init/1, handle_event/2, handle_call/2, terminate/2]).
@@ -16,7 +16,8 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() ->
-    [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options, untouched, otp, ourselves].
+    [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options, untouched, types, otp,
+     ourselves].
 
 groups() ->
     [{nodes, [], [send, order, gen_server, gen_server_exits, gen_server_requests, gen_statem, gen_event, erpc, monitor,
@@ -80,7 +81,8 @@ comparable(Pid) when is_pid(Pid) ->
         {registered_name, Name} -> Name;
         _ -> pid
     end;
-comparable({'EXIT', {Reason, [{_, _, _, _} | _]}}) -> {'EXIT', Reason};
+comparable({Reason, [{Module, Function, _, Location} | _]}) when is_atom(Module), is_atom(Function), is_list(Location) ->
+    {Reason, stack};
 comparable(Term) when is_tuple(Term) -> list_to_tuple(comparable(tuple_to_list(Term)));
 comparable([Head | Tail]) -> [comparable(Head) | comparable(Tail)];
 comparable(Term) -> Term.
@@ -284,6 +286,16 @@ untouched(Config) ->
     ?assertEqual(Talking, parse_transform(Talking, [{trunkline_transform, []}])),
     ?assertNotEqual(Talking, parse_transform(Talking, [])).
 
+%% Types of request ids go with the functions that make them; an attribute of the user's is the user's.
+types(_) ->
+    Text = "-module(m).\n-export([f/1]).\n-record(r, {id :: ~w:request_id()}).\n"
+        "-type t() :: [#r{} | ~w:request_id_collection() | gen_server:from()].\n"
+        "-spec f(t()) -> gen_statem:request_id() | erpc:request_id().\n"
+        "f(X) -> X.\n-mine({op, 1, '!', {call, 1, {atom, 1, self}, []}, [improper | list]}).\n",
+    ?assertEqual(forms(io_lib:format(Text, [trunkline_gen_server, trunkline_gen_event]), 1),
+                 parse_transform(forms(io_lib:format(Text, [gen_server, gen_event]), 1),
+                                 [{trunkline_transform, [send, gen_server, gen_event]}])).
+
 %% OTP's own modules: those that say nothing stay as they are, and the others compile.
 otp(_) ->
     Beams = lists:append([filelib:wildcard(filename:join(code:lib_dir(Application, ebin), "*.beam"))
@@ -368,12 +380,14 @@ is_talk({erlang, Function, Arity}) ->
 is_talk({Module, Function, _}) ->
     lists:member(Module, [gen_server, gen_statem, gen_event, erpc]) andalso not lists:member(Function, ?LEFT).
 
-forms(Text) ->
-    {ok, Tokens, _} = erl_scan:string(lists:flatten(Text), {1, 1}),
-    forms(Tokens, []).
+forms(Text) -> forms(Text, {1, 1}).
 
-forms([], []) -> [];
-forms([{dot, _} = Dot | Tokens], Form) ->
+forms(Text, Start) ->
+    {ok, Tokens, _} = erl_scan:string(lists:flatten(Text), Start),
+    parse(Tokens, []).
+
+parse([], []) -> [];
+parse([{dot, _} = Dot | Tokens], Form) ->
     {ok, Parsed} = erl_parse:parse_form(lists:reverse([Dot | Form])),
-    [Parsed | forms(Tokens, [])];
-forms([Token | Tokens], Form) -> forms(Tokens, [Token | Form]).
+    [Parsed | parse(Tokens, [])];
+parse([Token | Tokens], Form) -> parse(Tokens, [Token | Form]).
