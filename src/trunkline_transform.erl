@@ -29,7 +29,7 @@
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -type option() :: term().
 -type warning() :: {order, mfa()} | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}
-                 | {monitor, arity()}.
+                 | options_of_monitor.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
@@ -117,8 +117,7 @@ forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Options) ->
 forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Options) ->
     %% An import of what is transformed would be an unused one.
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
-    Used = [Name || {Function, Arity} = Name <- Names,
-                    target({Module, Function, Arity}, Scope) =:= none orelse Module =:= erlang],
+    Used = [Name || {Function, Arity} = Name <- Names, target({Module, Function, Arity}, Scope) =:= none],
     {[{attribute, Anno, import, {Module, Used}} | Rest], Warnings};
 forms([Form | Forms], File, Scope, Options) ->
     {Transformed, #seen{warnings = Found}} = case is_code(Form) of
@@ -190,11 +189,8 @@ rewrite({remote_type, Anno, [{atom, _, Module}, {atom, _, Type} = Name, []]} = T
 rewrite(Tree, _, Seen) ->
     {Tree, Seen}.
 
-%% Only processes are monitored by lane. What else can be monitored is of this node.
 call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
-    {Tree, warn_if(is_selected(monitor, Scope), Anno, {monitor, 3}, Seen)};
-call(Tree, Anno, {erlang, monitor, 2}, [{Kind, _, Value} | _], Scope, Seen) when Kind =/= atom; Value =/= process ->
-    {Tree, warn_if(Kind =/= atom andalso is_selected(monitor, Scope), Anno, {monitor, 2}, Seen)};
+    {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 %% A message to oneself takes no way, and must not wait for room in one's own inbox.
 call(Tree, Anno, {erlang, send, _} = MFA, [To | _] = Args, Scope, Seen) ->
     case is_self(To, Scope) of
@@ -233,8 +229,8 @@ elements({cons, _, Head, Tail}) ->
     end;
 elements(_) -> unknown.
 
-reference(Tree, Anno, {erlang, monitor, Arity}, Scope, Seen) ->
-    {Tree, warn_if(is_selected(monitor, Scope), Anno, {monitor, Arity}, Seen)};
+reference(Tree, Anno, {erlang, monitor, 3}, Scope, Seen) ->
+    {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 reference(Tree, Anno, MFA, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
@@ -314,9 +310,7 @@ format_error({unknown_arguments, M, F}) ->
     io_lib:format("apply of ~w:~tw with arguments that are not listed here: not transformed", [M, F]);
 format_error({unknown_function, M}) ->
     io_lib:format("call of a function of ~w that is not named here: not transformed", [M]);
-format_error({monitor, 2}) ->
-    "monitor/2 of something that is not named here: transformed is only monitor(process, _)";
-format_error({monitor, 3}) ->
+format_error(options_of_monitor) ->
     "monitor/3 is not transformed: its 'DOWN' has no order against messages by Trunkline";
 format_error({bad_option, Bad}) ->
     io_lib:format("option trunkline_transform: ~tw is none of ~0tw", [Bad, all()]).

@@ -137,4 +137,5 @@ monitor(#{node := Node, echo := Echo}) ->
      demonitor(Gone),
      demonitor(Gone, [flush]),
      demonitor(monitor(process, Echo), [flush, info]),
+     is_reference(monitor(time_offset, clock_service)),
      catch monitor(process, "no process")].

@@ -66,9 +66,9 @@ monitors(Pid, What) ->
     monitor(process, Pid),
     monitor(port, Pid),
     erlang:monitor(time_offset, clock_service),
-    monitor(What, Pid),                         % monitor
-    monitor(process, Pid, [{tag, x}]),          % monitor
-    {fun monitor/2, What}.                      % monitor
+    monitor(What, Pid),
+    monitor(process, Pid, [{tag, x}]),          % options_of_monitor
+    fun monitor/3.                              % options_of_monitor
 
 %% Nothing goes anywhere.
 local(Pid) ->
