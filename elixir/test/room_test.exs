@@ -7,13 +7,14 @@ defmodule Chat.RoomTest do
     peers = for _ <- 1..2, do: Cluster.start_node()
     on_exit(fn -> Enum.each(peers, &Cluster.stop_node/1) end)
     [{_, first}, {_, second}] = peers
+    Cluster.await_lanes(first, second)
     %{there: first, elsewhere: second}
   end
 
   # A member that passes on what it hears, on a node where this file is not known.
   defp guest(node, room, nick) do
     pid = Node.spawn(node, Chat.Guest, :run, [room, nick, self()])
-    assert_receive {^pid, :joined}
+    assert_receive {^pid, :joined}, 5000
     pid
   end
 
@@ -35,7 +36,7 @@ defmodule Chat.RoomTest do
 
     for n <- 1..100, do: assert(Room.say("kitchen", n) == :ok)
     assert for(_ <- 1..100, do: heard()) == for(n <- 1..100, do: {"Ann", n})
-    for n <- 1..100, do: assert_receive({^bob, %Message{from: "Ann", text: ^n}})
+    for n <- 1..100, do: assert_receive({^bob, %Message{from: "Ann", text: ^n}}, 5000)
 
     :trunkline.send(bob, {:leave, "Good night"})
     assert heard() == {"Bob", "Good night"}

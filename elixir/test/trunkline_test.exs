@@ -19,7 +19,8 @@ defmodule TrunklineTest do
   end
 
   describe "a GenServer" do
-    test "is called and cast to, under each form of its name", %{counter: counter, node: node} = context do
+    test "is called and cast to, under each form of its name",
+         %{counter: counter, node: node} = context do
       :yes = :global.register_name(:counter, counter)
 
       servers = [counter, {Counter, node}, {:global, :counter}, {:via, :global, :counter}]
@@ -49,8 +50,10 @@ defmodule TrunklineTest do
       refute_received _
     end
 
+    @tag :capture_log
     test "that raises, or is not there, is an exit", %{counter: counter, node: node} do
-      assert {{%RuntimeError{message: "as asked"}, _stack}, {:trunkline, :call, [^counter, :crash]}} =
+      assert {{%RuntimeError{message: "as asked"}, _stack},
+              {:trunkline, :call, [^counter, :crash]}} =
                catch_exit(:trunkline.call(counter, :crash))
 
       assert {:noproc, _} = catch_exit(:trunkline.call(counter, :get))
@@ -68,7 +71,7 @@ defmodule TrunklineTest do
     test "gets a struct, and sends one back", %{counter: counter} = context do
       message = %Message{room: "hall", from: "Ann", text: "hello"}
       assert :trunkline.send(counter, {message, self()}) == {message, self()}
-      assert_receive %Message{from: "Ann", text: "HELLO"}
+      assert_receive %Message{from: "Ann", text: "HELLO"}, 5000
       assert context.went_by_lane.() == 1
     end
   end
@@ -98,37 +101,50 @@ defmodule TrunklineTest do
       task = Task.Supervisor.async({Chat.Tasks, node}, String, :upcase, ["done"])
       assert Task.await(task) == "DONE"
       assert :trunkline_erpc.call(node, String, :upcase, ["done"]) == "DONE"
-      assert :trunkline_erpc.multicall([node, node()], Kernel, :node, []) == [ok: node, ok: node()]
+
+      assert :trunkline_erpc.multicall([node, node()], Kernel, :node, []) == [
+               ok: node,
+               ok: node()
+             ]
     end
   end
 
   describe "names of a Registry" do
-    @via {:via, Registry, {Chat.Registry, :counter}}
+    defp via(key), do: {:via, Registry, {Chat.Registry, key}}
 
-    test "are those of its own node", %{node: node} do
-      {:ok, _} = Counter.start(name: @via)
-      assert :trunkline.call(@via, {:add, 5}) == 5
-      assert :trunkline.cast(@via, {:add, 5}) == :ok
-      assert GenServer.call(@via, :get) == 10
-      assert catch_exit(:erpc.call(node, :trunkline, :call, [@via, :get]))
-      GenServer.stop(@via)
-      assert {:noproc, _} = catch_exit(:trunkline.call(@via, :get))
-      assert :trunkline.cast(@via, {:add, 5}) == :ok
+    test "lead to a process of their own node", %{node: node} do
+      name = via(:here)
+      {:ok, _} = Counter.start(name: name)
+      assert :trunkline.call(name, {:add, 5}) == 5
+      assert :trunkline.cast(name, {:add, 5}) == :ok
+      assert GenServer.call(name, :get) == 10
+
+      assert {:exception, {:noproc, _}} =
+               catch_exit(:erpc.call(node, :trunkline, :call, [name, :get]))
+
+      GenServer.stop(name)
+      assert {:noproc, _} = catch_exit(:trunkline.call(name, :get))
+      assert :trunkline.cast(name, {:add, 5}) == :ok
     end
 
-    test "lead to the process, wherever the answer goes", %{node: node} do
-      {:ok, there} = :erpc.call(node, Counter, :start, [[name: @via]])
-      assert :trunkline_erpc.call(node, :trunkline, :call, [@via, {:add, 7}]) == 7
-      assert [{^there, _}] = :trunkline_erpc.call(node, Registry, :lookup, [Chat.Registry, :counter])
+    test "can be asked for there", %{node: node} do
+      {:ok, there} = :erpc.call(node, Counter, :start, [[name: via(:there)]])
+      assert :trunkline_erpc.call(node, :trunkline, :call, [via(:there), {:add, 7}]) == 7
+
+      assert [{^there, _}] =
+               :trunkline_erpc.call(node, Registry, :lookup, [Chat.Registry, :there])
+
       assert :trunkline.call(there, :get) == 7
       assert :trunkline.cast(there, :stop) == :ok
     end
   end
 
-  test "a monitor tells after what the process has said", %{node: node} do
-    pid = Node.spawn(node, Kernel, :apply, [Counter, :start, []])
+  test "a monitor fires behind all that the process has said", %{node: node} do
+    pid = Node.spawn(node, Chat.Guest, :count, [100, self()])
     monitor = :trunkline.monitor(:process, pid)
-    assert_receive {:DOWN, ^monitor, :process, ^pid, _}
+    :trunkline.send(pid, :go)
+    assert_receive {:DOWN, ^monitor, :process, ^pid, :normal}, 5000
+    assert Process.info(self(), :messages) == {:messages, Enum.to_list(1..100)}
   end
 
   test "a node without Trunkline is spoken to as ever" do
@@ -136,6 +152,7 @@ defmodule TrunklineTest do
     {:ok, counter} = :erpc.call(node, Counter, :start, [])
     assert :trunkline.call(counter, {:add, 1}) == 1
     :trunkline.send(counter, {%Message{room: 1, from: 2, text: "plain"}, self()})
+    assert_receive %Message{text: "PLAIN"}, 5000
     assert %{state: :greeting} = :trunkline.info(node)
     Cluster.stop_node(peer)
   end

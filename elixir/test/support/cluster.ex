@@ -18,7 +18,8 @@ defmodule Chat.Cluster do
       :peer.start(%{
         name: :peer.random_name('chat'),
         connection: :standard_io,
-        args: @quiet ++ ['-setcookie', Atom.to_charlist(Node.get_cookie()), '-pa' | :code.get_path()]
+        args:
+          @quiet ++ ['-setcookie', Atom.to_charlist(Node.get_cookie()), '-pa' | :code.get_path()]
       })
 
     for application <- applications do
@@ -26,11 +27,19 @@ defmodule Chat.Cluster do
     end
 
     true = Node.connect(node)
-    if applications != [], do: await(fn -> match?(%{state: :up}, :trunkline.info(node)) end)
+    if applications != [], do: await_lanes(node(), node)
     {peer, node}
   end
 
   def stop_node({peer, _}), do: :peer.stop(peer)
+
+  @doc "Waits until two nodes know that both have Trunkline; until then the distribution is used."
+  def await_lanes(a, b) do
+    for {here, there} <- [{a, b}, {b, a}] do
+      true = :erpc.call(here, Node, :connect, [there])
+      await(fn -> match?(%{state: :up}, :erpc.call(here, :trunkline, :info, [there])) end)
+    end
+  end
 
   @doc "How many messages have gone to the node by lane."
   def by_lane(node) do

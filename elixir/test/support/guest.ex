@@ -1,10 +1,16 @@
 defmodule Chat.Guest do
-  @moduledoc "A member of a room that tells another process what it hears."
+  @moduledoc "Tells another process what it hears in a room, or how far it can count."
 
   def run(room, nick, to) do
     :ok = Chat.Room.join(room, nick)
     :trunkline.send(to, {self(), :joined})
     loop(room, to)
+  end
+
+  def count(n, to) do
+    receive do
+      :go -> for i <- 1..n, do: :trunkline.send(to, i)
+    end
   end
 
   defp loop(room, to) do
