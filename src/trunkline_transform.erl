@@ -169,8 +169,6 @@ rewrite({call, Anno, Callee, Args} = Tree, Scope, Seen) ->
     case {callee(Callee, length(Args), Scope), Args} of
         {{erlang, apply, 3}, [{atom, _, Module}, {atom, _, Function}, List]} ->
             applied(Tree, Anno, Module, Function, List, Scope, Seen);
-        {{erlang, '!', 2}, _} ->
-            call(Tree, Anno, {erlang, send, 2}, Args, Scope, Seen);
         {{Module, unknown}, _} ->
             {Tree, warn_if(is_transformed(Module, Scope), Anno, {unknown_function, Module}, Seen)};
         {MFA, _} ->
@@ -189,6 +187,8 @@ rewrite({remote_type, Anno, [{atom, _, Module}, {atom, _, Type} = Name, []]} = T
 rewrite(Tree, _, Seen) ->
     {Tree, Seen}.
 
+call(Tree, Anno, {erlang, '!', 2}, Args, Scope, Seen) ->
+    call(Tree, Anno, {erlang, send, 2}, Args, Scope, Seen);
 call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
     {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 %% A message to oneself takes no way, and must not wait for room in one's own inbox.
@@ -215,8 +215,8 @@ transform(Tree, Anno, MFA, Args, Scope, Seen) ->
 applied(Tree, Anno, Module, Function, List, Scope, Seen) ->
     case elements(List) of
         unknown ->
-            Known = [Function || {_, M, _, Functions} <- selected(Scope), M =:= Module, {F, _} <- Functions, F =:= Function],
-            {Tree, warn_if(Known =/= [], Anno, {unknown_arguments, Module, Function}, Seen)};
+            Known = lists:append([Functions || {_, M, _, Functions} <- selected(Scope), M =:= Module]),
+            {Tree, warn_if(lists:keymember(Function, 1, Known), Anno, {unknown_arguments, Module, Function}, Seen)};
         Args ->
             call(Tree, Anno, {Module, Function, length(Args)}, Args, Scope, Seen)
     end.
@@ -229,6 +229,8 @@ elements({cons, _, Head, Tail}) ->
     end;
 elements(_) -> unknown.
 
+reference(Tree, Anno, {erlang, '!', 2}, Scope, Seen) ->
+    reference(Tree, Anno, {erlang, send, 2}, Scope, Seen);
 reference(Tree, Anno, {erlang, monitor, 3}, Scope, Seen) ->
     {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 reference(Tree, Anno, MFA, Scope, Seen) ->

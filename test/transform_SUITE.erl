@@ -363,6 +363,8 @@ said({call, _, {atom, _, demonitor}, Args}) ->
     [{erlang, demonitor, length(Args)} | said(Args)];
 said({call, _, {atom, _, monitor}, [_, _] = Args}) ->
     [{erlang, monitor, length(Args)} | said(Args)];
+said({call, _, {atom, _, apply}, [{atom, _, Module}, {atom, _, Function}, {cons, _, _, {cons, _, _, {nil, _}}} = Args]}) ->
+    [{Module, Function, 2} | said(Args)];
 said({'fun', _, {function, {atom, _, Module}, {atom, _, Function}, {integer, _, Arity}}}) ->
     [{Module, Function, Arity}];
 said(Tree) when is_tuple(Tree) ->

@@ -29,7 +29,8 @@ operators(To) ->
 functions(To) ->
     F = fun(Message) when is_atom(Message) -> To ! Message; (_) -> none end,
     G = fun Loop(0) -> To ! zero; Loop(N) -> To ! N, Loop(N - 1) end,
-    [F(x), F(1), G(2), (fun erlang:send/2)(To, by_reference), local(To ! argument)].
+    [F(x), F(1), G(2), (fun erlang:send/2)(To, by_reference), (fun erlang:'!'/2)(To, by_operator),
+     erlang:'!'(To, by_name), apply(erlang, '!', [To, applied]), local(To ! argument)].
 
 local(X) -> X.
 
