@@ -3,19 +3,24 @@
 BENCHES = flood throughput call fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo test ct dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo test ct elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1 | \2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
 demo: bench-flood ## two real nodes, the flood experiment, and its table
 
-test: ## compiler warnings, xref, Dialyzer, and all suites on real nodes
-test: dialyzer xref ct
+test: ## compiler warnings, xref, Dialyzer, all suites on real nodes, and Elixir
+test: dialyzer xref ct elixir
 
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper wan
 	LANES=$(LANES) tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
+
+elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
+	@tools/need erlang rebar3 elixir
+	cd elixir && LC_ALL=C.UTF-8 MIX_HOME=$(CURDIR)/elixir/_build/home MIX_REBAR3=$$(command -v rebar3) \
+	    ../tools/with-epmd mix test --warnings-as-errors
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer
@@ -51,4 +56,4 @@ plot-distance: ## the plots of docs/distance.md, from the figures of the last be
 	gnuplot docs/distance.gp
 
 clean: ## removes what was built
-	rm -rf _build
+	rm -rf _build elixir/_build
