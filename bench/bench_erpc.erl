@@ -39,7 +39,10 @@ measure(Callers, Node) ->
                               || {I, Unit} <- lists:zip([1, 2, 3], units())]),
     Case = case Callers of
                1 -> "1 caller";
+               _ -> case Callers of
+               1 -> "1 caller";
                _ -> lists:concat([Callers, " callers"])
+           end
            end,
     lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)}) end, units()),
     {Case, Figures}.
