@@ -21,10 +21,14 @@
 %% messages can deliver its requests in order with them. This module is the
 %% agent's state and its steps; the inlet takes them. A server is monitored once,
 %% however many calls are under way to it.
+%%
+%% For remote procedure calls (trunkline_erpc) there is no server: the agent starts a
+%% process for each, which sends the outcome itself (see trunkline_executor), and
+%% tells the callers of those that end without.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, down/3, sweep/1]).
--export([receiver/1, refuse/1]).
+-export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, executed_by/3, down/3, sweep/1]).
+-export([receiver/1, direct/3]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
 
@@ -38,7 +42,8 @@
                  | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % behind a large message
-                 | {down, Server :: pid() | atom(), caller()}.
+                 | {down, Server :: pid() | atom(), caller()}
+                 | trunkline_executor:command().
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
@@ -51,7 +56,8 @@
          callers = #{} :: #{caller() => []}}).       % whose reply is awaited
 -record(agent,
         {route :: trunkline_route:route(),
-         servers = #{} :: #{pid() => #server{}}}).
+         servers = #{} :: #{pid() => #server{}},
+         executors = #{} :: #{pid() => caller()}}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at a node, and answers by the
@@ -62,6 +68,16 @@ new(Route) ->
 
 %% A command has come by lane.
 -spec step(command(), Message :: term(), agent()) -> agent().
+step({apply, Caller, _} = Command, Message, Agent) ->
+    case trunkline_executor:start(Command, Message) of
+        system_limit when Caller =/= nobody ->
+            send({reply, Caller}, {error, {erpc, system_limit}}, self(), Agent),
+            Agent;
+        system_limit ->
+            Agent;                               % erpc does not tell either
+        Executor ->
+            executed_by(Executor, Command, Agent)
+    end;
 step(Command, Message, Agent) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
@@ -119,6 +135,9 @@ broken({call, Server, _, Caller}, Agent) ->
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
+broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
+    send({down, self(), Caller}, lost, self(), Agent),
+    Agent;
 broken(_, Agent) ->
     Agent.
 
@@ -142,8 +161,20 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-%% A server has died: nobody will reply.
+%% That process, which the agent's own watches, is going to execute what the command asks for.
+-spec executed_by(pid(), trunkline_executor:command(), agent()) -> agent().
+executed_by(_, {apply, nobody, _}, Agent) ->
+    Agent;
+executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
+    Agent#agent{executors = Executors#{Executor => Caller}}.
+
+%% A server or an executor has died: nobody will reply.
 -spec down(pid(), Reason :: term(), agent()) -> agent().
+down(Executor, Reason, #agent{executors = Executors} = Agent) when is_map_key(Executor, Executors) ->
+    {Caller, Executors1} = maps:take(Executor, Executors),
+    trunkline_executor:is_done(Executor, Reason)
+        orelse send({down, Executor, Caller}, Reason, Executor, Agent),
+    Agent#agent{executors = Executors1};
 down(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers}, Servers1} ->
@@ -165,13 +196,20 @@ sweep(#agent{servers = Servers} = Agent) ->
                                               true
                                       end, Servers)}.
 
-%% At the sending node: the command cannot reach an agent, nor a reply its caller
-%% (who knows that the session has ended).
--spec refuse(command()) -> ok.
-refuse({call, Server, _, Caller}) ->
+%% At the sending node: there is no agent any more that the command could reach, or
+%% whose reply it is would know that the session has ended.
+-spec direct(command(), Message :: term(), node()) -> ok.
+direct({call, Server, _, Caller}, _, _) ->
     Caller ! {'DOWN', Caller, process, Server, noconnection},
     ok;
-refuse(_) ->
+direct({apply, nobody, Leader}, {M, F, A}, Node) ->
+    %% In the name of somebody else, whose group leader goes with it.
+    _ = spawn(fun() -> group_leader(Leader, self()), erpc:cast(Node, M, F, A) end),
+    ok;
+direct({apply, Caller, _}, _, _) ->
+    Caller ! {'DOWN', Caller, process, self(), noconnection},
+    ok;
+direct(_, _, _) ->
     ok.
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could

@@ -10,6 +10,7 @@
 -module(trunkline_call).
 
 -export([call/4, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([watch/3]).
 
 -export_type([request_id/0, response/0, response_timeout/0]).
 
@@ -47,7 +48,7 @@ call(ServerRef, Request, Timeout, Args) ->
 %% The reference is made and waited for in one function: thus the compiler lets
 %% the wait skip all mail that is older (the efficiency guide, "receive").
 call_lane(Node, Server, Request, Deadline, Timeout) ->
-    case watch(Node, Deadline) of
+    case watch(Node, request, Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request, Deadline, connect) of
@@ -104,7 +105,7 @@ send_request(ServerRef, Request) ->
     end.
 
 request(Node, Server, Request) ->
-    case watch(Node, infinity) of
+    case watch(Node, request, infinity) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request) of
@@ -177,12 +178,15 @@ reply_or(Ref, Else) ->
             Else
     end.
 
-%% The inlet to watch, when there is a session.
-watch(Node, Patience) ->
-    case trunkline_peers:watch(Node, request) of
+%% The inlet to watch, when there is a session; waits until that is clear. `direct': the
+%% peer has no lanes, or cannot do that.
+-spec watch(node(), trunkline_handshake:capability(), infinity | integer()) ->
+          pid() | direct | unreachable | timeout.
+watch(Node, Capability, Patience) ->
+    case trunkline_peers:watch(Node, Capability) of
         none ->
             case trunkline_sender:await_session(Node, Patience) of
-                ok -> watch(Node, Patience);
+                ok -> watch(Node, Capability, Patience);
                 Other -> Other
             end;
         direct ->

@@ -123,10 +123,10 @@ loop(S) ->
             loop(opener_ended(Opener, S));
         {delivered, Opener} ->
             loop(opener_ended(Opener, S));
-        {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
-            loop(opener_ended(Opener, broken(Opener, S)));
-        {'DOWN', _, process, Server, Reason} ->
-            loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
+        {'DOWN', _, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
+            loop(opener_ended(Opener, down(Opener, Reason, broken(Opener, S))));
+        {'DOWN', _, process, Pid, Reason} ->
+            loop(down(Pid, Reason, S));
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         finish ->
@@ -244,7 +244,7 @@ item({message, Charge, Entry}, {Ended, S}) ->
 turn(Number, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{turn = true, opener = Opener, to = To}} when is_pid(Opener) ->
-            {Address, S1} = address(To, S),
+            {Address, S1} = address(To, Opener, S),
             ok = trunkline_opener:deliver(Opener, Address),
             S1;
         #{Number := #large{turn = true, opener = ended}} ->
@@ -253,14 +253,16 @@ turn(Number, #inlet{large = All} = S) ->
             S
     end.
 
-address(To, S) when is_pid(To); is_reference(To); element(1, To) =:= each ->
+address(To, _, S) when is_pid(To); is_reference(To); element(1, To) =:= each ->
     {{To, plain}, S};
-address(Name, S) when is_atom(Name) ->
+address(Name, _, S) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> {{Pid, plain}, S};
         _ -> {nobody, S}
     end;
-address(Command, S) ->
+address({apply, _, _} = Command, Opener, S) ->
+    {{executor, Command}, S#inlet{agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent)}};
+address(Command, _, S) ->
     case trunkline_agent:address(Command, S#inlet.agent) of
         {nobody, Agent} -> {nobody, S#inlet{agent = Agent}};
         {To, Wrap, Agent} -> {{To, Wrap}, S#inlet{agent = Agent}}
@@ -274,6 +276,10 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
         #{Number := #large{to = To}} when is_tuple(To) -> S#inlet{agent = trunkline_agent:broken(To, Agent)};
         #{} -> S
     end.
+
+%% A server, or who was going to execute something.
+down(Pid, Reason, #inlet{agent = Agent} = S) ->
+    S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}.
 
 %% It has delivered its message, or it is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->

@@ -430,9 +430,8 @@ direct(To, Message, _) when is_pid(To); is_reference(To) ->
     erlang:send(To, Message, [noconnect]);
 direct(Name, Message, Node) when is_atom(Name) ->
     erlang:send({Name, Node}, Message, [noconnect]);
-direct(Command, _, _) ->
-    %% There is no agent any more that could answer.
-    trunkline_agent:refuse(Command).
+direct(Command, Message, Node) ->
+    trunkline_agent:direct(Command, Message, Node).
 
 in_flight(Window, #lane{stats = Stats, ix = Ix}) ->
     Charge = trunkline_window:in_flight(Window),
