@@ -35,7 +35,8 @@
 %% `request': gen_server calls are carried, with an agent beside the server.
 %% `large': large messages travel outside of the lanes.
 %% `multicast': one message to many is delivered to each of them.
--define(CAPABILITIES, [request, large, multicast]).
+%% `label': calls with another label than gen_server's are carried too, as gen_event's.
+-define(CAPABILITIES, [request, large, multicast, label]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
