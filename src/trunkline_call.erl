@@ -51,8 +51,8 @@ call(ServerRef, Request, Timeout, Who) ->
 call(ServerRef, Label, Request, Timeout, Who) ->
     trunkline_inboxes:is_refusing(ServerRef) andalso fail(overload, Who),
     case place(ServerRef) of
-        {Node, Server} when Node =/= node(), is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST;
-                            Node =/= node(), Timeout =:= infinity ->
+        {at, Node, Server} when Node =/= node(), is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST;
+                                Node =/= node(), Timeout =:= infinity ->
             Deadline = deadline(Timeout),
             case call_lane(Node, Server, Label, Request, Deadline, Timeout) of
                 {reply, Reply} ->
@@ -115,7 +115,7 @@ call_plain(ServerRef, Label, Request, Timeout, Who) ->
 -spec send_request(server_ref(), label(), term()) -> request_id().
 send_request(ServerRef, Label, Request) ->
     case place(ServerRef) of
-        {Node, Server} when Node =/= node() ->
+        {at, Node, Server} when Node =/= node() ->
             case request(Node, Server, Label, Request) of
                 direct ->
                     trunkline_sender:fallback(Node),
@@ -125,9 +125,9 @@ send_request(ServerRef, Label, Request) ->
                 Id ->
                     Id
             end;
-        {_, Pid} ->
-            plain(Pid, Label, Request);
-        Reason ->
+        {at, _, Process} ->
+            plain(Process, Label, Request);
+        {nowhere, Reason} ->
             failed(ServerRef, Reason)
     end.
 
@@ -148,8 +148,10 @@ request(Node, Server, Label, Request) ->
             Refused
     end.
 
+%% (The monitor ends with demonitor/2, not with the reply: to flush one that has ended would
+%% search the mailbox.)
 plain(Process, Label, Request) ->
-    Ref = monitor(process, Process, [{alias, reply_demonitor}]),
+    Ref = monitor(process, Process, [{alias, demonitor}]),
     ok = send_plain(Process, Ref, Label, Request),
     {Ref, plain}.
 
@@ -312,17 +314,17 @@ gen_reason(noconnection, Node, _) -> {nodedown, Node};
 gen_reason(Reason, _, _) -> Reason.
 
 %% Where a server is, or why it is nowhere.
-place(Pid) when is_pid(Pid) -> {node(Pid), Pid};
+place(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
 place(Name) when is_atom(Name) -> place_of(whereis(Name));
 place({global, Name}) -> place_of(global:whereis_name(Name));
 place({via, Module, Name}) -> place_of(Module:whereis_name(Name));
 place({Name, Node}) when Node =:= node() -> place(Name);
-place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nodedown, Node};
-place({Name, Node}) when is_atom(Name), is_atom(Node) -> {Node, Name};
-place({_, Node} = Nobody) when is_atom(Node) -> {node(), Nobody}.      % as monitor/2 will say
+place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nowhere, {nodedown, Node}};
+place({Name, Node}) when is_atom(Name), is_atom(Node) -> {at, Node, Name};
+place({_, Node} = Nobody) when is_atom(Node) -> {at, node(), Nobody}.      % as monitor/2 will say
 
-place_of(Pid) when is_pid(Pid) -> {node(Pid), Pid};
-place_of(undefined) -> noproc.
+place_of(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
+place_of(undefined) -> {nowhere, noproc}.
 
 process(_, Pid) when is_pid(Pid) -> Pid;
 process(Node, Name) -> {Name, Node}.

@@ -56,7 +56,11 @@ ask(direct, {N, Node}, Places, Patience, Later, Call) when Node =/= node(), node
     [{N, Node, bad} | ask(Places, Patience, Later, Call)];
 ask(Way, {N, Node} = Place, Places, Patience, Later, #call{name = Name, request = Request} = Call)
   when is_pid(Way); Way =:= direct ->
-    Ref = monitor(process, watched(Way, Name, Node), [{alias, reply_demonitor}]),
+    {Watched, Alias} = case Way of
+                           direct -> {{Name, Node}, demonitor};
+                           Inlet -> {Inlet, reply_demonitor}
+                       end,
+    Ref = monitor(process, Watched, [{alias, Alias}]),
     case trunkline_call:submit(Way, Ref, Node, Name, Request, Patience) of
         {ok, Id} ->
             Others = ask(Places, Patience, Later, Call),
@@ -77,9 +81,6 @@ ask(Way, {N, Node} = Place, Places, Patience, Later, #call{name = Name, request 
     end;
 ask(_, {N, Node}, Places, Patience, Later, Call) ->
     [{N, Node, bad} | ask(Places, Patience, Later, Call)].
-
-watched(direct, Name, Node) -> {Name, Node};
-watched(Inlet, _, _) -> Inlet.
 
 %% Whichever is ready next is asked; it waits for room if it must.
 await(Waits, _) when map_size(Waits) =:= 0 ->
