@@ -71,10 +71,13 @@ ours(gen_event) -> [trunkline_gen_event].
 
 %% Each dialogue with each form of the server's name; answers how they ended.
 both(Config, Kind, Dialogues) ->
-    fresh(Config, Kind),
-    [both(Config, Kind, Name, Dialogue, To) || {Name, Dialogue} <- Dialogues, To <- names(Config, Kind)].
+    both(Config, Kind, names(Config, Kind), Dialogues).
 
-both(Config, Kind, Name, Dialogue, To) ->
+both(Config, Kind, Names, Dialogues) ->
+    fresh(Config, Kind),
+    [compare(Config, Kind, Name, Dialogue, To) || {Name, Dialogue} <- Dialogues, To <- Names].
+
+compare(Config, Kind, Name, Dialogue, To) ->
     [Expected | Ends] = [begin
                              serving(Config, Kind),
                              cluster:call(?config(a, Config), ?MODULE, held, [Dialogue, M, To])
@@ -113,7 +116,7 @@ held(Dialogue, Module, To) ->
     {Pid, Ref} = spawn_monitor(fun() ->
                                        case ending(Dialogue, Module, To) of
                                            {error, _} = End -> exit({End, any});
-                                           End -> exit({End, mail(20)})
+                                           End -> exit({End, mail(5)})
                                        end
                                end),
     receive {'DOWN', Ref, process, Pid, End} -> without(Server, End) end.
@@ -177,7 +180,7 @@ calls(Config) ->
               ?assertMatch({_, {ok, hello}}, lists:keyfind(echo, 1, Ends)),
               ?assertMatch({_, {ok, Large}}, lists:keyfind(large, 1, Ends)),
               ?assertMatch({_, {exit, timeout, {Kind, call, [_, never, 20]}}}, lists:keyfind({never, 20}, 1, Ends)),
-              _ = both(Config, Kind, [{Bad, fun(M, _) -> M:call(Bad, x, 5000) end} || Bad <- nobody(Config)])
+              _ = both(Config, Kind, [pid], [{Bad, fun(M, _) -> M:call(Bad, x, 5000) end} || Bad <- nobody(Config)])
       end, [gen_server, gen_statem]).
 
 %% Servers that are not there, and what is no server.
@@ -349,7 +352,7 @@ nobody_now() ->
 request_errors(Config) ->
     lists:foreach(
       fun(Kind) ->
-              _ = both(Config, Kind,
+              _ = both(Config, Kind, [pid],
                        lists:append(
                          [[{{id, Nobody}, fun(M, _) -> answer(M, request(M, Nobody, {echo, 1})) end},
                            {{ids, Nobody}, fun(M, _) -> receive_all(M, [{Nobody, {echo, 1}, l}]) end}] || Nobody <- nobody(Config)]))
@@ -375,8 +378,9 @@ events(Config) ->
                                      {R1, l, _} = receive Mail -> M:check_response(Mail, Ids1, true) end,
                                      {R, R1, receive_all(M, [{To, {echo, {error, why}}, l}])}
                              end}]
-             ++ [{{time, T}, fun(M, To) -> M:call(To, manager, {echo, x}, T) end} || T <- [5000, bad, -1, {abs, 5}]]
-             ++ [{{F, Nobody}, fun(M, _) -> apply(M, F, [Nobody | Args]) end}
+             ++ [{{time, T}, fun(M, To) -> M:call(To, manager, {echo, x}, T) end} || T <- [5000, bad, -1, {abs, 5}]]),
+    _ = both(Config, gen_event, [pid],
+             [{{F, Nobody}, fun(M, _) -> apply(M, F, [Nobody | Args]) end}
                  || Nobody <- nobody(Config),
                     {F, Args} <- [{call, [manager, x]}, {call, [manager, x, 5000]}, {notify, [x]}, {sync_notify, [x]},
                                   {which_handlers, []}, {add_handler, [manager, []]}, {delete_handler, [manager, []]}]]),
@@ -428,7 +432,7 @@ managers(Config) ->
 casts(Config) ->
     lists:foreach(
       fun(Kind) ->
-              _ = both(Config, Kind, [{{cast, Nobody}, fun(M, _) -> M:cast(Nobody, x) end} || Nobody <- nobody(Config)])
+              _ = both(Config, Kind, [pid], [{{cast, Nobody}, fun(M, _) -> M:cast(Nobody, x) end} || Nobody <- nobody(Config)])
       end, [gen_server, gen_statem]),
     Ends = both(Config, gen_server, [{cast, fun(M, To) -> {M:cast(To, one), M:cast(To, two), M:call(To, seen)} end}]),
     ?assertMatch([{cast, {ok, {ok, ok, [{cast, one}, {cast, two}]}}} | _], Ends).
@@ -439,7 +443,7 @@ multi_calls(Config) ->
     Name = test_gen_server,
     Large = binary:copy(<<"large">>, 50_000),
     Ends = both(
-             Config, gen_server,
+             Config, gen_server, [pid],
              [{one, fun(M, _) -> M:multi_call([There], Name, {echo, x}) end},
               {large, fun(M, _) -> M:multi_call([There], Name, {echo, Large}) end},
               {timeout, fun(M, _) -> M:multi_call([There], Name, never, 20) end},
@@ -497,6 +501,8 @@ everywhere(Config) ->
       end, [Names, lists:reverse(Names), [NodeP, NodeA, NodeL], [NodeL, NodeL, NodeA, NodeP, NodeL]]),
     {ok, {Replies, []}} = Each(fun(M, _) -> M:multi_call(test_gen_server, Node) end),
     ?assertEqual(lists:sort(Answers(Names)), lists:sort(Replies)),
+    %% (to be connected for it)
+    ?assertEqual({ok, {Answers(Names), []}}, Each(fun(M, _) -> true = erlang:disconnect_node(NodeP), M:multi_call(Names, test_gen_server, Node, 5000) end)),
     {ok, {[_, _], [NodeL]}} = begin ok = cluster:call(Lanes, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node) end) end,
     {ok, {[_], [NodeP, NodeL]}} = begin ok = cluster:call(Plain, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node, 5000) end) end,
     _ = [{ok, _} = cluster:call(N, server, start, [gen_server]) || N <- [Plain, Lanes]],
