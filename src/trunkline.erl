@@ -12,10 +12,13 @@
 -module(trunkline).
 
 -export([send/2, send/3, cast/2, multicast/2, multicast/3]).
--export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([call/2, call/3, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
+-export([send_request/2, send_request/4, wait_response/2, wait_response/3,
+         receive_response/2, receive_response/3, check_response/2, check_response/3]).
+-export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 -export([info/0, info/1]).
 
--export_type([destination/0, server_ref/0, request_id/0, response/0, response_timeout/0]).
+-export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 -export_type([info/0, peer_info/0, lane_info/0]).
 
 -type destination() :: pid()
@@ -24,9 +27,10 @@
                      | (RegisteredName :: atom())
                      | {RegisteredName :: atom(), node()}.
 -type server_ref() :: gen_server:server_ref().
--type request_id() :: trunkline_call:request_id().
+-opaque request_id() :: trunkline_call:request_id().
+-opaque request_id_collection() :: trunkline_call:request_id_collection().
 -type response() :: trunkline_call:response().
--type response_timeout() :: trunkline_call:response_timeout().
+-type response_timeout() :: trunkline_reqids:response_timeout().
 
 -type info() :: #{peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
@@ -213,37 +217,87 @@ do_cast(Server, Request) ->
 %% (trunkline_inbox) is the reason `overload', at once.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
-    call(ServerRef, Request, 5000, [ServerRef, Request]).
+    trunkline_call:call(ServerRef, Request, 5000, {?MODULE, call, [ServerRef, Request]}).
 
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
-    call(ServerRef, Request, Timeout, [ServerRef, Request, Timeout]).
+    trunkline_call:call(ServerRef, Request, Timeout, {?MODULE, call, [ServerRef, Request, Timeout]}).
 
-call(ServerRef, Request, Timeout, Args) ->
-    case trunkline_inboxes:is_refusing(ServerRef) of
-        true -> exit({overload, {?MODULE, call, Args}});
-        false -> trunkline_call:call(ServerRef, Request, Timeout, Args)
-    end.
+%% As gen_server:multi_call/2,3,4, and its results in the order of the nodes.
+-spec multi_call(Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Name, Request) ->
+    multi_call([node() | nodes()], Name, Request).
 
-%% As gen_server:send_request/2. The request id is for the functions below, not
-%% for gen_server's.
+-spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Nodes, Name, Request) ->
+    multi_call(Nodes, Name, Request, infinity).
+
+-spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Nodes, Name, Request, Timeout)
+  when is_list(Nodes), is_atom(Name), Timeout =:= infinity;
+       is_list(Nodes), is_atom(Name), is_integer(Timeout), Timeout >= 0 ->
+    trunkline_multi_call:multi_call(Nodes, Name, Request, Timeout).
+
+%% As gen_server:abcast/2,3.
+-spec abcast(Name :: atom(), term()) -> abcast.
+abcast(Name, Request) when is_atom(Name) ->
+    abcast([node() | nodes()], Name, Request).
+
+-spec abcast([node()], Name :: atom(), term()) -> abcast.
+abcast(Nodes, Name, Request) when is_list(Nodes), is_atom(Name) ->
+    lists:foreach(fun(Node) when is_atom(Node) -> cast({Name, Node}, Request) end, Nodes),
+    abcast.
+
+%% As gen_server:send_request/2,4. The request ids, and the collections of them, are for the
+%% functions below, not for gen_server's.
 -spec send_request(server_ref(), term()) -> request_id().
 send_request(ServerRef, Request) ->
-    trunkline_call:send_request(ServerRef, Request).
+    trunkline_call:send_request(ServerRef, '$gen_call', Request).
+
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
+send_request(ServerRef, Request, Label, ReqIdCollection) ->
+    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
 
 %% As in gen_server: after `timeout' one may wait again.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     trunkline_call:wait_response(RequestId, Timeout).
 
+-spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+wait_response(ReqIdCollection, Timeout, Delete) ->
+    trunkline_call:wait_response(ReqIdCollection, Timeout, Delete).
+
 %% As in gen_server: after `timeout' the reply will never arrive.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     trunkline_call:receive_response(RequestId, Timeout).
 
+-spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+receive_response(ReqIdCollection, Timeout, Delete) ->
+    trunkline_call:receive_response(ReqIdCollection, Timeout, Delete).
+
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     trunkline_call:check_response(Message, RequestId).
+
+-spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
+check_response(Message, ReqIdCollection, Delete) ->
+    trunkline_call:check_response(Message, ReqIdCollection, Delete).
+
+-spec reqids_new() -> request_id_collection().
+reqids_new() -> trunkline_reqids:new().
+
+-spec reqids_size(request_id_collection()) -> non_neg_integer().
+reqids_size(ReqIdCollection) -> trunkline_reqids:size(ReqIdCollection).
+
+-spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
+reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_reqids:add(RequestId, Label, ReqIdCollection).
+
+-spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
+reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).
 
 %% What is going on, read without asking any process.
 -spec info() -> info().

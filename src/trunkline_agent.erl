@@ -5,8 +5,8 @@
 %%       │                           answered │                               │
 %%       └──── reply <══ inlet <══════════ lane <──────────── reply ──────────┘
 %%
-%% The server sees the request that gen_server:call/2 would have sent, with the
-%% caller's own pid in From. The tag beside it makes gen_server:reply/2 send the
+%% The server sees the request that gen_server:call/2 would have sent (or gen_event's
+%% functions, whose requests have another label), with the caller's own pid in From. The tag beside it makes gen_server:reply/2 send the
 %% reply to a lane, from whatever process it is given: OTP's own form for proxies,
 %% `[[alias | Lane] | ...]'. It is the lane that the server's own messages to that
 %% node take, so that a reply keeps its place among them. A server that answers
@@ -30,7 +30,7 @@
 -export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, executed_by/3, down/3, sweep/1]).
 -export([receiver/1, direct/3]).
 
--export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
+-export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
 -dialyzer({no_improper_lists, [address/2, wrap/2]}).
 
@@ -39,16 +39,19 @@
 %% What travels in the place of an addressee; the message is the request, the
 %% reply, or the reason.
 -type command() :: {call, Server :: pid() | atom(), Caller :: pid(), caller()}
+                 | {call, Server :: pid() | atom(), Caller :: pid(), caller(), label()}
                  | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % behind a large message
                  | {down, Server :: pid() | atom(), caller()}
                  | trunkline_executor:command().
+%% What the server knows a request by: '$gen_call', if the command does not say it.
+-type label() :: term().
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 %% What makes of a command's message the one that somebody gets.
--type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, Server :: pid() | atom(), caller()}.
+-type wrap() :: {call, label(), gen_server:from()} | {reply, caller()} | {down, Server :: pid() | atom(), caller()}.
 
 -record(server,
         {monitor :: reference(),
@@ -94,7 +97,9 @@ address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
     {Caller, {reply, Caller}, Agent};
-address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = Agent)
+address({call, Server, Pid, Caller}, Agent) ->
+    address({call, Server, Pid, Caller, '$gen_call'}, Agent);
+address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Route} = Agent)
   when is_pid(Server) ->
     #server{lane = Lane, callers = Callers} = Known =
         case Servers of
@@ -103,11 +108,11 @@ address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = 
                            lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
     Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
-    {Server, {call, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
-address({call, Name, Pid, Caller}, Agent) ->
+    {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
+address({call, Name, Pid, Caller, Label}, Agent) ->
     case whereis(Name) of
         Server when is_pid(Server) ->
-            address({call, Server, Pid, Caller}, Agent);
+            address({call, Server, Pid, Caller, Label}, Agent);
         _ ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
@@ -125,13 +130,15 @@ address({down, Server, Caller}, Agent) ->
     {Caller, {down, Server, Caller}, Agent}.
 
 -spec wrap(wrap(), Message :: term()) -> term().
-wrap({call, From}, Request) -> {'$gen_call', From, Request};
+wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Server, Caller}, Reason) -> {'DOWN', Caller, process, Server, Reason}.
 
 %% What the command brings is lost on this side: the caller need not wait for a reply.
 -spec broken(command(), agent()) -> agent().
-broken({call, Server, _, Caller}, Agent) ->
+broken({call, Server, Pid, Caller}, Agent) ->
+    broken({call, Server, Pid, Caller, '$gen_call'}, Agent);
+broken({call, Server, _, Caller, _}, Agent) ->
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
@@ -144,6 +151,7 @@ broken(_, Agent) ->
 %% Who gets what the command brings, as far as this node knows.
 -spec receiver(command()) -> pid() | atom() | unknown.
 receiver({call, Server, _, _}) -> Server;
+receiver({call, Server, _, _, _}) -> Server;
 receiver({cancel, Server, _}) -> Server;
 receiver({reply, _, Pid}) -> Pid;
 receiver(_) -> unknown.
@@ -199,7 +207,9 @@ sweep(#agent{servers = Servers} = Agent) ->
 %% At the sending node: there is no agent any more that the command could reach, or
 %% whose reply it is would know that the session has ended.
 -spec direct(command(), Message :: term(), node()) -> ok.
-direct({call, Server, _, Caller}, _, _) ->
+direct({call, Server, Pid, Caller}, Message, Node) ->
+    direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
+direct({call, Server, _, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, Server, noconnection},
     ok;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->

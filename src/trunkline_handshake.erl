@@ -36,7 +36,8 @@
 %% `large': large messages travel outside of the lanes.
 %% `multicast': one message to many is delivered to each of them.
 %% `apply': functions are executed, in processes that the inlet starts.
--define(CAPABILITIES, [request, large, multicast, apply]).
+%% `label': calls with another label than gen_server's are carried too, as gen_event's.
+-define(CAPABILITIES, [request, large, multicast, apply, label]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->

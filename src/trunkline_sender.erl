@@ -177,7 +177,7 @@ wait(Link, What, Patience) ->
     end.
 
 %% Waits until it is clear whether there are lanes to that node.
--spec await_session(node(), infinity | integer()) -> ok | direct | unreachable | timeout.
+-spec await_session(node(), patience()) -> ok | direct | unreachable | nosuspend | timeout.
 await_session(Node, Patience) ->
     case trunkline_route:lookup(Node) of
         none ->
@@ -185,6 +185,7 @@ await_session(Node, Patience) ->
         #route{gate = Gate, link = Link} ->
             Answer = case trunkline_gate:path(Gate) of
                          direct -> direct;
+                         _ when Patience =:= nosuspend -> nosuspend;
                          _ -> wait(Link, session, Patience)
                      end,
             case Answer of
