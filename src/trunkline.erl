@@ -16,10 +16,11 @@
 -export([send_request/2, send_request/4, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
+-export([drain/0, drain/1, drain/2]).
 -export([info/0, info/1]).
 
 -export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
--export_type([info/0, peer_info/0, lane_info/0]).
+-export_type([info/0, peer_info/0, lane_info/0, drain_error/0]).
 
 -type destination() :: pid()
                      | reference()                     % an alias
@@ -31,6 +32,8 @@
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
 -type response() :: trunkline_call:response().
 -type response_timeout() :: trunkline_reqids:response_timeout().
+
+-type drain_error() :: stopped | noconnection | timeout | term().
 
 -type info() :: #{peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
@@ -298,6 +301,55 @@ reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_reqids:add(RequestId,
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).
+
+%% Gives up the lanes to and from Node without a loss: what is in them, on both sides, is
+%% delivered, and from then on messages between the two nodes go by plain distribution, in order
+%% behind that, until the nodes connect anew, or Trunkline is started anew at one of them.
+%% Requests under way are answered. (A peer of version 0.4.0 ends them, as when it is
+%% stopped.) `noconnection': there is no connection, or it has been lost meanwhile. `timeout': the
+%% time has passed, or nothing moved for three seconds; the lanes are given up nevertheless, and what was
+%% lost is counted and reported. `stopped': Trunkline does not run here. Any other reason is that
+%% for which a process of Trunkline has died meanwhile: there are lanes again.
+-spec drain(node()) -> ok | {error, drain_error()}.
+drain(Node) ->
+    drain(Node, infinity).
+
+-spec drain(node(), timeout()) -> ok | {error, drain_error()}.
+drain(Node, Timeout) when is_atom(Node), Node =/= node(), Timeout =:= infinity;
+                          is_atom(Node), Node =/= node(), is_integer(Timeout), Timeout >= 0 ->
+    case drain_all([Node], Timeout) of
+        {error, stopped} -> {error, stopped};
+        [] -> {error, noconnection};
+        [{Node, Result}] -> Result
+    end;
+drain(Node, Timeout) ->
+    erlang:error(badarg, [Node, Timeout]).
+
+%% All peers, at the same time. Nodes that connect later get lanes.
+-spec drain() -> ok | {error, stopped | [{node(), drain_error()}]}.
+drain() ->
+    case drain_all(all, infinity) of
+        {error, stopped} ->
+            {error, stopped};
+        Results ->
+            case [{Node, Reason} || {Node, {error, Reason}} <- Results] of
+                [] -> ok;
+                Errors -> {error, Errors}
+            end
+    end.
+
+drain_all(Which, Timeout) ->
+    Deadline = case Timeout of
+                   infinity -> infinity;
+                   _ -> erlang:monotonic_time(millisecond) + Timeout
+               end,
+    case trunkline_links:links(Which) of
+        stopped ->
+            {error, stopped};
+        Links ->
+            {Nodes, Pids} = lists:unzip(Links),
+            lists:zip(Nodes, trunkline_link:drain(Pids, Deadline))
+    end.
 
 %% What is going on, read without asking any process.
 -spec info() -> info().

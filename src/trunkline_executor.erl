@@ -88,8 +88,14 @@ run({apply, Caller, Leader}, {M, F, A}) ->
                           false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
                       end
               end,
-    %% Whoever is not reachable any more has heard of it already.
-    _ = trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect),
+    case trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect) of
+        direct ->
+            %% The link may have been drained, and the session goes on.
+            _ = erlang:send(Caller, trunkline_agent:wrap({reply, Caller}, Outcome), [noconnect]);
+        _ ->
+            %% Whoever is not reachable any more has heard of it already.
+            ok
+    end,
     case process_info(self(), links) of
         {links, []} -> exit(?DONE);
         _ -> exit({?DONE, self()})

@@ -7,14 +7,14 @@
 %% not know; they are ignored, so that later versions can add some.
 -module(trunkline_handshake).
 
--export([hello/1, agree/2]).
+-export([hello/1, no_hello/1, agree/2]).
 
 -export_type([hello/0, agreement/0, capability/0]).
 
 -type capability() :: atom().
 
 -type hello() ::
-        #{protocol := {Lowest :: pos_integer(), Highest :: pos_integer()},
+        #{protocol := {Lowest :: non_neg_integer(), Highest :: non_neg_integer()},
           capabilities := [capability()],
           lanes := pos_integer(),
           window_bytes := pos_integer(),
@@ -37,7 +37,10 @@
 %% `multicast': one message to many is delivered to each of them.
 %% `apply': functions are executed, in processes that the inlet starts.
 %% `label': calls with another label than gen_server's are carried too, as gen_event's.
--define(CAPABILITIES, [request, large, multicast, apply, label]).
+%% `drain': a session goes on without messages, for replies, after a goodbye.
+-define(CAPABILITIES, [request, large, multicast, apply, label, drain]).
+%% Lower than any: with this hello no version comes to an agreement.
+-define(NO_PROTOCOL, {0, 0}).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
@@ -48,9 +51,16 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
     #{protocol => ?PROTOCOL, capabilities => ?CAPABILITIES, lanes => Lanes,
       window_bytes => Window, bulk_bytes => Bulk, release => Release}.
 
+%% There shall be no lanes now.
+-spec no_hello(trunkline_options:options()) -> hello().
+no_hello(Options) ->
+    (hello(Options))#{protocol := ?NO_PROTOCOL}.
+
 %% `malformed': this is no hello. `incompatible': no protocol version is known
-%% to both.
--spec agree(hello(), Theirs :: term()) -> {ok, agreement()} | {error, malformed | incompatible}.
+%% to both. `drained': the peer does not want lanes now.
+-spec agree(hello(), Theirs :: term()) -> {ok, agreement()} | {error, malformed | incompatible | drained}.
+agree(_, #{protocol := ?NO_PROTOCOL}) ->
+    {error, drained};
 agree(#{protocol := {Low, High}, capabilities := Capabilities,
         lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk},
       #{protocol := {TheirLow, TheirHigh}, capabilities := TheirCapabilities,

@@ -14,8 +14,8 @@
 %%       | == batches ==============> inlets         |    up: when my lanes have
 %%       | <============== batches == lanes          |    inlets, and so have yours
 %%       |                                           |
-%%       | -- goodbye -----------------------------> |    on an orderly stop: both
-%%       | <--------------------------- goodbye_ok - |    have delivered everything
+%%       | -- goodbye -----------------------------> |    on an orderly stop, or to drain
+%%       | <--------------------------- goodbye_ok - |    the link (see trunkline_leave)
 %%
 %% A session is what two links share from hello to the end of either, on one
 %% connection: after the connection was lost a link names its next session anew,
@@ -40,6 +40,14 @@
 %%      │                  │  └─ no Trunkline ── holding <───────┘ │ goodbye
 %%      └── nodedown       └────────────────── closing <──────────┘
 %%
+%% A link can be drained: it takes leave as for a stop, but stays. What is sent from
+%% then on goes by plain distribution, at both sides, and this one answers whoever says
+%% hello there that there is nothing to agree on. Thus it remains until the connection
+%% is lost, or Trunkline has stopped at the peer: its top supervisor is monitored. The
+%% session remains too, for what follows from the messages before: replies to
+%% requests that were under way, and news of monitored processes. A peer that does not
+%% know of this (capability `drain') is told that the session has ended, as by a stop.
+%%
 %% With the state go the path, which tells refused senders what to do, and the
 %% mode of the lanes:
 %%
@@ -50,14 +58,16 @@
 %%                lanes, after a holding
 %%     up         lanes                         send
 %%     holding    lanes, then wait              hold, then direct
-%%     closing    wait                          send, then direct
+%%     closing    wait                          send
+%%     drained    direct                        send, or no lanes
+%%     greeting   direct                        send, where the peer has drained the link
 -module(trunkline_link).
 -behaviour(gen_statem).
 
 -include("trunkline_route.hrl").
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/2, notify/2, leave/1]).
+-export([start_link/2, notify/2, leave/1, drain/2]).
 -export([callback_mode/0, init/1, handle_event/4, terminate/3]).
 
 -export_type([event/0]).
@@ -65,14 +75,12 @@
 -type event() :: nodeup | nodedown
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
+               | {drain, Answer :: reference(), trunkline_leave:deadline()}   % the same, but stay
                | connect                        % somebody has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(GOODBYE, 3000).            % for an orderly stop, while nothing goes on
--define(FINISH, 1000).             % for what has arrived by then
--define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
@@ -89,7 +97,8 @@
          stats :: trunkline_stats:stats(),
          session = make_ref() :: reference(),        % ours
          peer = none :: none | #peer{},
-         absence = none :: none | reference(),       % monitor of the peer's trunkline_links
+         absence = none :: none | reference(),       % monitor of the peer's trunkline_links, or of its
+                                                     % trunkline_sup
          %% Our lanes, and the inlets for them at the peer.
          route = none :: none | #route{},
          mode = hold :: hold | direct | discard | send,
@@ -126,25 +135,41 @@ leave(Links) ->
     lists:foreach(fun(Link) -> notify(Link, leave) end, Links),
     lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
 
+%% Drains these links, all at the same time.
+-spec drain([pid()], trunkline_leave:deadline()) -> [ok | {error, Reason :: term()}].
+drain(Links, Deadline) ->
+    Refs = [monitor(process, Link, [{alias, reply_demonitor}]) || Link <- Links],
+    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref, Deadline}) end, lists:zip(Links, Refs)),
+    [receive
+         {Ref, ok} -> ok;
+         {Ref, Why} -> {error, Why};
+         {'DOWN', Ref, process, _, Reason} -> {error, Reason}
+     end || Ref <- Refs].
+
 -spec callback_mode() -> gen_statem:callback_mode_result().
 callback_mode() -> handle_event_function.
 
 -spec init({trunkline_options:options(), node()}) -> gen_statem:init_result(atom()).
 init({#{lanes := Lanes} = Options, Node}) ->
     process_flag(trap_exit, true),
-    Stats = case trunkline_peers:lookup(Node) of
-                #{stats := Kept, inlets := Inlets, finishing := Finishing} ->
-                    %% Nothing must overtake what those of the link before deliver.
-                    lists:foreach(fun await_end/1, Inlets ++ Finishing),
-                    Kept;
-                none ->
-                    trunkline_stats:new(Lanes)
-            end,
-    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats)},
     Connected = lists:member(Node, nodes(connected)),
-    Connected andalso say_hello(true, D),
+    {Stats, Drained} =
+        case trunkline_peers:lookup(Node) of
+            #{state := State0, stats := Kept, inlets := Inlets, finishing := Finishing} ->
+                %% Nothing must overtake what those of the link before deliver.
+                lists:foreach(fun await_end/1, Inlets ++ Finishing),
+                {Kept, Connected andalso State0 =:= drained};
+            none ->
+                {trunkline_stats:new(Lanes), false}
+        end,
+    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats)},
+    Connected andalso not Drained andalso say_hello(true, D),
     {next_state, State, D1, Actions} =
         case trunkline_route:lookup(Node) of
+            #route{} = Old when Drained ->
+                be_drained(without_route(lost_crashed, D#link{route = Old}));
+            none when Drained ->
+                be_drained(D);
             #route{} = Old when Connected ->
                 enter(holding, set_path(lanes, expect(succeed(Old, D))));
             #route{} = Old ->
@@ -211,6 +236,8 @@ handle_event(info, nodeup, _, D) ->
     %% its end is still under way.
     {next_state, _, D1, _} = gone(D),
     connected(D1);
+handle_event(info, again, drained, _) ->
+    keep_state_and_data;
 handle_event(info, again, State, D) ->
     say_hello(true, D),
     State =:= opening andalso say_open(D),
@@ -219,7 +246,7 @@ handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = N
     %% It never spoke of Trunkline: there is nothing to keep.
     ok = trunkline_links:forget(Node),
     keep_state_and_data;
-handle_event(info, nodedown, State, D) when State =:= greeting; State =:= holding ->
+handle_event(info, nodedown, State, D) when State =:= greeting; State =:= holding; State =:= drained ->
     gone(D);
 handle_event(info, nodedown, _, _) ->
     keep_state_and_data;      % the monitor of the peer's link will tell
@@ -233,15 +260,19 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence =
     D1 = D#link{absence = none},
     case State of
         _ when Reason =:= noconnection -> gone(D1);
+        drained -> enter(greeting, D1);
         _ when State =:= greeting; State =:= holding -> without_lanes(State, D1);
         _ -> {keep_state, D1}
     end;
 
 %% The handshake.
-handle_event(info, {hello, Pid, Session, _, Answer}, _,
+handle_event(info, {hello, Pid, Session, _, Answer}, State,
              #link{peer = #peer{pid = Pid, session = Session}} = D) ->
-    Answer andalso say_hello(false, D),
+    State =/= drained andalso Answer andalso say_hello(false, D),
     Answer andalso say_open(D),
+    keep_state_and_data;
+handle_event(info, {hello, _, _, _, Answer}, drained, D) ->
+    Answer andalso decline(D),
     keep_state_and_data;
 handle_event(info, {hello, Pid, Session, Hello, Answer}, State, D) ->
     greeted(Pid, Session, Hello, Answer, State, D);
@@ -298,7 +329,7 @@ handle_event(info, {lane_drained, Drain, Lane}, closing,
     case lists:delete(Lane, Lanes) of
         [] ->
             Pid ! {goodbye_ok, Ref},
-            {keep_state, change_mode(direct, D#link{goodbye = none})};
+            plain(D#link{goodbye = none});
         Rest ->
             {keep_state, D#link{goodbye = {Pid, Ref, Drain, Rest}}}
     end;
@@ -323,6 +354,14 @@ handle_event(state_timeout, forget, down, #link{node = Node}) ->
     keep_state_and_data;
 handle_event(info, leave, _, D) ->
     {stop, {shutdown, leave}, D};
+handle_event(info, {drain, Ref, _}, down, _) ->
+    answer_drain(Ref, noconnection),
+    keep_state_and_data;
+handle_event(info, {drain, Ref, _}, drained, _) ->
+    answer_drain(Ref, ok),
+    keep_state_and_data;
+handle_event(info, {drain, Ref, Deadline}, _, D) when is_reference(Ref) ->
+    drain(Ref, Deadline, D);
 handle_event(info, {timeout, _, report}, _, D) ->
     {keep_state, report(D#link{reported = false})};
 handle_event(_, _, _, _) ->
@@ -330,22 +369,20 @@ handle_event(_, _, _, _) ->
     keep_state_and_data.
 
 -spec terminate(term(), atom(), #link{}) -> ok.
-terminate(Reason, State, #link{route = #route{}} = D) ->
+terminate(Reason, _, #link{route = #route{}} = D) ->
     Orderly = case Reason of
                   shutdown -> true;
                   {shutdown, _} -> true;
                   _ -> false
               end,
-    _ = set_path(wait, D),
     case Orderly of
         true ->
-            take_leave(State, D),
-            finish_inlets(D),
-            count_lost(lost_queued, D),
-            _ = set_path(direct, D),
-            _ = trunkline_route:withdraw(D#link.node),
+            _ = take_leave(infinity, D),
+            trunkline_leave:finish(D#link.inlets ++ D#link.finishing),
+            _ = without_route(lost_queued, D),
             trunkline_peers:delete(D#link.node);
         false ->
+            _ = set_path(wait, D),
             ok                % the next link does the rest: see succeed/2
     end;
 terminate(_, _, #link{node = Node}) ->
@@ -373,8 +410,11 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             keep_state_and_data;
         {_, #peer{}} ->
             %% The news that the session before has ended is still under way.
-            {next_state, State1, D1, _} = bereaved(State, D),
-            greeted(Pid, Session, Hello, Answer, State1, D1);
+            {next_state, State1, D1, Actions} = bereaved(State, D),
+            case greeted(Pid, Session, Hello, Answer, State1, D1) of
+                {keep_state, D2} -> {next_state, State1, D2, Actions};
+                Next -> Next
+            end;
         {{ok, Agreement}, none} ->
             Answer andalso say_hello(false, D),
             proceed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
@@ -385,6 +425,8 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             without_lanes(State, unexpect(D))
     end.
 
+refuse(drained, _, _) ->
+    ok;
 refuse(Why, Hello, #link{node = Node}) ->
     ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP",
                  [Node, Why, Hello, 30]).
@@ -443,7 +485,7 @@ proceed_open(#link{opening = none} = D) ->
     D1 = D#link{opening = make_ref()},
     say_open(D1),
     proceed_open(D1);
-proceed_open(#link{mode = discard} = D) ->
+proceed_open(#link{mode = Mode} = D) when Mode =:= discard; Mode =:= direct ->
     %% A server may reply to a request of the new session before the lanes may send.
     enter(opening, change_mode(hold, D));
 proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
@@ -489,7 +531,7 @@ bulk(#{capabilities := Capabilities, bulk_bytes := Limit}, #link{options = #{lar
 %% The lanes are all in the mode that was asked for.
 changed(opening, D) ->
     proceed(D);
-changed(State, #link{mode = direct} = D) when State =:= holding; State =:= closing ->
+changed(holding, #link{mode = direct} = D) ->
     plain(D);
 changed(_, D) ->
     {keep_state, D}.
@@ -503,7 +545,8 @@ gone(D) ->
 bereaved(State, D) ->
     D1 = end_session(D),
     case path(D1) of
-        direct -> enter(greeting, D1);
+        direct when State =:= drained -> enter(drained, change_mode(direct, D1));
+        direct -> enter(greeting, change_mode(direct, D1));
         _ when State =:= closing -> enter(holding, change_mode(direct, D1));
         _ -> enter(holding, expect(change_mode(hold, D1)))
     end.
@@ -525,74 +568,71 @@ end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
 
-%% Both sides deliver what they have, then this one goes.
-take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
-    Ref = drain(D),
+%% Both sides deliver what they have.
+take_leave(Deadline, #link{stats = Stats} = D) ->
+    case trunkline_leave:take(farewell(set_path(wait, D)), Stats, Deadline) of
+        bereaved ->
+            %% The peer's link has died, or has left without an answer.
+            trunkline_leave:take(farewell(D#link{mode = hold}), Stats, Deadline);
+        Result ->
+            Result
+    end.
+
+farewell(#link{mode = send, peer = #peer{pid = Pid, monitor = Monitor}, goodbye = Goodbye} = D) ->
     Owed = case Goodbye of
-               {Pid, Theirs, _, _} -> [{Pid, Theirs}];
+               {Peer, Theirs, _, _} -> [{Peer, Theirs}];
                none -> []
            end,
-    say_goodbye(Peer, Ref),
-    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, patience(D#link.stats));
-take_leave(_, #link{mode = hold} = D) ->
+    #{session => {Pid, Monitor, Owed}, ref => drain(D), lanes => lanes(D)};
+farewell(#link{mode = hold} = D) ->
     #link{changing = {Ref, Lanes}} = change_mode(direct, D),
-    await_leave(Lanes, [], Ref, none, patience(D#link.stats));
-take_leave(_, _) ->
+    #{session => none, ref => Ref, lanes => Lanes};
+farewell(_) ->
+    #{session => none, ref => make_ref(), lanes => []}.
+
+%% It takes as long as a stop, and as then nothing else is done meanwhile.
+drain(Ref, Deadline, D) ->
+    Result = case path(D) of
+                 direct -> ok;                   % the peer has been quicker, or there are no lanes
+                 _ -> take_leave(Deadline, D)
+             end,
+    D1 = unexpect(D#link{goodbye = none}),
+    case D1 of
+        #link{peer = #peer{agreement = #{capabilities := Capabilities}}, mode = send} when Result =:= ok ->
+            case lists:member(drain, Capabilities) of
+                true ->
+                    answer_drain(Ref, ok),
+                    be_drained(D1);
+                false ->
+                    drained_alone(Ref, ok, D1)
+            end;
+        _ ->
+            drained_alone(Ref, Result, D1)
+    end.
+
+%% The session has ended here: so it must there.
+drained_alone(Ref, Result, #link{inlets = Inlets, finishing = Finishing, peer = Peer} = D) ->
+    trunkline_leave:finish(Inlets ++ Finishing),
+    D1 = without_route(lost_queued, end_session(D)),
+    answer_drain(Ref, Result),
+    case {Result, Peer} of
+        {timeout, #peer{pid = Pid}} -> Pid ! {goodbye, self(), make_ref()};    % it may not have been said
+        _ -> ok
+    end,
+    decline(D1),
+    be_drained(D1).
+
+be_drained(#link{node = Node} = D) ->
+    Drained = dismiss(again, set_path(direct, D)),
+    enter(drained, Drained#link{absence = monitor(process, {trunkline_sup, Node})}).
+
+answer_drain(Ref, Result) ->
+    Ref ! {Ref, Result},
     ok.
 
-%% The connection may be busy, and this must come to an end.
-say_goodbye(#peer{pid = Pid}, Ref) ->
-    case erlang:send(Pid, {goodbye, self(), Ref}, [nosuspend, noconnect]) of
-        nosuspend -> _ = erlang:send_after(?AGAIN, self(), {say_goodbye, Ref}), ok;
-        _ -> ok
-    end.
-
-%% Missing are lanes that are not through, and the peer's goodbye_ok. If the peer
-%% leaves too, it is owed one, as soon as our lanes are through.
-await_leave([], [], _, _, _) ->
-    ok;
-await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience)
-  when Missing =:= []; Missing =:= [goodbye_ok] ->
-    Pid ! {goodbye_ok, Theirs},
-    await_leave(Missing, Owed, Ref, Peer, Patience);
-await_leave(Missing, Owed, Ref, Peer, {Timer, Before, Stats} = Patience) ->
-    receive
-        {lane_drained, Ref, Lane} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
-        {lane_mode, Ref, Lane, _} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
-        {goodbye_ok, Ref} ->
-            await_leave(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
-        {goodbye, Pid, Theirs} ->
-            await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
-        {say_goodbye, Ref} ->
-            say_goodbye(Peer, Ref),
-            await_leave(Missing, Owed, Ref, Peer, Patience);
-        {'DOWN', Monitor, process, _, _} when Peer =/= none, Monitor =:= Peer#peer.monitor ->
-            ok;
-        {timeout, Timer, goodbye} ->
-            %% Large messages may take their time, as long as something goes on.
-            case trunkline_stats:read_all(Stats) of
-                Before -> ok;
-                _ -> await_leave(Missing, Owed, Ref, Peer, patience(Stats))
-            end
-    end.
-
-%% For so long, and longer if anything that is counted has changed by then.
-patience(Stats) ->
-    {erlang:start_timer(?GOODBYE, self(), goodbye), trunkline_stats:read_all(Stats), Stats}.
-
-%% What has arrived is delivered, also if the peer has not said goodbye.
-finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->
-    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
-    Timer = erlang:start_timer(?FINISH, self(), finish),
-    lists:foreach(fun(Inlet) ->
-                          Ref = monitor(process, Inlet),
-                          receive
-                              {'DOWN', Ref, process, _, _} -> ok;
-                              {timeout, Timer, finish} -> self() ! {timeout, Timer, finish}, ok
-                          end
-                  end, Inlets ++ Finishing).
+%% Whatever has been said before.
+decline(#link{node = Node, options = Options}) ->
+    trunkline_links:tell(Node, {hello, self(), make_ref(), trunkline_handshake:no_hello(Options), false}).
 
 %% Also what was to be done by a timer is done earlier: it starts anew.
 reached(Reach, D) ->
@@ -615,6 +655,16 @@ make_lanes(N, {Large, Limit}, #link{node = Node, options = Options, stats = Stat
                    bulk_limit = Limit},
     ok = trunkline_route:publish(Node, Route),
     D#link{route = Route, mode = hold}.
+
+%% From here on senders use plain distribution.
+without_route(_, #link{route = none} = D) ->
+    D;
+without_route(Why, #link{node = Node} = D) ->
+    lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, kill) end, lanes(D)),
+    count_lost(Why, D),
+    _ = set_path(direct, D),
+    _ = trunkline_route:withdraw(Node),
+    D#link{route = none, mode = hold, changing = none}.
 
 %% Only of lanes whose gates have been closed and that hold nothing, unless a
 %% sender has been on its way in for all this time.

@@ -7,7 +7,7 @@
 -module(trunkline_links).
 -behaviour(gen_server).
 
--export([start_link/1, tell/2, forget/1]).
+-export([start_link/1, tell/2, forget/1, links/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
@@ -25,6 +25,14 @@ tell(Node, Event) ->
 forget(Node) ->
     gen_server:cast(?MODULE, {forget, Node}).
 
+%% The links for those nodes, or for all, that are connected, after these have heard of it.
+%% `stopped': Trunkline is.
+-spec links([node()] | all) -> [{node(), pid()}] | stopped.
+links(Which) ->
+    try gen_server:call(?MODULE, {links, Which}, infinity)
+    catch exit:_ -> stopped
+    end.
+
 -spec init(trunkline_options:options()) -> {ok, trunkline_options:options()}.
 init(Options) ->
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
@@ -35,7 +43,10 @@ init(Options) ->
     lists:foreach(fun(Node) -> pass(Node, again, Options) end, nodes(connected)),
     {ok, Options}.
 
--spec handle_call(term(), gen_server:from(), Options) -> {reply, {error, badarg}, Options}.
+-spec handle_call(term(), gen_server:from(), Options) -> {reply, [{node(), pid()}] | {error, badarg}, Options}.
+handle_call({links, Which}, _, Options) ->
+    {reply, [{Node, trunkline_link_sup:ensure(Node, Options)}
+             || Node <- nodes(connected), Which =:= all orelse lists:member(Node, Which)], Options};
 handle_call(_, _, Options) ->
     {reply, {error, badarg}, Options}.
 

@@ -15,7 +15,8 @@
                | opening     % the two links are agreeing
                | up          % messages go by lane
                | holding     % the peer's link has died; lanes keep what they have
-               | closing.    % the peer is taking leave
+               | closing     % the peer is taking leave
+               | drained.    % the lanes have been given up until the nodes connect anew
 -type peer() ::
         #{state := state(),
           link := pid(),
