@@ -369,24 +369,24 @@ handle_event(_, _, _, _) ->
     keep_state_and_data.
 
 -spec terminate(term(), atom(), #link{}) -> ok.
-terminate(Reason, _, #link{route = #route{}} = D) ->
+terminate(Reason, State, #link{node = Node, route = Route} = D) ->
     Orderly = case Reason of
                   shutdown -> true;
                   {shutdown, _} -> true;
                   _ -> false
               end,
-    case Orderly of
-        true ->
+    case Route of
+        #route{} when Orderly ->
             _ = take_leave(infinity, D),
             trunkline_leave:finish(D#link.inlets ++ D#link.finishing),
             _ = without_route(lost_queued, D),
-            trunkline_peers:delete(D#link.node);
-        false ->
+            trunkline_peers:delete(Node);
+        none when Orderly; State =/= drained ->
+            trunkline_peers:delete(Node);
+        _ ->
             _ = set_path(wait, D),
-            ok                % the next link does the rest: see succeed/2
-    end;
-terminate(_, _, #link{node = Node}) ->
-    trunkline_peers:delete(Node).
+            ok                % the next link does the rest: see init/1
+    end.
 
 %% --- the session ----------------------------------------------------------
 

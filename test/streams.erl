@@ -4,15 +4,28 @@
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([start/3, flowing/3, finish/4]).
+-export([start/3, trickle/3, flowing/3, finish/4]).
+-export([both_ways/2, flowing/2, finish/2]).
 
 %% From A to B, messages of so many bytes: {Receivers, [{Id, Receiver, Stream}]}.
-start(A, B, Bytes) ->
+start(A, B, Bytes) -> start(stream, A, B, Bytes).
+
+%% Some 4,000 a second each.
+trickle(A, B, Bytes) -> start(trickle, A, B, Bytes).
+
+start(How, A, B, Bytes) ->
     Pids = cluster:call(B, traffic, start_watchers, [3]),
     {Pids, [begin
                 To = lists:nth(Id rem 3 + 1, Pids),
-                {Id, To, cluster:call(A, traffic, stream, [To, Id, Bytes])}
+                {Id, To, cluster:call(A, traffic, How, [To, Id, Bytes])}
             end || Id <- lists:seq(1, 6)]}.
+
+%% Small ones both ways, which plain distribution can carry too.
+both_ways(A, B) -> [{A, B, trickle(A, B, 50)}, {B, A, trickle(B, A, 50)}].
+
+flowing(Loads, Deadline) -> lists:foreach(fun({_, B, Load}) -> flowing(Load, B, Deadline) end, Loads).
+
+finish(Loads, Deadline) -> lists:sum([finish(Load, A, B, Deadline) || {A, B, Load} <- Loads]).
 
 %% Every stream makes progress, in so many ms.
 flowing({Pids, Streams}, B, Deadline) ->

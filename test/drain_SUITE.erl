@@ -1,0 +1,390 @@
+%% Links that are drained: nothing is lost, all keeps its order, and what was under way ends as
+%% if nothing had happened.
+-module(drain_SUITE).
+
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1, all_peers/1,
+         nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
+         peer_killed/1, peer_stops/1, link_killed/1]).
+-export([late/1, kill/2, find/2]).
+
+-define(DEADLINE, 20_000).
+
+suite() -> [{timetrap, {minutes, 3}}].
+
+all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, all_peers,
+          nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
+          peer_killed, peer_stops, link_killed].
+
+%% From either side, and again, while messages go both ways. A new connection brings the lanes back.
+under_load(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun({At, Other}) ->
+              Loads = loads(A, B),
+              ?assertEqual(ok, drain(At, Other)),
+              ?assertMatch(#{state := drained}, info(At, Other)),
+              cluster:await_state(Other, At, greeting),
+              Before = [fallbacks(At, Other), fallbacks(Other, At)],
+              streams:flowing(Loads, ?DEADLINE),
+              ?assertEqual(ok, drain(At, Other)),
+              streams:flowing(Loads, ?DEADLINE),
+              [?assert(New > Old) || {Old, New} <- lists:zip(Before, [fallbacks(At, Other), fallbacks(Other, At)])],
+              ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+              no_loss(A, B),
+              reconnect(A, B),
+              exchange:both_ways(A, B)
+      end, [{A, B}, {B, A}, {A, B}]),
+    cluster:stop_all([A, B]).
+
+both_at_once(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun(_) ->
+              Loads = loads(A, B),
+              Self = self(),
+              Pids = [spawn_link(fun() -> Self ! {self(), drain(X, Y)} end) || {X, Y} <- [{A, B}, {B, A}]],
+              ?assertEqual([ok, ok], [receive {Pid, Result} -> Result end || Pid <- Pids]),
+              [?assertMatch(#{state := drained}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
+              streams:flowing(Loads, ?DEADLINE),
+              ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+              no_loss(A, B),
+              reconnect(A, B)
+      end, lists:seq(1, 5)),
+    cluster:stop_all([A, B]).
+
+%% Small and large messages, casts, calls and multicasts of the same senders, before, during and after.
+all_forms(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    lists:foreach(
+      fun(Round) ->
+              Receivers = [R1, R2] = cluster:call(B, traffic, start_receivers, [2]),
+              Once = [{send, R1, 20}, {multicast, Receivers, 300}, {send, R2, 70_000}, {cast, R1, 100}, {call, R1, 30},
+                      {multicast, Receivers, 80_000}, {send, R1, 200_000}, {request, R2, 10}, {cast, R2, 7}, {retry, R1, 100}],
+              Script = lists:append(lists:duplicate(20, Once)),
+              Self = self(),
+              Player = spawn_link(fun() -> Self ! {self(), cluster:call(A, traffic, play_all, [[{Id, Script} || Id <- [1, 2, 3]]])} end),
+              cluster:await(fun() -> cluster:call(B, traffic, count, [R1]) > 20 * Round end),
+              ?assertEqual(ok, drain(A, B)),
+              receive {Player, Ends} -> ?assertEqual([normal, normal, normal], Ends) end,
+              lists:foreach(
+                fun(R) ->
+                        Numbers = [N || {N, {_, To, _}} <- lists:enumerate(Script), To =:= R orelse is_list(To)],
+                        cluster:await(fun() -> cluster:call(B, traffic, count, [R]) =:= 3 * length(Numbers) end),
+                        Got = cluster:call(B, traffic, received, [R]),
+                        [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2, 3]]
+                end, Receivers),
+              no_loss(A, B),
+              reconnect(A, B)
+      end, [1, 2, 3]),
+    cluster:stop_all([A, B]).
+
+%% Large messages that are under way, or wait for room, are waited for.
+large(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    NodeB = cluster:node_of(B),
+    N = 60,
+    ok = cluster:call(A, fun() ->
+                                 Payload = binary:copy(<<"x">>, 2_000_000),
+                                 Pids = [spawn_monitor(fun() -> [trunkline:send(To, {from, Id, I, Payload}) || I <- lists:seq(1, N)] end)
+                                         || Id <- [1, 2]],
+                                 await_pending(NodeB),
+                                 ok = trunkline:drain(NodeB),
+                                 [receive {'DOWN', R, process, P, normal} -> ok end || {P, R} <- Pids],
+                                 ok
+                         end),
+    cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                               #{1 := {N, N, []}, 2 := {N, N, []}} -> true;
+                               Other -> Other
+                           end end, ?DEADLINE),
+    no_loss(A, B),
+    cluster:stop_all([A, B]).
+
+await_pending(Node) ->
+    cluster:await(fun() -> #{large := #{pending_messages := N}} = trunkline:info(Node), N > 0 end).
+
+%% Whoever waits for a reply gets it, however late, and whatever its size.
+requests_answered(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun({At, Other}) ->
+              NodeB = cluster:node_of(B),
+              Large = binary:copy(<<"reply">>, 100_000),
+              {ok, Server} = cluster:call(B, server, start, [gen_server]),
+              Waiting = cluster:call(
+                          A, fun() ->
+                                     [spawn(fun() -> receive_and_keep(traffic:attempt(Fun)) end)
+                                      || Fun <- [fun() -> trunkline:call(Server, {echo_late, small, 1000}, infinity) end,
+                                                 fun() -> trunkline:call({test_gen_server, NodeB}, {echo_late, Large, 1000}, infinity) end,
+                                                 fun() -> trunkline_erpc:call(NodeB, drain_SUITE, late, [small]) end,
+                                                 fun() -> trunkline_erpc:call(NodeB, drain_SUITE, late, [Large]) end]]
+                             end),
+              cluster:await(fun() -> [length(cluster:call(B, cluster, by_module, [M])) || M <- [server, ?MODULE]] =:= [2, 2] end),
+              ?assertEqual(ok, drain(At, Other)),
+              Got = fun() -> [cluster:call(A, fun() -> ask(Pid) end) || Pid <- Waiting] end,
+              ?assertEqual([{ok, small}, {ok, Large}, {ok, {late, small}}, {ok, {late, Large}}], Got()),
+              no_loss(A, B),
+              ok = cluster:call(B, server, stop_all, []),
+              reconnect(A, B)
+      end, [{A, B}, {B, A}]),
+    cluster:stop_all([A, B]).
+
+late(Term) ->
+    receive after 1000 -> {late, Term} end.
+
+receive_and_keep(Result) ->
+    receive {ask, From} -> From ! {self(), Result} end.
+
+ask(Pid) ->
+    Pid ! {ask, self()},
+    receive {Pid, Result} -> Result end.
+
+%% Who waits for a server that dies after the drain hears of it; and of the connection.
+servers_die(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun({At, Other, Ends, Expected}) ->
+              {ok, Server} = cluster:call(B, server, start, [gen_server]),
+              Caller = cluster:call(A, fun() ->
+                                               spawn(fun() -> receive_and_keep(traffic:attempt(fun() -> trunkline:call(Server, {wait, x}, infinity) end)) end)
+                                       end),
+              cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 1 end),
+              ?assertEqual(ok, drain(At, Other)),
+              Ends(Server),
+              {exit, {Reason, {trunkline, call, _}}} = cluster:call(A, fun() -> ask(Caller) end),
+              ?assertEqual(Expected, Reason),
+              ok = cluster:call(B, server, stop_all, []),
+              reconnect(A, B)
+      end, [{At, Other, Ends, Expected}
+            || {At, Other} <- [{A, B}, {B, A}],
+               {Ends, Expected} <- [{fun(Server) -> cluster:call(B, erlang, exit, [Server, kill]) end, killed},
+                                    {fun(_) -> cluster:call(A, erlang, disconnect_node, [NodeB]) end, {nodedown, NodeB}},
+                                    {fun(_) -> cluster:call(B, cluster, stop_trunkline, []),
+                                               cluster:call(B, cluster, start_trunkline, [[]]) end, {nodedown, NodeB}}]]),
+    cluster:stop_all([A, B]).
+
+all_peers(_) ->
+    [A, B, C] = Nodes = [cluster:start([]) || _ <- [a, b, c]],
+    [begin cluster:connect(X, Y), cluster:await_up(X, Y) end || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
+    Loads = [loads(X, Y) || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
+    ?assertEqual(ok, cluster:call(A, trunkline, drain, [])),
+    [?assertMatch(#{state := drained}, info(A, X)) || X <- [B, C]],
+    ?assertMatch(#{state := up}, info(B, C)),
+    lists:foreach(fun(Load) -> streams:flowing(Load, ?DEADLINE) end, Loads),
+    [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
+    cluster:stop_all(Nodes).
+
+nothing_to_drain(_) ->
+    A = cluster:start([]),
+    B = cluster:start(none),
+    NodeB = cluster:node_of(B),
+    Drain = fun(Args) -> cluster:call(A, fun() -> try apply(trunkline, drain, Args) catch Class:Reason -> {Class, Reason} end end) end,
+    ?assertEqual({error, noconnection}, Drain(['nobody@nowhere'])),
+    ?assertEqual({error, noconnection}, Drain([NodeB])),
+    ?assertEqual(ok, Drain([])),
+    lists:foreach(fun(Args) -> ?assertEqual({error, badarg}, Drain(Args)) end,
+                  [["b"], [NodeB, -1], [NodeB, soon], [1, 1], [cluster:node_of(A)]]),
+    %% A node without Trunkline, which can start it later.
+    cluster:connect(A, B),
+    ?assertEqual(ok, Drain([NodeB])),
+    ?assertEqual(ok, Drain([])),
+    ok = cluster:call(B, cluster, start_trunkline, [[]]),
+    cluster:await_up(A, B),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await_state(A, B, down),
+    ?assertEqual({error, noconnection}, Drain([NodeB])),
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    ?assertEqual({error, stopped}, Drain([NodeB])),
+    ?assertEqual({error, stopped}, Drain([])),
+    cluster:stop_all([A, B]).
+
+%% In whatever state of the handshake.
+just_connected(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun(Round) ->
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              cluster:await_state(A, B, down),
+              cluster:await_state(B, A, down),
+              ?assertEqual(ok, cluster:call(A, fun() ->
+                                                       true = net_kernel:connect_node(NodeB),
+                                                       _ = [erlang:yield() || _ <- lists:seq(1, 5 * Round)],
+                                                       trunkline:drain(NodeB)
+                                               end)),
+              cluster:await_state(B, A, greeting),
+              plain(A, B)
+      end, lists:seq(1, 30)),
+    cluster:stop_all([A, B]).
+
+%% Whatever is killed, at either node, does not bring the lanes back.
+stays(_) ->
+    {A, B} = cluster:pair([]),
+    ok = drain(A, B),
+    cluster:await_state(B, A, greeting),
+    plain(A, B),
+    [cluster:call(X, logger, set_primary_config, [level, none]) || X <- [A, B]],
+    lists:foreach(
+      fun({At, Other, Which}) ->
+              Old = cluster:call(At, ?MODULE, kill, [Which, cluster:node_of(Other)]),
+              cluster:await(fun() -> New = cluster:call(At, ?MODULE, find, [Which, cluster:node_of(Other)]),
+                                     is_pid(New) andalso New =/= Old end),
+              cluster:await_state(B, A, greeting),
+              plain(A, B)
+      end, [{At, Other, Which} || Which <- [link, trunkline_links, link, trunkline_link_sup, link], {At, Other} <- [{A, B}, {B, A}]]),
+    reconnect(A, B),
+    exchange:both_ways(A, B),
+    cluster:stop_all([A, B]).
+
+kill(Which, Node) ->
+    Pid = find(Which, Node),
+    Ref = monitor(process, Pid),
+    exit(Pid, kill),
+    receive {'DOWN', Ref, process, Pid, killed} -> Pid end.
+
+find(link, Node) ->
+    case trunkline_peers:lookup(Node) of
+        #{link := Link} -> Link;
+        none -> none
+    end;
+find(Name, _) ->
+    whereis(Name).
+
+%% Neither side has lanes, and messages and calls arrive.
+plain(A, B) ->
+    lists:foreach(fun({From, To}) ->
+                          [Receiver] = cluster:call(To, traffic, start_watchers, [1]),
+                          [normal] = cluster:call(From, traffic, play_all, [[{1, [{send, Receiver, 10}, {call, Receiver, 10}]}]]),
+                          ?assertMatch(#{1 := {2, 2, []}}, cluster:call(To, traffic, summary, [Receiver]))
+                  end, [{A, B}, {B, A}]),
+    ?assertMatch(#{state := drained}, info(A, B)),
+    ?assertMatch(#{state := greeting}, info(B, A)).
+
+%% Trunkline at either node: that ends it.
+started_anew(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun(At) ->
+              Loads = loads(A, B),
+              ok = drain(A, B),
+              streams:flowing(Loads, ?DEADLINE),
+              ok = cluster:call(At, cluster, stop_trunkline, []),
+              streams:flowing(Loads, ?DEADLINE),
+              ok = cluster:call(At, cluster, start_trunkline, [[]]),
+              cluster:await_up(A, B),
+              streams:flowing(Loads, ?DEADLINE),
+              ?assertEqual(0, streams:finish(Loads, ?DEADLINE))
+      end, [A, B, B, A]),
+    exchange:both_ways(A, B),
+    cluster:stop_all([A, B]).
+
+%% A peer that does not answer: it takes so long and no longer, and what is lost is counted.
+stands_still(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    lists:foreach(
+      fun({Args, Round}) ->
+              cluster:suspend(B),
+              ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> trunkline:send(To, {from, Round, N, x}) end, lists:seq(1, 100)) end),
+              #{lost := Before} = info(A, B),
+              ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [cluster:node_of(B) | Args])),
+              #{lost := Lost} = info(A, B),
+              ?assertEqual(100, lists:sum(maps:values(Lost)) - lists:sum(maps:values(Before))),
+              ?assertMatch(#{state := drained, lanes := []}, info(A, B)),
+              cluster:continue(B),
+              cluster:await_state(B, A, greeting),
+              plain(A, B),
+              reconnect(A, B)
+      end, [{[100], 1}, {[0], 2}, {[], 3}]),
+    cluster:stop_all([A, B]).
+
+%% Lanes on connections of their own.
+connections(_) ->
+    {A, B} = cluster:pair([{lane_transport, tcp}, {far_connections, 2}]),
+    [cluster:await(fun() -> case info(X, Y) of
+                                #{batches := #{by := connections}} -> true;
+                                Info -> Info
+                            end end) || {X, Y} <- [{A, B}, {B, A}]],
+    Loads = loads(A, B),
+    ?assertEqual(ok, drain(A, B)),
+    streams:flowing(Loads, ?DEADLINE),
+    ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+    no_loss(A, B),
+    reconnect(A, B),
+    exchange:both_ways(A, B),
+    cluster:stop_all([A, B]).
+
+%% While it is drained, and stands still so that this is certain.
+peer_killed(_) ->
+    {A, B} = cluster:pair([]),
+    Load = streams:trickle(A, B, 50),
+    streams:flowing(Load, B, ?DEADLINE),
+    Caller = draining(A, B),
+    cluster:kill(B),
+    ?assertEqual({error, noconnection}, cluster:call(A, fun() -> ask(Caller) end)),
+    cluster:await_state(A, B, down),
+    cluster:stop(A).
+
+%% A process at A that drains the link to B, which stands still.
+draining(A, B) ->
+    NodeB = cluster:node_of(B),
+    cluster:suspend(B),
+    Caller = cluster:call(A, fun() -> spawn(fun() -> receive_and_keep(trunkline:drain(NodeB)) end) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> trunkline:send({nobody, NodeB}, x, [nosuspend]) end) =:= nosuspend end),
+    Caller.
+
+%% Trunkline there is stopped at the same time.
+peer_stops(_) ->
+    {A, B} = cluster:pair([]),
+    lists:foreach(
+      fun(_) ->
+              Loads = loads(A, B),
+              Self = self(),
+              Pids = [spawn_link(fun() -> Self ! {self(), Fun()} end)
+                      || Fun <- [fun() -> drain(A, B) end, fun() -> cluster:call(B, cluster, stop_trunkline, []) end]],
+              ?assertEqual([ok, ok], [receive {Pid, Result} -> Result end || Pid <- Pids]),
+              streams:flowing(Loads, ?DEADLINE),
+              ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+              ok = cluster:call(B, cluster, start_trunkline, [[]]),
+              cluster:await_up(A, B)
+      end, lists:seq(1, 5)),
+    cluster:stop_all([A, B]).
+
+%% The link itself dies: who drains it hears of it, and there are lanes again.
+link_killed(_) ->
+    {A, B} = cluster:pair([]),
+    Caller = draining(A, B),
+    _ = cluster:call(A, ?MODULE, kill, [link, cluster:node_of(B)]),
+    ?assertEqual({error, killed}, cluster:call(A, fun() -> ask(Caller) end)),
+    cluster:continue(B),
+    cluster:await_up(A, B),
+    ?assertEqual(ok, drain(A, B)),
+    plain(A, B),
+    cluster:stop_all([A, B]).
+
+%% --- steps ----------------------------------------------------------------------------
+
+loads(A, B) ->
+    Loads = streams:both_ways(A, B),
+    streams:flowing(Loads, ?DEADLINE),
+    Loads.
+
+drain(A, B) -> cluster:call(A, trunkline, drain, [cluster:node_of(B)]).
+
+info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
+
+fallbacks(A, B) -> maps:get(fallbacks, info(A, B)).
+
+%% Since the last start, both ways.
+no_loss(A, B) ->
+    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+
+reconnect(A, B) ->
+    _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [connected])) end),
+    cluster:connect(A, B),
+    cluster:await_up(A, B).
