@@ -242,10 +242,15 @@ handle_event(info, again, State, D) ->
     say_hello(true, D),
     State =:= opening andalso say_open(D),
     keep_state_and_data;
-handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node}) ->
-    %% It never spoke of Trunkline: there is nothing to keep.
-    ok = trunkline_links:forget(Node),
-    keep_state_and_data;
+handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node, stats = Stats} = D) ->
+    case trunkline_stats:get(Stats, peer, sessions) of
+        0 ->
+            %% It never spoke of Trunkline: there is nothing to keep.
+            ok = trunkline_links:forget(Node),
+            keep_state_and_data;
+        _ ->
+            gone(D)
+    end;
 handle_event(info, nodedown, State, D) when State =:= greeting; State =:= holding; State =:= drained ->
     gone(D);
 handle_event(info, nodedown, _, _) ->

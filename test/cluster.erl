@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, start/4, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0, lane_transport/0, by_module/1]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, by_module/1]).
 
 -define(DEADLINE, 20_000).
 
@@ -18,15 +18,12 @@ start() -> start([]).
 start(Env) -> start(Env, peer:random_name("trunkline_test")).
 
 start(Env, Name) ->
-    start(Env, Name, case lane_transport() of
-                         tls -> certificates:dist_arguments();
-                         _ -> []
-                     end).
+    start(Env, Name, dist_arguments()).
 
 %% With more arguments for the emulator.
 start(Env, Name, Args) -> start(Env, Name, Args, code:get_path()).
 
-%% And with that code.
+%% And with that code path.
 start(Env, Name, Args, Path) ->
     {ok, Peer, Node} =
         peer:start(#{name => Name,
@@ -47,6 +44,12 @@ lane_transport() ->
     case os:getenv("LANES", "") of
         "" -> dist;
         Transport -> list_to_atom(Transport)
+    end.
+
+dist_arguments() ->
+    case lane_transport() of
+        tls -> certificates:dist_arguments();
+        _ -> []
     end.
 
 %% Runs at the node.

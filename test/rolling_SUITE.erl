@@ -1,0 +1,378 @@
+%% Clusters that change under load: nodes of the release before this one, nodes that are upgraded
+%% one after the other, nodes that join and leave.
+-module(rolling_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
+-export([exchanged/1, lane_counts/1, inboxes/1, servers/1, what_the_old_does_not_know/1,
+         old_is_drained/1, old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1,
+         new_takes_the_name_of_old/1, joined_and_left/1]).
+
+-define(DEADLINE, 30_000).
+-define(OLD, "0.4.0").
+
+suite() -> [{timetrap, {minutes, 4}}].
+
+all() -> [exchanged, lane_counts, inboxes, servers, what_the_old_does_not_know,
+          old_is_drained, old_stops, upgraded_one_by_one, upgraded_in_place,
+          new_takes_the_name_of_old, joined_and_left].
+
+%% Compiles the release before this one, as it was.
+init_per_suite(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "trunkline-" ++ ?OLD),
+    [Ebin, Src] = [filename:join(Dir, Sub) || Sub <- ["ebin", "src"]],
+    ok = filelib:ensure_path(Ebin),
+    ok = erl_tar:extract(filename:join(?config(data_dir, Config), "trunkline-" ++ ?OLD ++ ".tar.gz"), [compressed, {cwd, Dir}]),
+    Sources = filelib:wildcard(filename:join(Src, "*.erl")),
+    Modules = [begin {ok, Module} = compile:file(Source, [{outdir, Ebin}, {i, Src}, report_errors]), Module end || Source <- Sources],
+    {ok, [{application, trunkline, Keys}]} = file:consult(filename:join(Src, "trunkline.app.src")),
+    ok = file:write_file(filename:join(Ebin, "trunkline.app"),
+                         io_lib:format("~p.~n", [{application, trunkline, [{modules, Modules} | Keys]}])),
+    [{old, Ebin}, {new, filename:dirname(code:which(trunkline))} | Config].
+
+end_per_suite(_) -> ok.
+
+%% --- nodes -----------------------------------------------------------------------------
+
+start(Version, Config, Env) -> start(Version, Config, Env, peer:random_name("trunkline_rolling")).
+
+start(Version, Config, Env, Name) ->
+    Others = code:get_path() -- [?config(new, Config)],
+    Node = cluster:start(Env, Name, cluster:dist_arguments(), [?config(Version, Config) | Others]),
+    ?assertEqual({Version, is_old(Node)}, {Version, Version =:= old}),
+    Node.
+
+is_old(Node) ->
+    {ok, Release} = cluster:call(Node, application, get_key, [trunkline, vsn]),
+    Release =:= ?OLD.
+
+connect(A, B) ->
+    cluster:connect(A, B),
+    cluster:await_up(A, B).
+
+%% An old node and a new one.
+pair(Config, EnvOld, EnvNew) ->
+    Old = start(old, Config, EnvOld),
+    New = start(new, Config, EnvNew),
+    connect(Old, New),
+    {Old, New}.
+
+info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
+
+no_loss(A, B) ->
+    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+
+%% --- two versions ----------------------------------------------------------------------
+
+%% Messages of all sizes, casts and calls, whole and in order, by lane.
+exchanged(Config) ->
+    {Old, New} = pair(Config, [], []),
+    ?assertMatch(#{release := ?OLD}, info(New, Old)),
+    exchange:both_ways(Old, New),
+    [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, info(A, B)) || {A, B} <- [{Old, New}, {New, Old}]],
+    no_loss(Old, New),
+    cluster:stop_all([Old, New]).
+
+lane_counts(Config) ->
+    lists:foreach(fun({EnvOld, EnvNew, N}) ->
+                          {Old, New} = pair(Config, EnvOld, EnvNew),
+                          [?assertMatch(#{lanes := Lanes} when length(Lanes) =:= N, info(A, B)) || {A, B} <- [{Old, New}, {New, Old}]],
+                          Loads = loads(Old, New),
+                          ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+                          no_loss(Old, New),
+                          cluster:stop_all([Old, New])
+                  end, [{[{lanes, 1}], [{lanes, 8}], 1}, {[{lanes, 7}], [{lanes, 3}], 3}]).
+
+%% A server behind an inbox, and senders that it makes wait.
+inboxes(Config) ->
+    {Old, New} = pair(Config, [], []),
+    lists:foreach(
+      fun({A, B}) ->
+              {ok, _} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{messages => 5}]),
+              To = {post, cluster:node_of(B)},
+              ok = cluster:call(B, mailroom, hold, [post]),
+              Senders = cluster:call(A, mailroom, senders, [To, [1, 2, 3, 4], 500, 100]),
+              cluster:await(fun() -> maps:size(maps:filter(fun(Node, N) -> Node =:= cluster:node_of(A) andalso N > 0 end,
+                                                           cluster:call(B, mailroom, waiting, [post]))) =:= 1 end),
+              ok = cluster:call(B, mailroom, release, [post]),
+              ?assertEqual([{sent, 500} || _ <- Senders], [{sent, N} || N <- cluster:call(A, mailroom, collect, [Senders, finish])]),
+              cluster:await(fun() -> case cluster:call(B, mailroom, summary, [post]) of
+                                         #{1 := {500, 500, []}, 2 := {500, 500, []}, 3 := {500, 500, []}, 4 := {500, 500, []}} -> true;
+                                         Other -> Other
+                                     end end),
+              ?assertEqual(hello, cluster:call(A, trunkline, call, [To, {echo, hello}]))
+      end, [{Old, New}, {New, Old}]),
+    cluster:stop_all([Old, New]).
+
+%% What callers see of gen_servers and gen_statems: replies of all kinds, exits, times.
+servers(Config) ->
+    {Old, New} = pair(Config, [], []),
+    lists:foreach(
+      fun({A, B, Kind, Name}) ->
+              {ok, Pid} = cluster:call(B, server, start, [Kind]),
+              Call = fun(To, Request, Time) -> cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, Request, Time) end) end) end,
+              To = {Name, cluster:node_of(B)},
+              lists:foreach(fun({Request, Expected}) -> ?assertEqual({ok, Expected}, Call(To, Request, 10_000)) end,
+                            [{{echo, x}, x}, {{echo_late, x, 10}, x}, {{elsewhere, x}, x}, {{twice, x}, x}, {{by_hand, x}, x}]),
+              ?assertMatch({exit, {timeout, {trunkline, call, _}}}, Call(Pid, never, 50)),
+              ?assertMatch({exit, {noproc, _}}, Call({nobody, cluster:node_of(B)}, x, 10_000)),
+              cluster:call(B, logger, set_primary_config, [level, none]),
+              ?assertMatch({exit, {bye, _}}, Call(Pid, {exit, bye}, 10_000)),
+              ?assertMatch({exit, {noproc, _}}, Call(Pid, x, 10_000))
+      end, [{A, B, Kind, Name} || {A, B} <- [{Old, New}, {New, Old}],
+                                  {Kind, Name} <- [{gen_server, test_gen_server}, {gen_statem, test_gen_statem}]]),
+    cluster:stop_all([Old, New]).
+
+%% That goes as OTP does it, or in single messages. (What goes by OTP has no order against the rest: the
+%% two events.)
+what_the_old_does_not_know(Config) ->
+    {Old, New} = pair(Config, [], []),
+    NodeOld = cluster:node_of(Old),
+    %% One message to many.
+    Receivers = [R1, R2] = cluster:call(Old, traffic, start_receivers, [2]),
+    Script = lists:append(lists:duplicate(50, [{multicast, Receivers, 100}, {send, R1, 10}, {multicast, [R2, R1], 80_000}, {call, R2, 10}])),
+    ?assertEqual([normal, normal], cluster:call(New, traffic, play_all, [[{Id, Script} || Id <- [1, 2]]])),
+    lists:foreach(
+      fun(R) ->
+              Numbers = [N || {N, {_, To, _}} <- lists:enumerate(Script), To =:= R orelse is_list(To)],
+              cluster:await(fun() -> cluster:call(Old, traffic, count, [R]) =:= 2 * length(Numbers) end),
+              Got = cluster:call(Old, traffic, received, [R]),
+              [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2]]
+      end, Receivers),
+    %% Functions, events, requests in collections, calls to many.
+    {ok, _} = cluster:call(Old, server, start, [gen_server]),
+    {ok, _} = cluster:call(Old, server, start, [gen_event]),
+    Got = cluster:call(
+            New, fun() ->
+                         Event = {test_gen_event, NodeOld},
+                         ok = trunkline_gen_event:add_handler(Event, manager, []),
+                         ok = trunkline_gen_event:notify(Event, first),
+                         ok = trunkline_gen_event:sync_notify(Event, second),
+                         Ids = lists:foldl(fun(N, Ids) -> trunkline:send_request({test_gen_server, NodeOld}, {echo, N}, N, Ids) end,
+                                           trunkline:reqids_new(), [1, 2]),
+                         {{reply, N1}, N1, Ids1} = trunkline:receive_response(Ids, 10_000, true),
+                         {{reply, N2}, N2, _} = trunkline:receive_response(Ids1, 10_000, true),
+                         {trunkline_erpc:call(NodeOld, erlang, node, []),
+                          traffic:attempt(fun() -> trunkline_erpc:call(NodeOld, erlang, exit, [bye]) end),
+                          trunkline_erpc:multicall([NodeOld, node()], erlang, node, []),
+                          lists:sort(trunkline_gen_event:call(Event, manager, seen)),
+                          trunkline:multi_call([NodeOld], test_gen_server, {echo, x}),
+                          lists:sort([N1, N2])}
+                 end),
+    ?assertEqual({NodeOld, {exit, {exception, bye}}, [{ok, NodeOld}, {ok, cluster:node_of(New)}],
+                  [{event, first}, {event, second}], {[{NodeOld, x}], []}, [1, 2]}, Got),
+    ?assertMatch(#{state := up, sessions := 1}, info(New, Old)),
+    no_loss(Old, New),
+    cluster:stop_all([Old, New]).
+
+%% It knows the goodbye, and no more: its lanes and ours are given up without a loss. Who waits for a
+%% reply, at either side, hears that the session has ended.
+old_is_drained(Config) ->
+    {Old, New} = pair(Config, [], []),
+    [NodeOld, NodeNew] = [cluster:node_of(N) || N <- [Old, New]],
+    lists:foreach(
+      fun(Round) ->
+              Loads = loads(Old, New),
+              Callers = [begin
+                             {ok, Server} = cluster:call(B, server, start, [gen_server]),
+                             Self = self(),
+                             Caller = spawn_link(fun() -> Self ! {self(), cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(Server, {wait, x}, infinity) end) end)} end),
+                             cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 1 end),
+                             {Caller, cluster:node_of(B)}
+                         end || Round =:= 1, {A, B} <- [{Old, New}, {New, Old}]],
+              ?assertEqual(ok, cluster:call(New, trunkline, drain, [NodeOld])),
+              ?assertMatch(#{state := drained, lanes := []}, info(New, Old)),
+              cluster:await_state(Old, New, greeting),
+              lists:foreach(fun({Caller, Node}) -> receive {Caller, Result} -> ?assertMatch({exit, {{nodedown, Node}, _}}, Result) end end, Callers),
+              streams:flowing(Loads, ?DEADLINE),
+              %% It says hello again, and is told.
+              cluster:call(Old, logger, set_primary_config, [level, none]),
+              #{link := Link} = cluster:call(Old, trunkline_peers, lookup, [NodeNew]),
+              true = cluster:call(Old, erlang, exit, [Link, kill]),
+              cluster:await(fun() -> case cluster:call(Old, trunkline_peers, lookup, [NodeNew]) of
+                                         #{link := Another, state := greeting} when Another =/= Link -> true;
+                                         Other -> Other
+                                     end end),
+              streams:flowing(Loads, ?DEADLINE),
+              ?assertMatch(#{state := drained}, info(New, Old)),
+              ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+              no_loss(Old, New),
+              true = cluster:call(New, erlang, disconnect_node, [NodeOld]),
+              cluster:await(fun() -> not lists:member(NodeNew, cluster:call(Old, erlang, nodes, [connected])) end),
+              connect(New, Old)
+      end, [1, 2, 3]),
+    exchange:both_ways(Old, New),
+    cluster:stop_all([Old, New]).
+
+%% In good order, under load, at either node, and starts again.
+old_stops(Config) ->
+    {Old, New} = pair(Config, [{lanes, 3}], [{lanes, 2}]),
+    Loads = loads(Old, New),
+    lists:foreach(fun(At) ->
+                          ok = cluster:call(At, cluster, stop_trunkline, []),
+                          streams:flowing(Loads, ?DEADLINE),
+                          ok = cluster:call(At, cluster, start_trunkline, [[{lanes, 4}]]),
+                          cluster:await_up(Old, New),
+                          streams:flowing(Loads, ?DEADLINE)
+                  end, [Old, New, Old, New]),
+    ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+    cluster:stop_all([Old, New]).
+
+%% --- upgrades ---------------------------------------------------------------------------
+
+%% Three nodes, one after the other: Trunkline takes leave there, what is sent ends, the node stops, and
+%% starts again under its name with the new release. Nothing is lost, there or between the others.
+upgraded_one_by_one(Config) ->
+    Names = [peer:random_name("trunkline_upgraded") || _ <- [1, 2, 3]],
+    Nodes = [start(old, Config, [], Name) || Name <- Names],
+    [connect(X, Y) || X <- Nodes, Y <- Nodes, X < Y],
+    Upgraded = lists:foldl(
+                 fun(Name, [Node | [X, Y] = Others]) ->
+                         Beside = loads(X, Y),
+                         Loads = [loads(Node, Other) || Other <- Others],
+                         ok = leave(Node, Others),
+                         [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
+                         [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
+                         cluster:stop(Node),
+                         [cluster:await_state(Other, Node, down) || Other <- Others],
+                         New = start(new, Config, [], Name),
+                         [connect(Other, New) || Other <- Others],
+                         [exchange:one_way(A, B, [20, 70_000, 1]) || Other <- Others, {A, B} <- [{New, Other}, {Other, New}]],
+                         streams:flowing(Beside, ?DEADLINE),
+                         ?assertEqual(0, streams:finish(Beside, ?DEADLINE)),
+                         no_loss(X, Y),
+                         Others ++ [New]
+                 end, Nodes, Names),
+    [?assertNot(is_old(Node)) || Node <- Upgraded],
+    cluster:stop_all(Upgraded).
+
+%% The others drain it, where they can; else it is stopped in good order.
+leave(Node, Others) ->
+    lists:foreach(fun(Other) -> is_old(Other) orelse (ok = cluster:call(Other, trunkline, drain, [cluster:node_of(Node)])) end, Others),
+    cluster:call(Node, cluster, stop_trunkline, []).
+
+%% The application stops, its code is changed, and it starts, while the node goes on: there, and
+%% back, under load. In between messages go by plain distribution.
+upgraded_in_place(Config) ->
+    A = start(new, Config, []),
+    B = start(old, Config, []),
+    connect(A, B),
+    Loads = loads(A, B),
+    lists:foreach(fun(Version) ->
+                          ok = cluster:call(B, cluster, stop_trunkline, []),
+                          streams:flowing(Loads, ?DEADLINE),
+                          ok = cluster:call(B, fun() -> change_code(?config(old, Config), ?config(new, Config), Version) end),
+                          streams:flowing(Loads, ?DEADLINE),
+                          ok = cluster:call(B, cluster, start_trunkline, [[]]),
+                          cluster:await_up(A, B),
+                          streams:flowing(Loads, ?DEADLINE),
+                          ?assertEqual(Version =:= old, is_old(B)),
+                          {ok, Release} = cluster:call(B, application, get_key, [trunkline, vsn]),
+                          ?assertMatch(#{release := Release}, info(A, B))
+                  end, [new, old, new]),
+    ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+    exchange:both_ways(A, B),
+    cluster:stop_all([A, B]).
+
+%% At the node: what is loaded of the one version is loaded from the other.
+change_code(Old, New, Version) ->
+    {From, To} = case Version of
+                     new -> {Old, New};
+                     old -> {New, Old}
+                 end,
+    ok = application:unload(trunkline),
+    true = code:del_path(From),
+    true = code:add_patha(To),
+    lists:foreach(fun(Module) ->
+                          %% Senders are in this code now and then; none stays.
+                          cluster:await(fun() -> code:soft_purge(Module) end),
+                          case code:load_file(Module) of
+                              {module, Module} -> ok;
+                              {error, nofile} -> true = code:delete(Module)
+                          end
+                  end, [Module || {Module, File} <- code:all_loaded(), is_list(File), filename:dirname(File) =:= From]).
+
+%% A node of the one version is killed under load, and one of the other comes back under its name: what
+%% was meant for the one before does not reach it, and what did not arrive has been counted.
+new_takes_the_name_of_old(Config) ->
+    A = start(new, Config, []),
+    Name = peer:random_name("trunkline_again"),
+    lists:foreach(
+      fun(Versions) ->
+              [B, B2] = lists:foldl(
+                          fun(Version, Before) ->
+                                  Node = start(Version, Config, [], Name),
+                                  connect(A, Node),
+                                  [To] = cluster:call(Node, traffic, start_watchers, [1]),
+                                  true = cluster:call(Node, erlang, register, [target, To]),
+                                  Tag = {Version, length(Before)},
+                                  cluster:suspend(Node),
+                                  #{lost := Lost} = info(A, Node),
+                                  ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> trunkline:send({target, cluster:node_of(Node)}, {from, Tag, N, x}) end, lists:seq(1, 200)) end),
+                                  case Before of
+                                      [] ->
+                                          cluster:kill(Node),
+                                          cluster:await_state(A, Node, down),
+                                          %% The counters are those of lanes that came after.
+                                          cluster:await(fun() -> #{lost := Now} = info(A, Node),
+                                                                 lists:sum(maps:values(Now)) - lists:sum(maps:values(Lost)) =:= 200 end);
+                                      [_] ->
+                                          cluster:continue(Node),
+                                          cluster:await(fun() -> cluster:call(Node, traffic, count, [To]) =:= 200 end),
+                                          ?assertEqual(#{Tag => {200, 200, []}}, cluster:call(Node, traffic, summary, [To]))
+                                  end,
+                                  Before ++ [Node]
+                          end, [], Versions),
+              cluster:stop_all([B2, B]),
+              cluster:await_state(A, B2, down)
+      end, [[old, new], [new, old], [old, old]]),
+    cluster:stop(A).
+
+%% --- nodes that join and leave ------------------------------------------------------------
+
+%% Drained by all others, by itself, stopped in good order, and killed. Nothing is lost but by the kill, all
+%% that comes is in order, and what goes between the others is not disturbed.
+joined_and_left(Config) ->
+    A = start(new, Config, []),
+    B = start(old, Config, []),
+    connect(A, B),
+    Beside = loads(A, B),
+    lists:foreach(
+      fun({How, Version}) ->
+              C = start(Version, Config, []),
+              [cluster:connect(C, X) || X <- [A, B]],
+              Loads = [streams:both_ways(X, C) || X <- [A, B]],          % at once, while the links come up
+              [cluster:await_up(C, X) || X <- [A, B]],
+              [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
+              ok = left(How, C, A),
+              case How of
+                  killed ->
+                      [cluster:await_state(X, C, down) || X <- [A, B]],
+                      %% What came, came in order.
+                      [?assertEqual([], [Odd || Pid <- Pids, {_, _, Odd} <- maps:values(cluster:call(X, traffic, summary, [Pid])), Odd =/= []])
+                       || Load <- Loads, {From, X, {Pids, _}} <- Load, From =:= C],
+                      [cluster:call(From, traffic, stop_stream, [Stream]) || Load <- Loads, {From, _, {_, Streams}} <- Load, From =/= C, {_, _, Stream} <- Streams];
+                  _ ->
+                      [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
+                      [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
+                      cluster:stop(C)
+              end,
+              streams:flowing(Beside, ?DEADLINE)
+      end, [{drained, new}, {drained, old}, {drains_all, new}, {stopped, new}, {stopped, old}, {killed, new}, {killed, old}]),
+    ?assertEqual(0, streams:finish(Beside, ?DEADLINE)),
+    no_loss(A, B),
+    cluster:stop_all([A, B]).
+
+left(drained, C, A) -> cluster:call(A, trunkline, drain, [cluster:node_of(C)]);
+left(drains_all, C, _) -> cluster:call(C, trunkline, drain, []);
+left(stopped, C, _) -> cluster:call(C, cluster, stop_trunkline, []);
+left(killed, C, _) -> cluster:kill(C).
+
+%% --- load -------------------------------------------------------------------------------
+
+loads(A, B) ->
+    Loads = streams:both_ways(A, B),
+    streams:flowing(Loads, ?DEADLINE),
+    Loads.
