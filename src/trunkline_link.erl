@@ -606,8 +606,9 @@ drain(Ref, Deadline, D) ->
         #link{peer = #peer{agreement = #{capabilities := Capabilities}}, mode = send} when Result =:= ok ->
             case lists:member(drain, Capabilities) of
                 true ->
+                    Next = be_drained(D1),
                     answer_drain(Ref, ok),
-                    be_drained(D1);
+                    Next;
                 false ->
                     drained_alone(Ref, ok, D1)
             end;
@@ -618,14 +619,15 @@ drain(Ref, Deadline, D) ->
 %% The session has ended here: so it must there.
 drained_alone(Ref, Result, #link{inlets = Inlets, finishing = Finishing, peer = Peer} = D) ->
     trunkline_leave:finish(Inlets ++ Finishing),
-    D1 = without_route(lost_queued, end_session(D)),
+    Next = be_drained(without_route(lost_queued, end_session(D))),
     answer_drain(Ref, Result),
+    %% The connection may be busy: this can take some time.
     case {Result, Peer} of
-        {timeout, #peer{pid = Pid}} -> Pid ! {goodbye, self(), make_ref()};    % it may not have been said
+        {timeout, #peer{pid = Pid}} -> Pid ! {goodbye, self(), make_ref()}, ok;    % it may not have been said
         _ -> ok
     end,
-    decline(D1),
-    be_drained(D1).
+    decline(D),
+    Next.
 
 be_drained(#link{node = Node} = D) ->
     Drained = dismiss(again, set_path(direct, D)),
