@@ -13,6 +13,7 @@
 
 -export([send/2, send/3, cast/2]).
 -export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([monitor/1, monitor/2, demonitor/1, demonitor/2]).
 -export([info/0, info/1]).
 
 -export_type([destination/0, server_ref/0, request_id/0, response/0, response_timeout/0]).
@@ -211,6 +212,30 @@ receive_response(RequestId, Timeout) ->
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     trunkline_call:check_response(Message, RequestId).
+
+%% As erlang:monitor/2. The 'DOWN' message comes after all that the monitored process has sent
+%% to this one with Trunkline, and with noconnection as its reason when the session
+%% with that node ends.
+-spec monitor(pid() | atom() | {RegisteredName :: atom(), node()}) -> reference().
+monitor(Process) ->
+    trunkline_monitor:monitor(Process).
+
+-spec monitor(process, pid() | atom() | {RegisteredName :: atom(), node()}) -> reference();
+             (port, erlang:monitor_port_identifier()) -> reference();
+             (time_offset, clock_service) -> reference().
+monitor(process, Process) ->
+    trunkline_monitor:monitor(Process);
+monitor(Type, Item) ->
+    erlang:monitor(Type, Item).
+
+%% As erlang:demonitor/1,2, of every monitor.
+-spec demonitor(reference()) -> true.
+demonitor(Ref) ->
+    trunkline_monitor:demonitor(Ref, []).
+
+-spec demonitor(reference(), [flush | info]) -> boolean().
+demonitor(Ref, Options) ->
+    trunkline_monitor:demonitor(Ref, Options).
 
 %% What is going on, read without asking any process.
 -spec info() -> info().

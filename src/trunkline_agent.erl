@@ -17,13 +17,16 @@
 %% told twice; the reply is first in the lane, and with it the caller's alias
 %% is gone.)
 %%
+%% Monitors (trunkline_monitor) come and are kept in the same way, and go when the server
+%% ends, or when they are taken back. The news takes the lane of the server's own messages.
+%%
 %% The agent is the inlet itself: only the process that delivers a sender's
 %% messages can deliver its requests in order with them. This module is the
 %% agent's state and its steps; the inlet takes them. A server is monitored once,
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, down/3, sweep/1]).
+-export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, down/3, sweep/1]).
 -export([receiver/1, refuse/1]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
@@ -38,20 +41,31 @@
                  | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % behind a large message
-                 | {down, Server :: pid() | atom(), caller()}.
+                 | {down, Server :: pid() | atom(), caller()}
+                 | {monitor, Server :: pid() | atom(), Caller :: pid(), reference()}
+                 | {demonitor, reference()}
+                 | {ended, object(), Caller :: pid(), reference()}.
+%% What is monitored, as 'DOWN' names it.
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 %% What makes of a command's message the one that somebody gets.
--type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, Server :: pid() | atom(), caller()}.
+-type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
+
+%% A server that ends may have very many monitors: after so many the inlet looks at what
+%% else has come.
+-define(MONITORS, 1000).
 
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         callers = #{} :: #{caller() => []}}).       % whose reply is awaited
+         callers = #{} :: #{caller() => []},         % whose reply is awaited
+         monitors = #{} :: #{reference() => {Caller :: pid(), object()}}}).
 -record(agent,
         {route :: trunkline_route:route(),
-         servers = #{} :: #{pid() => #server{}}}).
+         servers = #{} :: #{pid() => #server{}},
+         monitored = #{} :: #{reference() => Server :: pid()}}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at a node, and answers by the
@@ -68,8 +82,14 @@ step(Command, Message, Agent) ->
             Agent1;
         {To, Wrap, Agent1} ->
             To ! wrap(Wrap, Message),
+            ok = delivered(Command),
             Agent1
     end.
+
+%% The message that the command has brought.
+-spec delivered(trunkline_lane:to()) -> ok.
+delivered({ended, _, Caller, Ref}) -> trunkline_monitors:leave(Caller, Ref);
+delivered(_) -> ok.
 
 %% Does what the command asks for, but does not send the message; answers to whom
 %% it should be sent and how.
@@ -78,14 +98,8 @@ address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
     {Caller, {reply, Caller}, Agent};
-address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = Agent)
-  when is_pid(Server) ->
-    #server{lane = Lane, callers = Callers} = Known =
-        case Servers of
-            #{Server := Before} -> Before;
-            #{} -> #server{monitor = monitor(process, Server),
-                           lane = trunkline_sender:alias_of_lane(Route, Server)}
-        end,
+address({call, Server, Pid, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
+    #server{lane = Lane, callers = Callers} = Known = server(Server, Agent),
     Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
     {Server, {call, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
 address({call, Name, Pid, Caller}, Agent) ->
@@ -106,12 +120,44 @@ address({cancel, Name, Caller}, Agent) ->
         _ -> {nobody, Agent}
     end;
 address({down, Server, Caller}, Agent) ->
-    {Caller, {down, Server, Caller}, Agent}.
+    {Caller, {down, Server, Caller}, Agent};
+address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
+    case whereis(Name) of
+        Server when is_pid(Server) ->
+            {nobody, add_monitor(Server, {Name, node()}, Caller, Ref, Agent)};
+        _ ->
+            send({ended, {Name, node()}, Caller, Ref}, noproc, self(), Agent),
+            {nobody, Agent}
+    end;
+address({monitor, Server, Caller, Ref}, Agent) ->
+    {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
+address({demonitor, Ref}, #agent{servers = Servers, monitored = Monitored} = Agent) ->
+    case maps:take(Ref, Monitored) of
+        {Server, Monitored1} ->
+            #{Server := #server{monitors = Monitors} = Known} = Servers,
+            Known1 = Known#server{monitors = maps:remove(Ref, Monitors)},
+            {nobody, Agent#agent{servers = Servers#{Server := Known1}, monitored = Monitored1}};
+        error ->
+            {nobody, Agent}                  % it has ended
+    end;
+address({ended, Object, _, Ref}, Agent) ->
+    {Ref, {down, Object, Ref}, Agent}.
+
+server(Server, #agent{servers = Servers, route = Route}) ->
+    case Servers of
+        #{Server := Known} -> Known;
+        #{} -> #server{monitor = monitor(process, Server), lane = trunkline_sender:alias_of_lane(Route, Server)}
+    end.
+
+add_monitor(Server, Object, Caller, Ref, #agent{servers = Servers, monitored = Monitored} = Agent) ->
+    #server{monitors = Monitors} = Known = server(Server, Agent),
+    Agent#agent{servers = Servers#{Server => Known#server{monitors = Monitors#{Ref => {Caller, Object}}}},
+                monitored = Monitored#{Ref => Server}}.
 
 -spec wrap(wrap(), Message :: term()) -> term().
 wrap({call, From}, Request) -> {'$gen_call', From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
-wrap({down, Server, Caller}, Reason) -> {'DOWN', Caller, process, Server, Reason}.
+wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
 %% What the command brings is lost on this side: the caller need not wait for a reply.
 -spec broken(command(), agent()) -> agent().
@@ -119,6 +165,8 @@ broken({call, Server, _, Caller}, Agent) ->
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
+broken({ended, _, _, _} = Command, Agent) ->
+    step(Command, lost, Agent);
 broken(_, Agent) ->
     Agent.
 
@@ -127,6 +175,8 @@ broken(_, Agent) ->
 receiver({call, Server, _, _}) -> Server;
 receiver({cancel, Server, _}) -> Server;
 receiver({reply, _, Pid}) -> Pid;
+receiver({monitor, Server, _, _}) -> Server;
+receiver({ended, _, Caller, _}) -> Caller;
 receiver(_) -> unknown.
 
 %% A lane has taken these servers' replies to these callers.
@@ -142,24 +192,37 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-%% A server has died: nobody will reply.
+%% A server has died: nobody will reply, and who monitors it is told.
 -spec down(pid(), Reason :: term(), agent()) -> agent().
-down(Server, Reason, #agent{servers = Servers} = Agent) ->
+down(Server, Reason, #agent{servers = Servers, monitored = Monitored} = Agent) ->
     case maps:take(Server, Servers) of
-        {#server{callers = Callers}, Servers1} ->
+        {#server{monitor = Monitor, callers = Callers, monitors = Monitors} = Known, Servers1} ->
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
-            Agent#agent{servers = Servers1};
+            Now = some(?MONITORS, maps:next(maps:iterator(Monitors))),
+            lists:foreach(fun({Ref, {Caller, Object}}) -> send({ended, Object, Caller, Ref}, Reason, Server, Agent) end, Now),
+            Refs = [Ref || {Ref, _} <- Now],
+            Agent1 = Agent#agent{monitored = maps:without(Refs, Monitored)},
+            case maps:without(Refs, Monitors) of
+                None when map_size(None) =:= 0 ->
+                    Agent1#agent{servers = Servers1};
+                Rest ->
+                    self() ! {'DOWN', Monitor, process, Server, Reason},
+                    Agent1#agent{servers = Servers1#{Server => Known#server{callers = #{}, monitors = Rest}}}
+            end;
         error ->
             Agent
     end.
 
-%% Lets go of servers that nobody waits for. (Not at every reply: the next call
+some(N, {Key, Value, Iterator}) when N > 0 -> [{Key, Value} | some(N - 1, maps:next(Iterator))];
+some(_, _) -> [].
+
+%% Lets go of servers that nobody waits for, and nobody monitors. (Not at every reply: the next call
 %% would most often be to the same server.)
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
-                                                when map_size(Callers) =:= 0 ->
+    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers, monitors = Monitors})
+                                                when map_size(Callers) =:= 0, map_size(Monitors) =:= 0 ->
                                               demonitor(Monitor), false;
                                          (_, _) ->
                                               true

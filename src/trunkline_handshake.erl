@@ -34,7 +34,8 @@
 -define(PROTOCOL, {2, 2}).
 %% `request': gen_server calls are carried, with an agent beside the server.
 %% `large': large messages travel outside of the lanes.
--define(CAPABILITIES, [request, large]).
+%% `monitor': processes are monitored, by the agent beside them.
+-define(CAPABILITIES, [request, large, monitor]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->

@@ -120,9 +120,9 @@ loop(S) ->
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
             %% Nobody else may deliver it: see trunkline_opener.
             To ! Message,
-            loop(opener_ended(Opener, S));
+            loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {delivered, Opener} ->
-            loop(opener_ended(Opener, S));
+            loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
             loop(opener_ended(Opener, broken(Opener, S)));
         {'DOWN', _, process, Server, Reason} ->
@@ -265,6 +265,16 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
         #{Number := #large{to = To}} when is_tuple(To) -> S#inlet{agent = trunkline_agent:broken(To, Agent)};
         #{} -> S
     end.
+
+opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
+    case Openers of
+        #{Opener := Number} ->
+            #{Number := #large{to = To}} = All,
+            ok = trunkline_agent:delivered(To);
+        #{} ->
+            ok
+    end,
+    S.
 
 %% It has delivered its message, or it is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->
