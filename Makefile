@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call overload isolation ring mailbox distance
+BENCHES = flood throughput call monitor overload isolation ring mailbox distance
 
 .NOTPARALLEL:
 .PHONY: help demo test ct dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
@@ -32,6 +32,7 @@ compile: ## the application, in _build/default/lib/trunkline
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-call: ## calls a second, and how long they take
+bench-monitor: ## 100,000 monitors of processes on another node, set and fired
 bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes

@@ -17,8 +17,10 @@
 %% told twice; the reply is first in the lane, and with it the caller's alias
 %% is gone.)
 %%
-%% Monitors (trunkline_monitor) come and are kept in the same way, and go when the server
-%% ends, or when they are taken back. The news takes the lane of the server's own messages.
+%% Each monitor (trunkline_monitor) is one of the inlet's own, until the server ends or it is
+%% taken back: what the caller sends after it finds the server monitored. The news takes the
+%% lane of the server's own messages. There may be very many; therefore they are in a table of
+%% the inlet's, where no garbage collection moves them.
 %%
 %% The agent is the inlet itself: only the process that delivers a sender's
 %% messages can deliver its requests in order with them. This module is the
@@ -26,7 +28,7 @@
 %% however many calls are under way to it.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, down/3, sweep/1]).
+-export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, down/4, sweep/1]).
 -export([receiver/1, refuse/1]).
 
 -export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
@@ -53,19 +55,15 @@
 %% What makes of a command's message the one that somebody gets.
 -type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
 
-%% A server that ends may have very many monitors: after so many the inlet looks at what
-%% else has come.
--define(MONITORS, 1000).
-
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         callers = #{} :: #{caller() => []},         % whose reply is awaited
-         monitors = #{} :: #{reference() => {Caller :: pid(), object()}}}).
+         callers = #{} :: #{caller() => []}}).       % whose reply is awaited
 -record(agent,
         {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}},
-         monitored = #{} :: #{reference() => Server :: pid()}}).
+         %% {caller's reference, monitor}, {monitor, caller's reference, Caller, object()}
+         monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at a node, and answers by the
@@ -98,8 +96,14 @@ address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
     {Caller, {reply, Caller}, Agent};
-address({call, Server, Pid, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
-    #server{lane = Lane, callers = Callers} = Known = server(Server, Agent),
+address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = Agent)
+  when is_pid(Server) ->
+    #server{lane = Lane, callers = Callers} = Known =
+        case Servers of
+            #{Server := Before} -> Before;
+            #{} -> #server{monitor = monitor(process, Server),
+                           lane = trunkline_sender:alias_of_lane(Route, Server)}
+        end,
     Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
     {Server, {call, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
 address({call, Name, Pid, Caller}, Agent) ->
@@ -131,28 +135,24 @@ address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
     end;
 address({monitor, Server, Caller, Ref}, Agent) ->
     {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
-address({demonitor, Ref}, #agent{servers = Servers, monitored = Monitored} = Agent) ->
-    case maps:take(Ref, Monitored) of
-        {Server, Monitored1} ->
-            #{Server := #server{monitors = Monitors} = Known} = Servers,
-            Known1 = Known#server{monitors = maps:remove(Ref, Monitors)},
-            {nobody, Agent#agent{servers = Servers#{Server := Known1}, monitored = Monitored1}};
-        error ->
-            {nobody, Agent}                  % it has ended
-    end;
+address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
+    case Monitors =/= none andalso ets:take(Monitors, Ref) of
+        [{Ref, Monitor}] ->
+            true = ets:delete(Monitors, Monitor),
+            demonitor(Monitor);              % if its message is here, it means nothing
+        _ ->
+            true                             % it has ended
+    end,
+    {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
     {Ref, {down, Object, Ref}, Agent}.
 
-server(Server, #agent{servers = Servers, route = Route}) ->
-    case Servers of
-        #{Server := Known} -> Known;
-        #{} -> #server{monitor = monitor(process, Server), lane = trunkline_sender:alias_of_lane(Route, Server)}
-    end.
-
-add_monitor(Server, Object, Caller, Ref, #agent{servers = Servers, monitored = Monitored} = Agent) ->
-    #server{monitors = Monitors} = Known = server(Server, Agent),
-    Agent#agent{servers = Servers#{Server => Known#server{monitors = Monitors#{Ref => {Caller, Object}}}},
-                monitored = Monitored#{Ref => Server}}.
+add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
+    add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
+add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
+    Monitor = monitor(process, Server),
+    true = ets:insert(Monitors, [{Ref, Monitor}, {Monitor, Ref, Caller, Object}]),
+    Agent.
 
 -spec wrap(wrap(), Message :: term()) -> term().
 wrap({call, From}, Request) -> {'$gen_call', From, Request};
@@ -193,36 +193,30 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     end.
 
 %% A server has died: nobody will reply, and who monitors it is told.
--spec down(pid(), Reason :: term(), agent()) -> agent().
-down(Server, Reason, #agent{servers = Servers, monitored = Monitored} = Agent) ->
-    case maps:take(Server, Servers) of
-        {#server{monitor = Monitor, callers = Callers, monitors = Monitors} = Known, Servers1} ->
+-spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
+down(Monitor, Server, Reason, #agent{servers = Servers, monitors = Monitors} = Agent) ->
+    case Servers of
+        #{Server := #server{monitor = Monitor, callers = Callers}} ->
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
-            Now = some(?MONITORS, maps:next(maps:iterator(Monitors))),
-            lists:foreach(fun({Ref, {Caller, Object}}) -> send({ended, Object, Caller, Ref}, Reason, Server, Agent) end, Now),
-            Refs = [Ref || {Ref, _} <- Now],
-            Agent1 = Agent#agent{monitored = maps:without(Refs, Monitored)},
-            case maps:without(Refs, Monitors) of
-                None when map_size(None) =:= 0 ->
-                    Agent1#agent{servers = Servers1};
-                Rest ->
-                    self() ! {'DOWN', Monitor, process, Server, Reason},
-                    Agent1#agent{servers = Servers1#{Server => Known#server{callers = #{}, monitors = Rest}}}
-            end;
-        error ->
+            Agent#agent{servers = maps:remove(Server, Servers)};
+        #{} ->
+            case Monitors =/= none andalso ets:take(Monitors, Monitor) of
+                [{Monitor, Ref, Caller, Object}] ->
+                    true = ets:delete(Monitors, Ref),
+                    send({ended, Object, Caller, Ref}, Reason, Server, Agent);
+                _ ->
+                    ok
+            end,
             Agent
     end.
 
-some(N, {Key, Value, Iterator}) when N > 0 -> [{Key, Value} | some(N - 1, maps:next(Iterator))];
-some(_, _) -> [].
-
-%% Lets go of servers that nobody waits for, and nobody monitors. (Not at every reply: the next call
+%% Lets go of servers that nobody waits for. (Not at every reply: the next call
 %% would most often be to the same server.)
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers, monitors = Monitors})
-                                                when map_size(Callers) =:= 0, map_size(Monitors) =:= 0 ->
+    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
+                                                when map_size(Callers) =:= 0 ->
                                               demonitor(Monitor), false;
                                          (_, _) ->
                                               true

@@ -125,8 +125,8 @@ loop(S) ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
             loop(opener_ended(Opener, broken(Opener, S)));
-        {'DOWN', _, process, Server, Reason} ->
-            loop(S#inlet{agent = trunkline_agent:down(Server, Reason, S#inlet.agent)});
+        {'DOWN', Monitor, process, Server, Reason} ->
+            loop(S#inlet{agent = trunkline_agent:down(Monitor, Server, Reason, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         finish ->

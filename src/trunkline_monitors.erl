@@ -1,14 +1,14 @@
 %% Who monitors what at other nodes, and the process that sees to it that nobody waits in vain.
 %%
-%% The table has a row for each monitor by lane (trunkline_monitor), from before the
+%% A table has a row for each monitor by lane (trunkline_monitor), from before the
 %% command is handed over until its 'DOWN' has been delivered:
 %%
 %%     {{Caller, Ref}, Session, Object}
 %%
-%% and one for each process that the keeper, a process of this module, watches:
+%% and another one, small and often read, for each that the keeper, a process of this module, watches:
 %%
-%%     {{watched, Caller}, {}}              when it dies: its monitors are taken back
-%%     {{watched, Session}, Inlets}         when all of them have ended: noconnection
+%%     {Caller, {}}              when it dies its monitors are taken back
+%%     {Session, Inlets}         when all of them have ended: noconnection
 %%
 %% A session is named by the first of its inlets. They deliver what has arrived before they
 %% end, in no order among them; therefore all must have ended before a caller is told.
@@ -16,11 +16,11 @@
 %% Whoever enters a row looks afterwards whether its session is watched, and if not, asks
 %% the keeper to. The keeper, at the end of a session, first takes away that mark, and then
 %% looks for rows. So each row is seen by one of the two. A keeper that was killed has
-%% a successor, which finds in the table whom to watch; what has ended meanwhile it
+%% a successor, which finds in the tables whom to watch; what has ended meanwhile it
 %% hears at once. (A process that has monitored something is watched until it dies.)
 %%
-%% The table belongs to the process that starts and stops the application, so that it
-%% outlives whoever is killed, and the callers can be told at the very end.
+%% The tables belong to the process that starts and stops the application, so that they
+%% outlive whoever is killed, and the callers can be told at the very end.
 -module(trunkline_monitors).
 -behaviour(gen_server).
 
@@ -33,13 +33,16 @@
 %% ms until the keeper is asked again after it has died.
 -define(AGAIN, 1).
 
+-define(WATCHED, trunkline_monitors_watched).
+
 -record(keeper,
         {watched = #{} :: #{pid() => caller | {inlet_of, Session :: pid()}},
          sessions = #{} :: #{Session :: pid() => Inlets :: pos_integer()}}).     % that have not ended
 
 -spec create() -> ok.
 create() ->
-    ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}, {read_concurrency, true}]),
+    ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
+    ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
     ok.
 
 %% The application stops: who still waits is told, and nobody can enter.
@@ -47,10 +50,9 @@ create() ->
 close() ->
     try ets:rename(?MODULE, trunkline_monitors_closed) of
         Table ->
-            lists:foreach(fun({{Caller, Ref}, _, Object}) when is_pid(Caller) -> noconnection(Ref, Object);
-                             (_) -> ok
-                          end, ets:tab2list(Table)),
+            lists:foreach(fun({{_, Ref}, _, Object}) -> noconnection(Ref, Object) end, ets:tab2list(Table)),
             true = ets:delete(Table),
+            true = ets:delete(?WATCHED),
             ok
     catch
         error:badarg -> ok
@@ -72,7 +74,7 @@ enter(Ref, Object, Inlets) ->
         error:badarg -> false
     end.
 
-is_watched(Pid) -> ets:member(?MODULE, {watched, Pid}).
+is_watched(Pid) -> ets:member(?WATCHED, Pid).
 
 watch(Inlets) ->
     try
@@ -111,15 +113,16 @@ start_link() ->
 
 -spec init([]) -> {ok, #keeper{}}.
 init([]) ->
-    {ok, ets:foldl(fun({{watched, Pid}, {}}, S) -> watch_caller(Pid, S);
-                      ({{watched, _}, Inlets}, S) -> watch_session(Inlets, S);
-                      ({_, Session, _}, S) ->
+    Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
+                           ({_, Inlets}, S) -> watch_session(Inlets, S)
+                        end, #keeper{}, ets:tab2list(?WATCHED)),
+    {ok, ets:foldl(fun({_, Session, _}, S) ->
                            %% Without a mark either it has ended, or the caller is about to ask.
-                           case ets:member(?MODULE, {watched, Session}) of
+                           case is_watched(Session) of
                                true -> S;
                                false -> watch_session({Session}, S)
                            end
-                   end, #keeper{}, ?MODULE)}.
+                   end, Known, ?MODULE)}.
 
 -spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | {error, badarg}, #keeper{}}.
 handle_call({watch, Caller, Inlets}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
@@ -156,7 +159,7 @@ watch_caller(Caller, #keeper{watched = Watched} = S) when is_map_key(Caller, Wat
     S;
 watch_caller(Caller, #keeper{watched = Watched} = S) ->
     _ = monitor(process, Caller),
-    true = ets:insert(?MODULE, {{watched, Caller}, {}}),
+    true = ets:insert(?WATCHED, {Caller, {}}),
     S#keeper{watched = Watched#{Caller => caller}}.
 
 watch_session(Inlets, #keeper{watched = Watched, sessions = Sessions} = S) ->
@@ -166,7 +169,7 @@ watch_session(Inlets, #keeper{watched = Watched, sessions = Sessions} = S) ->
             S;
         New ->
             lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, New),
-            true = ets:insert(?MODULE, {{watched, Session}, Inlets}),
+            true = ets:insert(?WATCHED, {Session, Inlets}),
             S#keeper{watched = maps:merge(Watched, maps:from_keys(New, {inlet_of, Session})),
                      sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + length(New)}}
     end.
@@ -177,12 +180,12 @@ caller_ended(Caller) ->
                           true = ets:delete(?MODULE, {Caller, Ref}),
                           trunkline_monitor:cancel(Object, Caller, Ref)
                   end, ets:select(?MODULE, [{{{Caller, '$1'}, '_', '$2'}, [], [['$1', '$2']]}])),
-    true = ets:delete(?MODULE, {watched, Caller}).
+    true = ets:delete(?WATCHED, Caller).
 
 %% The mark has to go first, but a successor must find what this process has not done: in
 %% the rows themselves. What the caller has handed over may come to the next session.
 session_ended(Session) ->
-    true = ets:delete(?MODULE, {watched, Session}),
+    true = ets:delete(?WATCHED, Session),
     lists:foreach(fun([Caller, Ref, Object]) ->
                           noconnection(Ref, Object),
                           true = ets:delete(?MODULE, {Caller, Ref}),
