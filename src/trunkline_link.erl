@@ -14,8 +14,8 @@
 %%       | == batches ==============> inlets         |    up: when my lanes have
 %%       | <============== batches == lanes          |    inlets, and so have yours
 %%       |                                           |
-%%       | -- goodbye -----------------------------> |    on an orderly stop: both
-%%       | <--------------------------- goodbye_ok - |    have delivered everything
+%%       | -- goodbye -----------------------------> |    on an orderly stop, or to drain
+%%       | <--------------------------- goodbye_ok - |    the link (see trunkline_leave)
 %%
 %% A session is what two links share from hello to the end of either, on one
 %% connection: after the connection was lost a link names its next session anew,
@@ -57,7 +57,7 @@
 -include("trunkline_route.hrl").
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/2, notify/2, leave/1]).
+-export([start_link/2, notify/2, leave/1, drain/2]).
 -export([callback_mode/0, init/1, handle_event/4, terminate/3]).
 
 -export_type([event/0]).
@@ -65,14 +65,12 @@
 -type event() :: nodeup | nodedown
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
+               | {drain, trunkline_leave:deadline()}     % the same, and for longer
                | connect                        % somebody has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(GOODBYE, 3000).            % for an orderly stop, while nothing goes on
--define(FINISH, 1000).             % for what has arrived by then
--define(AGAIN, 20).                % when the connection is busy
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
@@ -125,6 +123,17 @@ leave(Links) ->
     Monitored = [monitor(process, Link) || Link <- Links],
     lists:foreach(fun(Link) -> notify(Link, leave) end, Links),
     lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
+
+%% Ends this link in good order; nobody starts another one until the nodes connect anew (see
+%% trunkline_links). `not_up': there was nothing to end.
+-spec drain(pid(), trunkline_leave:deadline()) -> ok | timeout | noconnection | not_up.
+drain(Link, Deadline) ->
+    Ref = monitor(process, Link),
+    notify(Link, {drain, Deadline}),
+    receive
+        {'DOWN', Ref, process, _, {shutdown, {drained, Result}}} -> Result;
+        {'DOWN', Ref, process, _, _} -> noconnection
+    end.
 
 -spec callback_mode() -> gen_statem:callback_mode_result().
 callback_mode() -> handle_event_function.
@@ -323,6 +332,12 @@ handle_event(state_timeout, forget, down, #link{node = Node}) ->
     keep_state_and_data;
 handle_event(info, leave, _, D) ->
     {stop, {shutdown, leave}, D};
+handle_event(info, {drain, Deadline}, up, D) ->
+    Result = take_leave(up, Deadline, D),
+    show(drained, D#link{inlets = [], finishing = []}),
+    {stop, {shutdown, {drained, Result}}, D};
+handle_event(info, {drain, _}, _, _) ->
+    keep_state_and_data;           % who asked looks again
 handle_event(info, {timeout, _, report}, _, D) ->
     {keep_state, report(D#link{reported = false})};
 handle_event(_, _, _, _) ->
@@ -330,22 +345,20 @@ handle_event(_, _, _, _) ->
     keep_state_and_data.
 
 -spec terminate(term(), atom(), #link{}) -> ok.
+terminate({shutdown, {drained, _}}, _, _) ->
+    ok;
 terminate(Reason, State, #link{route = #route{}} = D) ->
     Orderly = case Reason of
                   shutdown -> true;
                   {shutdown, _} -> true;
                   _ -> false
               end,
-    _ = set_path(wait, D),
     case Orderly of
         true ->
-            take_leave(State, D),
-            finish_inlets(D),
-            count_lost(lost_queued, D),
-            _ = set_path(direct, D),
-            _ = trunkline_route:withdraw(D#link.node),
+            _ = take_leave(State, infinity, D),
             trunkline_peers:delete(D#link.node);
         false ->
+            _ = set_path(wait, D),
             ok                % the next link does the rest: see succeed/2
     end;
 terminate(_, _, #link{node = Node}) ->
@@ -525,74 +538,29 @@ end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
 
-%% Both sides deliver what they have, then this one goes.
-take_leave(State, #link{peer = #peer{} = Peer, goodbye = Goodbye} = D) when State =:= up; State =:= closing ->
-    Ref = drain(D),
+%% Both sides deliver what they have, then this one goes. Senders use plain distribution
+%% from here on.
+take_leave(State, Deadline, #link{node = Node, stats = Stats, inlets = Inlets, finishing = Finishing} = D) ->
+    _ = set_path(wait, D),
+    Farewell = farewell(State, D),
+    Result = trunkline_leave:take(Farewell#{inlets => Inlets ++ Finishing, stats => Stats}, Deadline),
+    count_lost(lost_queued, D),
+    _ = set_path(direct, D),
+    _ = trunkline_route:withdraw(Node),
+    Result.
+
+farewell(State, #link{peer = #peer{pid = Pid, monitor = Monitor}, goodbye = Goodbye} = D)
+  when State =:= up; State =:= closing ->
     Owed = case Goodbye of
-               {Pid, Theirs, _, _} -> [{Pid, Theirs}];
+               {Peer, Theirs, _, _} -> [{Peer, Theirs}];
                none -> []
            end,
-    say_goodbye(Peer, Ref),
-    await_leave([goodbye_ok | lanes(D)], Owed, Ref, Peer, patience(D#link.stats));
-take_leave(_, #link{mode = hold} = D) ->
+    #{session => {Pid, Monitor, Owed}, ref => drain(D), lanes => lanes(D)};
+farewell(_, #link{mode = hold} = D) ->
     #link{changing = {Ref, Lanes}} = change_mode(direct, D),
-    await_leave(Lanes, [], Ref, none, patience(D#link.stats));
-take_leave(_, _) ->
-    ok.
-
-%% The connection may be busy, and this must come to an end.
-say_goodbye(#peer{pid = Pid}, Ref) ->
-    case erlang:send(Pid, {goodbye, self(), Ref}, [nosuspend, noconnect]) of
-        nosuspend -> _ = erlang:send_after(?AGAIN, self(), {say_goodbye, Ref}), ok;
-        _ -> ok
-    end.
-
-%% Missing are lanes that are not through, and the peer's goodbye_ok. If the peer
-%% leaves too, it is owed one, as soon as our lanes are through.
-await_leave([], [], _, _, _) ->
-    ok;
-await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience)
-  when Missing =:= []; Missing =:= [goodbye_ok] ->
-    Pid ! {goodbye_ok, Theirs},
-    await_leave(Missing, Owed, Ref, Peer, Patience);
-await_leave(Missing, Owed, Ref, Peer, {Timer, Before, Stats} = Patience) ->
-    receive
-        {lane_drained, Ref, Lane} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
-        {lane_mode, Ref, Lane, _} ->
-            await_leave(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
-        {goodbye_ok, Ref} ->
-            await_leave(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
-        {goodbye, Pid, Theirs} ->
-            await_leave(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
-        {say_goodbye, Ref} ->
-            say_goodbye(Peer, Ref),
-            await_leave(Missing, Owed, Ref, Peer, Patience);
-        {'DOWN', Monitor, process, _, _} when Peer =/= none, Monitor =:= Peer#peer.monitor ->
-            ok;
-        {timeout, Timer, goodbye} ->
-            %% Large messages may take their time, as long as something goes on.
-            case trunkline_stats:read_all(Stats) of
-                Before -> ok;
-                _ -> await_leave(Missing, Owed, Ref, Peer, patience(Stats))
-            end
-    end.
-
-%% For so long, and longer if anything that is counted has changed by then.
-patience(Stats) ->
-    {erlang:start_timer(?GOODBYE, self(), goodbye), trunkline_stats:read_all(Stats), Stats}.
-
-%% What has arrived is delivered, also if the peer has not said goodbye.
-finish_inlets(#link{inlets = Inlets, finishing = Finishing}) ->
-    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
-    Timer = erlang:start_timer(?FINISH, self(), finish),
-    lists:foreach(fun(Inlet) ->
-                          Ref = monitor(process, Inlet),
-                          receive
-                              {'DOWN', Ref, process, _, _} -> ok;
-                              {timeout, Timer, finish} -> self() ! {timeout, Timer, finish}, ok
-                          end
-                  end, Inlets ++ Finishing).
+    #{session => none, ref => Ref, lanes => Lanes};
+farewell(_, _) ->
+    #{session => none, ref => make_ref(), lanes => []}.
 
 %% Also what was to be done by a timer is done earlier: it starts anew.
 reached(Reach, D) ->
@@ -685,7 +653,11 @@ recheck() -> {{timeout, recheck}, ?RECHECK, []}.
 
 %% --- what others see ------------------------------------------------------
 
-enter(State, #link{node = Node, peer = Peer} = D) ->
+enter(State, D) ->
+    show(State, D),
+    {next_state, State, D, timeouts(State)}.
+
+show(State, #link{node = Node, peer = Peer} = D) ->
     ok = trunkline_peers:put(
            Node, #{state => State, link => self(), stats => D#link.stats,
                    since => erlang:system_time(millisecond),
@@ -693,8 +665,7 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
                    agreement => case Peer of
                                     #peer{agreement = Agreement} -> Agreement;
                                     none -> none
-                                end}),
-    {next_state, State, D, timeouts(State)}.
+                                end}).
 
 timeouts(down) -> [{state_timeout, ?FORGET, forget}];
 timeouts(_) -> [].

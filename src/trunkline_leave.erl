@@ -1,0 +1,111 @@
+%% Taking leave: a link that ends in good order, and what it waits for.
+%%
+%%     this link                                   the peer's link
+%%       | -- goodbye -----------------------------> |  both close their gates, and
+%%       | == what the lanes hold ================>  |  deliver what is inside
+%%       | <================ what its lanes hold === |
+%%       | <--------------------------- goodbye_ok - |  its lanes are through
+%%       |                                           |
+%%       | ends, after its inlets have delivered     |  from here on: plain distribution
+%%
+%% The peer may take leave at the same time: then it is owed an answer too, as soon as our
+%% lanes are through. The connection may be busy, the peer may stand still. So this
+%% waits as long as something moves, and no longer than it may.
+-module(trunkline_leave).
+
+-export([take/2]).
+
+-export_type([farewell/0, deadline/0]).
+
+%% monotonic time, ms
+-type deadline() :: infinity | integer().
+%% What is left to do: with a session, without one, for lanes that are on their way to
+%% plain distribution, or nothing. Of a session there is the peer's link and its monitor, and
+%% what the peer, if it has said goodbye before, is owed.
+-type farewell() ::
+        #{session := {Peer :: pid(), Monitor :: reference(), Owed :: [{pid(), reference()}]} | none,
+          lanes := [pid()],
+          ref := reference(),                    % with which the lanes answer
+          inlets := [pid()],                     % of all sessions
+          stats := trunkline_stats:stats()}.
+
+%% ms
+-define(GOODBYE, 3000).            % while nothing goes on
+-define(FINISH, 1000).             % for what has arrived by then
+-define(AGAIN, 20).                % when the connection is busy
+
+%% `timeout': nothing moved for long, or the time has passed. `noconnection': the peer's link
+%% is gone.
+-spec take(farewell(), deadline()) -> ok | timeout | noconnection.
+take(#{session := Session, lanes := Lanes, ref := Ref, inlets := Inlets, stats := Stats}, Deadline) ->
+    Patience = patience(Stats, Deadline),
+    Result = case Session of
+                 {Peer, Monitor, Owed} ->
+                     say_goodbye(Peer, Ref),
+                     await([goodbye_ok | Lanes], Owed, Ref, {Peer, Monitor}, Patience);
+                 none ->
+                     await(Lanes, [], Ref, none, Patience)
+             end,
+    finish(Inlets),
+    Result.
+
+say_goodbye(Peer, Ref) ->
+    case erlang:send(Peer, {goodbye, self(), Ref}, [nosuspend, noconnect]) of
+        nosuspend -> _ = erlang:send_after(?AGAIN, self(), {say_goodbye, Ref}), ok;
+        _ -> ok
+    end.
+
+%% Missing are lanes that are not through, and the peer's goodbye_ok.
+await([], [], _, _, _) ->
+    ok;
+await(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience)
+  when Missing =:= []; Missing =:= [goodbye_ok] ->
+    Pid ! {goodbye_ok, Theirs},
+    await(Missing, Owed, Ref, Peer, Patience);
+await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
+    receive
+        {lane_drained, Ref, Lane} ->
+            await(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
+        {lane_mode, Ref, Lane, _} ->
+            await(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
+        {goodbye_ok, Ref} ->
+            await(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
+        {goodbye, Pid, Theirs} ->
+            await(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
+        {say_goodbye, Ref} ->
+            {Pid, _} = Peer,
+            say_goodbye(Pid, Ref),
+            await(Missing, Owed, Ref, Peer, Patience);
+        {'DOWN', Monitor, process, _, _} when Peer =/= none, Monitor =:= element(2, Peer) ->
+            noconnection;
+        {timeout, Timer, goodbye} ->
+            %% Large messages may take their time, as long as something goes on.
+            case is_over(Deadline) orelse trunkline_stats:read_all(Stats) of
+                true -> timeout;
+                Before -> timeout;
+                _ -> await(Missing, Owed, Ref, Peer, patience(Stats, Deadline))
+            end
+    end.
+
+%% For so long, and longer if anything that is counted has changed by then.
+patience(Stats, Deadline) ->
+    Time = case Deadline of
+               infinity -> ?GOODBYE;
+               _ -> max(0, min(?GOODBYE, Deadline - erlang:monotonic_time(millisecond)))
+           end,
+    {erlang:start_timer(Time, self(), goodbye), trunkline_stats:read_all(Stats), Stats, Deadline}.
+
+is_over(infinity) -> false;
+is_over(Deadline) -> erlang:monotonic_time(millisecond) >= Deadline.
+
+%% What has arrived is delivered, also if the peer has not said goodbye.
+finish(Inlets) ->
+    lists:foreach(fun trunkline_inlet:finish/1, Inlets),
+    Timer = erlang:start_timer(?FINISH, self(), finish),
+    lists:foreach(fun(Inlet) ->
+                          Ref = monitor(process, Inlet),
+                          receive
+                              {'DOWN', Ref, process, _, _} -> ok;
+                              {timeout, Timer, finish} -> self() ! {timeout, Timer, finish}, ok
+                          end
+                  end, Inlets).
