@@ -14,6 +14,7 @@
 -export([send/2, send/3, cast/2]).
 -export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2]).
+-export([drain/1, drain/2]).
 -export([info/0, info/1]).
 
 -export_type([destination/0, server_ref/0, request_id/0, response/0, response_timeout/0]).
@@ -236,6 +237,37 @@ demonitor(Ref) ->
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
     trunkline_monitor:demonitor(Ref, Options).
+
+%% Ends the lanes to and from Node without a loss: all that is in them, on both sides, is
+%% delivered, and from then on messages between the two nodes go by plain distribution, in
+%% order behind them, until the nodes connect anew. Requests under way and monitors by lane
+%% end, as with a connection. `not_up': there are no lanes now. Otherwise there are none
+%% afterwards either; what is lost then has been counted (see info/1). `timeout': nothing
+%% moved for three seconds, or the time has passed. `noconnection': the connection, or the
+%% peer's link, went meanwhile.
+-spec drain(node()) -> ok | {error, not_up | timeout | noconnection}.
+drain(Node) ->
+    drain(Node, infinity).
+
+-spec drain(node(), timeout()) -> ok | {error, not_up | timeout | noconnection}.
+drain(Node, Timeout) when is_atom(Node), Timeout =:= infinity; is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
+    Deadline = case Timeout of
+                   infinity -> infinity;
+                   _ -> erlang:monotonic_time(millisecond) + Timeout
+               end,
+    case trunkline_peers:lookup(Node) of
+        #{state := drained} ->
+            ok;
+        #{link := Link} ->
+            case trunkline_link:drain(Link, Deadline) of
+                ok -> ok;
+                Reason -> {error, Reason}
+            end;
+        none ->
+            {error, not_up}
+    end;
+drain(Node, Timeout) ->
+    erlang:error(badarg, [Node, Timeout]).
 
 %% What is going on, read without asking any process.
 -spec info() -> info().

@@ -19,9 +19,8 @@
 
 %% monotonic time, ms
 -type deadline() :: infinity | integer().
-%% What is left to do: with a session, without one, for lanes that are on their way to
-%% plain distribution, or nothing. Of a session there is the peer's link and its monitor, and
-%% what the peer, if it has said goodbye before, is owed.
+%% Without a session what lanes hold is on its way by plain distribution. Of a session there
+%% is the peer's link and its monitor, and what the peer is owed if it has said goodbye before.
 -type farewell() ::
         #{session := {Peer :: pid(), Monitor :: reference(), Owed :: [{pid(), reference()}]} | none,
           lanes := [pid()],

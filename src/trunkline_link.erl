@@ -65,7 +65,7 @@
 -type event() :: nodeup | nodedown
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
-               | {drain, trunkline_leave:deadline()}     % the same, and for longer
+               | {drain, reference(), trunkline_leave:deadline()}   % the same, and for longer
                | connect                        % somebody has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
@@ -128,9 +128,10 @@ leave(Links) ->
 %% trunkline_links). `not_up': there was nothing to end.
 -spec drain(pid(), trunkline_leave:deadline()) -> ok | timeout | noconnection | not_up.
 drain(Link, Deadline) ->
-    Ref = monitor(process, Link),
-    notify(Link, {drain, Deadline}),
+    Ref = monitor(process, Link, [{alias, reply_demonitor}]),
+    notify(Link, {drain, Ref, Deadline}),
     receive
+        {Ref, not_up} -> not_up;
         {'DOWN', Ref, process, _, {shutdown, {drained, Result}}} -> Result;
         {'DOWN', Ref, process, _, _} -> noconnection
     end.
@@ -332,12 +333,13 @@ handle_event(state_timeout, forget, down, #link{node = Node}) ->
     keep_state_and_data;
 handle_event(info, leave, _, D) ->
     {stop, {shutdown, leave}, D};
-handle_event(info, {drain, Deadline}, up, D) ->
+handle_event(info, {drain, _, Deadline}, up, D) ->
     Result = take_leave(up, Deadline, D),
     show(drained, D#link{inlets = [], finishing = []}),
     {stop, {shutdown, {drained, Result}}, D};
-handle_event(info, {drain, _}, _, _) ->
-    keep_state_and_data;           % who asked looks again
+handle_event(info, {drain, Ref, _}, _, _) when is_reference(Ref) ->
+    Ref ! {Ref, not_up},
+    keep_state_and_data;
 handle_event(info, {timeout, _, report}, _, D) ->
     {keep_state, report(D#link{reported = false})};
 handle_event(_, _, _, _) ->

@@ -4,11 +4,18 @@
 %% the first messages of the handshake here, and it passes them to the link
 %% concerned. So the order of nodeup, handshake and nodedown remains the one in
 %% which the runtime system tells of them.
+%%
+%% A peer whose link has been drained has none until the nodes connect anew. If its link
+%% says hello it is told so, in a form that every version understands: there is no
+%% protocol that both know.
 -module(trunkline_links).
 -behaviour(gen_server).
 
 -export([start_link/1, tell/2, forget/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+%% Lower than any.
+-define(NO_PROTOCOL, 0).
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
@@ -60,7 +67,20 @@ handle_info(_, Options) ->
     {noreply, Options}.
 
 pass(Node, Event, Options) ->
-    trunkline_link:notify(trunkline_link_sup:ensure(Node, Options), Event).
+    case trunkline_peers:is_drained(Node) of
+        true -> drained(Node, Event, Options);
+        false -> trunkline_link:notify(trunkline_link_sup:ensure(Node, Options), Event)
+    end.
+
+drained(Node, nodeup, Options) ->
+    ok = trunkline_peers:delete(Node),
+    pass(Node, nodeup, Options);
+drained(Node, nodedown, _) ->
+    trunkline_peers:delete(Node);
+drained(Node, {hello, _, _, Hello, true}, _) ->
+    tell(Node, {hello, self(), make_ref(), Hello#{protocol => {?NO_PROTOCOL, ?NO_PROTOCOL}}, false});
+drained(_, _, _) ->
+    ok.
 
 %% Whether another node's link may have said that.
 is_from(Node, {hello, Link, Session, Hello, Answer}) ->

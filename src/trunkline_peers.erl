@@ -6,7 +6,7 @@
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2]).
+-export([create/0, put/2, delete/1, lookup/1, is_drained/1, all/0, watch/2, session/2]).
 
 -export_type([peer/0, state/0]).
 
@@ -15,7 +15,8 @@
                | opening     % the two links are agreeing
                | up          % messages go by lane
                | holding     % the peer's link has died; lanes keep what they have
-               | closing.    % the peer is taking leave
+               | closing     % the peer is taking leave
+               | drained.    % there is no link until the nodes connect anew
 -type peer() ::
         #{state := state(),
           link := pid(),
@@ -49,6 +50,13 @@ lookup(Node) ->
     case rows(Node) of
         [{_, _, Peer}] -> Peer;
         [] -> none
+    end.
+
+-spec is_drained(node()) -> boolean().
+is_drained(Node) ->
+    case lookup(Node) of
+        #{state := drained} -> true;
+        _ -> false
     end.
 
 -spec all() -> #{node() => peer()}.

@@ -3,7 +3,7 @@
 %% make, break and stall.
 -module(cluster).
 
--export([start/0, start/1, start/2, start/3, stop/1, node_of/1, call/4, call/2]).
+-export([start/0, start/1, start/2, start/3, start/4, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, by_module/1]).
@@ -24,13 +24,16 @@ start(Env, Name) ->
                      end).
 
 %% With more arguments for the emulator.
-start(Env, Name, Args) ->
+start(Env, Name, Args) -> start(Env, Name, Args, code:get_path()).
+
+%% And with that code.
+start(Env, Name, Args, Path) ->
     {ok, Peer, Node} =
         peer:start(#{name => Name,
                      connection => standard_io,
                      shutdown => halt,
                      args => Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid(),
-                                      "-connect_all", "false", "-pa" | code:get_path()]}),
+                                      "-connect_all", "false", "-pa" | Path]}),
     ok = peer:call(Peer, logger, set_primary_config, [level, error]),
     OsPid = peer:call(Peer, os, getpid, []),
     case Env of
