@@ -1,21 +1,26 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call monitor overload isolation ring mailbox distance
+BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo test ct dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo test ct elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1 | \2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
 demo: bench-flood ## two real nodes, the flood experiment, and its table
 
-test: ## compiler warnings, xref, Dialyzer, and all suites on real nodes
-test: dialyzer xref ct
+test: ## compiler warnings, xref, Dialyzer, all suites on real nodes, and Elixir
+test: dialyzer xref ct elixir
 
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper wan
 	LANES=$(LANES) tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
+
+elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
+	@tools/need erlang rebar3 elixir
+	cd elixir && LC_ALL=C.UTF-8 MIX_HOME=$(CURDIR)/elixir/_build/home MIX_REBAR3=$$(command -v rebar3) \
+	    ../tools/with-epmd mix test --warnings-as-errors
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer
@@ -33,6 +38,8 @@ bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-call: ## calls a second, and how long they take
 bench-monitor: ## 100,000 monitors of processes on another node, set and fired
+bench-erpc: ## remote procedure calls a second, and how long they take
+bench-fanout: ## one message to 10,000 processes
 bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
@@ -51,4 +58,4 @@ plot-distance: ## the plots of docs/distance.md, from the figures of the last be
 	gnuplot docs/distance.gp
 
 clean: ## removes what was built
-	rm -rf _build
+	rm -rf _build elixir/_build

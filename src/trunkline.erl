@@ -11,13 +11,16 @@
 %% order against messages sent with `!' is not defined.
 -module(trunkline).
 
--export([send/2, send/3, cast/2]).
--export([call/2, call/3, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([send/2, send/3, cast/2, multicast/2, multicast/3]).
+-export([call/2, call/3, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
+-export([send_request/2, send_request/4, wait_response/2, wait_response/3,
+         receive_response/2, receive_response/3, check_response/2, check_response/3]).
+-export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2]).
 -export([drain/1, drain/2]).
 -export([info/0, info/1]).
 
--export_type([destination/0, server_ref/0, request_id/0, response/0, response_timeout/0]).
+-export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 -export_type([info/0, peer_info/0, lane_info/0]).
 
 -type destination() :: pid()
@@ -26,9 +29,10 @@
                      | (RegisteredName :: atom())
                      | {RegisteredName :: atom(), node()}.
 -type server_ref() :: gen_server:server_ref().
--type request_id() :: trunkline_call:request_id().
+-opaque request_id() :: trunkline_call:request_id().
+-opaque request_id_collection() :: trunkline_call:request_id_collection().
 -type response() :: trunkline_call:response().
--type response_timeout() :: trunkline_call:response_timeout().
+-type response_timeout() :: trunkline_reqids:response_timeout().
 
 -type info() :: #{peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
@@ -79,8 +83,11 @@
           received_messages := non_neg_integer()}.
 
 %% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
-%% on a busy connection.
--spec send(destination(), Message) -> Message.
+%% on a busy connection. To a list: as multicast/2.
+-spec send(destination() | [destination()], Message) -> Message.
+send(To, Message) when is_list(To) ->
+    ok = multicast(To, Message),
+    Message;
 send(To, Message) ->
     case trunkline_inboxes:enter(To, Message, infinity) of
         none -> send_on(To, Message);
@@ -153,6 +160,36 @@ options([noconnect | Options], Patience, _) -> options(Options, Patience, noconn
 options([], Patience, Connect) -> {Patience, Connect};
 options(_, _, _) -> badarg.
 
+%% Sends the message to each of these; it is encoded once, and goes to each of their nodes once.
+%% In order with whatever else the process sends to one of them. As `send', it does not tell
+%% whether a process is there: so it is with a name that nobody has, also here. The error is
+%% badarg if there is no destination in the place of one, and nothing is sent.
+-spec multicast([destination()], term()) -> ok.
+multicast(Destinations, Message) ->
+    [] = multicast(Destinations, Message, [], [Destinations, Message]),
+    ok.
+
+%% With the options of send/3: those whose messages would have had to wait, or to set up a
+%% connection, are answered, and get none.
+-spec multicast([destination()], term(), [nosuspend | noconnect]) -> ok | {not_sent, trunkline_multicast:not_sent()}.
+multicast(Destinations, Message, Options) ->
+    case multicast(Destinations, Message, Options, [Destinations, Message, Options]) of
+        [] -> ok;
+        NotSent -> {not_sent, NotSent}
+    end.
+
+multicast(Destinations, Message, Options, Args) ->
+    case options(Options, infinity, connect) of
+        {_, _} = How ->
+            try trunkline_by_node:group(Destinations) of
+                Groups -> trunkline_multicast:send(Groups, Message, How, Options)
+            catch
+                error:badarg -> erlang:error(badarg, Args)
+            end;
+        badarg ->
+            erlang:error(badarg, Args)
+    end.
+
 %% As gen_server:cast/2.
 -spec cast(server_ref(), term()) -> ok.
 cast({global, Name}, Request) ->
@@ -182,37 +219,87 @@ do_cast(Server, Request) ->
 %% (trunkline_inbox) is the reason `overload', at once.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
-    call(ServerRef, Request, 5000, [ServerRef, Request]).
+    trunkline_call:call(ServerRef, Request, 5000, {?MODULE, call, [ServerRef, Request]}).
 
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
-    call(ServerRef, Request, Timeout, [ServerRef, Request, Timeout]).
+    trunkline_call:call(ServerRef, Request, Timeout, {?MODULE, call, [ServerRef, Request, Timeout]}).
 
-call(ServerRef, Request, Timeout, Args) ->
-    case trunkline_inboxes:is_refusing(ServerRef) of
-        true -> exit({overload, {?MODULE, call, Args}});
-        false -> trunkline_call:call(ServerRef, Request, Timeout, Args)
-    end.
+%% As gen_server:multi_call/2,3,4, and its results in the order of the nodes.
+-spec multi_call(Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Name, Request) ->
+    multi_call([node() | nodes()], Name, Request).
 
-%% As gen_server:send_request/2. The request id is for the functions below, not
-%% for gen_server's.
+-spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Nodes, Name, Request) ->
+    multi_call(Nodes, Name, Request, infinity).
+
+-spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+multi_call(Nodes, Name, Request, Timeout)
+  when is_list(Nodes), is_atom(Name), Timeout =:= infinity;
+       is_list(Nodes), is_atom(Name), is_integer(Timeout), Timeout >= 0 ->
+    trunkline_multi_call:multi_call(Nodes, Name, Request, Timeout).
+
+%% As gen_server:abcast/2,3.
+-spec abcast(Name :: atom(), term()) -> abcast.
+abcast(Name, Request) when is_atom(Name) ->
+    abcast([node() | nodes()], Name, Request).
+
+-spec abcast([node()], Name :: atom(), term()) -> abcast.
+abcast(Nodes, Name, Request) when is_list(Nodes), is_atom(Name) ->
+    lists:foreach(fun(Node) when is_atom(Node) -> cast({Name, Node}, Request) end, Nodes),
+    abcast.
+
+%% As gen_server:send_request/2,4. The request ids, and the collections of them, are for the
+%% functions below, not for gen_server's.
 -spec send_request(server_ref(), term()) -> request_id().
 send_request(ServerRef, Request) ->
-    trunkline_call:send_request(ServerRef, Request).
+    trunkline_call:send_request(ServerRef, '$gen_call', Request).
+
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
+send_request(ServerRef, Request, Label, ReqIdCollection) ->
+    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
 
 %% As in gen_server: after `timeout' one may wait again.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     trunkline_call:wait_response(RequestId, Timeout).
 
+-spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+wait_response(ReqIdCollection, Timeout, Delete) ->
+    trunkline_call:wait_response(ReqIdCollection, Timeout, Delete).
+
 %% As in gen_server: after `timeout' the reply will never arrive.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     trunkline_call:receive_response(RequestId, Timeout).
 
+-spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+receive_response(ReqIdCollection, Timeout, Delete) ->
+    trunkline_call:receive_response(ReqIdCollection, Timeout, Delete).
+
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     trunkline_call:check_response(Message, RequestId).
+
+-spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
+check_response(Message, ReqIdCollection, Delete) ->
+    trunkline_call:check_response(Message, ReqIdCollection, Delete).
+
+-spec reqids_new() -> request_id_collection().
+reqids_new() -> trunkline_reqids:new().
+
+-spec reqids_size(request_id_collection()) -> non_neg_integer().
+reqids_size(ReqIdCollection) -> trunkline_reqids:size(ReqIdCollection).
+
+-spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
+reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_reqids:add(RequestId, Label, ReqIdCollection).
+
+-spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
+reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).
 
 %% As erlang:monitor/2. The 'DOWN' message comes after all that the monitored process has sent
 %% to this one with Trunkline, and with noconnection as its reason when the session

@@ -5,8 +5,8 @@
 %%       │                           answered │                               │
 %%       └──── reply <══ inlet <══════════ lane <──────────── reply ──────────┘
 %%
-%% The server sees the request that gen_server:call/2 would have sent, with the
-%% caller's own pid in From. The tag beside it makes gen_server:reply/2 send the
+%% The server sees the request that gen_server:call/2 would have sent (or gen_event's
+%% functions, whose requests have another label), with the caller's own pid in From. The tag beside it makes gen_server:reply/2 send the
 %% reply to a lane, from whatever process it is given: OTP's own form for proxies,
 %% `[[alias | Lane] | ...]'. It is the lane that the server's own messages to that
 %% node take, so that a reply keeps its place among them. A server that answers
@@ -26,12 +26,16 @@
 %% messages can deliver its requests in order with them. This module is the
 %% agent's state and its steps; the inlet takes them. A server is monitored once,
 %% however many calls are under way to it.
+%%
+%% For remote procedure calls (trunkline_erpc) there is no server: the agent starts a
+%% process for each, which sends the outcome itself (see trunkline_executor), and
+%% tells the callers of those that end without.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, down/4, sweep/1]).
--export([receiver/1, refuse/1]).
+-export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
+-export([receiver/1, direct/3]).
 
--export_type([agent/0, command/0, caller/0, tag/0, request/0, wrap/0]).
+-export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
 -dialyzer({no_improper_lists, [address/2, wrap/2]}).
 
@@ -40,20 +44,24 @@
 %% What travels in the place of an addressee; the message is the request, the
 %% reply, or the reason.
 -type command() :: {call, Server :: pid() | atom(), Caller :: pid(), caller()}
+                 | {call, Server :: pid() | atom(), Caller :: pid(), caller(), label()}
                  | {cancel, Server :: pid() | atom(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % behind a large message
                  | {down, Server :: pid() | atom(), caller()}
                  | {monitor, Server :: pid() | atom(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
-                 | {ended, object(), Caller :: pid(), reference()}.
+                 | {ended, object(), Caller :: pid(), reference()}
+                 | trunkline_executor:command().
 %% What is monitored, as 'DOWN' names it.
 -type object() :: pid() | {RegisteredName :: atom(), node()}.
+%% What the server knows a request by: '$gen_call', if the command does not say it.
+-type label() :: term().
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 %% What makes of a command's message the one that somebody gets.
--type wrap() :: {call, gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
+-type wrap() :: {call, label(), gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
 
 -record(server,
         {monitor :: reference(),
@@ -62,6 +70,7 @@
 -record(agent,
         {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}},
+         executors = #{} :: #{pid() => caller()},
          %% {caller's reference, monitor}, {monitor, caller's reference, Caller, object()}
          monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
@@ -74,6 +83,16 @@ new(Route) ->
 
 %% A command has come by lane.
 -spec step(command(), Message :: term(), agent()) -> agent().
+step({apply, Caller, _} = Command, Message, Agent) ->
+    case trunkline_executor:start(Command, Message) of
+        system_limit when Caller =/= nobody ->
+            send({reply, Caller}, {error, {erpc, system_limit}}, self(), Agent),
+            Agent;
+        system_limit ->
+            Agent;                               % erpc does not tell either
+        Executor ->
+            executed_by(Executor, Command, Agent)
+    end;
 step(Command, Message, Agent) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
@@ -96,7 +115,9 @@ address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
     {Caller, {reply, Caller}, Agent};
-address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = Agent)
+address({call, Server, Pid, Caller}, Agent) ->
+    address({call, Server, Pid, Caller, '$gen_call'}, Agent);
+address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Route} = Agent)
   when is_pid(Server) ->
     #server{lane = Lane, callers = Callers} = Known =
         case Servers of
@@ -105,11 +126,11 @@ address({call, Server, Pid, Caller}, #agent{servers = Servers, route = Route} = 
                            lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
     Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
-    {Server, {call, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
-address({call, Name, Pid, Caller}, Agent) ->
+    {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
+address({call, Name, Pid, Caller, Label}, Agent) ->
     case whereis(Name) of
         Server when is_pid(Server) ->
-            address({call, Server, Pid, Caller}, Agent);
+            address({call, Server, Pid, Caller, Label}, Agent);
         _ ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
@@ -155,24 +176,30 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
     Agent.
 
 -spec wrap(wrap(), Message :: term()) -> term().
-wrap({call, From}, Request) -> {'$gen_call', From, Request};
+wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
 %% What the command brings is lost on this side: the caller need not wait for a reply.
 -spec broken(command(), agent()) -> agent().
-broken({call, Server, _, Caller}, Agent) ->
+broken({call, Server, Pid, Caller}, Agent) ->
+    broken({call, Server, Pid, Caller, '$gen_call'}, Agent);
+broken({call, Server, _, Caller, _}, Agent) ->
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
 broken({ended, _, _, _} = Command, Agent) ->
     step(Command, lost, Agent);
+broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
+    send({down, self(), Caller}, lost, self(), Agent),
+    Agent;
 broken(_, Agent) ->
     Agent.
 
 %% Who gets what the command brings, as far as this node knows.
 -spec receiver(command()) -> pid() | atom() | unknown.
 receiver({call, Server, _, _}) -> Server;
+receiver({call, Server, _, _, _}) -> Server;
 receiver({cancel, Server, _}) -> Server;
 receiver({reply, _, Pid}) -> Pid;
 receiver({monitor, Server, _, _}) -> Server;
@@ -192,22 +219,37 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-%% A server has died: nobody will reply, and who monitors it is told.
+%% That process, which the agent's own watches, is going to execute what the command asks for.
+-spec executed_by(pid(), trunkline_executor:command(), agent()) -> agent().
+executed_by(_, {apply, nobody, _}, Agent) ->
+    Agent;
+executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
+    Agent#agent{executors = Executors#{Executor => Caller}}.
+
+%% A process has died that is monitored for somebody, or from which a reply was expected.
 -spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
-down(Monitor, Server, Reason, #agent{servers = Servers, monitors = Monitors} = Agent) ->
-    case Servers of
-        #{Server := #server{monitor = Monitor, callers = Callers}} ->
+down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
+    case Monitors =/= none andalso ets:take(Monitors, Monitor) of
+        [{Monitor, Ref, Caller, Object}] ->
+            true = ets:delete(Monitors, Ref),
+            send({ended, Object, Caller, Ref}, Reason, Pid, Agent),
+            Agent;
+        _ ->
+            no_reply(Pid, Reason, Agent)
+    end.
+
+no_reply(Executor, Reason, #agent{executors = Executors} = Agent) when is_map_key(Executor, Executors) ->
+    {Caller, Executors1} = maps:take(Executor, Executors),
+    trunkline_executor:is_done(Executor, Reason)
+        orelse send({down, Executor, Caller}, Reason, Executor, Agent),
+    Agent#agent{executors = Executors1};
+no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
+    case maps:take(Server, Servers) of
+        {#server{callers = Callers}, Servers1} ->
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
-            Agent#agent{servers = maps:remove(Server, Servers)};
-        #{} ->
-            case Monitors =/= none andalso ets:take(Monitors, Monitor) of
-                [{Monitor, Ref, Caller, Object}] ->
-                    true = ets:delete(Monitors, Ref),
-                    send({ended, Object, Caller, Ref}, Reason, Server, Agent);
-                _ ->
-                    ok
-            end,
+            Agent#agent{servers = Servers1};
+        error ->
             Agent
     end.
 
@@ -222,13 +264,22 @@ sweep(#agent{servers = Servers} = Agent) ->
                                               true
                                       end, Servers)}.
 
-%% At the sending node: the command cannot reach an agent, nor a reply its caller
-%% (who knows that the session has ended).
--spec refuse(command()) -> ok.
-refuse({call, Server, _, Caller}) ->
+%% At the sending node: there is no agent any more that the command could reach, or
+%% whose reply it is would know that the session has ended.
+-spec direct(command(), Message :: term(), node()) -> ok.
+direct({call, Server, Pid, Caller}, Message, Node) ->
+    direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
+direct({call, Server, _, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, Server, noconnection},
     ok;
-refuse(_) ->
+direct({apply, nobody, Leader}, {M, F, A}, Node) ->
+    %% In the name of somebody else, whose group leader goes with it.
+    _ = spawn(fun() -> group_leader(Leader, self()), erpc:cast(Node, M, F, A) end),
+    ok;
+direct({apply, Caller, _}, _, _) ->
+    Caller ! {'DOWN', Caller, process, self(), noconnection},
+    ok;
+direct(_, _, _) ->
     ok.
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could

@@ -5,63 +5,90 @@
 %% local process: the inlet that brings the reply, which ends when the session
 %% with that node ends. Its monitor is at the same time the alias to which the
 %% reply is sent, so that a reply that comes late is dropped before it reaches
-%% the mailbox. Requests to local servers, and to nodes without lanes, are
-%% gen_server's own.
+%% the mailbox. Requests to local servers, and to nodes without lanes, are what
+%% gen_server's own are, with the caller's monitor on the server itself.
+%%
+%% gen_server, gen_statem and gen_event differ in little: in the label by which the
+%% server knows a request, and in what is told of a call that fails.
 -module(trunkline_call).
 
--export([call/4, send_request/2, wait_response/2, receive_response/2, check_response/2]).
+-export([call/4, call/5]).
+-export([send_request/3, send_request/5, wait_response/2, wait_response/3,
+         receive_response/2, receive_response/3, check_response/2, check_response/3]).
+-export([watch/3, submit/6]).
 
--export_type([request_id/0, response/0, response_timeout/0]).
+-export_type([request_id/0, request_id_collection/0, response/0, who/0]).
 
--dialyzer({no_improper_lists, [call_lane/5, reply_or/2]}).
+-dialyzer({no_improper_lists, [call_lane/6, reply_or/2, plain/3, send_plain/4]}).
 
 -type server_ref() :: gen_server:server_ref().
--opaque request_id() :: {lane, reference(), node(), Server :: pid() | atom()}
-                      | {plain, gen_server:request_id()}.
+-type label() :: trunkline_agent:label().
+-type patience() :: trunkline_sender:patience().
+%% `plain': the caller watches the server. Otherwise it is at that node, and the caller
+%% watches an inlet.
+-type request_id() :: {reference(), plain}
+                    | {reference(), node(), Server :: pid() | atom()}.
+-type request_id_collection() :: trunkline_reqids:collection(request_id()).
 -type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
-%% ms, or a point in time as erlang:monotonic_time(millisecond) tells it.
--type response_timeout() :: timeout() | {abs, integer()}.
+-type response_timeout() :: trunkline_reqids:response_timeout().
+%% What the user has called, for its exit; `none' for an exit with the bare reason.
+-type who() :: {module(), atom(), Args :: [term()]} | none.
 
-%% The longest time that `receive' can wait; gen_server tells who asks for more.
+%% The longest time that `receive' can wait; OTP's functions tell who asks for more.
 -define(LONGEST, 16#FFFFFFFF).
 
-%% Args are what the user's function was called with, for its exit.
--spec call(server_ref(), term(), timeout(), Args :: [term()]) -> term().
-call(ServerRef, Request, Timeout, Args) ->
-    case remote(ServerRef) of
-        {Node, Server} when Timeout =:= infinity; is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST ->
+%% A gen_server's or a gen_statem's; what is an error there is an exit here, as in
+%% gen_server:call/3.
+-spec call(server_ref(), term(), timeout(), who()) -> term().
+call(ServerRef, Request, Timeout, Who) ->
+    try
+        call(ServerRef, '$gen_call', Request, Timeout, Who)
+    catch
+        error:Reason:Stack -> fail({Reason, Stack}, Who)
+    end.
+
+-spec call(server_ref(), label(), term(), timeout(), who()) -> term().
+call(ServerRef, Label, Request, Timeout, Who) ->
+    trunkline_inboxes:is_refusing(ServerRef) andalso fail(overload, Who),
+    case place(ServerRef) of
+        {at, Node, Server} when Node =/= node(), is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST;
+                                Node =/= node(), Timeout =:= infinity ->
             Deadline = deadline(Timeout),
-            case call_lane(Node, Server, Request, Deadline, Timeout) of
+            case call_lane(Node, Server, Label, Request, Deadline, Timeout) of
                 {reply, Reply} ->
                     Reply;
                 {error, Reason} ->
-                    exit({gen_reason(Reason, Node, ServerRef), {trunkline, call, Args}});
+                    fail(gen_reason(Reason, Node, ServerRef), Who);
                 direct ->
                     trunkline_sender:fallback(Node),
-                    call_plain(ServerRef, Request, remaining(Deadline, Timeout), Args)
+                    call_plain(ServerRef, Label, Request, remaining(Deadline, Timeout), Who)
             end;
         _ ->
-            call_plain(ServerRef, Request, Timeout, Args)
+            call_plain(ServerRef, Label, Request, Timeout, Who)
     end.
+
+-spec fail(Reason :: term(), who()) -> no_return().
+fail(Reason, none) -> exit(Reason);
+fail(Reason, Who) -> exit({Reason, Who}).
 
 %% The reference is made and waited for in one function: thus the compiler lets
 %% the wait skip all mail that is older (the efficiency guide, "receive").
-call_lane(Node, Server, Request, Deadline, Timeout) ->
-    case watch(Node, Deadline) of
+call_lane(Node, Server, Label, Request, Deadline, Timeout) ->
+    case watch(Node, capability(Label), Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request, Deadline, connect) of
+            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request, Deadline, connect) of
                 ok ->
                     receive
                         {[alias | Ref], Reply} ->
                             {reply, Reply};
                         {[[alias | _] | {Ref, _, _}], Reply} ->  % by hand, to the pid
-                            abandon(Ref, Node, Server),
+                            abandon({Ref, Node, Server}),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
                     after remaining(Deadline, Timeout) ->
-                            abandon(Ref, Node, Server),
+                            abandon({Ref, Node, Server}),
                             reply_or(Ref, {error, timeout})
                     end;
                 Refused ->
@@ -76,92 +103,169 @@ refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};
 refused(timeout) -> {error, timeout}.
 
-call_plain(ServerRef, Request, Timeout, Args) ->
-    try
-        gen_server:call(ServerRef, Request, Timeout)
+%% What OTP's own functions do.
+call_plain(ServerRef, Label, Request, Timeout, Who) ->
+    try gen:call(ServerRef, Label, Request, Timeout) of
+        {ok, Reply} -> Reply
     catch
-        exit:{Reason, {gen_server, call, _}} -> exit({Reason, {trunkline, call, Args}})
+        exit:Reason -> fail(Reason, Who)
     end.
 
 %% As gen_server:send_request/2; waits for room without a limit in time.
--spec send_request(server_ref(), term()) -> request_id().
-send_request(ServerRef, Request) ->
-    case remote(ServerRef) of
-        {Node, Server} ->
-            case request(Node, Server, Request) of
-                {ok, Ref} ->
-                    {lane, Ref, Node, Server};
+-spec send_request(server_ref(), label(), term()) -> request_id().
+send_request(ServerRef, Label, Request) ->
+    case place(ServerRef) of
+        {at, Node, Server} when Node =/= node() ->
+            case request(Node, Server, Label, Request) of
                 direct ->
                     trunkline_sender:fallback(Node),
-                    {plain, gen_server:send_request(ServerRef, Request)};
+                    plain(process(Node, Server), Label, Request);
                 unreachable ->
-                    Ref = make_ref(),
-                    self() ! {'DOWN', Ref, process, Server, noconnection},
-                    {lane, Ref, Node, Server}
+                    failed(process(Node, Server), noconnection);
+                Id ->
+                    Id
             end;
-        plain ->
-            {plain, gen_server:send_request(ServerRef, Request)}
+        {at, _, Process} ->
+            plain(Process, Label, Request);
+        {nowhere, Reason} ->
+            failed(ServerRef, Reason)
     end.
 
-request(Node, Server, Request) ->
-    case watch(Node, infinity) of
+-spec send_request(server_ref(), label(), term(), trunkline_reqids:label(), request_id_collection()) ->
+          request_id_collection().
+send_request(ServerRef, Label, Request, IdLabel, Ids) when is_map(Ids) ->
+    trunkline_reqids:add(send_request(ServerRef, Label, Request), IdLabel, Ids).
+
+request(Node, Server, Label, Request) ->
+    case watch(Node, capability(Label), infinity) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, {call, Server, self(), Ref}, Request) of
-                ok -> {ok, Ref};
+            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request) of
+                ok -> {Ref, Node, Server};
                 Refused -> demonitor(Ref, [flush]), Refused
             end;
         Refused ->
             Refused
     end.
 
+%% (The monitor ends with demonitor/2, not with the reply: to flush one that has ended would
+%% search the mailbox.)
+plain(Process, Label, Request) ->
+    Ref = monitor(process, Process, [{alias, demonitor}]),
+    ok = send_plain(Process, Ref, Label, Request),
+    {Ref, plain}.
+
+%% The monitor has set up a connection, or cannot.
+send_plain(Process, Ref, Label, Request) ->
+    _ = erlang:send(Process, {Label, {self(), [alias | Ref]}, Request}, [noconnect]),
+    ok.
+
+%% For a caller that has its monitor already: the request to a named server, on the way that
+%% watch/3 has answered.
+-spec submit(direct | pid(), reference(), node(), Name :: atom(), Request :: term(), patience()) ->
+          {ok, request_id()} | direct | unreachable | nosuspend | timeout.
+submit(direct, Ref, Node, Name, Request, _) ->
+    Node =:= node() orelse trunkline_sender:fallback(Node),
+    ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
+    {ok, {Ref, plain}};
+submit(_, Ref, Node, Name, Request, Patience) ->
+    case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience, connect) of
+        ok -> {ok, {Ref, Node, Name}};
+        Refused -> Refused
+    end.
+
+%% Nothing was sent, and who waits for the answer will hear of it.
+failed(Object, Reason) ->
+    Ref = make_ref(),
+    self() ! {'DOWN', Ref, process, Object, Reason},
+    {Ref, plain}.
+
+%% A single request is waited for as a collection of one.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
-wait_response({plain, Id}, Timeout) ->
-    gen_server:wait_response(Id, Timeout);
-wait_response({lane, Ref, _, _} = Id, Timeout) ->
-    wait(Ref, Id, milliseconds(Timeout)).
+wait_response(Id, Timeout) ->
+    single(wait_response(alone(Id), Timeout, false)).
+
+-spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), trunkline_reqids:label(), request_id_collection()} | no_request | timeout.
+wait_response(Ids, Timeout, Delete) when is_map(Ids), is_boolean(Delete) ->
+    case {trunkline_reqids:milliseconds(Timeout), trunkline_reqids:size(Ids)} of
+        {_, 0} ->
+            no_request;
+        {Wait, _} ->
+            case trunkline_reqids:wait(Ids, Wait) of
+                timeout -> timeout;
+                Answer -> answered(Answer, Ids, Delete)
+            end
+    end.
 
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
-receive_response({plain, Id}, Timeout) ->
-    gen_server:receive_response(Id, Timeout);
-receive_response({lane, Ref, Node, Server} = Id, Timeout) ->
-    case wait(Ref, Id, milliseconds(Timeout)) of
+receive_response(Id, Timeout) ->
+    case wait_response(Id, Timeout) of
         timeout ->
-            abandon(Ref, Node, Server),
-            reply_or(Ref, timeout);
+            abandon(Id),
+            reply_or(element(1, Id), timeout);
         Response ->
             Response
     end.
 
--spec check_response(term(), request_id()) -> response() | no_reply.
-check_response(Message, {plain, Id}) ->
-    gen_server:check_response(Message, Id);
-check_response(Message, {lane, Ref, Node, Server}) ->
-    case Message of
-        {[alias | Ref], Reply} ->
-            {reply, Reply};
-        {[[alias | _] | {Ref, _, _}], Reply} ->
-            abandon(Ref, Node, Server),
-            {reply, Reply};
-        {'DOWN', Ref, process, Object, Reason} when is_pid(Server) ->
-            {error, {session_reason(Object, Reason), Server}};
-        {'DOWN', Ref, process, Object, Reason} ->
-            {error, {session_reason(Object, Reason), {Server, Node}}};
-        _ ->
-            no_reply
+-spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), trunkline_reqids:label(), request_id_collection()} | no_request | timeout.
+receive_response(Ids, Timeout, Delete) ->
+    case wait_response(Ids, Timeout, Delete) of
+        timeout ->
+            lists:foreach(fun({Id, _}) -> abandon(Id) end, trunkline_reqids:to_list(Ids)),
+            flush(Ids),
+            timeout;
+        Response ->
+            Response
     end.
 
-wait(Ref, Id, Timeout) ->
-    receive
-        {[alias | Ref], _} = Message -> check_response(Message, Id);
-        {[[alias | _] | {Ref, _, _}], _} = Message -> check_response(Message, Id);
-        {'DOWN', Ref, process, _, _} = Message -> check_response(Message, Id)
-    after Timeout ->
-            timeout
+%% Replies that came in the last moment.
+flush(Ids) ->
+    case trunkline_reqids:wait(Ids, 0) of
+        timeout -> ok;
+        _ -> flush(Ids)
     end.
+
+-spec check_response(Message :: term(), request_id()) -> response() | no_reply.
+check_response(Message, Id) ->
+    single(check_response(Message, alone(Id), false)).
+
+-spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
+          {response(), trunkline_reqids:label(), request_id_collection()} | no_request | no_reply.
+check_response(Message, Ids, Delete) when is_map(Ids), is_boolean(Delete) ->
+    case {trunkline_reqids:size(Ids), trunkline_reqids:find(Message, Ids)} of
+        {0, _} -> no_request;
+        {_, none} -> no_reply;
+        {_, Answer} -> answered(Answer, Ids, Delete)
+    end.
+
+alone(Id) -> trunkline_reqids:add(Id, alone, trunkline_reqids:new()).
+
+single({Response, alone, _}) -> Response;
+single(None) -> None.
+
+answered({Message, Id}, Ids, Delete) ->
+    {Label, Ids1} = trunkline_reqids:take(Id, Ids, Delete),
+    {response(Message, Id), Label, Ids1}.
+
+response({[alias | Ref], Reply}, {Ref, plain} = Id) ->
+    abandon(Id),                             % it may have come by hand, to the pid
+    {reply, Reply};
+response({[alias | _], Reply}, _) ->
+    {reply, Reply};
+response({'DOWN', _, process, Object, Reason}, {_, plain}) ->
+    {error, {Reason, Object}};
+response({'DOWN', _, process, Object, Reason}, {_, Node, Server}) ->
+    {error, {session_reason(Object, Reason), process(Node, Server)}};
+response({_, Reply}, Id) ->
+    abandon(Id),
+    {reply, Reply}.
 
 %% The caller does not want the reply any more; nor should the agent wait for it.
-abandon(Ref, Node, Server) ->
+abandon({Ref, plain}) ->
+    demonitor(Ref, [flush]);
+abandon({Ref, Node, Server}) ->
     demonitor(Ref, [flush]),
     case trunkline_route:lookup(Node) of
         none -> ok;
@@ -177,12 +281,14 @@ reply_or(Ref, Else) ->
             Else
     end.
 
-%% The inlet to watch, when there is a session.
-watch(Node, Patience) ->
-    case trunkline_peers:watch(Node, request) of
+%% The inlet to watch, when there is a session; waits until that is clear. `direct': the
+%% peer has no lanes, or cannot do that.
+-spec watch(node(), trunkline_handshake:capability(), patience()) -> pid() | direct | unreachable | nosuspend | timeout.
+watch(Node, Capability, Patience) ->
+    case trunkline_peers:watch(Node, Capability) of
         none ->
             case trunkline_sender:await_session(Node, Patience) of
-                ok -> watch(Node, Patience);
+                ok -> watch(Node, Capability, Patience);
                 Other -> Other
             end;
         direct ->
@@ -190,6 +296,12 @@ watch(Node, Patience) ->
         Inlet ->
             Inlet
     end.
+
+capability('$gen_call') -> request;
+capability(_) -> label.
+
+command(Server, Ref, '$gen_call') -> {call, Server, self(), Ref};
+command(Server, Ref, Label) -> {call, Server, self(), Ref, Label}.
 
 %% A 'DOWN' from the agent names the server, which is elsewhere; one of a local
 %% process is of the inlet, and means that the session has ended.
@@ -202,15 +314,21 @@ gen_reason(noconnection, _, {via, _, _}) -> noproc;
 gen_reason(noconnection, Node, _) -> {nodedown, Node};
 gen_reason(Reason, _, _) -> Reason.
 
-%% Where a server at another node is.
-remote(Pid) when is_pid(Pid), node(Pid) =/= node() -> {node(Pid), Pid};
-remote({global, Name}) -> remote_pid(global:whereis_name(Name));
-remote({via, Module, Name}) -> remote_pid(Module:whereis_name(Name));
-remote({Name, Node}) when is_atom(Name), is_atom(Node), Node =/= node() -> {Node, Name};
-remote(_) -> plain.
+%% Where a server is, or why it is nowhere.
+place(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
+place(Name) when is_atom(Name) -> place_of(whereis(Name));
+place({global, Name}) -> place_of(global:whereis_name(Name));
+place({via, Module, Name}) -> place_of(Module:whereis_name(Name));
+place({Name, Node}) when Node =:= node() -> place(Name);
+place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nowhere, {nodedown, Node}};
+place({Name, Node}) when is_atom(Name), is_atom(Node) -> {at, Node, Name};
+place({_, Node} = Nobody) when is_atom(Node) -> {at, node(), Nobody}.      % as monitor/2 will say
 
-remote_pid(Pid) when is_pid(Pid), node(Pid) =/= node() -> {node(Pid), Pid};
-remote_pid(_) -> plain.
+place_of(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
+place_of(undefined) -> {nowhere, noproc}.
+
+process(_, Pid) when is_pid(Pid) -> Pid;
+process(Node, Name) -> {Name, Node}.
 
 deadline(infinity) -> infinity;
 deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
@@ -219,6 +337,3 @@ deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 remaining(infinity, _) -> infinity;
 remaining(Deadline, Timeout) ->
     min(Timeout, max(0, Deadline - erlang:monotonic_time(millisecond))).
-
-milliseconds({abs, Time}) -> max(0, Time - erlang:monotonic_time(millisecond));
-milliseconds(Timeout) -> Timeout.

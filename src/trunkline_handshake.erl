@@ -34,8 +34,11 @@
 -define(PROTOCOL, {2, 2}).
 %% `request': gen_server calls are carried, with an agent beside the server.
 %% `large': large messages travel outside of the lanes.
+%% `multicast': one message to many is delivered to each of them.
+%% `apply': functions are executed, in processes that the inlet starts.
+%% `label': calls with another label than gen_server's are carried too, as gen_event's.
 %% `monitor': processes are monitored, by the agent beside them.
--define(CAPABILITIES, [request, large, monitor]).
+-define(CAPABILITIES, [request, large, multicast, apply, label, monitor]).
 
 -spec hello(trunkline_options:options()) -> hello().
 hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->

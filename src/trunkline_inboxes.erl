@@ -21,7 +21,7 @@
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
--export([start_link/0, enter/3, cancel/2, is_refusing/1, keeper/1, senders/1]).
+-export([start_link/0, enter/3, cancel/2, are_there/0, is_bounded/1, is_refusing/1, keeper/1, senders/1]).
 -export([register/5, handle/1, tell/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -151,12 +151,20 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
         _ -> ok
     end.
 
+%% Whether this node has ever heard of an inbox.
+-spec are_there() -> boolean().
+are_there() -> persistent_term:get(?MODULE, none) =/= none.
+
+%% Whether it is an inbox that bounds its senders: they have to enter.
+-spec is_bounded(key()) -> boolean().
+is_bounded(Key) -> may_be(Key) andalso lookup(Key) =/= none.
+
 %% Whether a call should not even be tried.
 -spec is_refusing(gen_server:server_ref()) -> boolean().
 is_refusing({global, Name}) ->
     is_refusing({via, global, Name});
 is_refusing({via, Module, Name}) ->
-    persistent_term:get(?MODULE, none) =/= none andalso is_refusing(Module:whereis_name(Name));
+    are_there() andalso is_refusing(Module:whereis_name(Name));
 is_refusing(Key) ->
     case may_be(Key) andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->
@@ -219,7 +227,7 @@ senders(Keeper) ->
 init([]) ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key}, {read_concurrency, true}]),
     %% (Of the one before, if there was.)
-    persistent_term:get(?MODULE, none) =/= none
+    are_there()
         andalso lists:foreach(fun(Slot) -> atomics:put(filter(), Slot, 0) end, lists:seq(1, ?SLOTS)),
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
     lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, nodes(connected)),

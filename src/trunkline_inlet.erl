@@ -123,14 +123,14 @@ loop(S) ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
             %% Nobody else may deliver it: see trunkline_opener.
-            To ! Message,
+            ok = deliver(To, Message),
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
-        {'DOWN', _, process, Opener, _} when is_map_key(Opener, S#inlet.openers) ->
-            loop(opener_ended(Opener, broken(Opener, S)));
-        {'DOWN', Monitor, process, Server, Reason} ->
-            loop(S#inlet{agent = trunkline_agent:down(Monitor, Server, Reason, S#inlet.agent)});
+        {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
+            loop(opener_ended(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
+        {'DOWN', Monitor, process, Pid, Reason} ->
+            loop(down(Monitor, Pid, Reason, S));
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
         {finish, N} when N > 0 ->
@@ -172,6 +172,9 @@ deliver([[Name | Message] | Entries], Agent, Waiting, S) when is_atom(Name) ->
         _ -> ok                              % as plain distribution does
     end,
     deliver(Entries, Agent, Waiting, S);
+deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
+    ok = trunkline_multicast:deliver(Addressees, trunkline_multicast:decode(Encoded)),
+    deliver(Entries, Agent, Waiting, S);
 deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
     {Items, Turns} = trunkline_turns:enter(Sender, receiver(To), {no_time, {message, Charge, [To | Message]}},
                                            S#inlet.turns),
@@ -187,6 +190,12 @@ deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
     deliver(Entries, trunkline_agent:step(Command, Message, Agent), Waiting, S);
 deliver([], Agent, Waiting, S) ->
     {Waiting, S#inlet{agent = Agent}}.
+
+deliver({each, Addressees}, Message) ->
+    trunkline_multicast:deliver(Addressees, Message);
+deliver(To, Message) ->
+    To ! Message,
+    ok.
 
 %% --- large messages -----------------------------------------------------------
 
@@ -244,7 +253,7 @@ item({message, Charge, Entry}, {Ended, S}) ->
 turn(Number, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{turn = true, opener = Opener, to = To}} when is_pid(Opener) ->
-            {Address, S1} = address(To, S),
+            {Address, S1} = address(To, Opener, S),
             ok = trunkline_opener:deliver(Opener, Address),
             S1;
         #{Number := #large{turn = true, opener = ended}} ->
@@ -253,14 +262,16 @@ turn(Number, #inlet{large = All} = S) ->
             S
     end.
 
-address(To, S) when is_pid(To); is_reference(To) ->
+address(To, _, S) when is_pid(To); is_reference(To); element(1, To) =:= each ->
     {{To, plain}, S};
-address(Name, S) when is_atom(Name) ->
+address(Name, _, S) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> {{Pid, plain}, S};
         _ -> {nobody, S}
     end;
-address(Command, S) ->
+address({apply, _, _} = Command, Opener, S) ->
+    {{executor, Command}, S#inlet{agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent)}};
+address(Command, _, S) ->
     case trunkline_agent:address(Command, S#inlet.agent) of
         {nobody, Agent} -> {nobody, S#inlet{agent = Agent}};
         {To, Wrap, Agent} -> {{To, Wrap}, S#inlet{agent = Agent}}
@@ -284,6 +295,10 @@ opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
             ok
     end,
     S.
+
+%% A server, or who was going to execute something.
+down(Monitor, Pid, Reason, #inlet{agent = Agent} = S) ->
+    S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}.
 
 %% It has delivered its message, or it is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->

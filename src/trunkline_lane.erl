@@ -58,7 +58,8 @@
 -type to() :: pid()
             | atom()                                     % a registered name
             | reference()                                % an alias
-            | trunkline_agent:command().
+            | trunkline_agent:command()
+            | trunkline_multicast:command().             % and the message is encoded
 -type entry() :: nonempty_improper_list(to() | marked(), Message :: term()).
 -type serial() :: pos_integer().                   % of a large message, or of a batch, in its lane
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
@@ -171,7 +172,7 @@ collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < 
     receive
         Next -> collected(Next, More, Charge, Entries, S)
     after 0 ->
-            case trunkline_pace:is_waiting(?BATCH_MESSAGES - More, S#lane.pace) of
+            case trunkline_pace:is_waiting(trunkline_gate:messages(Charge), S#lane.pace) of
                 true -> receive Next -> collected(Next, More, Charge, Entries, S) end;
                 false -> transmit(Charge, lists:reverse(Entries), S)
             end
@@ -228,7 +229,7 @@ mark(_, _, Entry, S) ->
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk, _}}, ix = Ix} = S) ->
     case Bulk of
         none ->
-            {[To | trunkline_parcel:unpack_sent(Parcel)], settle(N, S)};
+            {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
         _ ->
             Bulk ! {parcel, {Ix, N}, Parcel},
             {Large, Parcels} = maps:take(N, S#lane.parcels),
@@ -402,9 +403,15 @@ dispose([{parcel, _, N, _, To} | Parcel], #lane{mode = Mode} = S) ->
                   direct -> trunkline_parcel:unpack_sent(Parcel);
                   discard -> []
               end,
-    dispose([To | Message], settle(N, S));
+    dispose(trunkline_multicast:entry(To, Message), settle(N, S));
 dispose([{behind, _, _, To} | Message], S) ->
     dispose([To | Message], S);
+dispose([{each, Tos} | Encoded], #lane{mode = direct} = S) ->
+    Message = trunkline_multicast:decode(Encoded),
+    {Lost, S1} = lists:mapfoldl(fun(To, S0) -> dispose([To | Message], S0) end, S, Tos),
+    {lists:sum(Lost), S1};
+dispose([{each, Tos} | _], #lane{mode = discard, stats = Stats} = S) ->
+    {lost(length(Tos), Stats), S};
 dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats} = S) ->
     case direct(To, Message, Node) of
         ok -> {0, S};
@@ -424,9 +431,8 @@ direct(To, Message, _) when is_pid(To); is_reference(To) ->
     erlang:send(To, Message, [noconnect]);
 direct(Name, Message, Node) when is_atom(Name) ->
     erlang:send({Name, Node}, Message, [noconnect]);
-direct(Command, _, _) ->
-    %% There is no agent any more that could answer.
-    trunkline_agent:refuse(Command).
+direct(Command, Message, Node) ->
+    trunkline_agent:direct(Command, Message, Node).
 
 in_flight(Window, #lane{stats = Stats, ix = Ix}) ->
     Charge = trunkline_window:in_flight(Window),

@@ -13,16 +13,21 @@
 %% one in an order that they agree on, unless its message_queue_data is `off_heap':
 %% then messages of different senders may be swapped even if one of them waited for
 %% the other (the parallel signal optimisation of OTP 25). To such a receiver, and to
-%% an alias, whose receiver is not known, the inlet delivers: this process gives
-%% it the message.
+%% an alias, whose receiver is not known, and to many at a time, the inlet delivers: this
+%% process gives it the message.
+%%
+%% A function that is to be executed (trunkline_erpc) is executed here: this process
+%% has all that it needs, and nothing is copied.
 -module(trunkline_opener).
 
 -export([start/2, deliver/2]).
 
 -export_type([address/0]).
 
-%% To whom and in which form; `nobody' has the name.
--type address() :: {pid() | reference(), plain | trunkline_agent:wrap()} | nobody.
+%% To whom and in which form; `nobody' has the name; this process is the executor.
+-type address() :: {pid() | reference() | trunkline_multicast:command(), plain | trunkline_agent:wrap()}
+                 | nobody
+                 | {executor, trunkline_executor:command()}.
 
 %% The calling process is the inlet, and monitors it.
 -spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) -> pid().
@@ -47,7 +52,7 @@ open(Inlet, Parts, Sizes) ->
         {deliver, Address} ->
             %% It may have been killed meanwhile, and another session begun.
             case is_process_alive(Inlet) of
-                true -> deliver(Address, Message, Inlet);
+                true -> demonitor(Ref, [flush]), deliver(Address, Message, Inlet);
                 false -> ok
             end;
         {'DOWN', Ref, process, _, _} ->
@@ -56,6 +61,9 @@ open(Inlet, Parts, Sizes) ->
 
 deliver(nobody, _, Inlet) ->
     Inlet ! {delivered, self()};
+deliver({executor, Command}, Message, Inlet) ->
+    Inlet ! {delivered, self()},
+    trunkline_executor:run(Command, Message);
 deliver({To, Wrap}, Message, Inlet) ->
     Wrapped = case Wrap of
                   plain -> Message;

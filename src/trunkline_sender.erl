@@ -12,18 +12,22 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, force/3, alias_of_lane/2, await_session/2]).
+-export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, force/3, alias_of_lane/2, await_session/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
--export_type([patience/0]).
+-export_type([patience/0, how/0, packed/0]).
 
 -compile({inline, [lane_of/2]}).
--dialyzer({no_improper_lists, [offer/5, force/3, dispatch/6]}).
+-dialyzer({no_improper_lists, [offer/5, force/3, dispatch/7, enter_packed/7]}).
 
 %% How long to wait for room: not at all, or until a point in time as
 %% erlang:monotonic_time(millisecond) tells it.
 -type patience() :: nosuspend | infinity | integer().
 -type connect() :: connect | noconnect.
+-type how() :: {patience(), connect()}.
+%% A message that is encoded once, for many destinations.
+-opaque packed() :: {encoded, binary()}
+                  | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
@@ -68,23 +72,68 @@ again(Other, _, _, _, _) -> Other.
 large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
     case trunkline_gate:path(Gate) =:= lanes andalso trunkline_gate:level(Gate, Bulk) < Limit of
-        true ->
-            Parcel = trunkline_parcel:pack(Message),
-            case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
-                ok -> dispatch(Route, Ix, self(), To, Parcel, Charge);
-                refused -> refused(Route, Ix, Bulk, Charge, How, Ticket)
-            end;
-        false ->
-            refused(Route, Ix, Bulk, Charge, How, Ticket)
+        true -> parcel(Route, Ix, To, 1, trunkline_parcel:pack(Message), Charge, How, Ticket);
+        false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
+    end.
+
+parcel(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
+    Bulk = trunkline_route:bulk_ix(Route),
+    case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
+        ok -> dispatch(Route, Ix, self(), To, Addressees, Parcel, Charge);
+        refused -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
 %% Its place among the sender's other messages is in the lane, and is not refused
 %% there: as many as have been admitted above.
-dispatch(#route{lanes = Lanes, gate = Gate}, Ix, Sender, To, Parcel, Charge) ->
-    Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
+dispatch(#route{lanes = Lanes, gate = Gate}, Ix, Sender, To, Addressees, Parcel, Charge) ->
+    Place = trunkline_gate:charge(erlang:external_size(trunkline_parcel:sizes(Parcel)), Addressees),
     ok = trunkline_gate:force(Gate, Ix, Place),
     element(Ix, Lanes) ! [Place, Sender, {parcel, Charge, To} | Parcel],
     ok.
+
+%% As that node takes it; other nodes take it in the same form. (Which messages are large is
+%% this node's option.)
+-spec pack(node(), term()) -> packed().
+pack(Node, Message) ->
+    case trunkline_route:lookup(Node) of
+        #route{large = Large} when is_integer(Large) ->
+            case trunkline_gate:charge(Message) of
+                Charge when Charge < Large -> {encoded, term_to_binary(Message)};
+                Charge -> {parcel, trunkline_parcel:pack(Message), Charge}
+            end;
+        _ ->
+            {encoded, term_to_binary(Message)}
+    end.
+
+%% The same as hand_over/5, of a message for so many addressees.
+-spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(), packed(), how()) ->
+          ok | direct | unreachable | noconnect | nosuspend | timeout.
+hand_over_packed(Node, To, Addressees, Packed, How) ->
+    offer_packed(Node, To, Addressees, Packed, How, new).
+
+offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes} = Route ->
+            case enter_packed(Route, lane_of(self(), Lanes), To, Addressees, Packed, How, Ticket) of
+                {again, Ticket1} -> offer_packed(Node, To, Addressees, Packed, How, Ticket1);
+                Answer -> Answer
+            end;
+        none ->
+            direct
+    end.
+
+enter_packed(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
+    Charge = trunkline_gate:charge(byte_size(Binary), Addressees),
+    case trunkline_gate:enter_large(Gate, Ix, Charge, Limit) of
+        ok ->
+            element(Ix, Lanes) ! [Charge, self(), To | Binary],
+            ok;
+        refused ->
+            refused(Route, Ix, Ix, Charge, How, Ticket)
+    end;
+enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
+    %% Its bytes once, but as many messages.
+    parcel(Route, Ix, To, Addressees, Parcel, Charge + Addressees - 1, How, Ticket).
 
 %% At the level numbered Full, by a sender whose lane is Ix.
 refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, Connect}, Ticket) ->
@@ -100,19 +149,19 @@ refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Pati
             %% What `!' would do, but not with the message: on a new connection
             %% it must not overtake those that are still in an inlet there, of
             %% the connection before. The link knows when they are not.
-            lost(wait(Link, session, Patience), Stats, lost_unreachable);
+            lost(wait(Link, session, Patience), Charge, Stats, lost_unreachable);
         _ when Patience =:= nosuspend ->
             trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            lost(wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience), Stats, lost_queued)
+            lost(wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience), Charge, Stats, lost_queued)
     end.
 
-lost(unreachable, Stats, Why) ->
-    trunkline_stats:add(Stats, peer, Why, 1),
+lost(unreachable, Charge, Stats, Why) ->
+    trunkline_stats:add(Stats, peer, Why, trunkline_gate:messages(Charge)),
     unreachable;
-lost(Answer, _, _) ->
+lost(Answer, _, _, _) ->
     Answer.
 
 wait(Link, What, Patience) ->
@@ -128,7 +177,7 @@ wait(Link, What, Patience) ->
     end.
 
 %% Waits until it is clear whether there are lanes to that node.
--spec await_session(node(), infinity | integer()) -> ok | direct | unreachable | timeout.
+-spec await_session(node(), patience()) -> ok | direct | unreachable | nosuspend | timeout.
 await_session(Node, Patience) ->
     case trunkline_route:lookup(Node) of
         none ->
@@ -136,6 +185,7 @@ await_session(Node, Patience) ->
         #route{gate = Gate, link = Link} ->
             Answer = case trunkline_gate:path(Gate) of
                          direct -> direct;
+                         _ when Patience =:= nosuspend -> nosuspend;
                          _ -> wait(Link, session, Patience)
                      end,
             case Answer of
@@ -164,7 +214,7 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
             ok;
         Charge ->
             ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
-            dispatch(Route, Ix, Sender, To, trunkline_parcel:pack(Message), Charge)
+            dispatch(Route, Ix, Sender, To, 1, trunkline_parcel:pack(Message), Charge)
     end.
 
 %% Fallbacks to nodes that never had a link are counted together, here.

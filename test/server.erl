@@ -1,5 +1,5 @@
 %% Servers for the tests: one gen_server and one gen_statem that do as they are
-%% asked, and nothing that knows of Trunkline.
+%% asked (and manager, a gen_event), and nothing that knows of Trunkline.
 -module(server).
 
 -export([start/1, stop_all/0]).
@@ -8,7 +8,8 @@
 
 %% gen_server, gen_statem: unlinked, named after their kind.
 start(gen_server) -> gen_server:start({local, test_gen_server}, ?MODULE, gen_server, []);
-start(gen_statem) -> gen_statem:start({local, test_gen_statem}, ?MODULE, gen_statem, []).
+start(gen_statem) -> gen_statem:start({local, test_gen_statem}, ?MODULE, gen_statem, []);
+start(gen_event) -> manager:start().
 
 stop_all() ->
     lists:foreach(fun(Name) ->
@@ -19,7 +20,7 @@ stop_all() ->
                                   exit(Pid, kill),
                                   receive {'DOWN', Ref, process, Pid, _} -> ok end
                           end
-                  end, [test_gen_server, test_gen_statem]).
+                  end, [test_gen_server, test_gen_statem, test_gen_event]).
 
 init(gen_server) -> {ok, []};
 init(gen_statem) -> {ok, running, []}.
@@ -27,6 +28,10 @@ init(gen_statem) -> {ok, running, []}.
 callback_mode() -> state_functions.
 
 handle_call(seen, _, Seen) -> {reply, lists:reverse(Seen), []};
+handle_call({note, Term}, _, Seen) -> {reply, noted, [{call, Term} | Seen]};
+handle_call({wait, Term}, _, Seen) -> {noreply, [{waits, Term} | Seen]};
+handle_call(waiting, _, Seen) -> {reply, length([T || {waits, T} <- Seen]), Seen};
+handle_call(forget, _, _) -> {reply, ok, []};
 handle_call(Request, From, Seen) ->
     case answer(Request, From) of
         {reply, Reply} -> {reply, Reply, Seen};
@@ -60,6 +65,7 @@ answer({by_hand, Term}, {Pid, Tag}) ->
     Pid ! {Tag, Term},
     noreply;
 answer(from_pid, {Pid, _}) -> {reply, {Pid, node(Pid)}};
+answer({apply, Function}, _) -> {reply, erlang:Function()};
 answer(never, _) -> noreply;
 answer({exit, Reason}, _) -> exit(Reason);
 answer({stop, Reason}, _) -> {stop, Reason}.

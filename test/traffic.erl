@@ -51,7 +51,7 @@ got(Id, N, Got) ->
 
 %% --- senders ----------------------------------------------------------------
 
-%% A script is [{Kind, Receiver, Bytes}]. Plays scripts at the same time, and answers when all are through.
+%% A script is [{Kind, Receiver, Bytes}]; of a multicast, [Receiver]. Plays scripts at the same time, and answers when all are through.
 play_all(Scripts) ->
     Pids = [spawn_monitor(fun() -> steps(Script, Id, 1) end) || {Id, Script} <- Scripts],
     [receive {'DOWN', Ref, process, Pid, Reason} -> Reason end || {Pid, Ref} <- Pids].
@@ -65,6 +65,7 @@ steps([{Kind, To, Bytes} | Script], Id, N) ->
 step(send, To, Message, _, _) -> Message = trunkline:send(To, Message);
 step(cast, To, Message, _, _) -> ok = trunkline:cast(To, Message);
 step(call, To, Message, Id, N) -> {ok, Id, N} = trunkline:call(To, Message, infinity);
+step(multicast, Tos, Message, _, _) -> ok = trunkline:multicast(Tos, Message);
 step(request, To, Message, _, _) -> _ = trunkline:send_request(To, Message);
 step(retry, To, Message, Id, N) ->
     case trunkline:send(To, Message, [nosuspend]) of

@@ -1,0 +1,56 @@
+defmodule Chat.Cluster do
+  @moduledoc """
+  Other nodes for the tests, with the code of this one. Each is controlled over its standard input,
+  so that it ends when the tests do, however they end.
+  """
+
+  @quiet ['-kernel', 'logger_level', 'none']
+
+  def become_distributed do
+    # What is lost when a test's node is stopped.
+    Logger.configure(level: :error)
+    {:ok, _} = Node.start(:"chat_#{System.pid()}", :shortnames)
+  end
+
+  @doc "Starts a node with the application, or (`[]`) with nothing, and connects to it."
+  def start_node(applications \\ [:chat]) do
+    {:ok, peer, node} =
+      :peer.start(%{
+        name: :peer.random_name('chat'),
+        connection: :standard_io,
+        args:
+          @quiet ++ ['-setcookie', Atom.to_charlist(Node.get_cookie()), '-pa' | :code.get_path()]
+      })
+
+    for application <- applications do
+      {:ok, _} = :peer.call(peer, Application, :ensure_all_started, [application])
+    end
+
+    true = Node.connect(node)
+    if applications != [], do: await_lanes(node(), node)
+    {peer, node}
+  end
+
+  def stop_node({peer, _}), do: :peer.stop(peer)
+
+  @doc "Waits until two nodes know that both have Trunkline; until then the distribution is used."
+  def await_lanes(a, b) do
+    for {here, there} <- [{a, b}, {b, a}] do
+      true = :erpc.call(here, Node, :connect, [there])
+      await(fn -> match?(%{state: :up}, :erpc.call(here, :trunkline, :info, [there])) end)
+    end
+  end
+
+  @doc "How many messages have gone to the node by lane."
+  def by_lane(node) do
+    for(lane <- :trunkline.info(node).lanes, do: lane.messages) |> Enum.sum()
+  end
+
+  def await(done?, tries \\ 4000) do
+    cond do
+      done?.() -> :ok
+      tries == 0 -> raise "it did not happen in 20 seconds"
+      true -> Process.sleep(5) && await(done?, tries - 1)
+    end
+  end
+end

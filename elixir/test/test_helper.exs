@@ -1,0 +1,2 @@
+Chat.Cluster.become_distributed()
+ExUnit.start()

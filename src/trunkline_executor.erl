@@ -1,0 +1,116 @@
+%% A process that executes one function for a caller at another node (trunkline_erpc).
+%%
+%%     caller ── {apply, ...} ──> lane ══> inlet ── spawn, monitor ──> executor
+%%       ^                                   │ ^                          │
+%%       │                    killed: {down} │ └──── its end ─────────────┤
+%%       │                                   v                            │
+%%       └──── outcome <══ inlet <══════════ lane <──────── outcome ──────┘
+%%
+%% The executor sends the outcome itself, as any process sends its messages: it waits
+%% while the lane is full, and a large outcome goes outside of it. What the function has
+%% sent to the caller by Trunkline arrives before. The inlet never waits. It watches
+%% executors only to report those that end without an outcome.
+%%
+%% What the function sees is what erpc lets it see: a process of its own, with the
+%% caller's group leader. After the outcome it ends with an exit reason that is not
+%% `normal', so that what the function has linked to itself ends with it, as erpc has it.
+%%
+%% This is where the time of a call goes: a process that ends with a tuple for a reason, and
+%% is watched, costs twice one that ends with an atom and is not. Hence the reason is
+%% an atom when nobody else gets it.
+-module(trunkline_executor).
+
+-export([start/2, run/2, is_done/2]).
+
+-export_type([command/0, outcome/0]).
+
+%% `nobody': the outcome is of no interest.
+-type command() :: {apply, trunkline_agent:caller() | nobody, GroupLeader :: pid()}.
+%% As erpc:multicall/5 words it.
+-type outcome() :: {ok, term()}
+                 | {throw, term()}
+                 | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
+                 | {error, {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
+
+%% More arguments than a function can have.
+-define(MAX_ARITY, 255).
+%% The exit reason of an executor to which nothing is linked that could end another with it.
+-define(DONE, '$trunkline_executed').
+
+%% The calling process is an inlet, and monitors the executor of a call. Whatever is wrong
+%% with the message is found in the new process.
+-spec start(command(), Message :: term()) -> pid() | system_limit.
+start({apply, nobody, _} = Command, Message) ->
+    start(Command, Message, []);
+start(Command, Message) ->
+    case start(Command, Message, [monitor]) of
+        {Pid, _} -> Pid;
+        system_limit -> system_limit
+    end.
+
+start(Command, Message, Options) ->
+    try
+        spawn_opt(?MODULE, run, [Command, Message], Options)
+    catch
+        error:system_limit -> system_limit
+    end.
+
+%% Has this executor sent its outcome before it ended?
+-spec is_done(pid(), ExitReason :: term()) -> boolean().
+is_done(_, ?DONE) -> true;
+is_done(Executor, {?DONE, Executor}) -> true;
+is_done(_, _) -> false.
+
+-spec run(command(), Message :: term()) -> term().
+run({apply, nobody, Leader}, {M, F, A}) ->
+    true = group_leader(Leader, self()),
+    try
+        apply(M, F, A)
+    catch
+        error:Reason:Stack ->
+            case is_too_many(Reason, A) of
+                true -> error({erpc, Reason});
+                false -> error({exception, {Reason, trim(Stack, M, F, A)}})
+            end
+    end;
+run({apply, Caller, Leader}, {M, F, A}) ->
+    true = group_leader(Leader, self()),
+    Outcome = try
+                  {ok, apply(M, F, A)}
+              catch
+                  throw:Term ->
+                      {throw, Term};
+                  exit:Reason ->
+                      {exit, {exception, Reason}};
+                  error:Reason:Stack ->
+                      case is_too_many(Reason, A) of
+                          true -> {error, {erpc, Reason}};
+                          false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
+                      end
+              end,
+    %% Whoever is not reachable any more has heard of it already.
+    _ = trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect),
+    case process_info(self(), links) of
+        {links, []} -> exit(?DONE);
+        _ -> exit({?DONE, self()})
+    end.
+
+%% Arguments, and not something that the function has done?
+is_too_many(system_limit, A) when length(A) > ?MAX_ARITY -> true;
+is_too_many(_, _) -> false.
+
+%% The stack down to the function that was asked for; what is below is ours. When its
+%% frame is not there, as after a tail call, it is put there.
+trim(Stack, M, F, A) ->
+    case lists:splitwith(fun(Frame) -> not is_own(Frame) end, Stack) of
+        {_, []} -> Stack;                    % it is deeper than what the system keeps of it
+        {[], _} -> [{M, F, A, []}];
+        {[{M, F, A, _}] = Frames, _} -> Frames;
+        {Frames, _} -> with_base(lists:last(Frames), Frames, M, F, A)
+    end.
+
+with_base({M, F, Arity, _}, Frames, M, F, A) when Arity =:= length(A) -> Frames;
+with_base(_, Frames, M, F, A) when length(A) >= 0 -> Frames ++ [{M, F, length(A), []}];
+with_base(_, Frames, _, _, _) -> Frames.     % no proper list
+
+is_own(Frame) -> element(1, Frame) =:= ?MODULE andalso element(2, Frame) =:= run.

@@ -1,0 +1,152 @@
+%% One message to many destinations.
+%%
+%% To each node the message goes once, encoded, with the list of those who get it, as one entry of
+%% the calling process's lane. The inlet decodes it, and delivers it to each of them:
+%%
+%%     sender ── [Charge, Sender, {each, Addressees} | Encoded] ──> lane ══> inlet ──> receiver
+%%                                                                            │ └────> receiver
+%%                                                                            └──────> receiver
+%%
+%% It is the lane of the process's other messages, and the inlet that delivers those: so the
+%% order between the sender and each receiver is kept. The message is encoded once for all
+%% nodes, by the caller; the list of those who get it, which is what takes time, by the lanes. A
+%% large message is packed once, and travels outside of the lanes as any other.
+%%
+%% Local destinations get a plain send each. So do, by lane, the processes of a peer whose
+%% Trunkline does not know of this, and inboxes (trunkline_inbox), each of which has a gate.
+-module(trunkline_multicast).
+
+-export([send/4, deliver/2, entry/2, decode/1]).
+
+-export_type([command/0, not_sent/0]).
+
+-dialyzer({no_improper_lists, [entry/2]}).
+
+-type addressees() :: [trunkline_by_node:addressee()].
+-type groups() :: #{node() => addressees()}.
+-type destinations() :: [trunkline:destination()].
+-type options() :: [nosuspend | noconnect].
+%% What travels in the place of an addressee; with it, the message encoded.
+-type command() :: {each, addressees()}.
+-type not_sent() :: [{nosuspend | noconnect, destinations()}].
+
+%% So many are handed over together, at most: meanwhile a lane does nothing else.
+-define(TOGETHER, 16384).
+
+-record(cast,
+        {message :: term(),
+         packed = none :: none | trunkline_sender:packed(),
+         how :: trunkline_sender:how(),
+         options :: options(),                     % of which that was made
+         not_sent = [] :: not_sent()}).
+
+%% Answers those to whom nothing was sent, since there was no room, or no connection, and the
+%% options ask for that.
+-spec send(groups(), term(), trunkline_sender:how(), options()) -> not_sent().
+send(Groups, Message, How, Options) ->
+    {Singles, Together} = singles(Groups),
+    {Here, Others} = case maps:take(node(), Together) of
+                         error -> {[], Together};
+                         Taken -> Taken
+                     end,
+    lists:foreach(fun(To) -> trunkline_by_node:destination(To, node()) ! Message end, Here),
+    Cast = singly(Singles, #cast{message = Message, how = How, options = Options}),
+    #cast{not_sent = NotSent} = rounds(maps:to_list(Others), Cast),
+    NotSent.
+
+%% Inboxes, each of which has a gate of its own; and all others.
+singles(Groups) ->
+    case trunkline_inboxes:are_there() of
+        false -> {[], Groups};
+        true -> maps:fold(fun single/3, {[], #{}}, Groups)
+    end.
+
+single(Node, Addressees, {Singles, Groups}) ->
+    {Inboxes, Others} =
+        lists:partition(fun(To) -> trunkline_inboxes:is_bounded(trunkline_by_node:destination(To, Node)) end, Addressees),
+    {[trunkline_by_node:destination(To, Node) || To <- Inboxes] ++ Singles, Groups#{Node => Others}}.
+
+singly(Destinations, #cast{message = Message, options = Options} = Cast) ->
+    lists:foldl(fun(To, C) ->
+                        case trunkline:send(To, Message, Options) of
+                            ok -> C;
+                            Why -> not_sent(Why, [To], C)
+                        end
+                end, Cast, Destinations).
+
+not_sent(Why, Destinations, #cast{not_sent = NotSent} = Cast) ->
+    Cast#cast{not_sent = case lists:keytake(Why, 1, NotSent) of
+                             {value, {Why, Others}, Rest} -> [{Why, Destinations ++ Others} | Rest];
+                             false -> [{Why, Destinations} | NotSent]
+                         end}.
+
+%% All nodes get their first part before one gets its second: that may have to wait for room.
+rounds([], Cast) ->
+    Cast;
+rounds(Groups, Cast) ->
+    {Later, Cast1} = lists:mapfoldl(fun part/2, Cast, Groups),
+    rounds(lists:append(Later), Cast1).
+
+part({_, []}, Cast) ->
+    {[], Cast};
+part({Node, Addressees}, Cast) ->
+    case trunkline_peers:watch(Node, multicast) of
+        direct ->
+            {[], singly(destinations(Node, Addressees), Cast)};
+        none ->
+            %% The first tells whether there are lanes to be, and waits for them if so.
+            [First | Rest] = Addressees,
+            Cast1 = singly([trunkline_by_node:destination(First, Node)], Cast),
+            case trunkline_peers:watch(Node, multicast) of
+                none -> {[], singly(destinations(Node, Rest), Cast1)};
+                _ -> {[{Node, Rest}], Cast1}
+            end;
+        _Inlet ->
+            together(Node, Addressees, pack(Node, Cast))
+    end.
+
+destinations(Node, Addressees) -> [trunkline_by_node:destination(To, Node) || To <- Addressees].
+
+together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
+    {Part, N, Rest} = split(Addressees, length(Addressees)),
+    case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
+        direct -> {[], singly(destinations(Node, Addressees), Cast)};
+        Why when Why =:= nosuspend; Why =:= noconnect -> {[], not_sent(Why, destinations(Node, Addressees), Cast)};
+        _ -> {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
+    end.
+
+split(Addressees, N) when N =< ?TOGETHER ->
+    {Addressees, N, []};
+split(Addressees, _) ->
+    {Part, Rest} = lists:split(?TOGETHER, Addressees),
+    {Part, ?TOGETHER, Rest}.
+
+%% When the first node needs it.
+pack(Node, #cast{packed = none, message = Message} = Cast) ->
+    Cast#cast{packed = trunkline_sender:pack(Node, Message)};
+pack(_, Cast) ->
+    Cast.
+
+%% --- at the other end -----------------------------------------------------------
+
+%% As plain distribution does: a name that nobody has is no error.
+-spec deliver(addressees(), term()) -> ok.
+deliver([To | Rest], Message) when is_atom(To) ->
+    case whereis(To) of
+        undefined -> ok;
+        Where -> Where ! Message
+    end,
+    deliver(Rest, Message);
+deliver([To | Rest], Message) ->
+    To ! Message,
+    deliver(Rest, Message);
+deliver([], _) ->
+    ok.
+
+%% The entry of a batch that brings this message: to one, or to each of many.
+-spec entry(trunkline_lane:to(), term()) -> trunkline_lane:entry().
+entry({each, _} = To, Message) -> [To | term_to_binary(Message)];
+entry(To, Message) -> [To | Message].
+
+-spec decode(binary()) -> term().
+decode(Encoded) -> binary_to_term(Encoded).

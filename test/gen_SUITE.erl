@@ -1,0 +1,791 @@
+%% What callers of gen_server, gen_statem and gen_event get, they get from our modules of
+%% these names: each dialogue of a table is held through OTP's module and through ours, with a
+%% local server, one at a node without Trunkline, one at a node that has it, and both must end in
+%% the same way: with the same values, exits and errors, and with nothing left in the mailbox.
+-module(gen_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
+-export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1, casts/1, multi_calls/1]).
+-export([everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
+         server_dies/1, processes_killed/1, node_goes/1, not_alive/1]).
+-export([held/3, alone/0]).
+
+-define(NOWHERE, 'no_such_node@localhost').
+
+suite() -> [{timetrap, {minutes, 3}}].
+
+all() -> [{group, local}, {group, plain}, {group, lanes},
+          everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
+          server_dies, processes_killed, node_goes, not_alive].
+
+groups() ->
+    Table = [calls, server_ends, requests, collections, request_errors, events, managers, casts, multi_calls],
+    [{local, [], Table}, {plain, [], Table}, {lanes, [], Table}].
+
+init_per_suite(Config) ->
+    A = cluster:start([]),
+    Plain = cluster:start(none),
+    Lanes = cluster:start([]),
+    cluster:connect(A, Plain),
+    cluster:connect(A, Lanes),
+    cluster:connect(Lanes, Plain),
+    cluster:await_up(A, Lanes),
+    _ = [ok = cluster:call(N, logger, set_primary_config, [level, none]) || N <- [A, Plain, Lanes]],
+    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+
+end_per_suite(Config) ->
+    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+
+init_per_group(local, Config) ->
+    [{there, ?config(a, Config)} | Config];
+init_per_group(Group, Config) ->
+    [{there, ?config(Group, Config)}, {before, way(Group, Config)} | Config].
+
+%% The table went the way that it was meant to go.
+end_per_group(local, _) ->
+    ok;
+end_per_group(plain, Config) ->
+    {Messages, Fallbacks} = ?config(before, Config),
+    {Messages, After} = way(plain, Config),
+    true = After > Fallbacks;
+end_per_group(lanes, Config) ->
+    {Messages, Fallbacks} = ?config(before, Config),
+    {After, Fallbacks} = way(lanes, Config),
+    true = After > Messages.
+
+way(Group, Config) ->
+    There = cluster:node_of(?config(Group, Config)),
+    #{fallbacks := All, peers := #{There := #{lanes := Lanes, fallbacks := Fallbacks}}} =
+        cluster:call(?config(a, Config), trunkline, info, []),
+    {lists:sum([N || #{messages := N} <- Lanes]), case Group of plain -> All; lanes -> Fallbacks end}.
+
+%% --- how a dialogue is held ---------------------------------------------------------
+
+%% Each of our modules that has the functions of OTP's.
+ours(gen_server) -> [trunkline, trunkline_gen_server];
+ours(gen_statem) -> [trunkline_gen_statem];
+ours(gen_event) -> [trunkline_gen_event].
+
+%% Each dialogue with each form of the server's name; answers how they ended.
+both(Config, Kind, Dialogues) ->
+    both(Config, Kind, names(Config, Kind), Dialogues).
+
+both(Config, Kind, Names, Dialogues) ->
+    fresh(Config, Kind),
+    [compare(Config, Kind, Name, Dialogue, To) || {Name, Dialogue} <- Dialogues, To <- Names].
+
+compare(Config, Kind, Name, Dialogue, To) ->
+    [Expected | Ends] = [begin
+                             serving(Config, Kind),
+                             cluster:call(?config(a, Config), ?MODULE, held, [Dialogue, M, To])
+                         end || M <- [Kind | ours(Kind)]],
+    _ = [?assertEqual({Name, To, M, Expected}, {Name, To, M, End}) || {M, End} <- lists:zip(ours(Kind), Ends)],
+    {Name, element(1, Expected)}.
+
+%% One that has died is replaced. (Its name stands for it in what is compared.)
+serving(Config, Kind) ->
+    Name = name(Kind),
+    case cluster:call(?config(there, Config), erlang, whereis, [Name]) of
+        undefined -> fresh(Config, Kind);
+        Pid -> introduce(Config, Pid)
+    end.
+
+fresh(Config, Kind) ->
+    ok = cluster:call(?config(there, Config), server, stop_all, []),
+    {ok, Pid} = cluster:call(?config(there, Config), server, start, [Kind]),
+    introduce(Config, Pid).
+
+introduce(Config, Pid) ->
+    ok = cluster:call(?config(a, Config), persistent_term, put, [via_test, Pid]).
+
+name(Kind) -> list_to_atom("test_" ++ atom_to_list(Kind)).
+
+names(Config, Kind) ->
+    Node = cluster:node_of(?config(there, Config)),
+    [pid, {name(Kind), Node}, {via, via_test, known}] ++ [name(Kind) || Node =:= cluster:node_of(?config(a, Config))].
+
+%% At the caller's node, in a process of its own. How it ends, and its mail. (After an error nobody
+%% has waited for the reply: it may be there, or not yet.)
+held(Dialogue, Module, pid) ->
+    held(Dialogue, Module, persistent_term:get(via_test));
+held(Dialogue, Module, To) ->
+    Server = persistent_term:get(via_test),
+    {Pid, Ref} = spawn_monitor(fun() ->
+                                       case ending(Dialogue, Module, To) of
+                                           {error, _} = End -> exit({End, any});
+                                           End -> exit({End, mail(5)})
+                                       end
+                               end),
+    receive {'DOWN', Ref, process, Pid, End} -> without(Server, End) end.
+
+ending(Dialogue, Module, To) ->
+    try Dialogue(Module, To) of
+        Result -> {ok, Result}
+    catch
+        exit:{Reason, {M, F, Args}} when M =:= trunkline, Module =:= trunkline -> {exit, without_stack(Reason), {gen_server, F, Args}};
+        exit:{Reason, {M, _, _} = Who} when M =:= gen_server; M =:= gen_statem; M =:= gen_event -> {exit, without_stack(Reason), Who};
+        Class:Reason -> {Class, without_stack(Reason)}
+    end.
+
+without_stack({Reason, [{_, _, _, _} | _]}) -> {Reason, stack};
+without_stack({'EXIT', {Reason, [{_, _, _, _} | _]}}) -> {'EXIT', {Reason, stack}};
+without_stack(Reason) -> Reason.
+
+%% A server that dies is another one for the next dialogue, and so are requests.
+without(Pid, Pid) -> server;
+without(Pid, [Head | Tail]) -> [without(Pid, Head) | without(Pid, Tail)];
+without(Pid, Tuple) when is_tuple(Tuple) -> list_to_tuple(without(Pid, tuple_to_list(Tuple)));
+without(_, Ref) when is_reference(Ref) -> ref;
+without(_, Term) -> Term.
+
+mail(Wait) ->
+    receive Message -> [Message | mail(Wait)]
+    after Wait -> []
+    end.
+
+%% How each of them ends.
+each(Funs) -> [catching(F) || F <- Funs].
+
+catching(Fun) ->
+    try {ok, Fun()}
+    catch
+        exit:{Reason, {trunkline, Name, Args}} -> {exit, {without_stack(Reason), {gen_server, Name, Args}}};
+        Class:Reason -> {Class, without_stack(Reason)}
+    end.
+
+%% --- the table ------------------------------------------------------------------------
+
+calls(Config) ->
+    Large = binary:copy(<<"large">>, 50_000),
+    Times = [infinity, 5000, 0, 30, bad, -1, 1.5, 16#100000000, {abs, 5}],
+    Statem = [{clean_timeout, 5000}, {clean_timeout, infinity}, {dirty_timeout, 5000}, {dirty_timeout, infinity},
+              {clean_timeout, 20}, {dirty_timeout, 20}, {clean_timeout, bad}, {dirty_timeout, -1}, {other_timeout, 5}],
+    lists:foreach(
+      fun(Kind) ->
+              Ends = both(
+                       Config, Kind,
+                       [{echo, fun(M, To) -> M:call(To, {echo, hello}) end},
+                        {large, fun(M, To) -> M:call(To, {echo, Large}) end},
+                        {elsewhere, fun(M, To) -> M:call(To, {elsewhere, hello}) end},
+                        {by_hand, fun(M, To) -> M:call(To, {by_hand, hello}, 5000) end},
+                        {late, fun(M, To) -> {catching(fun() -> M:call(To, {echo_late, late, 30}, 10) end),
+                                              M:call(To, {echo_late, two, 60})} end}]
+                       ++ [{{echo, T}, fun(M, To) -> M:call(To, {echo, T}, T) end}
+                           || T <- Times ++ [T || Kind =:= gen_statem, T <- Statem], T =/= 0]
+                       ++ [{{never, T}, fun(M, To) -> M:call(To, never, T) end}
+                           || T <- [0, 20] ++ [T || Kind =:= gen_statem, {_, 20} = T <- Statem]]),
+              ?assertMatch({_, {ok, hello}}, lists:keyfind(echo, 1, Ends)),
+              ?assertMatch({_, {ok, Large}}, lists:keyfind(large, 1, Ends)),
+              ?assertMatch({_, {exit, timeout, {Kind, call, [_, never, 20]}}}, lists:keyfind({never, 20}, 1, Ends)),
+              _ = both(Config, Kind, [pid], [{Bad, fun(M, _) -> M:call(Bad, x, 5000) end} || Bad <- nobody(Config)])
+      end, [gen_server, gen_statem]).
+
+%% Servers that are not there, and what is no server.
+nobody(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    Dead = cluster:call(?config(there, Config), fun() -> {P, R} = spawn_monitor(fun() -> ok end),
+                                                         receive {'DOWN', R, _, _, _} -> P end end),
+    [Dead, no_such_name, {no_such_name, There}, {global, no_such_name}, {via, via_test, unknown}, {via, no_such_module, x},
+     {x, ?NOWHERE}, "nonsense", {a, b, c}, {"a", There}, {a, "node"}, 17].
+
+%% It dies of the request: its reason is the caller's.
+server_ends(Config) ->
+    lists:foreach(
+      fun(Kind) ->
+              Requests = [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed}, {exit, {a, reason}}],
+              Ends = both(Config, Kind,
+                          [{R, fun(M, To) -> M:call(To, R) end} || R <- Requests]
+                          ++ [{{id, R}, fun(M, To) -> M:receive_response(M:send_request(To, R), 5000) end} || R <- Requests]
+                          ++ [{{ids, R}, fun(M, To) -> receive_all(M, [{To, R, one}]) end} || R <- Requests]),
+              ?assertMatch({_, {exit, {shutdown, why}, {Kind, call, [_, {stop, {shutdown, why}} | _]}}},
+                           lists:keyfind({stop, {shutdown, why}}, 1, Ends))
+      end, [gen_server, gen_statem]).
+
+requests(Config) ->
+    lists:foreach(fun(Kind) -> requests(Config, Kind) end, [gen_server, gen_statem, gen_event]).
+
+requests(Config, Kind) ->
+    Times = [infinity, 5000, {abs, 5000}, bad, -1, 16#100000000, {abs, bad}, {abs, 16#100000000}],
+    Ends = both(
+             Config, Kind,
+             [{{Receive, T}, fun(M, To) -> M:Receive(request(M, To, {echo, T}), from_now(T)) end}
+              || Receive <- [wait_response, receive_response], T <- Times]
+             ++ [{wait_again, fun(M, To) -> Id = request(M, To, {echo_late, x, 40}),
+                                            [M:wait_response(Id, T) || T <- [0, 5, from_now({abs, -9}), 5000]] end},
+                 {too_late, fun(M, To) -> Id = request(M, To, {echo_late, x, 40}),
+                                          {M:receive_response(Id, 5), answer(M, request(M, To, {echo_late, y, 80}))} end},
+                 {past, fun(M, To) -> M:receive_response(request(M, To, {echo_late, x, 20}), from_now({abs, -9})) end},
+                 {check, fun(M, To) ->
+                                 Id = request(M, To, {echo, 1}),
+                                 receive Message ->
+                                         [M:check_response(Mail, Id) || Mail <- [unrelated, {make_ref(), x}, {[alias | make_ref()], x},
+                                                                                 {'DOWN', make_ref(), process, self(), x}, Message]]
+                                 end
+                         end},
+                 {check_bad, fun(M, _) -> M:check_response(unrelated, no_id) end},
+                 {many, fun(M, To) -> Ids = [{N, request(M, To, {echo, N})} || N <- lists:seq(1, 100)],
+                                      [{N, answer(M, Id)} || {N, Id} <- lists:reverse(Ids)] end}]
+             ++ [{by_hand, fun(M, To) -> answer(M, request(M, To, {by_hand, x})) end} || Kind =/= gen_event]
+             ++ [{one_arity, fun(M, To) -> {M:wait_response(request(M, To, {echo, 1})), M:receive_response(request(M, To, {echo, 2}))} end}
+                 || Kind =:= gen_statem]),
+    ?assertEqual({wait_again, {ok, [timeout, timeout, timeout, {reply, x}]}}, lists:keyfind(wait_again, 1, Ends)),
+    ?assertEqual({check, {ok, [no_reply, no_reply, no_reply, no_reply, {reply, 1}]}}, lists:keyfind(check, 1, Ends)),
+    ?assertEqual({{wait_response, bad}, {error, badarg}}, lists:keyfind({wait_response, bad}, 1, Ends)).
+
+request(M, To, Request) when M =:= gen_event; M =:= trunkline_gen_event -> M:send_request(To, manager, Request);
+request(M, To, Request) -> M:send_request(To, Request).
+
+request(M, To, Request, Label, Ids) when M =:= gen_event; M =:= trunkline_gen_event ->
+    M:send_request(To, manager, Request, Label, Ids);
+request(M, To, Request, Label, Ids) ->
+    M:send_request(To, Request, Label, Ids).
+
+answer(M, Id) -> M:receive_response(Id, 5000).
+
+from_now({abs, T}) when is_integer(T) -> {abs, erlang:monotonic_time(millisecond) + T};
+from_now(T) -> T.
+
+%% All answers to a collection, by label.
+receive_all(M, Requests) ->
+    Ids = lists:foldl(fun({To, Request, Label}, Ids) -> request(M, To, Request, Label, Ids) end, M:reqids_new(), Requests),
+    lists:sort(receive_rest(M, receive_response, Ids)).
+
+receive_rest(M, Receive, Ids) ->
+    case M:Receive(Ids, 5000, true) of
+        {Response, Label, Rest} -> [{Label, Response} | receive_rest(M, Receive, Rest)];
+        Other -> [{M:reqids_size(Ids), Other}]
+    end.
+
+collections(Config) ->
+    lists:foreach(fun(Kind) -> collections(Config, Kind) end, [gen_server, gen_statem, gen_event]).
+
+collections(Config, Kind) ->
+    Three = fun(M, To) -> lists:foldl(fun(N, Ids) -> request(M, To, {echo, N}, {label, N}, Ids) end, M:reqids_new(), [1, 2, 3]) end,
+    Ends = both(
+             Config, Kind,
+             [{empty, fun(M, _) -> Ids = M:reqids_new(),
+                                   {M:reqids_size(Ids), M:reqids_to_list(Ids), M:wait_response(Ids, infinity, true),
+                                    M:receive_response(Ids, infinity, false), M:check_response(x, Ids, true)} end},
+              {bad, fun(M, To) ->
+                            Ids = M:reqids_new(),
+                            Id = request(M, To, {echo, 1}),
+                            One = M:reqids_add(Id, one, Ids),
+                            {each([fun() -> M:wait_response(Ids, bad, true) end,
+                                   fun() -> M:receive_response(Ids, -1, true) end,
+                                   fun() -> M:wait_response(Ids, 0, maybe_) end,
+                                   fun() -> M:receive_response(Ids, 0, maybe_) end,
+                                   fun() -> M:check_response(x, Ids, maybe_) end,
+                                   fun() -> M:wait_response(x, 0, true) end,
+                                   fun() -> M:receive_response(x, 0, true) end,
+                                   fun() -> M:check_response(x, x, true) end,
+                                   fun() -> M:wait_response(One, bad, true) end,
+                                   fun() -> M:receive_response(One, {abs, bad}, true) end,
+                                   fun() -> M:reqids_size(x) end,
+                                   fun() -> M:reqids_to_list(x) end,
+                                   fun() -> M:reqids_add(x, l, Ids) end,
+                                   fun() -> M:reqids_add(Id, l, x) end,
+                                   fun() -> M:reqids_add(Id, l, One) end,
+                                   fun() -> request(M, To, {echo, 2}, l, x) end]),
+                             M:receive_response(Id, 5000)}
+                    end},
+              {add, fun(M, To) ->
+                            Ids = M:reqids_add(request(M, To, {echo, 1}), a, M:reqids_add(request(M, To, {echo, 2}), a, M:reqids_new())),
+                            Labels = [L || {_, L} <- M:reqids_to_list(Ids)],
+                            Answers = [answer(M, Id) || {Id, _} <- M:reqids_to_list(Ids)],
+                            {M:reqids_size(Ids), Labels, lists:sort(Answers)}
+                    end},
+              {delete, fun(M, To) -> Ids = Three(M, To), {M:reqids_size(Ids), lists:sort(receive_rest(M, receive_response, Ids))} end},
+              {wait_delete, fun(M, To) -> lists:sort(receive_rest(M, wait_response, Three(M, To))) end},
+              {keep, fun(M, To) ->
+                             Ids = Three(M, To),
+                             Answers = [M:receive_response(Ids, 5000, false) || _ <- [1, 2, 3]],
+                             {lists:sort([{L, R} || {R, L, Same} <- Answers, Same =:= Ids]), M:wait_response(Ids, 0, true),
+                              M:receive_response(Ids, 0, true), M:reqids_size(Ids)}
+                     end},
+              {wait_again, fun(M, To) ->
+                                   Ids = request(M, To, {echo_late, x, 40}, l, M:reqids_new()),
+                                   {R, L, Ids} = begin timeout = M:wait_response(Ids, 5, true), M:wait_response(Ids, 5000, false) end,
+                                   {R, L}
+                           end},
+              {too_late, fun(M, To) ->
+                                 Ids = request(M, To, {echo_late, x, 40}, l, request(M, To, {echo_late, y, 40}, l, M:reqids_new())),
+                                 {M:receive_response(Ids, 5, true), answer(M, request(M, To, {echo_late, z, 120}))}
+                         end},
+              {times, fun(M, To) ->
+                              Ids = Three(M, To),
+                              {_, _, Ids1} = M:receive_response(Ids, from_now({abs, 5000}), true),
+                              {_, _, Ids2} = M:wait_response(Ids1, infinity, true),
+                              {_, _, Ids3} = M:receive_response(Ids2, infinity, true),
+                              {M:reqids_size(Ids3), M:receive_response(Ids3, from_now({abs, -9}), true),
+                               M:wait_response(request(M, To, {echo_late, x, 20}, l, Ids3), from_now({abs, -9}), true),
+                               answer(M, request(M, To, {echo_late, x, 40})), length(mail(0))}
+                      end},
+              {check, fun(M, To) ->
+                              Ids = Three(M, To),
+                              no_reply = M:check_response(unrelated, Ids, true),
+                              no_reply = M:check_response({[alias | make_ref()], x}, Ids, true),
+                              no_reply = M:check_response({'DOWN', make_ref(), process, self(), x}, Ids, true),
+                              {R, L, Ids} = receive First -> M:check_response(First, Ids, false) end,
+                              {R1, L1, Ids1} = receive Second -> M:check_response(Second, Ids, true) end,
+                              {R2, L2, Ids2} = receive Third -> M:check_response(Third, Ids1, true) end,
+                              {lists:sort([{L, R}, {L1, R1}, {L2, R2}]), M:reqids_size(Ids2)}
+                      end},
+              {many, fun(M, To) -> receive_all(M, [{To, {echo, N}, N} || N <- lists:seq(1, 200)]) end},
+              {others, fun(M, To) -> receive_all(M, [{To, {echo, 1}, 1}, {To, {echo, 2}, 2}
+                                                     | [{Nobody, {echo, 1}, {3, Nobody}} || Nobody <- lists:sublist(nobody_now(), 5)]]) end}]
+             ++ [{by_hand, fun(M, To) -> receive_all(M, [{To, {by_hand, N}, N} || N <- [1, 2, 3]]) end} || Kind =/= gen_event]),
+    ?assertEqual({delete, {ok, {3, [{0, no_request} | [{{label, N}, {reply, N}} || N <- [1, 2, 3]]]}}}, lists:keyfind(delete, 1, Ends)),
+    ?assertMatch({keep, {ok, {[_, _, _], timeout, timeout, 3}}}, lists:keyfind(keep, 1, Ends)),
+    ?assertMatch({too_late, {ok, {timeout, {reply, z}}}}, lists:keyfind(too_late, 1, Ends)).
+
+%% As nobody/1, at the node of the caller.
+nobody_now() ->
+    {P, R} = spawn_monitor(fun() -> ok end),
+    receive {'DOWN', R, _, _, _} -> ok end,
+    persistent_term:put(dead, persistent_term:get(dead, P)),
+    [persistent_term:get(dead), no_such_name, {no_such_name, node(persistent_term:get(via_test))}, {global, no_such_name},
+     {x, ?NOWHERE}].
+
+request_errors(Config) ->
+    lists:foreach(
+      fun(Kind) ->
+              _ = both(Config, Kind, [pid],
+                       lists:append(
+                         [[{{id, Nobody}, fun(M, _) -> answer(M, request(M, Nobody, {echo, 1})) end},
+                           {{ids, Nobody}, fun(M, _) -> receive_all(M, [{Nobody, {echo, 1}, l}]) end}] || Nobody <- nobody(Config)]))
+      end, [gen_server, gen_statem, gen_event]).
+
+events(Config) ->
+    Large = binary:copy(<<"large">>, 50_000),
+    Ends = both(
+             Config, gen_event,
+             [{echo, fun(M, To) -> M:call(To, manager, {echo, hello}) end},
+              {large, fun(M, To) -> M:call(To, manager, {echo, Large}, infinity) end},
+              {bad_handler, fun(M, To) -> M:call(To, no_handler, x) end},
+              {notify, fun(M, To) -> ok = M:notify(To, one), ok = M:sync_notify(To, two), ok = M:notify(To, Large),
+                                     M:call(To, manager, seen) end},
+              {late, fun(M, To) -> {catching(fun() -> M:call(To, manager, {echo_late, x, 30}, 10) end), M:call(To, manager, {echo, y})} end},
+              {error_reply, fun(M, To) -> [answer(M, request(M, To, {echo, E})) || E <- [{error, why}, error, {error, a, b}]] end},
+              {error_wait, fun(M, To) -> M:wait_response(M:send_request(To, no_handler, x), 5000) end},
+              {error_check, fun(M, To) -> Id = M:send_request(To, no_handler, x), receive Mail -> M:check_response(Mail, Id) end end},
+              {error_labels, fun(M, To) ->
+                                     Ids = M:send_request(To, no_handler, x, l, M:reqids_new()),
+                                     {R, l, Ids} = M:wait_response(Ids, 5000, false),
+                                     Ids1 = M:send_request(To, no_handler, x, l, M:reqids_new()),
+                                     {R1, l, _} = receive Mail -> M:check_response(Mail, Ids1, true) end,
+                                     {R, R1, receive_all(M, [{To, {echo, {error, why}}, l}])}
+                             end}]
+             ++ [{{time, T}, fun(M, To) -> M:call(To, manager, {echo, x}, T) end} || T <- [5000, bad, -1, {abs, 5}]]),
+    _ = both(Config, gen_event, [pid],
+             [{{F, Nobody}, fun(M, _) -> apply(M, F, [Nobody | Args]) end}
+                 || Nobody <- nobody(Config),
+                    {F, Args} <- [{call, [manager, x]}, {call, [manager, x, 5000]}, {notify, [x]}, {sync_notify, [x]},
+                                  {which_handlers, []}, {add_handler, [manager, []]}, {delete_handler, [manager, []]}]]),
+    ?assertEqual({notify, {ok, [{event, one}, {event, two}, {event, Large}]}}, lists:keyfind(notify, 1, Ends)),
+    ?assertEqual({error_wait, {ok, {error, bad_module}}}, lists:keyfind(error_wait, 1, Ends)).
+
+%% What is done to the handlers. (Each dialogue leaves the manager as it was, or ends it.)
+managers(Config) ->
+    Two = {manager, two},
+    Ends = both(
+             Config, gen_event,
+             [{which, fun(M, To) -> M:which_handlers(To) end},
+              {add, fun(M, To) -> {M:add_handler(To, Two, []), M:which_handlers(To), M:delete_handler(To, Two, x), M:delete_handler(To, Two, x)} end},
+              {add_bad, fun(M, To) -> {M:add_handler(To, Two, fail), without_stack(M:add_handler(To, Two, crash)),
+                                       element(1, M:add_handler(To, no_such_module, []))} end},
+              {swap, fun(M, To) ->
+                             ok = M:add_handler(To, Two, []),
+                             ok = M:notify(To, one),
+                             {M:swap_handler(To, {Two, x}, {{manager, three}, y}), M:call(To, {manager, three}, seen),
+                              M:swap_handler(To, {{manager, four}, x}, {{manager, five}, fail}),
+                              M:delete_handler(To, {manager, five}, x), M:delete_handler(To, {manager, three}, x),
+                              M:call(To, manager, seen)}
+                     end},
+              {supervised, fun(M, To) ->
+                                   ok = M:add_sup_handler(To, Two, []),
+                                   ok = M:swap_sup_handler(To, {Two, x}, {{manager, three}, y}),
+                                   [] = M:delete_handler(To, {manager, three}, done),
+                                   Self = self(),
+                                   receive {gen_event_EXIT, Two, {swapped, Handler, Self}} -> Handler end
+                           end},
+              {crash, fun(M, To) ->
+                              ok = M:add_handler(To, Two, []),
+                              {element(1, M:call(To, Two, crash)), element(1, M:call(To, Two, x)), M:which_handlers(To)}
+                      end},
+              {remove, fun(M, To) -> ok = M:add_handler(To, Two, []), {M:call(To, Two, remove), M:which_handlers(To)} end},
+              {no_answer, fun(M, To) -> ok = M:add_handler(To, Two, []), {element(1, M:call(To, Two, nonsense)), M:which_handlers(To)} end},
+              {ends, fun(M, To) -> gen_event:stop(To, why, infinity), element(1, catching(fun() -> M:which_handlers(To) end)) end}]),
+    ?assertEqual({which, {ok, [manager]}}, lists:keyfind(which, 1, Ends)),
+    ?assertEqual({supervised, {ok, {manager, three}}}, lists:keyfind(supervised, 1, Ends)),
+    %% With the caller its handlers go.
+    serving(Config, gen_event),
+    To = {test_gen_event, cluster:node_of(?config(there, Config))},
+    ok = cluster:call(?config(a, Config), fun() -> trunkline_gen_event:add_sup_handler(To, Two, []) end),
+    cluster:await(fun() -> case cluster:call(?config(a, Config), trunkline_gen_event, which_handlers, [To]) of
+                               [manager] -> true;
+                               Other -> Other
+                           end end).
+
+casts(Config) ->
+    lists:foreach(
+      fun(Kind) ->
+              _ = both(Config, Kind, [pid], [{{cast, Nobody}, fun(M, _) -> M:cast(Nobody, x) end} || Nobody <- nobody(Config)])
+      end, [gen_server, gen_statem]),
+    Ends = both(Config, gen_server, [{cast, fun(M, To) -> {M:cast(To, one), M:cast(To, two), M:call(To, seen)} end}]),
+    ?assertMatch([{cast, {ok, {ok, ok, [{cast, one}, {cast, two}]}}} | _], Ends).
+
+%% Of one node; more in everywhere/1.
+multi_calls(Config) ->
+    There = cluster:node_of(?config(there, Config)),
+    Name = test_gen_server,
+    Large = binary:copy(<<"large">>, 50_000),
+    Ends = both(
+             Config, gen_server, [pid],
+             [{one, fun(M, _) -> M:multi_call([There], Name, {echo, x}) end},
+              {large, fun(M, _) -> M:multi_call([There], Name, {echo, Large}) end},
+              {timeout, fun(M, _) -> M:multi_call([There], Name, never, 20) end},
+              {zero, fun(M, _) -> M:multi_call([There], Name, never, 0) end},
+              {long, fun(M, _) -> M:multi_call([There], Name, {echo, x}, 16#100000000) end},
+              {nobody, fun(M, _) -> M:multi_call([There, ?NOWHERE], no_such_name, x, 5000) end},
+              {nobody_infinity, fun(M, _) -> M:multi_call([There, ?NOWHERE], no_such_name, x) end},
+              {none, fun(M, _) -> {M:multi_call([], Name, x), M:multi_call([], Name, x, 0)} end},
+              {twice, fun(M, _) -> M:multi_call([There, There], Name, {echo, x}) end},
+              {no_node, fun(M, _) -> M:multi_call([There, "node", 17], Name, {echo, x}) end},
+              {ends, fun(M, _) -> M:multi_call([There], Name, {stop, normal}) end},
+              {by_hand, fun(M, _) -> M:multi_call([There], Name, {echo, x}) end},
+              {late, fun(M, _) -> {M:multi_call([There], Name, {echo_late, x, 40}, 10), M:call({Name, There}, {echo_late, y, 80})} end},
+              {bad, fun(M, _) -> each([fun() -> M:multi_call(There, Name, x) end,
+                                       fun() -> M:multi_call([There], "name", x) end,
+                                       fun() -> M:multi_call([There], Name, x, bad) end,
+                                       fun() -> M:multi_call([There], Name, x, -1) end,
+                                       fun() -> M:multi_call("name", x) end,
+                                       fun() -> M:abcast("name", x) end,
+                                       fun() -> M:abcast(There, Name, x) end,
+                                       fun() -> M:abcast([There], "name", x) end,
+                                       fun() -> M:abcast([There, "node"], Name, x) end]) end},
+              {myself, fun(M, _) -> register(myself, self()), M:multi_call([node()], myself, x) end},
+              {abcast, fun(M, _) -> serve_no_more(M, Name, There), {M:abcast([There, ?NOWHERE], Name, one), M:abcast([There], Name, two),
+                                                                     M:abcast([There], no_such_name, x), M:call({Name, There}, seen)} end}]),
+    ?assertEqual({one, {ok, {[{There, x}], []}}}, lists:keyfind(one, 1, Ends)),
+    ?assertEqual({nobody, {ok, {[], [There, ?NOWHERE]}}}, lists:keyfind(nobody, 1, Ends)),
+    ?assertEqual({abcast, {ok, {abcast, abcast, abcast, [{cast, one}, {cast, two}]}}}, lists:keyfind(abcast, 1, Ends)).
+
+%% Nothing that was seen before.
+serve_no_more(M, Name, There) -> _ = M:call({Name, There}, seen), ok.
+
+%% --- many nodes -------------------------------------------------------------------------
+
+%% All nodes, in any order, with servers at some.
+everywhere(Config) ->
+    [A, Plain, Lanes] = Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
+    _ = [begin ok = cluster:call(N, server, stop_all, []), {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
+    [NodeA, NodeP, NodeL] = Names = [cluster:node_of(N) || N <- Nodes],
+    Each = fun(Dialogue) ->
+                   introduce([{a, A}], none),
+                   [Expected | Ends] = [cluster:call(A, ?MODULE, held, [Dialogue, M, none]) || M <- [gen_server | ours(gen_server)]],
+                   _ = [?assertEqual(Expected, End) || End <- Ends],
+                   {End, []} = Expected,
+                   End
+           end,
+    Answers = fun(In) -> [{N, N} || N <- In] end,
+    Node = {apply, node},
+    lists:foreach(
+      fun(In) ->
+              ?assertEqual({ok, {Answers(In), []}}, Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node) end)),
+              ?assertEqual({ok, {Answers(In), []}}, Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node, 5000) end)),
+              ?assertEqual({ok, {Answers(In), [?NOWHERE, 'another@localhost']}},
+                           Each(fun(M, _) -> M:multi_call([?NOWHERE | In] ++ ['another@localhost'], test_gen_server, Node, 5000) end))
+      end, [Names, lists:reverse(Names), [NodeP, NodeA, NodeL], [NodeL, NodeL, NodeA, NodeP, NodeL]]),
+    {ok, {Replies, []}} = Each(fun(M, _) -> M:multi_call(test_gen_server, Node) end),
+    ?assertEqual(lists:sort(Answers(Names)), lists:sort(Replies)),
+    %% (to be connected for it)
+    ?assertEqual({ok, {Answers(Names), []}}, Each(fun(M, _) -> true = erlang:disconnect_node(NodeP), M:multi_call(Names, test_gen_server, Node, 5000) end)),
+    {ok, {[_, _], [NodeL]}} = begin ok = cluster:call(Lanes, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node) end) end,
+    {ok, {[_], [NodeP, NodeL]}} = begin ok = cluster:call(Plain, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node, 5000) end) end,
+    _ = [{ok, _} = cluster:call(N, server, start, [gen_server]) || N <- [Plain, Lanes]],
+    {ok, [abcast, abcast, {[{_, Seen}, {_, Seen}, {_, Seen}], []}]} =
+        Each(fun(M, _) -> _ = M:multi_call(Names, test_gen_server, seen),
+                          [M:abcast(test_gen_server, one), M:abcast(Names, test_gen_server, two), M:multi_call(Names, test_gen_server, seen)] end),
+    ?assertEqual([{cast, one}, {cast, two}], Seen),
+    _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
+
+%% A node that stands still, one whose connection is lost, one that stands still without: those
+%% that can answer do, in whatever place of the list.
+bad_nodes(_) ->
+    [A, B, C, D] = Nodes = [cluster:start([]) || _ <- [a, b, c, d]],
+    [NodeA, NodeB, NodeC, NodeD] = Names = [cluster:node_of(N) || N <- Nodes],
+    _ = [{ok, _} = cluster:call(N, server, start, [gen_server]) || N <- Nodes],
+    _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
+    Ask = fun(In, Timeout) ->
+                  introduce([{a, A}], none),
+                  {End, Mail} = cluster:call(A, ?MODULE, held, [fun(M, _) -> M:multi_call(In, test_gen_server, {apply, node}, Timeout) end, trunkline, none]),
+                  ?assertEqual([], Mail),
+                  End
+          end,
+    ?assertEqual({ok, {[{N, N} || N <- Names], []}}, Ask(Names, 5000)),
+    cluster:suspend(B),
+    ?assertEqual({ok, {[{N, N} || N <- [NodeA, NodeC, NodeD]], [NodeB]}}, Ask(Names, 2000)),
+    %% its connection is gone, and another cannot be made now
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await_state(A, B, down),
+    ?assertEqual({ok, {[{N, N} || N <- [NodeD, NodeC, NodeA]], [NodeB]}}, Ask([NodeB, NodeD, NodeC, NodeA], 2000)),
+    %% others have lost theirs too
+    _ = [begin true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(N)]), cluster:await_state(A, N, down),
+               cluster:await_state(N, A, down) end || N <- [C, D]],
+    ?assertEqual({ok, {[{N, N} || N <- [NodeC, NodeA, NodeD]], [NodeB]}}, Ask([NodeB, NodeC, NodeA, NodeD], 4000)),
+    cluster:continue(B),
+    cluster:await(fun() -> case Ask(Names, 5000) of
+                               {ok, {_, []}} -> true;
+                               Other -> Other
+                           end end),
+    %% a full lane
+    cluster:await_up(A, B),
+    cluster:suspend(B),
+    ok = cluster:call(A, fun() -> fill({nobody, NodeB}, 100_000) end),
+    ?assertEqual({ok, {[{N, N} || N <- [NodeC, NodeD]], [NodeB]}}, Ask([NodeB, NodeC, NodeD], 1000)),
+    cluster:continue(B),
+    cluster:kill(D),
+    cluster:await_state(A, D, down),
+    ?assertEqual({ok, {[{N, N} || N <- [NodeB, NodeC]], [NodeD]}}, Ask([NodeB, NodeD, NodeC], infinity)),
+    cluster:stop_all(Nodes).
+
+%% All lanes, each by a sender of its own, until each says no.
+fill(To, N) ->
+    Senders = [spawn_monitor(fun() -> fill_one(To, N) end) || _ <- lists:seq(1, 30)],
+    lists:foreach(fun({_, Ref}) -> receive {'DOWN', Ref, process, _, normal} -> ok end end, Senders).
+
+fill_one(To, N) when N > 0 ->
+    case trunkline:send(To, binary:copy(<<"x">>, 3000), [nosuspend]) of
+        ok -> fill_one(To, N - 1);
+        nosuspend -> ok
+    end.
+
+%% Replies that come after all is over reach nobody.
+late_replies(Config) ->
+    A = ?config(a, Config),
+    Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
+    Names = [cluster:node_of(N) || N <- Nodes],
+    _ = [begin ok = cluster:call(N, server, stop_all, []), {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
+    introduce(Config, none),
+    {{ok, End}, Mail} =
+        cluster:call(A, ?MODULE, held,
+                     [fun(M, _) ->
+                              {[], Names} = M:multi_call(Names, test_gen_server, {echo_late, x, 50}, 10),
+                              Ids = lists:foldl(fun(N, Ids) -> M:send_request({test_gen_server, N}, {echo_late, y, 50}, N, Ids) end,
+                                                M:reqids_new(), Names),
+                              timeout = M:receive_response(Ids, 10, true),
+                              M:multi_call(Names, test_gen_server, {echo_late, z, 150})
+                      end, trunkline, none]),
+    ?assertEqual({{[{N, z} || N <- Names], []}, []}, {End, Mail}),
+    _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
+
+%% To a peer whose Trunkline is older a gen_event's request goes as gen_event sends it.
+unknown_label(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    {ok, _} = cluster:call(B, server, start, [gen_event]),
+    Fallbacks = fun() -> #{fallbacks := N} = cluster:call(A, trunkline, info, [NodeB]), N end,
+    To = {test_gen_event, NodeB},
+    Ask = fun() -> cluster:call(A, fun() -> [trunkline_gen_event:call(To, manager, {echo, 1}), trunkline_gen_event:which_handlers(To),
+                                             trunkline_gen_event:receive_response(trunkline_gen_event:send_request(To, manager, {echo, 2}), 5000)]
+                                   end) end,
+    ?assertEqual({[1, [manager], {reply, 2}], 0}, {Ask(), Fallbacks()}),
+    ok = cluster:call(A, fun() ->
+                                 #{agreement := #{capabilities := All} = Agreement} = Peer = trunkline_peers:lookup(NodeB),
+                                 trunkline_peers:put(NodeB, Peer#{agreement := Agreement#{capabilities := All -- [label]}})
+                         end),
+    ?assertEqual({[1, [manager], {reply, 2}], 3}, {Ask(), Fallbacks()}),
+    cluster:stop_all([A, B]).
+
+%% Requests of one collection go different ways.
+mixed_collection(Config) ->
+    A = ?config(a, Config),
+    Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
+    _ = [begin ok = cluster:call(N, server, stop_all, []),
+               _ = [{ok, _} = cluster:call(N, server, start, [Kind]) || Kind <- [gen_server, gen_statem]] end || N <- Nodes],
+    Requests = [{{Name, cluster:node_of(N)}, {echo, {Name, I}}, {cluster:node_of(N), Name, I}}
+                || N <- Nodes, Name <- [test_gen_server, test_gen_statem], I <- lists:seq(1, 50)]
+        ++ [{{no_such_name, cluster:node_of(N)}, x, {cluster:node_of(N), none, 0}} || N <- Nodes],
+    introduce(Config, none),
+    [End, End] = [cluster:call(A, ?MODULE, held, [fun(M, _) -> receive_all(M, Requests) end, Module, none])
+                  || Module <- [gen_server, trunkline]],
+    ?assertMatch({{ok, [{0, no_request} | _]}, []}, End),
+    ?assertEqual(304, length(element(2, element(1, End)))),
+    _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
+
+%% What one process sends to one server arrives in that order, whichever function it is.
+order(Config) ->
+    A = ?config(a, Config),
+    Lanes = ?config(lanes, Config),
+    There = cluster:node_of(Lanes),
+    Large = binary:copy(<<"large">>, 30_000),
+    lists:foreach(
+      fun(Kind) ->
+              ok = cluster:call(Lanes, server, stop_all, []),
+              {ok, Pid} = cluster:call(Lanes, server, start, [Kind]),
+              Seen = cluster:call(A, fun() -> sent_in_order(Kind, Pid, name(Kind), There, Large) end),
+              ?assertEqual(lists:seq(1, 1000), [N || {_, {N, _}} <- Seen])
+      end, [gen_server, gen_event]),
+    ok = cluster:call(Lanes, server, stop_all, []).
+
+sent_in_order(Kind, Pid, Name, There, Large) ->
+    lists:foreach(
+      fun(N) ->
+              Term = {N, case N rem 17 of 0 -> Large; _ -> small end},
+              To = case N rem 2 of 0 -> Pid; 1 -> {Name, There} end,
+              case {Kind, N rem 5} of
+                  {gen_server, 0} -> noted = trunkline_gen_server:call(To, {note, Term});
+                  {gen_server, 1} -> abcast = trunkline_gen_server:abcast([There], Name, Term);
+                  {gen_server, 2} -> _ = trunkline_gen_server:send_request(To, {note, Term});
+                  {gen_server, 3} -> {[{There, noted}], []} = trunkline_gen_server:multi_call([There], Name, {note, Term});
+                  {gen_server, 4} -> ok = trunkline_gen_server:cast(To, Term);
+                  {gen_event, 0} -> noted = trunkline_gen_event:call(To, manager, {note, Term});
+                  {gen_event, 1} -> ok = trunkline_gen_event:sync_notify(To, Term);
+                  {gen_event, 2} -> _ = trunkline_gen_event:send_request(To, manager, {note, Term});
+                  {gen_event, _} -> ok = trunkline_gen_event:notify(To, Term)
+              end
+      end, lists:seq(1, 1000)),
+    case Kind of
+        gen_server -> trunkline:call(Pid, seen);
+        gen_event -> trunkline_gen_event:call(Pid, manager, seen)
+    end.
+
+%% With mail of its own a process calls as with none. (A receive that searches the mailbox costs
+%% a reduction for each message.)
+long_mailbox(Config) ->
+    Nodes = [?config(N, Config) || N <- [a, lanes, plain]],
+    _ = [begin ok = cluster:call(N, server, stop_all, []),
+               _ = [{ok, _} = cluster:call(N, server, start, [Kind]) || Kind <- [gen_server, gen_statem, gen_event]] end || N <- Nodes],
+    Names = [cluster:node_of(N) || N <- Nodes],
+    There = lists:nth(2, Names),
+    Work = fun() ->
+                   {reductions, Before} = process_info(self(), reductions),
+                   _ = [begin
+                            N = trunkline_gen_server:call({test_gen_server, There}, {echo, N}),
+                            N = trunkline_gen_statem:call({test_gen_statem, There}, {echo, N}, {clean_timeout, 5000}),
+                            N = trunkline_gen_event:call({test_gen_event, There}, manager, {echo, N}),
+                            {[_, _, _], []} = trunkline:multi_call(Names, test_gen_server, {echo, N}, 5000)
+                        end || N <- lists:seq(1, 20)],
+                   {reductions, After} = process_info(self(), reductions),
+                   After - Before
+           end,
+    {Short, Long} = cluster:call(?config(a, Config), fun() -> Short = Work(), _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
+                                                               {Short, Work()} end),
+    ct:log("reductions: ~b with no mail, ~b with 100,000 messages", [Short, Long]),
+    ?assert(Long < Short + 100_000),
+    _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
+
+%% --- faults -------------------------------------------------------------------------------
+
+%% Many wait for a server, in every way there is, and it dies. Each hears of it once.
+server_dies(Config) ->
+    A = ?config(a, Config),
+    lists:foreach(
+      fun(Group) ->
+              There = ?config(Group, Config),
+              ok = cluster:call(There, server, stop_all, []),
+              {ok, Pid} = cluster:call(There, server, start, [gen_server]),
+              Waiting = waiters(A, Pid, cluster:node_of(There)),
+              cluster:await(fun() -> 5 =:= cluster:call(There, fun() -> gen_server:call(Pid, waiting) end) end),
+              true = cluster:call(There, erlang, exit, [Pid, kill]),
+              Expected = [{call, {exit, {killed, gen_server}}}, {collection, [{1, {error, {killed, Pid}}}, {2, {error, {killed, Pid}}}]},
+                          {multi_call, {[], [node(Pid)]}}, {request, {error, {killed, Pid}}}],
+              ?assertEqual(Expected, outcomes(Waiting))
+      end, [a, plain, lanes]).
+
+%% Each kind of process that a request depends on is killed while it is under way.
+processes_killed(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    _ = [ok = cluster:call(N, logger, set_primary_config, [level, none]) || N <- [A, B]],
+    NodeB = cluster:node_of(B),
+    {ok, Pid} = cluster:call(B, server, start, [gen_server]),
+    Expected = [{call, {exit, {{nodedown, NodeB}, gen_server}}},
+                {collection, [{1, {error, {noconnection, Pid}}}, {2, {error, {noconnection, Pid}}}]},
+                {multi_call, {[], [NodeB]}}, {request, {error, {noconnection, Pid}}}],
+    lists:foreach(
+      fun({Victim, At, Other}) ->
+              Waiting = waiters(A, Pid, NodeB),
+              cluster:await(fun() -> 5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end) end),
+              cluster:call(At, fun() -> kill(Victim, cluster:node_of(Other)) end),
+              ?assertEqual({Victim, Expected}, {Victim, outcomes(Waiting)}),
+              cluster:await_up(A, B),
+              ?assertEqual([hello, hello, {[{NodeB, hello}], []}],
+                           cluster:call(A, fun() -> [trunkline_gen_server:call(Pid, {echo, hello}), trunkline_gen_statem:call(Pid, {echo, hello}),
+                                                     trunkline:multi_call([NodeB], test_gen_server, {echo, hello})] end)),
+              _ = cluster:call(B, fun() -> gen_server:call(Pid, forget) end)
+      end, [{Victim, At, Other} || Victim <- [inlet, link, lane], {At, Other} <- [{A, B}, {B, A}]]),
+    cluster:stop_all([A, B]).
+
+kill(Victim, Node) ->
+    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
+    Pid = case Victim of
+              inlet -> hd(Inlets);
+              link -> Link;
+              lane -> {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()), element(1, element(3, Route))
+          end,
+    exit(Pid, kill).
+
+%% The node ends, or the connection does.
+node_goes(_) ->
+    lists:foreach(
+      fun({Env, End}) ->
+              A = cluster:start([]),
+              B = cluster:start(Env),
+              NodeB = cluster:node_of(B),
+              cluster:connect(A, B),
+              Env =:= none orelse cluster:await_up(A, B),
+              {ok, Pid} = cluster:call(B, server, start, [gen_server]),
+              Waiting = waiters(A, Pid, NodeB),
+              cluster:await(fun() -> 5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end) end),
+              End(A, B),
+              ?assertEqual([{call, {exit, {{nodedown, NodeB}, gen_server}}},
+                            {collection, [{1, {error, {noconnection, Pid}}}, {2, {error, {noconnection, Pid}}}]},
+                            {multi_call, {[], [NodeB]}}, {request, {error, {noconnection, Pid}}}],
+                           outcomes(Waiting)),
+              cluster:stop_all([A, B])
+      end, [{Env, End} || Env <- [[], none],
+                          End <- [fun(_, B) -> cluster:kill(B) end,
+                                  fun(A, B) -> true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end]]).
+
+%% Processes at a node that wait for a server; each tells how its wait ended, and what else
+%% came.
+waiters(A, Pid, Node) ->
+    Waits = [{call, fun() -> try trunkline_gen_server:call(Pid, {wait, 1}, infinity) catch exit:{Reason, {Module, _, _}} -> {exit, {Reason, Module}} end end},
+             {collection, fun() -> lists:sort([{L, R} || {L, R} <- receive_all(trunkline, [{Pid, {wait, 2}, 1}, {Pid, {wait, 3}, 2}]), R =/= no_request]) end},
+             {multi_call, fun() -> trunkline:multi_call([Node], test_gen_server, {wait, 4}, 60_000) end},
+             {request, fun() -> trunkline:receive_response(trunkline:send_request(Pid, {wait, 5}), infinity) end}],
+    {A, cluster:call(A, fun() -> [spawn(fun() -> kept(Name, Wait()) end) || {Name, Wait} <- Waits] end)}.
+
+kept(Name, End) ->
+    receive {ended, From} ->
+            From ! {self(), case mail(20) of
+                                [] -> {Name, End};
+                                Mail -> {Name, End, Mail}
+                            end}
+    end.
+
+outcomes({A, Pids}) ->
+    cluster:call(A, fun() -> [begin P ! {ended, self()}, receive {P, End} -> End after 30_000 -> timeout end end || P <- Pids] end).
+
+%% Without distribution there are local servers, and no others.
+not_alive(_) ->
+    {ok, Peer, _} = peer:start(#{connection => standard_io, args => ["-pa" | code:get_path()]}),
+    ?assertEqual(nonode@nohost, peer:call(Peer, erlang, node, [])),
+    ok = peer:call(Peer, ?MODULE, alone, []),
+    peer:stop(Peer).
+
+alone() ->
+    {ok, _} = server:start(gen_server),
+    {ok, _} = server:start(gen_event),
+    persistent_term:put(via_test, none),
+    Dialogue = fun(M, _) ->
+                       {M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}), M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}, 500),
+                        M:call(test_gen_server, {echo, 2}), catching(fun() -> M:call({x, ?NOWHERE}, y) end),
+                        receive_all(M, [{test_gen_server, {echo, 3}, 1}, {{x, ?NOWHERE}, y, 2}])}
+               end,
+    [{{ok, _}, []} = End, End] = [held(Dialogue, Module, none) || Module <- [gen_server, trunkline_gen_server]],
+    3 = trunkline_gen_event:call(test_gen_event, manager, {echo, 3}),
+    ok.
