@@ -309,7 +309,7 @@ monitor(Process) ->
     trunkline_monitor:monitor(Process).
 
 -spec monitor(process, pid() | atom() | {RegisteredName :: atom(), node()}) -> reference();
-             (port, erlang:monitor_port_identifier()) -> reference();
+             (port, port() | (RegisteredName :: atom())) -> reference();
              (time_offset, clock_service) -> reference().
 monitor(process, Process) ->
     trunkline_monitor:monitor(Process);

@@ -14,8 +14,8 @@
 -export([start_link/1, tell/2, forget/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
-%% Lower than any.
--define(NO_PROTOCOL, 0).
+%% Higher than any.
+-define(NO_PROTOCOL, 65_535).
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
