@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call erpc fanout overload isolation ring mailbox distance
+BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
 .PHONY: help demo test ct elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
@@ -37,6 +37,7 @@ compile: ## the application, in _build/default/lib/trunkline
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-call: ## calls a second, and how long they take
+bench-monitor: ## 100,000 monitors of processes on another node, set and fired
 bench-erpc: ## remote procedure calls a second, and how long they take
 bench-fanout: ## one message to 10,000 processes
 bench-overload: ## a flood to a node that stands still for 5 s

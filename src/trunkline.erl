@@ -16,6 +16,7 @@
 -export([send_request/2, send_request/4, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
+-export([monitor/1, monitor/2, demonitor/1, demonitor/2]).
 -export([drain/0, drain/1, drain/2]).
 -export([info/0, info/1]).
 
@@ -301,6 +302,30 @@ reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_reqids:add(RequestId,
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).
+
+%% As erlang:monitor/2. The 'DOWN' message comes after all that the monitored process has sent
+%% to this one with Trunkline, and with noconnection as its reason when the session
+%% with that node ends.
+-spec monitor(pid() | atom() | {RegisteredName :: atom(), node()}) -> reference().
+monitor(Process) ->
+    trunkline_monitor:monitor(Process).
+
+-spec monitor(process, pid() | atom() | {RegisteredName :: atom(), node()}) -> reference();
+             (port, port() | (RegisteredName :: atom())) -> reference();
+             (time_offset, clock_service) -> reference().
+monitor(process, Process) ->
+    trunkline_monitor:monitor(Process);
+monitor(Type, Item) ->
+    erlang:monitor(Type, Item).
+
+%% As erlang:demonitor/1,2, of every monitor.
+-spec demonitor(reference()) -> true.
+demonitor(Ref) ->
+    trunkline_monitor:demonitor(Ref, []).
+
+-spec demonitor(reference(), [flush | info]) -> boolean().
+demonitor(Ref, Options) ->
+    trunkline_monitor:demonitor(Ref, Options).
 
 %% Gives up the lanes to and from Node without a loss: what is in them, on both sides, is
 %% delivered, and from then on messages between the two nodes go by plain distribution, in order

@@ -17,6 +17,11 @@
 %% told twice; the reply is first in the lane, and with it the caller's alias
 %% is gone.)
 %%
+%% Each monitor (trunkline_monitor) is one of the inlet's own, until the server ends or it is
+%% taken back: what the caller sends after it finds the server monitored. The news takes the
+%% lane of the server's own messages. There may be very many; therefore they are in a table of
+%% the inlet's, where no garbage collection moves them.
+%%
 %% The agent is the inlet itself: only the process that delivers a sender's
 %% messages can deliver its requests in order with them. This module is the
 %% agent's state and its steps; the inlet takes them. A server is monitored once,
@@ -27,7 +32,7 @@
 %% tells the callers of those that end without.
 -module(trunkline_agent).
 
--export([new/1, step/3, address/2, wrap/2, broken/2, answered/2, executed_by/3, down/3, sweep/1]).
+-export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
 -export([receiver/1, direct/3]).
 
 -export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
@@ -44,14 +49,19 @@
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % behind a large message
                  | {down, Server :: pid() | atom(), caller()}
+                 | {monitor, Server :: pid() | atom(), Caller :: pid(), reference()}
+                 | {demonitor, reference()}
+                 | {ended, object(), Caller :: pid(), reference()}
                  | trunkline_executor:command().
+%% What is monitored, as 'DOWN' names it.
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
 %% What the server knows a request by: '$gen_call', if the command does not say it.
 -type label() :: term().
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 %% What makes of a command's message the one that somebody gets.
--type wrap() :: {call, label(), gen_server:from()} | {reply, caller()} | {down, Server :: pid() | atom(), caller()}.
+-type wrap() :: {call, label(), gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
 
 -record(server,
         {monitor :: reference(),
@@ -60,7 +70,9 @@
 -record(agent,
         {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}},
-         executors = #{} :: #{pid() => caller()}}).
+         executors = #{} :: #{pid() => caller()},
+         %% {caller's reference, monitor}, {monitor, caller's reference, Caller, object()}
+         monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at a node, and answers by the
@@ -87,8 +99,14 @@ step(Command, Message, Agent) ->
             Agent1;
         {To, Wrap, Agent1} ->
             To ! wrap(Wrap, Message),
+            ok = delivered(Command),
             Agent1
     end.
+
+%% The message that the command has brought.
+-spec delivered(trunkline_lane:to()) -> ok.
+delivered({ended, _, Caller, Ref}) -> trunkline_monitors:leave(Caller, Ref);
+delivered(_) -> ok.
 
 %% Does what the command asks for, but does not send the message; answers to whom
 %% it should be sent and how.
@@ -127,12 +145,40 @@ address({cancel, Name, Caller}, Agent) ->
         _ -> {nobody, Agent}
     end;
 address({down, Server, Caller}, Agent) ->
-    {Caller, {down, Server, Caller}, Agent}.
+    {Caller, {down, Server, Caller}, Agent};
+address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
+    case whereis(Name) of
+        Server when is_pid(Server) ->
+            {nobody, add_monitor(Server, {Name, node()}, Caller, Ref, Agent)};
+        _ ->
+            send({ended, {Name, node()}, Caller, Ref}, noproc, self(), Agent),
+            {nobody, Agent}
+    end;
+address({monitor, Server, Caller, Ref}, Agent) ->
+    {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
+address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
+    case Monitors =/= none andalso ets:take(Monitors, Ref) of
+        [{Ref, Monitor}] ->
+            true = ets:delete(Monitors, Monitor),
+            demonitor(Monitor);              % if its message is here, it means nothing
+        _ ->
+            true                             % it has ended
+    end,
+    {nobody, Agent};
+address({ended, Object, _, Ref}, Agent) ->
+    {Ref, {down, Object, Ref}, Agent}.
+
+add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
+    add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
+add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
+    Monitor = monitor(process, Server),
+    true = ets:insert(Monitors, [{Ref, Monitor}, {Monitor, Ref, Caller, Object}]),
+    Agent.
 
 -spec wrap(wrap(), Message :: term()) -> term().
 wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
-wrap({down, Server, Caller}, Reason) -> {'DOWN', Caller, process, Server, Reason}.
+wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
 %% What the command brings is lost on this side: the caller need not wait for a reply.
 -spec broken(command(), agent()) -> agent().
@@ -142,6 +188,8 @@ broken({call, Server, _, Caller, _}, Agent) ->
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
+broken({ended, _, _, _} = Command, Agent) ->
+    step(Command, lost, Agent);
 broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
     send({down, self(), Caller}, lost, self(), Agent),
     Agent;
@@ -154,6 +202,8 @@ receiver({call, Server, _, _}) -> Server;
 receiver({call, Server, _, _, _}) -> Server;
 receiver({cancel, Server, _}) -> Server;
 receiver({reply, _, Pid}) -> Pid;
+receiver({monitor, Server, _, _}) -> Server;
+receiver({ended, _, Caller, _}) -> Caller;
 receiver(_) -> unknown.
 
 %% A lane has taken these servers' replies to these callers.
@@ -176,14 +226,24 @@ executed_by(_, {apply, nobody, _}, Agent) ->
 executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
     Agent#agent{executors = Executors#{Executor => Caller}}.
 
-%% A server or an executor has died: nobody will reply.
--spec down(pid(), Reason :: term(), agent()) -> agent().
-down(Executor, Reason, #agent{executors = Executors} = Agent) when is_map_key(Executor, Executors) ->
+%% A process has died that is monitored for somebody, or from which a reply was expected.
+-spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
+down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
+    case Monitors =/= none andalso ets:take(Monitors, Monitor) of
+        [{Monitor, Ref, Caller, Object}] ->
+            true = ets:delete(Monitors, Ref),
+            send({ended, Object, Caller, Ref}, Reason, Pid, Agent),
+            Agent;
+        _ ->
+            no_reply(Pid, Reason, Agent)
+    end.
+
+no_reply(Executor, Reason, #agent{executors = Executors} = Agent) when is_map_key(Executor, Executors) ->
     {Caller, Executors1} = maps:take(Executor, Executors),
     trunkline_executor:is_done(Executor, Reason)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
-down(Server, Reason, #agent{servers = Servers} = Agent) ->
+no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers}, Servers1} ->
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,

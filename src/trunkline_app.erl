@@ -13,6 +13,7 @@ start(_, _) ->
     case trunkline_options:load() of
         {ok, Options} ->
             ok = trunkline_sender:count_fallbacks(),
+            ok = trunkline_monitors:create(),
             trunkline_sup:start_link(Options);
         {error, Bad} ->
             ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
@@ -38,7 +39,8 @@ stop(State) ->
     Routes = trunkline_route:all(),
     case [Link || {_, #route{link = Link}} <- Routes, is_process_alive(Link)] of
         [] ->
-            lists:foreach(fun withdraw/1, Routes);
+            lists:foreach(fun withdraw/1, Routes),
+            trunkline_monitors:close();
         Links ->
             ok = trunkline_link:leave(Links),
             stop(State)

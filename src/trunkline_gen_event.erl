@@ -30,6 +30,8 @@ notify({via, Module, Name}, Event) ->
     catch
         _:_ -> ok                     % gen_event does not tell either
     end;
+notify(Managers, _) when is_list(Managers) ->
+    error(badarg);                    % to send/2 it would be many
 notify(Manager, Event) ->
     _ = trunkline:send(Manager, {notify, Event}),
     ok.

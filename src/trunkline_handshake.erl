@@ -37,8 +37,9 @@
 %% `multicast': one message to many is delivered to each of them.
 %% `apply': functions are executed, in processes that the inlet starts.
 %% `label': calls with another label than gen_server's are carried too, as gen_event's.
+%% `monitor': processes are monitored, by the agent beside them.
 %% `drain': a session goes on without messages, for replies, after a goodbye.
--define(CAPABILITIES, [request, large, multicast, apply, label, drain]).
+-define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 

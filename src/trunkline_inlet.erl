@@ -18,6 +18,10 @@
 %% An inlet lives for one session of a link. At its end finish/1 lets it deliver
 %% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
+%%
+%% The mailbox is off heap, since very many monitored processes may end at once, and each
+%% garbage collection would look at all that is in it. It keeps the order of each sender
+%% only (see trunkline_lane): nothing here may depend on more.
 -module(trunkline_inlet).
 
 -include("trunkline_route.hrl").
@@ -73,7 +77,7 @@
 -spec start_link(pos_integer(), Lane :: pid(), WindowBytes :: pos_integer(),
                  trunkline_route:route()) -> pid().
 start_link(Ix, Lane, WindowBytes, Route) ->
-    proc_lib:spawn_link(?MODULE, init, [Ix, Lane, WindowBytes, Route]).
+    proc_lib:spawn_opt(?MODULE, init, [Ix, Lane, WindowBytes, Route], [link, {message_queue_data, off_heap}]).
 
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
@@ -84,7 +88,7 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
 %% To deliver what has arrived and then to end with reason normal.
 -spec finish(pid()) -> ok.
 finish(Inlet) ->
-    Inlet ! finish,
+    Inlet ! {finish, 2},
     ok.
 
 %% All fragments of that large message have arrived.
@@ -120,16 +124,21 @@ loop(S) ->
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
             %% Nobody else may deliver it: see trunkline_opener.
             ok = deliver(To, Message),
-            loop(opener_ended(Opener, S));
+            loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {delivered, Opener} ->
-            loop(opener_ended(Opener, S));
-        {'DOWN', _, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
-            loop(opener_ended(Opener, down(Opener, Reason, broken(Opener, S))));
-        {'DOWN', _, process, Pid, Reason} ->
-            loop(down(Pid, Reason, S));
+            loop(opener_ended(Opener, opener_delivered(Opener, S)));
+        {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
+            loop(opener_ended(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
+        {'DOWN', Monitor, process, Pid, Reason} ->
+            loop(down(Monitor, Pid, Reason, S));
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
-        finish ->
+        {finish, N} when N > 0 ->
+            %% When the first one that it sends itself is here, so are all batches that had
+            %% arrived; when the second one is, they have been delivered.
+            self() ! {finish, N - 1},
+            loop(S);
+        {finish, _} ->
             loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
         _ ->
             %% Nobody else has a reason to send here; whatever it is, it must
@@ -277,9 +286,19 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
         #{} -> S
     end.
 
+opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
+    case Openers of
+        #{Opener := Number} ->
+            #{Number := #large{to = To}} = All,
+            ok = trunkline_agent:delivered(To);
+        #{} ->
+            ok
+    end,
+    S.
+
 %% A server, or who was going to execute something.
-down(Pid, Reason, #inlet{agent = Agent} = S) ->
-    S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}.
+down(Monitor, Pid, Reason, #inlet{agent = Agent} = S) ->
+    S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}.
 
 %% It has delivered its message, or it is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->

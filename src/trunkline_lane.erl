@@ -417,7 +417,8 @@ dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats} = S) ->
         ok -> {0, S};
         noconnect -> {lost(1, Stats), S}
     end;
-dispose([{cancel, _, _} | _], #lane{mode = discard} = S) ->
+dispose([Cancel | _], #lane{mode = discard} = S)
+  when element(1, Cancel) =:= cancel; element(1, Cancel) =:= demonitor ->
     {0, S};
 dispose(_, #lane{mode = discard, stats = Stats} = S) ->
     {lost(1, Stats), S}.

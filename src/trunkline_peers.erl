@@ -6,7 +6,7 @@
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2]).
 
 -export_type([peer/0, state/0]).
 
@@ -64,12 +64,20 @@ all() ->
 %% is no session. `direct': the peer's Trunkline cannot do that.
 -spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
 watch(Node, Capability) ->
+    case session(Node, Capability) of
+        Inlets when is_tuple(Inlets) -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+        Other -> Other
+    end.
+
+%% All inlets of the session: what has come by it is delivered when they have ended.
+-spec session(node(), trunkline_handshake:capability()) -> tuple() | none | direct.
+session(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
         {{}, _} ->
             none;
         {Inlets, Capabilities} ->
             case lists:member(Capability, Capabilities) of
-                true -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+                true -> Inlets;
                 false -> direct
             end
     catch

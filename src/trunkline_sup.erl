@@ -9,7 +9,8 @@
 %%      │         └── trunkline_dock, linked, and its receivers
 %%      ├── trunkline_links
 %%      ├── trunkline_listener
-%%      └── trunkline_inboxes
+%%      ├── trunkline_inboxes
+%%      └── trunkline_monitors
 -module(trunkline_sup).
 -behaviour(supervisor).
 
@@ -31,4 +32,6 @@ init(Options) ->
            #{id => trunkline_listener,
              start => {trunkline_listener, start_link, [Options]}},
            #{id => trunkline_inboxes,
-             start => {trunkline_inboxes, start_link, []}}]}}.
+             start => {trunkline_inboxes, start_link, []}},
+           #{id => trunkline_monitors,
+             start => {trunkline_monitors, start_link, []}}]}}.

@@ -5,7 +5,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1, all_peers/1,
+-export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
+         monitors_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1]).
 -export([late/1, kill/2, find/2]).
@@ -14,7 +15,7 @@
 
 suite() -> [{timetrap, {minutes, 3}}].
 
-all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, all_peers,
+all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed].
 
@@ -166,6 +167,42 @@ servers_die(_) ->
                                     {fun(_) -> cluster:call(B, cluster, stop_trunkline, []),
                                                cluster:call(B, cluster, start_trunkline, [[]]) end, {nodedown, NodeB}}]]),
     cluster:stop_all([A, B]).
+
+%% What was monitored by lane before is monitored still.
+monitors_go_on(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun({At, Other}) ->
+              Caller = cluster:call(A, fun() -> spawn(fun() -> receive_and_keep(monitored(NodeB)) end) end),
+              cluster:await(fun() -> cluster:call(A, fun() -> element(2, process_info(Caller, message_queue_len)) end) =:= 1 end),
+              ?assertEqual(ok, drain(At, Other)),
+              cluster:call(A, fun() -> Caller ! go_on end),
+              ?assertEqual([bye, killed, taken_back, noproc, noconnection], cluster:call(A, fun() -> ask(Caller) end)),
+              cluster:await(fun() -> not lists:member(NodeB, cluster:call(A, erlang, nodes, [connected])) end),
+              reconnect(A, B)
+      end, [{A, B}, {B, A}]),
+    cluster:stop_all([A, B]).
+
+%% How they end, the last one with the connection.
+monitored(Node) ->
+    Loop = fun Loop() -> receive {exit, Reason} -> exit(Reason); {tell, Pid} -> Pid ! ready, Loop() end end,
+    [P1, P2, P3, P4] = Pids = [spawn(Node, Loop) || _ <- [1, 2, 3, 4]],
+    [R1, R2, R3, R4] = [trunkline:monitor(Pid) || Pid <- Pids],
+    trunkline:send(P4, {tell, self()}),            % by the same lane: all are monitored
+    receive go_on -> receive ready -> ok end end,
+    Down = fun(Ref, Pid) -> receive {'DOWN', Ref, process, Pid, Reason} -> Reason end end,
+    trunkline:send(P1, {exit, bye}),
+    exit(P2, kill),
+    Bye = [Down(R1, P1), Down(R2, P2)],
+    true = trunkline:demonitor(R3),
+    trunkline:send(P3, {exit, silently}),
+    P3End = Down(trunkline:monitor(P3), P3),
+    true = lists:member(P3End, [silently, noproc]),
+    Taken = receive {'DOWN', R3, _, _, _} -> still_there after 0 -> taken_back end,
+    Nobody = Down(trunkline:monitor({nobody, Node}), {nobody, Node}),
+    true = erlang:disconnect_node(Node),
+    Bye ++ [Taken, Nobody, Down(R4, P4)].
 
 all_peers(_) ->
     [A, B, C] = Nodes = [cluster:start([]) || _ <- [a, b, c]],

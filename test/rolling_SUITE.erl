@@ -141,7 +141,7 @@ what_the_old_does_not_know(Config) ->
               Got = cluster:call(Old, traffic, received, [R]),
               [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2]]
       end, Receivers),
-    %% Functions, events, requests in collections, calls to many.
+    %% Functions, events, monitors, requests in collections, calls to many.
     {ok, _} = cluster:call(Old, server, start, [gen_server]),
     {ok, _} = cluster:call(Old, server, start, [gen_event]),
     Got = cluster:call(
@@ -154,6 +154,10 @@ what_the_old_does_not_know(Config) ->
                                            trunkline:reqids_new(), [1, 2]),
                          {{reply, N1}, N1, Ids1} = trunkline:receive_response(Ids, 10_000, true),
                          {{reply, N2}, N2, _} = trunkline:receive_response(Ids1, 10_000, true),
+                         Pid = spawn(NodeOld, fun() -> receive {exit, Reason} -> exit(Reason) end end),
+                         Ref = trunkline:monitor(Pid),
+                         trunkline:send(Pid, {exit, over}),
+                         receive {'DOWN', Ref, process, Pid, over} -> ok end,
                          {trunkline_erpc:call(NodeOld, erlang, node, []),
                           traffic:attempt(fun() -> trunkline_erpc:call(NodeOld, erlang, exit, [bye]) end),
                           trunkline_erpc:multicall([NodeOld, node()], erlang, node, []),

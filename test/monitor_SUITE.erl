@@ -1,0 +1,641 @@
+%% Monitors by lane do what erlang:monitor does, come in order with messages, and are not
+%% forgotten, whoever is killed.
+-module(monitor_SUITE).
+
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
+         keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1, application_stops/1,
+         supervisor_killed/1, caller_dies/1, demonitored_while_ending/1, session_ends_while_monitoring/1,
+         nothing_left_behind/1, many_servers/1, one_server/1]).
+-export([table/2, watcher/3, sender/2, set/2, held/1, ended/1, race/2, set_and_see/2]).
+
+-define(DEADLINE, 20_000).
+
+suite() -> [{timetrap, {minutes, 4}}].
+
+all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
+          keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
+          supervisor_killed, caller_dies, demonitored_while_ending, session_ends_while_monitoring,
+          nothing_left_behind, many_servers, one_server].
+
+%% --- what OTP documents ---------------------------------------------------------------
+
+as_erlang(_) ->
+    {A, B} = cluster:pair([]),
+    same_table(A, B),
+    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+as_erlang_without_trunkline(_) ->
+    A = cluster:start([]),
+    B = cluster:start(none),
+    cluster:connect(A, B),
+    same_table(A, B),
+    cluster:stop_all([A, B]).
+
+same_table(A, B) ->
+    [Erlang, Ours] = [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)]) || M <- [erlang, trunkline]],
+    ?assertEqual(length(Erlang), length(Ours)),
+    lists:foreach(fun({{Name, Expected}, {Name, Got}}) -> ?assertEqual({Name, Expected}, {Name, Got}) end,
+                  lists:zip(Erlang, Ours)).
+
+%% Runs at the node: every case with this module's functions, [{Name, Result}].
+table(M, Node) ->
+    [{{Name, Place}, in_process(fun() -> Case(M, At) end)}
+     || {Place, At} <- [{there, Node}, {here, node()}], {Name, Case} <- cases()]
+        ++ [{{local, Name}, in_process(fun() -> Case(M) end)} || {Name, Case} <- local_cases()].
+
+in_process(Fun) ->
+    {_, Ref} = spawn_monitor(fun() -> exit({result, Fun()}) end),
+    receive {'DOWN', Ref, process, _, {result, Result}} -> Result;
+            {'DOWN', Ref, process, _, Reason} -> {crash, Reason} end.
+
+cases() ->
+    [{{ended_with, Reason},
+      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, Reason}), down(R, P) end}
+     || Reason <- [normal, shutdown, {shutdown, x}, {some, "reason"}, #{a => 1}]] ++
+    [{{killed_with, Reason},
+      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), is_there(M, P), exit(P, Reason), down(R, P) end}
+     || Reason <- [kill, {some, reason}]] ++
+    [{dead, fun(M, Node) -> P = dead(Node), R = M:monitor(process, P), down(R, P) end},
+     {name,
+      fun(M, Node) -> P = named(Node), Object = {test_name, Node}, R = M:monitor(process, Object), M:send(P, {exit, x}), down(R, Object) end},
+     {no_name, fun(M, Node) -> Object = {nobody_has_this, Node}, R = M:monitor(process, Object), down(R, Object) end},
+     {name_and_pid,
+      fun(M, Node) ->
+              P = named(Node),
+              Object = {test_name, Node},
+              [R1, R2] = [M:monitor(process, O) || O <- [P, Object]],
+              M:send(P, {exit, x}),
+              {down(R1, P), down(R2, Object)}
+      end},
+     {name_given_away,
+      fun(M, Node) ->
+              P = named(Node),
+              Object = {test_name, Node},
+              R = M:monitor(process, Object),
+              true = M:demonitor(M:monitor(process, Object)),
+              is_there(M, P),
+              true = erpc:call(Node, erlang, unregister, [test_name]),
+              Q = named(Node),
+              _ = M:send(Q, {exit, other}),
+              None = none(),
+              M:send(P, {exit, x}),
+              {None, down(R, Object)}
+      end},
+     {twice,
+      fun(M, Node) -> P = waiting(Node), [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]], M:send(P, {exit, x}), {down(R1, P), down(R2, P), none()} end},
+     {twice_demonitored_once,
+      fun(M, Node) -> P = waiting(Node), [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]], X = M:demonitor(R1), M:send(P, {exit, x}), {X, down(R2, P), none()} end},
+     {demonitored, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = M:demonitor(R), M:send(P, {exit, x}), {X, none()} end},
+     {demonitored_twice, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), [M:demonitor(R) || _ <- [1, 2]] end}] ++
+    [{{demonitored, Options}, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = M:demonitor(R, Options), M:send(P, {exit, x}), {X, none()} end}
+     || Options <- option_lists()] ++
+    [{{demonitored_after, Options},
+      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, x}), here(R), {M:demonitor(R, Options), here_now(R), M:demonitor(R, Options)} end}
+     || Options <- option_lists()] ++
+    [{{demonitored_when_received, Options},
+      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, x}), {down(R, P), M:demonitor(R, Options)} end}
+     || Options <- option_lists()] ++
+    [{{bad_option, Options}, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = error_of(fun() -> M:demonitor(R, Options) end), M:send(P, {exit, x}), {X, down(R, P)} end}
+     || Options <- [[x], x, [flush | info], [flush, x]]] ++
+    [{{somebody_else, Options},
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              _ = in_process(fun() -> error_of(fun() -> M:demonitor(R, Options) end) end),
+              M:send(P, {exit, x}),
+              down(R, P)
+      end} || Options <- option_lists()].
+
+option_lists() -> [[], [flush], [info], [flush, info], [info, flush, flush]].
+
+local_cases() ->
+    [{{bad, N}, fun(M) -> error_of(fun() -> M:monitor(process, Item) end) end}
+     || {N, Item} <- lists:enumerate([1, "x", {a, b, c}, {1, node()}, {a, 1}, make_ref(), <<>>])] ++
+    [{{bad_type, Type}, fun(M) -> error_of(fun() -> M:monitor(Type, self()) end) end} || Type <- [x, 1]] ++
+    [{{bad_ref, Ref}, fun(M) -> error_of(fun() -> M:demonitor(Ref) end) end} || Ref <- [x, 1, {}]] ++
+    [{{unknown_ref, Options}, fun(M) -> M:demonitor(make_ref(), Options) end} || Options <- option_lists()] ++
+    [{self, fun(M) -> R = M:monitor(process, self()), {is_reference(R), M:demonitor(R, [info])} end},
+     {name, fun(M) -> P = named(node()), R = M:monitor(process, test_name), M:send(P, {exit, x}), down(R, {test_name, node()}) end},
+     {no_name, fun(M) -> R = M:monitor(process, nobody_has_this), down(R, {nobody_has_this, node()}) end},
+     {erlangs_own, fun(M) -> P = waiting(node()), R = erlang:monitor(process, P), X = M:demonitor(R, [info]), M:send(P, {exit, x}), {X, none()} end},
+     {port, fun(M) -> Port = open_port({spawn, "cat"}, []), R = M:monitor(port, Port), port_close(Port), receive {'DOWN', R, port, Port, Why} -> Why end end},
+     {time_offset, fun(M) -> R = M:monitor(time_offset, clock_service), M:demonitor(R, [info]) end}].
+
+error_of(Fun) ->
+    try {ok, Fun()}
+    catch Class:Reason -> {Class, Reason}
+    end.
+
+waiting(Node) -> spawn(Node, ?MODULE, ended, [none]).
+
+ended(Name) ->
+    is_atom(Name) andalso Name =/= none andalso register(Name, self()),
+    receive {exit, Reason} -> exit(Reason); {is_there, From} -> From ! {self(), yes}, ended(none) end.
+
+named(Node) ->
+    P = spawn(Node, ?MODULE, ended, [test_name]),
+    is_there(erlang, P).
+
+%% It has got what was sent before in the same way.
+is_there(M, P) ->
+    M:send(P, {is_there, self()}),
+    receive {P, yes} -> P end.
+
+dead(Node) ->
+    P = waiting(Node),
+    R = erlang:monitor(process, P),
+    P ! {exit, x},
+    receive {'DOWN', R, process, P, _} -> P end.
+
+down(Ref, Object) ->
+    receive {'DOWN', Ref, Type, Item, Reason} -> {Type, Item =:= Object, Reason}
+    after ?DEADLINE -> no_down
+    end.
+
+here(Ref) -> cluster:await(fun() -> here_now(Ref) end).
+
+here_now(Ref) ->
+    {messages, Messages} = process_info(self(), messages),
+    lists:keymember(Ref, 2, Messages).
+
+none() -> receive Message -> {got, Message} after 50 -> none end.
+
+%% --- order -----------------------------------------------------------------------------
+
+%% The last message is the DOWN, whatever the receiver's mailbox is.
+order(_) ->
+    {A, B} = cluster:pair([]),
+    [?assertEqual({down, Sizes}, ordered(A, B, Flags, Sizes))
+     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 5), Sizes <- [lists:duplicate(10_000, 3), [3], []]],
+    cluster:stop_all([A, B]).
+
+order_with_large(_) ->
+    {A, B} = cluster:pair([]),
+    Mixed = lists:append([[1, 200, 80_000, 5, 5] || _ <- lists:seq(1, 40)]),
+    [?assertEqual({down, Sizes}, ordered(A, B, Flags, Sizes))
+     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 3), Sizes <- [Mixed, Mixed ++ [3_000_000], [5_000_000, 1]]],
+    cluster:stop_all([A, B]).
+
+%% Eight pairs at a time.
+ordered(A, B, Flags, Sizes) ->
+    NodeB = cluster:node_of(B),
+    Answers = cluster:call(A, fun() ->
+                                      Watchers = [spawn_monitor(?MODULE, watcher, [NodeB, Flags, Sizes]) || _ <- lists:seq(1, 8)],
+                                      [receive {'DOWN', R, process, P, Answer} -> Answer end || {P, R} <- Watchers]
+                              end),
+    [Answer] = lists:usort(Answers),
+    Answer.
+
+watcher(Node, Flags, Sizes) ->
+    process_flag(message_queue_data, Flags),
+    Sender = spawn(Node, ?MODULE, sender, [self(), Sizes]),
+    Ref = trunkline:monitor(process, Sender),
+    trunkline:send(Sender, go),
+    exit({down, all(Ref, Sizes)}).
+
+all(Ref, Sizes) ->
+    Got = receive_all(Ref, []),
+    case [byte_size(Payload) || {_, Payload} <- Got] of
+        Sizes -> Sizes;
+        Other -> {length(Other), 'of', length(Sizes)}
+    end.
+
+%% Up to the DOWN.
+receive_all(Ref, Got) ->
+    receive
+        {'DOWN', Ref, process, _, ended} -> lists:reverse(Got);
+        {'DOWN', _, _, _, _} = Other -> exit({unexpected, Other});
+        Message -> receive_all(Ref, [Message | Got])
+    end.
+
+sender(To, Sizes) ->
+    receive go -> ok end,
+    lists:foreach(fun({N, Size}) -> trunkline:send(To, {N, binary:copy(<<N:8>>, Size)}) end, lists:enumerate(Sizes)),
+    exit(ended).
+
+%% A reason may be as large as a message.
+large_reason(_) ->
+    {A, B} = cluster:pair([]),
+    Reason = {stopped, binary:copy(<<"x">>, 2_000_000)},
+    lists:foreach(fun(_) ->
+                          Hash = erlang:phash2(Reason),
+                          Got = cluster:call(A, fun() ->
+                                                        P = waiting(cluster:node_of(B)),
+                                                        R1 = trunkline:monitor(P),
+                                                        R2 = trunkline:monitor(P),
+                                                        trunkline:send(P, {exit, Reason}),
+                                                        [receive {'DOWN', R, process, P, Why} -> erlang:phash2(Why) end || R <- [R1, R2]]
+                                                end),
+                          ?assertEqual([Hash, Hash], Got)
+                  end, lists:seq(1, 5)),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+%% --- what is held at the nodes ------------------------------------------------------------
+
+%% A process at this node that has monitored these, and reports what it gets: the reasons in
+%% the order of the processes, `none' of those that live. `there': the last one lives, and all has arrived there.
+set(Pids, How) ->
+    Self = self(),
+    Pid = spawn(fun() ->
+                        Refs = [trunkline:monitor(P) || P <- Pids],
+                        How =:= there andalso is_there(trunkline, lists:last(Pids)),
+                        Self ! {self(), set},
+                        hold(Refs, #{})
+                end),
+    receive {Pid, set} -> Pid end.
+
+hold(Refs, Got) ->
+    receive
+        {'DOWN', Ref, process, _, Reason} ->
+            hold(Refs, maps:update_with(Ref, fun(Rs) -> [Reason | Rs] end, [Reason], Got));
+        {report, From} ->
+            From ! {self(), [case Got of #{R := [One]} -> One; #{R := More} -> {more, More}; #{} -> none end || R <- Refs]},
+            hold(Refs, Got)
+    end.
+
+held(Holder) ->
+    Holder ! {report, self()},
+    receive {Holder, Reasons} -> Reasons end.
+
+servers(At, N) ->
+    cluster:call(At, fun() -> [spawn(?MODULE, ended, [none]) || _ <- lists:seq(1, N)] end).
+
+await_held(At, Holder, Expected) ->
+    cluster:await(fun() -> case cluster:call(At, ?MODULE, held, [Holder]) of
+                               Expected -> true;
+                               Other -> {lists:zip(lists:seq(1, length(Other)), Other), Expected}
+                           end end).
+
+finish(At, Pids, Reason) -> cluster:call(At, fun() -> lists:foreach(fun(P) -> P ! {exit, Reason} end, Pids) end).
+
+%% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
+nothing_left(A, B) ->
+    cluster:await(fun() -> case {rows(A), monitored(B, A)} of {0, 0} -> true; Left -> {rows_and_monitored, Left} end end).
+
+rows(At) ->
+    cluster:call(At, ets, info, [trunkline_monitors, size]).
+
+%% What A's agents at B monitor, and have rows of.
+monitored(B, A) ->
+    NodeA = cluster:node_of(A),
+    cluster:call(B, fun() ->
+                            #{inlets := Inlets} = trunkline_peers:lookup(NodeA),
+                            lists:sum([length(Ms) || {monitors, Ms} <- [process_info(I, monitors) || I <- Inlets]])
+                                + lists:sum([ets:info(T, size) || T <- ets:all(), ets:info(T, name) =:= trunkline_agent])
+                    end).
+
+kill(At, Fun) ->
+    cluster:call(At, fun() ->
+                             Pid = Fun(),
+                             Ref = erlang:monitor(process, Pid),
+                             exit(Pid, kill),
+                             receive {'DOWN', Ref, process, Pid, _} -> Pid end
+                     end).
+
+%% --- faults ----------------------------------------------------------------------------------
+
+%% Another one goes on, and has forgotten nothing: neither servers that end, nor callers, nor a session.
+keeper_killed(_) ->
+    {A, B} = cluster:pair([]),
+    Keeper = fun() -> whereis(trunkline_monitors) end,
+    KillKeeper = fun() ->
+                         Old = kill(A, Keeper),
+                         cluster:await(fun() -> New = cluster:call(A, Keeper), is_pid(New) andalso New =/= Old end)
+                 end,
+    Ps = [P1, P2, P3, P4] = servers(B, 4),
+    Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+    KillKeeper(),
+    finish(B, [P1], one),
+    await_held(A, Holder, [one, none, none, none]),
+    %% There is none.
+    ok = cluster:call(A, supervisor, terminate_child, [trunkline_sup, trunkline_monitors]),
+    finish(B, [P2], two),
+    await_held(A, Holder, [one, two, none, none]),
+    {ok, _} = cluster:call(A, supervisor, restart_child, [trunkline_sup, trunkline_monitors]),
+    %% A caller that dies meanwhile leaves nothing.
+    Other = cluster:call(A, ?MODULE, set, [[P3, P4], there]),
+    ok = cluster:call(A, supervisor, terminate_child, [trunkline_sup, trunkline_monitors]),
+    _ = kill(A, fun() -> Other end),
+    {ok, _} = cluster:call(A, supervisor, restart_child, [trunkline_sup, trunkline_monitors]),
+    cluster:await(fun() -> rows(A) =:= 2 end),
+    %% Nor is a session forgotten.
+    ok = cluster:call(A, supervisor, terminate_child, [trunkline_sup, trunkline_monitors]),
+    _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await_state(A, B, down),
+    {ok, _} = cluster:call(A, supervisor, restart_child, [trunkline_sup, trunkline_monitors]),
+    await_held(A, Holder, [one, two, noconnection, noconnection]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    %% Whoever monitors while there is none waits for one.
+    ok = cluster:call(A, supervisor, terminate_child, [trunkline_sup, trunkline_monitors]),
+    [P5] = servers(B, 1),
+    cluster:call(A, fun() -> spawn(fun() -> register(late, self()), exit(set([P5], there)) end) end),
+    cluster:await(fun() -> is_pid(cluster:call(A, erlang, whereis, [late])) end),
+    {ok, _} = cluster:call(A, supervisor, restart_child, [trunkline_sup, trunkline_monitors]),
+    cluster:await(fun() -> rows(A) =:= 1 end),
+    finish(B, [P5], five),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+%% Whatever is killed at either node, each monitor brings one message.
+killed(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    lists:foreach(
+      fun({Victim, At, Other}) ->
+              Ps = servers(B, 20),
+              Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+              Node = cluster:node_of(Other),
+              _ = kill(At, fun() -> find(Victim, Node) end),
+              await_held(A, Holder, [noconnection || _ <- Ps]),
+              cluster:await_up(A, B),
+              Again = cluster:call(A, ?MODULE, set, [Ps, there]),
+              finish(B, Ps, Victim),
+              await_held(A, Again, [Victim || _ <- Ps]),
+              await_held(A, Holder, [noconnection || _ <- Ps]),
+              nothing_left(A, B)
+      end, [{V, At, Other} || V <- [lane, inlet, link], {At, Other} <- [{A, B}, {B, A}]]),
+    cluster:stop_all([A, B]).
+
+find(Victim, Node) ->
+    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
+    case Victim of
+        link -> Link;
+        inlet -> lists:last(Inlets);
+        lane -> {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()), element(1, element(3, Route))
+    end.
+
+disconnected(_) ->
+    {A, B} = cluster:pair([]),
+    Ps = servers(B, 10),
+    lists:foreach(fun(At) ->
+                          Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+                          [Other] = [A, B] -- [At],
+                          true = cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
+                          await_held(A, Holder, [noconnection || _ <- Ps]),
+                          cluster:await_state(A, B, down),
+                          %% Which makes a connection.
+                          [P | _] = Ps,
+                          Next = cluster:call(A, ?MODULE, set, [[P], there]),
+                          cluster:await_up(A, B),
+                          await_held(A, Next, [none]),
+                          await_held(A, Holder, [noconnection || _ <- Ps]),
+                          cluster:call(A, erlang, exit, [Next, kill]),
+                          nothing_left(A, B)
+                  end, [A, B, A, B]),
+    cluster:kill(B),
+    cluster:await_state(A, B, down),
+    [P | _] = Ps,
+    await_held(A, cluster:call(A, ?MODULE, set, [[P], under_way]), [noconnection]),
+    cluster:stop_all([A, B]).
+
+stopped_and_continued(_) ->
+    {A, B} = cluster:pair([]),
+    Ps = [P | _] = servers(B, 10),
+    Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+    lists:foreach(fun(Node) ->
+                          cluster:suspend(Node),
+                          receive after 300 -> ok end,      % of standing still
+                          cluster:continue(Node)
+                  end, [A, B, B]),
+    cluster:suspend(B),
+    Late = cluster:call(A, ?MODULE, set, [Ps, under_way]),
+    cluster:continue(B),
+    finish(B, [P], first),
+    [await_held(A, H, [first | [none || _ <- tl(Ps)]]) || H <- [Holder, Late]],
+    finish(B, tl(Ps), rest),
+    [await_held(A, H, [first | [rest || _ <- tl(Ps)]]) || H <- [Holder, Late]],
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+%% The node comes back under its name, and knows nothing of what was before.
+new_incarnation(_) ->
+    Name = peer:random_name("trunkline_again"),
+    A = cluster:start([]),
+    lists:foreach(
+      fun(_) ->
+              B = cluster:start([], Name),
+              cluster:connect(A, B),
+              cluster:await_up(A, B),
+              [P] = servers(B, 1),
+              true = cluster:call(B, erlang, register, [target, P]),
+              Objects = [{target, cluster:node_of(B)}, P],
+              Holder = cluster:call(A, ?MODULE, set, [Objects, there]),
+              cluster:suspend(B),
+              %% These are under way, or will never be.
+              More = [cluster:call(A, ?MODULE, set, [Objects, under_way]) || _ <- lists:seq(1, 10)],
+              cluster:kill(B),
+              B2 = cluster:start([], Name),
+              [P2] = servers(B2, 1),
+              true = cluster:call(B2, erlang, register, [target, P2]),
+              cluster:connect(A, B2),
+              cluster:await_up(A, B2),
+              [await_held(A, H, [noconnection, noconnection]) || H <- [Holder | More]],
+              New = cluster:call(A, ?MODULE, set, [Objects, under_way]),
+              await_held(A, New, [none, noproc]),
+              finish(B2, [P2], x),
+              await_held(A, New, [x, noproc]),
+              [await_held(A, H, [noconnection, noconnection]) || H <- [Holder | More]],
+              nothing_left(A, B2),
+              cluster:stop_all([B, B2])
+      end, lists:seq(1, 3)),
+    cluster:stop(A).
+
+%% Trunkline stops at either node: its monitors end, and erlang's own take their place.
+application_stops(_) ->
+    {A, B} = cluster:pair([]),
+    Ps = servers(B, 10),
+    lists:foreach(fun(At) ->
+                          Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+                          ok = cluster:call(At, cluster, stop_trunkline, []),
+                          await_held(A, Holder, [noconnection || _ <- Ps]),
+                          Next = cluster:call(A, ?MODULE, set, [Ps, there]),
+                          await_held(A, Next, [none || _ <- Ps]),
+                          ok = cluster:call(At, cluster, start_trunkline, [[]]),
+                          cluster:await_up(A, B),
+                          await_held(A, Next, [none || _ <- Ps]),
+                          await_held(A, Holder, [noconnection || _ <- Ps])
+                  end, [B, A, B, A]),
+    cluster:stop_all([A, B]).
+
+supervisor_killed(_) ->
+    {A, B} = cluster:pair([]),
+    Ps = servers(B, 10),
+    lists:foreach(fun(At) ->
+                          Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+                          cluster:call(At, logger, set_primary_config, [level, none]),
+                          _ = kill(At, fun() -> whereis(trunkline_sup) end),
+                          await_held(A, Holder, [noconnection || _ <- Ps]),
+                          cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [])) end),
+                          ok = cluster:call(At, cluster, start_trunkline, [[]]),
+                          cluster:await_up(A, B),
+                          await_held(A, Holder, [noconnection || _ <- Ps])
+                  end, [A, B]),
+    cluster:stop_all([A, B]).
+
+%% --- nothing stays behind ------------------------------------------------------------------------
+
+caller_dies(_) ->
+    {A, B} = cluster:pair([]),
+    Ps = servers(B, 50),
+    lists:foreach(fun(_) ->
+                          Holders = [cluster:call(A, ?MODULE, set, [Ps, there]) || _ <- lists:seq(1, 5)],
+                          ?assertEqual(250, rows(A)),
+                          cluster:await(fun() -> monitored(B, A) > 0 end),
+                          cluster:call(A, fun() -> [exit(H, kill) || H <- Holders] end),
+                          nothing_left(A, B)
+                  end, [1, 2]),
+    %% In the middle of it.
+    [begin
+         Pid = cluster:call(A, fun() -> spawn(fun() -> set_and_see(Ps, forever) end) end),
+         receive after N -> cluster:call(A, erlang, exit, [Pid, kill]) end
+     end || N <- lists:seq(1, 20)],
+    nothing_left(A, B),
+    %% But for the session.
+    cluster:await(fun() -> cluster:call(A, ets, info, [trunkline_monitors_watched, size]) =:= 1 end),
+    cluster:stop_all([A, B]).
+
+set_and_see(Ps, forever) ->
+    Refs = [trunkline:monitor(P) || P <- Ps],
+    [trunkline:demonitor(R) || R <- Refs, erlang:phash2(R, 2) =:= 0],
+    set_and_see(Ps, forever).
+
+%% After a demonitor with flush there is no message, and without there is at most one.
+demonitored_while_ending(_) ->
+    {A, B} = cluster:pair([]),
+    ?assertEqual([ok], lists:usort(cluster:call(A, ?MODULE, race, [cluster:node_of(B), 300]))),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+race(Node, Rounds) ->
+    Pids = [spawn_monitor(fun() -> exit(race(Node, Rounds, N)) end) || N <- lists:seq(1, 8)],
+    [receive {'DOWN', R, process, P, Answer} -> Answer end || {P, R} <- Pids].
+
+race(_, 0, _) ->
+    receive Message -> {got, Message} after 200 -> ok end;
+race(Node, Round, N) ->
+    P = waiting(Node),
+    R0 = trunkline:monitor(P),
+    trunkline:send(P, {exit, x}),
+    Refs = [{trunkline:monitor(P), K} || K <- lists:seq(1, 10)],
+    %% As long as it takes, more or less.
+    receive after (Round + N) rem 3 -> ok end,
+    lists:foreach(fun({R, K}) when K rem 2 =:= 0 ->
+                          _ = trunkline:demonitor(R, [flush, info]);
+                     ({R, _}) ->
+                          case trunkline:demonitor(R, [info]) of
+                              true -> ok;
+                              false -> receive {'DOWN', R, process, P, Why} when Why =:= x; Why =:= noproc -> ok end
+                          end
+                  end, Refs),
+    receive {'DOWN', R0, process, P, x} -> ok; {'DOWN', R0, process, P, noproc} -> ok end,
+    race(Node, Round - 1, N).
+
+%% Connections and links that go while monitors are set: none is without an answer.
+session_ends_while_monitoring(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [P] = servers(B, 1),
+    NodeB = cluster:node_of(B),
+    Setters = [cluster:call(A, fun() -> spawn(fun() -> set_until_stopped(P, []) end) end) || _ <- lists:seq(1, 4)],
+    lists:foreach(fun(disconnect) -> cluster:call(A, erlang, disconnect_node, [NodeB]), cluster:connect(A, B), cluster:await_up(A, B);
+                     (At) -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end), cluster:await_up(A, B)
+                  end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
+    Counts = cluster:call(A, fun() -> [begin S ! {stop, self()}, receive {S, N} -> N end end || S <- Setters] end),
+    ct:log("~p", [Counts]),
+    finish(B, [P], x),
+    %% Each has all its messages, one for each monitor.
+    cluster:await(fun() -> case cluster:call(A, fun() -> [begin S ! {missing, self()}, receive {S, N} -> N end end || S <- Setters] end) of
+                               [{0, 0}, {0, 0}, {0, 0}, {0, 0}] -> true;
+                               Missing -> {missing_and_doubled, Missing}
+                           end end),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+set_until_stopped(P, Refs) ->
+    receive
+        {stop, From} -> From ! {self(), length(Refs)}, account(maps:from_keys(Refs, 0))
+    after 1 ->
+            set_until_stopped(P, [trunkline:monitor(P) || _ <- [1, 2, 3]] ++ Refs)
+    end.
+
+account(Got) ->
+    receive
+        {'DOWN', Ref, process, _, _} ->
+            #{Ref := N} = Got,
+            account(Got#{Ref := N + 1});
+        {missing, From} ->
+            Numbers = maps:values(Got),
+            From ! {self(), {length([x || 0 <- Numbers]), length([x || N <- Numbers, N > 1])}},
+            account(Got)
+    end.
+
+nothing_left_behind(_) ->
+    {A, B} = cluster:pair([]),
+    Round = fun(_) ->
+                    Ps = servers(B, 100),
+                    Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+                    true = cluster:call(A, fun() -> lists:all(fun(P) -> trunkline:demonitor(trunkline:monitor(P), [info]) end, Ps) end),
+                    {Some, Others} = lists:split(50, Ps),
+                    finish(B, Some, x),
+                    await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
+                    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                    await_held(A, Holder, [x || _ <- Some] ++ [noconnection || _ <- Others]),
+                    cluster:connect(A, B),
+                    cluster:await_up(A, B),
+                    cluster:call(A, erlang, exit, [Holder, kill]),
+                    finish(B, Others, x)
+            end,
+    lists:foreach(Round, lists:seq(1, 20)),
+    nothing_left(A, B),
+    %% Nobody is watched: all that was is dead.
+    cluster:await(fun() -> case cluster:call(A, ets, tab2list, [trunkline_monitors_watched]) of
+                               [{Holder, {}}] -> cluster:call(A, erlang, is_process_alive, [Holder]);   % peer's own
+                               Rows -> Rows =:= [] orelse Rows
+                           end end),
+    cluster:stop_all([A, B]).
+
+%% --- many ------------------------------------------------------------------------------------------
+
+%% 100,000 monitors of as many processes, which end at once.
+many_servers(_) ->
+    {A, B} = cluster:pair([]),
+    N = 100_000,
+    Parent = cluster:call(B, fun() -> spawn(fun() -> receive {all, From} -> From ! {self(), [spawn_link(timer, sleep, [infinity]) || _ <- lists:seq(1, N)]} end, receive stop -> exit(done) end end) end),
+    ?assertEqual(#{done => N}, cluster:call(A, fun() ->
+                                                       Parent ! {all, self()},
+                                                       Ps = receive {Parent, All} -> All end,
+                                                       reasons(maps:from_list([{trunkline:monitor(P), P} || P <- Ps]), fun() -> trunkline:send(Parent, stop) end)
+                                               end)),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+%% 100,000 monitors of one.
+one_server(_) ->
+    {A, B} = cluster:pair([]),
+    N = 100_000,
+    ?assertEqual(#{done => N}, cluster:call(A, fun() ->
+                                                       P = waiting(cluster:node_of(B)),
+                                                       reasons(maps:from_list([{trunkline:monitor(P), P} || _ <- lists:seq(1, N)]),
+                                                               fun() -> trunkline:send(P, {exit, done}) end)
+                                               end)),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
+
+reasons(Refs, Fire) ->
+    Fire(),
+    reasons(Refs, #{}, map_size(Refs)).
+
+reasons(_, Reasons, 0) ->
+    receive {'DOWN', _, _, _, _} = Message -> {too_many, Message} after 100 -> Reasons end;
+reasons(Refs, Reasons, N) ->
+    receive
+        {'DOWN', Ref, process, Pid, Reason} ->
+            {Pid, Refs1} = maps:take(Ref, Refs),
+            reasons(Refs1, maps:update_with(Reason, fun(K) -> K + 1 end, 1, Reasons), N - 1)
+    after ?DEADLINE ->
+            {missing, N, Reasons}
+    end.
