@@ -92,6 +92,8 @@ inboxes(Config) ->
       fun({A, B}) ->
               {ok, _} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{messages => 5}]),
               To = {post, cluster:node_of(B)},
+              %% Before it has heard of the inbox its senders would not wait, and what is too much be dropped.
+              cluster:await(fun() -> cluster:call(A, ets, member, [trunkline_inboxes, To]) end),
               ok = cluster:call(B, mailroom, hold, [post]),
               Senders = cluster:call(A, mailroom, senders, [To, [1, 2, 3, 4], 500, 100]),
               cluster:await(fun() -> maps:size(maps:filter(fun(Node, N) -> Node =:= cluster:node_of(A) andalso N > 0 end,
