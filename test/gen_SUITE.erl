@@ -208,7 +208,7 @@ requests(Config) ->
     lists:foreach(fun(Kind) -> requests(Config, Kind) end, [gen_server, gen_statem, gen_event]).
 
 requests(Config, Kind) ->
-    Times = [infinity, 5000, {abs, 5000}, bad, -1, 16#100000000, {abs, bad}, {abs, 16#100000000}],
+    Times = [infinity, 5000, {abs, 5000}, bad, -1, 16#100000000, {abs, bad}, {abs, 16#200000000}],
     Ends = both(
              Config, Kind,
              [{{Receive, T}, fun(M, To) -> M:Receive(request(M, To, {echo, T}), from_now(T)) end}
