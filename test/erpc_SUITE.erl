@@ -861,7 +861,7 @@ nothing_remembered(_) ->
                                                 Command = {apply, make_ref(), group_leader()},
                                                 Under = trunkline_agent:step(Command, {erlang, apply, [Fun, []]}, Agent),
                                                 true = Under =/= Agent,
-                                                receive {'DOWN', _, process, Pid, Reason} -> Agent =:= trunkline_agent:down(Pid, Reason, Under) end
+                                                receive {'DOWN', Ref, process, Pid, Reason} -> Agent =:= trunkline_agent:down(Ref, Pid, Reason, Under) end
                                             end || Fun <- [fun() -> ok end, fun() -> fail(kill) end]]
                                    end),
     cluster:stop_all([A, B]).
