@@ -273,8 +273,9 @@ direct({call, Server, _, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, Server, noconnection},
     ok;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->
-    %% In the name of somebody else, whose group leader goes with it.
-    _ = spawn(fun() -> group_leader(Leader, self()), erpc:cast(Node, M, F, A) end),
+    %% In the name of somebody else, whose group leader goes with it. (Not on another connection.)
+    _ = lists:member(Node, nodes(connected))
+        andalso spawn(fun() -> group_leader(Leader, self()), erpc:cast(Node, M, F, A) end),
     ok;
 direct({apply, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, self(), noconnection},

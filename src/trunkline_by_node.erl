@@ -56,7 +56,8 @@ apart([], A, As, B, Bs, C, Cs, D, Ds, Others) ->
 apart(_, _, _, _, _, _, _, _, _, _) ->
     error(badarg).
 
-node_of(To) when is_pid(To); is_reference(To); is_port(To) -> node(To);
+node_of(To) when is_pid(To); is_reference(To) -> node(To);
+node_of(To) when is_port(To), node(To) =:= node() -> node();       % of another node: as for erlang:send/2
 node_of({Name, Node}) when is_atom(Name), is_atom(Node) -> Node;
 node_of(Name) when is_atom(Name) -> node();
 node_of(_) -> error(badarg).

@@ -30,7 +30,7 @@
 %% of another lane: the large messages to the peer, by whatever lane they came.
 -module(trunkline_gate).
 
--export([new/1, limit/1, least/1, charge/1, charge/2, bytes/1, messages/1]).
+-export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, bytes/1, messages/1]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
@@ -51,8 +51,9 @@
 %% bits, a message reference is 5 words, a heap fragment header 4, and our
 %% envelope (two cons cells and an external pid) 8.
 -define(OVERHEAD, 128).
-%% And each of many who get one message: a list cell and an external pid.
--define(ADDRESSEE, 56).
+%% And each of many who get one message: a list cell and an external pid are 7 words. (With 9
+%% the bytes reach any limit before the messages are more than their part of the word holds.)
+-define(ADDRESSEE, 72).
 -define(CHARGE(Message), (((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1)).
 
 -define(LEVEL(Ix), (16 * (Ix))).
@@ -83,7 +84,12 @@ charge(Message) -> ?CHARGE(Message).
 %% What a message of so many bytes to so many processes is charged.
 -spec charge(Bytes :: non_neg_integer(), Addressees :: pos_integer()) -> charge().
 charge(Bytes, Addressees) ->
-    ((Bytes + ?OVERHEAD + Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees.
+    with_addressees(Addressees, ((Bytes + ?OVERHEAD) bsl ?SHIFT) + 1).
+
+%% The charge of a message to one, if it goes to so many.
+-spec with_addressees(pos_integer(), charge()) -> charge().
+with_addressees(1, Charge) -> Charge;
+with_addressees(Addressees, Charge) -> Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
 
 -spec bytes(charge()) -> non_neg_integer().
 bytes(Charge) -> Charge bsr ?SHIFT.

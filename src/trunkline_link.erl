@@ -365,6 +365,8 @@ handle_event(info, {drain, Ref, _}, down, _) ->
 handle_event(info, {drain, Ref, _}, drained, _) ->
     answer_drain(Ref, ok),
     keep_state_and_data;
+handle_event(info, {drain, _, _}, opening, #link{inlets = [_ | _]}) ->
+    {keep_state_and_data, [postpone]};      % the peer may be sending already
 handle_event(info, {drain, Ref, Deadline}, _, D) when is_reference(Ref) ->
     drain(Ref, Deadline, D);
 handle_event(info, {timeout, _, report}, _, D) ->
@@ -603,6 +605,9 @@ drain(Ref, Deadline, D) ->
              end,
     D1 = unexpect(D#link{goodbye = none}),
     case D1 of
+        _ when Result =:= noconnection ->
+            answer_drain(Ref, noconnection),
+            gone(D1);
         #link{peer = #peer{agreement = #{capabilities := Capabilities}}, mode = send} when Result =:= ok ->
             case lists:member(drain, Capabilities) of
                 true ->

@@ -12,7 +12,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, force/3, alias_of_lane/2, await_session/2]).
+-export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, unreachable/1, force/3, alias_of_lane/2, await_session/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -131,9 +131,19 @@ enter_packed(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, To, 
         refused ->
             refused(Route, Ix, Ix, Charge, How, Ticket)
     end;
+enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) ->
+    %% It need not stand in the way of what goes to others.
+    parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);
 enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
-    %% Its bytes once, but as many messages.
-    parcel(Route, Ix, To, Addressees, Parcel, Charge + Addressees - 1, How, Ticket).
+    parcel(Route, Ix, To, Addressees, Parcel, trunkline_gate:with_addressees(Addressees, Charge), How, Ticket).
+
+%% A message for a node to which there is no connection is lost, and nobody tries to set one up.
+-spec unreachable(node()) -> ok.
+unreachable(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{stats = Stats} -> trunkline_stats:add(Stats, peer, lost_unreachable, 1);
+        none -> ok
+    end.
 
 %% At the level numbered Full, by a sender whose lane is Ix.
 refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, Connect}, Ticket) ->
