@@ -62,9 +62,11 @@ start(Node, N) -> erpc:call(Node, ?MODULE, start_receivers, [{N, {?MODULE, node(
 %% nothing else. Its list has the nodes' processes mixed, as a user's would.
 fan_outs(Variant, Places, Message) ->
     Pids = mixed([P || #place{pids = P} <- Places]),
+    %% (In the same order: it decides how well the receiving node's caches work.)
+    Relays = [{Relay, [Pid || Pid <- Pids, node(Pid) =:= node(Relay)]} || #place{relay = Relay} <- Places],
     Send = case Variant of
                trunkline -> fun() -> trunkline:multicast(Pids, Message) end;
-               relay -> fun() -> lists:foreach(fun(#place{pids = P, relay = Relay}) -> Relay ! {each, P, Message} end, Places) end;
+               relay -> fun() -> lists:foreach(fun({Relay, Ps}) -> Relay ! {each, Ps, Message} end, Relays) end;
                _ -> fun() -> lists:foreach(fun(Pid) -> Pid ! Message end, Pids) end
            end,
     {Pid, Ref} = spawn_monitor(fun() ->
