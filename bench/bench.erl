@@ -11,6 +11,7 @@
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
+-export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
 
 -export_type([variant/0, result/0, target/0]).
@@ -158,6 +159,40 @@ collect_garbage(Nodes) ->
 collect_garbage() ->
     lists:foreach(fun erlang:garbage_collect/1, processes()).
 
+%% --- calls --------------------------------------------------------------------
+
+%% How many at a time.
+-spec callers() -> [pos_integer()].
+callers() ->
+    case os:getenv("CALLERS") of
+        false -> [1, 10, 100, 1000];
+        Callers -> [list_to_integer(C) || C <- string:lexemes(Callers, " ")]
+    end.
+
+%% So many callers make so many calls each, one after the other. Call gets the number of the caller
+%% and that of the call, which it must answer. [calls a second, p50 in us, p99 in us]
+-spec calls(pos_integer(), pos_integer(), fun((pos_integer(), N) -> N)) -> [number()].
+calls(Callers, Each, Call) ->
+    Self = self(),
+    Pids = [spawn_link(fun() ->
+                               receive go -> ok end,
+                               Self ! {self(), caller(fun(N) -> Call(I, N) end, Each, [])}
+                       end) || I <- lists:seq(1, Callers)],
+    T0 = erlang:monotonic_time(),
+    _ = [P ! go || P <- Pids],
+    Latencies = lists:append([receive {P, Ls} -> Ls end || P <- Pids]),
+    T1 = erlang:monotonic_time(),
+    [Callers * Each / us(T1 - T0) * 1.0e6, percentile(50, Latencies), percentile(99, Latencies)].
+
+caller(_, 0, Latencies) ->
+    Latencies;
+caller(Call, N, Latencies) ->
+    T0 = erlang:monotonic_time(),
+    N = Call(N),
+    caller(Call, N - 1, [us(erlang:monotonic_time() - T0) | Latencies]).
+
+us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
+
 %% --- figures ------------------------------------------------------------------
 
 -spec median([number()]) -> number().
@@ -168,6 +203,12 @@ median(Values) -> percentile(50, Values).
 percentile(Percent, Values) ->
     Sorted = lists:sort(Values),
     lists:nth(max(1, ceil(length(Sorted) * Percent / 100)), Sorted).
+
+%% Of measurements that have a figure in each of these units: the variants' figures by unit.
+-spec by_unit([string()], [{variant(), [[number()]]}]) -> #{string() => [{variant(), [number()]}]}.
+by_unit(Units, Measured) ->
+    maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
+                    || {I, Unit} <- lists:zip(lists:seq(1, length(Units)), Units)]).
 
 %% The ratio of two variants' medians.
 -spec ratio(variant(), variant(), [{variant(), [number()]}]) -> float().

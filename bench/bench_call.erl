@@ -14,19 +14,13 @@ run() ->
     {_, Node} = Peer = bench:start_peer([]),
     bench:say("gen_server calls; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
     Servers = #{node() => start_servers(16), Node => erpc:call(Node, ?MODULE, start_servers, [16])},
-    Cases = [measure(Callers, N, Node, Servers) || N <- [1, 16], Callers <- callers()],
+    Cases = [measure(Callers, N, Node, Servers) || N <- [1, 16], Callers <- bench:callers()],
     bench:stop_peer(Peer),
     bench:finish("call",
                  [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()],
                  targets(maps:from_list(Cases))).
 
 units() -> ["calls/s", "us p50", "us p99"].
-
-callers() ->
-    case os:getenv("CALLERS") of
-        false -> [1, 10, 100, 1000];
-        Callers -> [list_to_integer(C) || C <- string:lexemes(Callers, " ")]
-    end.
 
 measure(Callers, N, Node, Servers) ->
     Variant =
@@ -35,44 +29,19 @@ measure(Callers, N, Node, Servers) ->
                 To = lists:sublist(maps:get(At, Servers), N),
                 {V, bench:sized(fun(Calls) ->
                                         bench:tune(Node, V =:= tuned),
-                                        calls(V, To, Callers, max(20, Calls div Callers))
+                                        bench:calls(Callers, max(20, Calls div Callers), fun(I, Term) -> call(V, lists:nth(I rem N + 1, To), Term) end)
                                 end)}
         end,
     Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]]),
-    Figures = maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
-                              || {I, Unit} <- lists:zip([1, 2, 3], units())]),
+    Figures = bench:by_unit(units(), Measured),
     Case = name(Callers, N),
     lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)}) end, units()),
     {Case, Figures}.
 
 name(Callers, Servers) -> lists:concat([Callers, " to ", Servers]).
 
-%% [calls a second, p50 in us, p99 in us]
-calls(Variant, Servers, Callers, Each) ->
-    Self = self(),
-    Pids = [spawn_link(fun() ->
-                               Server = lists:nth(I rem length(Servers) + 1, Servers),
-                               receive go -> ok end,
-                               Self ! {self(), caller(Variant, Server, Each, [])}
-                       end) || I <- lists:seq(1, Callers)],
-    T0 = erlang:monotonic_time(),
-    _ = [P ! go || P <- Pids],
-    Latencies = lists:append([receive {P, Ls} -> Ls end || P <- Pids]),
-    T1 = erlang:monotonic_time(),
-    [Callers * Each / us(T1 - T0) * 1.0e6,
-     bench:percentile(50, Latencies), bench:percentile(99, Latencies)].
-
-caller(_, _, 0, Latencies) ->
-    Latencies;
-caller(Variant, Server, N, Latencies) ->
-    T0 = erlang:monotonic_time(),
-    N = case Variant of
-            trunkline -> trunkline:call(Server, {echo, N}, 60000);
-            _ -> gen_server:call(Server, {echo, N}, 60000)
-        end,
-    caller(Variant, Server, N - 1, [us(erlang:monotonic_time() - T0) | Latencies]).
-
-us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
+call(trunkline, Server, Term) -> trunkline:call(Server, {echo, Term}, 60000);
+call(_, Server, Term) -> gen_server:call(Server, {echo, Term}, 60000).
 
 targets(Cases) ->
     Of = fun(Callers, Unit, Base) ->

@@ -50,8 +50,7 @@ measure(Case, Nodes, Message) ->
               end,
     Variants = [same, stock, tuned, relay, trunkline],
     Measured = bench:in_turn([Variant(V) || V <- Variants]),
-    Figures = maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
-                              || {I, Unit} <- lists:zip([1, 2], units())]),
+    Figures = bench:by_unit(units(), Measured),
     lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned, relay], {Case, maps:get(Unit, Figures)}) end, units()),
     lists:foreach(fun(#place{owner = Owner}) -> exit(Owner, kill) end, Here ++ There),
     {Case, Figures}.

@@ -32,8 +32,7 @@ measure(Name, Callers, Servers, Node) ->
                             round(V, Callers, Servers, At)
                     end} || V <- [same, stock, tuned, trunkline]],
     Measured = bench:in_turn(Variants),
-    Figures = maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
-                              || {I, Unit} <- lists:zip([1, 2, 3], units())]),
+    Figures = bench:by_unit(units(), Measured),
     lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Name, maps:get(Unit, Figures)}) end, units()),
     {Name, Figures}.
 

@@ -24,12 +24,7 @@ groups() ->
     [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases ++ [second_reply]}].
 
 init_per_suite(Config) ->
-    A = cluster:start([]),
-    Plain = cluster:start(none),
-    Lanes = cluster:start([]),
-    cluster:connect(A, Plain),
-    cluster:connect(A, Lanes),
-    cluster:await_up(A, Lanes),
+    {A, Plain, Lanes} = cluster:with_and_without(),
     [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
 
 end_per_suite(Config) ->

@@ -4,7 +4,7 @@
 -module(cluster).
 
 -export([start/0, start/1, start/2, start/3, start/4, stop/1, node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_state/3, pair/1, pair/2, stop_all/1]).
+-export([connect/2, await_up/2, await_state/3, pair/1, pair/2, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, by_module/1]).
 
@@ -99,6 +99,13 @@ pair(EnvA, EnvB) ->
     connect(A, B),
     await_up(A, B),
     {A, B}.
+
+%% A node, connected to one without Trunkline and to one with lanes.
+with_and_without() ->
+    {A, Lanes} = pair([]),
+    Plain = start(none),
+    connect(A, Plain),
+    {A, Plain, Lanes}.
 
 await_up(A, B) ->
     await_state(A, B, up),

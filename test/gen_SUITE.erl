@@ -26,13 +26,8 @@ groups() ->
     [{local, [], Table}, {plain, [], Table}, {lanes, [], Table}].
 
 init_per_suite(Config) ->
-    A = cluster:start([]),
-    Plain = cluster:start(none),
-    Lanes = cluster:start([]),
-    cluster:connect(A, Plain),
-    cluster:connect(A, Lanes),
+    {A, Plain, Lanes} = cluster:with_and_without(),
     cluster:connect(Lanes, Plain),
-    cluster:await_up(A, Lanes),
     _ = [ok = cluster:call(N, logger, set_primary_config, [level, none]) || N <- [A, Plain, Lanes]],
     [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
 
