@@ -15,7 +15,7 @@ test: dialyzer xref ct elixir
 
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper wan
-	LANES=$(LANES) tools/with-epmd rebar3 ct $(if $(SUITE),--suite $(SUITE))
+	LANES=$(LANES) tools/with-epmd tools/suites $(SUITE)
 
 elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
 	@tools/need erlang rebar3 elixir

@@ -302,8 +302,7 @@ check(Config) ->
 
 %% A node on which Trunkline was never started has it all as well.
 not_started(_) ->
-    A = cluster:start(none),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([none, none]),
     cluster:connect(A, B),
     {ok, Pid} = cluster:call(B, server, start, [gen_server]),
     hello = cluster:call(A, trunkline, send, [Pid, hello]),

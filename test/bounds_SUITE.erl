@@ -97,7 +97,8 @@ await_done(A, Senders) ->
     cluster:await(fun() -> cluster:call(A, fun() -> count_done() end) =:= Senders end).
 
 %% Starts so many senders of so many messages, and waits until the most of them
-%% are blocked.
+%% are blocked. (Not nearly all: there is room for some 260 messages, and those who
+%% are not preempted send all of theirs at once.)
 blocked_senders(A, B, Pids, Senders, Messages) ->
     ok = cluster:call(A, fun() ->
                                  register(done, spawn(fun() -> done(0) end)),
@@ -107,7 +108,7 @@ blocked_senders(A, B, Pids, Senders, Messages) ->
                                       || Id <- lists:seq(1, Senders)],
                                  ok
                          end),
-    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders * 8 div 10 end).
+    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders div 2 end).
 
 done(N) ->
     receive

@@ -3,8 +3,8 @@
 %% make, break and stall.
 -module(cluster).
 
--export([start/0, start/1, start/2, start/3, start/4, stop/1, node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_state/3, pair/1, pair/2, with_and_without/0, stop_all/1]).
+-export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
+-export([connect/2, await_up/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, by_module/1]).
 
@@ -70,6 +70,17 @@ stop_trunkline() ->
     ok = application:stop(trunkline),
     logger:set_primary_config(level, error).
 
+%% Several at once, as each takes most of a second.
+start_all(Envs) -> start_all(Envs, dist_arguments()).
+
+start_all(Envs, Args) ->
+    Test = self(),
+    Starting = [spawn_monitor(fun() -> Test ! {self(), start(Env, peer:random_name("trunkline_test"), Args)} end) || Env <- Envs],
+    [receive
+         {Pid, Node} -> demonitor(Ref, [flush]), Node;
+         {'DOWN', Ref, process, Pid, Reason} -> error({not_started, Reason})
+     end || {Pid, Ref} <- Starting].
+
 stop({Peer, _, OsPid}) ->
     _ = os:cmd("kill -CONT " ++ OsPid ++ " 2>/dev/null"),
     try peer:stop(Peer)
@@ -93,9 +104,10 @@ connect(A, B) ->
 %% Two connected nodes whose lanes are up.
 pair(Env) -> pair(Env, Env).
 
-pair(EnvA, EnvB) ->
-    A = start(EnvA),
-    B = start(EnvB),
+pair(EnvA, EnvB) -> pair(EnvA, EnvB, dist_arguments()).
+
+pair(EnvA, EnvB, Args) ->
+    [A, B] = start_all([EnvA, EnvB], Args),
     connect(A, B),
     await_up(A, B),
     {A, B}.

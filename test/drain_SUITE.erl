@@ -205,7 +205,7 @@ monitored(Node) ->
     Bye ++ [Taken, Nobody, Down(R4, P4)].
 
 all_peers(_) ->
-    [A, B, C] = Nodes = [cluster:start([]) || _ <- [a, b, c]],
+    [A, B, C] = Nodes = cluster:start_all([[], [], []]),
     [begin cluster:connect(X, Y), cluster:await_up(X, Y) end || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
     Loads = [loads(X, Y) || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
     ?assertEqual(ok, cluster:call(A, trunkline, drain, [])),
@@ -216,8 +216,7 @@ all_peers(_) ->
     cluster:stop_all(Nodes).
 
 nothing_to_drain(_) ->
-    A = cluster:start([]),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([[], none]),
     NodeB = cluster:node_of(B),
     Drain = fun(Args) -> cluster:call(A, fun() -> try apply(trunkline, drain, Args) catch Class:Reason -> {Class, Reason} end end) end,
     ?assertEqual({error, noconnection}, Drain(['nobody@nowhere'])),

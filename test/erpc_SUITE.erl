@@ -467,8 +467,7 @@ by_lane(Config) ->
 
 %% Without the application all is erpc's.
 not_started(_) ->
-    A = cluster:start(none),
-    B = cluster:start([]),
+    [A, B] = cluster:start_all([none, []]),
     cluster:connect(A, B),
     ?assertEqual({3, [{ok, 3}], 3, ok},
                  cluster:call(A, fun() ->

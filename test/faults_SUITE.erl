@@ -185,8 +185,7 @@ count_lanes(A, B) ->
 
 %% A cluster in which Trunkline is started node by node, under load.
 late_starter(_) ->
-    A = cluster:start(none),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([none, none]),
     cluster:connect(A, B),
     Load = load(A, B),
     ok = cluster:call(A, cluster, start_trunkline, [[]]),
@@ -233,8 +232,7 @@ garbage(_) ->
 
 %% A peer of a time to come, whose protocol we do not know: plain distribution.
 incompatible_peer(_) ->
-    A = cluster:start([]),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([[], none]),
     true = cluster:call(B, fun() -> register(trunkline_links, spawn(?MODULE, fake_links, [cluster:node_of(B)])) end),
     ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:connect(A, B),
@@ -314,7 +312,7 @@ logged() ->
 
 %% One node that stands still does not stall the others.
 many_nodes(_) ->
-    [A, B, C, D] = Nodes = [cluster:start([]) || _ <- [a, b, c, d]],
+    [A, B, C, D] = Nodes = cluster:start_all([[], [], [], []]),
     _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
     Loads = [{N, load(A, N)} || N <- [B, C, D]],
     cluster:suspend(C),

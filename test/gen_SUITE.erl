@@ -510,7 +510,7 @@ everywhere(Config) ->
 %% A node that stands still, one whose connection is lost, one that stands still without: those
 %% that can answer do, in whatever place of the list.
 bad_nodes(_) ->
-    [A, B, C, D] = Nodes = [cluster:start([]) || _ <- [a, b, c, d]],
+    [A, B, C, D] = Nodes = cluster:start_all([[], [], [], []]),
     [NodeA, NodeB, NodeC, NodeD] = Names = [cluster:node_of(N) || N <- Nodes],
     _ = [{ok, _} = cluster:call(N, server, start, [gen_server]) || N <- Nodes],
     _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
@@ -727,8 +727,7 @@ kill(Victim, Node) ->
 node_goes(_) ->
     lists:foreach(
       fun({Env, End}) ->
-              A = cluster:start([]),
-              B = cluster:start(Env),
+              [A, B] = cluster:start_all([[], Env]),
               NodeB = cluster:node_of(B),
               cluster:connect(A, B),
               Env =:= none orelse cluster:await_up(A, B),

@@ -1249,7 +1249,7 @@ stopped_and_continued(_) ->
 
 %% A node comes to know of inboxes that are there, of those that come, and of none that is gone.
 late_introduction(_) ->
-    {A, B} = {cluster:start([]), cluster:start([])},
+    [A, B] = cluster:start_all([[], []]),
     To = {?NAME, cluster:node_of(B)},
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
     ok = cluster:call(B, mailroom, hold, [?NAME]),

@@ -153,8 +153,7 @@ kinds_of_terms() ->
 %% Random senders, receivers of every kind under every name, lanes, bounds and
 %% transports; small ones, large ones, requests, replies. The seed is in the log.
 mixtures(_) ->
-    A = cluster:start([]),
-    B = cluster:start([]),
+    [A, B] = cluster:start_all([[], []]),
     cluster:connect(A, B),
     lists:foreach(fun(Run) ->
                           Seed = {Run, erlang:unique_integer([positive]), erlang:system_time()},
@@ -889,8 +888,7 @@ idle_connection(_) ->
 
 %% All by lane then, as it was, in both directions.
 older_peer(_) ->
-    A = cluster:start([]),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([[], none]),
     ok = cluster:call(B, fun() ->
         {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
         {ok, Module, Beam} = compile:forms(without_large(Forms), []),

@@ -554,11 +554,7 @@ ipv6_distribution(_) ->
             {skip, "this machine has no such address"}
     end.
 
-pair_with(Env, Args) ->
-    [A, B] = [cluster:start([?KEPT | Env], peer:random_name("trunkline_test"), Args) || _ <- [a, b]],
-    cluster:connect(A, B),
-    cluster:await_up(A, B),
-    {A, B}.
+pair_with(Env, Args) -> cluster:pair([?KEPT | Env], [?KEPT | Env], Args).
 
 %% The start says what is wrong.
 bad_options(_) ->

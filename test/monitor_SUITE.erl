@@ -29,8 +29,7 @@ as_erlang(_) ->
     cluster:stop_all([A, B]).
 
 as_erlang_without_trunkline(_) ->
-    A = cluster:start([]),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([[], none]),
     cluster:connect(A, B),
     same_table(A, B),
     cluster:stop_all([A, B]).

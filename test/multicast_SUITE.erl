@@ -102,7 +102,7 @@ no_destinations(_) ->
 %% Multicasts of all sizes among single messages, casts and calls of the same senders, to
 %% receivers on three nodes, with small bounds: each receiver gets what is for it, in order.
 any_traffic(_) ->
-    Nodes = [A, B, C] = [cluster:start([]) || _ <- [1, 2, 3]],
+    Nodes = [A, B, C] = cluster:start_all([[], [], []]),
     [cluster:connect(X, Y) || {X, Y} <- [{A, B}, {A, C}]],
     proper:quickcheck(prop_any_traffic(Nodes), [{numtests, 40}, quiet, {max_size, 60}])
         orelse ct:fail({counterexample, proper:counterexample()}),
@@ -276,7 +276,7 @@ lanes(A, B) -> maps:get(lanes, cluster:call(A, trunkline, info, [cluster:node_of
 
 %% It sets up a connection where there is none, as `!' does.
 connects(_) ->
-    Nodes = [A, B, C] = [cluster:start([]), cluster:start([]), cluster:start(none)],
+    Nodes = [A, B, C] = cluster:start_all([[], [], none]),
     Pids = [P || X <- [B, C], P <- cluster:call(X, traffic, start_watchers, [20])],
     ok = cluster:call(A, trunkline, multicast, [Pids, {from, 1, 1, x}]),
     cluster:await_up(A, B),
@@ -297,8 +297,7 @@ connects(_) ->
 
 %% To a node that does not run it, messages go one by one, in order.
 without_trunkline(_) ->
-    A = cluster:start([]),
-    B = cluster:start(none),
+    [A, B] = cluster:start_all([[], none]),
     cluster:connect(A, B),
     Pids = cluster:call(B, traffic, start_watchers, [20]),
     ok = cluster:call(A, fun() -> [ok = trunkline:multicast(Pids, {from, 1, N, x}) || N <- lists:seq(1, 100)], ok end),
@@ -393,7 +392,7 @@ node_is_killed(_) ->
     dying(fun cluster:kill/1, counted).
 
 dying(End, Loss) ->
-    Nodes = [A, B, C] = [cluster:start([]) || _ <- [1, 2, 3]],
+    Nodes = [A, B, C] = cluster:start_all([[], [], []]),
     [begin cluster:connect(A, X), cluster:await_up(A, X) end || X <- [B, C]],
     [ToB, ToC] = [cluster:call(X, traffic, start_watchers, [100]) || X <- [B, C]],
     Stream = cluster:call(A, fun() -> spawn(fun() -> cast(ToB ++ ToC, 1) end) end),

@@ -19,8 +19,7 @@ all() -> [any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_sta
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.
 any_traffic(_) ->
-    A = cluster:start([]),
-    B = cluster:start([]),
+    [A, B] = cluster:start_all([[], []]),
     cluster:connect(A, B),
     proper:quickcheck(prop_any_traffic(A, B), [{numtests, 60}, quiet, {max_size, 60}])
         orelse ct:fail({counterexample, proper:counterexample()}),
@@ -93,8 +92,7 @@ talk(Server, N) ->
 lanes_come_up(_) ->
     lists:foreach(
       fun(_) ->
-              A = cluster:start([]),
-              B = cluster:start(none),
+              [A, B] = cluster:start_all([[], none]),
               cluster:connect(A, B),
               flow(A, B, fun() ->
                                  ok = cluster:call(B, cluster, start_trunkline, [[]]),

@@ -99,7 +99,7 @@ no_scope(_) ->
 %% --- nodes and members ------------------------------------------------------------------
 
 cluster_with(Scopes) ->
-    Nodes = [cluster:start([]) || _ <- [1, 2, 3]],
+    Nodes = cluster:start_all([[], [], []]),
     [begin cluster:connect(X, Y), cluster:await_up(X, Y) end || X <- Nodes, Y <- Nodes, X < Y],
     [ok = cluster:call(Node, fun() -> {_, _} = spawn_monitor(fun() -> {ok, _} = pg:start(Scope), receive stop -> ok end end),
                                       cluster:await(fun() -> is_pid(whereis(Scope)) end), ok end) || Node <- Nodes, Scope <- Scopes],

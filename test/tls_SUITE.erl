@@ -457,11 +457,7 @@ private(Env, Files) ->
 
 private_arguments(Files) -> ["-proto_dist", "inet_tls" | Files].
 
-pair_with(Env, Args) ->
-    [A, B] = [cluster:start([?KEPT | Env], peer:random_name("trunkline_test"), Args) || _ <- [a, b]],
-    cluster:connect(A, B),
-    cluster:await_up(A, B),
-    {A, B}.
+pair_with(Env, Args) -> cluster:pair([?KEPT | Env], [?KEPT | Env], Args).
 
 %% Large messages travel by connections, and nobody listens for any others than TLS.
 over_tls(A, B) ->
