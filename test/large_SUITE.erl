@@ -487,9 +487,9 @@ ends_killed(_) ->
 
 %% Under load, from either side, by the process and by the socket: nothing is lost,
 %% nothing comes twice, and everything is in order.
-carriers_killed(_) -> carriers_killed([], [carrier, receiver, socket], 12).
+carriers_killed(_) -> carriers_killed([], [carrier, receiver, socket], 6).
 
-two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, receiver, socket], 12).
+two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, receiver, socket], 6).
 
 distribution_carriers_killed(_) -> carriers_killed([{bulk_transport, dist}], [carrier_dist], 60).
 
@@ -750,7 +750,7 @@ new_incarnation(_) ->
 stops(_) -> stops([], [auto, auto, auto]).
 
 %% Also where it takes a while.
-stops_by_distribution(_) -> stops([{bulk_transport, dist}], [dist, dist]).
+stops_by_distribution(_) -> stops([{bulk_transport, dist}], [dist]).
 
 stops(Env, Rounds) ->
     {A, B} = cluster:pair(Env),
@@ -796,7 +796,7 @@ memory(_) ->
                           Pid = cluster:call(A, fun() -> spawn(fun() -> ship(ToB, 10) end) end),
                           _ = kill_carrier(pick([carrier, receiver]), A, B),
                           cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Pid]) end, ?LONG)
-                  end, lists:seq(1, 50)),
+                  end, lists:seq(1, 15)),
     await_rest("broken carriers", Rest, A, B),
     lists:foreach(fun(_) ->
                           Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end) || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],

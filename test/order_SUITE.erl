@@ -145,14 +145,14 @@ connection_breaks(_) ->
 lane_connections_break(_) ->
     {A, B} = cluster:pair([{lane_transport, case cluster:lane_transport() of dist -> tcp; Transport -> Transport end}]),
     await_lane_connection(A, B),
-    flow(A, B, fun() -> lane_breaks(A, B, 40, 0) end, complete),
+    flow(A, B, fun() -> lane_breaks(A, B, 16, 0) end, complete),
     [?assertMatch(#{state := up, sessions := 1, lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
                   cluster:call(From, trunkline, info, [cluster:node_of(To)])) || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
 lane_breaks(_, _, 0, Broken) ->
     ct:log("~b connections were broken", [Broken]),
-    ?assert(Broken >= 40);
+    ?assert(Broken >= 16);
 lane_breaks(A, B, N, Broken) ->
     await_lane_connection(A, B),
     More = case N rem 4 of
