@@ -32,7 +32,7 @@
 -opaque request_id() :: trunkline_call:request_id().
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
 -type response() :: trunkline_call:response().
--type response_timeout() :: trunkline_reqids:response_timeout().
+-type response_timeout() :: trunkline_deadline:timeout_time().
 
 -type drain_error() :: stopped | noconnection | timeout | term().
 
@@ -364,10 +364,7 @@ drain() ->
     end.
 
 drain_all(Which, Timeout) ->
-    Deadline = case Timeout of
-                   infinity -> infinity;
-                   _ -> erlang:monotonic_time(millisecond) + Timeout
-               end,
+    Deadline = trunkline_deadline:in(Timeout),
     case trunkline_links:links(Which) of
         stopped ->
             {error, stopped};

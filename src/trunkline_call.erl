@@ -19,7 +19,7 @@
 
 -export_type([request_id/0, request_id_collection/0, response/0, who/0]).
 
--dialyzer({no_improper_lists, [call_lane/6, reply_or/2, plain/3, send_plain/4]}).
+-dialyzer({no_improper_lists, [call_lane/5, reply_or/2, plain/3, send_plain/4]}).
 
 -type server_ref() :: gen_server:server_ref().
 -type label() :: trunkline_agent:label().
@@ -30,12 +30,9 @@
                     | {reference(), node(), Server :: pid() | atom()}.
 -type request_id_collection() :: trunkline_reqids:collection(request_id()).
 -type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
--type response_timeout() :: trunkline_reqids:response_timeout().
+-type response_timeout() :: trunkline_deadline:timeout_time().
 %% What the user has called, for its exit; `none' for an exit with the bare reason.
 -type who() :: {module(), atom(), Args :: [term()]} | none.
-
-%% The longest time that `receive' can wait; OTP's functions tell who asks for more.
--define(LONGEST, 16#FFFFFFFF).
 
 %% A gen_server's or a gen_statem's; what is an error there is an exit here, as in
 %% gen_server:call/3.
@@ -50,18 +47,18 @@ call(ServerRef, Request, Timeout, Who) ->
 -spec call(server_ref(), label(), term(), timeout(), who()) -> term().
 call(ServerRef, Label, Request, Timeout, Who) ->
     trunkline_inboxes:is_refusing(ServerRef) andalso fail(overload, Who),
+    IsTimeout = trunkline_deadline:is_timeout(Timeout),        % if not, OTP's function says so
     case place(ServerRef) of
-        {at, Node, Server} when Node =/= node(), is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST;
-                                Node =/= node(), Timeout =:= infinity ->
-            Deadline = deadline(Timeout),
-            case call_lane(Node, Server, Label, Request, Deadline, Timeout) of
+        {at, Node, Server} when Node =/= node(), IsTimeout ->
+            Deadline = trunkline_deadline:in(Timeout),
+            case call_lane(Node, Server, Label, Request, Deadline) of
                 {reply, Reply} ->
                     Reply;
                 {error, Reason} ->
                     fail(gen_reason(Reason, Node, ServerRef), Who);
                 direct ->
                     trunkline_sender:fallback(Node),
-                    call_plain(ServerRef, Label, Request, remaining(Deadline, Timeout), Who)
+                    call_plain(ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
             end;
         _ ->
             call_plain(ServerRef, Label, Request, Timeout, Who)
@@ -73,7 +70,7 @@ fail(Reason, Who) -> exit({Reason, Who}).
 
 %% The reference is made and waited for in one function: thus the compiler lets
 %% the wait skip all mail that is older (the efficiency guide, "receive").
-call_lane(Node, Server, Label, Request, Deadline, Timeout) ->
+call_lane(Node, Server, Label, Request, Deadline) ->
     case watch(Node, capability(Label), Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
@@ -87,7 +84,7 @@ call_lane(Node, Server, Label, Request, Deadline, Timeout) ->
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
-                    after remaining(Deadline, Timeout) ->
+                    after trunkline_deadline:left(Deadline) ->
                             abandon({Ref, Node, Server}),
                             reply_or(Ref, {error, timeout})
                     end;
@@ -188,11 +185,13 @@ wait_response(Id, Timeout) ->
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), trunkline_reqids:label(), request_id_collection()} | no_request | timeout.
 wait_response(Ids, Timeout, Delete) when is_map(Ids), is_boolean(Delete) ->
-    case {trunkline_reqids:milliseconds(Timeout), trunkline_reqids:size(Ids)} of
+    case {trunkline_deadline:until(Timeout), trunkline_reqids:size(Ids)} of
+        {badarg, _} ->
+            error(badarg);
         {_, 0} ->
             no_request;
-        {Wait, _} ->
-            case trunkline_reqids:wait(Ids, Wait) of
+        {Deadline, _} ->
+            case trunkline_reqids:wait(Ids, trunkline_deadline:left(Deadline)) of
                 timeout -> timeout;
                 Answer -> answered(Answer, Ids, Delete)
             end
@@ -329,11 +328,3 @@ place_of(undefined) -> {nowhere, noproc}.
 
 process(_, Pid) when is_pid(Pid) -> Pid;
 process(Node, Name) -> {Name, Node}.
-
-deadline(infinity) -> infinity;
-deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
-
-%% A request that found its lane open has its whole time left.
-remaining(infinity, _) -> infinity;
-remaining(Deadline, Timeout) ->
-    min(Timeout, max(0, Deadline - erlang:monotonic_time(millisecond))).

@@ -27,10 +27,7 @@
 %% What raises in every case.
 -dialyzer({no_return, [badarg/0, raise/2]}).
 
-%% The longest time that `receive' can wait.
--define(LONGEST, 16#FFFFFFFF).
-
--type timeout_time() :: 0..?LONGEST | infinity | {abs, integer()}.
+-type timeout_time() :: trunkline_deadline:timeout_time().
 -type outcome() :: trunkline_executor:outcome().
 %% How the request was sent: by lane, or as erpc does, and then it is what marks the outcome.
 -type way() :: lane | reference().
@@ -38,7 +35,6 @@
 -opaque request_id_collection() :: #{reference() => {way(), Label :: term()}}.
 
 -type mfargs() :: {module(), Function :: atom(), Args :: [term()]}.
--type deadline() :: infinity | integer().        % as erlang:monotonic_time(millisecond) tells it
 
 -define(IS_CALL(Node, M, F, A), is_atom(Node), is_atom(M), is_atom(F), is_list(A)).
 -define(IS_ID(Ref, Way), is_reference(Ref), (Way =:= lane orelse is_reference(Way))).
@@ -94,7 +90,7 @@ multicall(_, _, _, _, _) ->
 %% Sends a request to each node, then takes the outcomes. A reference is made and waited
 %% for in one function: thus the compiler lets the wait skip all mail that is older (the
 %% efficiency guide, "receive"), also when the other nodes' turns come in between.
--spec collect([node()], mfargs(), deadline()) -> [outcome()].
+-spec collect([node()], mfargs(), trunkline_deadline:deadline()) -> [outcome()].
 collect([], _, _) ->
     [];
 collect([Node | Nodes], MFA, Deadline) ->
@@ -107,7 +103,7 @@ collect([Node | Nodes], MFA, Deadline) ->
                     receive
                         {[alias | Ref], Outcome} -> [Outcome | Outcomes];
                         {'DOWN', Ref, process, Object, Reason} -> [ended(Object, Reason) | Outcomes]
-                    after time_left(Deadline) ->
+                    after trunkline_deadline:left(Deadline) ->
                             [abandon({Ref, lane}) | Outcomes]
                     end;
                 Refused ->
@@ -126,7 +122,7 @@ collect_without(direct, Node, Nodes, {M, F, A} = MFA, Deadline) ->
     receive
         {spawn_reply, Ref, error, Reason} -> [{error, {erpc, Reason}} | Outcomes];
         {'DOWN', Ref, process, _, Reason} -> [ended_plain(Ref, Mark, Reason) | Outcomes]
-    after time_left(Deadline) ->
+    after trunkline_deadline:left(Deadline) ->
             [abandon({Ref, Mark}) | Outcomes]
     end;
 collect_without(unreachable, _, Nodes, MFA, Deadline) ->
@@ -228,7 +224,7 @@ receive_response(Id) ->
 
 -spec receive_response(request_id(), timeout_time()) -> term().
 receive_response({Ref, Way} = Id, Timeout) when ?IS_ID(Ref, Way) ->
-    value(case await(Id, time_left(deadline(Timeout))) of
+    value(case await(Id, trunkline_deadline:left(deadline(Timeout))) of
               timeout -> abandon(Id);
               Message -> outcome(Message, Id)
           end);
@@ -238,7 +234,7 @@ receive_response(_, _) ->
 -spec receive_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {Result :: term(), Label :: term(), request_id_collection()} | no_request.
 receive_response(Collection, Timeout, Delete) when is_map(Collection), is_boolean(Delete) ->
-    case await_any(Collection, time_left(deadline(Timeout))) of
+    case await_any(Collection, trunkline_deadline:left(deadline(Timeout))) of
         no_request ->
             no_request;
         timeout ->
@@ -256,7 +252,7 @@ wait_response(Id) ->
 
 -spec wait_response(request_id(), timeout_time()) -> {response, Result :: term()} | no_response.
 wait_response({Ref, Way} = Id, Timeout) when ?IS_ID(Ref, Way) ->
-    case await(Id, time_left(deadline(Timeout))) of
+    case await(Id, trunkline_deadline:left(deadline(Timeout))) of
         timeout -> no_response;
         Message -> {response, value(outcome(Message, Id))}
     end;
@@ -267,7 +263,7 @@ wait_response(_, _) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
 wait_response(Collection, Timeout, Delete) when is_map(Collection), is_boolean(Delete) ->
-    case await_any(Collection, time_left(deadline(Timeout))) of
+    case await_any(Collection, trunkline_deadline:left(deadline(Timeout))) of
         no_request -> no_request;
         timeout -> no_response;
         Message -> of_collection(Message, Collection, Delete, fun(Value) -> {response, Value} end)
@@ -412,21 +408,12 @@ watch(Node, Deadline) -> trunkline_call:watch(Node, apply, Deadline).
 fallback(Node) when Node =:= node() -> ok;
 fallback(Node) -> trunkline_sender:fallback(Node).
 
--spec deadline(timeout_time()) -> deadline().
-deadline(infinity) ->
-    infinity;
-deadline(Timeout) when is_integer(Timeout), Timeout >= 0, Timeout =< ?LONGEST ->
-    erlang:monotonic_time(millisecond) + Timeout;
-deadline({abs, Time}) when is_integer(Time) ->
-    case Time - erlang:monotonic_time(millisecond) =< ?LONGEST of
-        true -> Time;
-        false -> badarg()
-    end;
-deadline(_) ->
-    badarg().
-
-time_left(infinity) -> infinity;
-time_left(Deadline) -> min(?LONGEST, max(0, Deadline - erlang:monotonic_time(millisecond))).
+-spec deadline(timeout_time()) -> trunkline_deadline:deadline().
+deadline(Timeout) ->
+    case trunkline_deadline:until(Timeout) of
+        badarg -> badarg();
+        Deadline -> Deadline
+    end.
 
 -spec badarg() -> no_return().
 badarg() ->

@@ -15,10 +15,8 @@
 
 -export([take/3, finish/1]).
 
--export_type([farewell/0, deadline/0]).
+-export_type([farewell/0]).
 
-%% monotonic time, ms
--type deadline() :: infinity | integer().
 %% Without a session what lanes hold is on its way by plain distribution. Of a session there
 %% is the peer's link and its monitor, and what the peer is owed if it has said goodbye before.
 -type farewell() ::
@@ -33,7 +31,7 @@
 
 %% `timeout': nothing moved for long, or the time has passed. `noconnection': the connection is
 %% lost; `bereaved': only the peer's link is gone.
--spec take(farewell(), trunkline_stats:stats(), deadline()) -> ok | timeout | noconnection | bereaved.
+-spec take(farewell(), trunkline_stats:stats(), trunkline_deadline:deadline()) -> ok | timeout | noconnection | bereaved.
 take(#{session := Session, lanes := Lanes, ref := Ref}, Stats, Deadline) ->
     Patience = patience(Stats, Deadline),
     case Session of
@@ -78,7 +76,7 @@ await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
             end;
         {timeout, Timer, goodbye} ->
             %% Large messages may take their time, as long as something goes on.
-            case is_over(Deadline) orelse trunkline_stats:read_all(Stats) of
+            case trunkline_deadline:has_passed(Deadline) orelse trunkline_stats:read_all(Stats) of
                 true -> timeout;
                 Before -> timeout;
                 _ -> await(Missing, Owed, Ref, Peer, patience(Stats, Deadline))
@@ -87,14 +85,7 @@ await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
 
 %% For so long, and longer if anything that is counted has changed by then.
 patience(Stats, Deadline) ->
-    Time = case Deadline of
-               infinity -> ?GOODBYE;
-               _ -> max(0, min(?GOODBYE, Deadline - erlang:monotonic_time(millisecond)))
-           end,
-    {erlang:start_timer(Time, self(), goodbye), trunkline_stats:read_all(Stats), Stats, Deadline}.
-
-is_over(infinity) -> false;
-is_over(Deadline) -> erlang:monotonic_time(millisecond) >= Deadline.
+    {erlang:start_timer(min(?GOODBYE, trunkline_deadline:left(Deadline)), self(), goodbye), trunkline_stats:read_all(Stats), Stats, Deadline}.
 
 %% What has arrived is delivered, also if the peer has not said goodbye.
 -spec finish(Inlets :: [pid()]) -> ok.

@@ -75,7 +75,7 @@
 -type event() :: nodeup | nodedown
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
-               | {drain, Answer :: reference(), trunkline_leave:deadline()}   % the same, but stay
+               | {drain, Answer :: reference(), trunkline_deadline:deadline()}   % the same, but stay
                | connect                        % somebody has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
@@ -136,7 +136,7 @@ leave(Links) ->
     lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
 
 %% Drains these links, all at the same time.
--spec drain([pid()], trunkline_leave:deadline()) -> [ok | {error, Reason :: term()}].
+-spec drain([pid()], trunkline_deadline:deadline()) -> [ok | {error, Reason :: term()}].
 drain(Links, Deadline) ->
     Refs = [monitor(process, Link, [{alias, reply_demonitor}]) || Link <- Links],
     lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref, Deadline}) end, lists:zip(Links, Refs)),

@@ -190,16 +190,15 @@ listen_on(Port, Highest, Options) ->
 accept(Listening, {_, _, Counters, _} = Door) ->
     case gen_tcp:accept(Listening) of
         {ok, Socket} ->
-            case counters:get(Counters, cell(handlers)) < ?HANDLERS of
-                true ->
-                    counters:add(Counters, cell(handlers), 1),
-                    Handler = spawn(fun() -> handle(Door) end),
-                    _ = gen_tcp:controlling_process(Socket, Handler),
-                    Handler ! {yours, Socket},
-                    ok;
+            case counters:get(Counters, cell(handlers)) < ?HANDLERS andalso handler(Door) of
                 false ->
                     counters:add(Counters, cell(refused), 1),
-                    gen_tcp:close(Socket)
+                    gen_tcp:close(Socket);
+                Handler ->
+                    counters:add(Counters, cell(handlers), 1),
+                    _ = gen_tcp:controlling_process(Socket, Handler),
+                    Handler ! {yours, Socket},
+                    ok
             end;
         {error, closed} ->
             exit(closed);
@@ -208,12 +207,18 @@ accept(Listening, {_, _, Counters, _} = Door) ->
     end,
     accept(Listening, Door).
 
+%% The node may have no room for one more process.
+handler(Door) ->
+    try spawn(fun() -> handle(Door) end)
+    catch error:system_limit -> false
+    end.
+
 %% --- one connection, until it has an owner ------------------------------------------
 
 handle({Transport, Tokens, Counters, Timeout}) ->
     receive
         {yours, Socket} ->
-            Deadline = erlang:monotonic_time(millisecond) + ?HANDSHAKE,
+            Deadline = trunkline_deadline:in(?HANDSHAKE),
             try
                 ok = trunkline_socket:tune(Socket, #{timeout => Timeout}),
                 ok = handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline)
@@ -227,16 +232,14 @@ handle({Transport, Tokens, Counters, Timeout}) ->
 %% Whatever is not as it should be ends it, and the socket with it, of which
 %% somebody else becomes the owner at the very end.
 handshake(Transport, TcpSocket, Tokens, Deadline) ->
-    {ok, Socket} = Transport:secure(server, TcpSocket, left(Deadline)),
-    {ok, Hello} = Transport:recv(Socket, trunkline_wire:hello_bytes(), left(Deadline)),
+    {ok, Socket} = Transport:secure(server, TcpSocket, trunkline_deadline:left(Deadline)),
+    {ok, Hello} = Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
     {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
     [{_, Secret, Owner}] = ets:take(Tokens, Token),
     Ours = trunkline_wire:nonce(),
     ok = Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]),
-    {ok, Proof} = Transport:recv(Socket, trunkline_wire:proof_bytes(), left(Deadline)),
+    {ok, Proof} = Transport:recv(Socket, trunkline_wire:proof_bytes(), trunkline_deadline:left(Deadline)),
     true = trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)),
     ok = Transport:give(Socket, Owner),
     Owner ! {socket, Transport, Socket},
     ok.
-
-left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).

@@ -11,13 +11,10 @@
 -type place() :: {pos_integer(), node()}.          % in the list of nodes
 -type answer() :: {pos_integer(), node(), {reply, term()} | bad}.
 
-%% The longest time that `receive' can wait.
--define(LONGEST, 16#FFFFFFFF).
-
 -record(call,
         {name :: atom(),
          request :: term(),
-         deadline :: infinity | integer()}).       % monotonic ms
+         deadline :: trunkline_deadline:deadline()}).
 
 %% As gen_server:multi_call/4: both lists are in the order of the nodes.
 -spec multi_call([node()], Name :: atom(), term(), timeout()) -> {[{node(), Reply :: term()}], Bad :: [node()]}.
@@ -29,10 +26,7 @@ multi_call([Node], Name, Request, infinity) when Node =:= node() ->
         exit:_ -> {[], [Node]}
     end;
 multi_call(Nodes, Name, Request, Timeout) ->
-    Deadline = case Timeout of
-                   infinity -> infinity;
-                   _ -> erlang:monotonic_time(millisecond) + Timeout
-               end,
+    Deadline = trunkline_deadline:in(Timeout),
     %% What is no node is passed over, as gen_server does.
     Places = lists:enumerate([Node || Node <- Nodes, is_atom(Node)]),
     Answers = lists:sort(ask(Places, nosuspend, [], #call{name = Name, request = Request, deadline = Deadline})),
@@ -68,7 +62,7 @@ ask(Way, {N, Node} = Place, Places, Patience, Later, #call{name = Name, request 
                            {[alias | Ref], _} = Message -> trunkline_call:check_response(Message, Id);
                            {[[alias | _] | {Ref, _, _}], _} = Message -> trunkline_call:check_response(Message, Id);
                            {'DOWN', Ref, process, _, _} -> bad
-                       after remaining(Call) ->
+                       after trunkline_deadline:left(Call#call.deadline) ->
                                trunkline_call:receive_response(Id, 0)
                        end,
             case Response of
@@ -95,6 +89,3 @@ await(Waits, #call{deadline = Deadline} = Call) ->
 await_session(Node, #call{deadline = Deadline}) ->
     {_, Ref} = spawn_monitor(fun() -> _ = trunkline_sender:await_session(Node, Deadline), ok end),
     Ref.
-
-remaining(#call{deadline = infinity}) -> infinity;
-remaining(#call{deadline = Deadline}) -> min(?LONGEST, max(0, Deadline - erlang:monotonic_time(millisecond))).

@@ -73,11 +73,15 @@ ping(#reach{peer = Peer, ping = Ping} = R) ->
             end
     end.
 
-%% The peer asks. The connection may be busy for as long as it takes to measure that.
+%% The peer asks. The connection may be busy for as long as it takes to measure that. A node
+%% that has no room for one more process does not answer; the peer asks again.
 -spec answer(pid(), reference()) -> ok.
 answer(Peer, Ref) ->
-    _ = spawn(fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end),
-    ok.
+    try spawn(fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end) of
+        _ -> ok
+    catch
+        error:system_limit -> ok
+    end.
 
 -spec pong(reference(), reach()) -> reach().
 pong(Ref, #reach{ping = {Ref, Sent}, distance = Distance} = R) ->

@@ -12,17 +12,12 @@
 %% requests. Bad arguments are errors as they are in gen_server's functions of these names.
 -module(trunkline_reqids).
 
--export([new/0, size/1, add/3, to_list/1, take/3, find/2, wait/2, milliseconds/1]).
+-export([new/0, size/1, add/3, to_list/1, take/3, find/2, wait/2]).
 
--export_type([collection/1, label/0, response_timeout/0]).
+-export_type([collection/1, label/0]).
 
 -type label() :: term().
 -type collection(Id) :: #{reference() => {Id, label()}}.
-%% ms, or a point in time as erlang:monotonic_time(millisecond) tells it.
--type response_timeout() :: timeout() | {abs, integer()}.
-
-%% The longest time that `receive' can wait.
--define(LONGEST, 16#FFFFFFFF).
 
 -spec new() -> collection(_).
 new() -> #{}.
@@ -75,17 +70,3 @@ wait(Ids, Timeout) ->
     after Timeout ->
             timeout
     end.
-
-%% What is left until then.
--spec milliseconds(response_timeout()) -> timeout().
-milliseconds(infinity) ->
-    infinity;
-milliseconds(Timeout) when 0 =< Timeout, Timeout =< ?LONGEST ->
-    Timeout;
-milliseconds({abs, Time}) when is_integer(Time) ->
-    case max(0, Time - erlang:monotonic_time(millisecond)) of
-        Timeout when Timeout =< ?LONGEST -> Timeout;
-        _ -> error(badarg)
-    end;
-milliseconds(_) ->
-    error(badarg).

@@ -37,20 +37,15 @@
 
 %% --- for a sender -----------------------------------------------------------
 
-%% `down': the link has died. `timeout': the deadline (monotonic time in ms) has
-%% passed.
--spec wait(Where :: pid() | atom(), what(), infinity | integer()) -> answer() | timeout | down.
+%% `down': the link has died. `timeout': the deadline has passed.
+-spec wait(Where :: pid() | atom(), what(), trunkline_deadline:deadline()) -> answer() | timeout | down.
 wait(Where, What, Deadline) ->
-    Timeout = case Deadline of
-                  infinity -> infinity;
-                  _ -> max(0, Deadline - erlang:monotonic_time(millisecond))
-              end,
     Ref = monitor(process, Where, [{alias, reply_demonitor}]),
     ok = tell_there(Where, {wait, Ref, What}),
     receive
         {Ref, Answer} -> Answer;
         {'DOWN', Ref, process, _, _} -> down
-    after Timeout ->
+    after trunkline_deadline:left(Deadline) ->
             demonitor(Ref, [flush]),
             ok = tell_there(Where, {unwait, Ref, What}),
             receive {Ref, _} -> timeout

@@ -20,9 +20,8 @@
 -compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, force/3, dispatch/7, enter_packed/7]}).
 
-%% How long to wait for room: not at all, or until a point in time as
-%% erlang:monotonic_time(millisecond) tells it.
--type patience() :: nosuspend | infinity | integer().
+%% How long to wait for room: not at all, or until then.
+-type patience() :: nosuspend | trunkline_deadline:deadline().
 -type connect() :: connect | noconnect.
 -type how() :: {patience(), connect()}.
 %% A message that is encoded once, for many destinations.
