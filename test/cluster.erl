@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, by_module/1]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1]).
 
 -define(DEADLINE, 20_000).
 
@@ -157,6 +157,12 @@ kill({_, _, OsPid}) -> signal("KILL", OsPid).
 signal(Signal, OsPid) ->
     _ = os:cmd("kill -" ++ Signal ++ " " ++ OsPid),
     ok.
+
+%% A port that may have closed already.
+close(Port) ->
+    try port_close(Port)
+    catch error:badarg -> true
+    end.
 
 %% Processes that run this module's code. Runs at the node.
 by_module(Module) ->

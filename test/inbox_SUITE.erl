@@ -356,7 +356,7 @@ exit_signals(_) ->
                       %% And its own end is told to who is linked to it.
                       {ok, Third} = mailroom:start({local, ?NAME}, #{}, #{}),
                       Told = mailroom:own(fun() -> link(Third),
-                                                   catch gen_server:call(Third, {stop, away}),
+                                                   _ = traffic:attempt(fun() -> gen_server:call(Third, {stop, away}) end),
                                                    receive {'EXIT', Third, R} -> R after 10_000 -> timeout end end),
                       away = Told,
                       ok
@@ -425,7 +425,7 @@ system_messages(_) ->
                       ok = sys:suspend(?NAME),
                       Pids = mailroom:senders(?NAME, [a, b], 100, 10),
                       {status, _, {module, gen_server}, [_, suspended | _]} = sys:get_status(?NAME),
-                      {'EXIT', {timeout, _}} = (catch gen_server:call(?NAME, {echo, x}, 50)),
+                      {exit, {timeout, _}} = traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 50) end),
                       ok = sys:change_code(?NAME, mailroom, vsn, extra),
                       ok = sys:resume(?NAME),
                       [100, 100] = mailroom:collect(Pids, finish),
@@ -1010,7 +1010,7 @@ flowing(A, B) ->
                            case [Tag || N <- [A, B], Tag <- tags(N, 8),
                                         not is_later(maps:get(Tag, Now, none), element(1, maps:get(Tag, Before)))] of
                                [] -> true;
-                               Stuck -> {stuck, Stuck, cluster:call(B, fun() -> catch trunkline_inbox:info(?NAME) end)}
+                               Stuck -> {stuck, Stuck, cluster:call(B, fun() -> try trunkline_inbox:info(?NAME) catch error:badarg -> none end end)}
                            end
                   end, ?LONG).
 
@@ -1201,7 +1201,7 @@ inboxes_killed(_) ->
 
 %% As an inbox of that node.
 known(B) ->
-    cluster:await(fun() -> cluster:call(B, fun() -> is_map(catch trunkline_inbox:info(?NAME)) end) end).
+    cluster:await(fun() -> cluster:call(B, fun() -> try is_map(trunkline_inbox:info(?NAME)) catch error:badarg -> false end end) end).
 
 application_restarted(_) ->
     faulty(fun(At, A, B) ->

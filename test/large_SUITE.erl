@@ -211,7 +211,7 @@ mix({Env, Kinds, Scripts}, A, B) ->
         [begin
              [Pid] = freight:start_receivers(1, [{message_queue_data, Kind}]),
              Name = list_to_atom("receiver_" ++ integer_to_list(Nr)),
-             _ = (catch unregister(Name)),
+             whereis(Name) =:= undefined orelse unregister(Name),
              ok = freight:register_as(Pid, Name),
              #{pid => Pid, name => {Name, NodeB}, name_node => {Name, NodeB}, alias => freight:alias_of(Pid)}
          end || {Nr, Kind} <- lists:zip(lists:seq(1, length(Kinds)), Kinds)] end),
@@ -511,7 +511,7 @@ carriers_killed(Env, Victims, Times) ->
 kill_carrier(socket, A, B) ->
     {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_receiver}]),
     cluster:call(At, fun() ->
-        length([catch port_close(Port) || Pid <- cluster:by_module(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
+        length([cluster:close(Port) || Pid <- cluster:by_module(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
     end);
 kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
 kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier);
@@ -561,7 +561,7 @@ kill(Victim, At, Other) ->
         exit(Pid, kill),
         receive {'DOWN', Ref, process, Pid, _} -> Pid end
     end),
-    cluster:await(fun() -> case cluster:call(At, fun() -> catch find(Victim, Node) end) of
+    cluster:await(fun() -> case cluster:call(At, fun() -> try find(Victim, Node) catch error:Reason -> Reason end end) of
                                New when is_pid(New), New =/= Pid -> true;
                                Same -> Same
                            end end),

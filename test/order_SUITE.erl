@@ -173,7 +173,7 @@ await_lane_connection(A, B) ->
 %% not its process's own.)
 break(Module, What) ->
     length([case [Port || Port <- Links, is_port(Port)] of
-                [Port] when What =:= socket -> catch port_close(Port);
+                [Port] when What =:= socket -> cluster:close(Port);
                 _ -> exit(Pid, kill)
             end || Pid <- cluster:by_module(Module), {links, Links} <- [process_info(Pid, links)]]).
 

@@ -299,7 +299,7 @@ types(_) ->
 
 %% OTP's own modules: those that say nothing stay as they are, and the others compile.
 otp(_) ->
-    Beams = lists:append([filelib:wildcard(filename:join(code:lib_dir(Application, ebin), "*.beam"))
+    Beams = lists:append([filelib:wildcard(filename:join([code:lib_dir(Application), "ebin", "*.beam"]))
                           || Application <- [kernel, stdlib, sasl]]),
     Talking = lists:append([otp_module(beam_lib:chunks(Beam, [abstract_code])) || Beam <- Beams]),
     ct:pal("~b modules of ~b: ~0p", [length(Talking), length(Beams), Talking]),

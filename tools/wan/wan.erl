@@ -167,7 +167,7 @@ handle_info(_, S) -> {noreply, S}.
 
 %% (A program that has died has closed its port.)
 terminate(_, #state{sites = Sites, links = Links}) ->
-    lists:foreach(fun({Port, _}) -> catch port_close(Port) end, maps:values(Links)),
+    lists:foreach(fun({Port, _}) -> try port_close(Port) catch error:badarg -> true end end, maps:values(Links)),
     lists:foreach(fun(Site) -> remove(namespace(Site)) end, Sites).
 
 tell(Port, Way, Setting, Value) ->
