@@ -1161,7 +1161,7 @@ faulty(Fault) ->
                                    await_waiting(B, [A, B])
                                end || Hold],
                           Fault(At, A, B),
-                          _ = [ok = cluster:call(B, fun() -> catch (mailroom:release(?NAME)), ok end) || Hold],
+                          _ = [ok = cluster:call(B, fun() -> try mailroom:release(?NAME) catch _:_ -> ok end, ok end) || Hold],
                           cluster:await_up(A, B),
                           flowing(A, B)
                   end, [{At, Hold} || At <- [A, B], Hold <- [true, false]]),
