@@ -14,7 +14,7 @@
          many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
          restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1]).
 %% What is executed.
--export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, fill/0, hold_for/2, start_counter/0]).
+-export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2, start_counter/0]).
 
 -define(LARGE, 1_000_000).
 %% Something that a case ends with.
@@ -621,14 +621,11 @@ many(_) ->
 %% A node without a process to spare says so, as erpc has it.
 no_process_left(_) ->
     A = cluster:start([]),
-    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | case cluster:lane_transport() of
-                                                                                   tls -> certificates:dist_arguments();
-                                                                                   _ -> []
-                                                                               end]),
+    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | cluster:dist_arguments()]),
     cluster:connect(A, B),
     cluster:await_up(A, B),
     Node = cluster:node_of(B),
-    Filler = cluster:call(B, ?MODULE, fill, []),
+    Filler = cluster:call(B, traffic, fill, []),
     lists:foreach(fun(E) ->
                           cluster:await(fun() ->
                                                 ok = cluster:call(A, E, cast, [Node, ?MODULE, add, [1, 2]]),
@@ -971,18 +968,3 @@ hold_for(Receiver, Caller) ->
     Numbers = receive {numbers, Got} -> Got end,
     trunkline:send(Caller, {sent_before, binary:copy(<<"y">>, 300_000)}),
     Numbers.
-
-%% A process that sees to it that there are no more processes to be had; when it is killed they end.
-fill() ->
-    Self = self(),
-    Filler = spawn(fun() -> fill(Self) end),
-    receive filled -> Filler end.
-
-fill(Self) ->
-    try spawn_link(fun() -> receive after infinity -> ok end end) of
-        _ -> fill(Self)
-    catch
-        error:system_limit ->
-            Self ! filled,
-            receive after 1 -> fill(Self) end
-    end.

@@ -7,7 +7,8 @@
 -export([all/0, suite/0]).
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
-         reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1]).
+         reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
+         no_process_left/1]).
 -export([fake_links/1, install_log/0, log/2, logged/0]).
 
 -define(DEADLINE, 20_000).
@@ -16,7 +17,8 @@ suite() -> [{timetrap, {minutes, 4}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
-          reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding].
+          reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
+          no_process_left].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -415,6 +417,28 @@ called_while_holding(_) ->
     cluster:continue(B),
     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 1 end),
     cluster:await_up(A, B),
+    cluster:stop_all([A, B]).
+
+%% A node that has no room for one more process cannot do what needs one; it keeps its
+%% sessions, and the listener.
+no_process_left(_) ->
+    A = cluster:start([]),
+    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | cluster:dist_arguments()]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    exchange:await_connection(A, B),                       % now it listens
+    Kept = fun() -> {whereis(trunkline_listener), trunkline_links:links(all)} end,
+    {_, [{_, Link}]} = Before = cluster:call(B, Kept),
+    [{_, Theirs}] = cluster:call(A, trunkline_links, links, [all]),
+    #{ports := Ports, refused := Refused} = cluster:call(B, trunkline_listener, info, []),
+    Filler = cluster:call(B, traffic, fill, []),
+    ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> Link ! {ping, Theirs, make_ref()} end, lists:seq(1, 100)) end),
+    Closed = [stranger:is_closed(stranger:connect(Port)) || _ <- lists:seq(1, 100), Port <- maps:values(Ports)],
+    cluster:call(A, fun() -> exit(Filler, kill) end),      % B has no process for that
+    ?assertEqual([true], lists:usort(Closed)),
+    cluster:await(fun() -> cluster:call(B, Kept) =:= Before end),
+    ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, [])) >= Refused + length(Closed)),
+    ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
 
 %% --- load: streams from A to B -----------------------------------------------------

@@ -8,7 +8,7 @@
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
 -export([play_all/1, payload/1, attempt/1]).
--export([stream/3, trickle/3, stop_stream/1]).
+-export([stream/3, trickle/3, stop_stream/1, fill/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- receivers --------------------------------------------------------------
@@ -105,3 +105,17 @@ stop_stream(Pid) ->
     Pid ! {stop, self()},
     receive {Pid, N} -> N end.
 
+%% A process that sees to it that there are no more processes to be had; when it is killed they end.
+fill() ->
+    Self = self(),
+    Filler = spawn(fun() -> fill(Self) end),
+    receive filled -> Filler end.
+
+fill(Self) ->
+    try spawn_link(fun() -> receive after infinity -> ok end end) of
+        _ -> fill(Self)
+    catch
+        error:system_limit ->
+            Self ! filled,
+            receive after 1 -> fill(Self) end
+    end.
