@@ -16,10 +16,10 @@
 start_receivers(N) ->
     [begin {ok, Pid} = gen_server:start(?MODULE, [], []), Pid end || _ <- lists:seq(1, N)].
 
-%% [{Sender, Number}] in the order of arrival.
-received(Pid) -> gen_server:call(Pid, received).
+%% [{Sender, Number}] in the order of arrival. (Much may be in the mailbox before the question.)
+received(Pid) -> gen_server:call(Pid, received, infinity).
 
-count(Pid) -> gen_server:call(Pid, count).
+count(Pid) -> gen_server:call(Pid, count, infinity).
 
 start_watchers(N) ->
     [begin {ok, Pid} = gen_server:start(?MODULE, #{}, []), Pid end || _ <- lists:seq(1, N)].
