@@ -42,16 +42,17 @@ summaries(Pids, B) -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, traffi
 
 last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
 
-%% Stops the streams; answers how many messages are missing. What came, came in order.
+%% Stops the streams, all of them before the last messages are waited for; answers how many
+%% messages are missing. What came, came in order.
 finish({_, Streams}, A, B, Deadline) ->
+    Stopped = [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams],
     lists:sum(
       [begin
-           N = cluster:call(A, traffic, stop_stream, [Stream]),
            cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
                                       #{Id := {N, _, _}} -> true;
-                                      #{Id := Other} -> {Id, N, Other}
+                                      Other -> {Id, N, Other}
                                   end end, Deadline),
            #{Id := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [To]),
            ?assertEqual({Id, []}, {Id, Odd}),
            N - Arrived
-       end || {Id, To, Stream} <- Streams]).
+       end || {Id, To, N} <- Stopped]).
