@@ -25,6 +25,7 @@ handle_call(seen, Seen) -> {ok, lists:reverse(Seen), []};
 handle_call({note, Term}, Seen) -> {ok, noted, [{call, Term} | Seen]};
 handle_call({echo, Term}, Seen) -> {ok, Term, Seen};
 handle_call({echo_late, Term, After}, Seen) -> receive after After -> {ok, Term, Seen} end;
+handle_call({echo_told, Term, Asker}, Seen) -> server:hold(Asker), {ok, Term, Seen};
 handle_call(crash, _) -> exit(crashed);
 handle_call(remove, _) -> {remove_handler, removed};
 handle_call(nonsense, _) -> nonsense.

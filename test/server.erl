@@ -2,7 +2,8 @@
 %% asked (and manager, a gen_event), and nothing that knows of Trunkline.
 -module(server).
 
--export([start/1, stop_all/0]).
+-export([start/1, stop_all/0, tell/1]).
+-export([hold/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export([callback_mode/0, running/3]).
 
@@ -21,6 +22,19 @@ stop_all() ->
                                   receive {'DOWN', Ref, process, Pid, _} -> ok end
                           end
                   end, [test_gen_server, test_gen_statem, test_gen_event]).
+
+%% Who has asked for {echo_told, Term, Asker}, with its pid or alias, gets no reply before it calls
+%% this, for so many requests.
+tell(0) ->
+    ok;
+tell(N) ->
+    receive {held, Pid} -> Pid ! go end,
+    tell(N - 1).
+
+%% The other side of it.
+hold(Asker) ->
+    Asker ! {held, self()},
+    receive go -> ok end.
 
 init(gen_server) -> {ok, []};
 init(gen_statem) -> {ok, running, []}.
@@ -54,6 +68,9 @@ running(_, _, _) ->
 answer({echo, Term}, _) -> {reply, Term};
 answer({echo_late, Term, After}, From) ->
     spawn(fun() -> receive after After -> gen_server:reply(From, Term) end end),
+    noreply;
+answer({echo_told, Term, Asker}, From) ->
+    spawn(fun() -> hold(Asker), gen_server:reply(From, Term) end),
     noreply;
 answer({elsewhere, Term}, From) ->
     spawn(fun() -> gen_server:reply(From, Term) end),
