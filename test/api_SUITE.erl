@@ -50,6 +50,8 @@ end_per_testcase(_, Config) ->
         There -> cluster:call(There, server, stop_all, [])
     end.
 
+-define(LONG, 60_000).
+
 %% Runs Fun(Module) at node A for OTP's function and for ours; both must end the
 %% same way. What is special to either is in same/1.
 both(Config, Otp, Ours, Args) ->
@@ -71,7 +73,7 @@ here(Module, Function, Args) ->
     end.
 
 seen(Config) ->
-    cluster:call(?config(there, Config), gen_server, call, [test_gen_server, seen]).
+    cluster:call(?config(there, Config), gen_server, call, [test_gen_server, seen, infinity]).
 
 await_seen(Config, Expected) ->
     Key = {seen, make_ref()},
@@ -125,8 +127,8 @@ send_alias(Config) ->
                                         Pid ! {alias, self()},
                                         receive {Pid, Alias} -> Alias end
                                 end),
-    {ok, one} = at(Config, {trunkline, send}, [Alias, one]),
-    {ok, two} = at(Config, {trunkline, send}, [Alias, two]),
+    %% By one process: what two have sent has no order.
+    [one, two] = cluster:call(?config(a, Config), fun() -> [trunkline:send(Alias, Message) || Message <- [one, two]] end),
     ?assertEqual([one, two], cluster:call(There, fun() -> alias_owner ! {got, self()},
                                                           receive {got, Got} -> Got end
                                                  end)).
@@ -224,8 +226,9 @@ replies(Config) ->
               Mail = cluster:call(
                        ?config(a, Config),
                        fun() ->
-                               {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {echo_late, late, 100}, 20) end),
-                               two = trunkline:call(To, {echo_late, two, 200}),
+                               {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {echo_told, late, self()}, 20) end),
+                               ok = server:tell(1),
+                               two = trunkline:call(To, {echo_late, two, 100}),
                                receive Any -> Any after 100 -> none end
                        end),
               ?assertEqual(none, Mail)
@@ -251,25 +254,27 @@ requests(Config) ->
               Run = each_module(
                       Config,
                       fun(M) ->
-                                      [{reply, 1} = M:receive_response(M:send_request(To, {echo, 1}), 5000),
+                                      [{reply, 1} = M:receive_response(M:send_request(To, {echo, 1}), ?LONG),
                                        {reply, 2} = M:wait_response(M:send_request(To, {echo, 2}), infinity),
                                        {reply, 3} = M:receive_response(M:send_request(To, {echo, 3}),
-                                                                       {abs, erlang:monotonic_time(millisecond) + 5000}),
+                                                                       {abs, erlang:monotonic_time(millisecond) + ?LONG}),
                                        begin
-                                           Late = M:send_request(To, {echo_late, 4, 100}),
+                                           Late = M:send_request(To, {echo_told, 4, self()}),
                                            timeout = M:wait_response(Late, 0),
                                            timeout = M:wait_response(Late, 10),
-                                           {reply, 4} = M:wait_response(Late, 5000)
+                                           ok = server:tell(1),
+                                           {reply, 4} = M:wait_response(Late, ?LONG)
                                        end,
                                        begin
-                                           Never = M:send_request(To, {echo_late, 5, 50}),
+                                           Never = M:send_request(To, {echo_told, 5, self()}),
                                            timeout = M:receive_response(Never, 0),
+                                           ok = server:tell(1),
                                            receive Any -> Any after 150 -> none end
                                        end,
                                        %% many at a time, answers taken in another order
                                        begin
                                            Ids = [{N, M:send_request(To, {echo, N})} || N <- lists:seq(1, 100)],
-                                           [{reply, N} = M:receive_response(Id, 5000) || {N, Id} <- lists:reverse(Ids)]
+                                           [{reply, N} = M:receive_response(Id, ?LONG) || {N, Id} <- lists:reverse(Ids)]
                                        end]
                       end),
               ?assertEqual(Run(gen_server), Run(trunkline))
@@ -279,7 +284,7 @@ request_errors(Config) ->
     There = cluster:node_of(?config(there, Config)),
     lists:foreach(
       fun(To) ->
-              Run = each_module(Config, fun(M) -> M:receive_response(M:send_request(To, {echo, 1}), 5000) end),
+              Run = each_module(Config, fun(M) -> M:receive_response(M:send_request(To, {echo, 1}), ?LONG) end),
               ?assertEqual({To, Run(gen_server)}, {To, Run(trunkline)})
       end, [{no_such_name, There}, no_such_name, {global, no_such_name}, {x, 'no_such_node@localhost'}]).
 
@@ -328,7 +333,7 @@ abandoned_calls(Config) ->
                             _ = [traffic:attempt(fun() -> trunkline:call(Pid, never, 0) end) || _ <- lists:seq(1, 20000)],
                             _ = [timeout = trunkline:receive_response(trunkline:send_request(Pid, never), 0)
                                  || _ <- lists:seq(1, 20000)],
-                            _ = [trunkline:call(Pid, {by_hand, hello}) || _ <- lists:seq(1, 5000)],
+                            _ = [trunkline:call(Pid, {by_hand, hello}, infinity) || _ <- lists:seq(1, 5000)],
                             ok
                     end),
     %% Kept, each would be some 100 bytes.
@@ -403,7 +408,7 @@ reductions(Pid) ->
     {reductions, Before} = process_info(self(), reductions),
     _ = [begin
              N = trunkline:call(Pid, {echo, N}, infinity),
-             N = trunkline:call(Pid, {echo, N}, 5000),
+             N = trunkline:call(Pid, {echo, N}, ?LONG),
              trunkline:send(Pid, N),
              trunkline:cast(Pid, N)
          end || N <- lists:seq(1, 100)],
@@ -433,14 +438,18 @@ info(Config) ->
     A = ?config(a, Config),
     {B, Plain} = {?config(lanes, Config), ?config(plain, Config)},
     {NodeB, NodePlain} = {cluster:node_of(B), cluster:node_of(Plain)},
+    Sum = fun(Field, #{lanes := Lanes}) -> lists:sum([maps:get(Field, L) || L <- Lanes]) end,
+    %% What the cases before have sent has left the lanes.
+    AllSent = fun() -> Info = cluster:call(A, trunkline, info, [NodeB]),
+                       [0, 0] =:= [Sum(Field, Info) || Field <- [queued_messages, in_flight_messages]] orelse Info end,
+    cluster:await(AllSent),
     #{peers := Before, fallbacks := Fallbacks} = cluster:call(A, trunkline, info, []),
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
     [PlainPid] = cluster:call(Plain, traffic, start_receivers, [1]),
     [normal, normal] = cluster:call(A, traffic, play_all, [[{Id, [{send, Pid, 10} || _ <- lists:seq(1, 500)]} || Id <- [1, 2]]]),
     [normal] = cluster:call(A, traffic, play_all, [[{1, [{send, PlainPid, 10} || _ <- lists:seq(1, 50)]}]]),
     cluster:await(fun() -> 1000 =:= cluster:call(B, traffic, count, [Pid]) end),
-    Sum = fun(Field, #{lanes := Lanes}) -> lists:sum([maps:get(Field, L) || L <- Lanes]) end,
-    cluster:await(fun() -> 0 =:= Sum(in_flight_messages, cluster:call(A, trunkline, info, [NodeB])) end),
+    cluster:await(AllSent),
     #{peers := #{NodeB := Peer}, fallbacks := Fallbacks1} = cluster:call(A, trunkline, info, []),
     ?assertEqual(Fallbacks + 50, Fallbacks1),
     ?assertMatch(#{state := up, protocol := 2, release := [_ | _]}, Peer),
