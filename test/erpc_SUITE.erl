@@ -17,6 +17,8 @@
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2, start_counter/0]).
 
 -define(LARGE, 1_000_000).
+%% ms: longer than a case takes.
+-define(LONG, 600_000).
 %% Something that a case ends with.
 -define(is(Pattern), fun(Pattern) -> true; (_) -> false end).
 
@@ -179,11 +181,11 @@ timeouts(Config) ->
                    Given
            end,
     table(Config,
-          [{call, fun(E, N) -> E:call(N, timer, sleep, [2000], 20) end, ?is({error, {erpc, timeout}})},
-           {call_fun, fun(E, N) -> E:call(N, fun() -> timer:sleep(2000) end, 20) end, ?is({error, {erpc, timeout}})},
-           {call_zero, fun(E, N) -> E:call(N, timer, sleep, [500], 0) end, ?is({error, {erpc, timeout}})},
-           {call_abs, fun(E, N) -> E:call(N, timer, sleep, [2000], {abs, now_ms() + 20}) end, ?is({error, {erpc, timeout}})},
-           {call_past, fun(E, N) -> E:call(N, timer, sleep, [500], {abs, now_ms() - 20}) end, ?is({error, {erpc, timeout}})},
+          [{call, fun(E, N) -> E:call(N, timer, sleep, [?LONG], 20) end, ?is({error, {erpc, timeout}})},
+           {call_fun, fun(E, N) -> E:call(N, fun() -> timer:sleep(?LONG) end, 20) end, ?is({error, {erpc, timeout}})},
+           {call_zero, fun(E, N) -> E:call(N, timer, sleep, [?LONG], 0) end, ?is({error, {erpc, timeout}})},
+           {call_abs, fun(E, N) -> E:call(N, timer, sleep, [?LONG], {abs, now_ms() + 20}) end, ?is({error, {erpc, timeout}})},
+           {call_past, fun(E, N) -> E:call(N, timer, sleep, [?LONG], {abs, now_ms() - 20}) end, ?is({error, {erpc, timeout}})},
            {call_late,
             fun(E, N) ->
                     Late(E, N, fun(_, _, Self) -> outcome(fun() -> E:call(N, ?MODULE, wait, [Self], 100) end) end)
@@ -290,8 +292,16 @@ multicalls(Config) ->
             ?is({ok, [{exit, {signal, killed}}, {exit, {signal, killed}}]})},
            {one_is_late,
             fun(E, N) ->
-                    [Late, Done] = E:multicall([N, Plain], fun() -> node() =:= Plain orelse timer:sleep(2000) end, 1000),
-                    {Late, Done}
+                    %% A machine may take long for what is not late.
+                    Ask = fun Ask(Time) ->
+                                  Ends = E:multicall([N, Plain], fun() -> node() =:= Plain orelse timer:sleep(?LONG) end, Time),
+                                  Late = [late || {error, {erpc, timeout}} <- Ends],
+                                  case Late =:= [late || N =/= Plain] orelse Time > 10_000 of
+                                      true -> list_to_tuple(Ends);
+                                      false -> Ask(4 * Time)
+                                  end
+                          end,
+                    Ask(1000)
             end, case cluster:node_of(?config(there, Config)) of
                      Plain -> ?is({ok, {{ok, true}, {ok, true}}});
                      _ -> ?is({ok, {{error, {erpc, timeout}}, {ok, true}}})
@@ -305,12 +315,12 @@ requests(Config) ->
     table(Config,
           [{receive_1, fun(E, N) -> E:receive_response(Request(E, N, add, [1, 2])) end, ?is({ok, 3})},
            {receive_2, fun(E, N) -> E:receive_response(E:send_request(N, fun() -> 4 end), 20000) end, ?is({ok, 4})},
-           {wait_1, fun(E, N) -> E:wait_response(E:send_request(N, timer, sleep, [300])) end, ?is({ok, no_response})},
+           {wait_1, fun(E, N) -> E:wait_response(E:send_request(N, timer, sleep, [?LONG])) end, ?is({ok, no_response})},
            {wait_2, fun(E, N) -> E:wait_response(Request(E, N, add, [1, 2]), 20000) end, ?is({ok, {response, 3}})},
            {wait_again, fun(E, N) ->
-                                Id = E:send_request(N, timer, sleep, [100]),
-                                {E:wait_response(Id, 0), E:wait_response(Id, infinity)}
-                        end, ?is({ok, {no_response, {response, ok}}})},
+                                Id = E:send_request(N, ?MODULE, wait, [self()]),
+                                {E:wait_response(Id, 0), go(), E:wait_response(Id, infinity)}
+                        end, ?is({ok, {no_response, go, {response, ok}}})},
            {in_any_order, fun(E, N) ->
                                   Ids = [Request(E, N, add, [I, I]) || I <- lists:seq(1, 20)],
                                   [E:receive_response(Id) || Id <- lists:reverse(Ids)]
@@ -385,9 +395,9 @@ collections(Config) ->
                           Labels(E, C1)
                   end, ?is({ok, {1, [label]}})},
            {wait_time, fun(E, N) ->
-                               C = E:send_request(N, timer, sleep, [100], label, E:reqids_new()),
-                               {E:wait_response(C, 0, true), element(1, E:wait_response(C, {abs, now_ms() + 20000}, true))}
-                       end, ?is({ok, {no_response, {response, ok}}})},
+                               C = E:send_request(N, ?MODULE, wait, [self()], label, E:reqids_new()),
+                               {E:wait_response(C, 0, true), go(), element(1, E:wait_response(C, {abs, now_ms() + 20000}, true))}
+                       end, ?is({ok, {no_response, go, {response, ok}}})},
            {mixed_nodes, fun(E, N) ->
                                  C = lists:foldl(fun(Node, C) -> E:send_request(Node, ?MODULE, add, [1, 2], Node, C) end,
                                                  E:reqids_new(), [N, node(), cluster:node_of(?config(plain, Config))]),
@@ -693,10 +703,11 @@ killed_here(_) ->
     Node = cluster:node_of(B),
     lists:foreach(
       fun({Victim, At, Other}) ->
-              Caller = under_way(A, Node),
-              ok = cluster:call(At, fun() -> kill(Victim, cluster:node_of(Other)) end),
-              ?assertEqual({Victim, lists:duplicate(10, {error, {erpc, noconnection}})}, {Victim, results(A, Caller)}),
-              cluster:await_up(A, B),
+              anew:lanes(A, B, fun() ->
+                                       Caller = under_way(A, Node),
+                                       ok = cluster:call(At, fun() -> kill(Victim, cluster:node_of(Other)) end),
+                                       ?assertEqual({Victim, lists:duplicate(10, {error, {erpc, noconnection}})}, {Victim, results(A, Caller)})
+                               end),
               cluster:await(fun() -> cluster:call(A, fun() -> outcome(fun() -> trunkline_erpc:call(Node, ?MODULE, add, [1, 2], 20000) end) end)
                                          =:= {ok, 3} end)
       end, [{Victim, At, Other} || Victim <- [lane, inlet, link], {At, Other} <- [{A, B}, {B, A}]]),
@@ -708,16 +719,18 @@ disconnected(_) ->
     Caller = under_way(A, Node),
     true = cluster:call(A, erlang, disconnect_node, [Node]),
     ?assertEqual(lists:duplicate(10, {error, {erpc, noconnection}}), results(A, Caller)),
+    cluster:await_state(A, B, down),
     %% The next call connects, as erpc does.
     ?assertEqual(3, cluster:call(A, fun() -> trunkline_erpc:call(Node, ?MODULE, add, [1, 2], 20000) end)),
     cluster:await_up(A, B),
     %% The functions went on. Now they end, have nobody to tell, and do not connect to say so.
     true = cluster:call(A, erlang, disconnect_node, [Node]),
     cluster:await_state(B, A, down),
-    Executors = cluster:call(B, cluster, by_module, [trunkline_executor]),
-    ?assertEqual(10, length(Executors)),
+    Running = fun() -> cluster:call(B, cluster, by_module, [trunkline_executor]) end,
+    cluster:await(fun() -> length(Running()) =:= 10 end),
+    Executors = Running(),
     cluster:call(B, fun() -> [Pid ! go || Pid <- Executors], ok end),
-    cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_executor]) =:= [] end),
+    cluster:await(fun() -> Running() =:= [] end),
     ?assertEqual([], cluster:call(B, erlang, nodes, [])),
     cluster:stop_all([A, B]).
 
@@ -759,8 +772,12 @@ restarted(_) ->
                                                      receive {results, To} -> To ! {results, Result} end
                                              end) || _ <- lists:seq(1, 20)]
                               end),
-    cluster:await(fun() -> cluster:call(A, fun() -> lists:all(fun(P) -> process_info(P, status) =:= {status, waiting} end, Callers) end) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> lists:all(fun(P) -> process_info(P, [status, current_function]) =:=
+                                                                                         [{status, waiting}, {current_function, {trunkline_erpc, collect, 3}}]
+                                                               end, Callers) end) end),
     cluster:kill(B1),
+    cluster:await_state(A, B1, down),
+    anew:await_gone(B1),
     B2 = cluster:start([], Name),
     ?assertEqual(lists:duplicate(10, {error, {erpc, noconnection}}), results(A, Caller)),
     ?assertEqual(lists:duplicate(20, {error, {erpc, noconnection}}), [results(A, C) || C <- Callers]),
@@ -778,6 +795,8 @@ leaves(_) ->
               Caller = under_way(A, Node),
               ok = cluster:call(At, cluster, stop_trunkline, []),
               ?assertEqual(lists:duplicate(10, {error, {erpc, noconnection}}), results(A, Caller)),
+              %% A knows of the end of the session: who comes before that is told so.
+              cluster:await(fun() -> cluster:call(A, trunkline_peers, session, [Node, apply]) =:= none end),
               ?assertEqual(3, cluster:call(A, fun() -> trunkline_erpc:call(Node, ?MODULE, add, [1, 2], 20000) end)),
               ok = cluster:call(At, cluster, start_trunkline, [[]]),
               cluster:await_up(A, B)
@@ -796,10 +815,12 @@ casts_on_the_way(_) ->
     Caster = cluster:call(A, fun() -> spawn(fun() -> keep_casting(Node, Counter, 1) end) end),
     More(0),
     lists:foreach(fun(_) ->
+                          Before = anew:sessions(A, B),
                           ok = cluster:call(B, fun() -> logger:set_primary_config(level, none), exit(whereis(trunkline_sup), kill), ok end),
-                          cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(B, application, which_applications, [])) end),
+                          anew:await_stopped(B),
                           More(Number()),
                           ok = cluster:call(B, cluster, start_trunkline, [[{lanes, 2}, {window_bytes, 4096}]]),
+                          anew:await_session(A, B, Before),
                           cluster:await_up(A, B),
                           More(Number())
                   end, [1, 2, 3]),
@@ -940,6 +961,10 @@ now_ms() -> erlang:monotonic_time(millisecond).
 wait(Caller) ->
     Caller ! {executor, self()},
     receive go -> ok end.
+
+%% Lets one that waits for this process go on.
+go() ->
+    receive {executor, Pid} -> Pid ! go end.
 
 report(To) -> To ! {from, node(), group_leader()}, ok.
 
