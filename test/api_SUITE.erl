@@ -13,7 +13,7 @@
 -export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, info/1]).
 -export([here/3]).
 
-suite() -> [{timetrap, {minutes, 2}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           not_started, abandoned_calls, session_ends, long_mailbox, options, info].

@@ -10,7 +10,7 @@
          call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1]).
 
-suite() -> [{timetrap, {minutes, 3}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up, binaries_do_not_keep_batches].

@@ -11,9 +11,9 @@
          peer_killed/1, peer_stops/1, link_killed/1]).
 -export([late/1, kill/2, find/2]).
 
--define(DEADLINE, 20_000).
+-define(DEADLINE, 60_000).
 
-suite() -> [{timetrap, {minutes, 3}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,

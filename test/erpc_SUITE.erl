@@ -22,7 +22,7 @@
 %% Something that a case ends with.
 -define(is(Pattern), fun(Pattern) -> true; (_) -> false end).
 
-suite() -> [{timetrap, {minutes, 4}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           by_lane, not_started, without_capability, order, behind_large, large_is_killed, long_mailbox, many, no_process_left,

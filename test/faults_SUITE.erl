@@ -11,9 +11,9 @@
          no_process_left/1]).
 -export([fake_links/1, install_log/0, log/2, logged/0]).
 
--define(DEADLINE, 20_000).
+-define(DEADLINE, 60_000).
 
-suite() -> [{timetrap, {minutes, 4}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,

@@ -17,7 +17,7 @@
 %% ms: for what is not going to take so long.
 -define(LONG, 60_000).
 
-suite() -> [{timetrap, {minutes, 3}}].
+suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
