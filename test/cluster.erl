@@ -9,6 +9,7 @@
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1]).
 
 -define(DEADLINE, 20_000).
+-define(BOOT, 120_000).
 
 %% A node is {Peer, Node, OsPid}.
 %%
@@ -29,13 +30,14 @@ start(Env, Name, Args, Path) ->
         peer:start(#{name => Name,
                      connection => standard_io,
                      shutdown => halt,
+                     wait_boot => ?BOOT,
                      args => Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid(),
                                       "-connect_all", "false", "-pa" | Path]}),
-    ok = peer:call(Peer, logger, set_primary_config, [level, error]),
-    OsPid = peer:call(Peer, os, getpid, []),
+    ok = peer:call(Peer, logger, set_primary_config, [level, error], ?BOOT),
+    OsPid = peer:call(Peer, os, getpid, [], ?BOOT),
     case Env of
         none -> ok;
-        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env])
+        _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env], ?BOOT)
     end,
     {Peer, Node, OsPid}.
 
