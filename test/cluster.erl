@@ -9,6 +9,7 @@
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1]).
 
 -define(DEADLINE, 20_000).
+%% (The defaults of peer are 15 and 5 seconds.)
 -define(BOOT, 120_000).
 
 %% A node is {Peer, Node, OsPid}.
@@ -144,14 +145,29 @@ await_state(A, B, State) ->
           end).
 
 %% A stopped node neither reads nor writes, but its connections stay. It would
-%% also outlive a test that fails.
+%% also outlive a test that fails. (On a loaded machine its threads go on for a while
+%% after the signal, until the first of them has got a processor.)
 suspend({_, _, OsPid} = Node) ->
     Test = self(),
     spawn(fun() ->
                   Ref = monitor(process, Test),
                   receive {'DOWN', Ref, process, Test, _} -> continue(Node) end
           end),
-    signal("STOP", OsPid).
+    signal("STOP", OsPid),
+    await(fun() -> is_stopped(OsPid) end).
+
+is_stopped(OsPid) ->
+    Tasks = "/proc/" ++ OsPid ++ "/task/",
+    case file:list_dir(Tasks) of
+        {ok, Threads} -> lists:all(fun(Thread) -> thread_state(Tasks ++ Thread ++ "/stat") =:= $T end, Threads);
+        {error, _} -> true                   % this system does not tell
+    end.
+
+thread_state(File) ->
+    case file:read_file(File) of
+        {ok, Stat} -> binary:first(lists:last(binary:split(Stat, <<") ">>, [global])));
+        {error, _} -> $T                     % it has ended
+    end.
 
 continue({_, _, OsPid}) -> signal("CONT", OsPid).
 kill({_, _, OsPid}) -> signal("KILL", OsPid).
