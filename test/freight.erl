@@ -81,8 +81,23 @@ handle_call({answer, Make, Message}, _, S) ->
 handle_call({late, Time, Make}, From, S) ->
     _ = spawn(fun() -> receive after Time -> gen_server:reply(From, message(late, 1, Make)) end end),
     {noreply, S};
+%% The reply comes when somebody says `release', or {never, _}.
+handle_call({when_released, {never, _}}, _, S) -> {noreply, S};
+handle_call({when_released, Make}, From, S) ->
+    put(held, [{From, Make} | held()]),
+    {noreply, S};
+handle_call(release, _, S) ->
+    lists:foreach(fun({From, Make}) -> gen_server:reply(From, message(late, 1, Make)) end, lists:reverse(held())),
+    erase(held),
+    {reply, ok, S};
 handle_call({die, Reason}, _, S) -> {stop, {shutdown, Reason}, S};
 handle_call({echo, Term}, _, S) -> {reply, Term, S}.
+
+held() ->
+    case get(held) of
+        undefined -> [];
+        Held -> Held
+    end.
 
 handle_cast(Message, S) -> {noreply, got(Message, S)}.
 
