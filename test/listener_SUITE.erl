@@ -51,7 +51,12 @@ init_per_group(strangers, Config) ->
     ok = cluster:call(B, ?MODULE, load_all, []),
     exchange:await_connection(B, A),
     ok = cluster:call(B, ?MODULE, install_log, []),
-    [{a, A}, {b, B}, {port, Port}, {guest, {now_ms(), stranger:invitation(B)}} | Config].
+    [{a, A}, {b, B}, {port, Port}, {guest, guest(B)} | Config].
+
+%% With the time when it had been invited.
+guest(B) ->
+    {Invitation, Owner} = stranger:invitation(B),
+    {Invitation, Owner, now_ms()}.
 
 end_per_group(strangers, Config) ->
     cluster:stop_all([?config(a, Config), ?config(b, Config)]).
@@ -67,40 +72,58 @@ port_scan(Config) ->
     hostile(Config, fun(_, Port) ->
                     lists:foreach(fun(_) -> stranger:close(stranger:connect(Port)) end, lists:seq(1, 300)),
                     lists:foreach(fun(_) -> stranger:reset(stranger:connect(Port)) end, lists:seq(1, 100)),
-                    300               % a connection that is reset need not be seen
+                    %% When the last one has been refused all have had their turn.
+                    Last = stranger:connect(Port),
+                    stranger:say(Last, binary:copy(<<0>>, 40)),
+                    ?assertEqual(true, stranger:is_closed(Last)),
+                    301               % a connection that is reset need not be seen
             end).
 
 %% Many connections that say nothing. There is room for some of them, and for a
 %% few seconds; the others are closed, without a wait for anybody. A peer that has
 %% no connection yet does without for so long.
-half_open(Config) ->
+half_open(Config) -> half_open(Config, 5).
+
+half_open(Config, Tries) ->
     {A, B, Port} = nodes_of(Config),
     C = joined(B),
     Before = seen(A, B),
     Refused = refused(B),
     Start = now_ms(),
     Silent = silent(Port, ?HANDLERS + 40),
-    %% There is no room now: one more is closed at once.
-    ?assertEqual(true, stranger:is_closed(stranger:connect(Port), ?HANDSHAKE div 2)),
+    %% There is no room now: one more is closed before the time of any other is over.
+    ?assertEqual(true, stranger:is_closed(stranger:connect(Port), ?LONG)),
     exchange:large(C, B),
-    ?assertEqual({distribution, 0}, exchange:by(C, B)),
+    BySecond = exchange:by(C, B),
     exchange:large(A, B),
-    ?assertEqual({connections, 1}, exchange:by(A, B)),
-    ct:log("all of this within ~b ms", [now_ms() - Start]),
+    ByFirst = exchange:by(A, B),
+    AtOnce = refused(B) - Refused,
+    Time = now_ms() - Start,
+    ct:log("~b refused, and all of this within ~b ms", [AtOnce, Time]),
     %% All others are closed too, when their time is over.
     Times = lists:sort([T - Start || T <- closed(Silent)]),
     ct:log("closed after ~w ms", [Times]),
-    Held = [T || T <- Times, T >= ?HANDSHAKE - 500],
-    ?assert(length(Held) =< ?HANDLERS),
-    ?assert(length(Held) >= ?HANDLERS div 2),
-    ?assert(lists:max(Times) < 4 * ?HANDSHAKE),
     await_refused(B, Refused + ?HANDLERS + 41),
-    %% And then C gets its connection.
-    exchange:await_connection(C, B),
-    exchange:both_ways(C, B),
-    ?assertEqual({connections, 1}, exchange:by(C, B)),
-    cluster:stop(C),
-    unharmed(Before, A, B).
+    if Time < ?HANDSHAKE ->
+            ?assertEqual({{distribution, 0}, {connections, 1}}, {BySecond, ByFirst}),
+            %% (The one more, and C's.)
+            Held = ?HANDLERS + 42 - AtOnce,
+            ?assert(Held =< ?HANDLERS + 1),
+            ?assert(Held >= ?HANDLERS div 2),
+            ?assert(length([T || T <- Times, T >= ?HANDSHAKE - 500]) >= ?HANDLERS div 2),
+            ?assert(lists:max(Times) < ?LONG),
+            %% And then C gets its connection.
+            exchange:await_connection(C, B),
+            exchange:both_ways(C, B),
+            ?assertEqual({connections, 1}, exchange:by(C, B)),
+            cluster:stop(C),
+            unharmed(Before, A, B);
+       Tries > 1 ->
+            %% The machine has been so slow that this says nothing.
+            cluster:stop(C),
+            cluster:await_state(B, C, down),
+            half_open(Config, Tries - 1)
+    end.
 
 %% Connections of one process, which notes when each is closed.
 silent(Port, N) ->
@@ -135,7 +158,7 @@ slow_handshake(Config) ->
                     Connections = [stranger:connect(Port) || _ <- lists:seq(1, 5)],
                     Said = slowly(Connections, <<"TRUNKLN1", Token/binary, 0:128>>, Start, 0),
                     ct:log("closed after ~b bytes and ~b ms", [Said, now_ms() - Start]),
-                    ?assert(Said < 15),
+                    ?assert(Said < 40),                 % before it was a hello
                     stop(B, Owner),
                     5
             end).
@@ -339,8 +362,8 @@ keep_cut(Token, Cut) ->
 
 %% An invitation is valid for half a minute. (This one is that of the group.)
 late_guest(Config) ->
-    {Time, {Invitation, Owner}} = ?config(guest, Config),
-    receive after max(0, Time + ?VALID + 1000 - now_ms()) -> ok end,     % of being late
+    {Invitation, Owner, Time} = ?config(guest, Config),
+    receive after max(0, Time + ?VALID + 5000 - now_ms()) -> ok end,     % of being late
     hostile(Config, fun(B, Port) ->
                             C = stranger:connect(Port),
                             ?assertError({badmatch, {error, _}}, stranger:admitted(C, Invitation)),
@@ -359,11 +382,12 @@ reported_now_and_then(Config) ->
                                           [stranger:close(stranger:connect(Port)) || _ <- lists:seq(1, 5)],
                                           Log = log_of(B),
                                           length(Log) >= Earlier + N orelse Log
-                                  end, ?LONG),
-                    now_ms()
+                                  end, ?LONG)
             end,
-    First = Lines(1),
-    Second = Lines(2),
+    Lines(1),
+    Lines(2),
+    %% When they were written, and not when somebody has seen them.
+    [First, Second | _] = [T div 1000 || {{T, _}, _, _} <- lists:nthtail(Earlier, log_of(B))],
     ?assert(Second - First > ?REPORT - 1000),
     replaced(B, fun() -> whereis(trunkline_listener) end),
     {_, Owner} = stranger:invitation(B),
@@ -443,7 +467,11 @@ stopped(_) ->
     {A, B, Port} = with_port([{listen_ports, one_port()}]),
     Silent = stranger:connect(Port),
     ok = cluster:call(B, cluster, stop_trunkline, []),
-    ?assertEqual({error, econnrefused}, stranger:connect(Port)),
+    %% (A socket closes a little later than its owner ends.)
+    cluster:await(fun() -> case stranger:connect(Port) of
+                               {error, econnrefused} -> true;
+                               C -> stranger:close(C), C
+                           end end),
     ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0, cluster:call(B, trunkline_listener, info, [])),
     exchange:one_way(A, B, [1, 100_000, 2]),
     ?assertEqual(true, stranger:is_closed(Silent)),
@@ -606,14 +634,7 @@ unreachable_port(_) ->
     {Closing, ClosingPort} = answering(fun(S) -> gen_tcp:close(S) end),
     lists:foreach(
       fun({Why, Port, Sizes}) ->
-              {A, B} = cluster:pair([?KEPT]),
-              ok = misled(A, Port),
-              ok = misled(B, Port),
-              Start = now_ms(),
-              exchange:large(A, B),
-              ct:log("~s: the first message after ~b ms", [Why, now_ms() - Start]),
-              %% The attempt to connect has five seconds; messages do not wait for it.
-              ?assert(now_ms() - Start < 4500),
+              {A, B} = misled_pair(Why, Port, 5),
               exchange:both_ways(A, B, Sizes),
               ?assertEqual({{distribution, 0}, {distribution, 0}}, {exchange:by(A, B), exchange:by(B, A)}),
               ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
@@ -627,6 +648,23 @@ unreachable_port(_) ->
     Full ! stop,
     gen_tcp:close(Silent),
     Closing ! stop.
+
+%% The attempt to connect has five seconds; messages do not wait for it. (A machine that
+%% is slow may have been so slow with one of them, and with the next one not.)
+misled_pair(Why, Port, Tries) ->
+    {A, B} = cluster:pair([?KEPT]),
+    ok = misled(A, Port),
+    ok = misled(B, Port),
+    Start = now_ms(),
+    exchange:large(A, B),
+    Time = now_ms() - Start,
+    ct:log("~s: the first message after ~b ms", [Why, Time]),
+    if Time < 4500 ->
+            {A, B};
+       Tries > 1 ->
+            cluster:stop_all([A, B]),
+            misled_pair(Why, Port, Tries - 1)
+    end.
 
 %% Whoever listens there and does not know the secret gets no message.
 impostor(_) ->
@@ -661,7 +699,7 @@ lanes_without_port(_) ->
                              [{connections, N}, {connections, M}] when N > 0, M > 0 -> true;
                              Other -> Other
                          end end,
-    cluster:await(Connected, ?LONG),
+    cluster:await(Connected, 3 * ?LONG),           % at most a minute and a half from the last time on
     exchange:both_ways(A, B),
     ?assertEqual(true, Connected()),
     ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
@@ -861,15 +899,17 @@ await_owned(Node, Owner, N) ->
 
 now_ms() -> erlang:monotonic_time(millisecond).
 
-%% So many ports in a row that nobody else has, with their sockets.
+%% So many ports in a row that nobody else has, with their sockets. They are not among those
+%% that the system gives to whoever connects: such a one would soon be somebody else's, once
+%% its socket is closed.
 taken_ports(N) ->
-    {ok, First} = gen_tcp:listen(0, [{reuseaddr, true}]),
-    {ok, Low} = inet:port(First),
-    case [S || P <- lists:seq(Low + 1, Low + N - 1), P =< 65535, {ok, S} <- [gen_tcp:listen(P, [{reuseaddr, true}])]] of
-        Others when length(Others) =:= N - 1 ->
-            {Low, [First | Others]};
-        Others ->
-            lists:foreach(fun gen_tcp:close/1, [First | Others]),
+    Low = 10_000 + rand:uniform(20_000),
+    Sockets = [S || P <- lists:seq(Low, Low + N - 1), {ok, S} <- [gen_tcp:listen(P, [{reuseaddr, true}])]],
+    case length(Sockets) of
+        N ->
+            {Low, Sockets};
+        _ ->
+            lists:foreach(fun gen_tcp:close/1, Sockets),
             taken_ports(N)
     end.
 
