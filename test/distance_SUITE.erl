@@ -8,13 +8,15 @@
 
 -compile([export_all]).
 
-suite() -> [{timetrap, {minutes, 3}}].
+suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [far_and_near, losses_move_it, there_and_back, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
           disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener].
 
--define(LONG, 60_000).
+-define(LONG, 120_000).
 -define(LINK, {a, b}).
+%% Where a link stands still for as long as it takes, and the distribution must not give up.
+-define(PATIENT, ["-kernel", "net_ticktime", "600"]).
 
 %% What was left out is said, and why.
 init_per_suite(Config) ->
@@ -37,15 +39,22 @@ far_and_near(_) ->
     #{round_trip := RoundTrip} = info(A, B),
     ?assert(RoundTrip >= 19_000),
     everything(A, B, fun() -> ok end),
-    ?assertMatch(#{batches := #{by := distribution}}, info(A, B)),
+    %% On a loaded machine the emulated link may be so late that TCP sends a packet again.
+    #{batches := Batches} = info(A, B),
+    case cluster:call(A, trunkline_socket, sample, [cluster:node_of(B)]) of
+        #{retransmitted := 0, limited := L, receiver_limited := R} when L + R < 500_000 ->
+            ?assertMatch(#{by := distribution}, Batches);
+        #{} = Sample ->
+            ct:log("something has been wrong with the distribution: ~p", [Sample])
+    end,
     close(Wan, [A, B]),
 
     {Wan1, A1, B1} = sites(#{}, [?AUTO]),
-    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A1, B1))) end),
-    case info(A1, B1) of
-        #{round_trip := Time, batches := Batches} when Time < 2000 ->
-            ?assertMatch(#{by := distribution, connections := 0}, Batches);
-        #{round_trip := Time} ->
+    %% (What is asked later may tell of later round trips.)
+    case await_round_trip(A1, B1) of
+        Time when Time < 2000 ->
+            ?assertMatch(#{batches := #{by := distribution, connections := 0}}, info(A1, B1));
+        Time ->
             ct:log("this machine is so slow (~b us) that next door is far", [Time])
     end,
     close(Wan1, [A1, B1]).
@@ -67,21 +76,24 @@ there_and_back(_) ->
     {Wan, A, B} = sites(#{delay => 5}, []),
     await_far(A, B),
     Sessions = sessions(A, B),
+    %% The link says now and then, after a ping, what it wants: connections.
     Go = fun(Way) ->
-                 ok = cluster:call(A, fun() ->
-                                              lists:foreach(fun(P) -> trunkline_trunk:extend(P, Way) end,
-                                                            [P || P <- processes(), is_trunk(P)])
-                                      end),
                  cluster:await(fun() -> case info(A, B) of
                                             #{batches := #{by := Way}} -> true;
-                                            Other -> Other
-                                        end end)
+                                            Other -> extend(A, Way), Other
+                                        end end, ?LONG)
          end,
     everything(A, B, fun() ->
                              lists:foreach(fun(_) -> Go(distribution), Go(connections) end, lists:seq(1, 20))
                      end),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
+
+extend(Node, Way) ->
+    ok = cluster:call(Node, fun() ->
+                                    lists:foreach(fun(P) -> trunkline_trunk:extend(P, Way) end,
+                                                  [P || P <- processes(), is_trunk(P)])
+                            end).
 
 %% The option, and what is in use, as info/1 says it. A name that no kernel knows is as none.
 congestion_control(_) ->
@@ -90,8 +102,15 @@ congestion_control(_) ->
               {Wan, A, B} = sites(#{delay => 5}, Env),
               await_far(A, B),
               ?assertMatch(#{batches := #{congestion_control := Expected}}, info(A, B)),
-              large(A, B),
-              ?assertMatch(#{large := #{congestion_control := Expected, by := connections}}, info(A, B)),
+              %% The first one may have been quicker by distribution.
+              cluster:await(fun() ->
+                                    large(A, B),
+                                    case info(A, B) of
+                                        #{large := #{by := connections}} -> true;
+                                        Other -> Other
+                                    end
+                            end, ?LONG),
+              ?assertMatch(#{large := #{congestion_control := Expected}}, info(A, B)),
               close(Wan, [A, B])
       end, [{[{congestion_control, default}], <<"cubic">>},
             {[{congestion_control, reno}], <<"reno">>},
@@ -103,14 +122,14 @@ has_bbr() ->
     lists:member(<<"bbr">>, string:lexemes(Names, " \n")).
 
 %% While messages wait for it, a lane's window grows with what the way can hold, and
-%% not beyond its bound.
+%% not beyond its bound. (At this distance 5 MB a second make it grow, which any machine can do.)
 window_follows(_) ->
     First = 4 bsl 20,
     lists:foreach(
       fun({Most, Check}) ->
-              {Wan, A, B} = sites(#{delay => 50}, [{window_bytes, Most}, {lanes, 1}]),
+              {Wan, A, B} = sites(#{delay => 200}, [{window_bytes, Most}, {lanes, 1}]),
               await_far(A, B),
-              Load = load(A, B, 2000),
+              Load = load(A, B, 30_000),
               cluster:await(fun() -> Check(windows(A, B)) orelse windows(A, B) end, ?LONG),
               flowing(Load, B),
               ?assert(lists:max(windows(A, B)) =< Most),
@@ -149,9 +168,10 @@ loses(_) ->
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
-%% For five seconds nothing comes out of the link. Connections outlive it.
+%% For five seconds nothing comes out of the link. Connections outlive it. (TCP's next attempts
+%% are 6 and 13 seconds after the first, and the end of the stall may be late.)
 stalls(_) ->
-    {Wan, A, B} = sites(#{delay => 5}, []),
+    {Wan, [A, B]} = all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 30_000}], ?PATIENT),
     await_far(A, B),
     Sessions = sessions(A, B),
     Before = connections(A, B),
@@ -174,7 +194,7 @@ asymmetric(_) ->
                                            end),
               await_far(A, B),
               Sessions = sessions(A, B),
-              #{round_trip := RoundTrip} = info(A, B),
+              RoundTrip = await_round_trip(A, B),
               ?assert(RoundTrip >= (There + Back) * 1000 - 1000),
               everything(A, B, fun() -> ok end),
               unharmed(Sessions, A, B),
@@ -184,13 +204,13 @@ asymmetric(_) ->
 %% Nothing comes through, for longer than connections live, and not as long as the
 %% distribution waits. All of it arrives.
 disappears_for_a_while(_) ->
-    {Wan, A, B} = sites(#{delay => 5}, [{connection_timeout, 1000}]),
+    {Wan, [A, B]} = all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 1000}], ?PATIENT),
     await_far(A, B),
     Sessions = sessions(A, B),
     everything(A, B, fun() ->
                              ok = wan:set(Wan, ?LINK, #{loss => 100}),
                              %% A dead path is noticed by its connections, in seconds.
-                             cluster:await(fun() -> connections(A, B) =:= 0 orelse connections(A, B) end),
+                             cluster:await(fun() -> connections(A, B) =:= 0 orelse connections(A, B) end, ?LONG),
                              ok = wan:set(Wan, ?LINK, #{loss => 0})
                      end),
     %% They come back by themselves.
@@ -203,7 +223,7 @@ disappears_for_a_while(_) ->
 %% meanwhile does not notice.
 disappears_for_good(_) ->
     {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5},
-                                 [{connection_timeout, 2000}], ["-kernel", "net_ticktime", "4"]),
+                                 [{connection_timeout, 2000}], ["-kernel", "net_ticktime", "8"]),
     cluster:connect(A, C),
     await_far(A, B),
     await_far(A, C),
@@ -236,17 +256,30 @@ connections_break(_) ->
     everything(A, B, fun() ->
                              lists:foreach(
                                fun({Node, Module}) ->
-                                       cluster:await(fun() -> break(Node, Module) =/= [] end),
-                                       await_far(A, B)
+                                       await_far(A, B),
+                                       cluster:await(fun() -> break(Node, Module) =/= [] end, ?LONG)
                                end, lists:append(lists:duplicate(5, [{A, trunkline_carrier}, {B, trunkline_receiver},
                                                                      {B, trunkline_carrier}, {A, trunkline_receiver}])))
                      end),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
-%% Kills all processes that run this module, and answers them.
+%% Kills all processes that run this module and have a connection, and answers them when they
+%% have ended. (Each that is killed while it connects makes the next attempt later, up to a
+%% minute.)
 break(Node, Module) ->
-    cluster:call(Node, fun() -> [begin exit(P, kill), P end || P <- cluster:by_module(Module)] end).
+    cluster:call(Node, fun() -> [kill(P) || P <- cluster:by_module(Module), is_in_loop(P, Module)] end).
+
+is_in_loop(Pid, Module) ->
+    case process_info(Pid, current_stacktrace) of
+        {_, Stack} -> lists:any(fun({M, F, _, _}) -> {M, F} =:= {Module, loop} end, Stack);
+        undefined -> false
+    end.
+
+kill(Pid) ->
+    Ref = monitor(process, Pid),
+    exit(Pid, kill),
+    receive {'DOWN', Ref, process, Pid, _} -> Pid end.
 
 %% With the trunk the link goes. What its lanes held is counted, the next link goes on.
 trunk_killed(_) ->
@@ -255,11 +288,12 @@ trunk_killed(_) ->
     ok = cluster:call(A, logger, set_primary_config, [level, none]),
     Load = load(A, B),
     lists:foreach(fun(_) ->
-                          %% (Up may still be the session of those that were killed before.)
-                          cluster:await(fun() -> length(trunks(A)) =:= 2 end),
-                          Trunks = trunks(A),
-                          ok = cluster:call(A, fun() -> lists:foreach(fun(P) -> exit(P, kill) end, Trunks) end),
-                          cluster:await(fun() -> cluster:call(A, fun() -> [P || P <- Trunks, is_process_alive(P)] end) =:= [] end),
+                          [_, _] = Trunks = trunks(A),
+                          ok = cluster:call(A, fun() -> lists:foreach(fun kill/1, Trunks) end),
+                          %% Up may still be the session of those that have been killed.
+                          cluster:await(fun() -> New = trunks(A),
+                                                 length(New -- Trunks) =:= 2 andalso length(New) =:= 2 orelse {Trunks, New}
+                                        end, ?LONG),
                           await_far(A, B),
                           flowing(Load, B)
                   end, [1, 2, 3]),
@@ -290,9 +324,13 @@ bursts(_) ->
                                                   lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, []}) end,
                                                                 lists:seq(From, From + 999))
                                           end),
-                     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= From + 999 end),
+                     Arrived = From + 999,
+                     cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                                                #{1 := {_, Arrived, _}} -> true;
+                                                Other -> Other
+                                            end end, ?LONG),
                      _ = wan:stats(Wan, ?LINK),
-                     cluster:await(fun() -> #{packets := P} = wan:stats(Wan, ?LINK), P > 0 end),
+                     cluster:await(fun() -> #{packets := P} = wan:stats(Wan, ?LINK), P > 0 end, ?LONG),
                      From + 1000
              end, 1, lists:seq(1, 3)),
     N = Last - 1,
@@ -301,7 +339,7 @@ bursts(_) ->
 
 %% One peer's link stands still, with all that its lanes may hold; the other's messages go on.
 slow_peer(_) ->
-    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5}, [{connection_timeout, 60_000}], []),
+    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5}, [{connection_timeout, 600_000}], ?PATIENT),
     cluster:connect(A, C),
     await_far(A, B),
     await_far(A, C),
@@ -311,7 +349,8 @@ slow_peer(_) ->
     %% Its senders wait.
     cluster:await(fun() -> all_wait(A, Slow) end, ?LONG),
     lists:foreach(fun(_) -> flowing(Fast, C) end, lists:seq(1, 20)),
-    ?assert(all_wait(A, Slow)),
+    %% (At first they may have been let in once more, and be on their way back.)
+    cluster:await(fun() -> all_wait(A, Slow) end, ?LONG),
     [To] = cluster:call(C, traffic, start_watchers, [1]),
     [normal] = cluster:call(A, traffic, play_all, [[{7, [{call, To, 10} || _ <- lists:seq(1, 50)]}]]),
     ok = wan:set(Wan, {a, b}, #{stall => 0}),
@@ -330,7 +369,7 @@ no_listener(_) ->
     {Wan, [A, B]} = all_sites([a, b], [{a, b}], #{delay => 5}, [{connection_timeout, 1000}, {listen_address, {10, 99, 99, 99}}], []),
     ok = cluster:call(A, logger, set_primary_config, [level, none]),
     ok = cluster:call(B, logger, set_primary_config, [level, none]),
-    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A, B))) end),
+    _ = await_round_trip(A, B),
     Sessions = sessions(A, B),
     everything(A, B, fun() -> ok end),
     ?assertMatch(#{batches := #{by := distribution}, large := #{connections := 0}}, info(A, B)),
@@ -374,6 +413,10 @@ info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
 state(A, B) -> maps:get(state, info(A, B)).
 
 sessions(A, B) -> [maps:get(sessions, info(A, B)), maps:get(sessions, info(B, A))].
+
+await_round_trip(A, B) ->
+    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A, B))) end, ?LONG),
+    maps:get(round_trip, info(A, B)).
 
 %% It is known how far it is.
 await_ready(A, B) ->
@@ -442,7 +485,7 @@ spawn_callers(A, Server) ->
 large(A, B) ->
     [To] = cluster:call(B, freight, start_receivers, [1]),
     [normal] = cluster:call(A, freight, play_all, [[{1, [{send, To, 100_000}]}]]),
-    cluster:await(fun() -> cluster:call(B, freight, count, [To]) =:= 1 end).
+    cluster:await(fun() -> cluster:call(B, freight, count, [To]) =:= 1 end, ?LONG).
 
 load(A, B) -> load(A, B, 50).
 

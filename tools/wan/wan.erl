@@ -33,6 +33,8 @@
 %% A queue that is never full: 100,000 packets are 1.2 Gbit/s for a second.
 -define(LIMIT, 100_000).
 -define(PREFIX, "trunkline_").
+%% ms, on a machine that is busy with other things.
+-define(PATIENCE, 60_000).
 
 -spec possible() -> ok | {error, string()}.
 possible() ->
@@ -77,11 +79,11 @@ run(_, Site, Command) -> os:cmd("ip netns exec " ++ namespace(Site) ++ " " ++ Co
 %% A node at the site, controlled over its standard input and output.
 -spec start_node(pid(), site(), string(), [string()]) -> {Peer :: pid(), node(), OsPid :: string()}.
 start_node(Wan, Site, Name, Args) ->
-    {ok, Peer, Node} = peer:start(#{name => Name, host => gen_server:call(Wan, {address, Site}), longnames => true,
-                                    connection => standard_io, shutdown => halt, wait_boot => 30_000,
+    {ok, Peer, Node} = peer:start(#{name => Name, host => gen_server:call(Wan, {address, Site}, infinity), longnames => true,
+                                    connection => standard_io, shutdown => halt, wait_boot => ?PATIENCE,
                                     exec => {os:find_executable("ip"), ["netns", "exec", namespace(Site), "erl"]},
                                     args => Args ++ ["-start_epmd", "false", "-connect_all", "false", "-pa" | code:get_path()]}),
-    {Peer, Node, peer:call(Peer, os, getpid, [])}.
+    {Peer, Node, peer:call(Peer, os, getpid, [], ?PATIENCE)}.
 
 %% Of the site with this number.
 -spec address(pos_integer()) -> string().
@@ -178,7 +180,7 @@ answer(Port) ->
     receive
         {Port, {data, {eol, Line}}} -> Line;
         {'EXIT', Port, Reason} -> exit({wan, Reason})
-    after 10_000 ->
+    after ?PATIENCE ->
             exit({wan, no_answer})
     end.
 
@@ -196,7 +198,8 @@ number(Site, Sites) -> length(lists:takewhile(fun(S) -> S =/= Site end, Sites)) 
 
 namespace(Site) -> ?PREFIX ++ os:getpid() ++ "_" ++ atom_to_list(Site).
 
-%% Those of nodes that were killed.
+%% Those of nodes that were killed. (A namespace has the process id of its node in its
+%% name: runs at the same time do not meet.)
 remove_stale() ->
     Names = [Name || Line <- string:lexemes(os:cmd("ip netns list"), "\n"),
                      [Name | _] <- [string:lexemes(Line, " ")], string:prefix(Name, ?PREFIX) =/= nomatch],
@@ -219,7 +222,7 @@ must(Format, Args) ->
         Error -> exit({wan, Command, Error})
     end.
 
-await(Fun) -> await(Fun, 500).
+await(Fun) -> await(Fun, ?PATIENCE div 10).
 
 await(Fun, Tries) when Tries > 0 ->
     Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun, Tries - 1)).
