@@ -20,11 +20,11 @@
 
 -define(NAME, post).
 %% ms: for what needs an audit or two
--define(LONG, 30_000).
+-define(LONG, 90_000).
 %% The tests' own calls, which are not bounded.
 -define(CALLS, 3).
 
-suite() -> [{timetrap, {minutes, 2}}].
+suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes}, {group, lanes}, {group, faults}].
 
@@ -50,11 +50,13 @@ names(_) ->
     lists:foreach(
       fun({Module, {Name, Local, Remote}}) ->
               {ok, Pid} = cluster:call(B, mailroom, start, [Name, Module, #{list => true}, #{}]),
+              %% What is meant for the one before is lost.
+              is_atom(Local) andalso await_known([A], B),
               ok = cluster:call(B, fun() -> talk(Local) end),
               ok = cluster:call(A, fun() -> talk(case Remote of its_pid -> Pid; _ -> Remote end) end),
               ok = cluster:call(B, fun() -> talk(Pid) end),
               ok = cluster:call(A, fun() -> talk(Pid) end),
-              List = cluster:call(B, gen_server, call, [Local, list]),
+              List = cluster:call(B, gen_server, call, [Local, list, ?LONG]),
               ?assertEqual(4, length([x || {cast_by_gen, 1} <- untyped(List)])),
               ?assertEqual(4, length([x || {cast_by_trunkline, 1} <- untyped(List)])),
               %% send/2 takes no global names.
@@ -75,28 +77,28 @@ untyped(List) -> [case Item of {_, Tag, N} -> {Tag, N}; _ -> Item end || Item <-
 is_sendable(To) -> not lists:member(element(1, if is_tuple(To) -> To; true -> {To} end), [global, via]).
 
 talk(To) ->
-    1 = gen_server:call(To, {echo, 1}),
-    2 = trunkline:call(To, {echo, 2}),
-    {reply, 3} = gen_server:receive_response(gen_server:send_request(To, {echo, 3}), 5000),
-    {reply, 4} = trunkline:receive_response(trunkline:send_request(To, {echo, 4}), 5000),
-    5 = gen_statem:call(To, {echo, 5}),
+    1 = gen_server:call(To, {echo, 1}, infinity),
+    2 = trunkline:call(To, {echo, 2}, infinity),
+    {reply, 3} = gen_server:receive_response(gen_server:send_request(To, {echo, 3}), ?LONG),
+    {reply, 4} = trunkline:receive_response(trunkline:send_request(To, {echo, 4}), ?LONG),
+    5 = gen_statem:call(To, {echo, 5}, infinity),
     ok = gen_server:cast(To, {from, cast_by_gen, 1, x}),
     ok = trunkline:cast(To, {from, cast_by_trunkline, 1, x}),
     _ = [{from, sent, 1, x} = trunkline:send(To, {from, sent, 1, x}) || is_sendable(To)],
     %% By now all of it has come: trunkline's and gen_server's ways are not one.
-    6 = gen_server:call(To, {echo, 6}),
-    7 = trunkline:call(To, {echo, 7}),
+    6 = gen_server:call(To, {echo, 6}, infinity),
+    7 = trunkline:call(To, {echo, 7}, infinity),
     ok.
 
 multi(A, B, Name) ->
     Nodes = [cluster:node_of(N) || N <- [A, B]],
     ?assertEqual({[{cluster:node_of(B), x}], [cluster:node_of(A)]},
-                 cluster:call(A, gen_server, multi_call, [Nodes, Name, {echo, x}, 5000])).
+                 cluster:call(A, gen_server, multi_call, [Nodes, Name, {echo, x}, ?LONG])).
 
 stop(Pid) ->
     Ref = monitor(process, Pid),
-    stopping = gen_server:call(Pid, {stop, shutdown}),
-    receive {'DOWN', Ref, process, Pid, shutdown} -> ok after 10_000 -> timeout end.
+    stopping = gen_server:call(Pid, {stop, shutdown}, infinity),
+    receive {'DOWN', Ref, process, Pid, shutdown} -> ok after ?LONG -> timeout end.
 
 %% Every callback mode; what is postponed comes later, once, in order, and holds nothing up:
 %% it is more than the server may have at a time.
@@ -108,12 +110,12 @@ statem_modes(_) ->
               {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom_statem, #{}, #{work => 4}]),
               {Entered, List} =
                   cluster:call(B, fun() ->
-                                          ok = gen_statem:call(?NAME, {go, shut}),
+                                          ok = gen_statem:call(?NAME, {go, shut}, infinity),
                                           _ = [trunkline:send(?NAME, {from, info, N, x}) || N <- lists:seq(1, 30)],
                                           _ = [gen_statem:cast(?NAME, {from, cast, N, x}) || N <- lists:seq(1, 30)],
-                                          ok = gen_statem:call(?NAME, {go, open}),
-                                          through = gen_statem:call(?NAME, {thrown, through}),
-                                          {gen_statem:call(?NAME, entered), gen_statem:call(?NAME, list)}
+                                          ok = gen_statem:call(?NAME, {go, open}, infinity),
+                                          through = gen_statem:call(?NAME, {thrown, through}, infinity),
+                                          {gen_statem:call(?NAME, entered, infinity), gen_statem:call(?NAME, list, infinity)}
                                   end),
               ?assertEqual([{info, info, N} || N <- lists:seq(1, 30)] ++ [{cast, cast, N} || N <- lists:seq(1, 30)], List),
               ?assertEqual(case is_list(Mode) of
@@ -142,7 +144,7 @@ thrown_results(_) ->
               ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
               {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, Module, #{list => true}, #{work => 4}]),
               ok = cluster:call(B, fun() ->
-                                           lists:foreach(fun(N) -> N = gen_server:call(?NAME, {thrown, N}),
+                                           lists:foreach(fun(N) -> N = gen_server:call(?NAME, {thrown, N}, infinity),
                                                                    ?NAME ! {thrown, {from, a, N, x}},
                                                                    gen_server:cast(?NAME, {thrown, {from, b, N, x}})
                                                          end, lists:seq(1, 20))
@@ -185,7 +187,7 @@ ends(Start) ->
                              %% (A gen_statem's own has a stack where its answer has none.)
                              {'EXIT', _, {Why, [{_, _, _, _} | _]}} -> {Answer, Why};
                              {'EXIT', _, Why} -> {Answer, Why}
-                         after case Answer of {error, {already_started, _}} -> 0; _ -> 10_000 end ->
+                         after case Answer of {error, {already_started, _}} -> 0; _ -> ?LONG end ->
                                  {Answer, nothing}
                          end
                  end).
@@ -197,12 +199,12 @@ supervised(_) ->
     ok = cluster:call(
            B, fun() ->
                       Self = self(),
-                      Spec = #{id => post, shutdown => 5000,
+                      Spec = #{id => post, shutdown => ?LONG,
                                start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{trap => true, tell => Self}, []]}},
                       {ok, Sup} = mailroom:supervise([Spec]),
                       Pid = whereis(?NAME),
                       [{post, Pid, worker, [trunkline_inbox]}] = supervisor:which_children(Sup),
-                      Server = gen_server:call(?NAME, self),
+                      Server = gen_server:call(?NAME, self, infinity),
                       {mailroom, init, 1} = proc_lib:translate_initial_call(Server),
                       %% Full, and standing still until it is told: the supervisor waits for it.
                       ok = mailroom:hold(?NAME),
@@ -215,7 +217,7 @@ supervised(_) ->
                       [false, false] = [is_process_alive(P) || P <- [Pid, Server]],
                       undefined = whereis(?NAME),
                       {ok, Again} = supervisor:restart_child(Sup, post),
-                      x = gen_server:call(?NAME, {echo, x}),
+                      x = gen_server:call(?NAME, {echo, x}, infinity),
                       ok = supervisor:terminate_child(Sup, post),
                       false = is_process_alive(Again),
                       receive {terminated, _, shutdown} -> ok end,
@@ -223,7 +225,7 @@ supervised(_) ->
                       %% brutal_kill: the server goes too.
                       {ok, Brutal} = supervisor:start_child(Sup, Spec#{shutdown => brutal_kill,
                                                                        start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{}, []]}}),
-                      Server2 = gen_server:call(Brutal, self),
+                      Server2 = gen_server:call(Brutal, self, infinity),
                       Ref = monitor(process, Server2),
                       ok = supervisor:terminate_child(Sup, post),
                       receive {'DOWN', Ref, process, Server2, killed} -> ok end,
@@ -232,11 +234,11 @@ supervised(_) ->
                       lists:foreach(
                         fun(Shutdown) ->
                                 {ok, Stuck} = supervisor:start_child(Sup, Spec#{shutdown => Shutdown}),
-                                Server3 = gen_server:call(Stuck, self),
+                                Server3 = gen_server:call(Stuck, self, infinity),
                                 Ref3 = monitor(process, Server3),
                                 ok = mailroom:hold(?NAME),
                                 ok = supervisor:terminate_child(Sup, post),
-                                receive {'DOWN', Ref3, process, Server3, killed} -> ok after 10_000 -> exit(survived) end,
+                                receive {'DOWN', Ref3, process, Server3, killed} -> ok after ?LONG -> exit(survived) end,
                                 receive {terminated, _, _} = Terminated -> exit(Terminated) after 0 -> ok end,
                                 ok = supervisor:delete_child(Sup, post)
                         end, [brutal_kill, 100])
@@ -256,7 +258,7 @@ ends_together(_) ->
               Told = cluster:call(A, fun() -> watcher(Pid) end),
               {Server, Ends} = cluster:call(B, fun() -> ended(How, Pid) end),
               ?assertEqual([Reason, Reason], Ends),
-              ?assertEqual(Reason, cluster:call(A, fun() -> Told ! {tell, self()}, receive {Told, R} -> R after 10_000 -> timeout end end)),
+              ?assertEqual(Reason, cluster:call(A, fun() -> Told ! {tell, self()}, receive {Told, R} -> R after ?LONG -> timeout end end)),
               ?assertMatch({exit, {noproc, _}}, cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(Server, x) end) end)),
               ?assertMatch({exit, {noproc, _}}, cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, x) end) end))
       end, [{Module, How, Reason}
@@ -275,21 +277,21 @@ watcher(Pid) ->
     Self = self(),
     Watcher = spawn(fun() ->
                             Ref = monitor(process, Pid),
-                            true = is_pid(gen_server:call(Pid, self)),
+                            true = is_pid(gen_server:call(Pid, self, infinity)),
                             Self ! {self(), ready},
                             receive {'DOWN', Ref, process, Pid, Reason} -> receive {tell, From} -> From ! {self(), Reason} end end
                     end),
     receive {Watcher, ready} -> Watcher end.
 
 ended(How, Pid) ->
-    Server = gen_server:call(Pid, self),
+    Server = gen_server:call(Pid, self, infinity),
     Refs = [monitor(process, P) || P <- [Pid, Server]],
     _ = case How of
             {server, Reason} -> exit(Server, Reason);
             {keeper, Reason} -> exit(Pid, Reason);
             {call, What} -> traffic:attempt(fun() -> gen_server:call(Pid, What) end)
         end,
-    {Server, [receive {'DOWN', Ref, process, _, R} -> R after 10_000 -> timeout end || Ref <- Refs]}.
+    {Server, [receive {'DOWN', Ref, process, _, R} -> R after ?LONG -> timeout end || Ref <- Refs]}.
 
 %% Who has started it ends normally: a server that does not trap exits stays, as it would
 %% without an inbox; one that does ends.
@@ -310,13 +312,13 @@ parent_ends(_) ->
                                        receive {started, P} -> P end
                                end,
                       Down = fun(P) -> Ref = monitor(process, P),
-                                       receive {'DOWN', Ref, process, P, R} -> R after 10_000 -> timeout end end,
+                                       receive {'DOWN', Ref, process, P, R} -> R after ?LONG -> timeout end end,
                       First = Start(#{}),
                       true = lists:member(Down(First), [{shutdown, First}, noproc]),
                       Second = Normal(#{trap => true}),
                       true = lists:member(Down(Second), [normal, noproc]),
                       Third = Normal(#{}),
-                      x = gen_server:call(Third, {echo, x}),
+                      x = gen_server:call(Third, {echo, x}, infinity),
                       true = is_process_alive(Third),
                       exit(Third, kill),
                       ok
@@ -334,20 +336,23 @@ exit_signals(_) ->
                                end,
                       %% It traps exits: it is told by whom.
                       {ok, First} = mailroom:start({local, ?NAME}, #{trap => true, list => true}, #{}),
+                      %% (One after the other: signals of different processes have no order.)
+                      Told = fun(Exits) -> cluster:await(fun() -> case gen_server:call(?NAME, list, infinity) of
+                                                                      Exits -> true;
+                                                                      Other -> Other
+                                                                  end end) end,
                       P1 = Linked(normal),
+                      Told([{'EXIT', P1, normal}]),
                       P2 = Linked(oops),
+                      Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}]),
                       exit(First, hello),
-                      Self = self(),
-                      cluster:await(fun() -> case gen_server:call(?NAME, list) of
-                                                 [{'EXIT', P1, normal}, {'EXIT', P2, oops}, {'EXIT', Self, hello}] -> true;
-                                                 Other -> Other
-                                             end end),
+                      Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}, {'EXIT', self(), hello}]),
                       exit(First, kill),
                       cluster:await(fun() -> whereis(?NAME) =:= undefined end),
                       %% It does not: normal ends are nothing to it.
                       {ok, Second} = mailroom:start({local, ?NAME}, #{}, #{}),
                       _ = Linked(normal),
-                      Server = gen_server:call(?NAME, self),
+                      Server = gen_server:call(?NAME, self, infinity),
                       Ref = monitor(process, Second),
                       Ref2 = monitor(process, Server),
                       _ = Linked(oops),
@@ -355,10 +360,9 @@ exit_signals(_) ->
                       receive {'DOWN', Ref2, process, Server, oops} -> ok end,
                       %% And its own end is told to who is linked to it.
                       {ok, Third} = mailroom:start({local, ?NAME}, #{}, #{}),
-                      Told = mailroom:own(fun() -> link(Third),
+                      away = mailroom:own(fun() -> link(Third),
                                                    _ = traffic:attempt(fun() -> gen_server:call(Third, {stop, away}) end),
-                                                   receive {'EXIT', Third, R} -> R after 10_000 -> timeout end end),
-                      away = Told,
+                                                   receive {'EXIT', Third, R} -> R after ?LONG -> timeout end end),
                       ok
               end),
     cluster:stop(B).
@@ -388,10 +392,10 @@ spec(How, Inbox) ->
 
 %% The server itself, when it is another one than before.
 await_server(B, Before) ->
-    Server = fun() -> cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, self) end) end) end,
-    cluster:await(fun() -> case Server() of {ok, Pid} when Pid =/= Before -> true; Other -> Other end end),
-    {ok, Pid} = Server(),
-    Pid.
+    Server = fun() -> cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, self, infinity) end) end) end,
+    Test = self(),
+    cluster:await(fun() -> case Server() of {ok, Pid} when Pid =/= Before -> Test ! {server, Pid}, true; Other -> Other end end),
+    receive {server, Pid} -> Pid end.
 
 %% How many have been heard of.
 tags(B) -> map_size(summary(B)).
@@ -420,7 +424,7 @@ system_messages(_) ->
                       {ok, _} = mailroom:start({local, ?NAME}, #{}, #{work => 4}),
                       #{summary := #{}} = sys:get_state(?NAME),
                       #{summary := changed} = sys:replace_state(?NAME, fun(S) -> S#{summary := changed} end),
-                      changed = gen_server:call(?NAME, summary),
+                      changed = gen_server:call(?NAME, summary, infinity),
                       _ = sys:replace_state(?NAME, fun(S) -> S#{summary := #{}} end),
                       ok = sys:suspend(?NAME),
                       Pids = mailroom:senders(?NAME, [a, b], 100, 10),
@@ -437,7 +441,7 @@ system_messages(_) ->
                       %% Shown as the module wants it, with what is postponed as it was sent.
                       {ok, _} = mailroom:start({local, ?NAME}, mailroom_statem, #{}, #{work => 4}),
                       {open, #{list := []}} = sys:get_state(?NAME),
-                      ok = gen_statem:call(?NAME, {go, shut}),
+                      ok = gen_statem:call(?NAME, {go, shut}, infinity),
                       _ = [trunkline:send(?NAME, {from, seen, N, x}) || N <- lists:seq(1, 10)],
                       cluster:await(fun() -> idle() end),
                       ok = sys:suspend(?NAME),
@@ -462,13 +466,13 @@ new_code(_) ->
                                 load(Kind, 1),
                                 {ok, Pid} = mailroom:start({local, ?NAME}, changing, [], #{work => 4}),
                                 Server = maps:get(consumer, trunkline_inbox:info(?NAME)),
-                                1 = gen_server:call(?NAME, version),
+                                1 = gen_server:call(?NAME, version, infinity),
                                 ok = sys:suspend(Pid),
                                 Calls = [gen_server:send_request(?NAME, version) || _ <- lists:seq(1, 20)],
                                 load(Kind, 2),
                                 ok = sys:change_code(Pid, changing, undefined, []),
                                 ok = sys:resume(Pid),
-                                [{reply, {1, 2}}] = lists:usort([gen_server:receive_response(C, 5000) || C <- Calls]),
+                                [{reply, {1, 2}}] = lists:usort([gen_server:receive_response(C, ?LONG) || C <- Calls]),
                                 %% Nobody runs the old code any more.
                                 true = code:soft_purge(changing),
                                 load(Kind, 2),
@@ -509,14 +513,14 @@ sleeps(_) ->
     ok = cluster:call(
            B, fun() ->
                       {ok, Pid} = mailroom:start({local, ?NAME}, #{list => true}, #{}),
-                      Server = gen_server:call(?NAME, self),
-                      ok = gen_server:call(?NAME, hibernate),
+                      Server = gen_server:call(?NAME, self, infinity),
+                      ok = gen_server:call(?NAME, hibernate, infinity),
                       cluster:await(fun() -> [process_info(P, current_function) || P <- [Pid, Server]]
                                                  =:= [{current_function, {erlang, hibernate, 3}} || _ <- [1, 2]] end),
                       _ = trunkline:send(?NAME, {from, a, 1, x}),
-                      [{a, 1}] = gen_server:call(?NAME, list),
-                      ok = gen_server:call(?NAME, hibernate),
-                      x = gen_server:call(?NAME, {echo, x}),
+                      [{a, 1}] = gen_server:call(?NAME, list, infinity),
+                      ok = gen_server:call(?NAME, hibernate, infinity),
+                      x = gen_server:call(?NAME, {echo, x}, infinity),
                       ok
               end),
     cluster:stop(B).
@@ -563,7 +567,7 @@ await_waiting(B, Nodes, AtLeast) ->
                               true -> true;
                               false -> Waiting
                           end
-                  end).
+                  end, ?LONG).
 
 %% The server's own is short all the time, though as much as may be is before it.
 short_mailbox(_) ->
@@ -595,9 +599,9 @@ own_requests(_) ->
                                                        {message_queue_len, Length} = process_info(self(), message_queue_len),
                                                        Id = gen_server:send_request(Other, {echo, 3}),
                                                        {Length =< 9,
-                                                        gen_server:call(Other, {echo, 1}, 5000),
-                                                        trunkline:call(Other, {echo, 2}, 5000),
-                                                        gen_server:receive_response(Id, 5000)}
+                                                        gen_server:call(Other, {echo, 1}, ?LONG),
+                                                        trunkline:call(Other, {echo, 2}, ?LONG),
+                                                        gen_server:receive_response(Id, ?LONG)}
                                                end)
                    end),
     ?assertEqual({true, 1, 2, {reply, 3}}, Replies),
@@ -623,8 +627,11 @@ block(_) ->
                              {N, Pids}
                          end || N <- Order],
               await_waiting(B, Order, 4),
-              #{queued_messages := Held} = cluster:call(B, trunkline_inbox, info, [?NAME]),
-              ?assert(Held >= 300),
+              %% (Each of them waits for a moment before it has heard of its share, too.)
+              cluster:await(fun() -> case cluster:call(B, trunkline_inbox, info, [?NAME]) of
+                                         #{queued_messages := Held} when Held >= 300 -> true;
+                                         Info -> Info
+                                     end end, ?LONG),
               ok = cluster:call(B, mailroom, release, [?NAME]),
               finished(Senders, 1000),
               all_in_order(B, Senders, 1000),
@@ -661,6 +668,8 @@ reject(_) ->
     To = {?NAME, cluster:node_of(B)},
     finished(flood(Nodes, 4, 500, 100), 500),
     Full = fun(N) -> cluster:call(N, trunkline, send, [To, {from, extra, 1, x}, [nosuspend]]) end,
+    %% Until then a node knows only what it has outstanding itself.
+    lists:foreach(fun(N) -> cluster:await(fun() -> is_told_full(N, To) end, ?LONG) end, [A, C, B]),
     %% While there is room it is taken.
     lists:foreach(fun(N) -> cluster:await(fun() -> case Full(N) of nosuspend -> true; Other -> Other end end) end, [A, C, B]),
     lists:foreach(
@@ -689,7 +698,7 @@ reject(_) ->
     ?assertEqual([], [Odd || {_, {_, N, _} = Odd} <- maps:to_list(summary(B)), N > 500]),
     %% There is room again, and everybody knows.
     lists:foreach(fun(N) ->
-                          cluster:await(fun() -> case cluster:call(N, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}) end) end) of
+                          cluster:await(fun() -> case cluster:call(N, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}, infinity) end) end) of
                                                      {ok, x} -> true; Other -> Other end end),
                           cluster:await(fun() -> case Full(N) of ok -> true; Other -> Other end end)
                   end, [A, C, B]),
@@ -712,7 +721,7 @@ dropping(Policy, Kept) ->
               cluster:await(fun() -> accounted(B, 200 + 1) end),
               ?assertMatch(#{dropped := 143, queued_messages := 50}, cluster:call(B, trunkline_inbox, info, [?NAME])),
               ok = cluster:call(B, mailroom, release, [?NAME]),
-              List = cluster:call(B, gen_server, call, [?NAME, list]),
+              List = cluster:call(B, gen_server, call, [?NAME, list, ?LONG]),
               ?assertEqual([{x, N} || N <- Kept], [{x, N} || {x, N} <- List]),
               %% It is told before what comes next.
               ?assertEqual({trunkline_inbox, Pid, {dropped, 143}}, lists:nth(8, List)),
@@ -780,7 +789,9 @@ calls_stay(_) ->
               ok = cluster:call(B, mailroom, release, [?NAME]),
               _ = [?assertEqual(lists:seq(1, 50), cluster:call(N, mailroom, collect, [Pids, finish])) || {N, Pids} <- Callers],
               cluster:await(fun() -> idle(B) end),
-              ok = cluster:call(B, fun() -> stop(Pid) end)
+              ok = cluster:call(B, fun() -> stop(Pid) end),
+              %% Who knows the one before may take the next one for as full.
+              [cluster:await(fun() -> not is_known(N, To) end) || N <- [A, B]]
       end, [block, reject, drop_newest, drop_oldest]),
     cluster:stop_all([A, B]).
 
@@ -800,7 +811,7 @@ urgent(_) ->
     cluster:await(fun() -> accounted(B, 36) end),
     ok = cluster:call(B, mailroom, release, [?NAME]),
     ?assertEqual([{normal, N} || N <- lists:seq(1, 7)] ++ [{urgent, N} || N <- lists:seq(1, 5)]
-                 ++ [{normal, N} || N <- lists:seq(8, 30)], cluster:call(B, gen_server, call, [?NAME, list])),
+                 ++ [{normal, N} || N <- lists:seq(8, 30)], cluster:call(B, gen_server, call, [?NAME, list, ?LONG])),
     cluster:stop_all([A, B]).
 
 is_urgent({from, urgent, _, _}) -> true;
@@ -840,7 +851,7 @@ no_more_done(_) ->
     {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
     Senders = flood(Nodes, 5, 100, 100),
     await_waiting(B, [A, B, C], 5),
-    ?assertEqual([5, 5, 5], maps:values(cluster:call(B, mailroom, waiting, [?NAME]))),
+    all_waiting(B, [5, 5, 5]),
     #{queued_messages := Queued, in_work := 1, consumer := Pid} = cluster:call(B, trunkline_inbox, info, [Inbox]),
     ?assert(Queued =< 100),
     %% From elsewhere, too.
@@ -851,8 +862,15 @@ no_more_done(_) ->
     finished(Senders, 100),
     cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 1500 end),
     cluster:await(fun() -> idle(B) end),
-    ?assertEqual([0, 0, 0], maps:values(cluster:call(B, mailroom, waiting, [?NAME]))),
+    all_waiting(B, [0, 0, 0]),
     cluster:stop_all([A, B, C]).
+
+%% (Whoever is told to look for room does not wait meanwhile, and a node may not answer in time.)
+all_waiting(B, Expected) ->
+    cluster:await(fun() -> case maps:values(cluster:call(B, mailroom, waiting, [?NAME])) of
+                               Expected -> true;
+                               Other -> Other
+                           end end, ?LONG).
 
 %% Of what is none nothing is known.
 not_an_inbox(_) ->
@@ -861,6 +879,8 @@ not_an_inbox(_) ->
            B, fun() ->
                       {_, Inbox} = mailroom:open(none, #{}),
                       ok = trunkline_inbox:close(Inbox),
+                      %% Who keeps the list hears of it, too.
+                      cluster:await(fun() -> not ets:member(trunkline_inboxes, {own, Inbox}) end),
                       Try = fun(F, Args) -> try apply(trunkline_inbox, F, Args) catch error:badarg -> badarg end end,
                       Expected = [badarg || _ <- lists:seq(1, 10)],
                       Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server, nobody, Inbox]]
@@ -879,7 +899,7 @@ bad_options(_) ->
            B, fun() ->
                       Bad = [{policy, wait}, {bytes, 0}, {bytes, 1 bsl 32}, {bytes, many}, {messages, 0}, {messages, 1 bsl 22},
                              {work, 0}, {work, 1.5}, {urgent, yes}, {urgent, fun() -> true end}, {tell_dropped, 1}, {unknown, x}],
-                      Before = length(processes()),
+                      Before = processes(),
                       lists:foreach(fun({Key, Value}) ->
                                             {error, {bad_option, Key, Value}} = trunkline_inbox:open(#{Key => Value}),
                                             {error, {bad_option, Key, Value}} = trunkline_inbox:open({local, ?NAME}, #{Key => Value}),
@@ -889,7 +909,11 @@ bad_options(_) ->
                                     end, Bad),
                       {error, {bad_option, inbox, [x]}} = trunkline_inbox:start_link(mailroom, #{}, [{inbox, [x]}]),
                       undefined = whereis(?NAME),
-                      Before = length(processes()),
+                      %% (Others of this node may come and go.)
+                      cluster:await(fun() -> case processes() -- Before of
+                                                 [] -> true;
+                                                 New -> [process_info(P) || P <- New]
+                                             end end),
                       %% Nor is it without Trunkline.
                       cluster:stop_trunkline(),
                       {error, not_started} = mailroom:own(fun() -> trunkline_inbox:open({local, ?NAME}, #{}) end),
@@ -982,7 +1006,7 @@ stalled_beside_lane(_) ->
     finished([{A, Others}, {A, Brisk}], 2000),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Plain]) =:= 10_000 end),
     cluster:await(fun() -> lists:usort(maps:values(cluster:call(B, mailroom, summary, [brisk]))) =:= [{2000, 2000, []}] end),
-    x = cluster:call(A, trunkline, call, [{brisk, NodeB}, {echo, x}]),
+    x = cluster:call(A, trunkline, call, [{brisk, NodeB}, {echo, x}, ?LONG]),
     ?assertEqual(20, cluster:call(A, mailroom, alive, [Stalled])),
     await_waiting(B, [A], 20),
     ok = cluster:call(B, mailroom, release, [?NAME]),
@@ -996,16 +1020,23 @@ endless(A, B) ->
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), infinity, 50])} || N <- [A, B]],
-    cluster:await(fun() -> is_heard(A, B) end),
+    _ = heard(A, B),
     Senders.
 
-%% Of each of them.
-is_heard(A, B) -> [Tag || N <- [A, B], Tag <- tags(N, 8)] -- maps:keys(summary(B)) =:= [].
+%% The summary that has each of them.
+heard(A, B) ->
+    Test = self(),
+    Ref = make_ref(),
+    cluster:await(fun() -> Summary = summary(B),
+                           case [Tag || N <- [A, B], Tag <- tags(N, 8), not is_map_key(Tag, Summary)] of
+                               [] -> Test ! {Ref, Summary}, true;
+                               Missing -> {missing, Missing}
+                           end end, ?LONG),
+    receive {Ref, Summary} -> Summary end.
 
 %% Of each of them there is news.
 flowing(A, B) ->
-    cluster:await(fun() -> is_heard(A, B) end, ?LONG),
-    Before = summary(B),
+    Before = heard(A, B),
     cluster:await(fun() -> Now = summary(B),
                            case [Tag || N <- [A, B], Tag <- tags(N, 8),
                                         not is_later(maps:get(Tag, Now, none), element(1, maps:get(Tag, Before)))] of
@@ -1064,7 +1095,7 @@ producers_killed(_) ->
                           _ = [ok = cluster:call(N, mailroom, kill, [Pids]) || {N, Pids} <- Waiting],
                           ok = cluster:call(B, mailroom, release, [?NAME]),
                           Running = Some(),
-                          cluster:await(fun() -> tags(B) >= 100 end),
+                          cluster:await(fun() -> tags(B) >= 100 end, ?LONG),
                           _ = [ok = cluster:call(N, mailroom, kill, [Pids]) || {N, Pids} <- Running]
                   end, lists:seq(1, 5)),
     afterwards(A, B, endless(A, B)),
@@ -1140,12 +1171,15 @@ receiving_node_dies(_) ->
               await_waiting(B, [A], 16),
               cluster:kill(B),
               finished([{A, Senders}], 300),
+              cluster:await_state(A, B, down),
               B2 = cluster:start([], Name),
               {ok, _} = cluster:call(B2, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
               cluster:connect(A, B2),
               cluster:await(fun() -> tags(B2) =:= 8 end, ?LONG),
               afterwards(A, B2, [{A, Endless}]),
-              cluster:stop_all([B, B2])
+              cluster:stop_all([B, B2]),
+              %% Its next connection must not be taken for this one.
+              cluster:await_state(A, B2, down)
       end, [1, 2]),
     cluster:stop(A).
 
@@ -1176,7 +1210,9 @@ lanes_killed(_) ->
                    Other = cluster:node_of(case At of A -> B; B -> A end),
                    Link = cluster:call(At, fun() ->
                                                    #{link := Pid} = trunkline_peers:lookup(Other),
-                                                   mailroom:kill(cluster:by_module(trunkline_lane)),
+                                                   {_, Route} = lists:keyfind(Other, 1, trunkline_route:all()),
+                                                   %% (One that sleeps runs no code of its own module.)
+                                                   mailroom:kill(tuple_to_list(element(3, Route))),
                                                    Pid
                                            end),
                    %% Another link has taken over: nothing that is sent from now on may be lost.
@@ -1232,8 +1268,11 @@ keeper_killed(_) ->
 disconnected(_) ->
     faulty(fun(At, A, B) ->
                    Other = case At of A -> B; B -> A end,
+                   Before = cluster:sessions(A, B),
                    _ = cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
-                   cluster:connect(A, B)
+                   %% (Senders may have connected them before.)
+                   cluster:connect(A, B),
+                   cluster:await_up_anew(A, B, Before)
            end).
 
 %% A node that stands still for longer than it takes to look for what is missing.
@@ -1283,3 +1322,7 @@ await_known(Nodes, B) ->
 %% (There is no other way to see it.)
 is_known(Node, To) ->
     cluster:call(Node, ets, member, [trunkline_inboxes, To]).
+
+%% (Nor this.)
+is_told_full(Node, To) ->
+    cluster:call(Node, fun() -> [Row] = ets:lookup(trunkline_inboxes, To), atomics:get(element(4, Row), 4) rem 2 =:= 1 end).

@@ -11,7 +11,7 @@
 -export([register_name/2, unregister_name/1, whereis_name/1, send/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
--define(DEADLINE, 40_000).
+-define(DEADLINE, 90_000).
 
 %% A process that does this, and stays with what it has started or linked.
 own(Fun) ->
@@ -34,7 +34,7 @@ supervise(Specs) ->
     own(fun() -> supervisor:start_link(?MODULE, {supervisor, Specs}) end).
 
 %% It stands still, in a callback, until it is told to go on by its own pid.
-hold(Name) -> gen_server:call(Name, hold).
+hold(Name) -> gen_server:call(Name, hold, infinity).
 release(Name) -> consumer(Name) ! release, ok.
 
 %% While it is held.
