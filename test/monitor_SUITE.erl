@@ -11,9 +11,9 @@
          nothing_left_behind/1, many_servers/1, one_server/1]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, ended/1, race/2, set_and_see/2]).
 
--define(DEADLINE, 20_000).
+-define(DEADLINE, 60_000).
 
-suite() -> [{timetrap, {minutes, 4}}].
+suite() -> [{timetrap, {minutes, 15}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
           keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
@@ -79,7 +79,9 @@ cases() ->
               is_there(M, P),
               true = erpc:call(Node, erlang, unregister, [test_name]),
               Q = named(Node),
+              Other = erlang:monitor(process, Q),
               _ = M:send(Q, {exit, other}),
+              receive {'DOWN', Other, process, Q, _} -> ok end,         % and nobody has the name
               None = none(),
               M:send(P, {exit, x}),
               {None, down(R, Object)}
@@ -274,7 +276,7 @@ finish(At, Pids, Reason) -> cluster:call(At, fun() -> lists:foreach(fun(P) -> P 
 
 %% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
 nothing_left(A, B) ->
-    cluster:await(fun() -> case {rows(A), monitored(B, A)} of {0, 0} -> true; Left -> {rows_and_monitored, Left} end end).
+    cluster:await(fun() -> case {rows(A), monitored(B, A)} of {0, 0} -> true; Left -> {rows_and_monitored, Left} end end, ?DEADLINE).
 
 rows(At) ->
     cluster:call(At, ets, info, [trunkline_monitors, size]).
@@ -285,7 +287,8 @@ monitored(B, A) ->
     cluster:call(B, fun() ->
                             #{inlets := Inlets} = trunkline_peers:lookup(NodeA),
                             lists:sum([length(Ms) || {monitors, Ms} <- [process_info(I, monitors) || I <- Inlets]])
-                                + lists:sum([ets:info(T, size) || T <- ets:all(), ets:info(T, name) =:= trunkline_agent])
+                                + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_agent,
+                                                     Size <- [ets:info(T, size)], is_integer(Size)])
                     end).
 
 kill(At, Fun) ->
@@ -349,9 +352,10 @@ killed(_) ->
               Ps = servers(B, 20),
               Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
               Node = cluster:node_of(Other),
+              Before = cluster:sessions(A, B),
               _ = kill(At, fun() -> find(Victim, Node) end),
               await_held(A, Holder, [noconnection || _ <- Ps]),
-              cluster:await_up(A, B),
+              cluster:await_up_anew(A, B, Before),
               Again = cluster:call(A, ?MODULE, set, [Ps, there]),
               finish(B, Ps, Victim),
               await_held(A, Again, [Victim || _ <- Ps]),
@@ -404,6 +408,11 @@ stopped_and_continued(_) ->
     cluster:suspend(B),
     Late = cluster:call(A, ?MODULE, set, [Ps, under_way]),
     cluster:continue(B),
+    %% Whoever is monitored later than he ends has another reason.
+    cluster:await(fun() -> case cluster:call(B, fun() -> [length(By) || Q <- Ps, {monitored_by, By} <- [process_info(Q, monitored_by)]] end) of
+                               [2, 2, 2, 2, 2, 2, 2, 2, 2, 2] -> true;
+                               Other -> Other
+                           end end),
     finish(B, [P], first),
     [await_held(A, H, [first | [none || _ <- tl(Ps)]]) || H <- [Holder, Late]],
     finish(B, tl(Ps), rest),
@@ -428,6 +437,7 @@ new_incarnation(_) ->
               %% These are under way, or will never be.
               More = [cluster:call(A, ?MODULE, set, [Objects, under_way]) || _ <- lists:seq(1, 10)],
               cluster:kill(B),
+              cluster:await_state(A, B, down),
               B2 = cluster:start([], Name),
               [P2] = servers(B2, 1),
               true = cluster:call(B2, erlang, register, [target, P2]),
@@ -440,7 +450,9 @@ new_incarnation(_) ->
               await_held(A, New, [x, noproc]),
               [await_held(A, H, [noconnection, noconnection]) || H <- [Holder | More]],
               nothing_left(A, B2),
-              cluster:stop_all([B, B2])
+              cluster:stop_all([B, B2]),
+              %% Its next connection must not be taken for this one.
+              cluster:await_state(A, B2, down)
       end, lists:seq(1, 3)),
     cluster:stop(A).
 
@@ -469,7 +481,13 @@ supervisor_killed(_) ->
                           cluster:call(At, logger, set_primary_config, [level, none]),
                           _ = kill(At, fun() -> whereis(trunkline_sup) end),
                           await_held(A, Holder, [noconnection || _ <- Ps]),
-                          cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [])) end),
+                          cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [?DEADLINE])) end),
+                          %% Nor do those live who end on their own.
+                          cluster:await(fun() -> case [Name || Name <- cluster:call(At, erlang, registered, []),
+                                                               lists:prefix("trunkline", atom_to_list(Name))] of
+                                                     [] -> true;
+                                                     Names -> Names
+                                                 end end),
                           ok = cluster:call(At, cluster, start_trunkline, [[]]),
                           cluster:await_up(A, B),
                           await_held(A, Holder, [noconnection || _ <- Ps])
@@ -489,10 +507,10 @@ caller_dies(_) ->
                           nothing_left(A, B)
                   end, [1, 2]),
     %% In the middle of it.
-    [begin
-         Pid = cluster:call(A, fun() -> spawn(fun() -> set_and_see(Ps, forever) end) end),
-         receive after N -> cluster:call(A, erlang, exit, [Pid, kill]) end
-     end || N <- lists:seq(1, 20)],
+    [cluster:call(A, fun() ->
+                             Pid = spawn(fun() -> set_and_see(Ps, forever) end),
+                             receive after N -> exit(Pid, kill) end
+                     end) || N <- lists:seq(1, 20)],
     nothing_left(A, B),
     %% But for the session.
     cluster:await(fun() -> cluster:call(A, ets, info, [trunkline_monitors_watched, size]) =:= 1 end),
@@ -540,8 +558,13 @@ session_ends_while_monitoring(_) ->
     [P] = servers(B, 1),
     NodeB = cluster:node_of(B),
     Setters = [cluster:call(A, fun() -> spawn(fun() -> set_until_stopped(P, []) end) end) || _ <- lists:seq(1, 4)],
-    lists:foreach(fun(disconnect) -> cluster:call(A, erlang, disconnect_node, [NodeB]), cluster:connect(A, B), cluster:await_up(A, B);
-                     (At) -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end), cluster:await_up(A, B)
+    lists:foreach(fun(What) ->
+                          Before = cluster:sessions(A, B),
+                          case What of
+                              disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]), cluster:connect(A, B);
+                              At -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
+                          end,
+                          cluster:await_up_anew(A, B, Before)
                   end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
     Counts = cluster:call(A, fun() -> [begin S ! {stop, self()}, receive {S, N} -> N end end || S <- Setters] end),
     ct:log("~p", [Counts]),
@@ -581,10 +604,11 @@ nothing_left_behind(_) ->
                     {Some, Others} = lists:split(50, Ps),
                     finish(B, Some, x),
                     await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
+                    Before = cluster:sessions(A, B),
                     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
                     await_held(A, Holder, [x || _ <- Some] ++ [noconnection || _ <- Others]),
                     cluster:connect(A, B),
-                    cluster:await_up(A, B),
+                    cluster:await_up_anew(A, B, Before),
                     cluster:call(A, erlang, exit, [Holder, kill]),
                     finish(B, Others, x)
             end,
