@@ -8,7 +8,7 @@
 -export([members/1, local_members/1, random_member/1, uninterested_nodes/1, order/1, no_scope/1]).
 -export([join/3]).
 
-suite() -> [{timetrap, {minutes, 2}}].
+suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [members, local_members, random_member, uninterested_nodes, order, no_scope].
 
