@@ -37,8 +37,8 @@ gen_server(#{node := Node, gen_server := Server}) ->
      gen_server:cast(Server, {cast, 4}),
      gen_server:abcast([Node], test_gen_server, 5),
      gen_server:multi_call([Node], test_gen_server, {echo, 6}),
-     gen_server:multi_call([Node], test_gen_server, {echo, 7}, 5000),
-     gen_server:multi_call([Node], no_such_name, {echo, 8}, 5000),
+     gen_server:multi_call([Node], test_gen_server, {echo, 7}, 60_000),
+     gen_server:multi_call([Node], no_such_name, {echo, 8}, 60_000),
      [gen_server:call(S, {echo, 9}) || S <- [Server]],
      (fun gen_server:call/2)(Server, {echo, 10}),
      call(Server, {echo, 11}),
@@ -47,7 +47,7 @@ gen_server(#{node := Node, gen_server := Server}) ->
 
 gen_server_exits(#{node := Node, gen_server := Server}) ->
     [catch gen_server:call({no_such_name, Node}, x),
-     catch gen_server:call({no_such_name, Node}, x, 100),
+     catch gen_server:call({no_such_name, Node}, x, 60_000),
      catch gen_server:call(Server, never, 1),
      catch gen_server:call(Server, x, no_timeout),
      catch gen_server:call({x, 'no_such_node@localhost'}, x),
@@ -61,13 +61,13 @@ gen_server_requests(#{gen_server := Server}) ->
     Ids = lists:foldl(fun(N, Ids) -> gen_server:send_request(Server, {echo, N}, N, Ids) end,
                       gen_server:reqids_add(C, c, gen_server:reqids_new()), [d, e]),
     Never = gen_server:send_request(Server, never),
-    [gen_server:wait_response(A, 5000),
-     gen_server:receive_response(B, {abs, erlang:monotonic_time(millisecond) + 5000}),
+    [gen_server:wait_response(A, 60_000),
+     gen_server:receive_response(B, {abs, erlang:monotonic_time(millisecond) + 60_000}),
      gen_server:receive_response(Never, 1),
      gen_server:reqids_size(Ids) | responses(Ids)].
 
 responses(Ids) ->
-    case gen_server:receive_response(Ids, 5000, true) of
+    case gen_server:receive_response(Ids, 60_000, true) of
         no_request -> [];
         {Response, Label, Left} -> lists:sort([{Response, Label} | responses(Left)])
     end.
@@ -75,7 +75,7 @@ responses(Ids) ->
 gen_statem(#{node := Node, gen_statem := Statem}) ->
     Id = gen_statem:send_request(Statem, {echo, 1}),
     [gen_statem:call(Statem, {echo, 2}),
-     gen_statem:call({test_gen_statem, Node}, {echo, 3}, {clean_timeout, 5000}),
+     gen_statem:call({test_gen_statem, Node}, {echo, 3}, {clean_timeout, 60_000}),
      gen_statem:cast(Statem, 4),
      gen_statem:receive_response(Id),
      begin
@@ -100,9 +100,9 @@ gen_event(#{node := Node, gen_event := Manager}) ->
      gen_event:notify(Manager, 1),
      gen_event:sync_notify({test_gen_event, Node}, 2),
      gen_event:call(Manager, Handler, events),
-     gen_event:call(Manager, Handler, events, 5000),
+     gen_event:call(Manager, Handler, events, 60_000),
      gen_event:call(Manager, no_handler, events),
-     gen_event:receive_response(gen_event:send_request(Manager, Handler, events), 5000),
+     gen_event:receive_response(gen_event:send_request(Manager, Handler, events), 60_000),
      gen_event:which_handlers(Manager),
      gen_event:swap_handler(Manager, {Handler, swapped}, {Handler, [2]}),
      gen_event:call(Manager, Handler, events),
@@ -113,7 +113,7 @@ erpc(#{node := Node}) ->
     Id = erpc:send_request(Node, erlang, abs, [-1]),
     [erpc:receive_response(Id),
      erpc:call(Node, erlang, abs, [-2]),
-     erpc:call(Node, fun node/0, 5000),
+     erpc:call(Node, fun node/0, 60_000),
      erpc:cast(Node, erlang, abs, [-3]),
      erpc:multicall([Node, Node], erlang, abs, [-4]),
      erpc:multicast([Node], fun node/0),
