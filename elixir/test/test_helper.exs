@@ -1,2 +1,2 @@
 Chat.Cluster.become_distributed()
-ExUnit.start()
+ExUnit.start(timeout: 300_000)

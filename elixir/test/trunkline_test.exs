@@ -13,7 +13,14 @@ defmodule TrunklineTest do
 
   setup %{node: node} do
     {:ok, counter} = :erpc.call(node, Counter, :start, [[name: Counter]])
-    on_exit(fn -> Process.exit(counter, :kill) end)
+
+    on_exit(fn ->
+      monitor = Process.monitor(counter)
+      Process.exit(counter, :kill)
+      # The next one gets its name.
+      assert_receive {:DOWN, ^monitor, :process, ^counter, _}, 60_000
+    end)
+
     before = Cluster.by_lane(node)
     %{counter: counter, went_by_lane: fn -> Cluster.by_lane(node) - before end}
   end
@@ -64,14 +71,14 @@ defmodule TrunklineTest do
     test "gets many requests at a time", %{counter: counter} do
       requests = for n <- 1..100, do: :trunkline.send_request(counter, {:add, n})
 
-      assert for(request <- requests, do: :trunkline.receive_response(request, 5000)) ==
+      assert for(request <- requests, do: :trunkline.receive_response(request, 60_000)) ==
                for(n <- 1..100, do: {:reply, div(n * (n + 1), 2)})
     end
 
     test "gets a struct, and sends one back", %{counter: counter} = context do
       message = %Message{room: "hall", from: "Ann", text: "hello"}
       assert :trunkline.send(counter, {message, self()}) == {message, self()}
-      assert_receive %Message{from: "Ann", text: "HELLO"}, 5000
+      assert_receive %Message{from: "Ann", text: "HELLO"}, 60_000
       assert context.went_by_lane.() == 1
     end
   end
@@ -88,7 +95,7 @@ defmodule TrunklineTest do
   describe "a Task" do
     test "calls another node, while others do", %{counter: counter} = context do
       tasks = for _ <- 1..50, do: Task.async(fn -> :trunkline.call(counter, {:add, 1}) end)
-      assert tasks |> Task.await_many() |> Enum.sort() == Enum.to_list(1..50)
+      assert tasks |> Task.await_many(60_000) |> Enum.sort() == Enum.to_list(1..50)
       assert context.went_by_lane.() == 50
     end
 
@@ -99,7 +106,7 @@ defmodule TrunklineTest do
 
     test "at another node is awaited", %{node: node} do
       task = Task.Supervisor.async({Chat.Tasks, node}, String, :upcase, ["done"])
-      assert Task.await(task) == "DONE"
+      assert Task.await(task, 60_000) == "DONE"
       assert :trunkline_erpc.call(node, String, :upcase, ["done"]) == "DONE"
 
       assert :trunkline_erpc.multicall([node, node()], Kernel, :node, []) == [
@@ -143,7 +150,7 @@ defmodule TrunklineTest do
     pid = Node.spawn(node, Chat.Guest, :count, [100, self()])
     monitor = :trunkline.monitor(:process, pid)
     :trunkline.send(pid, :go)
-    assert_receive {:DOWN, ^monitor, :process, ^pid, :normal}, 5000
+    assert_receive {:DOWN, ^monitor, :process, ^pid, :normal}, 60_000
     assert Process.info(self(), :messages) == {:messages, Enum.to_list(1..100)}
   end
 
@@ -152,8 +159,8 @@ defmodule TrunklineTest do
     {:ok, counter} = :erpc.call(node, Counter, :start, [])
     assert :trunkline.call(counter, {:add, 1}) == 1
     :trunkline.send(counter, {%Message{room: 1, from: 2, text: "plain"}, self()})
-    assert_receive %Message{text: "PLAIN"}, 5000
-    assert %{state: :greeting} = :trunkline.info(node)
+    assert_receive %Message{text: "PLAIN"}, 60_000
+    Cluster.await(fn -> match?(%{state: :greeting}, :trunkline.info(node)) end)
     Cluster.stop_node(peer)
   end
 end
