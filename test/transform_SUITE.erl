@@ -13,7 +13,7 @@
 -export([start_servers/0, run/2]).
 -export([init/1, handle_event/2, handle_call/2, terminate/2]).
 
-suite() -> [{timetrap, {minutes, 15}}].
+suite() -> [{timetrap, {minutes, 30}}].
 
 all() ->
     [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options, untouched, types, otp,
