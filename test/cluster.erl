@@ -4,7 +4,7 @@
 -module(cluster).
 
 -export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_state/3, sessions/2, await_up_anew/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
+-export([connect/2, await_up/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1]).
 
@@ -151,28 +151,6 @@ await_state(A, B, State) ->
                       Info -> {false, Info}
                   end
           end).
-
-%% What tells the sessions that two nodes have from those they had before, or will have: the link
-%% and the inlets at either side.
-sessions(A, B) -> {session(A, B), session(B, A)}.
-
-session(A, B) ->
-    NodeB = node_of(B),
-    call(A, fun() -> case trunkline_peers:lookup(NodeB) of
-                         #{state := up, link := Link, inlets := Inlets} -> {Link, Inlets};
-                         _ -> none
-                     end
-            end).
-
-%% Lanes are up, and are not those of before: a node may take some time to see that a session has
-%% ended, and says `up' until then.
-await_up_anew(A, B, {OfA, OfB}) ->
-    await(fun() -> case sessions(A, B) of
-                       {NewA, NewB} when NewA =/= none, NewB =/= none, NewA =/= OfA, NewB =/= OfB -> true;
-                       Now -> {Now, {OfA, OfB}}
-                   end
-          end),
-    await_up(A, B).
 
 %% A stopped node neither reads nor writes, but its connections stay. It would
 %% also outlive a test that fails. (On a loaded machine its threads go on for a while

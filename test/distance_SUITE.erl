@@ -412,7 +412,7 @@ info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
 
 state(A, B) -> maps:get(state, info(A, B)).
 
-sessions(A, B) -> [maps:get(sessions, info(A, B)), maps:get(sessions, info(B, A))].
+sessions(A, B) -> [anew:sessions(A, B), anew:sessions(B, A)].
 
 await_round_trip(A, B) ->
     cluster:await(fun() -> is_integer(maps:get(round_trip, info(A, B))) end, ?LONG),

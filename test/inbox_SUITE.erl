@@ -1268,11 +1268,7 @@ keeper_killed(_) ->
 disconnected(_) ->
     faulty(fun(At, A, B) ->
                    Other = case At of A -> B; B -> A end,
-                   Before = cluster:sessions(A, B),
-                   _ = cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
-                   %% (Senders may have connected them before.)
-                   cluster:connect(A, B),
-                   cluster:await_up_anew(A, B, Before)
+                   anew:lanes(A, B, fun() -> cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]) end)
            end).
 
 %% A node that stands still for longer than it takes to look for what is missing.

@@ -508,13 +508,13 @@ distribution_carriers_killed(_) -> carriers_killed([{bulk_transport, dist}], [ca
 
 carriers_killed(Env, Victims, Times) ->
     {A, B} = cluster:pair([{lanes, 2} | Env]),
-    Before = {sessions(A, B), sessions(B, A)},
+    Before = {anew:sessions(A, B), anew:sessions(B, A)},
     Load = load(A, B),
     lists:foreach(fun(Victim) -> cluster:await(fun() -> kill_carrier(Victim, A, B) > 0 end, ?LONG) end,
                   lists:append(lists:duplicate(Times, Victims))),
     flowing(Load, B),
     ?assertEqual([], finish(Load, A, B)),
-    ?assertEqual(Before, {sessions(A, B), sessions(B, A)}),
+    ?assertEqual(Before, {anew:sessions(A, B), anew:sessions(B, A)}),
     cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
     cluster:stop_all([A, B]).
 
@@ -620,9 +620,7 @@ link_killed_while_opening(_) ->
     [To] = cluster:call(B, freight, start_receivers, [1]),
     lists:foreach(
       fun(Round) ->
-              Sessions = sessions_both(A, B),
-              {Id, Sender} = link_killed(A, B, To, {Round, 1}),
-              await_new_session(Sessions, A, B),
+              {Id, Sender} = anew:lanes(A, B, fun() -> link_killed(A, B, To, {Round, 1}) end),
               ok = cluster:call(A, fun() -> [Sender ! 10 || _ <- lists:seq(1, 10)], ok end),
               cluster:await(fun() -> lists:member({Id, 11}, cluster:call(B, freight, received, [To])) end, ?LONG),
               cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_opener]) =:= [] end, ?LONG),
@@ -733,7 +731,7 @@ connection_breaks(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     Load = load(A, B),
     lists:foreach(fun(_) ->
-                          connected_anew(A, B),
+                          anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
                           flowing(Load, B)
                   end, lists:seq(1, 12)),
     Missing = length(finish(Load, A, B)),
@@ -742,26 +740,6 @@ connection_breaks(_) ->
     ?assert(Missing =< lists:sum(maps:values(Lost))),
     cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
     cluster:stop_all([A, B]).
-
-%% The connection is broken, and there is another one. (At first both nodes, or one of
-%% them, may not know yet that it is broken, and say that they are connected.)
-connected_anew(A, B) ->
-    Sessions = sessions_both(A, B),
-    _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-    await_new_session(Sessions, A, B).
-
-sessions_both(A, B) -> {sessions(A, B), sessions(B, A)}.
-
-%% Up, and not as before.
-await_new_session({OfA, OfB}, A, B) ->
-    cluster:await(fun() ->
-                          _ = cluster:call(A, net_kernel, connect_node, [cluster:node_of(B)]),
-                          case sessions_both(A, B) of
-                              {NowA, NowB} when NowA > OfA, NowB > OfB -> true;
-                              Now -> {Now, before, {OfA, OfB}}
-                          end
-                  end, ?LONG),
-    cluster:await_up(A, B).
 
 %% A node that comes back under its name gets nothing large that was meant for the one before.
 new_incarnation(_) ->
@@ -859,7 +837,7 @@ memory(_) ->
     lists:foreach(fun(_) ->
                           Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end) || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],
                           receive after 10 -> ok end,                     % of traffic
-                          connected_anew(A, B),
+                          anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
                           cluster:await(fun() -> not lists:any(fun(P) -> cluster:call(case node(P) =:= cluster:node_of(A) of true -> A; false -> B end, erlang, is_process_alive, [P]) end, Pids) end, ?LONG)
                   end, lists:seq(1, 5)),
     await_rest("broken connections", Rest, A, B),
@@ -1054,10 +1032,6 @@ bytes(Charge) -> trunkline_gate:bytes(max(0, Charge)).
 lanes(A, B) ->
     #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     Lanes.
-
-sessions(A, B) ->
-    #{sessions := Sessions} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
-    Sessions.
 
 counter(A, B, Field) ->
     Node = cluster:node_of(B),

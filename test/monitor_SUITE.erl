@@ -352,10 +352,8 @@ killed(_) ->
               Ps = servers(B, 20),
               Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
               Node = cluster:node_of(Other),
-              Before = cluster:sessions(A, B),
-              _ = kill(At, fun() -> find(Victim, Node) end),
+              anew:lanes(A, B, fun() -> kill(At, fun() -> find(Victim, Node) end) end),
               await_held(A, Holder, [noconnection || _ <- Ps]),
-              cluster:await_up_anew(A, B, Before),
               Again = cluster:call(A, ?MODULE, set, [Ps, there]),
               finish(B, Ps, Victim),
               await_held(A, Again, [Victim || _ <- Ps]),
@@ -559,12 +557,12 @@ session_ends_while_monitoring(_) ->
     NodeB = cluster:node_of(B),
     Setters = [cluster:call(A, fun() -> spawn(fun() -> set_until_stopped(P, []) end) end) || _ <- lists:seq(1, 4)],
     lists:foreach(fun(What) ->
-                          Before = cluster:sessions(A, B),
-                          case What of
-                              disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]), cluster:connect(A, B);
-                              At -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
-                          end,
-                          cluster:await_up_anew(A, B, Before)
+                          anew:lanes(A, B, fun() ->
+                                                   case What of
+                                                       disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]);
+                                                       At -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
+                                                   end
+                                           end)
                   end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
     Counts = cluster:call(A, fun() -> [begin S ! {stop, self()}, receive {S, N} -> N end end || S <- Setters] end),
     ct:log("~p", [Counts]),
@@ -604,11 +602,8 @@ nothing_left_behind(_) ->
                     {Some, Others} = lists:split(50, Ps),
                     finish(B, Some, x),
                     await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
-                    Before = cluster:sessions(A, B),
-                    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                    true = anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
                     await_held(A, Holder, [x || _ <- Some] ++ [noconnection || _ <- Others]),
-                    cluster:connect(A, B),
-                    cluster:await_up_anew(A, B, Before),
                     cluster:call(A, erlang, exit, [Holder, kill]),
                     finish(B, Others, x)
             end,

@@ -449,10 +449,7 @@ cast(Tos, N) ->
 %% What is missing has been counted, what comes is in order, and it goes on.
 connection_breaks(_) ->
     disturbed(fun(A, B) ->
-                      Before = cluster:sessions(A, B),
-                      _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-                      cluster:connect(A, B),
-                      cluster:await_up_anew(A, B, Before)
+                      anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end)
               end, counted).
 
 %% Lanes that hold a multicast when they have to do without deliver it as `!' would.
@@ -465,10 +462,10 @@ peer_stops_and_starts(_) ->
 each_process_killed(_) ->
     disturbed(fun(A, B) ->
                       lists:foreach(fun({X, What}) ->
-                                            Before = cluster:sessions(A, B),
                                             [Peer] = [cluster:node_of(N) || N <- [A, B], N =/= X],
-                                            cluster:call(X, fun() -> [exit(P, kill) || P <- processes_of(What, Peer)], ok end),
-                                            cluster:await_up_anew(A, B, Before)
+                                            anew:lanes(A, B, fun() ->
+                                                cluster:call(X, fun() -> [exit(P, kill) || P <- processes_of(What, Peer)], ok end)
+                                            end)
                                     end, [{X, What} || What <- [lanes, inlets, link], X <- [A, B]])
               end, counted).
 
