@@ -227,7 +227,8 @@ call(ServerRef, Request) ->
 call(ServerRef, Request, Timeout) ->
     trunkline_call:call(ServerRef, Request, Timeout, {?MODULE, call, [ServerRef, Request, Timeout]}).
 
-%% As gen_server:multi_call/2,3,4, and its results in the order of the nodes.
+%% As gen_server:multi_call/2,3,4, and its results in the order of the nodes. What is no node
+%% is a badarg, as with OTP 27.
 -spec multi_call(Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Name, Request) ->
     multi_call([node() | nodes()], Name, Request).

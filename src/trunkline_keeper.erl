@@ -70,7 +70,19 @@
 start_link(Name, What, Options) ->
     case where(Name) of
         Pid when is_pid(Pid) -> {error, {already_started, Pid}};
-        _ -> proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}])
+        _ ->
+            case proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]) of
+                {failed, Keeper, Answer} -> forget_exit(Keeper), Answer;
+                Started -> Started
+            end
+    end.
+
+%% Since OTP 26 (and its proc_lib:init_fail/3) no exit signal stays behind for who has started
+%% what did not start.
+forget_exit(Keeper) ->
+    case erlang:function_exported(proc_lib, init_fail, 3) andalso process_info(self(), trap_exit) of
+        {trap_exit, true} -> receive {'EXIT', Keeper, _} -> ok end;
+        _ -> ok
     end.
 
 %% As gen does: for a name that is taken nothing is started, nor ends.
@@ -139,12 +151,12 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                     fail(Name, Parent, {error, Reason}, Reason)
             end;
         {false, Pid} ->
-            proc_lib:init_ack(Parent, {error, {already_started, Pid}})
+            proc_lib:init_ack(Parent, {failed, self(), {error, {already_started, Pid}}})
     end.
 
 fail(Name, Parent, Answer, Reason) ->
     give_name_back(Name),
-    proc_lib:init_ack(Parent, Answer),
+    proc_lib:init_ack(Parent, {failed, self(), Answer}),
     end_with(Reason).
 
 %% Of this one there is no report: the server's own is enough.

@@ -27,8 +27,8 @@ multi_call([Node], Name, Request, infinity) when Node =:= node() ->
     end;
 multi_call(Nodes, Name, Request, Timeout) ->
     Deadline = trunkline_deadline:in(Timeout),
-    %% What is no node is passed over, as gen_server does.
-    Places = lists:enumerate([Node || Node <- Nodes, is_atom(Node)]),
+    lists:all(fun is_atom/1, Nodes) orelse error(badarg),
+    Places = lists:enumerate(Nodes),
     Answers = lists:sort(ask(Places, nosuspend, [], #call{name = Name, request = Request, deadline = Deadline})),
     {[{Node, Reply} || {_, Node, {reply, Reply}} <- Answers], [Node || {_, Node, bad} <- Answers]}.
 

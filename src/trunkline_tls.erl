@@ -69,8 +69,9 @@ settings(Side) ->
             [];
         Options ->
             %% ktls works only below the distribution, and what the distribution
-            %% wants, when nothing is said, is TLS 1.2 in OTP 25: it should be the same.
-            Kept = [O || O <- Options, element(1, O) =/= ktls],
+            %% wants, when nothing is said, is TLS 1.2 in OTP 25: it should be the same. Of two
+            %% values of an option, which are not for every OTP's ssl, the first one counts.
+            Kept = lists:ukeysort(1, [O || O <- Options, element(1, O) =/= ktls]),
             [{versions, ['tlsv1.2']} || not proplists:is_defined(versions, Kept)] ++ Kept
     end.
 

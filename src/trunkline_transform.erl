@@ -34,7 +34,7 @@
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
 %% which expression; and the warnings, last first.
--record(seen, {sent = [] :: [{by(), Destination :: erl_parse:abstract_expr()}],
+-record(seen, {sent = [] :: [{by(), Destination :: string()}],
                warnings = [] :: [problem()]}).
 -type by() :: lane | distribution.
 
@@ -282,7 +282,7 @@ sent(By, Anno, MFA, [To | _], Scope, #seen{sent = Sent} = Seen) ->
         true ->
             Seen;
         false ->
-            Destination = erl_parse:map_anno(fun(_) -> 0 end, To),
+            Destination = lists:flatten(erl_pp:expr(To)),
             Seen1 = warn_if(lists:member({other(By), Destination}, Sent), Anno, {order, MFA}, Seen),
             case is_asynchronous(MFA) of
                 true -> Seen1#seen{sent = [{By, Destination} | Sent]};

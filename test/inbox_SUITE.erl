@@ -515,8 +515,7 @@ sleeps(_) ->
                       {ok, Pid} = mailroom:start({local, ?NAME}, #{list => true}, #{}),
                       Server = gen_server:call(?NAME, self, infinity),
                       ok = gen_server:call(?NAME, hibernate, infinity),
-                      cluster:await(fun() -> [process_info(P, current_function) || P <- [Pid, Server]]
-                                                 =:= [{current_function, {erlang, hibernate, 3}} || _ <- [1, 2]] end),
+                      cluster:await(fun() -> lists:all(fun sleeps_now/1, [Pid, Server]) end),
                       _ = trunkline:send(?NAME, {from, a, 1, x}),
                       [{a, 1}] = gen_server:call(?NAME, list, infinity),
                       ok = gen_server:call(?NAME, hibernate, infinity),
@@ -524,6 +523,11 @@ sleeps(_) ->
                       ok
               end),
     cluster:stop(B).
+
+%% In erlang:hibernate/3, or, since OTP 28, in a function of gen_server's that hibernates.
+sleeps_now(Pid) ->
+    {current_function, {Module, Function, _}} = process_info(Pid, current_function),
+    {Module, Function} =:= {erlang, hibernate} orelse {Module, Function} =:= {gen_server, loop_hibernate}.
 
 %% --- floods -----------------------------------------------------------------------------
 
