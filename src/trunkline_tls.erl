@@ -68,11 +68,16 @@ settings(Side) ->
         [] ->
             [];
         Options ->
-            %% ktls works only below the distribution, and what the distribution
-            %% wants, when nothing is said, is TLS 1.2 in OTP 25: it should be the same. Of two
-            %% values of an option, which are not for every OTP's ssl, the first one counts.
-            Kept = lists:ukeysort(1, [O || O <- Options, element(1, O) =/= ktls]),
-            [{versions, ['tlsv1.2']} || not proplists:is_defined(versions, Kept)] ++ Kept
+            %% ktls works only below the distribution.
+            Kept = [O || O <- Options, element(1, O) =/= ktls],
+            [{versions, versions()} || not proplists:is_defined(versions, Kept)] ++ Kept
+    end.
+
+%% What the distribution wants when nothing is said (inet_tls_dist of OTP 25, 27 and 29).
+versions() ->
+    case list_to_integer(erlang:system_info(otp_release)) >= 29 of
+        true -> ['tlsv1.3', 'tlsv1.2'];
+        false -> ['tlsv1.2']
     end.
 
 from_file(Side) ->

@@ -183,11 +183,13 @@ ends(Start) ->
                                       {error, {Reason, [{_, _, _, _} | _]}} -> {error, {Reason, stack}};
                                       Other -> Other
                                   end,
+                         %% Nothing started is left, and what there is to hear of it has come.
+                         cluster:await(fun() -> process_info(self(), links) =:= {links, []} end),
                          receive
                              %% (A gen_statem's own has a stack where its answer has none.)
                              {'EXIT', _, {Why, [{_, _, _, _} | _]}} -> {Answer, Why};
                              {'EXIT', _, Why} -> {Answer, Why}
-                         after case Answer of {error, {already_started, _}} -> 0; _ -> ?LONG end ->
+                         after 0 ->
                                  {Answer, nothing}
                          end
                  end).
