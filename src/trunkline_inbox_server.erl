@@ -78,7 +78,7 @@ returned(Callback) ->
 -spec init({module(), term(), handle()}) -> init_result().
 init({Module, Args, Handle}) ->
     ok = begin_with(Module, Handle),
-    Module:init(Args).
+    trunkline_keeper:told_of(Module:init(Args)).
 
 -spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->

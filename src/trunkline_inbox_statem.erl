@@ -14,7 +14,7 @@ callback_mode() ->
 -spec init({module(), term(), trunkline_inbox_server:handle()}) -> gen_statem:init_result(term()).
 init({Module, Args, Handle}) ->
     ok = trunkline_inbox_server:begin_with(Module, Handle),
-    Module:init(Args).
+    trunkline_keeper:told_of(Module:init(Args)).
 
 -spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> gen_statem:event_handler_result(term()).
 handle_event(Type, Content, State, Data) ->

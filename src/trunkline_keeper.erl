@@ -17,7 +17,7 @@
 %% The mailbox may be long, therefore the receive here takes whatever comes first.
 -module(trunkline_keeper).
 
--export([start_link/3, open/2, done/2, info/1]).
+-export([start_link/3, told_of/1, open/2, done/2, info/1]).
 -export([init/2, loop/1]).
 
 -dialyzer({no_improper_lists, [info/1]}).
@@ -37,6 +37,8 @@
 %% Cells that the keeper and the consumer share.
 -define(WORK, 1).                     % messages that the consumer has
 -define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
+%% Why a server has not started: it has said so (told_of/1).
+-define(SAID(Reason), {'$trunkline_said', Reason}).
 %% ms
 -define(CREDIT, 20).                  % what has left is told to its senders' node
 -define(AGAIN, 100).
@@ -77,10 +79,9 @@ start_link(Name, What, Options) ->
             end
     end.
 
-%% Since OTP 26 (and its proc_lib:init_fail/3) no exit signal stays behind for who has started
-%% what did not start.
+%% Since OTP 26 no exit signal stays behind for who has started what did not start.
 forget_exit(Keeper) ->
-    case erlang:function_exported(proc_lib, init_fail, 3) andalso process_info(self(), trap_exit) of
+    case is_26() andalso process_info(self(), trap_exit) of
         {trap_exit, true} -> receive {'EXIT', Keeper, _} -> ok end;
         _ -> ok
     end.
@@ -147,6 +148,8 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                 {error, timeout} ->
                     %% The server was killed; whoever has started it is told, and not killed.
                     fail(Name, Parent, {error, timeout}, normal);
+                {error, ?SAID(Reason)} ->
+                    fail(Name, Parent, {error, Reason}, normal);
                 {error, Reason} ->
                     fail(Name, Parent, {error, Reason}, Reason)
             end;
@@ -163,6 +166,20 @@ fail(Name, Parent, Answer, Reason) ->
 end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
+
+%% A server whose init/1 says {error, Reason}, which is one of its answers since OTP 26, ends as
+%% normal, unlike one that says {stop, Reason}: the keeper has to know.
+-spec told_of(InitResult) -> InitResult | {error, term()}.
+told_of({error, Reason} = Result) ->
+    case is_26() of
+        true -> {error, ?SAID(Reason)};
+        false -> Result
+    end;
+told_of(Result) ->
+    Result.
+
+%% It came with that function.
+is_26() -> erlang:function_exported(proc_lib, init_fail, 3).
 
 start({process, Pid}, _) -> {ok, Pid};
 start({server, gen_server, Module, Args, Options}, Handle) ->

@@ -169,12 +169,21 @@ listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowe
     case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
         {ok, Socket} ->
             Door = {Transport, S#listener.tokens, S#listener.counters, maps:get(connection_timeout, Options)},
-            counters:put(S#listener.counters, cell(Transport), port(Socket)),
-            _ = spawn_link(fun() -> accept(Socket, Door) end),
-            map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
-            {ok, S#listener{sockets = Sockets#{Transport => Socket}}};
+            listen(Socket, Door, Transport, S);
         {error, Reason} ->
             {error, {listen, Reason}}
+    end.
+
+listen(Socket, Door, Transport, #listener{sockets = Sockets} = S) ->
+    try spawn_link(fun() -> accept(Socket, Door) end) of
+        _ ->
+            counters:put(S#listener.counters, cell(Transport), port(Socket)),
+            map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
+            {ok, S#listener{sockets = Sockets#{Transport => Socket}}}
+    catch
+        error:system_limit ->
+            ok = gen_tcp:close(Socket),
+            {error, {listen, system_limit}}
     end.
 
 is_ipv6(any) -> lists:prefix("inet6", trunkline_transport:distribution());

@@ -58,13 +58,21 @@ watch(Socket) -> ssl:setopts(Socket, [{active, once}]).
 %% --- settings -----------------------------------------------------------------
 
 %% The options file has been read by the distribution, if it uses it; the table is
-%% its own. Without TLS in the distribution the file is read here.
+%% its own. Without TLS in the distribution the file is read here. Arguments beside a file do
+%% not count for the distribution of OTP 25; later they do, as long as the file does not say
+%% otherwise.
 settings(Side) ->
     Arguments = case init:get_argument(ssl_dist_opt) of
                     {ok, Lists} -> arguments(atom_to_list(Side) ++ "_", lists:append(Lists));
                     error -> []
                 end,
-    case Arguments ++ from_file(Side) of
+    case from_file(Side) of
+        [] -> complete(Arguments);
+        Options -> complete([O || O <- Arguments, release() > 25] ++ Options)
+    end.
+
+complete(Given) ->
+    case Given of
         [] ->
             [];
         Options ->
@@ -75,10 +83,12 @@ settings(Side) ->
 
 %% What the distribution wants when nothing is said (inet_tls_dist of OTP 25, 27 and 29).
 versions() ->
-    case list_to_integer(erlang:system_info(otp_release)) >= 29 of
+    case release() >= 29 of
         true -> ['tlsv1.3', 'tlsv1.2'];
         false -> ['tlsv1.2']
     end.
+
+release() -> list_to_integer(erlang:system_info(otp_release)).
 
 from_file(Side) ->
     case ets:whereis(ssl_dist_opts) of

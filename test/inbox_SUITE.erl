@@ -168,7 +168,7 @@ start_answers(_) ->
       end, [{Module, Kind, Name, How}
             || {Module, Kind} <- [{mailroom, gen_server}, {mailroom_statem, gen_statem}],
                Name <- [{local, ?NAME}, {global, ?NAME}],
-               How <- [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}}, #{init => {stop, shutdown}},
+               How <- [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}}, #{init => {stop, shutdown}}, #{init => {error, gone}},
                        #{init => crash}, #{init => nonsense}]]
       ++ [{mailroom, gen_server, {local, code_server}, #{}}, {mailroom_statem, gen_statem, {local, code_server}, #{}}]),
     %% Without a name.
