@@ -164,7 +164,7 @@ port(Socket) ->
 
 listen(Transport, #listener{sockets = Sockets} = S) when is_map_key(Transport, Sockets) ->
     {ok, S};
-listen(Transport, #listener{sockets = Sockets, options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
+listen(Transport, #listener{options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
     Address = address(Options),
     case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
         {ok, Socket} ->
