@@ -71,15 +71,12 @@ settings(Side) ->
         Options -> complete([O || O <- Arguments, release() > 25] ++ Options)
     end.
 
-complete(Given) ->
-    case Given of
-        [] ->
-            [];
-        Options ->
-            %% ktls works only below the distribution.
-            Kept = [O || O <- Options, element(1, O) =/= ktls],
-            [{versions, versions()} || not proplists:is_defined(versions, Kept)] ++ Kept
-    end.
+complete([]) ->
+    [];
+complete(Options) ->
+    %% ktls works only below the distribution.
+    Kept = [O || O <- Options, element(1, O) =/= ktls],
+    [{versions, versions()} || not proplists:is_defined(versions, Kept)] ++ Kept.
 
 %% What the distribution wants when nothing is said (inet_tls_dist of OTP 25, 27 and 29).
 versions() ->

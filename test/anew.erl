@@ -3,7 +3,7 @@
 %% Trunkline that has stopped.
 -module(anew).
 
--export([sessions/2, await_session/3, lanes/3, await_stopped/1]).
+-export([sessions/2, await_session/3, lanes/3, connection/2, await_stopped/1]).
 
 %% How many A has had with B, as A counts them. (A Trunkline that is started again begins anew, one
 %% whose link dies does not.)
@@ -34,6 +34,11 @@ lanes(A, B, End) ->
                   end),
     cluster:await_up(A, B),
     Result.
+
+%% Their connection is broken by A, and there is another one.
+connection(A, B) ->
+    true = lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
+    ok.
 
 %% Trunkline at a node whose top supervisor was killed has ended, and its names are free.
 await_stopped(Node) ->

@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1, in_loop/1]).
 
 -define(DEADLINE, 60_000).
 %% (The defaults of peer are 15 and 5 seconds.)
@@ -46,7 +46,7 @@ start(Env, Name, Args, Path) ->
 %% Who had it before may not have ended yet.
 is_free(Name) ->
     case erl_epmd:names() of
-        {ok, Names} -> not lists:keymember(lists:flatten(io_lib:format("~s", [Name])), 1, Names);
+        {ok, Names} -> not lists:keymember(Name, 1, Names);
         {error, _} -> true
     end.
 
@@ -195,6 +195,12 @@ by_module(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
+
+%% Of carriers and receivers: those whose connection has been made. Runs at the node.
+in_loop(Module) ->
+    [Pid || Pid <- processes(),
+            {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
+            lists:any(fun({M, F, _, _}) -> {M, F} =:= {Module, loop} end, Stack)].
 
 %% Polls until Done answers true, and returns; fails with what it answered last.
 await(Done) -> await(Done, ?DEADLINE).

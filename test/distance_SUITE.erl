@@ -268,13 +268,7 @@ connections_break(_) ->
 %% have ended. (Each that is killed while it connects makes the next attempt later, up to a
 %% minute.)
 break(Node, Module) ->
-    cluster:call(Node, fun() -> [kill(P) || P <- cluster:by_module(Module), is_in_loop(P, Module)] end).
-
-is_in_loop(Pid, Module) ->
-    case process_info(Pid, current_stacktrace) of
-        {_, Stack} -> lists:any(fun({M, F, _, _}) -> {M, F} =:= {Module, loop} end, Stack);
-        undefined -> false
-    end.
+    cluster:call(Node, fun() -> [kill(P) || P <- cluster:in_loop(Module)] end).
 
 kill(Pid) ->
     Ref = monitor(process, Pid),

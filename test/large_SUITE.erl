@@ -524,7 +524,7 @@ carriers_killed(Env, Victims, Times) ->
 kill_carrier(socket, A, B) ->
     {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_receiver}]),
     cluster:call(At, fun() ->
-        length([cluster:close(Port) || Pid <- in_loop(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
+        length([cluster:close(Port) || Pid <- cluster:in_loop(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
     end);
 kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
 kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier);
@@ -532,7 +532,7 @@ kill_carrier(carrier_dist, A, _) -> kill_all(A, trunkline_carrier_dist).
 
 %% In the midst of work: as soon as there is one.
 kill_all(At, Module) ->
-    cluster:call(At, fun() -> length([exit(Pid, kill) || Pid <- await_one(fun() -> in_loop(Module) end, 400)]) end).
+    cluster:call(At, fun() -> length([exit(Pid, kill) || Pid <- await_one(fun() -> cluster:in_loop(Module) end, 400)]) end).
 
 await_one(_, 0) ->
     [];
@@ -541,12 +541,6 @@ await_one(Find, N) ->
         [] -> receive after 5 -> await_one(Find, N - 1) end;
         Pids -> receive after rand:uniform(20) -> Pids end
     end.
-
-%% Processes of this module whose connection has been made.
-in_loop(Module) ->
-    [Pid || Pid <- cluster:by_module(Module),
-            {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
-            lists:any(fun({M, F, _, _}) -> {M, F} =:= {Module, loop} end, Stack)].
 
 %% Everything else that large messages depend on. What is missing has been counted,
 %% at one of the two nodes.
@@ -731,7 +725,7 @@ connection_breaks(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     Load = load(A, B),
     lists:foreach(fun(_) ->
-                          anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
+                          anew:connection(A, B),
                           flowing(Load, B)
                   end, lists:seq(1, 12)),
     Missing = length(finish(Load, A, B)),
@@ -777,8 +771,7 @@ new_incarnation(_) ->
               cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
               cluster:stop_all([B, B2]),
               %% The next one has the same name.
-              cluster:await_state(A, B, down),
-              cluster:await(fun() -> {ok, Names} = erl_epmd:names(), not lists:keymember(Name, 1, Names) orelse Names end)
+              cluster:await_state(A, B, down)
       end, [1, 2]),
     cluster:stop(A).
 
@@ -837,7 +830,7 @@ memory(_) ->
     lists:foreach(fun(_) ->
                           Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end) || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],
                           receive after 10 -> ok end,                     % of traffic
-                          anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
+                          anew:connection(A, B),
                           cluster:await(fun() -> not lists:any(fun(P) -> cluster:call(case node(P) =:= cluster:node_of(A) of true -> A; false -> B end, erlang, is_process_alive, [P]) end, Pids) end, ?LONG)
                   end, lists:seq(1, 5)),
     await_rest("broken connections", Rest, A, B),

@@ -602,7 +602,7 @@ nothing_left_behind(_) ->
                     {Some, Others} = lists:split(50, Ps),
                     finish(B, Some, x),
                     await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
-                    true = anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end),
+                    anew:connection(A, B),
                     await_held(A, Holder, [x || _ <- Some] ++ [noconnection || _ <- Others]),
                     cluster:call(A, erlang, exit, [Holder, kill]),
                     finish(B, Others, x)

@@ -449,7 +449,7 @@ cast(Tos, N) ->
 %% What is missing has been counted, what comes is in order, and it goes on.
 connection_breaks(_) ->
     disturbed(fun(A, B) ->
-                      anew:lanes(A, B, fun() -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end)
+                      anew:connection(A, B)
               end, counted).
 
 %% Lanes that hold a multicast when they have to do without deliver it as `!' would.
