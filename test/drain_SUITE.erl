@@ -451,4 +451,8 @@ no_loss(A, B) ->
 reconnect(A, B) ->
     [cluster:await(fun() -> #{lanes := Lanes} = Info = info(X, Y),
                             lists:all(fun(#{in_flight_messages := N}) -> N =:= 0 end, Lanes) orelse Info end) || {X, Y} <- [{A, B}, {B, A}]],
-    anew:connection(A, B).
+    anew:lanes(A, B, fun() ->
+                             _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                             cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [connected])) end),
+                             cluster:connect(A, B)
+                     end).

@@ -602,7 +602,7 @@ nothing_left_behind(_) ->
                     {Some, Others} = lists:split(50, Ps),
                     finish(B, Some, x),
                     await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
-                    anew:connection(A, B),
+                    true = anew:connection(A, B),
                     await_held(A, Holder, [x || _ <- Some] ++ [noconnection || _ <- Others]),
                     cluster:call(A, erlang, exit, [Holder, kill]),
                     finish(B, Others, x)
