@@ -36,7 +36,8 @@
 
 -type drain_error() :: stopped | noconnection | timeout | term().
 
--type info() :: #{peers := #{node() => peer_info()},
+-type info() :: #{running := boolean(),            % whether Trunkline is, at this node
+                  peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
                   fallbacks := non_neg_integer(),
                   %% where peers can connect, and how many connections proved not to be theirs
@@ -377,7 +378,8 @@ drain_all(Which, Timeout) ->
 %% What is going on, read without asking any process.
 -spec info() -> info().
 info() ->
-    #{peers => maps:map(fun peer_info/2, trunkline_peers:all()),
+    #{running => whereis(trunkline_sup) =/= undefined,
+      peers => maps:map(fun peer_info/2, trunkline_peers:all()),
       fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
 

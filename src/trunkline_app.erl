@@ -1,5 +1,5 @@
-%% The application: checks the options, starts the supervisors, and takes leave
-%% of all peers before it stops.
+%% The application: checks the options, loads the code, starts the supervisors, and
+%% takes leave of all peers before it stops.
 -module(trunkline_app).
 -behaviour(application).
 
@@ -12,12 +12,28 @@
 start(_, _) ->
     case trunkline_options:load() of
         {ok, Options} ->
+            ok = load(),
             ok = trunkline_sender:count_fallbacks(),
             ok = trunkline_monitors:create(),
             trunkline_sup:start_link(Options);
         {error, Bad} ->
             ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
             {error, Bad}
+    end.
+
+%% The code server has normal priority. Where processes of high priority keep all
+%% schedulers busy, a module that is loaded at its first use holds a caller up for as long
+%% as that lasts. The list is Trunkline's own modules and what they call of OTP that is not
+%% loaded anyway.
+load() ->
+    Own = case application:get_key(trunkline, modules) of
+              {ok, Modules} -> Modules;
+              undefined -> []
+          end,
+    case code:ensure_modules_loaded([crypto, gen_statem, gen_tcp, inet_tcp | Own]) of
+        ok -> ok;
+        %% It is needed at compile time only, and a release may leave it out.
+        {error, [{trunkline_transform, _}]} -> ok
     end.
 
 %% All at the same time, which a supervisor would not do; and without

@@ -29,7 +29,7 @@
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 -type range() :: {integer, Least :: integer(), Most :: integer()}
-               | {transport, [atom()]} | name
+               | {transport, [atom()]} | congestion_control
                | address | ports.
 
 %% {Key, Default, Range, What}
@@ -46,7 +46,7 @@ all() ->
      {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
      {bulk_transport, auto, {transport, [auto, tcp, tls, dist]}, "how large messages travel"},
      {lane_transport, auto, {transport, [auto, dist, tcp, tls]}, "how batches travel"},
-     {congestion_control, auto, name, "of connections to peers that are far"},
+     {congestion_control, auto, congestion_control, "of connections to peers that are far"},
      {connection_timeout, 10_000, {integer, 1000, 86_400_000}, "ms until a connection whose path is dead is given up"},
      {listen_address, undefined, address, "where peers connect"},
      {listen_ports, {0, 0}, ports, "lowest and highest port where peers connect"}].
@@ -82,9 +82,10 @@ is_in({integer, Least, Most}, Value) -> is_integer(Value) andalso Value >= Least
 is_in({transport, Values}, Value) ->
     lists:member(Value, Values)
         andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok);
-is_in(name, Value) -> is_atom(Value);
+is_in(congestion_control, Value) ->
+    is_atom(Value) andalso (lists:member(Value, [auto, default]) orelse trunkline_socket:accepts(Value));
 is_in(address, undefined) -> true;
-is_in(address, Value) -> inet:is_ip_address(Value);
+is_in(address, Value) -> inet:is_ip_address(Value) andalso trunkline_socket:is_own(Value);
 is_in(ports, {Lowest, Highest}) -> is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest;
 is_in(ports, _) -> false.
 
@@ -95,7 +96,7 @@ is_port_number(Port) -> is_integer(Port) andalso Port >= 0 andalso Port =< 65535
 explain({bad_option, Key, Value}) ->
     case lists:keyfind(Key, 1, all()) of
         {_, _, Range, What} ->
-            io_lib:format("trunkline: option ~ts (~ts) must be ~ts, and is ~tp", [Key, What, in_words(Range), Value]);
+            io_lib:format("trunkline: option ~ts (~ts) must be ~ts, and is ~0tp", [Key, What, in_words(Range), Value]);
         false ->
             io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
                           [Key, Value, lists:join(", ", [atom_to_list(K) || {K, _, _, _} <- all()])])
@@ -105,6 +106,11 @@ in_words({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [L
 in_words({transport, Values}) ->
     ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
      " (tcp only if the distribution does not use TLS; tls only with a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
-in_words(name) -> "auto (bbr where the kernel allows it), default, or the name of one of the kernel's";
-in_words(address) -> "an address as {127,0,0,1}";
+in_words(congestion_control) ->
+    ["auto (bbr where the kernel allows it), default, or one that the kernel has loaded and lets this user take",
+     case trunkline_socket:offered() of
+         [] -> "";
+         Names -> [": ", lists:join(", ", Names)]
+     end];
+in_words(address) -> "undefined, or an address of this host, as {127,0,0,1}";
 in_words(ports) -> "a pair {Lowest, Highest} of port numbers".

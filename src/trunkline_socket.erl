@@ -17,6 +17,7 @@
 -module(trunkline_socket).
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
+-export([accepts/1, offered/0, is_own/1]).
 
 -export_type([settings/0]).
 
@@ -72,6 +73,39 @@ congestion_control(Socket) ->
             end;
         _ ->
             <<>>
+    end.
+
+%% Whether a socket of ours can have that congestion control. Only the kernel knows: the
+%% name's module must be loaded (for root the question loads it), and the system may
+%% reserve it for root.
+-spec accepts(atom()) -> boolean().
+accepts(Name) ->
+    os:type() =:= {unix, linux} andalso
+        case gen_tcp:listen(0, [{ip, loopback}]) of
+            {ok, Socket} ->
+                ok = inet:setopts(Socket, [{raw, ?TCP, ?TCP_CONGESTION, atom_to_binary(Name)}]),
+                %% The kernel refuses in silence.
+                Answer = congestion_control(Socket) =:= atom_to_binary(Name),
+                ok = gen_tcp:close(Socket),
+                Answer;
+            {error, _} ->
+                true               % it cannot be asked now
+        end.
+
+%% The names that the kernel has now, for people to read.
+-spec offered() -> [binary()].
+offered() ->
+    case file:read_file("/proc/sys/net/ipv4/tcp_available_congestion_control") of
+        {ok, Names} -> binary:split(Names, [<<" ">>, <<"\n">>], [global, trim_all]);
+        {error, _} -> []
+    end.
+
+%% Whether this host lets somebody listen at that address.
+-spec is_own(inet:ip_address()) -> boolean().
+is_own(Address) ->
+    case gen_tcp:listen(0, [{ip, Address} | [inet6 || tuple_size(Address) =:= 8]]) of
+        {ok, Socket} -> gen_tcp:close(Socket) =:= ok;
+        {error, Reason} -> not lists:member(Reason, [eaddrnotavail, eafnosupport, einval])
     end.
 
 %% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux 4.10

@@ -10,13 +10,13 @@
          init_per_group/2, end_per_group/2, init_per_testcase/2, end_per_testcase/2]).
 -export([send/1, send_errors/1, send_options/1, send_alias/1, cast/1, call/1, call_exits/1,
          call_names/1, call_timeout/1, replies/1, requests/1, request_errors/1, check/1]).
--export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, info/1]).
+-export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, loaded/1, info/1, info_without/1]).
 -export([here/3]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          not_started, abandoned_calls, session_ends, long_mailbox, options, info].
+          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info, info_without].
 
 groups() ->
     Cases = [send, send_errors, send_options, send_alias, cast, call, call_exits, call_names,
@@ -426,12 +426,57 @@ options(_) ->
               Words = lists:flatten(trunkline_options:explain({bad_option, Key, Value})),
               ?assertNotEqual(nomatch, string:find(Words, atom_to_list(Key)))
       end,
-      [{lanes, 0}, {lanes, 65}, {lanes, "4"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
+      [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}},
+       {lanes, 0}, {lanes, 65}, {lanes, "4"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
        {batch_bytes, 1 bsl 40}, {no_such_option, 1}]),
     Node = cluster:start(none),
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
     ?assertMatch({error, {{bad_option, lanes, 0}, _}}, cluster:call(Node, cluster, start_trunkline, [[{lanes, 0}]])),
     ok = cluster:call(Node, cluster, start_trunkline, [[{lanes, 1}]]),
+    cluster:stop(Node).
+
+%% No function has to be loaded when it is first used, at either node: all of this is done while
+%% the code servers stand still.
+loaded(_) ->
+    {A, B} = cluster:pair([]),
+    There = cluster:node_of(B),
+    {ok, Server} = cluster:call(B, server, start, [gen_server]),
+    Sleeper = cluster:call(B, erlang, spawn, [timer, sleep, [infinity]]),
+    Stop = fun() ->
+                   true = erlang:suspend_process(whereis(code_server)),
+                   receive after infinity -> ok end
+           end,
+    Use = fun() ->
+                  Ref = trunkline:monitor(process, Sleeper),
+                  true = trunkline:demonitor(Ref),
+                  1 = trunkline:call(Server, {echo, 1}, ?LONG),
+                  {[{There, 2}], []} = trunkline:multi_call([There], test_gen_server, {echo, 2}, ?LONG),
+                  There = trunkline_erpc:call(There, erlang, node, []),
+                  [{ok, There}] = trunkline_erpc:multicall([There], erlang, node, []),
+                  x = trunkline:send(Sleeper, x),
+                  Large = binary:copy(<<0>>, 1_000_000),
+                  Large = trunkline:send(Sleeper, Large),
+                  Large = trunkline:call(Server, {echo, Large}, ?LONG),
+                  ok = trunkline:cast(Server, x),
+                  ok = trunkline:multicast([Sleeper, Server], x),
+                  #{running := true} = trunkline:info(),
+                  trunkline:drain()
+          end,
+    _ = [cluster:call(N, erlang, spawn, [Stop]) || N <- [A, B]],
+    [cluster:await(fun() -> cluster:call(N, fun() -> erlang:process_info(whereis(code_server), status) end)
+                                =:= {status, suspended} end) || N <- [A, B]],
+    ?assertEqual(ok, cluster:call(A, Use)),
+    cluster:stop_all([A, B]).
+
+%% A node without Trunkline, or where it has stopped, does not look like a healthy one.
+info_without(_) ->
+    Node = cluster:start(none),
+    Info = fun() -> #{running := Running, peers := #{}} = cluster:call(Node, trunkline, info, []), Running end,
+    ?assertEqual(false, Info()),
+    ok = cluster:call(Node, cluster, start_trunkline, [[]]),
+    ?assertEqual(true, Info()),
+    ok = cluster:call(Node, cluster, stop_trunkline, []),
+    ?assertEqual(false, Info()),
     cluster:stop(Node).
 
 info(Config) ->

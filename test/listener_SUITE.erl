@@ -593,7 +593,9 @@ bad_options(_) ->
               ?assertMatch({error, {{bad_option, Key, Value}, _}}, cluster:call(Node, cluster, start_trunkline, [[Bad]]))
       end,
       [{listen_ports, P} || P <- [0, {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b}, [1, 2], {1.0, 2.0}, undefined]] ++
-      [{listen_address, A} || A <- ["127.0.0.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any]] ++
+      [{listen_address, A} || A <- ["127.0.0.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any,
+                                %% Addresses that are kept for documents are no host's.
+                                {192, 0, 2, 1}, {16#2001, 16#db8, 0, 0, 0, 0, 0, 1}]] ++
       [{bulk_transport, T} || T <- [udp, "tcp", undefined]] ++
       [{lane_transport, T} || T <- [udp, "tcp", []]] ++
       [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0]] ++
@@ -601,7 +603,7 @@ bad_options(_) ->
       [{bulk_connections, N} || N <- [0, 65, auto]] ++
       [{bulk_idle, N} || N <- [0, infinity, 86_400_001]] ++
       [{far_connections, N} || N <- [0, 65, auto]] ++
-      [{congestion_control, C} || C <- ["bbr", <<"bbr">>, 1]] ++
+      [{congestion_control, C} || C <- ["bbr", <<"bbr">>, 1, nonsense, '', a_name_that_is_too_long_for_the_kernel]] ++
       [{connection_timeout, N} || N <- [0, 999, 86_400_001, infinity]]),
     ok = cluster:call(Node, cluster, start_trunkline, [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1},
                                                         {lane_transport, auto}, {far_connections, 64}, {congestion_control, reno},
