@@ -10,16 +10,17 @@
 %%
 %% Two options of the compiler, which a module may also set with -compile:
 %%
-%%   {trunkline_transform, [send | monitor | gen_server | gen_statem | gen_event | erpc]}
+%%   {trunkline_transform, [send | monitor | gen | gen_server | gen_statem | gen_event | erpc]}
 %%       only these; all without it. A module's own option counts, not the project's: with
 %%       -compile({trunkline_transform, []}) nothing is done to the module.
-%%   nowarn_trunkline_transform, {nowarn_trunkline_transform, [{Function, Arity}]}
-%%       no warnings, or none in these functions.
+%%   nowarn_trunkline_transform, {nowarn_trunkline_transform, [{Function, Arity} | mfa()]}
+%%       no warnings; none in these functions; none of calls of these functions of OTP.
 %%
 %% Trunkline keeps the order of what one process sends to another, and the
 %% distribution keeps it; between the two there is no order. Hence the warnings:
 %% a function where something goes to a process by the one way, and then something to the same
-%% process by the other; and a call that would have been transformed if one could
+%% process by the other; a call of OTP's that is not transformed (left/0), unless it
+%% is plain that it stays on this node; and a call that would have been transformed if one could
 %% see what it calls. Whether two functions send to the same process cannot be
 %% seen, and is not warned of.
 -module(trunkline_transform).
@@ -28,8 +29,10 @@
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -type option() :: term().
--type warning() :: {order, mfa()} | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}
-                 | options_of_monitor.
+-type warning() :: {order, mfa()} | {left, mfa(), meaning()} | options_of_monitor
+                 | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}.
+%% What by the distribution comes out of order.
+-type meaning() :: message | link | down | nodedown | start | result.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
@@ -42,6 +45,9 @@ table() ->
     RequestIds = [{reqids_add, [3]}, {reqids_new, [0]}, {reqids_size, [1]}, {reqids_to_list, [1]}],
     [{send, erlang, trunkline, [{send, [2, 3]}]},
      {monitor, erlang, trunkline, [{monitor, [2]}, {demonitor, [1, 2]}]},
+     {gen, gen, trunkline_gen,
+      [{call, [3, 4]}, {send_request, [3, 5]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
+       {check_response, [2, 3]} | RequestIds]},
      {gen_server, gen_server, trunkline_gen_server,
       [{call, [2, 3]}, {cast, [2]}, {multi_call, [2, 3, 4]}, {abcast, [2, 3]}, {send_request, [2, 4]},
        {wait_response, [2, 3]}, {receive_response, [2, 3]}, {check_response, [2, 3]} | RequestIds]},
@@ -57,18 +63,59 @@ table() ->
        {send_request, [2, 4, 6]}, {wait_response, [1, 2, 3]}, {receive_response, [1, 2, 3]},
        {check_response, [2, 3]} | RequestIds]}].
 
-%% What else says something to the process that its first argument names, and is left to OTP.
-is_left({erlang, exit, 2}) -> true;
-is_left({erlang, send_nosuspend, Arity}) -> Arity =:= 2 orelse Arity =:= 3;
-is_left({sys, _, _}) -> true;
-is_left({gen_event, add_sup_handler, 3}) -> true;
-is_left({gen_event, swap_sup_handler, 3}) -> true;
-is_left({Module, stop, Arity}) when Arity =:= 1; Arity =:= 3 -> lists:member(Module, [gen_server, gen_statem, gen_event]);
-is_left(_) -> false.
+%% What else says something to a process, or a node, that may be elsewhere, and is left to OTP:
+%% which argument names that, and what it means for the order. What is not here takes nobody by
+%% surprise. Replies go the way of their requests (see trunkline_gen). erlang:send_after and
+%% start_timer send to processes of this node only.
+left() ->
+    [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [2, 3]}]},
+     {erlang, message, 2, [{group_leader, [2]}]},
+     {erlang, link, 1, [{link, [1, 2]}, {spawn_link, [2, 4]}]},
+     {erlang, down, 1, [{spawn_monitor, [2, 4]}]},
+     {erlang, start, 1, [{spawn, [2, 4]}, {spawn_opt, [3, 5]}, {spawn_request, [2, 3, 4, 5]}]},
+     {erlang, nodedown, 1, [{monitor_node, [2, 3]}]},
+     {net_kernel, nodedown, none, [{monitor_nodes, [1, 2]}]},
+     {proc_lib, message, 1, [{stop, [1, 3]}]},
+     {proc_lib, link, 1, [{spawn_link, [2, 4]}]},
+     {proc_lib, start, 1, [{spawn, [2, 4]}, {spawn_opt, [3, 5]}]},
+     {gen, message, 1, [{stop, [1, 3]}]},
+     {gen_server, message, 1, [{stop, [1, 3]}]},
+     {gen_statem, message, 1, [{stop, [1, 3]}]},
+     {gen_event, message, 1, [{stop, [1, 3]}, {add_sup_handler, [3]}, {swap_sup_handler, [3]}]},
+     {gen_fsm, message, 1,
+      [{send_event, [2]}, {sync_send_event, [2, 3]}, {send_all_state_event, [2]},
+       {sync_send_all_state_event, [2, 3]}, {stop, [1, 3]}]},
+     {supervisor, message, 1,
+      [{start_child, [2]}, {restart_child, [2]}, {terminate_child, [2]}, {delete_child, [2]},
+       {which_children, [1]}, {count_children, [1]}, {get_childspec, [2]}]},
+     {sys, message, 1,
+      [{suspend, [1, 2]}, {resume, [1, 2]}, {get_status, [1, 2]}, {get_state, [1, 2]},
+       {replace_state, [2, 3]}, {change_code, [4, 5]}, {terminate, [2, 3]}, {log, [2, 3]},
+       {trace, [2, 3]}, {log_to_file, [2, 3]}, {statistics, [2, 3]}, {no_debug, [1, 2]},
+       {install, [2, 3]}, {remove, [2, 3]}]},
+     {global, message, 1, [{send, [2]}]},
+     {timer, message, 2,
+      [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]},
+     {rpc, message, none,
+      [{abcast, [2, 3]}, {sbcast, [2, 3]}, {server_call, [4]}, {multi_server_call, [2, 3]}]},
+     {rpc, start, 1, [{cast, [4]}]},
+     {rpc, start, none, [{eval_everywhere, [3, 4]}]},
+     {rpc, result, 1, [{call, [4, 5]}, {block_call, [4, 5]}, {async_call, [4]}]},
+     {rpc, result, none, [{multicall, [3, 4, 5]}, {parallel_eval, [1]}, {pmap, [3]}]}].
+
+left({Module, Function, Arity}) ->
+    case [{Meaning, Argument}
+          || {M, Meaning, Argument, Functions} <- left(), M =:= Module,
+             {F, Arities} <- Functions, F =:= Function, lists:member(Arity, Arities)] of
+        [Left] -> Left;
+        [] -> none
+    end;
+left(unknown) ->
+    none.
 
 %% What returns before the other process has seen it.
 is_asynchronous({_, Function, _}) ->
-    lists:member(Function, [send, cast, notify, send_request, send_nosuspend, exit]).
+    lists:member(Function, [send, cast, notify, send_request, send_nosuspend, exit, monitor]).
 
 -spec parse_transform(forms(), [option()]) ->
           forms() | {warning, forms(), [{file:filename(), [problem()]}]}
@@ -126,9 +173,9 @@ forms([Form | Forms], File, Scope, Options) ->
                                              end,
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
     {[Transformed | Rest],
-     case Found =:= [] orelse is_silent(Form, Options) of
-         true -> Warnings;
-         false -> [{File, lists:reverse(Found)} | Warnings]
+     case [Problem || Problem <- Found, not is_silent(Form, Problem, Options)] of
+         [] -> Warnings;
+         Loud -> [{File, lists:reverse(Loud)} | Warnings]
      end};
 forms([], _, _, _) ->
     {[], []}.
@@ -138,10 +185,12 @@ is_code({function, _, _, _, _}) -> true;
 is_code({attribute, _, Kind, _}) -> lists:member(Kind, [record, spec, callback, type, opaque, nominal]);
 is_code(_) -> false.
 
-is_silent(Form, Options) ->
+is_silent(Form, {_, _, Warning}, Options) ->
+    Of = [{element(3, Form), element(4, Form)}
+          | [element(2, Warning) || is_tuple(Warning), is_tuple(element(2, Warning))]],
     lists:member(nowarn_trunkline_transform, Options)
         orelse lists:any(fun({nowarn_trunkline_transform, Names}) ->
-                                 lists:member({element(3, Form), element(4, Form)}, lists:flatten([Names]));
+                                 Of -- lists:flatten([Names]) =/= Of;
                             (_) ->
                                  false
                          end, Options).
@@ -192,7 +241,8 @@ call(Tree, Anno, {erlang, '!', 2}, Args, Scope, Seen) ->
 call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
     {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 %% A message to oneself takes no way, and must not wait for room in one's own inbox.
-call(Tree, Anno, {erlang, send, _} = MFA, [To | _] = Args, Scope, Seen) ->
+call(Tree, Anno, {erlang, Function, _} = MFA, [To | _] = Args, Scope, Seen)
+  when Function =:= send; Function =:= exit ->
     case is_self(To, Scope) of
         true -> {Tree, Seen};
         false -> transform(Tree, Anno, MFA, Args, Scope, Seen)
@@ -203,14 +253,54 @@ call(Tree, Anno, MFA, Args, Scope, Seen) ->
 transform(Tree, Anno, MFA, Args, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
-            {Tree, case is_left(MFA) orelse target(MFA, Scope#{classes := all()}) =/= none of
-                       true -> sent(distribution, Anno, MFA, Args, Scope, Seen);
-                       false -> Seen
-                   end};
+            {Tree, leave(Anno, MFA, Args, Scope, Seen)};
         {Module, Function, _} ->
             {{call, Anno, {remote, Anno, {atom, Anno, Module}, {atom, Anno, Function}}, Args},
              sent(lane, Anno, MFA, Args, Scope, Seen)}
     end.
+
+%% One warning at most: that of the order says more.
+leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->
+    case left(MFA) of
+        none ->
+            case target(MFA, Scope#{classes := all()}) of
+                none -> Seen;
+                _ -> sent(distribution, Anno, MFA, Args, Scope, Seen)
+            end;
+        {message, 1} ->
+            case sent(distribution, Anno, MFA, Args, Scope, Seen) of
+                #seen{warnings = Before} = Seen1 ->
+                    warn_of_left(message, 1, Anno, MFA, Args, Scope, Seen1);
+                Seen1 ->
+                    Seen1
+            end;
+        {Meaning, Argument} ->
+            warn_of_left(Meaning, Argument, Anno, MFA, Args, Scope, Seen)
+    end.
+
+warn_of_left(Meaning, Argument, Anno, MFA, Args, Scope, Seen) ->
+    warn_if(is_any_selected(Scope) andalso not is_here(Argument, MFA, Args, Scope),
+            Anno, {left, MFA, Meaning}, Seen).
+
+is_here(_, {_, Function, _}, Args, _) when Function =:= monitor_node; Function =:= monitor_nodes ->
+    lists:keymember(false, 3, Args);         % not any more
+is_here(none, _, _, _) ->
+    false;
+is_here(_, {erlang, spawn_request, _}, Args, _) when length(Args) < 5 ->
+    %% These arities are also those of processes of this node.
+    case Args of
+        [Fun, _] -> element(1, Fun) =:= 'fun';
+        [_, Function, _] -> element(1, Function) =:= atom;
+        [_, _, List, _] -> element(1, List) =:= cons orelse element(1, List) =:= nil
+    end;
+is_here(1, {rpc, _, _}, [Node | _], Scope) ->
+    is_this_node(Node, Scope);
+is_here(1, {_, Function, _}, [Node | _], Scope)
+  when Function =:= spawn; Function =:= spawn_link; Function =:= spawn_monitor;
+       Function =:= spawn_opt ->
+    is_this_node(Node, Scope);
+is_here(Argument, _, Args, Scope) ->
+    is_local(lists:nth(Argument, Args), Scope).
 
 applied(Tree, Anno, Module, Function, List, Scope, Seen) ->
     case elements(List) of
@@ -236,7 +326,12 @@ reference(Tree, Anno, {erlang, monitor, 3}, Scope, Seen) ->
 reference(Tree, Anno, MFA, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
-            {Tree, Seen};
+            case left(MFA) of
+                none ->
+                    {Tree, Seen};
+                {Meaning, _} ->
+                    {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)}
+            end;
         {Module, Function, Arity} ->
             {{'fun', Anno, {function, {atom, Anno, Module}, {atom, Anno, Function}, {integer, Anno, Arity}}}, Seen}
     end.
@@ -269,16 +364,36 @@ target(unknown, _) ->
 
 selected(#{classes := Classes}) -> [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
 is_selected(Class, #{classes := Classes}) -> lists:member(Class, Classes).
+is_any_selected(#{classes := Classes}) -> Classes =/= [].
 %% Is it a module all of whose requests are transformed?
 is_transformed(Module, Scope) -> Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
 
 is_self({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, self, 0};
 is_self(_, _) -> false.
 
-%% A name of this node leads nowhere else; otherwise two expressions that read the same are
-%% taken for the same process.
-sent(By, Anno, MFA, [To | _], Scope, #seen{sent = Sent} = Seen) ->
-    case element(1, To) =:= atom orelse is_self(To, Scope) of
+%% A name of this node leads nowhere else.
+is_local({atom, _, _}, _) -> true;
+is_local({tuple, _, [_, Node]}, Scope) -> is_this_node(Node, Scope);
+is_local(To, Scope) -> is_self(To, Scope).
+
+is_this_node({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, node, 0};
+is_this_node(_, _) -> false.
+
+%% Two expressions that read the same are taken for the same process.
+sent(_, _, {erlang, demonitor, _}, _, _, Seen) ->
+    Seen;
+sent(By, Anno, {erlang, monitor, 2} = MFA, [Type, Process], Scope, Seen) ->
+    case Type of
+        {atom, _, process} -> sent_to(By, Anno, MFA, Process, Scope, Seen);
+        _ -> Seen
+    end;
+sent(By, Anno, MFA, [To | _], Scope, Seen) ->
+    sent_to(By, Anno, MFA, To, Scope, Seen);
+sent(_, _, _, [], _, Seen) ->
+    Seen.
+
+sent_to(By, Anno, MFA, To, Scope, #seen{sent = Sent} = Seen) ->
+    case is_local(To, Scope) of
         true ->
             Seen;
         false ->
@@ -288,9 +403,7 @@ sent(By, Anno, MFA, [To | _], Scope, #seen{sent = Sent} = Seen) ->
                 true -> Seen1#seen{sent = [{By, Destination} | Sent]};
                 false -> Seen1
             end
-    end;
-sent(_, _, _, [], _, Seen) ->
-    Seen.
+    end.
 
 other(lane) -> distribution;
 other(distribution) -> lane.
@@ -308,6 +421,8 @@ format_error({order, {M, F, A}}) ->
            end,
     [What, " and what this function sent to the same process before go by different ways, one by Trunkline, "
      "one by the distribution: their order is not defined"];
+format_error({left, {M, F, A}, Meaning}) ->
+    [io_lib:format("~w:~tw/~w is not transformed: ", [M, F, A]), meaning(Meaning)];
 format_error({unknown_arguments, M, F}) ->
     io_lib:format("apply of ~w:~tw with arguments that are not listed here: not transformed", [M, F]);
 format_error({unknown_function, M}) ->
@@ -316,3 +431,18 @@ format_error(options_of_monitor) ->
     "monitor/3 is not transformed: its 'DOWN' has no order against messages by Trunkline";
 format_error({bad_option, Bad}) ->
     io_lib:format("option trunkline_transform: ~tw is none of ~0tw", [Bad, all()]).
+
+meaning(message) ->
+    "it goes by the distribution, and has no order against what goes to the same process by "
+    "Trunkline";
+meaning(link) ->
+    "exit signals by the link may overtake what was sent by Trunkline before";
+meaning(down) ->
+    "the 'DOWN' may overtake what the process has sent by Trunkline before";
+meaning(nodedown) ->
+    "what that node has sent by Trunkline before may come after the news that it is down";
+meaning(start) ->
+    "what is started may run before what this process has sent to that node by Trunkline is there";
+meaning(result) ->
+    "the result may overtake what the function has sent to this process by Trunkline; erpc's "
+    "functions are transformed".

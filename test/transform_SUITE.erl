@@ -6,7 +6,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
--export([send/1, order/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
+-export([send/1, order/1, gen/1, get_after_publish/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
          monitor/1, handbook/1]).
 -export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1,
          ourselves/1]).
@@ -20,8 +20,8 @@ all() ->
      ourselves].
 
 groups() ->
-    [{nodes, [], [send, order, gen_server, gen_server_exits, gen_server_requests, gen_statem, gen_event, erpc, monitor,
-                  handbook]}].
+    [{nodes, [], [send, order, gen, get_after_publish, gen_server, gen_server_exits, gen_server_requests, gen_statem,
+                  gen_event, erpc, monitor, handbook]}].
 
 init_per_suite(Config) -> Config.
 end_per_suite(_) -> ok.
@@ -38,6 +38,7 @@ end_per_group(nodes, Config) -> cluster:stop_all([?config(a, Config), ?config(b,
 %% The same questions by both modules have the same answers, and only one goes by lane.
 send(Config) -> both(Config, ?FUNCTION_NAME, 8).
 order(Config) -> both(Config, ?FUNCTION_NAME, 401).
+gen(Config) -> both(Config, ?FUNCTION_NAME, 17).
 gen_server(Config) -> both(Config, ?FUNCTION_NAME, 13).
 gen_server_exits(Config) -> both(Config, ?FUNCTION_NAME, 3).
 gen_server_requests(Config) -> both(Config, ?FUNCTION_NAME, 6).
@@ -116,6 +117,16 @@ handle_event(Event, Events) -> {ok, [Event | Events]}.
 handle_call(events, Events) -> {ok, Events, Events}.
 terminate(Why, _) -> Why.
 
+%% A behaviour of its own makes casts of gen_server's and calls of gen's: both go by lane.
+get_after_publish(Config) ->
+    {A, B} = {?config(a, Config), ?config(b, Config)},
+    Compiled = compile(source(Config, broker), broker, transform()),
+    [load(Node, Compiled) || Node <- [A, B]],
+    Before = by_lane(A, B),
+    Queue = cluster:call(B, broker, start, []),
+    ?assertEqual(1000, cluster:call(A, broker, got, [Queue, 1000])),
+    ?assert(by_lane(A, B) - Before >= 2000).
+
 %% The example of docs/adoption.md.
 handbook(Config) ->
     {A, B} = {?config(a, Config), ?config(b, Config)},
@@ -163,7 +174,7 @@ lines(Config) ->
 
 %% Local functions are what they are; imported ones are OTP's, and no import is left unused.
 names(Config) ->
-    Options = [warn_unused_import, warnings_as_errors | transform()],
+    Options = [warn_unused_import, warnings_as_errors, {nowarn_trunkline_transform, {gen_server, stop, 1}} | transform()],
     {_, Binary, _} = Compiled = compile(source(Config, names), names_by_lane, Options),
     load(Compiled),
     ?assertEqual([{mine, process, 0}, {mine, 0, 1}, {mine, 0, 2, 3}, {mine, a, b}, {mine, c, d}, {mine, 1, 2, 3}],
@@ -176,7 +187,8 @@ names(Config) ->
 %% What OTP's modules export and is left to them.
 -define(LEFT, [start, start_link, start_monitor, enter_loop, stop, reply, add_sup_handler, swap_sup_handler,
                %% not for users
-               behaviour_info, module_info, init_it, wake_hib, wakeup_from_hibernate, format_log, format_status,
+               behaviour_info, module_info, init_it, debug_options, hibernate_after, name, unregister_name, get_proc_name,
+               get_parent, format_status_header, '@wait_response_recv_opt', wake_hib, wakeup_from_hibernate, format_log, format_status,
                system_code_change, system_continue, system_get_state, system_replace_state, system_terminate,
                call_result, execute_call, execute_cast, is_arg_error, trim_stack]).
 
@@ -194,7 +206,7 @@ table(_) ->
                               {Ours, code:ensure_loaded(Ours) =:= {module, Ours}
                                andalso erlang:function_exported(Ours, Function, Arity)}, Called)
              end
-     end || Module <- [gen_server, gen_statem, gen_event, erpc], {Function, Arity} <- Module:module_info(exports)],
+     end || Module <- [gen, gen_server, gen_statem, gen_event, erpc], {Function, Arity} <- Module:module_info(exports)],
     [begin
          [{trunkline, Function, Arity}] = calls({erlang, Function, Arity}),
          ?assert(erlang:function_exported(trunkline, Function, Arity), {Function, Arity})
@@ -225,7 +237,7 @@ kind(Warning) -> Warning.
 %% As the comments in the source say.
 expected(Source) ->
     {ok, Text} = file:read_file(Source),
-    Comment = "% (order|unknown_arguments|unknown_function|options_of_monitor)$",
+    Comment = "% (order|left|unknown_arguments|unknown_function|options_of_monitor)$",
     lists:append([case re:run(Line, Comment, [{capture, [1], list}]) of
                       {match, [Kind]} -> [{N, list_to_atom(Kind)}];
                       nomatch -> []
@@ -238,8 +250,15 @@ silence(Config) ->
     {_, _, All} = compile(Source, doubts, transform()),
     {_, _, Some} = compile(Source, doubts, [{nowarn_trunkline_transform, [{f, 4}, {waits, 1}]} | transform()]),
     {_, _, Most} = compile(Source, doubts, [{nowarn_trunkline_transform, {silent, 1}} | transform()]),
-    ?assertEqual(5, length(All) - length(Some)),
+    ?assertEqual(10, length(All) - length(Some)),
     ?assertEqual(1, length(All) - length(Most)),
+    %% Of what they call.
+    Rest = [Warning || {_, Warning} <- All,
+                       not is_tuple(Warning) orelse not lists:member(element(2, Warning), [{sys, suspend, 1}, {gen_server, stop, 1}])],
+    {_, _, Others} = compile(Source, doubts, [{nowarn_trunkline_transform, [{sys, suspend, 1}, {gen_server, stop, 1}]}
+                                              | transform()]),
+    ?assertEqual(Rest, [Warning || {_, Warning} <- Others]),
+    ?assert(length(Rest) < length(All)),
     %% In the module itself.
     Text = "-module(m).\n-export([f/1]).\n-compile([~s]).\nf(P) -> P ! x, exit(P, kill).\n",
     [?assertMatch({ok, m, _, []}, compile:forms(forms(io_lib:format(Text, [Own])), [binary, return | transform()]))
@@ -248,9 +267,9 @@ silence(Config) ->
 
 %% Only what is asked for; a module's own option is the one that counts.
 classes(_) ->
-    Text = "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen_server:call(P, x), gen_statem:call(P, x), "
+    Text = "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen:call(P, l, x), gen_server:call(P, x), gen_statem:call(P, x), "
         "gen_event:sync_notify(P, x), erpc:call(N, m, f, []), monitor(process, P), fun gen_server:cast/2.\n",
-    All = [{send, trunkline, send, 2}, {gen_server, trunkline_gen_server, call, 2},
+    All = [{send, trunkline, send, 2}, {gen, trunkline_gen, call, 3}, {gen_server, trunkline_gen_server, call, 2},
            {gen_server, trunkline_gen_server, cast, 2}, {gen_statem, trunkline_gen_statem, call, 2},
            {gen_event, trunkline_gen_event, sync_notify, 2},
            {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2}],
@@ -261,7 +280,7 @@ classes(_) ->
          ?assertEqual(Expected, ours(io_lib:format(Text, [io_lib:format("-compile(~0p).\n", [Option])]),
                                      [{trunkline_transform, [send, erpc]}]))
      end || Classes <- [[]] ++ [[Class] || {Class, _, _, _} <- All] ++
-                [[send, gen_server], [send, monitor, gen_server, gen_statem, gen_event, erpc]]],
+                [[send, gen_server], [send, monitor, gen, gen_server, gen_statem, gen_event, erpc]]],
     ?assertEqual(lists:sort([{M, F, A} || {_, M, F, A} <- All]), ours(io_lib:format(Text, [""]), [])),
     %% What is not transformed goes another way than what is.
     Mixed = forms("-module(m).\n-export([f/1]).\nf(P) ->\n P ! x,\n gen_server:cast(P, y).\n"),
@@ -385,7 +404,7 @@ said(_) ->
 is_talk({erlang, Function, Arity}) ->
     lists:member({Function, Arity}, [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}]);
 is_talk({Module, Function, _}) ->
-    lists:member(Module, [gen_server, gen_statem, gen_event, erpc]) andalso not lists:member(Function, ?LEFT).
+    lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc]) andalso not lists:member(Function, ?LEFT).
 
 forms(Text) -> forms(Text, {1, 1}).
 

@@ -3,7 +3,7 @@
 %% Nothing here depends on who asks.
 -module(?NAME).
 
--export([send/1, order/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
+-export([send/1, order/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
          monitor/1]).
 
 -import(gen_server, [call/2]).
@@ -29,6 +29,49 @@ order(#{gen_server := Server}) ->
          call(Server, {echo, N})
      end || N <- lists:seq(1, 100)],
     gen_server:call(Server, seen).
+
+%% What a behaviour of one's own calls.
+gen(#{node := Node, gen_server := Server, gen_statem := Statem, gen_event := Manager}) ->
+    [A, B, C] = [gen:send_request(Server, '$gen_call', {echo, N}) || N <- [a, b, c]],
+    Never = gen:send_request(Server, '$gen_call', never),
+    Ids = lists:foldl(fun(N, Ids) -> gen:send_request(Server, '$gen_call', {echo, N}, N, Ids) end,
+                      gen:reqids_add(C, c, gen:reqids_new()), [d, e]),
+    None = gen:send_request({no_such_name, Node}, '$gen_call', x),
+    [gen:call(Server, '$gen_call', {echo, 1}),
+     gen:call({test_gen_server, Node}, '$gen_call', {echo, 2}, infinity),
+     gen:call(Statem, '$gen_call', {echo, 3}, 60_000),
+     gen:call(Manager, self(), which_handlers),
+     apply(gen, call, [Server, '$gen_call', {echo, 4}]),
+     gen:wait_response(A, 60_000),
+     gen:receive_response(B, {abs, erlang:monotonic_time(millisecond) + 60_000}),
+     gen:receive_response(Never, 1),
+     gen:receive_response(None, 60_000),
+     gen:reqids_size(Ids),
+     length(gen:reqids_to_list(Ids)),
+     gen:wait_response(gen:reqids_new(), 0, true),
+     catch gen:call({no_such_name, Node}, '$gen_call', x),
+     catch gen:call(Server, '$gen_call', never, 1),
+     catch gen:call(Server, '$gen_call', {exit, wanted}, 60_000),
+     catch gen:call(self(), '$gen_call', x),
+     catch gen:call({x, 'no_such_node@localhost'}, '$gen_call', x),
+     catch gen:call({global, no_such_name}, '$gen_call', x),
+     begin {'EXIT', {function_clause, _}} = (catch gen:call(Server, '$gen_call', x, no_timeout)), function_clause end,
+     begin {'EXIT', {function_clause, _}} = (catch gen:call("no server", '$gen_call', x)), function_clause end
+     | gen_responses(Ids)].
+
+gen_responses(Ids) ->
+    receive
+        Message ->
+            case gen:check_response(Message, Ids, true) of
+                no_reply -> gen_responses(Ids);
+                {Response, Label, Left} ->
+                    no_request = gen:check_response(x, gen:reqids_new(), true),
+                    lists:sort([{Response, Label} | case gen:reqids_size(Left) of
+                                                        0 -> [];
+                                                        _ -> gen_responses(Left)
+                                                    end])
+            end
+    end.
 
 gen_server(#{node := Node, gen_server := Server}) ->
     [gen_server:call(Server, {echo, 1}),
