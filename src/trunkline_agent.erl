@@ -273,15 +273,22 @@ direct({call, Server, _, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, Server, noconnection},
     ok;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->
-    %% In the name of somebody else, whose group leader goes with it. (Not on another connection.)
-    _ = lists:member(Node, nodes(connected))
-        andalso spawn(fun() -> group_leader(Leader, self()), erpc:cast(Node, M, F, A) end),
+    %% The caller's group leader goes with it. (Not on another connection.)
+    _ = lists:member(Node, nodes(connected)) andalso cast_for(Leader, Node, M, F, A),
     ok;
 direct({apply, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, self(), noconnection},
     ok;
 direct(_, _, _) ->
     ok.
+
+%% By the calling process, since there may be no other.
+cast_for(Leader, Node, M, F, A) ->
+    Own = group_leader(),
+    true = group_leader(Leader, self()),
+    try erpc:cast(Node, M, F, A)
+    after group_leader(Own, self())
+    end.
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could
 %% stand still, each waiting for the other.

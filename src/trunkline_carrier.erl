@@ -35,10 +35,11 @@
 
 %% The calling process is the trunk, and monitors the carrier. The reason of its end
 %% says why there is no connection.
--spec start(Dock :: pid(), settings()) -> {pid(), reference()}.
+-spec start(Dock :: pid(), settings()) -> {ok, {pid(), reference()}} | {error, system_limit}.
 start(Dock, Settings) ->
     Trunk = self(),
-    spawn_monitor(fun() -> start(Trunk, Dock, Settings) end).
+    trunkline_process:start(
+      fun() -> spawn_monitor(fun() -> start(Trunk, Dock, Settings) end) end).
 
 start(Trunk, Dock, #{transport := Wanted, cargo := Cargo} = Settings) ->
     _ = monitor(process, Trunk),

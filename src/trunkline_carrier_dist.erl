@@ -6,13 +6,14 @@
 
 -export([start/1]).
 
--spec start(Dock :: pid()) -> {pid(), reference()}.
+-spec start(Dock :: pid()) -> {ok, {pid(), reference()}} | {error, system_limit}.
 start(Dock) ->
     Bulk = self(),
-    spawn_monitor(fun() ->
-                          _ = monitor(process, Bulk),
-                          loop(Bulk, Dock, trunkline_courtesy:new(), none)
-                  end).
+    trunkline_process:start(fun() -> spawn_monitor(fun() -> init(Bulk, Dock) end) end).
+
+init(Bulk, Dock) ->
+    _ = monitor(process, Bulk),
+    loop(Bulk, Dock, trunkline_courtesy:new(), none).
 
 %% Owed is what has been sent and not been told of: bulk gives no other fragment
 %% until it has.

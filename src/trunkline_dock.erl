@@ -66,17 +66,9 @@ handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
     trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
     {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
 handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
-    Receiver = trunkline_receiver:start_link(self()),
-    case trunkline_listener:invite(Wanted, Receiver) of
-        {ok, #{token := Token}} = Invitation ->
-            tell(Carrier, {invitation, Ref, Invitation}),
-            {noreply, S#dock{receivers = (S#dock.receivers)#{Receiver => {Token, Trunk}}}};
-        {error, _} = Error ->
-            unlink(Receiver),
-            exit(Receiver, kill),
-            tell(Carrier, {invitation, Ref, Error}),
-            {noreply, S}
-    end;
+    {Invitation, S1} = invite(Wanted, Trunk, S),
+    tell(Carrier, {invitation, Ref, Invitation}),
+    {noreply, S1};
 handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
     {noreply, count(Carrier, Carrier, Trunk, S)};
 handle_info({cut, Trunk, Token}, #dock{receivers = Receivers} = S) ->
@@ -97,6 +89,22 @@ handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
     end;
 handle_info(_, S) ->
     {noreply, S}.
+
+%% If there is no invitation the peer's trunk will ask again.
+invite(Wanted, Trunk, #dock{receivers = Receivers} = S) ->
+    case trunkline_receiver:start_link(self()) of
+        {ok, Receiver} ->
+            case trunkline_listener:invite(Wanted, Receiver) of
+                {ok, #{token := Token}} = Invitation ->
+                    {Invitation, S#dock{receivers = Receivers#{Receiver => {Token, Trunk}}}};
+                {error, _} = Error ->
+                    unlink(Receiver),
+                    exit(Receiver, kill),
+                    {Error, S}
+            end;
+        {error, _} = Error ->
+            {Error, S}
+    end.
 
 fragment(Carrier, Id, Size, Offset, Data, #dock{received = Received, reassembly = Reassembly} = S) ->
     node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),

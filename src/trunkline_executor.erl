@@ -45,10 +45,9 @@ start(Command, Message) ->
     end.
 
 start(Command, Message, Options) ->
-    try
-        spawn_opt(?MODULE, run, [Command, Message], Options)
-    catch
-        error:system_limit -> system_limit
+    case trunkline_process:start(fun() -> spawn_opt(?MODULE, run, [Command, Message], Options) end) of
+        {ok, Started} -> Started;
+        {error, system_limit} -> system_limit
     end.
 
 %% Has this executor sent its outcome before it ended?

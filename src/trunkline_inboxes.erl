@@ -34,6 +34,7 @@
 -define(AUDIT, 1000).
 -define(LOST, 10_000).
 -define(AGAIN, 1).
+-define(LATER, 100).
 -define(SLOTS, 1024).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
@@ -309,6 +310,9 @@ handle_info({'DOWN', _, process, Keeper, Reason}, #state{accounts = Accounts} = 
 handle_info({timeout, _, audit}, #state{accounts = Accounts} = S) ->
     _ = erlang:start_timer(?AUDIT, self(), audit),
     {noreply, S#state{accounts = maps:map(fun look/2, Accounts)}};
+handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
+    ok = tell(Node, What),
+    {noreply, S};
 handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when is_integer(Held) ->
     {noreply, case lookup(Keeper) of
                   #row{source = Source} = Row ->
@@ -345,8 +349,16 @@ kill_server(Keeper) ->
 -spec tell(node(), term()) -> ok.
 tell(Node, What) ->
     case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
-        nosuspend -> _ = spawn(fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end), ok;
+        nosuspend -> tell_later(Node, What);
         _ -> ok
+    end.
+
+%% Without a process that could wait it is tried again.
+tell_later(Node, What) ->
+    Tell = fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end,
+    case trunkline_process:start(fun() -> spawn(Tell) end) of
+        {ok, _} -> ok;
+        {error, system_limit} -> _ = erlang:start_timer(?LATER, ?MODULE, {tell, Node, What}), ok
     end.
 
 %% An inbox whose policy is to drop bounds nobody. A name that has two belongs to the newer.

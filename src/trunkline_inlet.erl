@@ -33,6 +33,8 @@
 %% it, and a quiet inlet gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
+%% When there was no process left.
+-define(AGAIN, 100).
 %% Bytes of large messages that the lane need not hear of at once.
 -define(TELL, 524288).
 
@@ -51,7 +53,7 @@
          sizes :: [trunkline_parcel:size_bytes()],
          charge :: trunkline_gate:charge(),
          turn = false :: boolean(),
-         opener = none :: none | pid() | ended}).
+         opener = none :: none | later | pid() | ended}).
 
 -record(inlet,
         {ix :: pos_integer(),
@@ -62,7 +64,7 @@
          turns = trunkline_turns:new() :: trunkline_turns:turns(item()),
          large = #{} :: #{serial() => #large{}},                   % of which a notice has come
          arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
-         openers = #{} :: #{pid() => serial()},
+         openers = #{} :: #{pid() | Later :: reference() => serial()},
          delivered = [] :: [serial()],                             % the lane does not know yet
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
@@ -133,6 +135,8 @@ loop(S) ->
             loop(down(Monitor, Pid, Reason, S));
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
             loop(timeout(Timer, S));
+        {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
+            loop(open_again(Timer, Parts, S));
         {finish, N} when N > 0 ->
             %% When the first one that it sends itself is here, so are all batches that had
             %% arrived; when the second one is, they have been delivered.
@@ -226,14 +230,25 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{opener = none, sizes = Sizes} = Large} ->
-            Opener = trunkline_opener:start(Parts, Sizes),
+            {Opener, Started} = case trunkline_opener:start(Parts, Sizes) of
+                                    {ok, {Pid, _}} ->
+                                        {Pid, Pid};
+                                    {error, system_limit} ->
+                                        {later, erlang:start_timer(?AGAIN, self(), {open, Parts})}
+                                end,
             turn(Number, S#inlet{large = All#{Number := Large#large{opener = Opener}},
-                                 openers = (S#inlet.openers)#{Opener => Number}});
+                                 openers = (S#inlet.openers)#{Started => Number}});
         #{} when S#inlet.finishing; is_map_key(Number, All) ->
             S;
         #{} ->
             S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
     end.
+
+open_again(Timer, Parts, #inlet{openers = Openers, large = All} = S) ->
+    {Number, Openers1} = maps:take(Timer, Openers),
+    #{Number := Large} = All,
+    open(Number, Parts, S#inlet{openers = Openers1,
+                                large = All#{Number := Large#large{opener = none}}}).
 
 %% All of them, before anything that follows from it that one is lost already.
 items(Items, S) ->

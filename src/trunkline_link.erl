@@ -82,6 +82,7 @@
 
 %% ms
 -define(RECHECK, 100).             % a sender that was told may have died
+-define(AGAIN, 200).               % when there was no process left
 -define(REPORT, 10_000).           % between two reports of losses
 -define(FORGET, 3_600_000).        % a peer that is gone for so long
 
@@ -163,7 +164,6 @@ init({#{lanes := Lanes} = Options, Node}) ->
                 {trunkline_stats:new(Lanes), false}
         end,
     D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats)},
-    Connected andalso not Drained andalso say_hello(true, D),
     {next_state, State, D1, Actions} =
         case trunkline_route:lookup(Node) of
             #route{} = Old when Drained ->
@@ -179,6 +179,7 @@ init({#{lanes := Lanes} = Options, Node}) ->
             none ->
                 enter(down, D)
         end,
+    Connected andalso not Drained andalso say_hello(true, D1),
     {ok, State, D1, Actions}.
 
 %% It was linked to the link that was killed.
@@ -188,11 +189,14 @@ await_end(Inlet) ->
     receive {'DOWN', Ref, process, Inlet, _} -> ok end.
 
 %% The link before this one was killed and left its route behind, with lanes
-%% that are dead. Nobody enters its gates from here on; what is inside is lost.
+%% that are dead. Nobody enters its gates from here on; what is inside is lost. Without
+%% processes for new lanes there is no link either, until it is tried again.
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, D) ->
-    D1 = set_path(wait, D#link{route = Route}),
-    count_lost(lost_crashed, D1),
-    make_lanes(tuple_size(Lanes), {Large, Limit}, D1).
+    count_lost(lost_crashed, set_path(wait, D#link{route = Route})),
+    case make_lanes(tuple_size(Lanes), {Large, Limit}, D) of
+        {ok, D1} -> D1;
+        {error, system_limit} -> throw(ignore)
+    end.
 
 %% What dead lanes leave behind.
 count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
@@ -317,6 +321,10 @@ handle_event({timeout, ping}, _, up, #link{reach = Reach} = D) ->
 handle_event({timeout, look}, _, up, #link{reach = Reach} = D) ->
     Reach1 = trunkline_reach:look(Reach),
     {keep_state, D#link{reach = Reach1}, [wake(T) || {look, _} = T <- trunkline_reach:timers(Reach1)]};
+
+%% There may be processes again.
+handle_event({timeout, proceed}, _, opening, D) ->
+    proceed(D);
 
 %% The lanes answer.
 handle_event(info, {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, State,
@@ -477,16 +485,23 @@ proceed(#link{peer = #peer{agreement = #{lanes := N} = Agreement}, route = Route
     {Large, Limit} = Bulk = bulk(Agreement, D),
     case Route of
         none ->
-            proceed(set_path(direct, make_lanes(N, Bulk, D)));
+            proceed(direct, make_lanes(N, Bulk, D), D);
         #route{lanes = Lanes, large = Large, bulk_limit = Limit} when tuple_size(Lanes) =:= N ->
             proceed_open(D);
         #route{} when Mode =:= direct; Mode =:= discard ->
-            Path = path(D),
-            proceed(set_path(Path, make_lanes(N, Bulk, end_lanes(D))));
+            proceed(path(D), make_lanes(N, Bulk, D), D);
         #route{} ->
             %% Other lanes must not start before these have delivered.
             enter(opening, change_mode(direct, set_path(wait, D)))
     end.
+
+proceed(Path, {ok, D}, _) -> proceed(set_path(Path, D));
+proceed(_, {error, system_limit}, D) -> later(D).
+
+%% There was no process left for what comes next.
+later(D) ->
+    {next_state, opening, D1, Actions} = enter(opening, D),
+    {next_state, opening, D1, [{{timeout, proceed}, ?AGAIN, []} | Actions]}.
 
 proceed_open(#link{opening = none} = D) ->
     D1 = D#link{opening = make_ref()},
@@ -497,21 +512,38 @@ proceed_open(#link{mode = Mode} = D) when Mode =:= discard; Mode =:= direct ->
     enter(opening, change_mode(hold, D));
 proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
     #link{peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}, route = Route} = D,
-    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
-              || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
-    D1 = D#link{inlets = Inlets, dock = case Route of
-                                            #route{large = infinity} -> none;
-                                            _ -> trunkline_dock:start_link(Inlets, D#link.stats)
-                                        end},
-    Pid ! opened(D1),
-    proceed_open(D1);
+    Start = fun() ->
+                    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
+                              || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
+                    {Inlets, case Route of
+                                 #route{large = infinity} -> none;
+                                 _ -> trunkline_dock:start_link(Inlets, D#link.stats)
+                             end}
+            end,
+    case trunkline_process:start_all(Start) of
+        {ok, {Inlets, Dock}} ->
+            D1 = D#link{inlets = Inlets, dock = Dock},
+            Pid ! opened(D1),
+            proceed_open(D1);
+        {error, system_limit} ->
+            later(D)
+    end;
 proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
-    #link{node = Node, options = Options, stats = Stats,
-          peer = #peer{pid = Pid, agreement = #{window_bytes := Window}}} = D,
-    [Bulk, Trunk] = case Dock of
-                        none -> [none, none];
-                        _ -> [trunkline_trunk:start_link(Cargo, Node, Dock, {Options, Stats}) || Cargo <- [large, batches]]
-                    end,
+    #link{node = Node, options = Options, stats = Stats} = D,
+    Start = fun() ->
+                    [trunkline_trunk:start_link(Cargo, Node, Dock, {Options, Stats})
+                     || Cargo <- [large, batches]]
+            end,
+    case Dock =:= none orelse trunkline_process:start_all(Start) of
+        true -> be_up(Opened, none, none, D);
+        {ok, [Bulk, Trunk]} -> be_up(Opened, Bulk, Trunk, D);
+        {error, system_limit} -> later(D)
+    end;
+proceed_open(D) ->
+    enter(opening, D).
+
+be_up(Opened, Bulk, Trunk, #link{peer = Peer, stats = Stats} = D) ->
+    #peer{pid = Pid, agreement = #{window_bytes := Window}} = Peer,
     Ref = make_ref(),
     lists:foreach(fun({Lane, Inlet}) ->
                           trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Trunk}, Window})
@@ -520,9 +552,7 @@ proceed_open(#link{opened = {Opened, Dock}, inlets = [_ | _]} = D) ->
     D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
     {next_state, up, D2, Actions} = enter(up, dismiss(again, D1)),
     Reach = trunkline_reach:up(Pid, Trunk, D2#link.reach),
-    {next_state, up, D2#link{reach = Reach}, [wake(T) || T <- trunkline_reach:timers(Reach)] ++ Actions};
-proceed_open(D) ->
-    enter(opening, D).
+    {next_state, up, D2#link{reach = Reach}, [wake(T) || T <- trunkline_reach:timers(Reach)] ++ Actions}.
 
 %% A peer that does not know of a dock does not ask for one.
 opened(#link{wanted = {Ref, _}, inlets = Inlets, dock = none}) -> {opened, Ref, Inlets};
@@ -654,12 +684,21 @@ wake({Name, Time}) -> {{timeout, Name}, Time, []}.
 
 %% --- the lanes ------------------------------------------------------------
 
-make_lanes(N, {Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
+%% The lanes before them, if there are any, end.
+make_lanes(N, {Large, _} = Bulk, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
-    {Lanes, Aliases} =
-        lists:unzip([trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large},
+    Start = fun() ->
+                    [trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large},
                                                            stats => Stats, options => Options})
-                     || Ix <- lists:seq(1, N)]),
+                     || Ix <- lists:seq(1, N)]
+            end,
+    case trunkline_process:start_all(Start) of
+        {ok, Started} -> {ok, publish(Started, Gate, Bulk, end_lanes(D))};
+        {error, _} = Error -> Error
+    end.
+
+publish(Started, Gate, {Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
+    {Lanes, Aliases} = lists:unzip(Started),
     Route = #route{link = self(), gate = Gate, stats = Stats,
                    lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                    limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
@@ -680,6 +719,8 @@ without_route(Why, #link{node = Node} = D) ->
 
 %% Only of lanes whose gates have been closed and that hold nothing, unless a
 %% sender has been on its way in for all this time.
+end_lanes(#link{route = none} = D) ->
+    D;
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
     lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, shutdown) end, lanes(D)),

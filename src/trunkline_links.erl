@@ -45,8 +45,8 @@ init(Options) ->
 
 -spec handle_call(term(), gen_server:from(), Options) -> {reply, [{node(), pid()}] | {error, badarg}, Options}.
 handle_call({links, Which}, _, Options) ->
-    {reply, [{Node, trunkline_link_sup:ensure(Node, Options)}
-             || Node <- nodes(connected), Which =:= all orelse lists:member(Node, Which)], Options};
+    {reply, [{Node, Link} || Node <- nodes(connected), Which =:= all orelse lists:member(Node, Which),
+                             Link <- [trunkline_link_sup:ensure(Node, Options)], is_pid(Link)], Options};
 handle_call(_, _, Options) ->
     {reply, {error, badarg}, Options}.
 
@@ -67,11 +67,28 @@ handle_info({nodedown, Node, _}, Options) ->
 handle_info({trunkline, Node, Event}, Options) ->
     is_from(Node, Event) andalso pass(Node, Event, Options),
     {noreply, Options};
+handle_info({again, Node}, Options) ->
+    again(Node, Options),
+    {noreply, Options};
 handle_info(_, Options) ->
     {noreply, Options}.
 
+%% A link that is started later finds out by itself what it has missed.
 pass(Node, Event, Options) ->
-    trunkline_link:notify(trunkline_link_sup:ensure(Node, Options), Event).
+    case trunkline_link_sup:ensure(Node, Options) of
+        none -> ok;
+        Link -> trunkline_link:notify(Link, Event)
+    end.
+
+%% The link for that node could not be started.
+again(Node, Options) ->
+    case lists:member(Node, nodes(connected)) of
+        true ->
+            pass(Node, again, Options);
+        false ->
+            _ = trunkline_peers:lookup(Node) =/= none andalso trunkline_link_sup:ensure(Node, Options),
+            ok
+    end.
 
 %% Whether another node's link may have said that.
 is_from(Node, {hello, Link, Session, Hello, Answer}) ->

@@ -87,5 +87,13 @@ await(Waits, #call{deadline = Deadline} = Call) ->
     end.
 
 await_session(Node, #call{deadline = Deadline}) ->
-    {_, Ref} = spawn_monitor(fun() -> _ = trunkline_sender:await_session(Node, Deadline), ok end),
-    Ref.
+    Await = fun() -> _ = trunkline_sender:await_session(Node, Deadline), ok end,
+    case trunkline_process:start(fun() -> spawn_monitor(Await) end) of
+        {ok, {_, Ref}} ->
+            Ref;
+        {error, system_limit} ->
+            ok = Await(),
+            Ref = make_ref(),
+            self() ! {'DOWN', Ref, process, self(), normal},
+            Ref
+    end.

@@ -30,11 +30,12 @@
                  | {executor, trunkline_executor:command()}.
 
 %% The calling process is the inlet, and monitors it.
--spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) -> pid().
+-spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) ->
+          {ok, {pid(), reference()}} | {error, system_limit}.
 start(Parts, Sizes) ->
     Inlet = self(),
-    {Pid, _} = spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end),
-    Pid.
+    trunkline_process:start(
+      fun() -> spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end) end).
 
 -spec deliver(pid(), address()) -> ok.
 deliver(Opener, Address) ->

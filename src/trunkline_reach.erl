@@ -77,11 +77,9 @@ ping(#reach{peer = Peer, ping = Ping} = R) ->
 %% that has no room for one more process does not answer; the peer asks again.
 -spec answer(pid(), reference()) -> ok.
 answer(Peer, Ref) ->
-    try spawn(fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end) of
-        _ -> ok
-    catch
-        error:system_limit -> ok
-    end.
+    Pong = fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end,
+    _ = trunkline_process:start(fun() -> spawn(Pong) end),
+    ok.
 
 -spec pong(reference(), reach()) -> reach().
 pong(Ref, #reach{ping = {Ref, Sent}, distance = Distance} = R) ->

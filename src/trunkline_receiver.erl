@@ -14,9 +14,10 @@
 %% Bytes.
 -define(MUCH, 1 bsl 20).
 
--spec start_link(Owner :: pid()) -> pid().
+-spec start_link(Owner :: pid()) -> {ok, pid()} | {error, system_limit}.
 start_link(Owner) ->
-    spawn_opt(fun() -> await(Owner) end, [link, {fullsweep_after, 0}]).
+    trunkline_process:start(
+      fun() -> spawn_opt(fun() -> await(Owner) end, [link, {fullsweep_after, 0}]) end).
 
 await(Owner) ->
     receive

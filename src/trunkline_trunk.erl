@@ -76,6 +76,7 @@
          retry = now :: now | never | integer(),
          pause = ?PAUSE :: pos_integer(),
          waiting = none :: none | integer(),           % since when there is too much to send
+         starved = false :: boolean(),                 % there was no process for a carrier
          idle = none :: none | reference()}).
 
 -spec start_link(cargo(), node(), Dock :: pid(), {trunkline_options:options(), trunkline_stats:stats()}) -> pid().
@@ -164,6 +165,8 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   true -> pump(by_distribution(S));
                   false -> S
               end};
+handle_info({timeout, _, starved}, S) ->
+    {noreply, pump(S#trunk{starved = false})};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, extended = Extended} = S) ->
     %% The next batch should find one.
     Kept = length([kept || Extended]),
@@ -239,7 +242,10 @@ more(#trunk{opening = [], carriers = Carriers} = S) ->
     IsSoon = Connections > 0 andalso erlang:monotonic_time(millisecond) - S#trunk.waiting < ?MORE,
     case not IsSoon andalso Connections < most(S) andalso may_connect(S) of
         true ->
-            open(more_connections(Connections, S), S#trunk{waiting = none});
+            case open(more_connections(Connections, S), S) of
+                #trunk{opening = []} = S1 -> more(S1);       % not one: later
+                S1 -> S1#trunk{waiting = none}
+            end;
         false when map_size(Carriers) =:= 0 ->
             by_distribution(S);
         false ->
@@ -264,8 +270,13 @@ first(#trunk{extended = true, opening = []} = S) ->
 first(S) ->
     S.
 
-open(0, S) -> S;
-open(N, S) -> open(N - 1, open(S)).
+open(N, S) when N > 0 ->
+    case may_connect(S) of
+        true -> open(N - 1, open(S));
+        false -> S
+    end;
+open(0, S) ->
+    S.
 
 open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeout} = Options} = S) ->
     Far = case Options of
@@ -276,9 +287,11 @@ open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeou
                 0 -> unknown;
                 _ -> is_far(S)
             end,
-    {Pid, _} = trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout,
-                                               is_far => IsFar, far => Far}),
-    S#trunk{opening = [Pid | S#trunk.opening]}.
+    case trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout,
+                                         is_far => IsFar, far => Far}) of
+        {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
+        {error, Reason} -> not_connected(Reason, S)
+    end.
 
 transport(#trunk{cargo = batches, options = #{lane_transport := Transport}}) -> Transport;
 transport(#trunk{cargo = large, options = #{bulk_transport := Transport}}) -> Transport.
@@ -327,9 +340,17 @@ tell_lanes(#trunk{lanes = Lanes, told = Told, stats = Stats} = S) ->
             S#trunk{told = State}
     end.
 
+by_distribution(#trunk{starved = true} = S) ->
+    S;
 by_distribution(S) ->
-    {Pid, _} = trunkline_carrier_dist:start(S#trunk.dock),
-    give(Pid, show(S#trunk{carriers = #{Pid => #carrier{name = Pid, kind = distribution}}})).
+    case trunkline_carrier_dist:start(S#trunk.dock) of
+        {ok, {Pid, _}} ->
+            Carrier = #carrier{name = Pid, kind = distribution},
+            give(Pid, show(S#trunk{carriers = #{Pid => Carrier}}));
+        {error, system_limit} ->
+            _ = erlang:start_timer(?PATIENCE, self(), starved),
+            S#trunk{starved = true}
+    end.
 
 may_connect(#trunk{retry = Retry}) -> Retry =:= now.
 
