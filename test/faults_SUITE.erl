@@ -8,7 +8,7 @@
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
-         no_process_left/1]).
+         no_process_left/1, no_process_for_what_comes/1]).
 -export([fake_links/1, install_log/0, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
@@ -18,7 +18,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
-          no_process_left].
+          no_process_left, no_process_for_what_comes].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -444,6 +444,112 @@ no_process_left(_) ->
     ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, [])) >= Refused + length(Closed)),
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
+
+%% Whatever comes to a node without a free process waits for one, and costs nobody else
+%% anything: neither another session nor another process of Trunkline's.
+no_process_for_what_comes(_) ->
+    [A, C, D] = cluster:start_all([[], [], []]),
+    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | cluster:dist_arguments()]),
+    [begin cluster:connect(X, B), cluster:await_up(X, B) end || X <- [A, C]],
+    Test = {A, B},
+    NodeA = cluster:node_of(A),
+    NodeB = cluster:node_of(B),
+    [ToA] = cluster:call(A, traffic, start_watchers, [1]),
+    [ToB] = cluster:call(B, traffic, start_watchers, [1]),
+    Kept = fun() ->
+                   cluster:call(B, fun() ->
+                                           #{link := Link, inlets := Inlets} = trunkline_peers:lookup(cluster:node_of(C)),
+                                           {Link, Inlets, [whereis(Name) || Name <- [trunkline_link_sup, trunkline_links, trunkline_listener,
+                                                                                     trunkline_inboxes, trunkline_monitors]]}
+                                   end)
+           end,
+    Before = Kept(),
+    Link = fun() -> cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end) end,
+    LinkOfA = Link(),
+    SendFromA = fun(Tag) -> cluster:call(A, fun() -> [trunkline:send(ToB, {from, Tag, N, traffic:payload(100_000 + N)}) || N <- [1, 2, 3]], ok end) end,
+    Arrived = fun(At, To, Tag) ->
+                      cluster:await(fun() -> case cluster:call(At, traffic, summary, [To]) of
+                                                 #{Tag := {3, 3, []}} -> true;
+                                                 Other -> Other
+                                             end end)
+              end,
+    ByDistribution = fun() ->
+                             cluster:await(fun() -> case exchange:by(A, B) of
+                                                        {distribution, _} -> true;
+                                                        Other -> Other
+                                                    end end)
+                     end,
+    %% A large message for which there is no receiver, nor an opener;
+    full(Test, fun() -> SendFromA(receiver), ByDistribution() end),
+    Arrived(B, ToB, receiver),
+    %% one that has a connection already;
+    exchange:await_connection(A, B),
+    full(Test, fun() -> SendFromA(opener) end),
+    Arrived(B, ToB, opener),
+    %% one for which there is no carrier, by connection or distribution.
+    Sender = cluster:call(B, fun() ->
+                                     spawn(fun() ->
+                                                   receive go -> ok end,
+                                                   [trunkline:send(ToA, {from, carrier, N, traffic:payload(100_000 + N)}) || N <- [1, 2, 3]]
+                                           end)
+                             end),
+    full(Test, fun() ->
+                       normal = cluster:call(A, fun() ->
+                                                        Ref = monitor(process, Sender),
+                                                        Sender ! go,
+                                                        receive {'DOWN', Ref, process, Sender, Reason} -> Reason end
+                                                end)
+               end),
+    Arrived(A, ToA, carrier),
+    ?assertEqual(LinkOfA, Link()),
+    ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [NodeB])),
+    ?assertEqual(Before, Kept()),
+    %% A node comes,
+    ok = cluster:call(B, sys, suspend, [trunkline_links]),
+    cluster:connect(D, B),
+    full(Test, fun() ->
+                       ok = cluster:call(A, sys, resume, [{trunkline_links, NodeB}, 60_000]),
+                       _ = cluster:call(A, sys, get_state, [{trunkline_links, NodeB}, 60_000])
+               end),
+    cluster:await_up(D, B),
+    ?assertEqual(Before, Kept()),
+    %% a session begins,
+    Sessions = anew:sessions(B, A),
+    full(Test, fun() ->
+                       ok = cluster:call(A, cluster, stop_trunkline, []),
+                       ok = cluster:call(A, cluster, start_trunkline, [[]]),
+                       cluster:await_state(A, B, opening)
+               end),
+    anew:await_session(B, A, Sessions),
+    cluster:await_up(A, B),
+    ?assertEqual(Before, Kept()),
+    %% and a link is killed.
+    Last = anew:sessions(A, B),
+    LastLink = Link(),
+    full(Test, fun() ->
+                       cluster:call(A, erlang, exit, [LastLink, kill]),
+                       cluster:await(fun() -> case cluster:call(A, trunkline, info, [NodeB]) of
+                                                  #{state := State} when State =/= up -> true;
+                                                  Info -> Info
+                                              end end)
+               end),
+    anew:await_session(A, B, Last),
+    cluster:await_up(A, B),
+    ?assertEqual(Before, Kept()),
+    [exchange:both_ways(X, B, [10, 100_000, 20]) || X <- [A, C, D]],
+    ?assertMatch(#{state := up, sessions := 1}, cluster:call(C, trunkline, info, [NodeB])),
+    cluster:stop_all([A, B, C, D]).
+
+%% B has no free process while Fun does something. (What is asked of it then takes one.)
+full({A, B}, Fun) ->
+    Filler = cluster:call(B, traffic, fill, []),
+    _ = Fun(),
+    cluster:call(A, erlang, exit, [Filler, kill]),
+    cluster:await(fun() -> cluster:call(A, fun() -> try erpc:call(cluster:node_of(B), erlang, is_process_alive, [Filler]) of
+                                                        IsAlive -> not IsAlive
+                                                    catch
+                                                        Class:Reason -> {Class, Reason}
+                                                    end end) end).
 
 %% --- load: streams from A to B -----------------------------------------------------
 
