@@ -33,7 +33,7 @@
 -module(trunkline_agent).
 
 -export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
--export([receiver/1, direct/3]).
+-export([receiver/1, for/2, direct/3]).
 
 -export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
@@ -196,15 +196,25 @@ broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
 broken(_, Agent) ->
     Agent.
 
-%% Who gets what the command brings, as far as this node knows.
--spec receiver(command()) -> pid() | atom() | unknown.
-receiver({call, Server, _, _}) -> Server;
-receiver({call, Server, _, _, _}) -> Server;
-receiver({cancel, Server, _}) -> Server;
+%% Who gets what the command brings. `unknown': it may be anybody, or it is not said before
+%% the command's turn.
+-spec receiver(command()) -> pid() | {name, atom()} | unknown.
+receiver({call, Server, _, _}) -> pid_or_name(Server);
+receiver({call, Server, _, _, _}) -> pid_or_name(Server);
+receiver({cancel, Server, _}) -> pid_or_name(Server);
 receiver({reply, _, Pid}) -> Pid;
-receiver({monitor, Server, _, _}) -> Server;
+receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
 receiver({ended, _, Caller, _}) -> Caller;
 receiver(_) -> unknown.
+
+pid_or_name(Pid) when is_pid(Pid) -> Pid;
+pid_or_name(Name) -> {name, Name}.
+
+%% The same command, for the process that has the name.
+-spec for(pid(), command()) -> command().
+for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
+for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
+for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller}.
 
 %% A lane has taken these servers' replies to these callers.
 -spec answered([{caller(), Server :: pid()}], agent()) -> agent().

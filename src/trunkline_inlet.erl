@@ -15,6 +15,14 @@
 %% they do: a window bounds them. So do batches that have come by a trunk before the
 %% one that was sent before them.
 %%
+%% A registered name is looked up once, as for `!': when it is the message's turn. That of a
+%% small message comes when no message of the same sender is in the way to the process that
+%% has the name. That of a large message comes with the message itself, and until then nobody
+%% knows who will have the name: what its sender sends behind it waits, to whomever it goes
+%% (see trunkline_turns). So do messages to a name that are held up themselves. Thus
+%% what one process sends to another is in order, whether it was sent to a pid or to a name,
+%% and whoever takes the name meanwhile.
+%%
 %% An inlet lives for one session of a link. At its end finish/1 lets it deliver
 %% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
@@ -124,7 +132,7 @@ loop(S) ->
         {arrived, Number, Parts} ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
-            %% Nobody else may deliver it: see trunkline_opener.
+            %% To whom it goes is not known, or these are many: see trunkline_opener.
             ok = deliver(To, Message),
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {delivered, Opener} ->
@@ -180,11 +188,12 @@ deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
     ok = trunkline_multicast:deliver(Addressees, trunkline_multicast:decode(Encoded)),
     deliver(Entries, Agent, Waiting, S);
 deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
-    {Items, Turns} = trunkline_turns:enter(Sender, receiver(To), {no_time, {message, Charge, [To | Message]}},
+    {To1, Receiver} = receiver_now(To, Sender, S#inlet.turns),
+    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {no_time, {message, Charge, [To1 | Message]}},
                                            S#inlet.turns),
     case Items of
         [] -> deliver(Entries, Agent, Waiting + Charge, S#inlet{turns = Turns});
-        [_] -> deliver([[To | Message] | Entries], Agent, Waiting, S#inlet{turns = Turns})
+        [_] -> deliver([[To1 | Message] | Entries], Agent, Waiting, S#inlet{turns = Turns})
     end;
 deliver([[{notice, Charge, Number, Sender, To} | Sizes] | Entries], Agent, Waiting, S) ->
     S1 = noticed(Number, #large{sender = Sender, receiver = receiver(To), to = To, sizes = Sizes,
@@ -203,19 +212,39 @@ deliver(To, Message) ->
 
 %% --- large messages -----------------------------------------------------------
 
-%% Who is going to get it: the process, if that can be known now.
+%% Who is going to get it: the process, if that can be known before its turn.
 receiver(To) when is_pid(To) -> To;
-receiver(To) when is_reference(To) -> any;
-receiver(Name) when is_atom(Name) ->
-    case whereis(Name) of
-        Pid when is_pid(Pid) -> Pid;
-        _ -> Name
-    end;
+receiver(To) when is_reference(To); is_atom(To) -> any;
 receiver(Command) ->
     case trunkline_agent:receiver(Command) of
-        unknown -> any;
-        Receiver -> receiver(Receiver)
+        Receiver when is_pid(Receiver) -> Receiver;
+        _ -> any
     end.
+
+%% Of what takes no time. If nothing is in its way to the process that has the name now,
+%% it is its turn, and from here on it is for that process.
+receiver_now(Name, Sender, Turns) when is_atom(Name) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) ->
+            case trunkline_turns:is_free(Sender, Pid, Turns) of
+                true -> {Pid, Pid};
+                false -> {Name, any}
+            end;
+        _ ->
+            {Name, any}
+    end;
+receiver_now(To, Sender, Turns) when is_tuple(To) ->
+    case trunkline_agent:receiver(To) of
+        {name, Name} ->
+            case receiver_now(Name, Sender, Turns) of
+                {_, any} -> {To, any};
+                {Pid, Pid} -> {trunkline_agent:for(Pid, To), Pid}
+            end;
+        _ ->
+            {To, receiver(To)}
+    end;
+receiver_now(To, _, _) ->
+    {To, receiver(To)}.
 
 noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
     {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {time, {large, Number}}, S#inlet.turns),
@@ -277,19 +306,20 @@ turn(Number, #inlet{large = All} = S) ->
             S
     end.
 
-address(To, _, S) when is_pid(To); is_reference(To); element(1, To) =:= each ->
-    {{To, plain}, S};
-address(Name, _, S) when is_atom(Name) ->
-    case whereis(Name) of
-        Pid when is_pid(Pid) -> {{Pid, plain}, S};
-        _ -> {nobody, S}
-    end;
+address(To, _, S) when is_pid(To) ->
+    {{To, To, plain}, S};
+address(To, _, S) when is_reference(To); is_atom(To); element(1, To) =:= each ->
+    {{To, any, plain}, S};
 address({apply, _, _} = Command, Opener, S) ->
     {{executor, Command}, S#inlet{agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent)}};
 address(Command, _, S) ->
     case trunkline_agent:address(Command, S#inlet.agent) of
-        {nobody, Agent} -> {nobody, S#inlet{agent = Agent}};
-        {To, Wrap, Agent} -> {{To, Wrap}, S#inlet{agent = Agent}}
+        {nobody, Agent} ->
+            {nobody, S#inlet{agent = Agent}};
+        {To, Wrap, Agent} when is_pid(To) ->
+            {{To, To, Wrap}, S#inlet{agent = Agent}};
+        {To, Wrap, Agent} ->
+            {{To, receiver(Command), Wrap}, S#inlet{agent = Agent}}
     end.
 
 %% It has died with its message. Who waits for a reply to it hears of it.

@@ -9,12 +9,14 @@
 %%       | -- deliver ----> | ── the message ──> |
 %%       | <---- delivered- |
 %%
-%% The receiver's other messages come from the inlet. Two processes may deliver to
-%% one in an order that they agree on, unless its message_queue_data is `off_heap':
-%% then messages of different senders may be swapped even if one of them waited for
-%% the other (the parallel signal optimisation of OTP 25). To such a receiver, and to
-%% an alias, whose receiver is not known, and to many at a time, the inlet delivers: this
-%% process gives it the message.
+%% The receiver's other messages come from the inlet. The runtime system promises the order
+%% of one process's signals to another, not that of two processes' to a third, even if one of
+%% them waits for the other. A mailbox that is `on_heap' is one queue, to which each message is
+%% appended when it is sent: there two processes that agree on an order keep it. One that is
+%% `off_heap' may have several queues (the parallel signal optimisation of OTP 25), and swaps
+%% such messages. Therefore this process delivers to mailboxes on the heap only. To others, to
+%% an alias whose owner is not known, and to many at a time, the inlet delivers: this
+%% process gives it the message. A name is looked up here, when the message is sent.
 %%
 %% A function that is to be executed (trunkline_erpc) is executed here: this process
 %% has all that it needs, and nothing is copied.
@@ -24,8 +26,11 @@
 
 -export_type([address/0]).
 
-%% To whom and in which form; `nobody' has the name; this process is the executor.
--type address() :: {pid() | reference() | trunkline_multicast:command(), plain | trunkline_agent:wrap()}
+%% To whom, whose mailbox that is, and in which form; nobody gets it; this process is the
+%% executor.
+-type address() :: {To :: pid() | atom() | reference() | trunkline_multicast:command(),
+                    Receiver :: pid() | any,
+                    plain | trunkline_agent:wrap()}
                  | nobody
                  | {executor, trunkline_executor:command()}.
 
@@ -65,12 +70,17 @@ deliver(nobody, _, Inlet) ->
 deliver({executor, Command}, Message, Inlet) ->
     Inlet ! {delivered, self()},
     trunkline_executor:run(Command, Message);
-deliver({To, Wrap}, Message, Inlet) ->
+deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) -> deliver({Pid, Pid, plain}, Message, Inlet);
+        _ -> deliver(nobody, Message, Inlet)           % as plain distribution does
+    end;
+deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = case Wrap of
                   plain -> Message;
                   _ -> trunkline_agent:wrap(Wrap, Message)
               end,
-    case is_pid(To) andalso process_info(To, message_queue_data) of
+    case is_pid(Receiver) andalso process_info(Receiver, message_queue_data) of
         {message_queue_data, on_heap} ->
             To ! Wrapped,
             Inlet ! {delivered, self()};

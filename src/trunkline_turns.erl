@@ -10,18 +10,22 @@
 %%     receiver A    x ········x·········│·········x     in this order
 %%     receiver B                        x               at once
 %%
-%% If the receiver is not known - an alias may be anybody's - a message waits for
-%% all that the sender has sent before, and those behind wait for it.
+%% If the receiver is not known, a message waits for all that the sender has sent
+%% before, and those behind wait for it. So it is with an alias, which may be anybody's,
+%% and with a registered name, which may be anybody's by then: `!' looks it up when the
+%% message arrives, once, and so does the inlet when it is the message's turn. A small
+%% message to a name needs no line if it can be delivered at once, to the process that has
+%% the name now: is_free/3 tells.
 %%
 %% Every message that is handed out must be followed by done/3 if it `takes'
 %% time: the next ones wait for that. This module decides, and does nothing.
 -module(trunkline_turns).
 
--export([new/0, enter/4, done/3, is_empty/1]).
+-export([new/0, enter/4, done/3, is_free/3, is_empty/1]).
 
 -export_type([turns/1, receiver/0]).
 
--type receiver() :: pid() | atom() | any.         % atom: a name that nobody has
+-type receiver() :: pid() | any.
 -type takes() :: time | no_time.
 %% Of one sender: who is behind whom for each receiver, where the first of each is
 %% being delivered; and all that comes behind a message to somebody unknown.
@@ -35,6 +39,17 @@ new() -> #{}.
 
 -spec is_empty(turns(_)) -> boolean().
 is_empty(Turns) -> map_size(Turns) =:= 0.
+
+%% Whether a message of this sender for that process could be delivered now.
+-spec is_free(Sender :: pid(), pid(), turns(_)) -> boolean().
+is_free(Sender, Receiver, Turns) ->
+    case Turns of
+        #{Sender := #sender{lines = Lines, behind = Behind}} ->
+            not is_map_key(Receiver, Lines) andalso not is_map_key(any, Lines)
+                andalso queue:is_empty(Behind);
+        #{} ->
+            true
+    end.
 
 %% Answers what is to be delivered now: the message, or nothing.
 -spec enter(Sender :: pid(), receiver(), {takes(), Message}, turns(Message)) -> {[Message], turns(Message)}.

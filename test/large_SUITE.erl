@@ -7,7 +7,8 @@
 -include("../src/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([sizes/1, terms/1, mixtures/1, replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
+-export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
+         replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1, distribution_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
@@ -16,7 +17,8 @@
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [sizes, terms, mixtures, replies_among_messages, small_ones_pass, smaller_overtakes,
+all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
+          replies_among_messages, small_ones_pass, smaller_overtakes,
           requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
           killed_senders, ends_killed, carriers_killed, two_carriers_killed, distribution_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
@@ -252,6 +254,149 @@ mix({Env, Kinds, Scripts}, A, B) ->
 restart(Node, Env) ->
     cluster:call(Node, cluster, stop_trunkline, []),
     ok = cluster:call(Node, cluster, start_trunkline, [Env]).
+
+%% A name is looked up when it is the message's turn: who has it then gets all of them, in
+%% order, those that come to its pid too. The large message cannot arrive before the name
+%% has changed its holder, since the dock sleeps.
+names_change(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = cluster:pair([{lanes, 1} | Env]),
+              [?assertEqual({Before, First, lists:seq(1, 12)}, {Before, First, names_change(Before, First, A, B)})
+               || Before <- [nobody, other, the_same], First <- [send, cast, request]],
+              cluster:stop_all([A, B])
+      end, [[], [{bulk_transport, dist}]]).
+
+%% What the process got that has the name in the end.
+names_change(Before, First, A, B) ->
+    [Other, To] = cluster:call(B, freight, start_receivers, [2]),
+    Name = {the_name, cluster:node_of(B)},
+    take_name(B, case Before of nobody -> none; other -> Other; the_same -> To end),
+    hold(B, A, dock),
+    Sender = cluster:call(A, fun() -> spawn(fun puppet/0) end),
+    play(A, Sender, [{1, First, Name, 200_000}]),
+    all_has_come(A, Other),
+    take_name(B, To),
+    play(A, Sender, [{2, send, Name, 10}, {3, cast, Name, 10}, {4, send, To, 10}, {5, request, Name, 10},
+                     {6, multicast, [Name, Other], 10}, {7, send, To, 200_000}, {8, request, Name, 200_000},
+                     {9, send, Name, 10}, {10, multicast, [Other, To], 200_000}, {11, send, To, 10},
+                     {12, send, Name, 10}]),
+    all_has_come(A, Other),
+    release(B),
+    cluster:await(fun() -> count(B, To, sender) =:= 12 orelse cluster:call(B, freight, received, [To]) end),
+    take_name(B, none),
+    [N || {sender, N} <- cluster:call(B, freight, received, [To])].
+
+take_name(B, Pid) ->
+    ok = cluster:call(B, fun() ->
+                                 whereis(the_name) =:= undefined orelse unregister(the_name),
+                                 Pid =:= none orelse register(the_name, Pid),
+                                 ok
+                         end).
+
+%% The inlet has had all that has been sent: the only lane brings this, too.
+all_has_come(A, Other) ->
+    hello = cluster:call(A, fun() -> trunkline:call(Other, {echo, hello}, ?LONG) end).
+
+puppet() -> receive {play, From, Steps} -> lists:foreach(fun puppet/1, Steps), From ! {self(), played} end, puppet().
+
+puppet({N, Kind, To, Bytes}) ->
+    Message = freight:message(sender, N, Bytes),
+    case Kind of
+        send -> trunkline:send(To, Message);
+        cast -> trunkline:cast(To, Message);
+        request -> trunkline:send_request(To, {answer, 10, Message});
+        multicast -> ok = trunkline:multicast(To, Message)
+    end.
+
+play(A, Sender, Steps) ->
+    ok = cluster:call(A, fun() -> Sender ! {play, self(), Steps}, receive {Sender, played} -> ok end end).
+
+%% Names change their holders all the time. What is lost is lost as with `!'; the rest is in order.
+names_come_and_go(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
+    Pids = cluster:call(B, freight, start_receivers, [2]) ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
+    Mover = cluster:call(B, fun() -> spawn(fun() -> move_names(Pids) end) end),
+    Ids = [1, 2, 3, 4],
+    ok = cluster:call(A, fun() ->
+                                 Senders = [spawn_monitor(fun() -> to_names(Id, NodeB, Pids, 1) end) || Id <- Ids],
+                                 [receive {'DOWN', Ref, process, Pid, Reason} -> normal = Reason end || {Pid, Ref} <- Senders],
+                                 ok
+                         end),
+    true = cluster:call(B, erlang, exit, [Mover, kill]),
+    Got = fun(Pid, Id) -> maps:get(Id, cluster:call(B, freight, summary, [Pid]), {0, 0, []}) end,
+    [begin
+         cluster:await(fun() -> case Got(Pid, Id) of {1000, _, _} -> true; Other -> Other end end),
+         {1000, Count, Odd} = Got(Pid, Id),
+         ct:log("~w of ~w to ~w: ~b messages", [Id, 1000, Pid, Count]),
+         ?assertEqual([], Odd)
+     end || Pid <- Pids, Id <- Ids],
+    cluster:stop_all([A, B]).
+
+to_names(Id, _, Pids, 400) ->
+    %% All come to an end at each.
+    [trunkline:send(Pid, freight:message(Id, 1000, 10)) || Pid <- Pids];
+to_names(Id, Node, Pids, N) ->
+    Message = freight:message(Id, N, pick([10, 10, 10, 70_000, 400_000])),
+    To = pick([{name_1, Node}, {name_2, Node} | Pids]),
+    case pick([send, cast, multicast]) of
+        send -> trunkline:send(To, Message);
+        cast -> trunkline:cast(To, Message);
+        multicast -> trunkline:multicast([To], Message)
+    end,
+    receive after N rem 2 -> to_names(Id, Node, Pids, N + 1) end.
+
+move_names(Pids) ->
+    Name = pick([name_1, name_2]),
+    Pid = pick(Pids),
+    whereis(Name) =:= undefined orelse unregister(Name),
+    receive after pick([0, 1, 2]) -> ok end,
+    process_info(Pid, registered_name) =:= [] andalso register(Name, Pid),
+    receive after pick([0, 1, 2]) -> move_names(Pids) end.
+
+%% To a mailbox that is off the heap and in demand the runtime system brings messages of two
+%% processes in any order, also if one of them was sent after the other. (The process sleeps
+%% while they come.)
+contended_mailbox(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    To = cluster:call(B, fun() ->
+        erts_debug:set_internal_state(available_internal_state, true),
+        Self = self(),
+        Pid = spawn_opt(fun() ->
+                                Self ! {self(), erts_debug:set_internal_state(proc_sig_buffers, true)},
+                                keep([])
+                        end, [{message_queue_data, off_heap}]),
+        receive {Pid, Are} -> true = Are end,
+        Pid
+    end),
+    lists:foreach(
+      fun(_) ->
+              Sleeper = cluster:call(B, fun() -> sleep(To) end),
+              ok = cluster:call(A, fun() ->
+                  {_, Ref} = spawn_monitor(fun() -> [trunkline:send(To, {N, binary:copy(<<1>>, Bytes)})
+                                                     || {N, Bytes} <- lists:enumerate([10, 70_000, 10, 200_000, 70_000, 10, 10])] end),
+                  receive {'DOWN', Ref, process, _, normal} -> ok end
+              end),
+              cluster:await(fun() -> case cluster:call(B, erlang, process_info, [To, message_queue_len]) of
+                                         {message_queue_len, 7} -> true;
+                                         Other -> Other
+                                     end end),
+              true = cluster:call(B, erlang, exit, [Sleeper, kill]),
+              ?assertEqual(lists:seq(1, 7), cluster:call(B, fun() -> To ! {kept, self()}, receive {To, Kept} -> Kept end end))
+      end, lists:seq(1, 20)),
+    cluster:stop_all([A, B]).
+
+keep(Kept) ->
+    receive
+        {kept, From} -> From ! {self(), lists:reverse(Kept)}, keep([]);
+        {N, _} -> keep([N | Kept])
+    end.
+
+sleep(To) ->
+    Self = self(),
+    Pid = spawn(fun() -> erlang:suspend_process(To), Self ! {self(), asleep}, receive after infinity -> ok end end),
+    receive {Pid, asleep} -> Pid end.
 
 %% What a server says before and after its reply, all of any size.
 replies_among_messages(_) ->

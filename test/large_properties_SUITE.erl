@@ -428,7 +428,7 @@ prop_turns() ->
 turns_command() ->
     frequency([{3, {enter, range(1, 3), receiver(), oneof([time, time, no_time])}}, {2, {done, range(0, 20)}}]).
 
-receiver() -> oneof([range(1, 3), a_name, frequency([{1, any}, {2, other_name}])]).
+receiver() -> frequency([{6, range(1, 4)}, {1, any}]).
 
 %% The model: {N, Sender, Receiver, Takes, State}, oldest first, until delivered; its
 %% state is that it waits, or that it is being delivered.
@@ -437,6 +437,7 @@ run_turns([], Turns, [], _) ->
 run_turns([], Turns, Model, N) ->
     run_turns([{done, N}], Turns, Model, N);
 run_turns([{enter, S, R, Takes} | Commands], Turns, Model, N) ->
+    are_free(process(S), Turns, Model) orelse error(is_free),
     {Expected, Model1} = deliver(process(S), Model ++ [{N, process(S), process(R), Takes, waits}]),
     {Now, Turns1} = trunkline_turns:enter(process(S), process(R), {Takes, N}, Turns),
     Now =:= Expected
@@ -457,6 +458,13 @@ run_turns([{done, K} | Commands], Turns, Model, N) ->
 
 process(N) when is_integer(N) -> list_to_pid("<0." ++ integer_to_list(N) ++ ".0>");
 process(Name) -> Name.
+
+%% Who could get a message of this sender now.
+are_free(Sender, Turns, Model) ->
+    lists:all(fun(R) ->
+                      {Now, _} = deliver(Sender, Model ++ [{next, Sender, process(R), no_time, waits}]),
+                      trunkline_turns:is_free(Sender, process(R), Turns) =:= lists:member(next, Now)
+              end, [1, 2, 3, 4]).
 
 %% Of this sender, all that have nobody before them whom they must not overtake.
 deliver(Sender, Model) -> deliver(Sender, Model, [], []).
