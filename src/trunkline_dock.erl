@@ -12,6 +12,10 @@
 %%       |           | -- cut -----> |  this carrier is broken
 %%       |           | <-cut, count- |  so many have come by it
 %%
+%% The mailbox must be on the heap, whatever the node's default is: the trunk says `cut' when
+%% it knows that a carrier has ended, which at the peer is another process, and no fragment of
+%% the carrier's may come behind that (see trunkline_lane).
+%%
 %% A dock lives for one session of a link, and its receivers with it. What is not
 %% complete at the end is dropped: the notice was in the same session.
 -module(trunkline_dock).
@@ -39,7 +43,8 @@
 start_link(Inlets, Stats) ->
     %% Not by gen_server:start_link: with the link it should end without a report.
     {ok, Dock} = gen_server:start(?MODULE, {self(), list_to_tuple(Inlets), Stats},
-                                  [{hibernate_after, ?QUIET}, {spawn_opt, [{fullsweep_after, 0}]}]),
+                                  [{hibernate_after, ?QUIET},
+                                   {spawn_opt, [{fullsweep_after, 0}, {message_queue_data, on_heap}]}]),
     Dock.
 
 -spec init({pid(), tuple(), trunkline_stats:stats()}) -> {ok, #dock{}}.

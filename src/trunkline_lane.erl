@@ -39,10 +39,12 @@
 %%     [{notice, Charge, Number, Sender, To} | Sizes]      of a large one
 %%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
 %%
-%% The mailbox must stay on the heap. An `off_heap' mailbox under contention
-%% keeps the order of each sender only (the parallel signal optimisation of
-%% OTP 25), and the news that a server has ended, which comes from an inlet, could
-%% overtake the server's last reply.
+%% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). An
+%% `off_heap' mailbox in demand keeps the order of each sender only (the parallel signal
+%% optimisation of OTP 25), and the news that a server has ended, which comes from an inlet,
+%% could overtake the server's last message or reply. (Only a monitor of the lane's own would
+%% be in order by itself. That would be one more for each that an inlet has, and their ends
+%% would come here by the thousand.)
 -module(trunkline_lane).
 
 -include("trunkline_route.hrl").
@@ -121,7 +123,7 @@ start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, op
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
-    proc_lib:start_link(?MODULE, init, [self(), Lane]).
+    proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
 %% The lane answers {lane_mode, Ref, Lane, Lost}, with the number of messages
 %% {Queued, Unconfirmed} that the change has cost.

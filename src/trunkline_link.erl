@@ -122,7 +122,7 @@
 
 -spec start_link(trunkline_options:options(), node()) -> gen_statem:start_ret().
 start_link(Options, Node) ->
-    gen_statem:start_link(?MODULE, {Options, Node}, []).
+    gen_statem:start_link(?MODULE, {Options, Node}, [{spawn_opt, [{message_queue_data, on_heap}]}]).
 
 -spec notify(pid(), event()) -> ok.
 notify(Link, Event) ->

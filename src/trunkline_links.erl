@@ -3,7 +3,8 @@
 %% This is the process that other nodes can address by name: their links send
 %% the first messages of the handshake here, and it passes them to the link
 %% concerned. So the order of nodeup, handshake and nodedown remains the one in
-%% which the runtime system tells of them.
+%% which the runtime system tells of them. (They come from several processes, therefore
+%% the mailboxes of this process and the links must be on the heap: see trunkline_lane.)
 -module(trunkline_links).
 -behaviour(gen_server).
 
@@ -12,7 +13,8 @@
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
-    gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
+    gen_server:start_link({local, ?MODULE}, ?MODULE, Options,
+                          [{spawn_opt, [{message_queue_data, on_heap}]}]).
 
 %% To the link for this node, at that node. Lost if there is none.
 -spec tell(node(), trunkline_link:event()) -> ok.

@@ -8,13 +8,15 @@
 
 -export([all/0, suite/0]).
 -export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
-         sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1]).
--export([break/2]).
+         sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1,
+         mailboxes_off_heap/1]).
+-export([break/2, last_words/0]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
-          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break].
+          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break,
+          mailboxes_off_heap].
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.
@@ -188,6 +190,41 @@ breaks(_, _, 0) ->
 breaks(A, B, N) ->
     anew:connection(A, B),
     breaks(A, B, N - 1).
+
+%% Nodes on which mailboxes are off the heap, where messages of two processes to a third may be
+%% swapped, however they have agreed on an order. Where Trunkline relies on that, it must say so.
+mailboxes_off_heap(_) ->
+    {A, B} = cluster:pair([], [], ["+hmqd", "off_heap" | cluster:dist_arguments()]),
+    ?assertEqual(off_heap, cluster:call(B, erlang, system_info, [message_queue_data])),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Kinds = [trunkline_lane, trunkline_dock, trunkline_link, trunkline_links],
+    [?assertEqual([{Kind, on_heap} || Kind <- lists:sort(Kinds)], cluster:call(N, fun() -> mailboxes(Kinds) end))
+     || N <- [A, B]],
+    %% The last message, the last reply, and then the end.
+    ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> last_words(To, N) end, lists:seq(1, 300)) end),
+    cluster:stop_all([A, B]).
+
+mailboxes(Kinds) ->
+    lists:usort([{Kind, Where} || Pid <- processes(), {Kind, init, _} <- [proc_lib:translate_initial_call(Pid)],
+                                  lists:member(Kind, Kinds),
+                                  {message_queue_data, Where} <- [process_info(Pid, message_queue_data)]]).
+
+last_words(To, N) ->
+    Server = spawn(node(To), ?MODULE, last_words, []),
+    Ref = trunkline:monitor(Server),
+    Id = trunkline:send_request(Server, {N, self()}),
+    Mail = [receive Message -> Message end || _ <- [1, 2, 3, 4]],
+    [{N, first}, {N, last}, Reply, {'DOWN', Ref, process, Server, {ended, N}}] = Mail,
+    {reply, N} = trunkline:check_response(Reply, Id).
+
+last_words() ->
+    receive
+        {'$gen_call', From, {N, Pid}} ->
+            trunkline:send(Pid, {N, first}),
+            trunkline:send(Pid, {N, last}),
+            gen_server:reply(From, N),
+            exit({ended, N})
+    end.
 
 %% Streams from ten senders at A to three receivers at B while Disturb runs.
 flow(A, B, Disturb, What) -> flow(stream, A, B, Disturb, What).
