@@ -6,7 +6,8 @@ BENCHES = flood throughput call monitor erpc fanout overload isolation ring mail
 .PHONY: help demo test ct elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
-	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1 | \2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
+	    while IFS='|' read -r target what; do printf '  make %-17s %s\n' "$$target" "$$what"; done
 
 demo: bench-flood ## two real nodes, the flood experiment, and its table
 
@@ -19,16 +20,15 @@ ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with L
 
 elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
 	@tools/need erlang rebar3 elixir
-	cd elixir && LC_ALL=C.UTF-8 MIX_HOME=$(CURDIR)/elixir/_build/home MIX_REBAR3=$$(command -v rebar3) \
-	    ../tools/with-epmd mix test --warnings-as-errors
+	cd elixir && LC_ALL=C.UTF-8 MIX_HOME="$$PWD/_build/home" ../tools/with-epmd mix test --warnings-as-errors
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer
 	rebar3 dialyzer
 
-xref: ## only calls of functions that are not there
+xref: ## only the compiler's warnings, and calls of functions that are not there
 	@tools/need erlang rebar3
-	rebar3 xref
+	rebar3 as strict xref
 
 compile: ## the application, in _build/default/lib/trunkline
 	@tools/need erlang rebar3

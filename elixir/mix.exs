@@ -1,3 +1,8 @@
+# Mix would ask whether to download a rebar3 of its own, though one is installed.
+with nil <- System.get_env("MIX_REBAR3"), rebar3 when is_binary(rebar3) <- System.find_executable("rebar3") do
+  System.put_env("MIX_REBAR3", rebar3)
+end
+
 defmodule Chat.MixProject do
   use Mix.Project
 
@@ -15,7 +20,7 @@ defmodule Chat.MixProject do
     [extra_applications: [:logger], mod: {Chat.Application, []}]
   end
 
-  # Elsewhere: {:trunkline, git: "https://...", branch: "main", manager: :rebar3}
+  # Elsewhere: {:trunkline, git: "https://...", branch: "main", manager: :rebar3}, and MIX_REBAR3 as above.
   defp deps do
     [{:trunkline, path: "..", manager: :rebar3}]
   end

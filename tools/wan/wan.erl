@@ -193,7 +193,7 @@ program() ->
     Program = filename:join(filename:dirname(code:which(?MODULE)), "wan"),
     case filelib:last_modified(Program) > filelib:last_modified(Source) of
         true -> ok;
-        false -> must("cc -O2 -Wall -o ~s ~s", [Program, Source])
+        false -> must("cc -O2 -Wall -o '~s' '~s'", [Program, Source])
     end,
     Program.
 

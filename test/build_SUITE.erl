@@ -1,0 +1,110 @@
+%% What the makefile, tools/ and rebar.config do on machines, and in projects, that are not the
+%% author's.
+-module(build_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([help/1, not_root/1, folder_with_a_space/1, warnings_of_a_dependency/1]).
+
+suite() -> [{timetrap, {minutes, 10}}].
+
+all() -> [help, not_root, folder_with_a_space, warnings_of_a_dependency].
+
+%% With no other program than sed, which every Debian has.
+help(Config) ->
+    Bin = bin(Config, [{"sed", os:find_executable("sed")}]),
+    {0, Said} = run(root(), [{"PATH", Bin}], [os:find_executable("make"), "help"]),
+    [?assertNotEqual(nomatch, string:find(Said, "\n  make " ++ Target ++ " "))
+     || Target <- ["test", "ct", "bench-flood", "clean"]].
+
+%% Who may not install anything, and has no sudo, is told what to install.
+not_root(Config) ->
+    Bin = bin(Config, [{"id", "#!/bin/sh\necho 1000\n"}, {"apt-get", "#!/bin/sh\nexit 77\n"}]),
+    {1, Said} = run(root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
+    ?assertNotEqual(nomatch, string:find(Said, "as root, apt-get install gnuplot-nox")),
+    Bin = bin(Config, [{"sudo", "#!/bin/sh\necho sudo \"$@\"\n"}]),
+    {0, Said1} = run(root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
+    ?assertNotEqual(nomatch, string:find(Said1, "sudo apt-get update")).
+
+%% Mix is told the right folder.
+folder_with_a_space(Config) ->
+    Mix = "#!/bin/sh\nprintf '<%s>\\n' \"$PWD\" \"$MIX_HOME\" \"$@\"\n",
+    Bin = bin(Config, [{"mix", Mix}, {"elixir", "#!/bin/sh\n"}]),
+    Copy = copy(Config, ["Makefile", "tools", "elixir"]),
+    {0, Said} = run(Copy, [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}], ["make", "elixir"]),
+    Elixir = filename:join(Copy, "elixir"),
+    [?assertNotEqual(nomatch, string:find(Said, "<" ++ Word ++ ">"))
+     || Word <- [Elixir, filename:join(Elixir, "_build/home"), "test"]].
+
+%% A warning, which another compiler may have, is an error for Trunkline's own builds, and
+%% none for those of a project that uses it.
+warnings_of_a_dependency(Config) ->
+    Copy = copy(Config, ["rebar.config", "src"]),
+    ok = file:write_file(filename:join(Copy, "src/trunkline_wire.erl"), "\nunused() -> ok.\n", [append]),
+    [?assertMatch({Profile, {1, _}}, {Profile, run(Copy, [], ["rebar3", "as", Profile, "compile"])})
+     || Profile <- ["strict", "test", "bench"]],
+    User = filename:join(?config(priv_dir, Config), "user"),
+    Checkouts = filename:join(User, "_checkouts"),
+    ok = filelib:ensure_path(filename:join(User, "src")),
+    ok = filelib:ensure_path(Checkouts),
+    ok = file:make_symlink(Copy, filename:join(Checkouts, "trunkline")),
+    ok = file:write_file(filename:join(User, "rebar.config"), "{deps, [trunkline]}.\n"),
+    ok = file:write_file(filename:join(User, "src/user.app.src"),
+                         "{application, user, [{vsn, \"1\"}, {applications, [kernel, stdlib, trunkline]}]}.\n"),
+    ?assertMatch({0, _}, run(User, [], ["rebar3", "compile"])),
+    [_] = filelib:wildcard(filename:join(User, "_build/default/**/trunkline_wire.beam")).
+
+%% --- tools --------------------------------------------------------------------------
+
+%% Where the makefile is.
+root() -> root(filename:dirname(code:which(?MODULE))).
+
+root(Dir) ->
+    case filelib:is_regular(filename:join(Dir, "Makefile")) of
+        true -> Dir;
+        false when Dir =/= "/" -> root(filename:dirname(Dir))
+    end.
+
+%% A folder with these programs: scripts, or links to others.
+bin(Config, Programs) ->
+    Bin = filename:join(?config(priv_dir, Config), "bin"),
+    ok = filelib:ensure_path(Bin),
+    lists:foreach(fun({Name, "#!" ++ _ = Script}) ->
+                          File = filename:join(Bin, Name),
+                          ok = file:write_file(File, Script),
+                          ok = file:change_mode(File, 8#755);
+                     ({Name, Program}) ->
+                          ok = file:make_symlink(Program, filename:join(Bin, Name))
+                  end, Programs),
+    Bin.
+
+%% Of the project, in a folder whose name has a space.
+copy(Config, Names) ->
+    Copy = filename:join(?config(priv_dir, Config), "a copy"),
+    ok = filelib:ensure_path(Copy),
+    {0, _} = run(root(), [], ["cp", "-rL"] ++ Names ++ [Copy]),
+    Copy.
+
+%% In that folder; as if none of make, rebar3 and Common Test were above.
+run(Dir, Env, [Program | Args]) ->
+    Unset = [{Name, false} || Name <- ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "REBAR_BASE_DIR", "REBAR_PROFILE", "LANES"]],
+    Path = case filename:pathtype(Program) of
+               absolute -> Program;
+               relative -> case filename:split(Program) of
+                               [_] -> os:find_executable(Program);
+                               _ -> filename:join(Dir, Program)
+                           end
+           end,
+    Port = open_port({spawn_executable, Path},
+                     [{args, Args}, {cd, Dir}, {env, Unset ++ Env}, exit_status, stderr_to_stdout]),
+    {Status, Said} = said(Port, []),
+    ct:log("~ts ~p: ~b~n~ts", [Program, Args, Status, Said]),
+    {Status, Said}.
+
+said(Port, Said) ->
+    receive
+        {Port, {data, Data}} -> said(Port, [Said | Data]);
+        {Port, {exit_status, Status}} -> {Status, lists:flatten(Said)}
+    end.
