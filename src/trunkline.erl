@@ -300,7 +300,7 @@ reqids_new() -> trunkline_reqids:new().
 reqids_size(ReqIdCollection) -> trunkline_reqids:size(ReqIdCollection).
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_reqids:add(RequestId, Label, ReqIdCollection).
+reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_call:reqids_add(RequestId, Label, ReqIdCollection).
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).

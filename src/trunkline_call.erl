@@ -10,29 +10,38 @@
 %%
 %% gen_server, gen_statem and gen_event differ in little: in the label by which the
 %% server knows a request, and in what is told of a call that fails.
+%%
+%% Arguments that are none of ours go on to `gen', which says what it says of them on the release
+%% that runs.
 -module(trunkline_call).
 
 -export([call/4, call/5]).
--export([send_request/3, send_request/5, wait_response/2, wait_response/3,
+-export([send_request/3, send_request/5, reqids_add/3, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([watch/3, submit/6]).
 
 -export_type([request_id/0, request_id_collection/0, response/0, who/0]).
 
--dialyzer({no_improper_lists, [call_lane/5, reply_or/2, plain/3, send_plain/4]}).
+-dialyzer({no_improper_lists, [call_lane/5, reply_or/2, send_plain/4]}).
+%% What is none of ours, and OTP's own ids.
+-dialyzer({no_opaque, [wait_response/2, wait_response/3, receive_response/2, check_response/2, check_response/3,
+                       deadline/1]}).
 
 -type server_ref() :: gen_server:server_ref().
 -type label() :: trunkline_agent:label().
 -type patience() :: trunkline_sender:patience().
-%% `plain': the caller watches the server. Otherwise it is at that node, and the caller
-%% watches an inlet.
--type request_id() :: {reference(), plain}
+%% The caller watches the server, and the id is OTP's own; or the server is at that node, and the
+%% caller watches an inlet.
+-type request_id() :: reference()
                     | {reference(), node(), Server :: pid() | atom()}.
 -type request_id_collection() :: trunkline_reqids:collection(request_id()).
 -type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
 -type response_timeout() :: trunkline_deadline:timeout_time().
 %% What the user has called, for its exit; `none' for an exit with the bare reason.
 -type who() :: {module(), atom(), Args :: [term()]} | none.
+
+-define(IS_BY_LANE(Id), is_reference(element(1, Id)), is_atom(element(2, Id)), tuple_size(Id) =:= 3,
+        (is_pid(element(3, Id)) orelse is_atom(element(3, Id)))).
 
 %% A gen_server's or a gen_statem's; what is an error there is an exit here, as in
 %% gen_server:call/3.
@@ -46,22 +55,27 @@ call(ServerRef, Request, Timeout, Who) ->
 
 -spec call(server_ref(), label(), term(), timeout(), who()) -> term().
 call(ServerRef, Label, Request, Timeout, Who) ->
-    trunkline_inboxes:is_refusing(ServerRef) andalso fail(overload, Who),
-    IsTimeout = trunkline_deadline:is_timeout(Timeout),        % if not, OTP's function says so
-    case place(ServerRef) of
-        {at, Node, Server} when Node =/= node(), IsTimeout ->
-            Deadline = trunkline_deadline:in(Timeout),
-            case call_lane(Node, Server, Label, Request, Deadline) of
-                {reply, Reply} ->
-                    Reply;
-                {error, Reason} ->
-                    fail(gen_reason(Reason, Node, ServerRef), Who);
-                direct ->
-                    trunkline_sender:fallback(Node),
-                    call_plain(ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
-            end;
-        _ ->
-            call_plain(ServerRef, Label, Request, Timeout, Who)
+    case trunkline_deadline:is_timeout(Timeout) of
+        true -> call_at(place(ServerRef), ServerRef, Label, Request, Timeout, Who);
+        false -> call_plain(ServerRef, ServerRef, Label, Request, Timeout, Who)
+    end.
+
+call_at({nowhere, Reason}, _, _, _, _, Who) ->
+    fail(Reason, Who);
+call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
+    Process = process(Node, Server),
+    trunkline_inboxes:is_refusing(Process) andalso fail(overload, Who),
+    Deadline = trunkline_deadline:in(Timeout),
+    case Node =/= node() andalso call_lane(Node, Server, Label, Request, Deadline) of
+        {reply, Reply} ->
+            Reply;
+        {error, Reason} ->
+            fail(gen_reason(Reason, Node, ServerRef), Who);
+        false ->
+            call_plain(Process, ServerRef, Label, Request, Timeout, Who);
+        direct ->
+            trunkline_sender:fallback(Node),
+            call_plain(Process, ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
     end.
 
 -spec fail(Reason :: term(), who()) -> no_return().
@@ -100,11 +114,12 @@ refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};
 refused(timeout) -> {error, timeout}.
 
-%% What OTP's own functions do.
-call_plain(ServerRef, Label, Request, Timeout, Who) ->
-    try gen:call(ServerRef, Label, Request, Timeout) of
+%% What OTP's own functions do, with the process whose name has been looked up.
+call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
+    try gen:call(Process, Label, Request, Timeout) of
         {ok, Reply} -> Reply
     catch
+        exit:{nodedown, Node} when is_pid(Process), Node =:= node(Process) -> fail(gen_reason(noconnection, Node, ServerRef), Who);
         exit:Reason -> fail(Reason, Who)
     end.
 
@@ -131,7 +146,12 @@ send_request(ServerRef, Label, Request) ->
 -spec send_request(server_ref(), label(), term(), trunkline_reqids:label(), request_id_collection()) ->
           request_id_collection().
 send_request(ServerRef, Label, Request, IdLabel, Ids) when is_map(Ids) ->
-    trunkline_reqids:add(send_request(ServerRef, Label, Request), IdLabel, Ids).
+    reqids_add(send_request(ServerRef, Label, Request), IdLabel, Ids).
+
+-spec reqids_add(request_id(), trunkline_reqids:label(), request_id_collection()) -> request_id_collection().
+reqids_add(Id, Label, Ids) when ?IS_BY_LANE(Id) -> trunkline_reqids:add(element(1, Id), Id, Label, Ids);
+reqids_add(Id, Label, Ids) when is_reference(Id) -> trunkline_reqids:add(Id, Id, Label, Ids);
+reqids_add(_, _, _) -> error(badarg).
 
 request(Node, Server, Label, Request) ->
     case watch(Node, capability(Label), infinity) of
@@ -150,7 +170,7 @@ request(Node, Server, Label, Request) ->
 plain(Process, Label, Request) ->
     Ref = monitor(process, Process, [{alias, demonitor}]),
     ok = send_plain(Process, Ref, Label, Request),
-    {Ref, plain}.
+    Ref.
 
 %% The monitor has set up a connection, or cannot.
 send_plain(Process, Ref, Label, Request) ->
@@ -164,7 +184,7 @@ send_plain(Process, Ref, Label, Request) ->
 submit(direct, Ref, Node, Name, Request, _) ->
     Node =:= node() orelse trunkline_sender:fallback(Node),
     ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
-    {ok, {Ref, plain}};
+    {ok, Ref};
 submit(_, Ref, Node, Name, Request, Patience) ->
     case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience, connect) of
         ok -> {ok, {Ref, Node, Name}};
@@ -175,37 +195,36 @@ submit(_, Ref, Node, Name, Request, Patience) ->
 failed(Object, Reason) ->
     Ref = make_ref(),
     self() ! {'DOWN', Ref, process, Object, Reason},
-    {Ref, plain}.
+    Ref.
 
-%% A single request is waited for as a collection of one.
+%% A single request by lane is waited for as a collection of one.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
+wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
+    single(wait_response(alone(Id), Timeout, false));
 wait_response(Id, Timeout) ->
-    single(wait_response(alone(Id), Timeout, false)).
+    gen:wait_response(Id, Timeout).
 
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), trunkline_reqids:label(), request_id_collection()} | no_request | timeout.
-wait_response(Ids, Timeout, Delete) when is_map(Ids), is_boolean(Delete) ->
-    case {trunkline_deadline:until(Timeout), trunkline_reqids:size(Ids)} of
-        {badarg, _} ->
-            error(badarg);
-        {_, 0} ->
-            no_request;
-        {Deadline, _} ->
-            case trunkline_reqids:wait(Ids, trunkline_deadline:left(Deadline)) of
-                timeout -> timeout;
-                Answer -> answered(Answer, Ids, Delete)
-            end
-    end.
+wait_response(Ids, Timeout, Delete) when map_size(Ids) > 0, is_boolean(Delete) ->
+    case trunkline_reqids:wait(Ids, trunkline_deadline:left(deadline(Timeout))) of
+        timeout -> timeout;
+        Answer -> answered(Answer, Ids, Delete)
+    end;
+wait_response(Ids, Timeout, Delete) ->
+    gen:wait_response(Ids, Timeout, Delete).
 
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
-receive_response(Id, Timeout) ->
+receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     case wait_response(Id, Timeout) of
         timeout ->
             abandon(Id),
             reply_or(element(1, Id), timeout);
         Response ->
             Response
-    end.
+    end;
+receive_response(Id, Timeout) ->
+    gen:receive_response(Id, Timeout).
 
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), trunkline_reqids:label(), request_id_collection()} | no_request | timeout.
@@ -219,6 +238,13 @@ receive_response(Ids, Timeout, Delete) ->
             Response
     end.
 
+-spec deadline(response_timeout()) -> trunkline_deadline:deadline().
+deadline(Timeout) ->
+    case trunkline_deadline:until(Timeout) of
+        badarg -> gen:wait_response(make_ref(), Timeout), error(badarg);
+        Deadline -> Deadline
+    end.
+
 %% Replies that came in the last moment.
 flush(Ids) ->
     case trunkline_reqids:wait(Ids, 0) of
@@ -227,49 +253,49 @@ flush(Ids) ->
     end.
 
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
+check_response(Message, Id) when ?IS_BY_LANE(Id) ->
+    single(check_response(Message, alone(Id), false));
 check_response(Message, Id) ->
-    single(check_response(Message, alone(Id), false)).
+    gen:check_response(Message, Id).
 
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), trunkline_reqids:label(), request_id_collection()} | no_request | no_reply.
-check_response(Message, Ids, Delete) when is_map(Ids), is_boolean(Delete) ->
-    case {trunkline_reqids:size(Ids), trunkline_reqids:find(Message, Ids)} of
-        {0, _} -> no_request;
-        {_, none} -> no_reply;
-        {_, Answer} -> answered(Answer, Ids, Delete)
-    end.
+check_response(Message, Ids, Delete) when map_size(Ids) > 0, is_boolean(Delete) ->
+    case trunkline_reqids:find(Message, Ids) of
+        none -> no_reply;
+        Answer -> answered(Answer, Ids, Delete)
+    end;
+check_response(Message, Ids, Delete) ->
+    gen:check_response(Message, Ids, Delete).
 
-alone(Id) -> trunkline_reqids:add(Id, alone, trunkline_reqids:new()).
+alone(Id) -> reqids_add(Id, alone, trunkline_reqids:new()).
 
 single({Response, alone, _}) -> Response;
 single(None) -> None.
 
-answered({Message, Id}, Ids, Delete) ->
-    {Label, Ids1} = trunkline_reqids:take(Id, Ids, Delete),
+answered({Message, Ref}, Ids, Delete) ->
+    {Id, Label, Ids1} = trunkline_reqids:take(Ref, Ids, Delete),
     {response(Message, Id), Label, Ids1}.
 
-response({[alias | Ref], Reply}, {Ref, plain} = Id) ->
-    abandon(Id),                             % it may have come by hand, to the pid
+response({[alias | _], Reply}, Id) when is_tuple(Id) ->
     {reply, Reply};
-response({[alias | _], Reply}, _) ->
-    {reply, Reply};
-response({'DOWN', _, process, Object, Reason}, {_, plain}) ->
-    {error, {Reason, Object}};
 response({'DOWN', _, process, Object, Reason}, {_, Node, Server}) ->
     {error, {session_reason(Object, Reason), process(Node, Server)}};
+response({'DOWN', _, process, Object, Reason}, _) ->
+    {error, {Reason, Object}};
 response({_, Reply}, Id) ->
-    abandon(Id),
+    abandon(Id),                             % it may have come by hand, to the pid
     {reply, Reply}.
 
 %% The caller does not want the reply any more; nor should the agent wait for it.
-abandon({Ref, plain}) ->
-    demonitor(Ref, [flush]);
 abandon({Ref, Node, Server}) ->
     demonitor(Ref, [flush]),
     case trunkline_route:lookup(Node) of
         none -> ok;
         Route -> trunkline_sender:force(Route, {{cancel, Server, Ref}, []}, self())
-    end.
+    end;
+abandon(Ref) ->
+    demonitor(Ref, [flush]).
 
 %% What came in the last moment, before the alias was gone.
 reply_or(Ref, Else) ->
@@ -323,8 +349,11 @@ place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nowhere, {node
 place({Name, Node}) when is_atom(Name), is_atom(Node) -> {at, Node, Name};
 place({_, Node} = Nobody) when is_atom(Node) -> {at, node(), Nobody}.      % as monitor/2 will say
 
-place_of(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
-place_of(undefined) -> {nowhere, noproc}.
+place_of(Found) ->
+    case Found of
+        Pid when is_pid(Pid) -> {at, node(Pid), Pid};
+        undefined -> {nowhere, noproc}
+    end.
 
-process(_, Pid) when is_pid(Pid) -> Pid;
-process(Node, Name) -> {Name, Node}.
+process(Node, Name) when is_atom(Name) -> {Name, Node};
+process(_, Process) -> Process.

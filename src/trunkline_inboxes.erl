@@ -161,11 +161,7 @@ are_there() -> persistent_term:get(?MODULE, none) =/= none.
 is_bounded(Key) -> may_be(Key) andalso lookup(Key) =/= none.
 
 %% Whether a call should not even be tried.
--spec is_refusing(gen_server:server_ref()) -> boolean().
-is_refusing({global, Name}) ->
-    is_refusing({via, global, Name});
-is_refusing({via, Module, Name}) ->
-    are_there() andalso is_refusing(Module:whereis_name(Name));
+-spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
     case may_be(Key) andalso lookup(Key) of
         #row{policy = reject, gate = Gate} ->

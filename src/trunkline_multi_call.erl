@@ -26,11 +26,17 @@ multi_call([Node], Name, Request, infinity) when Node =:= node() ->
         exit:_ -> {[], [Node]}
     end;
 multi_call(Nodes, Name, Request, Timeout) ->
+    are_nodes(Nodes) andalso is_time(Timeout) orelse error(badarg),
     Deadline = trunkline_deadline:in(Timeout),
-    lists:all(fun is_atom/1, Nodes) orelse error(badarg),
     Places = lists:enumerate(Nodes),
     Answers = lists:sort(ask(Places, nosuspend, [], #call{name = Name, request = Request, deadline = Deadline})),
     {[{Node, Reply} || {_, Node, {reply, Reply}} <- Answers], [Node || {_, Node, bad} <- Answers]}.
+
+are_nodes(Nodes) when length(Nodes) >= 0 -> lists:all(fun is_atom/1, Nodes);
+are_nodes(_) -> false.                         % no proper list
+
+%% As long as a timer can run, which is longer than a process can wait.
+is_time(Timeout) -> Timeout =:= infinity orelse Timeout < 1 bsl 50.
 
 %% Later: the places that were put off; or, when all others have been asked, the waits for
 %% their sessions.

@@ -1,23 +1,27 @@
 %% Collections of request ids, each with a label, and the wait for the next answer to one
 %% of them.
 %%
-%% A request id is a tuple whose first element is the reference that names the request in
-%% whatever answers it:
+%% A request is named by a reference in whatever answers it:
 %%
 %%     {[alias | Ref], Reply}                        a reply, sent to the alias Ref
 %%     {[[alias | Lane] | {Ref, _, _}], Reply}       one that a server sent by hand (trunkline_agent)
 %%     {'DOWN', Ref, process, _, _}                  there will be none
+%%     {spawn_reply, Ref, error, _}                  erpc's, if no process could be started
 %%
-%% What else is in an id, and what an answer means, is known to whoever makes the
-%% requests. Bad arguments are errors as they are in gen_server's functions of these names.
+%% What an id is, and what an answer means, is known to whoever makes the requests. To OTP's
+%% modules a collection is a map from the references to the labels; such a one is understood too,
+%% as a collection of ids that are references. Bad arguments are errors as they are in
+%% gen_server's functions of these names.
 -module(trunkline_reqids).
 
--export([new/0, size/1, add/3, to_list/1, take/3, find/2, wait/2]).
+-export([new/0, size/1, add/4, to_list/1, take/3, find/2, wait/2]).
 
 -export_type([collection/1, label/0]).
 
+-dialyzer({no_improper_lists, [add/4]}).
+
 -type label() :: term().
--type collection(Id) :: #{reference() => {Id, label()}}.
+-type collection(Id) :: #{reference() => nonempty_improper_list(?MODULE, nonempty_improper_list(Id, label()))}.
 
 -spec new() -> collection(_).
 new() -> #{}.
@@ -26,47 +30,50 @@ new() -> #{}.
 size(Ids) when is_map(Ids) -> map_size(Ids);
 size(_) -> error(badarg).
 
--spec add(Id, label(), collection(Id)) -> collection(Id).
-add(Id, Label, Ids) when is_map(Ids), is_reference(element(1, Id)), not is_map_key(element(1, Id), Ids) ->
-    Ids#{element(1, Id) => {Id, Label}};
-add(_, _, _) ->
-    error(badarg).
+%% An id, and the reference by which answers name it.
+-spec add(reference(), Id, label(), collection(Id)) -> collection(Id).
+add(Ref, Id, Label, Ids) when is_map(Ids), not is_map_key(Ref, Ids) -> Ids#{Ref => [?MODULE, Id | Label]};
+add(_, _, _, _) -> error(badarg).
 
 -spec to_list(collection(Id)) -> [{Id, label()}].
-to_list(Ids) when is_map(Ids) -> maps:values(Ids);
+to_list(Ids) when is_map(Ids) -> [entry(Ref, Entry) || {Ref, Entry} <- maps:to_list(Ids)];
 to_list(_) -> error(badarg).
 
-%% The label of an id, and the collection without it, if it is to be deleted.
--spec take(Id, collection(Id), Delete :: boolean()) -> {label(), collection(Id)}.
-take(Id, Ids, Delete) ->
-    Ref = element(1, Id),
-    #{Ref := {_, Label}} = Ids,
-    {Label, case Delete of
-                true -> maps:remove(Ref, Ids);
-                false -> Ids
-            end}.
+entry(_, [?MODULE, Id | Label]) -> {Id, Label};
+entry(Ref, Label) -> {Ref, Label}.
 
-%% Whose answer the message is.
--spec find(Message :: term(), collection(Id)) -> {Message :: term(), Id} | none.
+%% The id of that reference, its label, and the collection without it, if it is to be deleted.
+-spec take(reference(), collection(Id), Delete :: boolean()) -> {Id, label(), collection(Id)}.
+take(Ref, Ids, Delete) ->
+    {Id, Label} = entry(Ref, map_get(Ref, Ids)),
+    {Id, Label, case Delete of
+                    true -> maps:remove(Ref, Ids);
+                    false -> Ids
+                end}.
+
+%% Which request the message answers.
+-spec find(Message :: term(), collection(_)) -> {Message :: term(), reference()} | none.
 find(Message, Ids) ->
     Ref = case Message of
               {[alias | R], _} -> R;
               {[[alias | _] | {R, _, _}], _} -> R;
               {'DOWN', R, process, _, _} -> R;
+              {spawn_reply, R, error, _} -> R;
               _ -> none
           end,
-    case Ids of
-        #{Ref := {Id, _}} -> {Message, Id};
-        #{} -> none
+    case is_reference(Ref) andalso is_map_key(Ref, Ids) of
+        true -> {Message, Ref};
+        false -> none
     end.
 
 %% The next answer, taken from the mailbox.
--spec wait(collection(Id), timeout()) -> {Message :: term(), Id} | timeout.
+-spec wait(collection(_), timeout()) -> {Message :: term(), reference()} | timeout.
 wait(Ids, Timeout) ->
     receive
-        {[alias | Ref], _} = Message when is_map_key(Ref, Ids) -> find(Message, Ids);
-        {[[alias | _] | {Ref, _, _}], _} = Message when is_map_key(Ref, Ids) -> find(Message, Ids);
-        {'DOWN', Ref, process, _, _} = Message when is_map_key(Ref, Ids) -> find(Message, Ids)
+        {[alias | Ref], _} = Message when is_map_key(Ref, Ids) -> {Message, Ref};
+        {[[alias | _] | {Ref, _, _}], _} = Message when is_map_key(Ref, Ids) -> {Message, Ref};
+        {'DOWN', Ref, process, _, _} = Message when is_map_key(Ref, Ids) -> {Message, Ref};
+        {spawn_reply, Ref, error, _} = Message when is_map_key(Ref, Ids) -> {Message, Ref}
     after Timeout ->
             timeout
     end.

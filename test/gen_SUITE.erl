@@ -9,7 +9,7 @@
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1, casts/1, multi_calls/1]).
--export([everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
+-export([odd_arguments/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
          server_dies/1, processes_killed/1, node_goes/1, not_alive/1]).
 -export([held/3, alone/0]).
 
@@ -20,7 +20,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
+          odd_arguments, everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
           server_dies, processes_killed, node_goes, not_alive].
 
 groups() ->
@@ -500,6 +500,70 @@ myself(M) ->
 
 %% Nothing that was seen before.
 serve_no_more(M, Name, There) -> _ = M:call({Name, There}, seen), ok.
+
+%% --- odd arguments ----------------------------------------------------------------------
+
+%% Whatever is not right is answered as OTP's modules answer it on the release that runs.
+odd_arguments(Config) ->
+    A = ?config(a, Config),
+    _ = [true = cluster:call(?config(There, Config), fun() -> register(silent, spawn(timer, sleep, [infinity])) end)
+         || There <- [a, plain, lanes]],
+    Compared = [begin
+                    Node = cluster:node_of(?config(There, Config)),
+                    _ = [fresh([{there, ?config(There, Config)}, {a, A}], K) || K <- [gen_server, gen_statem, gen_event]],
+                    {Differences, N} = cluster:call(A, fun() -> odd:differences(Kind, Ours, odd_table(Kind, Node), Which) end),
+                    ?assertEqual({There, Ours, []}, {There, Ours, Differences}),
+                    {There, Ours, N}
+                end || {There, Which} <- [{a, pairs}, {plain, singles}, {lanes, singles}], Kind <- [gen_server, gen_statem, gen_event], Ours <- ours(Kind)],
+    ct:log("~p", [Compared]).
+
+odd_table(Kind, Node) ->
+    To = {name(Kind), Node},
+    Silent = {silent, Node},                 % does not answer
+    Echo = {just, {echo, x}},
+    Handler = [{just, manager} || Kind =:= gen_event],
+    Id = fun(M) -> request(M, Silent, x) end,
+    Ids = fun(M) -> request(M, Silent, x, label, M:reqids_new()) end,
+    [{send_request, fun(_) -> [Silent | Handler] ++ [Echo] end},
+     {send_request, fun(M) -> [Silent | Handler] ++ [Echo, {just, label}, M:reqids_new()] end},
+     {call, fun(_) -> [To | Handler] ++ [Echo] end},
+     {call, fun(_) -> [Silent | Handler] ++ [Echo, 20] end},
+     {reqids_new, fun(_) -> [] end},
+     {reqids_size, fun(M) -> [Ids(M)] end},
+     {reqids_to_list, fun(M) -> [Ids(M)] end},
+     {reqids_add, fun(M) -> [Id(M), {just, label}, Ids(M)] end},
+     {check_response, fun(M) -> [unrelated, Id(M)] end},
+     {check_response, fun(M) -> [unrelated, Ids(M), true] end}]
+        ++ [{Wait, fun(M) -> [Id(M), 0] end} || Wait <- [wait_response, receive_response]]
+        ++ [{Wait, fun(M) -> [Ids(M), 0, true] end} || Wait <- [wait_response, receive_response]]
+        ++ odd_table(Kind, Node, To, Echo).
+
+odd_table(gen_server, Node, To, Echo) ->
+    %% What OTP 25 says of odd nodes and times is not what OTP 27 says, and Trunkline.
+    {Nodes, Time} = case erlang:system_info(otp_release) < "27" of
+                        true -> {{just, [Node]}, {just, 20}};
+                        false -> {[Node], 20}
+                    end,
+    [{cast, fun(_) -> [To, {just, x}] end},
+     {abcast, fun(_) -> [test_gen_server, {just, x}] end},
+     {abcast, fun(_) -> [[Node], test_gen_server, {just, x}] end},
+     {multi_call, fun(_) -> [test_gen_server, Echo] end},
+     {multi_call, fun(_) -> [Nodes, test_gen_server, Echo] end},
+     {multi_call, fun(_) -> [Nodes, silent, Echo, Time] end}];
+odd_table(gen_statem, _, To, Echo) ->
+    %% (For what is no request they wait for ever.)
+    Once = [{Wait, fun(M) -> [{just, M:send_request(To, element(2, Echo))}] end} || Wait <- [wait_response, receive_response]],
+    [{cast, fun(_) -> [To, {just, x}] end} | Once];
+odd_table(gen_event, _, To, _) ->
+    Two = {just, {manager, two}},
+    [{notify, fun(_) -> [To, {just, x}] end},
+     {sync_notify, fun(_) -> [To, {just, x}] end},
+     {which_handlers, fun(_) -> [To] end},
+     {add_handler, fun(_) -> [To, Two, {just, []}] end},
+     {add_sup_handler, fun(_) -> [To, Two, {just, []}] end},
+     {delete_handler, fun(_) -> [To, Two, {just, x}] end},
+     {swap_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end},
+     {swap_sup_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end}].
 
 %% --- many nodes -------------------------------------------------------------------------
 
