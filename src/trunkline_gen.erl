@@ -71,7 +71,7 @@ reqids_new() -> trunkline_reqids:new().
 reqids_size(ReqIds) -> trunkline_reqids:size(ReqIds).
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIds) -> trunkline_reqids:add(RequestId, Label, ReqIds).
+reqids_add(RequestId, Label, ReqIds) -> trunkline_call:reqids_add(RequestId, Label, ReqIds).
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIds) -> trunkline_reqids:to_list(ReqIds).

@@ -9,7 +9,7 @@
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1, casts/1, multi_calls/1]).
--export([odd_arguments/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
+-export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
          server_dies/1, processes_killed/1, node_goes/1, not_alive/1]).
 -export([held/3, alone/0]).
 
@@ -20,7 +20,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          odd_arguments, everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
+          odd_arguments, names_once, everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
           server_dies, processes_killed, node_goes, not_alive].
 
 groups() ->
@@ -64,7 +64,8 @@ way(Group, Config) ->
 %% Each of our modules that has the functions of OTP's.
 ours(gen_server) -> [trunkline, trunkline_gen_server];
 ours(gen_statem) -> [trunkline_gen_statem];
-ours(gen_event) -> [trunkline_gen_event].
+ours(gen_event) -> [trunkline_gen_event];
+ours(gen) -> [trunkline_gen].
 
 %% Each dialogue with each form of the server's name; answers how they ended.
 both(Config, Kind, Dialogues) ->
@@ -98,6 +99,7 @@ fresh(Config, Kind) ->
 introduce(Config, Pid) ->
     ok = cluster:call(?config(a, Config), persistent_term, put, [via_test, Pid]).
 
+name(gen) -> name(gen_server);
 name(Kind) -> list_to_atom("test_" ++ atom_to_list(Kind)).
 
 names(Config, Kind) ->
@@ -237,10 +239,13 @@ requests(Config, Kind) ->
     ?assertEqual({{wait_response, bad}, {error, badarg}}, lists:keyfind({wait_response, bad}, 1, Ends)).
 
 request(M, To, Request) when M =:= gen_event; M =:= trunkline_gen_event -> M:send_request(To, manager, Request);
+request(M, To, Request) when M =:= gen; M =:= trunkline_gen -> M:send_request(To, '$gen_call', Request);
 request(M, To, Request) -> M:send_request(To, Request).
 
 request(M, To, Request, Label, Ids) when M =:= gen_event; M =:= trunkline_gen_event ->
     M:send_request(To, manager, Request, Label, Ids);
+request(M, To, Request, Label, Ids) when M =:= gen; M =:= trunkline_gen ->
+    M:send_request(To, '$gen_call', Request, Label, Ids);
 request(M, To, Request, Label, Ids) ->
     M:send_request(To, Request, Label, Ids).
 
@@ -514,14 +519,15 @@ odd_arguments(Config) ->
                     {Differences, N} = cluster:call(A, fun() -> odd:differences(Kind, Ours, odd_table(Kind, Node), Which) end),
                     ?assertEqual({There, Ours, []}, {There, Ours, Differences}),
                     {There, Ours, N}
-                end || {There, Which} <- [{a, pairs}, {plain, singles}, {lanes, singles}], Kind <- [gen_server, gen_statem, gen_event], Ours <- ours(Kind)],
+                end || {There, Which} <- [{a, pairs}, {plain, singles}, {lanes, singles}],
+                       Kind <- [gen_server, gen_statem, gen_event, gen], Ours <- ours(Kind)],
     ct:log("~p", [Compared]).
 
 odd_table(Kind, Node) ->
     To = {name(Kind), Node},
     Silent = {silent, Node},                 % does not answer
     Echo = {just, {echo, x}},
-    Handler = [{just, manager} || Kind =:= gen_event],
+    Handler = [{just, Second} || {K, Second} <- [{gen_event, manager}, {gen, '$gen_call'}], K =:= Kind],
     Id = fun(M) -> request(M, Silent, x) end,
     Ids = fun(M) -> request(M, Silent, x, label, M:reqids_new()) end,
     [{send_request, fun(_) -> [Silent | Handler] ++ [Echo] end},
@@ -554,6 +560,8 @@ odd_table(gen_statem, _, To, Echo) ->
     %% (For what is no request they wait for ever.)
     Once = [{Wait, fun(M) -> [{just, M:send_request(To, element(2, Echo))}] end} || Wait <- [wait_response, receive_response]],
     [{cast, fun(_) -> [To, {just, x}] end} | Once];
+odd_table(gen, _, _, _) ->
+    [];
 odd_table(gen_event, _, To, _) ->
     Two = {just, {manager, two}},
     [{notify, fun(_) -> [To, {just, x}] end},
@@ -564,6 +572,27 @@ odd_table(gen_event, _, To, _) ->
      {delete_handler, fun(_) -> [To, Two, {just, x}] end},
      {swap_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end},
      {swap_sup_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end}].
+
+%% A name is looked up once: a second answer could be another one. (Also where there are inboxes, which
+%% may refuse a call.)
+names_once(Config) ->
+    A = ?config(a, Config),
+    lists:foreach(
+      fun(There) ->
+              ok = cluster:call(?config(There, Config), server, stop_all, []),
+              {ok, Pid} = cluster:call(?config(There, Config), server, start, [gen_server]),
+              Lookups = cluster:call(A, fun() ->
+                                                {ok, _} = trunkline_inbox:open(#{}),
+                                                [begin
+                                                     Counter = counters:new(1, []),
+                                                     Call({via, via_test, {counted, Counter, Pid}}),
+                                                     counters:get(Counter, 1)
+                                                 end || Call <- [fun(To) -> hello = trunkline:call(To, {echo, hello}) end,
+                                                                 fun(To) -> ok = trunkline:cast(To, hello) end,
+                                                                 fun(To) -> _ = trunkline:send_request(To, {echo, hello}) end]]
+                                        end),
+              ?assertEqual({There, [1, 1, 1]}, {There, Lookups})
+      end, [a, plain, lanes]).
 
 %% --- many nodes -------------------------------------------------------------------------
 
