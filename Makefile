@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo test ct elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo test ct nemesis elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -17,6 +17,11 @@ test: dialyzer xref ct elixir
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper wan
 	LANES=$(LANES) tools/with-epmd tools/suites $(SUITE)
+
+nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=... repeats a round
+	@tools/need erlang rebar3 common_test
+	LANES=$(LANES) NEMESIS_SECONDS=$(SECONDS) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
+	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE
 
 elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
 	@tools/need erlang rebar3 elixir

@@ -1,0 +1,150 @@
+%% What nemesis_SUITE does to a node, and reads there. These functions run at the node.
+-module(nemesis_node).
+
+-export([kill/2, kill_name/1, close_connection/1, fill/1, rest/0, keep_counters/0, counted/0, install_log/0, log/2, logged/0]).
+
+-include("../src/trunkline_route.hrl").
+
+%% The processes of Trunkline that run this module.
+by_kind(Module) -> [Pid || Pid <- processes(), kind(Pid) =:= Module].
+
+kind(Pid) ->
+    case process_info(Pid, [dictionary, current_stacktrace]) of
+        [{dictionary, Dictionary}, {current_stacktrace, Stack}] ->
+            case lists:keyfind('$initial_call', 1, Dictionary) of
+                {_, {supervisor, Name, _}} -> Name;
+                {_, {Module, _, _}} -> of_trunkline([Module | [M || {M, _, _, _} <- Stack]]);
+                false -> of_trunkline([M || {M, _, _, _} <- Stack])
+            end;
+        undefined ->
+            none
+    end.
+
+of_trunkline(Modules) ->
+    case [M || M <- Modules, M =:= trunkline_sup orelse lists:prefix("trunkline_", atom_to_list(M))] of
+        [Module | _] -> Module;
+        [] -> none
+    end.
+
+%% One of them. Some are there for an instant only.
+kill(Module, Random) ->
+    case lists:sort(by_kind(Module)) of
+        [] -> none;
+        Pids -> end_it(lists:nth(Random rem length(Pids) + 1, Pids))
+    end.
+
+kill_name(Name) ->
+    case whereis(Name) of
+        undefined -> none;
+        Pid -> end_it(Pid)
+    end.
+
+end_it(Pid) ->
+    Ref = monitor(process, Pid),
+    exit(Pid, kill),
+    receive {'DOWN', Ref, process, Pid, _} -> killed end.
+
+%% A socket of a connection of Trunkline's own, without a farewell.
+close_connection(Random) ->
+    Owners = by_kind(trunkline_carrier) ++ by_kind(trunkline_receiver),
+    case lists:sort([Port || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
+                             lists:member(Owner, Owners)]) of
+        [] -> none;
+        Ports -> cluster:close(lists:nth(Random rem length(Ports) + 1, Ports)), closed
+    end.
+
+%% No process can be had for so many ms.
+fill(Time) ->
+    Filler = traffic:fill(),
+    receive after Time -> ok end,
+    end_it(Filler).
+
+%% --- what is left ---------------------------------------------------------------------
+
+%% What Trunkline has here, without load: #{What => {how many, how many there may be}}. Some of it begins with the
+%% first large message, or the first monitor, and stays.
+rest() ->
+    Kinds = counts([{processes, Kind} || Pid <- processes(), Kind <- [kind(Pid)], Kind =/= none]),
+    Tables = counts([{table, Name} || Table <- ets:all(), Name <- [of_trunkline([ets:info(Table, name)])], Name =/= none]),
+    Rows = maps:from_list([{{rows, Table}, ets:info(Table, size)} || Table <- [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
+                                                                     ets:whereis(Table) =/= undefined]),
+    Ports = counts([{port, Kind} || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
+                                   Kind <- [kind(Owner)], Kind =/= none]),
+    Routes = trunkline_route:all(),
+    Sum = lists:foldl(fun maps:merge/2, #{}, [Kinds, Tables, Ports, Rows]),
+    maps:map(fun(What, N) -> {N, allowed(What, length(Routes), Sum)} end,
+             Sum#{routes => length(Routes), handlers => handlers(),
+                  levels => lists:sum([in_gate(Route) || {_, Route} <- Routes]),
+                  in_flight => lists:sum([M + B || #{lanes := Lanes} <- maps:values(maps:get(peers, trunkline:info())),
+                                                   #{in_flight_messages := M, in_flight_bytes := B} <- Lanes])}).
+
+%% Beside what was there before.
+allowed({processes, trunkline_listener}, _, _) -> 3;                       % it accepts by TCP, and by TLS
+allowed({port, trunkline_listener}, _, _) -> 2;
+allowed({rows, trunkline_monitors_watched}, Peers, _) -> Peers;            % a session each
+allowed({table, trunkline_agent}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
+allowed(_, _, _) -> 0.
+
+counts(Things) -> maps:map(fun(_, All) -> length(All) end, maps:groups_from_list(fun(Thing) -> Thing end, Things)).
+
+in_gate(#route{gate = Gate, lanes = Lanes}) ->
+    lists:sum([abs(trunkline_gate:level(Gate, Ix)) || Ix <- lists:seq(1, tuple_size(Lanes) + 1)]).
+
+handlers() ->
+    case persistent_term:get(trunkline_listener, none) of
+        none -> 0;
+        Counters -> counters:get(Counters, 2)
+    end.
+
+-define(KEPT, {nemesis, counters}).
+
+%% The counters of all peers, to be read also after Trunkline has stopped.
+keep_counters() -> persistent_term:put(?KEPT, counters()).
+
+counters() ->
+    lists:usort([{Node, Stats} || {Node, #{stats := Stats}} <- maps:to_list(trunkline_peers:all()), Stats =/= none]
+                ++ persistent_term:get(?KEPT, [])).
+
+%% #{Node => {what is counted as lost on the way there, fallbacks, large messages from there that were broken}}
+counted() ->
+    lists:foldl(fun({Node, Stats}, Sums) ->
+                        #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C, lost_unreachable := N,
+                          fallbacks := F, large_broken := B} = trunkline_stats:read(Stats, peer),
+                        {Lost, Fallbacks, Broken} = maps:get(Node, Sums, {0, 0, 0}),
+                        Sums#{Node => {Lost + Q + U + C + N, Fallbacks + F, Broken + B}}
+                end, #{}, counters()).
+
+%% --- crashes --------------------------------------------------------------------------
+
+%% Reports of errors that name Trunkline, with a reason that nobody has planned: the first ones.
+install_log() ->
+    true = register(nemesis_crashes, spawn(fun() -> keep_log([]) end)),
+    ok = logger:add_handler(nemesis, ?MODULE, #{level => error}),
+    _ = logger:remove_handler(default),
+    ok.
+
+log(#{level := error, msg := Msg}, _) ->
+    Text = case Msg of
+               {report, Report} -> io_lib:format("~0tp", [Report]);
+               {string, String} -> String;
+               {Format, Args} -> io_lib:format(Format, Args)
+           end,
+    Flat = unicode:characters_to_list(Text),
+    Unplanned = "badmatch|case_clause|function_clause|badarg|badkey|badmap|badrecord|if_clause|try_clause|undef\\b|corrupt",
+    case {string:find(Flat, "trunkline_"), re:run(Flat, Unplanned, [unicode])} of
+        {Found, {match, [{At, _}]}} when Found =/= nomatch -> nemesis_crashes ! {crash, lists:sublist(Flat, max(1, At - 100), 400)};
+        _ -> ok
+    end;
+log(_, _) ->
+    ok.
+
+keep_log(Crashes) ->
+    receive
+        {crash, Text} when length(Crashes) < 3 -> keep_log([Text | Crashes]);
+        {crash, _} -> keep_log(Crashes);
+        {get, From} -> From ! {crashes, lists:reverse(Crashes)}, keep_log(Crashes)
+    end.
+
+logged() ->
+    nemesis_crashes ! {get, self()},
+    receive {crashes, Crashes} -> Crashes end.

@@ -1,0 +1,443 @@
+%% Senders and receivers for nemesis_SUITE. These functions run at the nodes.
+%%
+%% A message tells everything that a receiver needs to judge it:
+%%
+%%     {n, Time, Form, Entries, Seed, Make, Payload}
+%%
+%% Time is when the sender began to send it, Form is `pid', `alias' or `name', as it was addressed. There is an
+%% entry {Key, N} for each addressee; the Nth message of a Key = {Sender, Destination, Incarnation} has the
+%% number N, whatever the form and the kind of sending. The payload follows from Seed and Make.
+%%
+%% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name of it.
+%% The destinations of a node are the servers p1 and p2; n, which has only a name and is restarted now and
+%% then; and e, to which functions report that are executed at the node (their order is not promised).
+%%
+%% All logs are runs of numbers: [{First, Last}].
+-module(nemesis_traffic).
+-behaviour(gen_server).
+
+-export([start_destinations/3, publish/1, logs/0, restart_named/1]).
+-export([start_sender/3, stop_senders/2, count/0]).
+-export([executed/1, worker/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([keep_named/2, named/1]).
+
+-define(DIRECTORY, {nemesis, directory}).
+-define(COUNT, {nemesis, count}).
+-define(WHEEL, {nemesis, wheel}).
+%% ms
+-define(STUCK, 60_000).            % a sender that has not ended, or a 'DOWN' that has not come
+-define(ASK_AGAIN, 2_000).
+
+%% --- destinations ---------------------------------------------------------------------
+
+%% At the node Id, in its Incarnation. Nothing that somebody began to send to the names of the incarnation before
+%% its end may arrive here. Answers this node's part of the directory.
+start_destinations(Id, Incarnation, End) ->
+    ok = persistent_term:put(?COUNT, counters:new(1, [])),
+    ok = persistent_term:put(?WHEEL, element(1, rand:bytes_s(4_000_000, rand:seed_s(exsss, 1)))),
+    maps:from_list([{{Id, Name}, start_destination(Id, Name, Incarnation, End)} || Name <- [p1, p2, n, e]]).
+
+start_destination(Id, Name, Incarnation, End) ->
+    {ok, Pid} = gen_server:start(?MODULE, {{Id, Name}, Incarnation, End}, []),
+    case Name of
+        n ->
+            true = register(nemesis_log, Pid),
+            true = register(nemesis_keeper, spawn(?MODULE, keep_named, [Pid, 0])),
+            #{incarnation => Incarnation, node => node(), pid => none, alias => none};
+        _ ->
+            true = register(Name, Pid),
+            #{incarnation => Incarnation, node => node(), pid => Pid, alias => gen_server:call(Pid, alias)}
+    end.
+
+%% #{Destination => where it is}, for the senders of this node.
+publish(Directory) -> persistent_term:put(?DIRECTORY, Directory).
+
+%% [{Key, Runs in the order of arrival}], and what was wrong with single messages.
+logs() ->
+    {Logs, Odd} = lists:unzip([gen_server:call(Name, log, ?STUCK) || Name <- [p1, p2, nemesis_log, e]]),
+    {lists:append(Logs), lists:append(Odd)}.
+
+%% A process that does nothing but pass on what it gets, under a name that others take after it.
+keep_named(Log, Away) ->
+    receive after Away -> ok end,
+    {Pid, Ref} = spawn_monitor(?MODULE, named, [Log]),
+    receive
+        {'DOWN', Ref, process, Pid, _} ->
+            keep_named(Log, 0);
+        {restart, Time, From} ->
+            exit(Pid, kill),
+            receive {'DOWN', Ref, process, Pid, _} -> From ! {self(), restarted} end,
+            keep_named(Log, Time)
+    end.
+
+named(Log) ->
+    true = register(n, self()),
+    pass(Log).
+
+pass(Log) ->
+    receive Message -> Log ! Message end,
+    pass(Log).
+
+%% The process is killed; its successor takes the name so many ms later.
+restart_named(Away) ->
+    Keeper = whereis(nemesis_keeper),
+    Keeper ! {restart, Away, self()},
+    receive {Keeper, restarted} -> ok end.
+
+-record(log, {destination, incarnation, ended, runs = #{}, newest = #{}, odd = []}).
+
+init({Destination, Incarnation, End}) ->
+    {ok, #log{destination = Destination, incarnation = Incarnation, ended = End}}.
+
+handle_call(log, _, #log{runs = Runs, odd = Odd} = S) ->
+    {reply, {[{Key, lists:reverse(R)} || {Key, R} <- maps:to_list(Runs)], Odd}, S};
+handle_call(alias, _, S) ->
+    {reply, alias(), S};
+handle_call({Note, Bytes, Message}, From, S) ->
+    {Caller, _} = From,
+    %% A reply keeps its place among the server's messages.
+    Note =:= none orelse trunkline:send(Caller, {note, Note}),
+    gen_server:reply(From, {got, entries(Message), payload(Bytes, Bytes)}),
+    {noreply, got(Message, S)}.
+
+handle_cast(Message, S) -> {noreply, got(Message, S)}.
+
+handle_info(Message, S) -> {noreply, got(Message, S)}.
+
+entries({n, _, _, Entries, _, _, _}) -> Entries.
+
+got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destination} = S) ->
+    case [Entry || {{_, D, _}, _} = Entry <- Entries, D =:= Destination] of
+        [{{{From, Theirs, _}, _, Incarnation} = Key, N}] ->
+            Newest = maps:get(From, S#log.newest, Theirs),
+            S1 = note([{torn, Key, N} || Payload =/= payload(Seed, Make)]
+                      ++ [{wrong_incarnation, Key, N, Form} || Incarnation =/= S#log.incarnation, Form =/= name]
+                      %% from one that has ended, behind something of its successor
+                      ++ [{stale, Key, N} || Theirs < Newest, element(2, Destination) =/= e]
+                      ++ [{too_late, Key, N} || is_integer(S#log.ended), Time < S#log.ended], S),
+            S1#log{newest = (S1#log.newest)#{From => max(Theirs, Newest)},
+                   runs = maps:update_with(Key, fun(Runs) -> add(N, Runs) end, [{N, N}], S1#log.runs)};
+        _ ->
+            note([{wrong_destination, Destination, Entries}], S)
+    end;
+got(Other, S) ->
+    note([{unknown, Other}], S).
+
+note(Odd, #log{odd = Before} = S) -> S#log{odd = Odd ++ Before}.
+
+%% To the newest run, which is the first.
+add(N, [{First, Last} | Runs]) when N =:= Last + 1 -> [{First, N} | Runs];
+add(N, Runs) -> [{N, N} | Runs].
+
+%% Executed at the node by trunkline_erpc.
+executed(Message) ->
+    e ! Message,
+    entries(Message).
+
+%% --- payloads -------------------------------------------------------------------------
+
+payload(Seed, {list, Bytes}) -> binary_to_list(payload(Seed, Bytes));
+payload(Seed, {tuple, Bytes}) -> {Seed, payload(Seed, Bytes div 2), #{make_of => [payload(Seed + 1, Bytes div 2) | Seed]}};
+payload(Seed, Bytes) -> binary:part(persistent_term:get(?WHEEL), Seed rem 1_999_993, Bytes).
+
+bytes() ->
+    case rand:uniform(1000) of
+        N when N =< 800 -> rand:uniform(200);
+        N when N =< 950 -> 200 + rand:uniform(8_000);
+        N when N =< 992 -> 8_000 + rand:uniform(100_000);
+        _ -> 100_000 + rand:uniform(1_900_000)
+    end.
+
+make() ->
+    case {bytes(), rand:uniform(10)} of
+        {Bytes, 1} when Bytes < 100_000 -> {list, Bytes};
+        {Bytes, 2} -> {tuple, Bytes};
+        {Bytes, _} -> Bytes
+    end.
+
+%% --- senders --------------------------------------------------------------------------
+
+%% What it did with the numbers of each Key: `sent' (accepted), `answered' (so it must have arrived),
+%% `uncertain' (a request without an answer), `refused' (it must not arrive).
+-record(sender,
+        {id, mix, targets,
+         numbers = #{} :: #{term() => pos_integer()},
+         log = #{} :: #{{Key :: term(), sent | answered | uncertain | refused} => [{pos_integer(), pos_integer()}]},
+         reasons = #{} :: #{term() => pos_integer()},       % of calls that failed
+         odd = []}).
+
+%% What it does follows from the seed, and from how fast things go.
+start_sender(Id, Seed, #{mix := Mix, targets := Targets}) ->
+    spawn(fun() ->
+                  _ = rand:seed(exsss, Seed),
+                  loop(#sender{id = Id, mix = Mix, targets = Targets})
+          end).
+
+%% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived, and answers
+%% what it did. A sender that does not is stuck.
+stop_senders(Senders, Destinations) ->
+    Refs = [{Pid, monitor(process, Pid)} || Pid <- Senders],
+    lists:foreach(fun(Pid) -> Pid ! {stop, self(), Destinations} end, Senders),
+    Timer = erlang:start_timer(2 * ?STUCK, self(), stuck),
+    [receive
+         {Pid, Result} -> Result;
+         {'DOWN', Ref, process, Pid, Reason} -> {crashed, Reason};
+         {timeout, Timer, stuck} ->
+             self() ! {timeout, Timer, stuck},
+             {stuck, process_info(Pid, current_stacktrace)}
+     end || {Pid, Ref} <- Refs].
+
+%% How many messages all senders here have sent.
+count() -> counters:get(persistent_term:get(?COUNT), 1).
+
+loop(S) ->
+    receive
+        {stop, From, Destinations} ->
+            #sender{log = Log, reasons = Reasons, odd = Odd} = late(flush(Destinations, S)),
+            From ! {self(), #{log => maps:map(fun(_, Runs) -> lists:reverse(Runs) end, Log), reasons => Reasons, odd => Odd}}
+    after 0 ->
+            loop(step(S))
+    end.
+
+step(#sender{mix = Mix, targets = Targets} = S) ->
+    Directory = persistent_term:get(?DIRECTORY),
+    Kind = pick(Mix),
+    repeat(case rand:uniform(10) of 1 -> rand:uniform(50); _ -> 1 end, Kind, one(Targets), Directory, S).
+
+repeat(0, _, _, _, S) -> S;
+repeat(Times, Kind, Target, Directory, S) -> repeat(Times - 1, Kind, Target, Directory, step(Kind, Target, Directory, S)).
+
+%% One for each kind of sending.
+step(send, Target, Directory, S) ->
+    {[{Form, To}], Message, S1} = message([Target], [pid, name, alias], Directory, S),
+    Message = trunkline:send(To, Message),
+    done(sent, Form, Message, S1);
+step({send, Option}, Target, Directory, S) ->
+    {[{Form, To}], Message, S1} = message([Target], [pid, name, alias], Directory, S),
+    case trunkline:send(To, Message, [Option]) of
+        ok -> done(sent, Form, Message, S1);
+        Refused when Refused =:= nosuspend; Refused =:= noconnect -> done(refused, Form, Message, S1)
+    end;
+step(cast, Target, Directory, S) ->
+    {[{Form, To}], Message, S1} = message([Target], [pid, name], Directory, S),
+    ok = trunkline:cast(To, Message),
+    done(sent, Form, Message, S1);
+step(abcast, {_, Name} = Target, Directory, #sender{targets = Targets} = S) ->
+    All = lists:usort([Target | [T || {_, N} = T <- Targets, N =:= Name]]),
+    {Addresses, Message, S1} = message(All, [name], Directory, S),
+    abcast = trunkline:abcast([Node || {_, {_, Node}} <- Addresses], Name, Message),
+    done(sent, name, Message, S1);
+step(multicast, Target, Directory, #sender{targets = Targets} = S) ->
+    All = lists:usort([Target | [one(Targets) || _ <- lists:seq(1, 4)]]),
+    {Addresses, Message, S1} = message(All, [one([pid, name, alias])], Directory, S),
+    ok = trunkline:multicast([To || {_, To} <- Addresses], Message),
+    done(sent, any, Message, S1);
+step(call, Target, Directory, S) ->
+    {[{_, To}], Message, S1} = message([Target], [pid, name], Directory, S),
+    call(To, Message, one([200, 5_000, 30_000]), S1);
+step(request, Target, Directory, #sender{targets = Targets} = S) ->
+    {Requests, S1} =
+        lists:mapfoldl(fun(T, S0) ->
+                               {[{_, To}], Message, S2} = message([T], [pid, name], Directory, S0),
+                               Bytes = bytes(),
+                               {{trunkline:send_request(To, {none, Bytes, Message}), Bytes, Message}, count_one(S2)}
+                       end, S, [Target | [one(Targets) || _ <- lists:seq(1, rand:uniform(4) - 1)]]),
+    lists:foldl(fun({Id, Bytes, Message}, S2) ->
+                        case trunkline:receive_response(Id, 30_000) of
+                            {reply, Reply} -> answered(Reply, Bytes, Message, S2);
+                            {error, {Reason, _}} -> failed(request, Reason, Message, S2);
+                            timeout -> failed(request, timeout, Message, S2)
+                        end
+                end, S1, Requests);
+step(erpc_call, {Node, _}, Directory, S) ->
+    {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
+    try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
+        Reply -> answered({got, Reply, payload(1, 1)}, 1, Message, count_one(S1))
+    catch
+        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
+    end;
+step(erpc_cast, {Node, _}, Directory, S) ->
+    {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
+    ok = trunkline_erpc:cast(At, ?MODULE, executed, [Message]),
+    done(sent, name, Message, S1);
+step(erpc_multicall, _, Directory, #sender{targets = Targets} = S) ->
+    {Addresses, Message, S1} = message(lists:usort([{Node, e} || {Node, _} <- Targets]), [name], Directory, S),
+    Results = trunkline_erpc:multicall([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed, [Message], 10_000),
+    lists:foldl(fun({{ok, _}, Entry}, S2) -> log(answered, [Entry], S2);
+                   ({{error, {erpc, Reason}}, Entry}, S2) -> reason({erpc, Reason}, log(uncertain, [Entry], S2))
+                end, count_one(S1), lists:zip(Results, entries(Message)));
+step(monitor, {Node, _} = Target, Directory, S) ->
+    #{Target := #{node := At}} = Directory,
+    try trunkline_erpc:call(At, ?MODULE, worker, [], 10_000) of
+        Worker -> watch(Worker, S)
+    catch
+        error:{erpc, Reason} -> reason({erpc, Reason, Node =:= none}, S)
+    end.
+
+call(To, Message, Timeout, S) ->
+    Bytes = bytes(),
+    Note = case rand:uniform(2) =:= 1 andalso not lists:member(n, names(Message)) of
+               true -> make_ref();
+               false -> none
+           end,
+    try trunkline:call(To, {Note, Bytes, Message}, Timeout) of
+        Reply ->
+            S1 = answered(Reply, Bytes, Message, count_one(S)),
+            receive
+                {note, Note} -> S1
+            after 0 ->
+                    case Note of
+                        none -> S1;
+                        _ -> odd({no_note, entries(Message), Note}, S1)
+                    end
+            end
+    catch
+        exit:{Reason, {trunkline, call, _}} -> failed(call, Reason, Message, count_one(S))
+    end.
+
+names(Message) -> [Name || {{_, {_, Name}, _}, _} <- entries(Message)].
+
+answered({got, Entries, Payload}, Bytes, Message, S) ->
+    S1 = log(answered, entries(Message), S),
+    case {entries(Message), payload(Bytes, Bytes)} of
+        {Entries, Payload} -> S1;
+        _ -> odd({wrong_reply, entries(Message), Entries}, S1)
+    end.
+
+failed(Kind, Reason, Message, S) -> reason({Kind, Reason}, log(uncertain, entries(Message), S)).
+
+reason(What, #sender{reasons = Reasons} = S) ->
+    S#sender{reasons = maps:update_with(What, fun(N) -> N + 1 end, 1, Reasons)}.
+
+odd(What, #sender{odd = Odd} = S) -> S#sender{odd = [What | Odd]}.
+
+%% To a destination that has only a name it is the name.
+message(Targets, Forms, Directory, S) ->
+    {Entries, S1} = lists:mapfoldl(fun(Target, #sender{id = Id, numbers = Numbers} = S0) ->
+                                           #{Target := #{incarnation := Incarnation}} = Directory,
+                                           Key = {Id, Target, Incarnation},
+                                           N = maps:get(Key, Numbers, 0) + 1,
+                                           {{Key, N}, S0#sender{numbers = Numbers#{Key => N}}}
+                                   end, S, Targets),
+    Form = one(Forms),
+    Addresses = [address(Form, Target, maps:get(Target, Directory)) || Target <- Targets],
+    %% If one of them is addressed by its name, whoever has the name may get it.
+    Said = case lists:keymember(name, 1, Addresses) of true -> name; false -> Form end,
+    Make = make(),
+    Seed = rand:uniform(1_999_993),
+    {Addresses, {n, os:system_time(microsecond), Said, Entries, Seed, Make, payload(Seed, Make)}, S1}.
+
+address(_, {_, Name}, #{pid := none, node := Node}) -> {name, {Name, Node}};
+address(pid, _, #{pid := Pid}) -> {pid, Pid};
+address(alias, _, #{alias := Alias}) -> {alias, Alias};
+address(name, {_, Name}, #{node := Node}) -> {name, {Name, Node}}.
+
+done(How, _, Message, S) -> log(How, entries(Message), count_one(S)).
+
+log(How, Entries, #sender{log = Log} = S) ->
+    S#sender{log = lists:foldl(fun({Key, N}, L) -> maps:update_with({Key, How}, fun(Runs) -> add(N, Runs) end, [{N, N}], L) end,
+                               Log, Entries)}.
+
+count_one(S) ->
+    counters:add(persistent_term:get(?COUNT), 1, 1),
+    S.
+
+one(List) -> lists:nth(rand:uniform(length(List)), List).
+
+pick(Mix) -> pick(rand:uniform(lists:sum([W || {_, W} <- Mix])), Mix).
+
+pick(N, [{Kind, Weight} | _]) when N =< Weight -> Kind;
+pick(N, [{_, Weight} | Mix]) -> pick(N - Weight, Mix).
+
+%% The last message to each, behind all the others: when it is answered they have arrived, or never will.
+flush(Destinations, S) ->
+    Deadline = erlang:monotonic_time(millisecond) + ?STUCK,
+    lists:foldl(fun(Destination, S0) -> flush(Destination, Deadline, S0) end, S, Destinations).
+
+flush(Destination, Deadline, #sender{reasons = Reasons} = S) ->
+    {[{_, To}], Message, S1} = message([Destination], [pid], persistent_term:get(?DIRECTORY), S),
+    case call(To, Message, 10_000, S1) of
+        #sender{reasons = Reasons} = S2 ->
+            S2;
+        #sender{reasons = Failed} = S2 ->
+            case erlang:monotonic_time(millisecond) > Deadline of
+                true -> odd({no_answer_at_last, Destination, maps:without(maps:keys(Reasons), Failed)}, S2);
+                false -> flush(Destination, Deadline, S2)
+            end
+    end.
+
+%% What came after it should have.
+late(S) ->
+    receive
+        {note, Note} -> late(odd({late_note, Note}, S));
+        {worker, Worker, _} -> late(odd({behind_its_down, Worker}, S));
+        {'DOWN', _, process, Process, Reason} -> late(odd({another_down, Process, Reason}, S));
+        Other -> late(odd({unknown, Other}, S))
+    after 0 -> S
+    end.
+
+%% --- monitors -------------------------------------------------------------------------
+
+%% Says some things when it is asked to die, and dies.
+worker() ->
+    spawn(fun() ->
+                  receive
+                      {die, To, Messages, Reason} ->
+                          lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end, lists:seq(1, Messages)),
+                          exit(Reason)
+                  after ?STUCK -> exit(idle)
+                  end
+          end).
+
+%% It must end for us as it ends for OTP's own monitor, and for `noconnection' only if it does there.
+watch(Worker, S) ->
+    Theirs = erlang:monitor(process, Worker),
+    Ours = trunkline:monitor(process, Worker),
+    case rand:uniform(8) of
+        1 ->
+            true = trunkline:demonitor(Ours, [flush]),
+            exit(Worker, kill),
+            receive {'DOWN', Theirs, process, Worker, _} -> drop(Ours, S) end;
+        _ ->
+            Messages = rand:uniform(5),
+            ask(Worker, Messages),
+            await_down(Worker, {Ours, Theirs}, Messages, Messages, erlang:monotonic_time(millisecond) + ?STUCK, count_one(S))
+    end.
+
+ask(Worker, Messages) -> trunkline:send(Worker, {die, self(), Messages, {told, Messages}}).
+
+drop(Ours, S) ->
+    receive {'DOWN', Ours, process, _, Reason} -> odd({down_after_flush, Reason}, S) after 0 -> S end.
+
+await_down(Worker, {Ours, Theirs} = Refs, All, Missing, Deadline, S) ->
+    receive
+        {worker, Worker, _} ->
+            await_down(Worker, Refs, All, Missing - 1, Deadline, S);
+        {'DOWN', Ours, process, Worker, Reason} ->
+            receive
+                {'DOWN', Theirs, process, Worker, Expected} ->
+                    down(Reason, Expected, Worker, Missing, S)
+            after 10_000 ->
+                    demonitor(Theirs, [flush]),
+                    odd({false_down, Reason, node(Worker)}, S)
+            end
+    after ?ASK_AGAIN ->
+            %% It may not have been told, or what it said may be lost.
+            case erlang:monotonic_time(millisecond) > Deadline of
+                true ->
+                    demonitor(Theirs, [flush]),
+                    trunkline:demonitor(Ours, [flush]),
+                    odd({no_down, node(Worker)}, S);
+                false ->
+                    ask(Worker, All),
+                    await_down(Worker, Refs, All, Missing, Deadline, S)
+            end
+    end.
+
+down({told, _}, {told, _}, Worker, Missing, S) when Missing > 0 -> odd({down_before, Missing, Worker}, S);
+down(Reason, Reason, _, _, S) -> S;
+down(noproc, noconnection, _, _, S) -> S;
+down({told, _}, noconnection, _, _, S) -> S;
+down(noconnection, noproc, _, _, S) -> S;
+down(Reason, Expected, Worker, _, S) -> odd({false_down, Reason, Expected, node(Worker)}, S).
