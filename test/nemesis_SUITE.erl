@@ -256,11 +256,16 @@ one_round(Seed) ->
                     end,
     say("nemesis seed ~b ~s ~.1f s: ~0p; ~0p~ts",
         [Seed, Kind, (erlang:monotonic_time(millisecond) - Started) / 1000, Names, Sums,
-         case Wrong of [] -> ""; _ -> io_lib:format("; FAILED: ~0tP", [Wrong, 200]) end]),
+         case Wrong of [] -> ""; _ -> io_lib:format("; FAILED: ~0tP", [examples(Wrong), 100]) end]),
     case Wrong of
         [] -> ok;
-        _ -> {failed, io_lib:format("~tp", [Wrong])}
+        _ -> ct:log("~tp", [Wrong]), {failed, io_lib:format("~tP", [examples(Wrong), 200])}
     end.
+
+%% How many of each kind, and one of them.
+examples(Wrong) ->
+    Kinds = maps:groups_from_list(fun(What) when is_tuple(What) -> element(1, What) end, Wrong),
+    [{length(All), hd(All)} || {_, All} <- lists:sort(maps:to_list(Kinds))].
 
 %% The state of a round: C.
 run(#{env := Env, faults := Faults} = Plan) ->

@@ -130,10 +130,12 @@ note(Odd, #log{odd = Before} = S) -> S#log{odd = Odd ++ Before}.
 add(N, [{First, Last} | Runs]) when N =:= Last + 1 -> [{First, N} | Runs];
 add(N, Runs) -> [{N, N} | Runs].
 
-%% Executed at the node by trunkline_erpc.
+%% Executed at the node by trunkline_erpc. (A node that has come back has no destinations at first.)
 executed(Message) ->
-    e ! Message,
-    entries(Message).
+    case whereis(e) of
+        undefined -> nobody;
+        Pid -> Pid ! Message, entries(Message)
+    end.
 
 %% --- payloads -------------------------------------------------------------------------
 
@@ -171,7 +173,10 @@ make() ->
 start_sender(Id, Seed, #{mix := Mix, targets := Targets}) ->
     spawn(fun() ->
                   _ = rand:seed(exsss, Seed),
-                  loop(#sender{id = Id, mix = Mix, targets = Targets})
+                  try loop(#sender{id = Id, mix = Mix, targets = Targets})
+                  catch
+                      Class:Reason:Stack -> receive {stop, From, _} -> From ! {self(), {crashed, Class, Reason, Stack}} end
+                  end
           end).
 
 %% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived, and answers
@@ -253,6 +258,7 @@ step(request, Target, Directory, #sender{targets = Targets} = S) ->
 step(erpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
+        nobody -> done(uncertain, name, Message, S1);
         Reply -> answered({got, Reply, payload(1, 1)}, 1, Message, count_one(S1))
     catch
         error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
@@ -264,7 +270,8 @@ step(erpc_cast, {Node, _}, Directory, S) ->
 step(erpc_multicall, _, Directory, #sender{targets = Targets} = S) ->
     {Addresses, Message, S1} = message(lists:usort([{Node, e} || {Node, _} <- Targets]), [name], Directory, S),
     Results = trunkline_erpc:multicall([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed, [Message], 10_000),
-    lists:foldl(fun({{ok, _}, Entry}, S2) -> log(answered, [Entry], S2);
+    lists:foldl(fun({{ok, nobody}, Entry}, S2) -> log(uncertain, [Entry], S2);
+                   ({{ok, _}, Entry}, S2) -> log(answered, [Entry], S2);
                    ({{error, {erpc, Reason}}, Entry}, S2) -> reason({erpc, Reason}, log(uncertain, [Entry], S2))
                 end, count_one(S1), lists:zip(Results, entries(Message)));
 step(monitor, {Node, _} = Target, Directory, S) ->
