@@ -339,7 +339,9 @@ carry_out({Name, Costs, Fun, #{at := At} = Args}, #{done := Done, wrong := Wrong
     end.
 
 state(Node, Peer) ->
+    Dist = cluster:lane_transport() =:= dist,
     case cluster:call(Node, trunkline, info, [Peer]) of
+        #{state := up, batches := #{by := distribution}} when not Dist -> no_connections;
         #{state := State} -> State;
         undefined -> unknown
     end.

@@ -12,7 +12,7 @@ kind(Pid) ->
     case process_info(Pid, [dictionary, current_stacktrace]) of
         [{dictionary, Dictionary}, {current_stacktrace, Stack}] ->
             case lists:keyfind('$initial_call', 1, Dictionary) of
-                {_, {supervisor, Name, _}} -> Name;
+                {_, {supervisor, Name, _}} -> of_trunkline([Name]);
                 {_, {Module, _, _}} -> of_trunkline([Module | [M || {M, _, _, _} <- Stack]]);
                 false -> of_trunkline([M || {M, _, _, _} <- Stack])
             end;

@@ -446,5 +446,6 @@ down({told, _}, {told, _}, Worker, Missing, S) when Missing > 0 -> odd({down_bef
 down(Reason, Reason, _, _, S) -> S;
 down(noproc, noconnection, _, _, S) -> S;
 down({told, _}, noconnection, _, _, S) -> S;
+down({told, _}, noproc, _, _, S) -> S;               % by connections of their own they may overtake OTP's monitor
 down(noconnection, noproc, _, _, S) -> S;
 down(Reason, Expected, Worker, _, S) -> odd({false_down, Reason, Expected, node(Worker)}, S).
