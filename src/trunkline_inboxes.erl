@@ -21,6 +21,7 @@
 -module(trunkline_inboxes).
 -behaviour(gen_server).
 
+-export([has_spoken/1]).
 -export([start_link/0, enter/3, cancel/2, are_there/0, is_bounded/1, is_refusing/1, keeper/1, senders/1]).
 -export([register/5, handle/1, tell/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -178,6 +179,12 @@ lookup(Key) ->
         error:badarg -> none               % not running
     end.
 
+%% --- for links ----------------------------------------------------------------------
+
+%% That node runs Trunkline, as is known now.
+-spec has_spoken(node()) -> ok.
+has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
+
 %% --- for inboxes ------------------------------------------------------------------
 
 %% By a keeper, of itself and its server, if that is one.
@@ -227,7 +234,7 @@ init([]) ->
     are_there()
         andalso lists:foreach(fun(Slot) -> atomics:put(filter(), Slot, 0) end, lists:seq(1, ?SLOTS)),
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
-    lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, nodes(connected)),
+    lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, trunkline_peers:audience()),
     _ = erlang:start_timer(?AUDIT, self(), audit),
     {ok, #state{}}.
 
@@ -243,6 +250,13 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast({has_spoken, Node}, S) ->
+    %% A node that is not hidden has been told when it came.
+    case lists:member(Node, nodes(hidden)) of
+        true -> tell(Node, {introduce, node()}), introduce(Node);
+        false -> ok
+    end,
+    {noreply, S};
 handle_cast(_, S) ->
     {noreply, S}.
 
@@ -287,7 +301,7 @@ handle_info({introduce, Node}, S) when is_atom(Node) ->
 handle_info({introduced, Inboxes}, S) when is_list(Inboxes) ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({nodeup, Node, _}, S) ->
-    introduce(Node),
+    trunkline_peers:is_audience(Node) andalso introduce(Node),
     {noreply, S};
 handle_info({'DOWN', _, process, Keeper, Reason}, #state{accounts = Accounts} = S) ->
     %% The next connection may be there already, and what was said on it.
@@ -324,7 +338,7 @@ update(Keeper, Account, #state{accounts = Accounts} = S) -> S#state{accounts = A
 
 own({Keeper, _, _, _} = Inbox, Work, Server, S) ->
     true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work, server = Server}}),
-    lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, nodes(connected)),
+    lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, trunkline_peers:audience()),
     introduced(Inbox, S).
 
 introduce(Node) ->

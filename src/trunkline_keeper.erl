@@ -435,7 +435,7 @@ full(S) ->
     S.
 
 tell_full(N) ->
-    lists:foreach(fun(Node) -> trunkline_inboxes:tell(Node, {full, self(), N}) end, [node() | nodes(connected)]).
+    lists:foreach(fun(Node) -> trunkline_inboxes:tell(Node, {full, self(), N}) end, [node() | trunkline_peers:audience()]).
 
 %% trunkline_inboxes was killed, or the application has stopped.
 again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->

@@ -5,7 +5,7 @@
 %% is where senders wait for room.
 %%
 %%     link at A                                   link at B
-%%       | -- hello (what I can do, my session) ---> |    both, at nodeup;
+%%       | -- hello (what I can do, my session) ---> |    both, at nodeup (see hail/1);
 %%       | <--- hello (what I can do, my session) -- |    by way of trunkline_links
 %%       |                                           |
 %%       | -- open (my lanes) ---------------------> |    each for its own lanes
@@ -100,6 +100,7 @@
          peer = none :: none | #peer{},
          absence = none :: none | reference(),       % monitor of the peer's trunkline_links, or of its
                                                      % trunkline_sup
+         asked = none :: none | reference(),         % whether a hidden node is an Erlang node
          %% Our lanes, and the inlets for them at the peer.
          route = none :: none | #route{},
          mode = hold :: hold | direct | discard | send,
@@ -179,8 +180,10 @@ init({#{lanes := Lanes} = Options, Node}) ->
             none ->
                 enter(down, D)
         end,
-    Connected andalso not Drained andalso say_hello(true, D1),
-    {ok, State, D1, Actions}.
+    case Connected andalso not Drained of
+        true -> {ok, State, hail(D1), Actions};
+        false -> {ok, State, D1, Actions}
+    end.
 
 %% It was linked to the link that was killed.
 await_end(Inlet) ->
@@ -243,18 +246,11 @@ handle_event(info, nodeup, _, D) ->
 handle_event(info, again, drained, _) ->
     keep_state_and_data;
 handle_event(info, again, State, D) ->
-    say_hello(true, D),
     State =:= opening andalso say_open(D),
-    keep_state_and_data;
-handle_event(info, nodedown, greeting, #link{route = none, peer = none, node = Node, stats = Stats} = D) ->
-    case trunkline_stats:get(Stats, peer, sessions) of
-        0 ->
-            %% It never spoke of Trunkline: there is nothing to keep.
-            ok = trunkline_links:forget(Node),
-            keep_state_and_data;
-        _ ->
-            gone(D)
-    end;
+    {keep_state, hail(D)};
+handle_event(info, {'DOWN', Asked, process, _, Reason}, State, #link{asked = Asked} = D) ->
+    Reason =:= noproc andalso (State =:= greeting orelse State =:= holding) andalso say_hello(true, D),
+    {keep_state, D#link{asked = none}};
 handle_event(info, nodedown, State, D) when State =:= greeting; State =:= holding; State =:= drained ->
     gone(D);
 handle_event(info, nodedown, _, _) ->
@@ -432,6 +428,7 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             end;
         {{ok, Agreement}, none} ->
             Answer andalso say_hello(false, D),
+            ok = trunkline_inboxes:has_spoken(D#link.node),
             proceed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
                                                     session = Session, agreement = Agreement}});
         {{error, Why}, none} ->
@@ -448,8 +445,20 @@ refuse(Why, Hello, #link{node = Node}) ->
 
 %% On a new connection.
 connected(D) ->
-    say_hello(true, D),
-    enter(greeting, expect(set_path(wait, D))).
+    enter(greeting, expect(set_path(wait, hail(D)))).
+
+%% Says hello to a node that may have such a link. A hidden node may be none of Erlang's, as C
+%% nodes are: those do not know of monitors, and the runtime system sends them none, while an
+%% Erlang node answers at once that it has no process of this name, which none can have.
+hail(#link{asked = Before, node = Node} = D) ->
+    _ = Before =/= none andalso demonitor(Before, [flush]),
+    case trunkline_peers:is_audience(Node) of
+        true ->
+            say_hello(true, D),
+            D#link{asked = none};
+        false ->
+            D#link{asked = monitor(process, {undefined, Node})}
+    end.
 
 %% It will not have lanes: senders use plain distribution, once lanes that hold
 %% messages have delivered them so.
@@ -573,8 +582,10 @@ changed(holding, #link{mode = direct} = D) ->
 changed(_, D) ->
     {keep_state, D}.
 
-%% The connection is lost.
-gone(D) ->
+%% The connection is lost. Of a peer with which there has been no session there is nothing to
+%% keep.
+gone(#link{node = Node, stats = Stats} = D) ->
+    trunkline_stats:get(Stats, peer, sessions) =:= 0 andalso trunkline_links:forget(Node),
     D1 = end_session(D#link{session = make_ref(), reach = trunkline_reach:disconnected(D#link.reach)}),
     enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
 
@@ -661,7 +672,7 @@ drained_alone(Ref, Result, #link{inlets = Inlets, finishing = Finishing, peer = 
         {timeout, #peer{pid = Pid}} -> Pid ! {goodbye, self(), make_ref()}, ok;    % it may not have been said
         _ -> ok
     end,
-    decline(D),
+    trunkline_peers:is_audience(D#link.node) andalso decline(D),
     Next.
 
 be_drained(#link{node = Node} = D) ->

@@ -6,7 +6,7 @@
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, is_audience/1, audience/0]).
 
 -export_type([peer/0, state/0]).
 
@@ -57,6 +57,25 @@ all() ->
     case ets:whereis(?MODULE) of
         undefined -> #{};
         Table -> maps:from_list([{Node, Peer} || {Node, _, Peer} <- ets:tab2list(Table)])
+    end.
+
+%% Whether Trunkline's own messages may go to that node without being asked for. A hidden node
+%% may be a program in another language, which is entitled to the messages of its own protocol
+%% only; it is spoken to once it has spoken of Trunkline itself.
+-spec is_audience(node()) -> boolean().
+is_audience(Node) ->
+    not lists:member(Node, nodes(hidden)) orelse has_spoken(Node).
+
+%% The connected nodes for which that holds.
+-spec audience() -> [node()].
+audience() -> nodes() ++ lists:filter(fun has_spoken/1, nodes(hidden)).
+
+has_spoken(Node) ->
+    case lookup(Node) of
+        #{agreement := none, stats := none} -> false;
+        #{agreement := none, stats := Stats} -> trunkline_stats:get(Stats, peer, sessions) > 0;
+        #{} -> true;
+        none -> false
     end.
 
 %% The inlet that the calling process should watch while something of its is under

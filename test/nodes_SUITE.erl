@@ -1,0 +1,158 @@
+%% Which nodes Trunkline speaks to: those that can run it. Hidden nodes may be C nodes, or
+%% shells and control commands that come and go.
+-module(nodes_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1]).
+
+suite() -> [{timetrap, {minutes, 6}}].
+
+all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session].
+
+%% A C node gets what it is sent, and nothing else, whatever Trunkline has to say to others.
+c_node(Config) ->
+    cluster:lane_transport() =:= tls andalso throw({skip, "C nodes do not speak TLS"}),
+    Program = filename:join(?config(priv_dir, Config), "cnode"),
+    case compile(Program, filename:join(?config(data_dir, Config), "cnode.c")) of
+        ok -> c_node_of(Program);
+        {error, Why} -> {skip, Why}
+    end.
+
+c_node_of(Program) ->
+    {A, B} = cluster:pair([]),
+    ok = open_inbox(A, before),
+    {Port, CNode} = start_c_node(Program, A),
+    await_link(A, CNode),
+    ok = open_inbox(A, meanwhile),
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    ok = cluster:call(A, cluster, start_trunkline, [[]]),
+    cluster:await_up(A, B),
+    await_link(A, CNode),
+    ok = cluster:call(A, trunkline, drain, []),
+    x = cluster:call(A, trunkline, send, [{any, CNode}, x]),
+    enough = cluster:call(A, erlang, send, [{any, CNode}, enough]),
+    ?assertEqual({0, "got x\ngot enough\n"}, said(Port, "")),
+    await_forgotten(A, CNode),
+    cluster:stop_all([A, B]).
+
+%% Those who might speak to a node that has come have done so when this returns.
+await_link(A, Node) ->
+    cluster:await(fun() -> undefined =/= cluster:call(A, trunkline, info, [Node]) end),
+    #{link := Link} = cluster:call(A, trunkline_peers, lookup, [Node]),
+    lists:foreach(fun(P) -> cluster:call(A, sys, get_state, [P]) end, [trunkline_links, Link, trunkline_inboxes]).
+
+open_inbox(Node, Name) ->
+    {ok, _} = cluster:call(Node, mailroom, start, [{local, Name}, #{}, #{}]),
+    ok.
+
+compile(Program, Source) ->
+    Ei = code:lib_dir(erl_interface),
+    case {os:find_executable("cc"), is_list(Ei) andalso filelib:is_regular(filename:join(Ei, "include/ei.h"))} of
+        {false, _} ->
+            {error, "there is no C compiler"};
+        {_, false} ->
+            {error, "there is no erl_interface"};
+        _ ->
+            Said = os:cmd(io_lib:format("cc -pthread -o '~ts' '~ts' -I'~ts/include' -L'~ts/lib' -lei",
+                                        [Program, Source, Ei, Ei])),
+            case filelib:is_regular(Program) of
+                true -> ok;
+                false -> error({not_compiled, Said})
+            end
+    end.
+
+start_c_node(Program, A) ->
+    Cookie = atom_to_list(cluster:call(A, erlang, get_cookie, [])),
+    Port = open_port({spawn_executable, Program},
+                     [{args, [peer:random_name("trunkline_c"), Cookie, atom_to_list(cluster:node_of(A))]},
+                      {line, 10_000}, exit_status]),
+    receive
+        {Port, {data, {eol, "connected " ++ CNode}}} -> {Port, list_to_atom(CNode)};
+        {Port, Other} -> error(Other)
+    end.
+
+said(Port, Said) ->
+    receive
+        {Port, {data, {_, Line}}} -> said(Port, Said ++ Line ++ "\n");
+        {Port, {exit_status, Status}} -> {Status, Said}
+    after 60_000 -> error({timeout, Said})
+    end.
+
+%% A hidden node that runs Trunkline has lanes, and its inboxes are known, as those of others.
+hidden(_) -> lanes_and_inboxes([], ["-hidden"]).
+
+both_hidden(_) -> lanes_and_inboxes(["-hidden"], ["-hidden"]).
+
+lanes_and_inboxes(ArgsA, ArgsB) ->
+    [A, B] = [start([], Args) || Args <- [ArgsA, ArgsB]],
+    ok = open_inbox(A, before),
+    ok = open_inbox(B, before),
+    cluster:connect(A, B),
+    await_all(A, B, [before]),
+    ok = open_inbox(A, meanwhile),
+    ok = open_inbox(B, meanwhile),
+    await_all(A, B, [before, meanwhile]),
+    lists:foreach(fun(Node) ->
+                          ok = cluster:call(Node, cluster, stop_trunkline, []),
+                          ok = cluster:call(Node, cluster, start_trunkline, [[]]),
+                          await_all(A, B, [before, meanwhile])
+                  end, [A, B]),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:connect(B, A),
+    await_all(A, B, [before, meanwhile]),
+    cluster:stop_all([A, B]).
+
+await_all(A, B, Names) ->
+    cluster:await_up(A, B),
+    [cluster:await(fun() -> cluster:call(X, trunkline_inboxes, is_bounded, [{Name, cluster:node_of(Y)}]) end)
+     || {X, Y} <- [{A, B}, {B, A}], Name <- Names].
+
+start(Env, Args) ->
+    cluster:start(Env, peer:random_name("trunkline_test"), cluster:dist_arguments() ++ Args).
+
+%% Shells and control commands leave nothing behind, however they end.
+short_lived(_) ->
+    A = cluster:start(),
+    [begin
+         Node = start(none, Args),
+         cluster:connect(Node, A),
+         await_link(A, cluster:node_of(Node)),
+         x = cluster:call(A, trunkline, send, [{any, cluster:node_of(Node)}, x]),
+         End(Node),
+         await_forgotten(A, cluster:node_of(Node)),
+         cluster:stop(Node)
+     end || Args <- [["-hidden"], []],
+            End <- [fun cluster:stop/1, fun cluster:kill/1,
+                    fun(N) -> cluster:call(N, erlang, disconnect_node, [cluster:node_of(A)]) end]],
+    cluster:stop(A).
+
+%% Nor does one that has said hello, and goes before there has been a session.
+gone_before_a_session(_) ->
+    A = cluster:start(),
+    Node = start(none, ["-hidden"]),
+    cluster:connect(Node, A),
+    Links = {trunkline_links, cluster:node_of(A)},
+    ok = cluster:call(Node, fun() ->
+                                    {ok, Options} = trunkline_options:check([]),
+                                    Link = spawn(timer, sleep, [infinity]),
+                                    Hello = trunkline_handshake:hello(Options),
+                                    Links ! {trunkline, node(), {hello, Link, make_ref(), Hello, true}},
+                                    ok
+                            end),
+    cluster:await_state(A, Node, opening),
+    cluster:kill(Node),
+    await_forgotten(A, cluster:node_of(Node)),
+    cluster:stop_all([Node, A]).
+
+await_forgotten(A, Node) ->
+    cluster:await(fun() ->
+                          {[], none, false} =:=
+                              cluster:call(A, fun() ->
+                                                      {[N || N <- maps:keys(maps:get(peers, trunkline:info())), N =:= Node],
+                                                       trunkline_route:lookup(Node),
+                                                       lists:keymember(Node, 1, supervisor:which_children(trunkline_link_sup))}
+                                              end)
+                  end).
