@@ -93,6 +93,11 @@ step({apply, Caller, _} = Command, Message, Agent) ->
         Executor ->
             executed_by(Executor, Command, Agent)
     end;
+step({ended, _, Caller, Ref} = Command, Message, Agent) ->
+    {Ref, Wrap, Agent1} = address(Command, Agent),
+    Ref ! wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
+    ok = delivered(Command),
+    Agent1;
 step(Command, Message, Agent) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
@@ -171,9 +176,15 @@ address({ended, Object, _, Ref}, Agent) ->
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
     add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
-    Monitor = monitor(process, Server),
-    true = ets:insert(Monitors, [{Ref, Monitor}, {Monitor, Ref, Caller, Object}]),
-    Agent.
+    %% It may have been asked for twice, when a session began.
+    case ets:member(Monitors, Ref) of
+        true ->
+            Agent;
+        false ->
+            Monitor = monitor(process, Server),
+            true = ets:insert(Monitors, [{Ref, Monitor}, {Monitor, Ref, Caller, Object}]),
+            Agent
+    end.
 
 -spec wrap(wrap(), Message :: term()) -> term().
 wrap({call, Label, From}, Request) -> {Label, From, Request};

@@ -420,7 +420,7 @@ dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats} = S) ->
         noconnect -> {lost(1, Stats), S}
     end;
 dispose([Cancel | _], #lane{mode = discard} = S)
-  when element(1, Cancel) =:= cancel; element(1, Cancel) =:= demonitor ->
+  when element(1, Cancel) =:= cancel; element(1, Cancel) =:= demonitor; element(1, Cancel) =:= monitor ->
     {0, S};
 dispose(_, #lane{mode = discard, stats = Stats} = S) ->
     {lost(1, Stats), S}.

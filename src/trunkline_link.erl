@@ -532,6 +532,8 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
     case trunkline_process:start_all(Start) of
         {ok, {Inlets, Dock}} ->
             D1 = D#link{inlets = Inlets, dock = Dock},
+            _ = enter(opening, D1),
+            ok = trunkline_monitors:lanes(D1#link.node),
             Pid ! opened(D1),
             proceed_open(D1);
         {error, system_limit} ->

@@ -6,77 +6,92 @@
 %%       | <-- 'DOWN' ----- inlet <════════ lane <── |   the lane of the server's own messages
 %%
 %% Hence the 'DOWN' comes after everything that the server has sent to the caller, as
-%% with erlang:monitor/2, which a process elsewhere, without lanes, and on this node is
-%% monitored with.
+%% with erlang:monitor/2, which a process on this node is monitored with.
+%%
+%% This never waits for a session. Without lanes a process beside the caller watches the server by OTP's
+%% means (trunkline_watcher), and when lanes open they get the monitor; when they are given up it
+%% goes back. Only a session that goes with its connection ends it, with noconnection.
 %%
 %% The reference is an alias that the first message sent to it takes away. So there is one
-%% 'DOWN', whoever sends it first: the inlet by which the news comes, or, if the
-%% session with that node ends before, trunkline_monitors, which keeps in a table what is
-%% monitored by whom.
+%% 'DOWN', whoever sends it first. trunkline_monitors keeps in a table what is monitored by whom.
 -module(trunkline_monitor).
 
--export([monitor/1, demonitor/2, cancel/3]).
+-include("trunkline_route.hrl").
+
+-export([monitor/1, demonitor/2, cancel/3, by_force/4]).
 
 -type object() :: pid() | atom() | {RegisteredName :: atom(), node()}.
 
 -spec monitor(object()) -> reference().
-monitor(Pid) when is_pid(Pid), node(Pid) =/= node() -> by_lane(node(Pid), Pid, Pid);
-monitor({Name, Node} = Object) when is_atom(Name), is_atom(Node), Node =/= node() -> by_lane(Node, Name, Object);
+monitor(Pid) when is_pid(Pid), node(Pid) =/= node() -> elsewhere(node(Pid), Pid);
+monitor({Name, Node} = Object) when is_atom(Name), is_atom(Node), Node =/= node() -> elsewhere(Node, Object);
 monitor(Object) -> erlang:monitor(process, Object).
 
-by_lane(Node, Server, Object) ->
-    case session(Node) of
-        direct -> plain(Node, Object);
-        unreachable -> down(make_ref(), Object);
-        Inlets -> by_lane(Node, Server, Object, alias([reply]), Inlets)
-    end.
-
-by_lane(Node, Server, Object, Ref, Inlets) ->
-    case trunkline_monitors:enter(Ref, Object, Inlets)
-        andalso trunkline_sender:hand_over(Node, {monitor, Server, self(), Ref}, []) of
-        ok ->
-            %% If the session has ended meanwhile the caller may have been told so before,
-            %% and now another session begins with a monitor that nobody waits for.
-            is_process_alive(element(1, Inlets)) orelse cancel(Object, self(), Ref),
-            Ref;
-        Refused ->
-            ok = trunkline_monitors:leave(self(), Ref),
-            case unalias(Ref) of
-                true when Refused =:= unreachable -> down(Ref, Object);
-                true -> plain(Node, Object);
-                false -> Ref                   % the session has ended: there is a 'DOWN' already
-            end
-    end.
-
-plain(Node, Object) ->
-    trunkline_sender:fallback(Node),
-    erlang:monitor(process, Object).
-
-down(Ref, Object) ->
-    self() ! {'DOWN', Ref, process, Object, noconnection},
-    Ref.
-
-session(Node) ->
+elsewhere(_, Object) when node() =:= nonode@nohost -> erlang:monitor(process, Object);
+elsewhere(Node, Object) ->
     case trunkline_peers:session(Node, monitor) of
-        none ->
-            case trunkline_sender:await_session(Node, infinity) of
-                ok -> session(Node);
-                Other -> Other
-            end;
-        Answer ->
-            Answer
+        Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets);
+        _ -> plain(Node, Object, alias([reply]))
     end.
+
+by_lane(Node, Object, Inlets) ->
+    Ref = alias([reply]),
+    case trunkline_monitors:enter(Ref, Object, Node, Inlets)
+        andalso trunkline_sender:hand_over(Node, command(Object, self(), Ref), []) of
+        ok ->
+            %% If the connection has been lost meanwhile the caller may have been told so before,
+            %% and now another session begins with a monitor that nobody waits for.
+            is_process_alive(element(1, Inlets))
+                orelse trunkline_monitors:lookup(Ref) =/= none
+                orelse cancel(Object, self(), Ref),
+            Ref;
+        false ->
+            plain(Node, Object, Ref);
+        _ ->
+            refused(trunkline_monitors:lookup(Ref), Node, Object, Ref)
+    end.
+
+refused(none, _, _, Ref) ->
+    Ref;                           % the connection has been lost: there is a 'DOWN' already
+refused(_, Node, Object, Ref) ->
+    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+        {Inlets, #route{} = Route} when is_tuple(Inlets) ->
+            %% It begins: what is in a lane now is the first that leaves it.
+            by_force(Route, Object, self(), Ref),
+            Ref;
+        _ ->
+            plain(Node, Object, Ref)
+    end.
+
+plain(Node, Object, Ref) ->
+    trunkline_sender:fallback(Node),
+    case trunkline_monitors:enter_plain(Ref, Object, Node) of
+        true ->
+            Ref;
+        false ->
+            %% Trunkline does not run.
+            unalias(Ref),
+            erlang:monitor(process, Object)
+    end.
+
+command(Pid, Caller, Ref) when is_pid(Pid) -> {monitor, Pid, Caller, Ref};
+command({Name, _}, Caller, Ref) -> {monitor, Name, Caller, Ref}.
+
+%% In whatever state the lanes are.
+-spec by_force(trunkline_route:route(), pid() | {atom(), node()}, Caller :: pid(), reference()) -> ok.
+by_force(Route, Object, Caller, Ref) ->
+    trunkline_sender:force(Route, {command(Object, Caller, Ref), []}, Caller).
 
 %% As erlang:demonitor/2, also of a monitor that is erlang's own: who has the reference
 %% need not know which way was taken.
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
     case are_options(Options) andalso trunkline_monitors:lookup(Ref) of
-        {ok, Object} ->
+        {ok, Object, Session} ->
             case unalias(Ref) of
                 true ->
                     cancel(Object, self(), Ref),
-                    ok = trunkline_monitors:leave(self(), Ref),
+                    ok = trunkline_monitors:take_back(self(), Ref, Session),
                     true;
                 false ->
                     erlang:demonitor(Ref, Options)         % its message is here

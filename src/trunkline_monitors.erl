@@ -1,17 +1,28 @@
 %% Who monitors what at other nodes, and the process that sees to it that nobody waits in vain.
 %%
-%% A table has a row for each monitor by lane (trunkline_monitor), from before the
-%% command is handed over until its 'DOWN' has been delivered:
+%% A table has a row for each monitor (trunkline_monitor), from before it is set until its
+%% 'DOWN' has been delivered:
 %%
-%%     {{Caller, Ref}, Session, Object}
+%%     {{Caller, Ref}, Session, Object, Known}
 %%
 %% and another one, small and often read, for each that the keeper, a process of this module, watches:
 %%
-%%     {Caller, {}}              when it dies its monitors are taken back
-%%     {Session, Inlets}         when all of them have ended: noconnection
+%%     {Caller, {}}                                  when it dies its monitors are taken back
+%%     {Session, Inlets, Node, Connection}           when all of these have ended
+%%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
 %%
-%% A session is named by the first of its inlets. They deliver what has arrived before they
-%% end, in no order among them; therefore all must have ended before a caller is told.
+%% A session of lanes is named by the first of its inlets. They deliver what has arrived before they
+%% end, in no order among them; therefore a session ends when all have. If the connection has been
+%% lost with it, its callers are told noconnection. If not - Trunkline has stopped here or there, or
+%% something of ours was killed - nothing has happened to the processes: the next session gets their
+%% monitors, or if there is none, the watcher does, which uses OTP's means. After an end in good
+%% order both sides have delivered all, so that the 'DOWN' still comes last. (When something was
+%% killed, it may come before messages that were in flight then.) Should the process end while
+%% nobody watches, the reason is noproc.
+%%
+%% {plain, Watcher} is a session too. As soon as lanes open, the monitors are moved to them: before
+%% the peer can send anything by lane. From then on the watcher only notes, for a while, how a
+%% process ends, should it end before it is monitored over there (Known).
 %%
 %% Whoever enters a row looks afterwards whether its session is watched, and if not, asks
 %% the keeper to. The keeper, at the end of a session, first takes away that mark, and then
@@ -20,78 +31,143 @@
 %% hears at once. (A process that has monitored something is watched until it dies.)
 %%
 %% The tables belong to the process that starts and stops the application, so that they
-%% outlive whoever is killed, and the callers can be told at the very end.
+%% outlive whoever is killed. When the application stops and there are monitors, it leaves them to
+%% a keeper that nobody supervises, which ends when there are none, or the application starts again.
 -module(trunkline_monitors).
 -behaviour(gen_server).
 
--export([create/0, close/0, enter/3, lookup/1, leave/2]).
+-include("trunkline_route.hrl").
+
+-export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
+-export([ended/5, is_plain/3, reason/3, lanes/1]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--type object() :: pid() | {RegisteredName :: atom(), node()}.
+-export_type([session/0]).
 
-%% ms until the keeper is asked again after it has died.
--define(AGAIN, 1).
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
+-type session() :: pid() | {plain, Watcher :: pid()}.
+
+%% ms
+-define(AGAIN, 1).                 % until the keeper is asked again after it has died
+-define(LANES, 5_000).             % that a link waits for the keeper
+-define(LOOK, 1_000).              % whether there still are monitors after a stop
 
 -define(WATCHED, trunkline_monitors_watched).
 
 -record(keeper,
-        {watched = #{} :: #{pid() => caller | {inlet_of, Session :: pid()}},
-         sessions = #{} :: #{Session :: pid() => Inlets :: pos_integer()}}).     % that have not ended
+        {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()}}},
+         sessions = #{} :: #{session() => Inlets :: pos_integer()}}).     % that have not ended
 
+%% Those of before the application was stopped are still there, perhaps.
 -spec create() -> ok.
 create() ->
-    ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
-    ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
-    ok.
+    case ets:info(?WATCHED, owner) of
+        undefined ->
+            ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
+            ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
+            ok;
+        Owner when Owner =:= self() ->
+            ok;
+        Owner ->
+            Ref = monitor(process, Owner),
+            Owner ! {give_back, self(), Ref},
+            receive
+                {'DOWN', Ref, process, _, _} -> create()
+            end
+    end.
 
-%% The application stops: who still waits is told, and nobody can enter.
+%% The application stops, and nobody can enter any more.
 -spec close() -> ok.
 close() ->
-    try ets:rename(?MODULE, trunkline_monitors_closed) of
-        Table ->
-            lists:foreach(fun({{_, Ref}, _, Object}) -> noconnection(Ref, Object) end, ets:tab2list(Table)),
-            true = ets:delete(Table),
-            true = ets:delete(?WATCHED),
+    case ets:info(?MODULE, owner) of
+        Owner when Owner =:= self() ->
+            true = ets:insert(?WATCHED, {stopped}),
+            case ets:info(?MODULE, size) of
+                0 ->
+                    true = ets:delete(?MODULE),
+                    true = ets:delete(?WATCHED),
+                    ok;
+                _ ->
+                    %% It watches, before anybody is asked whether he may go.
+                    {ok, Keeper} = gen_server:start(?MODULE, alone, [{hibernate_after, 0}]),
+                    lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end, [?MODULE, ?WATCHED])
+            end;
+        _ ->
             ok
-    catch
-        error:badarg -> ok
     end.
 
 %% The calling process monitors that process, in the session with these inlets. `false':
 %% Trunkline has stopped.
--spec enter(reference(), object(), Inlets :: tuple()) -> boolean().
-enter(Ref, Object, Inlets) ->
+-spec enter(reference(), object(), node(), Inlets :: tuple()) -> boolean().
+enter(Ref, Object, Node, Inlets) ->
     Session = element(1, Inlets),
     try
         %% Before, should this process be killed;
-        is_watched(self()) orelse watch(Inlets),
-        true = ets:insert(?MODULE, {{self(), Ref}, Session, Object}),
+        is_watched(self()) orelse watch(Session, Inlets, Node),
+        true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
         %% after, should the session have ended.
-        is_watched(Session) orelse watch(Inlets),
+        is_watched(Session) orelse watch(Session, Inlets, Node),
         true
     catch
         error:badarg -> false
     end.
 
-is_watched(Pid) -> ets:member(?WATCHED, Pid).
-
-watch(Inlets) ->
+%% Without a session.
+-spec enter_plain(reference(), object(), node()) -> boolean().
+enter_plain(Ref, Object, Node) ->
     try
-        gen_server:call(?MODULE, {watch, self(), Inlets}, infinity)
+        is_running() orelse error(badarg),
+        Watcher = watcher(Node),
+        Session = {plain, Watcher},
+        true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
+        _ = trunkline_watcher:monitor(Watcher, Ref, Object),
+        is_watched(Session) orelse watch(Session, {Watcher}, Node),
+        %% Lanes may have opened, and not found this row.
+        trunkline_peers:session(Node, monitor) =:= none orelse ask({lanes, Node}, infinity),
+        true
     catch
-        exit:_ ->
+        error:badarg -> false
+    end.
+
+watcher(Node) ->
+    case {ets:lookup(?WATCHED, {node, Node}), is_watched(self())} of
+        {[{_, Watcher}], true} -> Watcher;
+        _ -> keeper({plain, self(), Node})
+    end.
+
+is_watched(Key) -> ets:member(?WATCHED, Key).
+
+is_running() -> not ets:member(?WATCHED, stopped).
+
+watch(Session, Inlets, Node) ->
+    keeper({watch, self(), Session, Inlets, Node}).
+
+%% There will be one, unless Trunkline stops: then this is an error.
+keeper(Request) ->
+    case ask(Request, infinity) of
+        down ->
             receive after ?AGAIN -> ok end,
-            _ = is_watched(self()),          % an error, if there will be no keeper any more
-            watch(Inlets)
+            is_running() orelse error(badarg),
+            keeper(Request);
+        Answer ->
+            Answer
+    end.
+
+ask(Request, Timeout) ->
+    try gen_server:call(?MODULE, Request, Timeout)
+    catch exit:_ -> down
     end.
 
 %% What the calling process monitors. `none': there is no such monitor, or its 'DOWN' has
 %% been sent.
--spec lookup(reference()) -> {ok, object()} | none.
+-spec lookup(reference()) -> {ok, object(), session()} | none.
 lookup(Ref) ->
-    try {ok, ets:lookup_element(?MODULE, {self(), Ref}, 3)}
-    catch error:badarg -> none
+    try ets:lookup(?MODULE, {self(), Ref}) of
+        [{_, Session, Object, _}] -> {ok, Object, Session};
+        [] -> none
+    catch
+        error:badarg -> none
     end.
 
 %% The 'DOWN' has been sent, or the server's node has been told that nobody waits for it: not
@@ -105,28 +181,99 @@ leave(Caller, Ref) ->
         error:badarg -> ok
     end.
 
+%% The caller wants to hear no more. (It may have been moved since its row was read: then for nothing
+%% is sent what nobody hears.)
+-spec take_back(Caller :: pid(), reference(), session()) -> ok.
+take_back(Caller, Ref, Session) ->
+    leave(Caller, Ref),
+    case Session of
+        {plain, Watcher} -> trunkline_watcher:demonitor(Watcher, Ref);
+        _ -> ok
+    end.
+
+%% That watcher has seen the process end.
+-spec ended(Caller :: pid(), reference(), Watcher :: pid(), object(), Reason :: term()) -> ok.
+ended(Caller, Ref, Watcher, Object, Reason) ->
+    case is_plain(Caller, Ref, Watcher) of
+        true ->
+            down(Ref, Object, reason(Caller, Ref, Reason)),
+            leave(Caller, Ref);
+        false when Reason =:= noproc; Reason =:= noconnection ->
+            ok;
+        false ->
+            _ = try ets:update_element(?MODULE, {Caller, Ref}, {4, {ended, Reason}})
+                catch error:badarg -> false
+                end,
+            ok
+    end.
+
+%% Whether it is this watcher's, and not a lane's, and not taken back.
+-spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
+is_plain(Caller, Ref, Watcher) ->
+    try ets:lookup_element(?MODULE, {Caller, Ref}, 2) =:= {plain, Watcher}
+    catch error:badarg -> false
+    end.
+
+%% Why the process has ended, as far as it is known here, when its own node does not know.
+-spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
+reason(Caller, Ref, noproc) ->
+    try ets:lookup_element(?MODULE, {Caller, Ref}, 4) of
+        {ended, Reason} -> Reason;
+        none -> noproc
+    catch
+        error:badarg -> noproc
+    end;
+reason(_, _, Reason) ->
+    Reason.
+
+%% There are inlets for that node's lanes, which do not know them yet: from here on monitors are the
+%% lanes'. The link waits for that, but not for ever: what would be lost is the order.
+-spec lanes(node()) -> ok.
+lanes(Node) ->
+    _ = ask({lanes, Node}, ?LANES),
+    ok.
+
 %% --- the keeper -------------------------------------------------------------------
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
-    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+    gen_server:start_link({local, ?MODULE}, ?MODULE, supervised, [{spawn_opt, [{message_queue_data, off_heap}]}]).
 
--spec init([]) -> {ok, #keeper{}}.
-init([]) ->
+-spec init(supervised | alone) -> {ok, #keeper{}}.
+init(How) ->
+    case How of
+        supervised ->
+            true = ets:delete(?WATCHED, stopped);
+        alone ->
+            ok = trunkline_watcher:outlive(),
+            look()
+    end,
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
-                           ({_, Inlets}, S) -> watch_session(Inlets, S)
+                           ({Session, Inlets, Node, Connection}, S) -> watch_session(Session, Inlets, Node, Connection, S);
+                           (_, S) -> S
                         end, #keeper{}, ets:tab2list(?WATCHED)),
-    {ok, ets:foldl(fun({_, Session, _}, S) ->
+    {ok, ets:foldl(fun({_, Session, Object, _}, S) ->
                            %% Without a mark either it has ended, or the caller is about to ask.
                            case is_watched(Session) of
                                true -> S;
-                               false -> watch_session({Session}, S)
+                               false -> watch_session(Session, {first(Session)}, node_of(Object), S)
                            end
                    end, Known, ?MODULE)}.
 
--spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | {error, badarg}, #keeper{}}.
-handle_call({watch, Caller, Inlets}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
-    {reply, ok, watch_session(Inlets, watch_caller(Caller, S))};
+first({plain, Watcher}) -> Watcher;
+first(Inlet) -> Inlet.
+
+node_of({_, Node}) -> Node;
+node_of(Pid) -> node(Pid).
+
+-spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | pid() | {error, badarg}, #keeper{}}.
+handle_call({watch, Caller, Session, Inlets, Node}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
+    {reply, ok, watch_session(Session, Inlets, Node, watch_caller(Caller, S))};
+handle_call({plain, Caller, Node}, _, S) when is_pid(Caller), is_atom(Node) ->
+    {Watcher, S1} = watcher(Node, watch_caller(Caller, S)),
+    {reply, Watcher, S1};
+handle_call({lanes, Node}, _, S) when is_atom(Node) ->
+    {reply, ok, to_lanes(Node, S)};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
@@ -134,64 +281,163 @@ handle_call(_, _, S) ->
 handle_cast(_, S) ->
     {noreply, S}.
 
--spec handle_info(term(), #keeper{}) -> {noreply, #keeper{}}.
-handle_info({'DOWN', _, process, Pid, _}, #keeper{watched = Watched, sessions = Sessions} = S) ->
+-spec handle_info(term(), #keeper{}) -> {noreply, #keeper{}} | {stop, normal, #keeper{}}.
+handle_info({'DOWN', _, process, Pid, _}, #keeper{watched = Watched} = S) ->
     case maps:take(Pid, Watched) of
-        {caller, Watched1} ->
+        {{_, caller}, Watched1} ->
             caller_ended(Pid),
             {noreply, S#keeper{watched = Watched1}};
-        {{inlet_of, Session}, Watched1} ->
-            S1 = S#keeper{watched = Watched1},
-            case Sessions of
-                #{Session := 1} ->
-                    session_ended(Session),
-                    {noreply, S1#keeper{sessions = maps:remove(Session, Sessions)}};
-                #{Session := N} ->
-                    {noreply, S1#keeper{sessions = Sessions#{Session := N - 1}}}
-            end;
+        {{_, {inlet_of, Session}}, Watched1} ->
+            {noreply, inlet_ended(Session, S#keeper{watched = Watched1})};
         error ->
             {noreply, S}
     end;
+handle_info(look, S) ->
+    case ets:info(?MODULE, size) of
+        0 ->
+            {stop, normal, S};
+        _ ->
+            look(),
+            {noreply, S}
+    end;
+handle_info({give_back, Pid, _}, S) ->
+    lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, [?MODULE, ?WATCHED]),
+    {stop, normal, S};
 handle_info(_, S) ->
     {noreply, S}.
+
+look() -> erlang:send_after(?LOOK, self(), look).
 
 watch_caller(Caller, #keeper{watched = Watched} = S) when is_map_key(Caller, Watched) ->
     S;
 watch_caller(Caller, #keeper{watched = Watched} = S) ->
-    _ = monitor(process, Caller),
+    Monitor = monitor(process, Caller),
     true = ets:insert(?WATCHED, {Caller, {}}),
-    S#keeper{watched = Watched#{Caller => caller}}.
+    S#keeper{watched = Watched#{Caller => {Monitor, caller}}}.
 
-watch_session(Inlets, #keeper{watched = Watched, sessions = Sessions} = S) ->
-    Session = element(1, Inlets),
+watch_session(Session, Inlets, Node, S) ->
+    watch_session(Session, Inlets, Node, trunkline_watcher:connection(Node), S).
+
+watch_session(Session, Inlets, Node, Connection, #keeper{watched = Watched, sessions = Sessions} = S) ->
     case [Inlet || Inlet <- tuple_to_list(Inlets), not is_map_key(Inlet, Watched)] of
         [] ->
             S;
         New ->
-            lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, New),
-            true = ets:insert(?WATCHED, {Session, Inlets}),
-            S#keeper{watched = maps:merge(Watched, maps:from_keys(New, {inlet_of, Session})),
-                     sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + length(New)}}
+            Monitors = maps:from_list([{Inlet, {monitor(process, Inlet), {inlet_of, Session}}} || Inlet <- New]),
+            true = ets:insert(?WATCHED, {Session, Inlets, Node, Connection}),
+            S#keeper{watched = maps:merge(Watched, Monitors),
+                     sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
+    end.
+
+watcher(Node, S) ->
+    case ets:lookup(?WATCHED, {node, Node}) of
+        [{_, Watcher}] ->
+            {Watcher, S};
+        [] ->
+            Watcher = trunkline_watcher:start(Node),
+            S1 = watch_session({plain, Watcher}, {Watcher}, Node, S),
+            true = ets:insert(?WATCHED, {{node, Node}, Watcher}),
+            {Watcher, S1}
+    end.
+
+inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
+    case Sessions of
+        #{Session := 1} -> session_ended(Session, S#keeper{sessions = maps:remove(Session, Sessions)});
+        #{Session := N} -> S#keeper{sessions = Sessions#{Session := N - 1}}
     end.
 
 %% Its row is the last one to go, should this process be killed meanwhile.
 caller_ended(Caller) ->
-    lists:foreach(fun([Ref, Object]) ->
-                          true = ets:delete(?MODULE, {Caller, Ref}),
+    lists:foreach(fun([Ref, Session, Object]) ->
+                          take_back(Caller, Ref, Session),
                           trunkline_monitor:cancel(Object, Caller, Ref)
-                  end, ets:select(?MODULE, [{{{Caller, '$1'}, '_', '$2'}, [], [['$1', '$2']]}])),
+                  end, ets:select(?MODULE, [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [['$1', '$2', '$3']]}])),
     true = ets:delete(?WATCHED, Caller).
 
 %% The mark has to go first, but a successor must find what this process has not done: in
 %% the rows themselves. What the caller has handed over may come to the next session.
-session_ended(Session) ->
-    true = ets:delete(?WATCHED, Session),
-    lists:foreach(fun([Caller, Ref, Object]) ->
-                          noconnection(Ref, Object),
-                          true = ets:delete(?MODULE, {Caller, Ref}),
-                          trunkline_monitor:cancel(Object, Caller, Ref)
-                  end, ets:select(?MODULE, [{{{'$1', '$2'}, Session, '$3'}, [], [['$1', '$2', '$3']]}])).
+session_ended(Session, S) ->
+    [{_, _, Node, Connection}] = ets:take(?WATCHED, Session),
+    case Session of
+        {plain, Watcher} -> true = ets:delete_object(?WATCHED, {{node, Node}, Watcher});
+        _ -> true
+    end,
+    case {trunkline_watcher:connection(Node), Session} of
+        {none, _} -> lost(Session, S);
+        {_, {plain, _}} -> go_on(Session, Node, S);            % it has been killed: nobody knows
+        {Connection, _} -> go_on(Session, Node, S);
+        {_, _} -> lost(Session, S)
+    end.
 
-noconnection(Ref, Object) ->
-    Ref ! {'DOWN', Ref, process, Object, noconnection},
+lost(Session, S) ->
+    lists:foreach(fun({Caller, Ref, Object}) ->
+                          down(Ref, Object, noconnection),
+                          leave(Caller, Ref),
+                          trunkline_monitor:cancel(Object, Caller, Ref)
+                  end, monitors(Session)),
+    S.
+
+%% The processes live, as far as is known.
+go_on(Session, Node, S) ->
+    case monitors(Session) of
+        [] ->
+            S;
+        Monitors ->
+            case lanes_of(Node) of
+                {Inlets, Route} when element(1, Inlets) =/= Session ->
+                    _ = move_to_lanes(Monitors, Session, Inlets, Route),
+                    watch_session(element(1, Inlets), Inlets, Node, S);
+                _ ->
+                    {Watcher, S1} = watcher(Node, S),
+                    Moved = [Monitor || Monitor <- Monitors, move(Monitor, Session, {plain, Watcher})],
+                    ok = trunkline_watcher:take(Watcher, trunkline_watcher:connection(Node), Moved),
+                    S1
+            end
+    end.
+
+to_lanes(Node, S) ->
+    case {ets:lookup(?WATCHED, {node, Node}), lanes_of(Node)} of
+        {[{_, Watcher}], {Inlets, Route}} ->
+            case monitors({plain, Watcher}) of
+                [] ->
+                    S;
+                Monitors ->
+                    S1 = watch_session(element(1, Inlets), Inlets, Node, S),
+                    Moved = move_to_lanes(Monitors, {plain, Watcher}, Inlets, Route),
+                    ok = trunkline_watcher:moved(Watcher, Moved),
+                    S1
+            end;
+        _ ->
+            S
+    end.
+
+%% Of a session that begins, or is up. (What a link that was killed has left behind is dead.)
+lanes_of(Node) ->
+    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+        {Inlets, #route{} = Route} when is_tuple(Inlets) ->
+            case is_process_alive(element(1, Inlets)) of
+                true -> {Inlets, Route};
+                false -> none
+            end;
+        _ ->
+            none
+    end.
+
+%% The caller's lane, that it takes its place among its other messages.
+move_to_lanes(Monitors, From, Inlets, Route) ->
+    [begin
+         ok = trunkline_monitor:by_force(Route, Object, Caller, Ref),
+         Monitor
+     end || {Caller, Ref, Object} = Monitor <- Monitors, move(Monitor, From, element(1, Inlets))].
+
+%% Unless it has been taken back meanwhile, or has ended.
+move({Caller, Ref, Object}, From, To) ->
+    1 =:= ets:select_replace(?MODULE, [{{{Caller, Ref}, From, '_', '$1'}, [],
+                                        [{{{{Caller, Ref}}, {const, To}, {const, Object}, '$1'}}]}]).
+
+monitors(Session) ->
+    ets:select(?MODULE, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).
+
+down(Ref, Object, Reason) ->
+    Ref ! {'DOWN', Ref, process, Object, Reason},
     ok.

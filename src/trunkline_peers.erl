@@ -32,10 +32,12 @@ create() ->
     ok.
 
 -spec put(node(), peer()) -> ok.
-put(Node, #{inlets := Inlets, agreement := Agreement} = Peer) ->
+put(Node, #{inlets := Inlets, agreement := Agreement, state := State} = Peer) ->
     Watch = case Agreement of
-                #{capabilities := Capabilities} -> {list_to_tuple(Inlets), Capabilities};
-                none -> {{}, []}
+                #{capabilities := Capabilities} when State =:= opening; State =:= up; State =:= closing ->
+                    {list_to_tuple(Inlets), Capabilities};
+                _ ->
+                    {{}, []}
             end,
     true = ets:insert(?MODULE, {Node, Watch, Peer}),
     ok.
@@ -88,7 +90,8 @@ watch(Node, Capability) ->
         Other -> Other
     end.
 
-%% All inlets of the session: what has come by it is delivered when they have ended.
+%% All inlets of the session: what has come by it is delivered when they have ended. From when they are
+%% there, before the peer knows them, until the peer takes leave or they end.
 -spec session(node(), trunkline_handshake:capability()) -> tuple() | none | direct.
 session(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of

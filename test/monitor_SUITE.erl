@@ -8,8 +8,8 @@
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
          keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1, application_stops/1,
          supervisor_killed/1, caller_dies/1, demonitored_while_ending/1, session_ends_while_monitoring/1,
-         nothing_left_behind/1, many_servers/1, one_server/1]).
--export([table/2, watcher/3, sender/2, set/2, held/1, ended/1, race/2, set_and_see/2]).
+         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1]).
+-export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2, answering/0, set_and_see/2]).
 
 -define(DEADLINE, 60_000).
 
@@ -18,7 +18,7 @@ suite() -> [{timetrap, {minutes, 15}}].
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
           keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
           supervisor_killed, caller_dies, demonitored_while_ending, session_ends_while_monitoring,
-          nothing_left_behind, many_servers, one_server].
+          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -236,6 +236,91 @@ large_reason(_) ->
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
+%% At nodeup, before there are lanes, of a process that answers later, by lane, and ends then. Whether the
+%% nodes have had lanes before or not.
+set_at_nodeup(_) ->
+    [A, B] = cluster:start_all([[], []]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(fun(Round) ->
+                          Watchers = cluster:call(A, fun() -> [spawn(?MODULE, at_nodeup, [NodeB, self()]) || _ <- lists:seq(1, 4)] end),
+                          cluster:call(B, fun() -> register(answering, spawn(?MODULE, answering, [])) end),
+                          cluster:connect(A, B),
+                          Got = [cluster:call(A, ?MODULE, held, [W]) || W <- Watchers],
+                          ?assertEqual({Round, [[{1000, answered} || _ <- lists:seq(1, 3)] || _ <- Watchers]}, {Round, Got}),
+                          cluster:await_up(A, B),
+                          nothing_left(A, B),
+                          true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+                          [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]]
+                  end, [1, 2, 3]),
+    cluster:stop_all([A, B]).
+
+%% How many messages came before each 'DOWN' of that process, and why it came.
+at_nodeup(Node, _) ->
+    ok = net_kernel:monitor_nodes(true),
+    receive {nodeup, Node} -> ok end,
+    Name = {answering, Node},
+    Ref = trunkline:monitor(Name),
+    trunkline:send(Name, {to, self()}),
+    Pid = receive {answering, P} -> P end,
+    Refs = [trunkline:monitor(Pid), trunkline:monitor(Name), Ref],
+    trunkline:send(Pid, go),
+    Got = count_down(Refs, 0),
+    receive {report, From} -> From ! {self(), Got} end.
+
+count_down([], _) ->
+    [];
+count_down(Refs, N) ->
+    receive
+        {number, _} -> count_down(Refs, N + 1);
+        {'DOWN', Ref, process, _, Reason} ->
+            true = lists:member(Ref, Refs),
+            [{N, Reason} | count_down(lists:delete(Ref, Refs), N)]
+    end.
+
+answering() ->
+    Tos = [receive {to, Pid} -> Pid end || _ <- [1, 2, 3, 4]],
+    [To ! {answering, self()} || To <- Tos],
+    [receive go -> ok end || _ <- Tos],
+    receive after 300 -> ok end,
+    [trunkline:send(To, {number, N}) || N <- lists:seq(1, 1000), To <- Tos],
+    exit(answered).
+
+%% It ends at any time while the lanes come up, and why is known.
+ends_at_nodeup(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(fun(Round) ->
+                          true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+                          [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+                          Ps = servers(B, 50),
+                          cluster:call(B, fun() -> spawn(fun() -> net_kernel:monitor_nodes(true), receive {nodeup, _} -> ok end,
+                                                                  [begin receive after 1 -> P ! {exit, Round} end end || P <- Ps] end) end),
+                          Holder = cluster:call(A, ?MODULE, set, [Ps, under_way]),
+                          cluster:await(fun() -> lists:all(fun(Why) -> Why =:= Round orelse Why =:= noproc end, cluster:call(A, ?MODULE, held, [Holder])) end),
+                          %% The first may have ended before they were monitored.
+                          ?assertEqual(Round, lists:last(cluster:call(A, ?MODULE, held, [Holder]))),
+                          cluster:await_up(A, B),
+                          nothing_left(A, B)
+                  end, lists:seq(1, 10)),
+    cluster:stop_all([A, B]).
+
+%% A host that does not answer, with and without a connection: to monitor takes no time.
+stopped_host(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    Ps = servers(B, 20),
+    Objects = Ps ++ [{somebody, NodeB}],
+    cluster:suspend(B),
+    Connected = cluster:call(A, ?MODULE, set, [Objects, under_way]),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await_state(A, B, down),
+    await_held(A, Connected, [noconnection || _ <- Objects]),
+    {Time, Holders} = timer:tc(fun() -> [cluster:call(A, ?MODULE, set, [Objects, under_way]) || _ <- lists:seq(1, 3)] end),
+    ?assert(Time < 3_500_000),
+    [await_held(A, H, [noconnection || _ <- Objects]) || H <- Holders],
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
+
 %% --- what is held at the nodes ------------------------------------------------------------
 
 %% A process at this node that has monitored these, and reports what it gets: the reasons in
@@ -256,6 +341,9 @@ hold(Refs, Got) ->
             hold(Refs, maps:update_with(Ref, fun(Rs) -> [Reason | Rs] end, [Reason], Got));
         {report, From} ->
             From ! {self(), [case Got of #{R := [One]} -> One; #{R := More} -> {more, More}; #{} -> none end || R <- Refs]},
+            hold(Refs, Got);
+        {take_back, From, N} ->
+            From ! {self(), trunkline:demonitor(lists:nth(N, Refs), [info])},
             hold(Refs, Got)
     end.
 
@@ -276,7 +364,14 @@ finish(At, Pids, Reason) -> cluster:call(At, fun() -> lists:foreach(fun(P) -> P 
 
 %% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
 nothing_left(A, B) ->
-    cluster:await(fun() -> case {rows(A), monitored(B, A)} of {0, 0} -> true; Left -> {rows_and_monitored, Left} end end, ?DEADLINE).
+    cluster:await(fun() -> case {rows(A), monitored(B, A), watched(A)} of {0, 0, 0} -> true; Left -> {rows_and_monitored, Left} end end, ?DEADLINE).
+
+%% What is monitored at A by OTP's means.
+watched(At) ->
+    cluster:call(At, fun() ->
+                             Watchers = [W || {{node, _}, W} <- ets:tab2list(trunkline_monitors_watched)],
+                             lists:sum([length(Ms) || {monitors, Ms} <- [process_info(W, monitors) || W <- Watchers]])
+                     end).
 
 rows(At) ->
     cluster:call(At, ets, info, [trunkline_monitors, size]).
@@ -344,7 +439,8 @@ keeper_killed(_) ->
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
-%% Whatever is killed at either node, each monitor brings one message.
+%% Whatever is killed at either node, the processes live and are monitored still: each monitor brings one
+%% message, with how its process has ended.
 killed(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     lists:foreach(
@@ -353,11 +449,10 @@ killed(_) ->
               Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
               Node = cluster:node_of(Other),
               anew:lanes(A, B, fun() -> kill(At, fun() -> find(Victim, Node) end) end),
-              await_held(A, Holder, [noconnection || _ <- Ps]),
               Again = cluster:call(A, ?MODULE, set, [Ps, there]),
+              [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H])) || H <- [Holder, Again]],
               finish(B, Ps, Victim),
-              await_held(A, Again, [Victim || _ <- Ps]),
-              await_held(A, Holder, [noconnection || _ <- Ps]),
+              [await_held(A, H, [Victim || _ <- Ps]) || H <- [Holder, Again]],
               nothing_left(A, B)
       end, [{V, At, Other} || V <- [lane, inlet, link], {At, Other} <- [{A, B}, {B, A}]]),
     cluster:stop_all([A, B]).
@@ -454,31 +549,45 @@ new_incarnation(_) ->
       end, lists:seq(1, 3)),
     cluster:stop(A).
 
-%% Trunkline stops at either node: its monitors end, and erlang's own take their place.
+%% Trunkline stops and starts at either node: nothing has happened to the processes. Those that end
+%% meanwhile are told of, those that are not wanted any more are not.
 application_stops(_) ->
     {A, B} = cluster:pair([]),
-    Ps = servers(B, 10),
     lists:foreach(fun(At) ->
+                          Ps = [P1, P2 | _] = servers(B, 10),
                           Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+                          Other = cluster:call(A, ?MODULE, set, [Ps, there]),
                           ok = cluster:call(At, cluster, stop_trunkline, []),
-                          await_held(A, Holder, [noconnection || _ <- Ps]),
                           Next = cluster:call(A, ?MODULE, set, [Ps, there]),
-                          await_held(A, Next, [none || _ <- Ps]),
+                          [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H])) || H <- [Holder, Next]],
+                          finish(B, [P1], meanwhile),
+                          [await_held(A, H, [meanwhile | [none || _ <- tl(Ps)]]) || H <- [Holder, Next]],
+                          true = cluster:call(A, ?MODULE, take_back, [Holder, 2]),
+                          finish(B, [P2], unheard),
+                          ?assertEqual(none, lists:nth(2, cluster:call(A, ?MODULE, held, [Holder]))),
+                          cluster:call(A, erlang, exit, [Other, kill]),
                           ok = cluster:call(At, cluster, start_trunkline, [[]]),
                           cluster:await_up(A, B),
-                          await_held(A, Next, [none || _ <- Ps]),
-                          await_held(A, Holder, [noconnection || _ <- Ps])
+                          Rest = tl(tl(Ps)),
+                          [?assertEqual([meanwhile, Second | [none || _ <- Rest]], cluster:call(A, ?MODULE, held, [H]))
+                           || {H, Second} <- [{Holder, none}, {Next, unheard}]],
+                          finish(B, Rest, over),
+                          [await_held(A, H, [meanwhile, Second | [over || _ <- Rest]]) || {H, Second} <- [{Holder, none}, {Next, unheard}]],
+                          nothing_left(A, B)
                   end, [B, A, B, A]),
     cluster:stop_all([A, B]).
 
+take_back(Holder, N) ->
+    Holder ! {take_back, self(), N},
+    receive {Holder, Result} -> Result end.
+
 supervisor_killed(_) ->
     {A, B} = cluster:pair([]),
-    Ps = servers(B, 10),
     lists:foreach(fun(At) ->
+                          Ps = servers(B, 10),
                           Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
                           cluster:call(At, logger, set_primary_config, [level, none]),
                           _ = kill(At, fun() -> whereis(trunkline_sup) end),
-                          await_held(A, Holder, [noconnection || _ <- Ps]),
                           cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [?DEADLINE])) end),
                           %% Nor do those live who end on their own.
                           cluster:await(fun() -> case [Name || Name <- cluster:call(At, erlang, registered, []),
@@ -486,9 +595,14 @@ supervisor_killed(_) ->
                                                      [] -> true;
                                                      Names -> Names
                                                  end end),
+                          ?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [Holder])),
+                          finish(B, [hd(Ps)], meanwhile),
+                          await_held(A, Holder, [meanwhile | [none || _ <- tl(Ps)]]),
                           ok = cluster:call(At, cluster, start_trunkline, [[]]),
                           cluster:await_up(A, B),
-                          await_held(A, Holder, [noconnection || _ <- Ps])
+                          finish(B, tl(Ps), over),
+                          await_held(A, Holder, [meanwhile | [over || _ <- tl(Ps)]]),
+                          nothing_left(A, B)
                   end, [A, B]),
     cluster:stop_all([A, B]).
 

@@ -1,0 +1,158 @@
+%% Watches processes at one node by OTP's means, in the name of callers here: while there are no
+%% lanes to that node, or none any more.
+%%
+%%     caller ── monitor/3 ──> watcher ── erlang:monitor/2 ──> server
+%%       ^                       │ ^                            │
+%%       └──────── 'DOWN' ───────┘ └─────── 'DOWN' ─────────────┘
+%%
+%% The 'DOWN' comes after all that the server has sent to the caller by plain distribution: that is
+%% in the caller's mailbox before the watcher hears. When lanes open, trunkline_monitors moves the
+%% monitors to them; when a session ends and the nodes remain connected, it moves them here.
+%%
+%% There is one for each node, so that a connection that is busy delays only what concerns that
+%% node, as it would with erlang:monitor/2. It is linked to nobody, and outlives the application:
+%% whoever has set a monitor hears of the true end, whether Trunkline runs then or not. It ends when
+%% it has had nothing to watch for a while. It hibernates, so that it does not keep old code.
+-module(trunkline_watcher).
+-behaviour(gen_server).
+
+-export([start/1, monitor/3, take/3, demonitor/2, moved/2, connection/1, outlive/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-export_type([connection/0, monitor/0]).
+
+%% What carries the signals to a node. Another connection to the same node is another one.
+-type connection() :: port() | pid() | none.
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
+-type monitor() :: {Caller :: pid(), reference(), object()}.
+
+%% ms
+-define(IDLE, 10_000).
+-define(MOVED, 5_000).             % until a lane watches for certain
+-define(HIBERNATE, 500).
+
+-record(watcher,
+        {node :: node(),
+         monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
+
+-spec start(node()) -> pid().
+start(Node) ->
+    {ok, Watcher} = gen_server:start(?MODULE, Node, [{hibernate_after, ?HIBERNATE},
+                                                     {spawn_opt, [{message_queue_data, off_heap}]}]),
+    Watcher.
+
+%% The calling process monitors that process from here on: what it sends next comes behind. It has a row in
+%% trunkline_monitors already. `gone': this watcher is.
+-spec monitor(pid(), reference(), object()) -> ok | gone.
+monitor(Watcher, Ref, Object) ->
+    try gen_server:call(Watcher, {monitor, self(), Ref, Object}, infinity)
+    catch exit:_ -> gone
+    end.
+
+%% Monitors that lanes had until now. Over another connection than that they are lost.
+-spec take(pid(), connection(), [monitor()]) -> ok.
+take(Watcher, Connection, Monitors) ->
+    gen_server:cast(Watcher, {take, Connection, Monitors}).
+
+-spec demonitor(pid(), reference()) -> ok.
+demonitor(Watcher, Ref) ->
+    gen_server:cast(Watcher, {demonitor, Ref}).
+
+%% Lanes have got these. How such a process ends is noted for a while, should it end before it is
+%% monitored there.
+-spec moved(pid(), [monitor()]) -> ok.
+moved(Watcher, Monitors) ->
+    gen_server:cast(Watcher, {moved, Monitors}).
+
+-spec connection(node()) -> connection().
+connection(Node) ->
+    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
+        {Node, Connection} -> Connection;
+        false -> none
+    end.
+
+%% An application that stops kills all processes whose group leader is its own.
+-spec outlive() -> ok.
+outlive() ->
+    true = group_leader(whereis(init), self()),
+    ok.
+
+-spec init(node()) -> {ok, #watcher{}}.
+init(Node) ->
+    ok = outlive(),
+    rest(),
+    {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
+
+-spec handle_call(term(), gen_server:from(), #watcher{}) -> {reply, ok | {error, badarg}, #watcher{}}.
+handle_call({monitor, Caller, Ref, Object}, _, S) ->
+    ok = watch({Caller, Ref, Object}, S),
+    {reply, ok, S};
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
+handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
+    %% To monitor makes a connection, if there is none.
+    Connection =:= connection(Node)
+        andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
+                                      %% Whoever takes it back deletes the row first, and tells then.
+                                      trunkline_monitors:is_plain(Caller, Ref, self()) andalso watch(Monitor, S)
+                              end, Monitors),
+    Connection =:= connection(Node)
+        orelse lists:foreach(fun({Caller, Ref, Object}) ->
+                                     forget(Ref, S),
+                                     trunkline_monitors:ended(Caller, Ref, self(), Object, noconnection)
+                             end, Monitors),
+    {noreply, S};
+handle_cast({demonitor, Ref}, S) ->
+    forget(Ref, S),
+    {noreply, S};
+handle_cast({moved, Monitors}, S) ->
+    _ = erlang:send_after(?MOVED, self(), {moved, Monitors}),
+    {noreply, S};
+handle_cast(_, S) ->
+    {noreply, S}.
+
+-spec handle_info(term(), #watcher{}) -> {noreply, #watcher{}} | {stop, normal, #watcher{}}.
+handle_info({'DOWN', Monitor, process, _, Reason}, #watcher{monitors = Monitors} = S) ->
+    case ets:take(Monitors, Monitor) of
+        [{Monitor, Caller, Ref, Object}] ->
+            true = ets:delete(Monitors, Ref),
+            trunkline_monitors:ended(Caller, Ref, self(), Object, Reason);
+        [] ->
+            ok
+    end,
+    {noreply, S};
+handle_info({moved, Monitors}, S) ->
+    lists:foreach(fun({Caller, Ref, _}) ->
+                          trunkline_monitors:is_plain(Caller, Ref, self()) orelse forget(Ref, S)
+                  end, Monitors),
+    {noreply, S};
+handle_info(rest, #watcher{monitors = Monitors} = S) ->
+    case ets:info(Monitors, size) of
+        0 ->
+            {stop, normal, S};
+        _ ->
+            rest(),
+            {noreply, S}
+    end;
+handle_info(_, S) ->
+    {noreply, S}.
+
+watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
+    forget(Ref, S),                          % it may have come back from the lanes
+    Monitor = erlang:monitor(process, Object),
+    true = ets:insert(Monitors, [{Monitor, Caller, Ref, Object}, {Ref, Monitor}]),
+    ok.
+
+forget(Ref, #watcher{monitors = Monitors}) ->
+    case ets:take(Monitors, Ref) of
+        [{Ref, Monitor}] ->
+            true = ets:delete(Monitors, Monitor),
+            true = demonitor(Monitor);             % if its message is here, it means nothing
+        [] ->
+            true
+    end.
+
+rest() ->
+    erlang:send_after(?IDLE, self(), rest).
