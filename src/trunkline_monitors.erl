@@ -52,6 +52,7 @@
 -define(AGAIN, 1).                 % until the keeper is asked again after it has died
 -define(LANES, 5_000).             % that a link waits for the keeper
 -define(LOOK, 1_000).              % whether there still are monitors after a stop
+-define(LATER, 100).               % when there was no process left
 
 -define(WATCHED, trunkline_monitors_watched).
 
@@ -89,11 +90,20 @@ close() ->
                     true = ets:delete(?WATCHED),
                     ok;
                 _ ->
-                    %% It watches, before anybody is asked whether he may go.
-                    {ok, Keeper} = gen_server:start(?MODULE, alone, [{hibernate_after, 0}]),
-                    lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end, [?MODULE, ?WATCHED])
+                    leave_alone()
             end;
         _ ->
+            ok
+    end.
+
+leave_alone() ->
+    case trunkline_process:start(fun() -> gen_server:start(?MODULE, alone, [{hibernate_after, 0}]) end) of
+        {ok, {ok, Keeper}} ->
+            lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end, [?MODULE, ?WATCHED]);
+        {error, system_limit} ->
+            lists:foreach(fun({{_, Ref}, _, Object, _}) -> down(Ref, Object, noconnection) end, ets:tab2list(?MODULE)),
+            true = ets:delete(?MODULE),
+            true = ets:delete(?WATCHED),
             ok
     end.
 
@@ -113,19 +123,24 @@ enter(Ref, Object, Node, Inlets) ->
         error:badarg -> false
     end.
 
-%% Without a session.
+%% Without a session. `false', too: the node has no process left.
 -spec enter_plain(reference(), object(), node()) -> boolean().
 enter_plain(Ref, Object, Node) ->
     try
         is_running() orelse error(badarg),
-        Watcher = watcher(Node),
-        Session = {plain, Watcher},
-        true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
-        _ = trunkline_watcher:monitor(Watcher, Ref, Object),
-        is_watched(Session) orelse watch(Session, {Watcher}, Node),
-        %% Lanes may have opened, and not found this row.
-        trunkline_peers:session(Node, monitor) =:= none orelse ask({lanes, Node}, infinity),
-        true
+        case watcher(Node) of
+            Watcher when is_pid(Watcher) ->
+                Session = {plain, Watcher},
+                true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
+                _ = trunkline_watcher:monitor(Watcher, Ref, Object),
+                is_watched(Session) orelse watch(Session, {Watcher}, Node),
+                %% Lanes may have opened, and not found this row.
+                trunkline_peers:session(Node, monitor) =:= none orelse ask({lanes, Node}, infinity),
+                true;
+            system_limit ->
+                leave(self(), Ref),
+                false
+        end
     catch
         error:badarg -> false
     end.
@@ -266,7 +281,7 @@ first(Inlet) -> Inlet.
 node_of({_, Node}) -> Node;
 node_of(Pid) -> node(Pid).
 
--spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | pid() | {error, badarg}, #keeper{}}.
+-spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | pid() | system_limit | {error, badarg}, #keeper{}}.
 handle_call({watch, Caller, Session, Inlets, Node}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
     {reply, ok, watch_session(Session, Inlets, Node, watch_caller(Caller, S))};
 handle_call({plain, Caller, Node}, _, S) when is_pid(Caller), is_atom(Node) ->
@@ -292,6 +307,8 @@ handle_info({'DOWN', _, process, Pid, _}, #keeper{watched = Watched} = S) ->
         error ->
             {noreply, S}
     end;
+handle_info({later, Session, Node, Connection}, S) ->
+    {noreply, session_ended(Session, Node, Connection, S)};
 handle_info(look, S) ->
     case ets:info(?MODULE, size) of
         0 ->
@@ -334,10 +351,14 @@ watcher(Node, S) ->
         [{_, Watcher}] ->
             {Watcher, S};
         [] ->
-            Watcher = trunkline_watcher:start(Node),
-            S1 = watch_session({plain, Watcher}, {Watcher}, Node, S),
-            true = ets:insert(?WATCHED, {{node, Node}, Watcher}),
-            {Watcher, S1}
+            case trunkline_process:start(fun() -> trunkline_watcher:start(Node) end) of
+                {ok, Watcher} ->
+                    S1 = watch_session({plain, Watcher}, {Watcher}, Node, S),
+                    true = ets:insert(?WATCHED, {{node, Node}, Watcher}),
+                    {Watcher, S1};
+                {error, system_limit} ->
+                    {system_limit, S}
+            end
     end.
 
 inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
@@ -362,10 +383,13 @@ session_ended(Session, S) ->
         {plain, Watcher} -> true = ets:delete_object(?WATCHED, {{node, Node}, Watcher});
         _ -> true
     end,
+    session_ended(Session, Node, Connection, S).
+
+session_ended(Session, Node, Connection, S) ->
     case {trunkline_watcher:connection(Node), Session} of
         {none, _} -> lost(Session, S);
-        {_, {plain, _}} -> go_on(Session, Node, S);            % it has been killed: nobody knows
-        {Connection, _} -> go_on(Session, Node, S);
+        {Now, {plain, _}} -> go_on(Session, Node, Now, S);     % it was killed: nobody knows of which one
+        {Connection, _} -> go_on(Session, Node, Connection, S);
         {_, _} -> lost(Session, S)
     end.
 
@@ -378,7 +402,7 @@ lost(Session, S) ->
     S.
 
 %% The processes live, as far as is known.
-go_on(Session, Node, S) ->
+go_on(Session, Node, Connection, S) ->
     case monitors(Session) of
         [] ->
             S;
@@ -388,12 +412,18 @@ go_on(Session, Node, S) ->
                     _ = move_to_lanes(Monitors, Session, Inlets, Route),
                     watch_session(element(1, Inlets), Inlets, Node, S);
                 _ ->
-                    {Watcher, S1} = watcher(Node, S),
-                    Moved = [Monitor || Monitor <- Monitors, move(Monitor, Session, {plain, Watcher})],
-                    ok = trunkline_watcher:take(Watcher, trunkline_watcher:connection(Node), Moved),
-                    S1
+                    to_watcher(watcher(Node, S), Monitors, Session, Node, Connection)
             end
     end.
+
+to_watcher({system_limit, S}, _, Session, Node, Connection) ->
+    _ = erlang:send_after(?LATER, self(), {later, Session, Node, Connection}),
+    S;
+to_watcher({Watcher, S}, Monitors, Session, _, Connection) ->
+    Moved = [Monitor || Monitor <- Monitors, move(Monitor, Session, {plain, Watcher})],
+    ok = trunkline_watcher:take(Watcher, Connection, Moved),
+    S.
+
 
 to_lanes(Node, S) ->
     case {ets:lookup(?WATCHED, {node, Node}), lanes_of(Node)} of
