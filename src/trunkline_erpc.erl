@@ -23,7 +23,7 @@
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, outcome/0]).
 
--dialyzer({no_improper_lists, [collect/3, await/2, await_any/2]}).
+-dialyzer({no_improper_lists, [ask/6, await/2, await_any/2]}).
 %% What raises in every case.
 -dialyzer({no_return, [badarg/0, raise/2]}).
 
@@ -87,48 +87,42 @@ multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, 
 multicall(_, _, _, _, _) ->
     badarg().
 
-%% Sends a request to each node, then takes the outcomes. A reference is made and waited
-%% for in one function: thus the compiler lets the wait skip all mail that is older (the
-%% efficiency guide, "receive"), also when the other nodes' turns come in between.
 -spec collect([node()], mfargs(), trunkline_deadline:deadline()) -> [outcome()].
-collect([], _, _) ->
-    [];
-collect([Node | Nodes], MFA, Deadline) ->
-    case watch(Node, Deadline) of
-        Inlet when is_pid(Inlet) ->
-            Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Deadline, connect) of
-                ok ->
-                    Outcomes = collect(Nodes, MFA, Deadline),
-                    receive
-                        {[alias | Ref], Outcome} -> [Outcome | Outcomes];
-                        {'DOWN', Ref, process, Object, Reason} -> [ended(Object, Reason) | Outcomes]
-                    after trunkline_deadline:left(Deadline) ->
-                            [abandon({Ref, lane}) | Outcomes]
-                    end;
-                Refused ->
-                    demonitor(Ref, [flush]),
-                    collect_without(Refused, Node, Nodes, MFA, Deadline)
-            end;
-        Refused ->
-            collect_without(Refused, Node, Nodes, MFA, Deadline)
-    end.
+collect(Nodes, MFA, Deadline) ->
+    trunkline_gather:each(Nodes, MFA, Deadline, fun watch/2,
+                          fun(Way, Node, Patience, Others) -> ask(Way, Node, Patience, Others, MFA, Deadline) end).
 
-collect_without(direct, Node, Nodes, {M, F, A} = MFA, Deadline) ->
+%% For trunkline_gather: it has the wait in the function that makes the reference.
+ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
     ok = fallback(Node),
     Mark = make_ref(),
     Ref = spawn_request(Node, erpc, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
-    Outcomes = collect(Nodes, MFA, Deadline),
-    receive
-        {spawn_reply, Ref, error, Reason} -> [{error, {erpc, Reason}} | Outcomes];
-        {'DOWN', Ref, process, _, Reason} -> [ended_plain(Ref, Mark, Reason) | Outcomes]
-    after trunkline_deadline:left(Deadline) ->
-            [abandon({Ref, Mark}) | Outcomes]
+    Outcomes = Others(),
+    {receive
+         {spawn_reply, Ref, error, Reason} -> {error, {erpc, Reason}};
+         {'DOWN', Ref, process, _, Reason} -> ended_plain(Ref, Mark, Reason)
+     after trunkline_deadline:left(Deadline) ->
+             abandon({Ref, Mark})
+     end, Outcomes};
+ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
+    Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
+    case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience, connect) of
+        ok ->
+            Outcomes = Others(),
+            {receive
+                 {[alias | Ref], Outcome} -> Outcome;
+                 {'DOWN', Ref, process, Object, Reason} -> ended(Object, Reason)
+             after trunkline_deadline:left(Deadline) ->
+                     abandon({Ref, lane})
+             end, Outcomes};
+        Refused ->
+            demonitor(Ref, [flush]),
+            Refused
     end;
-collect_without(unreachable, _, Nodes, MFA, Deadline) ->
-    [{error, {erpc, noconnection}} | collect(Nodes, MFA, Deadline)];
-collect_without(timeout, _, Nodes, MFA, Deadline) ->
-    [{error, {erpc, timeout}} | collect(Nodes, MFA, Deadline)].
+ask(unreachable, _, _, Others, _, _) ->
+    {{error, {erpc, noconnection}}, Others()};
+ask(timeout, _, _, Others, _, _) ->
+    {{error, {erpc, timeout}}, Others()}.
 
 %% --- casts --------------------------------------------------------------------
 
@@ -163,11 +157,25 @@ multicast(Nodes, Fun) ->
 -spec multicast([node()], module(), Function :: atom(), Args :: [term()]) -> ok.
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
-        true -> lists:foreach(fun(Node) -> cast(Node, M, F, A) end, Nodes);
-        false -> badarg()
+        true ->
+            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun watch/2,
+                                      fun(Way, Node, Patience, Others) -> tell(Way, Node, Patience, Others, {M, F, A}) end),
+            ok;
+        false ->
+            badarg()
     end;
 multicast(_, _, _, _) ->
     badarg().
+
+tell(direct, Node, _, Others, {M, F, A}) ->
+    {cast_plain(Node, M, F, A), Others()};
+tell(Inlet, Node, Patience, Others, MFA) when is_pid(Inlet) ->
+    case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, MFA, Patience, connect) of
+        Refused when Refused =:= direct; Refused =:= nosuspend -> Refused;
+        _ -> {ok, Others()}
+    end;
+tell(_, _, _, Others, _) ->
+    {ok, Others()}.
 
 %% --- requests -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, unreachable/1, force/3, alias_of_lane/2, await_session/2]).
+-export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, unreachable/1, force/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -200,6 +200,24 @@ await_session(Node, Patience) ->
             case Answer of
                 {again, _} -> ok;
                 _ -> Answer
+            end
+    end.
+
+%% Waits until that process, which was refused, may try again.
+-spec await_room(node(), Sender :: pid(), trunkline_gate:charge(), trunkline_deadline:deadline()) ->
+          ok | direct | unreachable | timeout.
+await_room(Node, Sender, Charge, Deadline) ->
+    case trunkline_route:lookup(Node) of
+        none ->
+            direct;
+        #route{lanes = Lanes, link = Link, large = Large} = Route ->
+            Ix = case Charge < Large of
+                     true -> lane_of(Sender, Lanes);
+                     false -> trunkline_route:bulk_ix(Route)
+                 end,
+            case wait(Link, {room, Ix, trunkline_gate:bytes(Charge), new}, Deadline) of
+                {again, _} -> ok;
+                Answer -> Answer
             end
     end.
 

@@ -12,7 +12,7 @@
          output/1]).
 -export([by_lane/1, not_started/1, without_capability/1, order/1, behind_large/1, large_is_killed/1, long_mailbox/1,
          many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
-         restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1]).
+         restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1, silent_node/1, full_nodes/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2, start_counter/0]).
 
@@ -27,7 +27,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [{group, local}, {group, plain}, {group, lanes},
           by_lane, not_started, without_capability, order, behind_large, large_is_killed, long_mailbox, many, no_process_left,
           dead_caller, killed_there, killed_here, disconnected, stopped_and_continued, restarted, leaves, casts_on_the_way,
-          nothing_remembered].
+          nothing_remembered, silent_node, full_nodes].
 
 groups() ->
     Cases = [calls, failures, bad_arguments, timeouts, executors, casts, multicalls, requests, collections, output],
@@ -876,6 +876,98 @@ nothing_remembered(_) ->
                                             end || Fun <- [fun() -> ok end, fun() -> fail(kill) end]]
                                    end),
     cluster:stop_all([A, B]).
+
+%% Nobody waits for a node that does not answer: each of the others executes its call at once, and
+%% what the caller is told of it is so.
+silent_node(_) ->
+    [A, B, C] = cluster:start_all([[], [], []]),
+    [NodeB, NodeC] = [cluster:node_of(N) || N <- [B, C]],
+    _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
+    Silence = fun() ->
+                      cluster:suspend(B),
+                      _ = cluster:call(A, erlang, disconnect_node, [NodeB]),
+                      cluster:await_state(A, B, down)
+              end,
+    Silence(),
+    Ask = fun Ask(E, Time) ->
+                  case cluster:call(A, fun() -> E:multicall([NodeB, NodeC, NodeB], erlang, node, [], Time) end) of
+                      [_, {error, {erpc, timeout}}, _] when Time < 10_000 -> Ask(E, 2 * Time);    % a slow machine
+                      Ends -> Ends
+                  end
+          end,
+    Failed = {error, {erpc, timeout}},
+    ?assertEqual([Failed, {ok, NodeC}, Failed], Ask(erpc, 1000)),
+    ?assertEqual([Failed, {ok, NodeC}, Failed], Ask(trunkline_erpc, 1000)),
+    %% It answers when C has executed its call: in time, unless the machine takes seconds.
+    Late = fun Late(Tries) ->
+                   Silence(),
+                   Caller = cluster:call(A, fun() -> Self = self(),
+                                                     Pid = spawn(fun() -> keep(trunkline_erpc:multicall([NodeB, NodeC], fun() -> Self ! node() end)) end),
+                                                     receive NodeC -> Pid end end),
+                   cluster:continue(B),
+                   case cluster:call(A, fun() -> Caller ! {get, self()}, receive {got, Got} -> Got end end) of
+                       [{error, {erpc, noconnection}}, {ok, NodeC}] when Tries > 1 -> Late(Tries - 1);
+                       Ends -> Ends
+                   end
+           end,
+    ?assertEqual([{ok, NodeB}, {ok, NodeC}], Late(4)),
+    cluster:stop_all([A, B, C]).
+
+keep(Result) -> receive {get, To} -> To ! {got, Result} end.
+
+%% The same with nodes whose lanes are full. They are served in whatever order there is room.
+full_nodes(_) ->
+    [A, B, C, D] = cluster:start_all([[], [], [], []]),
+    [NodeB, NodeC, NodeD] = [cluster:node_of(N) || N <- [B, C, D]],
+    _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
+    lists:foreach(fun cluster:suspend/1, [B, C]),
+    Fill = fun() -> _ = [ok = fill({no_such_name, Node}) || Node <- [NodeB, NodeC]] end,       % the calling process's lanes
+    Ask = fun Ask(Time) ->
+                  case cluster:call(A, fun() -> Fill(), trunkline_erpc:multicall([NodeB, NodeC, NodeD], erlang, node, [], Time) end) of
+                      [_, _, {error, {erpc, timeout}}] when Time < 10_000 -> Ask(2 * Time);
+                      Ends -> Ends
+                  end
+          end,
+    Failed = {error, {erpc, timeout}},
+    ?assertEqual([Failed, Failed, {ok, NodeD}], Ask(1000)),
+    Tell = fun(F) ->
+                   cluster:call(A, fun() -> Self = self(),
+                                            Told = spawn(fun() -> told([]) end),
+                                            spawn(fun() -> Fill(), F([NodeB, NodeC, NodeD], fun() -> Told ! {told, node()} end), Self ! done, Told ! returned end),
+                                            Told
+                                    end)
+           end,
+    Told = [Tell(F) || F <- [fun trunkline_erpc:multicast/2, fun trunkline_erpc:multicall/2]],
+    Await = fun(Expected) ->
+                    cluster:await(fun() -> case [cluster:call(A, fun() -> Pid ! {get, self()}, receive {got, Got} -> Got end end) || Pid <- Told] of
+                                               [Expected, Expected] -> true;
+                                               Other -> Other
+                                           end end)
+            end,
+    Await([NodeD]),
+    cluster:continue(C),
+    Await(lists:sort([NodeC, NodeD])),
+    cluster:continue(B),
+    Await(lists:sort([NodeB, NodeC, NodeD, returned])),
+    cluster:stop_all([A, B, C, D]).
+
+told(All) ->
+    receive
+        {told, Node} -> told(lists:sort([Node | All]));
+        returned -> told(lists:sort([returned | All]));
+        {get, To} -> To ! {got, All}, told(All)
+    end.
+
+%% Until it stays full: the lane sends what its window lets through.
+fill(To) -> fill(To, 20).
+
+fill(_, 0) ->
+    ok;
+fill(To, N) ->
+    case trunkline:send(To, binary:copy(<<"x">>, 3000), [nosuspend]) of
+        ok -> fill(To, 20);
+        nosuspend -> receive after 10 -> fill(To, N - 1) end
+    end.
 
 %% --- helpers ------------------------------------------------------------------
 

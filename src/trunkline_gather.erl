@@ -1,0 +1,77 @@
+%% One request to each of many nodes, and what becomes of each.
+%%
+%% The calling process itself asks, so that its requests keep their place among its other
+%% messages, and no reply can come late: each is sent to an alias. A node whose lane is full, or
+%% whose session has yet to begin, keeps no other from being asked: it is put off, and a process
+%% waits in the caller's stead (the caller itself, if no process can be started). Then the nodes are asked in whatever order they become ready.
+%%
+%% Each request is a level of a recursion: the function that makes it has all later ones made,
+%% and only then waits for the reference that it has made itself. Thus the compiler lets the
+%% wait skip all mail that is older (the efficiency guide, "receive").
+-module(trunkline_gather).
+
+-export([each/5]).
+
+-export_type([way/0]).
+
+%% By lane, if the lanes say more than that they are there; or there is nobody to ask.
+-type way() :: pid() | lane | direct | unreachable | timeout.
+-type watch() :: fun((node(), trunkline_sender:patience()) -> way() | nosuspend).
+%% Asks and has the others asked, then waits; or tells that it cannot be asked in that way.
+-type ask(Answer) :: fun((way(), node(), trunkline_sender:patience(), Others :: fun(() -> answers(Answer))) ->
+                                {Answer, answers(Answer)} | way() | nosuspend).
+-type answers(Answer) :: [{pos_integer(), Answer}].
+-type place() :: {pos_integer(), node()}.          % in the list of nodes
+
+-record(each,
+        {message :: term(),
+         deadline :: trunkline_deadline:deadline(),
+         watch :: watch(),
+         ask :: ask(term())}).
+
+%% The answers are in the order of the nodes. The message is what is sent to each of them.
+-spec each([node()], Message :: term(), trunkline_deadline:deadline(), watch(), ask(Answer)) -> [Answer].
+each(Nodes, Message, Deadline, Watch, Ask) ->
+    Each = #each{message = Message, deadline = Deadline, watch = Watch, ask = Ask},
+    [Answer || {_, Answer} <- lists:keysort(1, next(lists:enumerate(Nodes), #{}, Each))].
+
+%% Waits: of those that were put off.
+-spec next([place()], Waits :: #{reference() => place()}, #each{}) -> answers(_).
+next([{_, Node} = Place | Places], Waits, #each{watch = Watch, deadline = Deadline} = Each) ->
+    %% The last one may have the caller wait.
+    Patience = if Places =:= [], map_size(Waits) =:= 0 -> Deadline;
+                  true -> nosuspend
+               end,
+    turn(Watch(Node, Patience), session, Place, Patience, Places, Waits, Each);
+next([], Waits, _) when map_size(Waits) =:= 0 ->
+    [];
+next([], Waits, Each) ->
+    receive
+        {'DOWN', Ref, process, _, Reason} when is_map_key(Ref, Waits) ->
+            {Place, Waits1} = maps:take(Ref, Waits),
+            case Reason of
+                ok -> next([Place], Waits1, Each);
+                Way -> turn(Way, session, Place, nosuspend, [], Waits1, Each)
+            end
+    end.
+
+%% What: what it is that would have to be waited for.
+turn(nosuspend, What, {_, Node} = Place, _, Places, Waits, #each{watch = Watch, deadline = Deadline} = Each) ->
+    case wait(What, Node, Each) of
+        {ok, {_, Ref}} -> next(Places, Waits#{Ref => Place}, Each);
+        {error, system_limit} -> turn(Watch(Node, Deadline), session, Place, Deadline, Places, Waits, Each)
+    end;
+turn(Way, _, {N, Node} = Place, Patience, Places, Waits, #each{ask = Ask} = Each) ->
+    case Ask(Way, Node, Patience, fun() -> next(Places, Waits, Each) end) of
+        {Answer, Others} -> [{N, Answer} | Others];
+        Refused -> turn(Refused, room, Place, Patience, Places, Waits, Each)
+    end.
+
+wait(What, Node, #each{message = Message, deadline = Deadline}) ->
+    Sender = self(),
+    Charge = trunkline_gate:charge(Message),
+    Wait = case What of
+               session -> fun() -> trunkline_sender:await_session(Node, Deadline) end;
+               room -> fun() -> trunkline_sender:await_room(Node, Sender, Charge, Deadline) end
+           end,
+    trunkline_process:start(fun() -> spawn_monitor(fun() -> exit(Wait()) end) end).
