@@ -773,7 +773,7 @@ restarted(_) ->
                                              end) || _ <- lists:seq(1, 20)]
                               end),
     cluster:await(fun() -> cluster:call(A, fun() -> lists:all(fun(P) -> process_info(P, [status, current_function]) =:=
-                                                                                         [{status, waiting}, {current_function, {trunkline_erpc, collect, 3}}]
+                                                                                         [{status, waiting}, {current_function, {trunkline_erpc, ask, 6}}]
                                                                end, Callers) end) end),
     cluster:kill(B1),
     cluster:await_state(A, B1, down),
