@@ -16,7 +16,7 @@
 -export([send_request/2, send_request/4, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
--export([monitor/1, monitor/2, demonitor/1, demonitor/2]).
+-export([monitor/1, monitor/2, demonitor/1, demonitor/2, exit/2]).
 -export([drain/0, drain/1, drain/2]).
 -export([info/0, info/1]).
 
@@ -328,6 +328,14 @@ demonitor(Ref) ->
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
     trunkline_monitor:demonitor(Ref, Options).
+
+%% As erlang:exit/2, in order with all that the calling process sends to that one by Trunkline,
+%% and with its monitors. A process that does not get to run for a second may get what was sent
+%% to it later before the signal. (To a process at a node whose Trunkline is older than 0.6.0 the
+%% signal goes by the distribution, and has no order.)
+-spec exit(pid() | port(), Reason :: term()) -> true.
+exit(Process, Reason) ->
+    trunkline_exit:exit(Process, Reason).
 
 %% Gives up the lanes to and from Node without a loss: what is in them, on both sides, is
 %% delivered, and from then on messages between the two nodes go by plain distribution, in order

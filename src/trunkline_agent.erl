@@ -52,6 +52,7 @@
                  | {monitor, Server :: pid() | atom(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
                  | {ended, object(), Caller :: pid(), reference()}
+                 | trunkline_exit:command()
                  | trunkline_executor:command().
 %% What is monitored, as 'DOWN' names it.
 -type object() :: pid() | {RegisteredName :: atom(), node()}.
@@ -98,6 +99,9 @@ step({ended, _, Caller, Ref} = Command, Message, Agent) ->
     Ref ! wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
     ok = delivered(Command),
     Agent1;
+step({exit, Pid, Sender}, kill, Agent) ->
+    ok = trunkline_exit:signal(Sender, Pid, kill),
+    Agent;
 step(Command, Message, Agent) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
@@ -216,6 +220,7 @@ receiver({cancel, Server, _}) -> pid_or_name(Server);
 receiver({reply, _, Pid}) -> Pid;
 receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
 receiver({ended, _, Caller, _}) -> Caller;
+receiver({exit, Pid, _}) -> Pid;
 receiver(_) -> unknown.
 
 pid_or_name(Pid) when is_pid(Pid) -> Pid;
@@ -297,6 +302,8 @@ direct({apply, nobody, Leader}, {M, F, A}, Node) ->
     %% The caller's group leader goes with it. (Not on another connection.)
     _ = lists:member(Node, nodes(connected)) andalso cast_for(Leader, Node, M, F, A),
     ok;
+direct({exit, _, _} = Command, Reason, Node) ->
+    trunkline_exit:direct(Command, Reason, Node);
 direct({apply, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, self(), noconnection},
     ok;

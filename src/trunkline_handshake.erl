@@ -39,7 +39,8 @@
 %% `label': calls with another label than gen_server's are carried too, as gen_event's.
 %% `monitor': processes are monitored, by the agent beside them.
 %% `drain': a session goes on without messages, for replies, after a goodbye.
--define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain]).
+%% `exit': exit signals go by lane.
+-define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain, exit]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 

@@ -312,6 +312,8 @@ address(To, _, S) when is_reference(To); is_atom(To); element(1, To) =:= each ->
     {{To, any, plain}, S};
 address({apply, _, _} = Command, Opener, S) ->
     {{executor, Command}, S#inlet{agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent)}};
+address({exit, _, _} = Command, _, S) ->
+    {{signal, Command}, S};
 address(Command, _, S) ->
     case trunkline_agent:address(Command, S#inlet.agent) of
         {nobody, Agent} ->

@@ -32,7 +32,11 @@
                     Receiver :: pid() | any,
                     plain | trunkline_agent:wrap()}
                  | nobody
-                 | {executor, trunkline_executor:command()}.
+                 | {executor, trunkline_executor:command()}
+                 | {signal, trunkline_exit:command()}.
+
+%% ms: so long what comes behind an exit signal waits for a process that does not get to run.
+-define(SIGNAL, 1000).
 
 %% The calling process is the inlet, and monitors it.
 -spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) ->
@@ -70,6 +74,11 @@ deliver(nobody, _, Inlet) ->
 deliver({executor, Command}, Message, Inlet) ->
     Inlet ! {delivered, self()},
     trunkline_executor:run(Command, Message);
+deliver({signal, {exit, Pid, Sender}}, Reason, Inlet) ->
+    Timer = erlang:send_after(?SIGNAL, Inlet, {delivered, self()}),
+    ok = trunkline_exit:signal(Sender, Pid, Reason),
+    _ = erlang:cancel_timer(Timer),
+    Inlet ! {delivered, self()};
 deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> deliver({Pid, Pid, plain}, Message, Inlet);

@@ -12,7 +12,8 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, pack/2, hand_over_packed/5, unreachable/1, force/3, alias_of_lane/2, await_session/2, await_room/4]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, unreachable/1]).
+-export([force/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -64,6 +65,23 @@ offer(Node, To, Message, How, Ticket) ->
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
 again(Other, _, _, _, _) -> Other.
+
+%% The same as hand_over/3, of a message that does not travel in the lane, however small it is: a
+%% process of its own delivers it.
+-spec hand_over_apart(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
+hand_over_apart(Node, To, Message) ->
+    offer_apart(Node, To, Message, {infinity, connect}, new).
+
+offer_apart(Node, To, Message, How, Ticket) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes} = Route ->
+            case large(Route, lane_of(self(), Lanes), To, Message, trunkline_gate:charge(Message), How, Ticket) of
+                {again, Ticket1} -> offer_apart(Node, To, Message, How, Ticket1);
+                Answer -> Answer
+            end;
+        none ->
+            direct
+    end.
 
 %% Packed by the sender, for whom this is work, and not by the lane, for which it
 %% would be a stop. It counts only from when it is packed: a sender that is killed

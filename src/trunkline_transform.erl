@@ -10,7 +10,7 @@
 %%
 %% Two options of the compiler, which a module may also set with -compile:
 %%
-%%   {trunkline_transform, [send | monitor | gen | gen_server | gen_statem | gen_event | erpc]}
+%%   {trunkline_transform, [send | monitor | exit | gen | gen_server | gen_statem | gen_event | erpc]}
 %%       only these; all without it. A module's own option counts, not the project's: with
 %%       -compile({trunkline_transform, []}) nothing is done to the module.
 %%   nowarn_trunkline_transform, {nowarn_trunkline_transform, [{Function, Arity} | mfa()]}
@@ -45,6 +45,7 @@ table() ->
     RequestIds = [{reqids_add, [3]}, {reqids_new, [0]}, {reqids_size, [1]}, {reqids_to_list, [1]}],
     [{send, erlang, trunkline, [{send, [2, 3]}]},
      {monitor, erlang, trunkline, [{monitor, [2]}, {demonitor, [1, 2]}]},
+     {exit, erlang, trunkline, [{exit, [2]}]},
      {gen, gen, trunkline_gen,
       [{call, [3, 4]}, {send_request, [3, 5]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
        {check_response, [2, 3]} | RequestIds]},
@@ -68,7 +69,7 @@ table() ->
 %% surprise. Replies go the way of their requests (see trunkline_gen). erlang:send_after and
 %% start_timer send to processes of this node only.
 left() ->
-    [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [2, 3]}]},
+    [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [3]}]},
      {erlang, message, 2, [{group_leader, [2]}]},
      {erlang, link, 1, [{link, [1, 2]}, {spawn_link, [2, 4]}]},
      {erlang, down, 1, [{spawn_monitor, [2, 4]}]},

@@ -6,7 +6,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
--export([send/1, order/1, gen/1, get_after_publish/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
+-export([send/1, order/1, exit_signals/1, gen/1, get_after_publish/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
          monitor/1, handbook/1]).
 -export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1,
          ourselves/1]).
@@ -20,7 +20,7 @@ all() ->
      ourselves].
 
 groups() ->
-    [{nodes, [], [send, order, gen, get_after_publish, gen_server, gen_server_exits, gen_server_requests, gen_statem,
+    [{nodes, [], [send, order, exit_signals, gen, get_after_publish, gen_server, gen_server_exits, gen_server_requests, gen_statem,
                   gen_event, erpc, monitor, handbook]}].
 
 init_per_suite(Config) -> Config.
@@ -38,6 +38,7 @@ end_per_group(nodes, Config) -> cluster:stop_all([?config(a, Config), ?config(b,
 %% The same questions by both modules have the same answers, and only one goes by lane.
 send(Config) -> both(Config, ?FUNCTION_NAME, 8).
 order(Config) -> both(Config, ?FUNCTION_NAME, 401).
+exit_signals(Config) -> both(Config, ?FUNCTION_NAME, 202).
 gen(Config) -> both(Config, ?FUNCTION_NAME, 17).
 gen_server(Config) -> both(Config, ?FUNCTION_NAME, 13).
 gen_server_exits(Config) -> both(Config, ?FUNCTION_NAME, 3).
@@ -210,7 +211,7 @@ table(_) ->
     [begin
          [{trunkline, Function, Arity}] = calls({erlang, Function, Arity}),
          ?assert(erlang:function_exported(trunkline, Function, Arity), {Function, Arity})
-     end || {Function, Arity} <- [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}]].
+     end || {Function, Arity} <- [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}, {exit, 2}]].
 
 %% What is called by a transformed function that calls this one.
 calls({Module, Function, Arity}) ->
@@ -260,7 +261,7 @@ silence(Config) ->
     ?assertEqual(Rest, [Warning || {_, Warning} <- Others]),
     ?assert(length(Rest) < length(All)),
     %% In the module itself.
-    Text = "-module(m).\n-export([f/1]).\n-compile([~s]).\nf(P) -> P ! x, exit(P, kill).\n",
+    Text = "-module(m).\n-export([f/1]).\n-compile([~s]).\nf(P) -> P ! x, sys:suspend(P).\n",
     [?assertMatch({ok, m, _, []}, compile:forms(forms(io_lib:format(Text, [Own])), [binary, return | transform()]))
      || Own <- ["nowarn_trunkline_transform", "{nowarn_trunkline_transform, [{f, 1}]}", "{trunkline_transform, []}"]],
     ?assertMatch({ok, m, _, [_]}, compile:forms(forms(io_lib:format(Text, [""])), [binary, return | transform()])).
@@ -268,11 +269,11 @@ silence(Config) ->
 %% Only what is asked for; a module's own option is the one that counts.
 classes(_) ->
     Text = "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen:call(P, l, x), gen_server:call(P, x), gen_statem:call(P, x), "
-        "gen_event:sync_notify(P, x), erpc:call(N, m, f, []), monitor(process, P), fun gen_server:cast/2.\n",
+        "gen_event:sync_notify(P, x), erpc:call(N, m, f, []), monitor(process, P), exit(P, x), fun gen_server:cast/2.\n",
     All = [{send, trunkline, send, 2}, {gen, trunkline_gen, call, 3}, {gen_server, trunkline_gen_server, call, 2},
            {gen_server, trunkline_gen_server, cast, 2}, {gen_statem, trunkline_gen_statem, call, 2},
            {gen_event, trunkline_gen_event, sync_notify, 2},
-           {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2}],
+           {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2}, {exit, trunkline, exit, 2}],
     [begin
          Expected = lists:sort([{M, F, A} || {Class, M, F, A} <- All, lists:member(Class, Classes)]),
          Option = {trunkline_transform, Classes},
@@ -280,7 +281,7 @@ classes(_) ->
          ?assertEqual(Expected, ours(io_lib:format(Text, [io_lib:format("-compile(~0p).\n", [Option])]),
                                      [{trunkline_transform, [send, erpc]}]))
      end || Classes <- [[]] ++ [[Class] || {Class, _, _, _} <- All] ++
-                [[send, gen_server], [send, monitor, gen, gen_server, gen_statem, gen_event, erpc]]],
+                [[send, gen_server], [send, monitor, exit, gen, gen_server, gen_statem, gen_event, erpc]]],
     ?assertEqual(lists:sort([{M, F, A} || {_, M, F, A} <- All]), ours(io_lib:format(Text, [""]), [])),
     %% What is not transformed goes another way than what is.
     Mixed = forms("-module(m).\n-export([f/1]).\nf(P) ->\n P ! x,\n gen_server:cast(P, y).\n"),
@@ -387,6 +388,10 @@ said({call, _, {remote, _, {atom, _, Module}, {atom, _, Function}}, Args}) ->
     [{Module, Function, length(Args)} | said(Args)];
 said({call, _, {atom, _, demonitor}, Args}) ->
     [{erlang, demonitor, length(Args)} | said(Args)];
+said({call, _, {atom, _, exit}, [{call, _, {atom, _, self}, []}, Reason]}) ->
+    said(Reason);
+said({call, _, {atom, _, exit}, [_, _] = Args}) ->
+    [{erlang, exit, 2} | said(Args)];
 said({call, _, {atom, _, monitor}, [_, _] = Args}) ->
     [{erlang, monitor, length(Args)} | said(Args)];
 said({call, _, {atom, _, apply}, [{atom, _, Module}, {atom, _, Function}, {cons, _, _, {cons, _, _, {nil, _}}} = Args]}) ->
@@ -402,7 +407,7 @@ said(_) ->
 
 %% Is it for the transform?
 is_talk({erlang, Function, Arity}) ->
-    lists:member({Function, Arity}, [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}]);
+    lists:member({Function, Arity}, [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}, {exit, 2}]);
 is_talk({Module, Function, _}) ->
     lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc]) andalso not lists:member(Function, ?LEFT).
 

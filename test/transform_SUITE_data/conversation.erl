@@ -3,7 +3,7 @@
 %% Nothing here depends on who asks.
 -module(?NAME).
 
--export([send/1, order/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
+-export([send/1, order/1, exit_signals/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
          monitor/1]).
 
 -import(gen_server, [call/2]).
@@ -29,6 +29,26 @@ order(#{gen_server := Server}) ->
          call(Server, {echo, N})
      end || N <- lists:seq(1, 100)],
     gen_server:call(Server, seen).
+
+%% Whoever is monitored first ends with the reason.
+exit_signals(#{node := Node}) ->
+    Trapping = spawn(Node, fun() ->
+                                   process_flag(trap_exit, true),
+                                   receive {From, ready} -> From ! ready end,
+                                   receive {'EXIT', From, Why} -> From ! {'EXIT', Why} end
+                           end),
+    Trapping ! {self(), ready},
+    receive ready -> ok end,
+    exit(Trapping, why),
+    [receive {'EXIT', Why} -> Why end,
+     catch erlang:exit("no process", x),
+     catch erlang:exit(make_ref(), x)
+     | [begin
+            P = spawn(Node, fun() -> receive never -> ok end end),
+            R = monitor(process, P),
+            exit(P, why),
+            receive {'DOWN', R, process, P, Why} -> Why end
+        end || _ <- lists:seq(1, 100)]].
 
 %% What a behaviour of one's own calls.
 gen(#{node := Node, gen_server := Server, gen_statem := Statem, gen_event := Manager}) ->

@@ -1,0 +1,82 @@
+%% Exit signals to processes at other nodes, by lane: in order with whatever else the
+%% sender sends there, so that a process that is monitored and then told to exit is known to be
+%% monitored when it does.
+%%
+%% Nobody can send an exit signal in another process's name. What a signal does can be done
+%% nevertheless. `kill' ends the process, and nobody learns who has sent that: the inlet does
+%% it. Any other reason ends a process that does not trap exits, and does not say who has sent
+%% it either; a process that traps exits gets a message, which anybody can write. Which of the
+%% two it is must not change meanwhile: the process is suspended for some microseconds. It may
+%% have to be waited for, until it gets to run. So the signal takes the way of large messages:
+%% a process of its own delivers it when its turn comes (trunkline_opener), and what comes
+%% behind it waits.
+-module(trunkline_exit).
+
+-export([exit/2, signal/3, direct/3]).
+
+-export_type([command/0]).
+
+%% What travels in the place of an addressee; the message is the reason.
+-type command() :: {exit, pid(), Sender :: pid()}.
+
+%% As erlang:exit/2.
+-spec exit(pid() | port(), Reason :: term()) -> true.
+exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
+    Node = node(Pid),
+    case is_tuple(trunkline_peers:session(Node, exit))
+        andalso hand_over(Node, {exit, Pid, self()}, Reason) of
+        Plain when Plain =:= false; Plain =:= direct ->
+            trunkline_sender:fallback(Node),
+            erlang:exit(Pid, Reason);
+        _ ->
+            true                             % exit/2 does not tell either
+    end;
+exit(Process, Reason) ->
+    erlang:exit(Process, Reason).
+
+hand_over(Node, Command, kill) -> trunkline_sender:hand_over(Node, Command, kill);
+hand_over(Node, Command, Reason) -> trunkline_sender:hand_over_apart(Node, Command, Reason).
+
+%% At the process's node: what it would get. (To tell how long its queue is, a process fetches
+%% what has been sent to it. So this comes behind what others have sent before, and before what
+%% they send later, also in a mailbox that is off heap; see trunkline_opener.)
+-spec signal(Sender :: pid(), pid(), Reason :: term()) -> ok.
+signal(_, Pid, kill) ->
+    true = erlang:exit(Pid, kill),
+    ok;
+signal(Sender, Pid, Reason) ->
+    %% Whatever else runs: nobody should be suspended for longer than this takes.
+    Priority = process_flag(priority, high),
+    try erlang:suspend_process(Pid) of
+        true ->
+            case process_info(Pid, [trap_exit, message_queue_len]) of
+                [{trap_exit, true}, _] -> Pid ! {'EXIT', Sender, Reason};
+                [{trap_exit, false}, _] -> erlang:exit(Pid, Reason);
+                undefined -> ended
+            end,
+            resume(Pid)
+    catch
+        error:badarg -> ok                   % it has ended
+    end,
+    _ = process_info(Pid, message_queue_len),
+    _ = process_flag(priority, Priority),
+    ok.
+
+resume(Pid) ->
+    try erlang:resume_process(Pid) of
+        true -> ok
+    catch
+        error:badarg -> ok                   % it has ended
+    end.
+
+%% At the sender's node, by the lane: there is no session any more.
+-spec direct(command(), Reason :: term(), node()) -> ok.
+direct({exit, Pid, Sender}, Reason, Node) ->
+    %% (Not on another connection.)
+    case lists:member(Node, nodes(connected)) of
+        true ->
+            _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]),
+            ok;
+        false ->
+            ok
+    end.

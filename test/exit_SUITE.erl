@@ -1,0 +1,341 @@
+%% Exit signals by lane: what a process gets is what erlang:exit/2 sends, in the sender's name,
+%% and in order with monitors and messages.
+-module(exit_SUITE).
+
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0]).
+-export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
+         to_name_and_large/1, trap_exit_changes/1, one_that_does_not_run/1, drained/1, stopped_and_continued/1]).
+-export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1, while/2]).
+
+-define(DEADLINE, 60_000).
+
+suite() -> [{timetrap, {minutes, 10}}].
+
+all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
+          trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
+
+%% --- what OTP documents ---------------------------------------------------------------
+
+as_erlang(_) ->
+    {A, B} = cluster:pair([]),
+    same_table(A, B),
+    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+as_erlang_without_trunkline(_) ->
+    [A, B] = cluster:start_all([[], none]),
+    cluster:connect(A, B),
+    same_table(A, B),
+    cluster:stop_all([A, B]).
+
+same_table(A, B) ->
+    [Erlang, Ours] = [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)])
+                      || M <- [erlang, trunkline]],
+    ?assertEqual(length(Erlang), length(Ours)),
+    lists:foreach(fun({Expected, Got}) -> ?assertEqual(Expected, Got) end, lists:zip(Erlang, Ours)).
+
+%% Runs at the node: every case with this module's functions, [{Name, Result}].
+table(M, Node) ->
+    logger:set_primary_config(level, none),
+    [{{Name, Place}, in_process(fun() -> Case(M, At) end)}
+     || {Place, At} <- [{there, Node}, {here, node()}], {Name, Case} <- cases()]
+        ++ [{Name, in_process(fun() -> Case(M) end)} || {Name, Case} <- local_cases()].
+
+in_process(Fun) ->
+    {_, Ref} = spawn_monitor(fun() -> exit({result, Fun()}) end),
+    receive {'DOWN', Ref, process, _, {result, Result}} -> Result;
+            {'DOWN', Ref, process, _, Reason} -> {crash, Reason} end.
+
+reasons() ->
+    [normal, kill, killed, shutdown, {shutdown, x}, {some, "reason"},
+     {large, binary:copy(<<1>>, 100_000)}].
+
+cases() ->
+    [{{waiting, Reason},
+      fun(M, Node) ->
+              P = spawn(Node, ?MODULE, waits, []),
+              R = M:monitor(process, P),
+              True = M:exit(P, Reason),
+              M:send(P, over),
+              {True, down(R)}
+      end} || Reason <- reasons()] ++
+    [{{trapping, Reason},
+      fun(M, Node) ->
+              P = trapping_at(Node),
+              R = M:monitor(process, P),
+              M:send(P, one),
+              True = M:exit(P, Reason),
+              M:send(P, two),
+              {True, reported(M, P, R)}
+      end} || Reason <- reasons()] ++
+    [{{linked, Trap, Reason},
+      fun(M, Node) ->
+              process_flag(trap_exit, Trap),
+              P = trapping_at(Node),
+              link(P),
+              R = M:monitor(process, P),
+              True = M:exit(P, Reason),
+              {True, reported(M, P, R), Trap andalso receive {'EXIT', P, Why} -> Why end}
+      end} || Trap <- [true, false], Reason <- [normal, kill, shutdown]] ++
+    [{twice,
+      fun(M, Node) ->
+              P = trapping_at(Node),
+              R = M:monitor(process, P),
+              [M:exit(P, N) || N <- lists:seq(1, 20)],
+              reported(M, P, R)
+      end},
+     {dead,
+      fun(M, Node) ->
+              {P, R} = spawn_monitor(Node, fun() -> ok end),
+              down(R),
+              [M:exit(P, Reason) || Reason <- [normal, kill, x]]
+      end},
+     {from_another,
+      fun(M, Node) ->
+              P = trapping_at(Node),
+              Self = self(),
+              Q = spawn(fun() -> M:exit(P, from_q), Self ! {self(), is_there(M, P)} end),
+              receive {Q, ok} -> ok end,
+              R = M:monitor(process, P),
+              [{'EXIT', Who, from_q}] = reported(M, P, R),
+              Who =:= Q
+      end}].
+
+local_cases() ->
+    [{{bad, N}, fun(M) -> try M:exit(To, x) catch Class:Reason -> {Class, Reason} end end}
+     || {N, To} <- lists:enumerate([x, 1, "x", {x, node()}, [self()], make_ref(), #{}])] ++
+    [{{self, Trap, Reason},
+      fun(M) ->
+              process_flag(trap_exit, Trap),
+              True = M:exit(self(), Reason),
+              {True, receive {'EXIT', P, Why} -> {P =:= self(), Why} after 100 -> none end}
+      end} || Trap <- [true, false], Reason <- [normal, kill, x]] ++
+    [{port,
+      fun(M) ->
+              process_flag(trap_exit, true),
+              Port = open_port({spawn, "cat"}, []),
+              True = M:exit(Port, x),
+              {True, receive {'EXIT', Port, Why} -> Why end}
+      end}].
+
+waits() -> receive over -> ok end.
+
+trapping_at(Node) ->
+    Self = self(),
+    P = spawn(Node, ?MODULE, trapping, [Self, []]),
+    receive {P, ready} -> P end.
+
+%% Tells what it has got; a signal of the one who has started it as `me'.
+trapping(Starter, []) ->
+    process_flag(trap_exit, true),
+    Starter ! {self(), ready},
+    got(Starter, []).
+
+got(Starter, Got) ->
+    receive
+        {report, From} -> From ! {self(), lists:reverse(Got)};
+        {is_there, From} -> From ! {self(), yes}, got(Starter, Got);
+        {'EXIT', Starter, Why} -> got(Starter, [{'EXIT', me, Why} | Got]);
+        Message -> got(Starter, [Message | Got])
+    end.
+
+is_there(M, P) ->
+    M:send(P, {is_there, self()}),
+    receive {P, yes} -> ok end.
+
+reported(M, P, Ref) ->
+    M:send(P, {report, self()}),
+    receive {P, Got} -> Got;
+            {'DOWN', Ref, process, P, Why} -> {down, Why}
+    end.
+
+down(Ref) -> receive {'DOWN', Ref, process, _, Why} -> Why after ?DEADLINE -> no_down end.
+
+%% --- order -----------------------------------------------------------------------------
+
+%% A process that is monitored and then told to exit was there: it ends with the reason.
+monitored_before(_) ->
+    {A, B} = cluster:pair([]),
+    ?assertEqual(#{{why, kill} => 500, {why, x} => 500},
+                 cluster:call(A, ?MODULE, rounds, [cluster:node_of(B), 1000])),
+    cluster:stop_all([A, B]).
+
+rounds(Node, N) ->
+    lists:foldl(fun(I, Count) ->
+                        P = spawn(Node, ?MODULE, waits, []),
+                        R = trunkline:monitor(process, P),
+                        Reason = element(I rem 2 + 1, {kill, x}),
+                        true = trunkline:exit(P, Reason),
+                        Key = case down(R) of
+                                  killed when Reason =:= kill -> {why, kill};
+                                  Why -> {why, Why}
+                              end,
+                        maps:update_with(Key, fun(C) -> C + 1 end, 1, Count)
+                end, #{}, lists:seq(1, N)).
+
+%% Messages of all sizes and signals are one sequence, whatever the receiver's mailbox is.
+order(_) ->
+    {A, B} = cluster:pair([]),
+    Mixed = fun(What) -> cluster:call(A, ?MODULE, mixed, [cluster:node_of(B), What]) end,
+    [?assertEqual({Flag, Items}, {Flag, Mixed({Flag, Items})})
+     || Flag <- [on_heap, off_heap], _ <- lists:seq(1, 5),
+        Items <- [lists:append([[N, {exit, N}, N + 1] || N <- lists:seq(1, 300)]),
+                  lists:append([[200_000, {exit, N}, 10, {exit, normal}, 1_000_000]
+                                || N <- lists:seq(1, 10)])]],
+    cluster:stop_all([A, B]).
+
+%% An integer is a message of so many bytes.
+mixed(Node, {Flag, Items}) ->
+    in_process(fun() ->
+                       Self = self(),
+                       P = spawn_opt(Node, fun() -> trapping(Self, []) end,
+                                     [{message_queue_data, Flag}]),
+                       receive {P, ready} -> ok end,
+                       R = trunkline:monitor(process, P),
+                       lists:foreach(fun({exit, Reason}) -> trunkline:exit(P, Reason);
+                                        (Size) -> trunkline:send(P, <<0:Size/unit:8>>)
+                                     end, Items),
+                       [case Got of
+                            {'EXIT', me, Reason} -> {exit, Reason};
+                            _ -> byte_size(Got)
+                        end || Got <- reported(trunkline, P, R)]
+               end).
+
+%% Behind what goes to the process by its name, and is large.
+to_name_and_large(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    ?assertEqual([[200_000, {'EXIT', me, x}, 3] || _ <- lists:seq(1, 50)],
+                 cluster:call(A, fun() ->
+                                         [in_process(fun() -> by_name(Node) end)
+                                          || _ <- lists:seq(1, 50)]
+                                 end)),
+    cluster:stop_all([A, B]).
+
+by_name(Node) ->
+    Self = self(),
+    P = spawn(Node, fun() -> register(receiver, self()), trapping(Self, []) end),
+    receive {P, ready} -> ok end,
+    R = trunkline:monitor(process, P),
+    trunkline:send({receiver, Node}, <<0:200_000/unit:8>>),
+    trunkline:exit(P, x),
+    trunkline:send({receiver, Node}, <<1, 2, 3>>),
+    Got = [case G of Binary when is_binary(Binary) -> byte_size(Binary); _ -> G end
+           || G <- reported(trunkline, P, R)],
+    down(R),
+    Got.
+
+%% --- who does not hold still -----------------------------------------------------------
+
+%% A process that traps exits now and then either ends of the signal or gets it in the
+%% sender's name.
+trap_exit_changes(_) ->
+    {A, B} = cluster:pair([]),
+    Ends = cluster:call(A, ?MODULE, changes, [cluster:node_of(B), 500]),
+    ?assertEqual([], [End || End <- Ends, not lists:member(End, [why, {trapped, sender}])]),
+    cluster:stop_all([A, B]).
+
+changes(Node, N) ->
+    [in_process(fun() ->
+                        P = spawn(Node, ?MODULE, changing, [self()]),
+                        R = trunkline:monitor(process, P),
+                        true = trunkline:exit(P, why),
+                        down(R)
+                end) || _ <- lists:seq(1, N)].
+
+changing(Sender) ->
+    process_flag(trap_exit, true),
+    trapped(Sender),
+    process_flag(trap_exit, false),
+    trapped(Sender),
+    changing(Sender).
+
+trapped(Sender) ->
+    receive {'EXIT', Sender, why} -> exit({trapped, sender});
+            {'EXIT', Other, why} -> exit({trapped, Other})
+    after 0 -> ok
+    end.
+
+%% It gets the signal when it runs, and nobody else waits for it. (Whoever is suspended answers
+%% nevertheless. So this one has no processor: its priority is low, and others are busy.)
+one_that_does_not_run(_) ->
+    {A, B} = cluster:pair([]),
+    [Low, Other] = cluster:call(B, fun() -> [spawn(?MODULE, waits, []) || _ <- [1, 2]] end),
+    Busy = cluster:call(B, fun() ->
+                                   [spawn_opt(?MODULE, busy, [], [{priority, low}])
+                                    || _ <- lists:seq(1, 4 * erlang:system_info(schedulers))]
+                           end),
+    over = cluster:call(A, fun() ->
+                                   R = trunkline:monitor(process, Other),
+                                   [begin trunkline:exit(P, x), trunkline:send(P, behind) end
+                                    || P <- [Low | Busy]],
+                                   trunkline:exit(Other, over),
+                                   down(R)
+                           end),
+    [cluster:await(fun() -> cluster:call(B, erlang, is_process_alive, [P]) =:= false end)
+     || P <- [Low | Busy]],
+    cluster:stop_all([A, B]).
+
+busy() -> busy().
+
+%% --- faults ------------------------------------------------------------------------------
+
+%% When the lanes are given up what is in them goes by the distribution.
+drained(_) -> ended_while(fun(A, B) -> cluster:call(A, trunkline, drain, [cluster:node_of(B)]) end).
+
+stopped_and_continued(_) ->
+    ended_while(fun(A, _) -> cluster:call(A, cluster, stop_trunkline, []),
+                             ok = cluster:call(A, cluster, start_trunkline, [[]]) end).
+
+ended_while(Do) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    Ending = cluster:call(A, fun() -> spawn(?MODULE, while, [NodeB, 3000]) end),
+    cluster:await(fun() -> cluster:call(A, ?MODULE, run, [{done, Ending}]) > 100 end),
+    _ = Do(A, B),
+    cluster:await(fun() -> cluster:call(A, ?MODULE, run, [{done, Ending}]) =:= 3000 end),
+    ?assertEqual([], cluster:call(A, ?MODULE, run, [{wrong, Ending}])),
+    cluster:stop_all([A, B]).
+
+run({What, Pid}) ->
+    Pid ! {What, self()},
+    receive {Pid, Answer} -> Answer end.
+
+%% The distribution's own monitors tell how each has ended, and messages who has sent the signal.
+while(Node, N) ->
+    report(lists:foldl(
+             fun(I, Wrong) ->
+                     receive {done, From} -> From ! {self(), I} after 0 -> ok end,
+                     End = in_process(fun() -> one(Node, I) end),
+                     case End of
+                         ok -> Wrong;
+                         _ -> [{I, End} | Wrong]
+                     end
+             end, [], lists:seq(1, N)), N).
+
+one(Node, I) when I rem 2 =:= 0 ->
+    P = spawn(Node, ?MODULE, waits, []),
+    R = erlang:monitor(process, P),
+    true = trunkline:exit(P, {why, I}),
+    case down(R) of
+        {why, I} -> ok;
+        Other -> Other
+    end;
+one(Node, I) ->
+    P = trapping_at(Node),
+    R = erlang:monitor(process, P),
+    trunkline:send(P, one),
+    true = trunkline:exit(P, {why, I}),
+    case reported(trunkline, P, R) of
+        [one, {'EXIT', me, {why, I}}] -> ok;
+        Other -> Other
+    end.
+
+report(Wrong, N) ->
+    receive
+        {done, From} -> From ! {self(), N};
+        {wrong, From} -> From ! {self(), Wrong}
+    end,
+    report(Wrong, N).
