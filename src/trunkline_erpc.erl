@@ -132,16 +132,10 @@ cast(Node, Fun) ->
 
 -spec cast(node(), module(), Function :: atom(), Args :: [term()]) -> ok.
 cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
-    case watch(Node, infinity) of
-        Inlet when is_pid(Inlet) ->
-            case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, {M, F, A}) of
-                direct -> cast_plain(Node, M, F, A);
-                _ -> ok                      % erpc does not tell either
-            end;
-        direct ->
-            cast_plain(Node, M, F, A);
-        unreachable ->
-            ok
+    case trunkline_peers:can(Node, apply)
+        andalso trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, {M, F, A}) of
+        Plain when Plain =:= false; Plain =:= direct -> cast_plain(Node, M, F, A);
+        _ -> ok                              % erpc does not tell either
     end;
 cast(_, _, _, _) ->
     badarg().
@@ -158,7 +152,7 @@ multicast(Nodes, Fun) ->
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
         true ->
-            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun watch/2,
+            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun way/2,
                                       fun(Way, Node, Patience, Others) -> tell(Way, Node, Patience, Others, {M, F, A}) end),
             ok;
         false ->
@@ -167,9 +161,16 @@ multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
 multicast(_, _, _, _) ->
     badarg().
 
+%% No session is waited for: the lanes keep what comes.
+way(Node, _) ->
+    case trunkline_peers:can(Node, apply) of
+        true -> lane;
+        false -> direct
+    end.
+
 tell(direct, Node, _, Others, {M, F, A}) ->
     {cast_plain(Node, M, F, A), Others()};
-tell(Inlet, Node, Patience, Others, MFA) when is_pid(Inlet) ->
+tell(lane, Node, Patience, Others, MFA) ->
     case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, MFA, Patience, connect) of
         Refused when Refused =:= direct; Refused =:= nosuspend -> Refused;
         _ -> {ok, Others()}

@@ -13,7 +13,8 @@
 %%
 %% The word stays below 2^59, the largest small integer: nothing is allocated.
 %% A closed gate is one whose bytes are beyond any limit, so that the hot path
-%% needs no second test.
+%% needs no second test. Gates are open while there is a session, and while there
+%% is none but may be one: then the lanes keep what comes.
 %%
 %% A message is admitted while the level before it is below the limit. One that
 %% is larger than the whole limit therefore passes an empty gate, and the level
@@ -31,7 +32,7 @@
 -module(trunkline_gate).
 
 -export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, bytes/1, messages/1]).
--export([enter/5, enter_large/4, force/3, leave/3, level/2, close/2, open/2]).
+-export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
 -export_type([gate/0, charge/0, path/0]).
@@ -40,10 +41,10 @@
 
 -type gate() :: atomics:atomics_ref().
 -type charge() :: non_neg_integer().  % packed: see above
--type path() :: lanes                 % the gates decide
-              | direct                % no lanes now: use plain distribution
-              | wait                  % between the two: ask the link
-              | down.                 % no connection: make one, then ask the link
+-type path() :: lanes                 % the gates are open
+              | down                  % so they are, but there is no connection
+              | direct                % closed, no lanes now: use plain distribution
+              | wait.                 % closed, between the two: ask the link
 
 -define(SHIFT, 23).
 -define(CLOSED, (1 bsl 58)).
@@ -139,6 +140,11 @@ leave(Gate, Ix, Charge) ->
 -spec level(gate(), pos_integer()) -> integer().
 level(Gate, Ix) ->
     open_level(atomics:get(Gate, ?LEVEL(Ix))).
+
+%% The level as those see it who want to enter: that of a closed gate is beyond any limit.
+-spec fill(gate(), pos_integer()) -> integer().
+fill(Gate, Ix) ->
+    atomics:get(Gate, ?LEVEL(Ix)).
 
 %% From here on nobody enters. Answers what is inside, exactly: whoever was
 %% admitted before is counted, whoever comes later is refused.

@@ -15,8 +15,9 @@
 %%
 %%     {send, Outlets, Window} batches to the inlet, within a window of at most so much
 %%     hold                    keeps them (the other side is being set up again)
+%%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
+%%                             from then on, and with the first of it asks for a connection
 %%     direct                  plain `!', one by one, in order
-%%     discard                 counts them as lost (the node is gone)
 %%
 %% The mailbox may be long, therefore every receive here takes whatever comes
 %% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
@@ -54,7 +55,7 @@
 
 -export_type([entry/0, to/0, marked/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/2, mark/4, notice/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, mark/4, notice/2]}).
 
 %% To whom, at the other node.
 -type to() :: pid()
@@ -70,7 +71,8 @@
 %% Where to. Both trunks, for large messages and for batches, are missing if the peer
 %% does not know of them.
 -type outlets() :: {Inlet :: pid(), Bulk :: pid() | none, Trunk :: pid() | none}.
--type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold | direct | discard.
+-type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold
+              | {absent, trunkline_room:lost()} | direct.
 
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/how-it-works.md).
@@ -88,7 +90,7 @@
          large :: trunkline_gate:charge() | infinity,
          stats :: trunkline_stats:stats(),
          node :: node(),
-         mode = hold :: hold | direct | discard | {send, outlets()},
+         mode = hold :: hold | absent | direct | {send, outlets()},
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
@@ -164,9 +166,26 @@ data(Charge, Entry, #lane{mode = {send, _}} = S) ->
     end;
 data(Charge, Entry, #lane{mode = hold} = S) ->
     keep(Charge, Entry, S);
-data(Charge, Entry, S) ->
-    {_, S1} = dispose(Entry, S),
+data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
+    case is_of_session(Entry) of
+        true ->
+            {_, S1} = dispose(Entry, lost_queued, S),
+            left(Charge, S1);
+        false ->
+            trunkline_backlog:is_empty(Backlog) andalso trunkline_link:notify(Link, connect),
+            keep(Charge, Entry, S)
+    end;
+data(Charge, Entry, #lane{mode = direct} = S) ->
+    {_, S1} = dispose(Entry, direct, S),
     left(Charge, S1).
+
+%% What concerns a session that has ended, whose callers have been told so.
+is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
+is_of_session([{behind, _, _, To} | _]) -> is_of_session(To);
+is_of_session([To | _]) -> is_of_session(To);
+is_of_session({each, _}) -> false;
+is_of_session({apply, nobody, _}) -> false;
+is_of_session(To) -> is_tuple(To).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the
 %% backlog is empty: see flush/1.)
@@ -366,15 +385,23 @@ change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->
                      serial = 1, arrived = 0, entrusted = 0, by = distribution})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
-change(Mode, #lane{backlog = Backlog} = S) when Mode =:= direct; Mode =:= discard ->
-    S1 = S#lane{mode = Mode},
+change({absent, lost_queued}, S) ->
+    dispose_all(lost_queued, S#lane{mode = absent});
+change({absent, Lost}, S) ->
+    %% As with `!', that is nothing to report.
+    {_, S1} = dispose_all(Lost, S#lane{mode = absent}),
+    {0, S1};
+change(direct, S) ->
+    dispose_all(direct, S#lane{mode = direct}).
+
+dispose_all(How, #lane{backlog = Backlog} = S) ->
     case trunkline_backlog:take(Backlog) of
         {Charge, Entries, Backlog1} ->
-            {Lost, S2} = lists:mapfoldl(fun dispose/2, S1, Entries),
-            {More, S3} = change(Mode, left(Charge, S2#lane{backlog = Backlog1})),
-            {lists:sum(Lost) + More, S3};
+            {Lost, S1} = lists:mapfoldl(fun(Entry, S0) -> dispose(Entry, How, S0) end, S, Entries),
+            {More, S2} = dispose_all(How, left(Charge, S1#lane{backlog = Backlog1})),
+            {lists:sum(Lost) + More, S2};
         empty ->
-            {0, S1}
+            {0, S}
     end.
 
 %% The trunk need not keep them any more, if it had them. (To a peer that is near it
@@ -399,34 +426,35 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
 drained(S) ->
     S.
 
-%% Does without lanes; answers how many messages were lost by it.
-dispose([{parcel, _, N, _, To} | Parcel], #lane{mode = Mode} = S) ->
-    Message = case Mode of
+%% Does without lanes, and answers how many messages were lost by it: by plain distribution,
+%% or not at all, which is counted in that field.
+dispose([{parcel, _, N, _, To} | Parcel], How, S) ->
+    Message = case How of
                   direct -> trunkline_parcel:unpack_sent(Parcel);
-                  discard -> []
+                  _ -> []
               end,
-    dispose(trunkline_multicast:entry(To, Message), settle(N, S));
-dispose([{behind, _, _, To} | Message], S) ->
-    dispose([To | Message], S);
-dispose([{each, Tos} | Encoded], #lane{mode = direct} = S) ->
+    dispose(trunkline_multicast:entry(To, Message), How, settle(N, S));
+dispose([{behind, _, _, To} | Message], How, S) ->
+    dispose([To | Message], How, S);
+dispose([{each, Tos} | Encoded], direct, S) ->
     Message = trunkline_multicast:decode(Encoded),
-    {Lost, S1} = lists:mapfoldl(fun(To, S0) -> dispose([To | Message], S0) end, S, Tos),
+    {Lost, S1} = lists:mapfoldl(fun(To, S0) -> dispose([To | Message], direct, S0) end, S, Tos),
     {lists:sum(Lost), S1};
-dispose([{each, Tos} | _], #lane{mode = discard, stats = Stats} = S) ->
-    {lost(length(Tos), Stats), S};
-dispose([To | Message], #lane{mode = direct, node = Node, stats = Stats} = S) ->
+dispose([{each, Tos} | _], Lost, S) ->
+    {lost(length(Tos), Lost, S), S};
+dispose([To | Message], direct, #lane{node = Node} = S) ->
     case direct(To, Message, Node) of
         ok -> {0, S};
-        noconnect -> {lost(1, Stats), S}
+        noconnect -> {lost(1, lost_queued, S), S}
     end;
-dispose([Cancel | _], #lane{mode = discard} = S)
+dispose([Cancel | _], _, S)
   when element(1, Cancel) =:= cancel; element(1, Cancel) =:= demonitor; element(1, Cancel) =:= monitor ->
     {0, S};
-dispose(_, #lane{mode = discard, stats = Stats} = S) ->
-    {lost(1, Stats), S}.
+dispose(_, Lost, S) ->
+    {lost(1, Lost, S), S}.
 
-lost(Messages, Stats) ->
-    trunkline_stats:add(Stats, peer, lost_queued, Messages),
+lost(Messages, Field, #lane{stats = Stats}) ->
+    trunkline_stats:add(Stats, peer, Field, Messages),
     Messages.
 
 direct(To, Message, _) when is_pid(To); is_reference(To) ->

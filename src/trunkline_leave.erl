@@ -10,10 +10,11 @@
 %%
 %% The peer may take leave at the same time: then it is owed an answer too, as soon as our
 %% lanes are through. The connection may be busy, the peer may stand still. So this
-%% waits as long as something moves, and no longer than it may.
+%% waits as long as messages move, and no longer than it may. That others try to send, and
+%% are refused, is no movement.
 -module(trunkline_leave).
 
--export([take/3, finish/1]).
+-export([take/3, finish/1, patience/1, progress/1]).
 
 -export_type([farewell/0]).
 
@@ -76,16 +77,28 @@ await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
             end;
         {timeout, Timer, goodbye} ->
             %% Large messages may take their time, as long as something goes on.
-            case trunkline_deadline:has_passed(Deadline) orelse trunkline_stats:read_all(Stats) of
+            case trunkline_deadline:has_passed(Deadline) orelse progress(Stats) of
                 true -> timeout;
                 Before -> timeout;
                 _ -> await(Missing, Owed, Ref, Peer, patience(Stats, Deadline))
             end
     end.
 
-%% For so long, and longer if anything that is counted has changed by then.
+%% For so long, and longer if there was any progress by then.
 patience(Stats, Deadline) ->
-    {erlang:start_timer(min(?GOODBYE, trunkline_deadline:left(Deadline)), self(), goodbye), trunkline_stats:read_all(Stats), Stats, Deadline}.
+    {erlang:start_timer(patience(Deadline), self(), goodbye), progress(Stats), Stats, Deadline}.
+
+%% ms
+-spec patience(trunkline_deadline:deadline()) -> non_neg_integer().
+patience(Deadline) -> min(?GOODBYE, trunkline_deadline:left(Deadline)).
+
+%% Bytes that were acknowledged, carried, or have arrived, and messages that were received.
+-spec progress(trunkline_stats:stats()) -> [integer()].
+progress(Stats) ->
+    [trunkline_stats:sum(Stats, bytes) - trunkline_stats:sum(Stats, in_flight_bytes),
+     trunkline_stats:sum(Stats, received_messages)
+     | [trunkline_stats:get(Stats, peer, Field)
+        || Field <- [large_carried_bytes, large_arrived_bytes, batches_arrived_bytes]]].
 
 %% What has arrived is delivered, also if the peer has not said goodbye.
 -spec finish(Inlets :: [pid()]) -> ok.

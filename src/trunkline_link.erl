@@ -36,9 +36,10 @@
 %% dies with it. The supervisor starts another, which counts what was lost.
 %%
 %%     down ──nodeup──> greeting ──hello──> opening ──opened──> up
-%%      ^                  ^  ^                ^                │ │
-%%      │                  │  └─ no Trunkline ── holding <───────┘ │ goodbye
-%%      └── nodedown       └────────────────── closing <──────────┘
+%%      ^ │                ^  ^                ^                │ │
+%%      │ └─nodeup, with   │  └─ no Trunkline ── holding <───────┘ │ goodbye
+%%      │   lanes: holding └────────────────── closing <──────────┘
+%%      └── nodedown
 %%
 %% A link can be drained: it takes leave as for a stop, but stays. What is sent from
 %% then on goes by plain distribution, at both sides, and this one answers whoever says
@@ -48,14 +49,21 @@
 %% requests that were under way, and news of monitored processes. A peer that does not
 %% know of this (capability `drain') is told that the session has ended, as by a stop.
 %%
+%% To be down is not to wait: the lanes keep what comes. The first message makes the link
+%% connect, and when that fails what the lanes have is lost. When the nodes are connected the
+%% lanes hold until it is clear whether the peer will have lanes: if it will, they send it what
+%% they have, and else deliver it by plain distribution.
+%%
 %% With the state go the path, which tells refused senders what to do, and the
 %% mode of the lanes:
 %%
 %%     state      path                          mode
-%%     down       down                          discard
-%%     greeting   direct; wait, after a down    hold; discard, after a down
-%%     opening    as before: direct, wait, or   hold
-%%                lanes, after a holding
+%%     down       down; lanes, while a          absent
+%%                connection is being made
+%%     greeting   direct                        hold
+%%     opening    as before: direct or lanes;   hold
+%%                wait, while lanes are
+%%                replaced
 %%     up         lanes                         send
 %%     holding    lanes, then wait              hold, then direct
 %%     closing    wait                          send
@@ -76,7 +84,7 @@
                | again                          % an event may have been missed
                | leave                          % end, after all is delivered
                | {drain, Answer :: reference(), trunkline_deadline:deadline()}   % the same, but stay
-               | connect                        % somebody has a message for a node that is down
+               | connect                        % a lane has a message for a node that is down
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
@@ -103,13 +111,14 @@
          asked = none :: none | reference(),         % whether a hidden node is an Erlang node
          %% Our lanes, and the inlets for them at the peer.
          route = none :: none | #route{},
-         mode = hold :: hold | direct | discard | send,
+         mode = hold :: hold | direct | absent | send,
          changing = none :: none | {reference(), [pid()]},     % lanes that have not answered
          opening = none :: none | reference(),
          opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
          bulk = none :: none | pid(),                % trunks: for large messages,
          trunk = none :: none | pid(),               % and for batches
          reach :: trunkline_reach:reach(),
+         capabilities = [] :: [trunkline_handshake:capability()],   % the last agreed
          %% The peer's lanes, and our inlets for them, and where large messages arrive.
          wanted = none :: none | {reference(), [pid()]},
          inlets = [] :: [pid()],
@@ -155,16 +164,17 @@ callback_mode() -> handle_event_function.
 init({#{lanes := Lanes} = Options, Node}) ->
     process_flag(trap_exit, true),
     Connected = lists:member(Node, nodes(connected)),
-    {Stats, Drained} =
+    {Stats, Drained, Capabilities} =
         case trunkline_peers:lookup(Node) of
-            #{state := State0, stats := Kept, inlets := Inlets, finishing := Finishing} ->
+            #{state := State0, stats := Kept, inlets := Inlets, finishing := Finishing} = Before ->
                 %% Nothing must overtake what those of the link before deliver.
                 lists:foreach(fun await_end/1, Inlets ++ Finishing),
-                {Kept, Connected andalso State0 =:= drained};
+                {Kept, Connected andalso State0 =:= drained, maps:get(capabilities, Before)};
             none ->
-                {trunkline_stats:new(Lanes), false}
+                {trunkline_stats:new(Lanes), false, []}
         end,
-    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats)},
+    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats),
+              capabilities = Capabilities},
     {next_state, State, D1, Actions} =
         case trunkline_route:lookup(Node) of
             #route{} = Old when Drained ->
@@ -172,13 +182,13 @@ init({#{lanes := Lanes} = Options, Node}) ->
             none when Drained ->
                 be_drained(D);
             #route{} = Old when Connected ->
-                enter(holding, set_path(lanes, expect(succeed(Old, D))));
+                hold(set_path(lanes, succeed(Old, D)));
             #route{} = Old ->
-                enter(down, set_path(down, succeed(Old, D)));
+                down(lost_queued, succeed(Old, D));
             none when Connected ->
-                enter(greeting, D);
+                hold(D);
             none ->
-                enter(down, D)
+                down(lost_queued, D)
         end,
     case Connected andalso not Drained of
         true -> {ok, State, hail(D1), Actions};
@@ -264,6 +274,7 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
 handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence = Monitor} = D) ->
     D1 = D#link{absence = none},
     case State of
+        down when Reason =:= noconnection -> down(lost_unreachable, D1);
         _ when Reason =:= noconnection -> gone(D1);
         drained -> enter(greeting, D1);
         _ when State =:= greeting; State =:= holding -> without_lanes(State, D1);
@@ -302,6 +313,8 @@ handle_event(info, {opened, Ref, Inlets, Dock}, opening,
 handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) ->
     D1 = set_path(wait, D),
     enter(closing, D1#link{goodbye = {Pid, Ref, drain(D1), lanes(D1)}});
+handle_event(info, {goodbye, Pid, _}, opening, #link{peer = #peer{pid = Pid}, opened = {_, _}}) ->
+    {keep_state_and_data, [postpone]};      % as soon as the lanes are ready this is up
 handle_event(info, {goodbye, Pid, Ref}, _, _) ->
     Pid ! {goodbye_ok, Ref},
     keep_state_and_data;
@@ -361,6 +374,8 @@ handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
 handle_event(state_timeout, forget, down, #link{node = Node}) ->
     ok = trunkline_links:forget(Node),
     keep_state_and_data;
+handle_event(info, leave, opening, #link{inlets = [_ | _], stats = Stats}) ->
+    {keep_state_and_data, [postpone, patience(Stats, infinity)]};
 handle_event(info, leave, _, D) ->
     {stop, {shutdown, leave}, D};
 handle_event(info, {drain, Ref, _}, down, _) ->
@@ -369,8 +384,14 @@ handle_event(info, {drain, Ref, _}, down, _) ->
 handle_event(info, {drain, Ref, _}, drained, _) ->
     answer_drain(Ref, ok),
     keep_state_and_data;
-handle_event(info, {drain, _, _}, opening, #link{inlets = [_ | _]}) ->
-    {keep_state_and_data, [postpone]};      % the peer may be sending already
+handle_event(info, {drain, _, Deadline}, opening, #link{inlets = [_ | _], stats = Stats}) ->
+    {keep_state_and_data, [postpone, patience(Stats, Deadline)]};
+handle_event({timeout, opening}, {Before, Deadline}, opening, #link{stats = Stats} = D) ->
+    %% Who takes leave waits no longer for the peer than in a session.
+    case trunkline_leave:progress(Stats) =:= Before orelse trunkline_deadline:has_passed(Deadline) of
+        true -> bereaved(opening, D);
+        false -> {keep_state_and_data, [patience(Stats, Deadline)]}
+    end;
 handle_event(info, {drain, Ref, Deadline}, _, D) when is_reference(Ref) ->
     drain(Ref, Deadline, D);
 handle_event(info, {timeout, _, report}, _, D) ->
@@ -429,13 +450,21 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
         {{ok, Agreement}, none} ->
             Answer andalso say_hello(false, D),
             ok = trunkline_inboxes:has_spoken(D#link.node),
-            proceed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
-                                                    session = Session, agreement = Agreement}});
+            agreed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
+                                                   session = Session, agreement = Agreement}});
         {{error, Why}, none} ->
             Answer andalso say_hello(false, D),
             refuse(Why, Hello, D),
             without_lanes(State, unexpect(D))
     end.
+
+%% What the lanes hold may be more than the peer can do, if it could do more before.
+agreed(#link{peer = #peer{agreement = #{capabilities := Capabilities}}, capabilities = Before} = D) ->
+    D1 = D#link{capabilities = Capabilities},
+    proceed(case Before -- Capabilities of
+                [] -> D1;
+                _ -> change_mode(direct, D1)
+            end).
 
 refuse(drained, _, _) ->
     ok;
@@ -445,7 +474,11 @@ refuse(Why, Hello, #link{node = Node}) ->
 
 %% On a new connection.
 connected(D) ->
-    enter(greeting, expect(set_path(wait, hail(D)))).
+    hold(set_path(lanes, hail(D))).
+
+%% Until the peer says hello, or it is clear that it will not.
+hold(#link{route = none} = D) -> enter(greeting, D);
+hold(D) -> enter(holding, expect(change_mode(hold, D))).
 
 %% Says hello to a node that may have such a link. A hidden node may be none of Erlang's, as C
 %% nodes are: those do not know of monitors, and the runtime system sends them none, while an
@@ -467,10 +500,10 @@ without_lanes(_, D) -> plain(D).
 
 plain(D) -> enter(greeting, dismiss(again, set_path(direct, D))).
 
-%% Somebody has a message for a node that is down. To monitor a process there
+%% There is a message for a node that is down. To monitor a process there
 %% sets up a connection, as `!' does, while this one goes on; and it tells when
 %% that has failed.
-connect(#link{absence = none} = D) -> expect(D);
+connect(#link{absence = none} = D) -> expect(set_path(lanes, D));
 connect(D) -> D.
 
 %% With a peer that had lanes before it must become clear whether it will have
@@ -497,8 +530,12 @@ proceed(#link{peer = #peer{agreement = #{lanes := N} = Agreement}, route = Route
             proceed(direct, make_lanes(N, Bulk, D), D);
         #route{lanes = Lanes, large = Large, bulk_limit = Limit} when tuple_size(Lanes) =:= N ->
             proceed_open(D);
-        #route{} when Mode =:= direct; Mode =:= discard ->
-            proceed(path(D), make_lanes(N, Bulk, D), D);
+        #route{} when Mode =:= direct ->
+            Path = case path(D) of
+                       direct -> direct;
+                       _ -> lanes
+                   end,
+            proceed(Path, make_lanes(N, Bulk, D), D);
         #route{} ->
             %% Other lanes must not start before these have delivered.
             enter(opening, change_mode(direct, set_path(wait, D)))
@@ -516,7 +553,7 @@ proceed_open(#link{opening = none} = D) ->
     D1 = D#link{opening = make_ref()},
     say_open(D1),
     proceed_open(D1);
-proceed_open(#link{mode = Mode} = D) when Mode =:= discard; Mode =:= direct ->
+proceed_open(#link{mode = direct} = D) ->
     %% A server may reply to a request of the new session before the lanes may send.
     enter(opening, change_mode(hold, D));
 proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
@@ -589,7 +626,11 @@ changed(_, D) ->
 gone(#link{node = Node, stats = Stats} = D) ->
     trunkline_stats:get(Stats, peer, sessions) =:= 0 andalso trunkline_links:forget(Node),
     D1 = end_session(D#link{session = make_ref(), reach = trunkline_reach:disconnected(D#link.reach)}),
-    enter(down, dismiss(gone, change_mode(discard, set_path(down, unexpect(D1))))).
+    down(lost_queued, unexpect(D1)).
+
+%% What was to go by the connection that was lost, or that could not be made, is lost.
+down(Lost, D) ->
+    enter(down, dismiss({gone, Lost}, set_path(down, change_mode({absent, Lost}, D)))).
 
 %% The peer's link is gone, the connection is not.
 bereaved(State, D) ->
@@ -598,7 +639,7 @@ bereaved(State, D) ->
         direct when State =:= drained -> enter(drained, change_mode(direct, D1));
         direct -> enter(greeting, change_mode(direct, D1));
         _ when State =:= closing -> enter(holding, change_mode(direct, D1));
-        _ -> enter(holding, expect(change_mode(hold, D1)))
+        _ -> hold(D1)
     end.
 
 end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
@@ -634,11 +675,20 @@ farewell(#link{mode = send, peer = #peer{pid = Pid, monitor = Monitor}, goodbye 
                none -> []
            end,
     #{session => {Pid, Monitor, Owed}, ref => drain(D), lanes => lanes(D)};
-farewell(#link{mode = hold} = D) ->
-    #link{changing = {Ref, Lanes}} = change_mode(direct, D),
-    #{session => none, ref => Ref, lanes => Lanes};
-farewell(_) ->
-    #{session => none, ref => make_ref(), lanes => []}.
+farewell(#link{route = none}) ->
+    #{session => none, ref => make_ref(), lanes => []};
+farewell(#link{route = Route} = D) ->
+    %% What the lanes of a peer that is down keep goes with the connection that is being made.
+    Connecting = case lists:any(fun({_, Level}) -> Level > 0 end, trunkline_route:levels(Route)) of
+                     true when D#link.mode =:= absent -> expect(D);
+                     _ -> D
+                 end,
+    #link{changing = {Ref, Lanes}} = change_mode(direct, Connecting),
+    #{session => none, ref => Ref, lanes => Lanes}.
+
+%% The peer may be sending already: its messages are for inlets of this session.
+patience(Stats, Deadline) ->
+    {{timeout, opening}, trunkline_leave:patience(Deadline), {trunkline_leave:progress(Stats), Deadline}}.
 
 %% It takes as long as a stop, and as then nothing else is done meanwhile.
 drain(Ref, Deadline, D) ->
@@ -764,7 +814,10 @@ change_mode(_, #link{route = none} = D) ->
 change_mode(Mode, D) ->
     Ref = make_ref(),
     lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, lanes(D)),
-    D#link{mode = Mode, changing = {Ref, lanes(D)}}.
+    D#link{mode = case Mode of
+                      {absent, _} -> absent;
+                      _ -> Mode
+                  end, changing = {Ref, lanes(D)}}.
 
 %% --- who waits ------------------------------------------------------------
 
@@ -776,8 +829,6 @@ await(Ref, What, #link{route = Route, room = Room} = D) ->
             answer(Ref, {again, new});
         {down, session} ->
             {keep_state, connect(D#link{room = trunkline_room:add(Ref, What, Room)})};
-        {down, _} ->
-            answer(Ref, gone);
         {_, session} ->
             {keep_state, D#link{room = trunkline_room:add(Ref, What, Room)}};
         {_, {room, Ix, _, _}} when Ix > tuple_size(Route#route.lanes) + 1 ->
@@ -809,7 +860,8 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
                    agreement => case Peer of
                                     #peer{agreement = Agreement} -> Agreement;
                                     none -> none
-                                end}),
+                                end,
+                   capabilities => D#link.capabilities}),
     {next_state, State, D, timeouts(State)}.
 
 timeouts(down) -> [{state_timeout, ?FORGET, forget}];
@@ -820,9 +872,15 @@ report(#link{lost = {0, 0}} = D) ->
     D;
 report(#link{reported = true} = D) ->
     D;
+report(#link{node = Node, lost = {0, Unconfirmed}} = D) ->
+    ?LOG_NOTICE("trunkline: ~ts had not acknowledged ~b messages when the session ended; they may "
+                "have arrived", [Node, Unconfirmed]),
+    reported(D);
 report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
-    ?LOG_WARNING("trunkline: messages to ~ts were lost: ~b that were queued, and of ~b that "
-                 "were under way those that had not arrived",
-                 [Node, Queued, Unconfirmed]),
+    ?LOG_WARNING("trunkline: ~b messages to ~ts were lost, which were queued; it had not acknowledged "
+                 "another ~b, which may have arrived", [Queued, Node, Unconfirmed]),
+    reported(D).
+
+reported(D) ->
     _ = erlang:start_timer(?REPORT, self(), report),
     D#link{lost = {0, 0}, reported = true}.

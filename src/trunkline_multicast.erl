@@ -50,10 +50,7 @@ send(Groups, Message, How, Options) ->
                          Taken -> Taken
                      end,
     lists:foreach(fun(To) -> trunkline_by_node:destination(To, node()) ! Message end, Here),
-    %% Those first for whom nothing has to be waited for.
-    {Ready, NotYet} = lists:partition(fun({Node, _}) -> trunkline_peers:watch(Node, multicast) =/= none end,
-                                      maps:to_list(Others)),
-    Cast = rounds(NotYet, rounds(Ready, #cast{message = Message, how = How, options = Options})),
+    Cast = rounds(maps:to_list(Others), #cast{message = Message, how = How, options = Options}),
     #cast{not_sent = NotSent} = singly(Singles, Cast),
     NotSent.
 
@@ -93,34 +90,10 @@ rounds(Groups, Cast) ->
 part({_, []}, Cast) ->
     {[], Cast};
 part({Node, Addressees}, Cast) ->
-    case trunkline_peers:watch(Node, multicast) of
-        direct ->
-            {[], singly(destinations(Node, Addressees), Cast)};
-        none ->
-            %% The first tells whether there are lanes to be, and waits for them if so.
-            [First | Rest] = Addressees,
-            case trunkline:send(trunkline_by_node:destination(First, Node), Cast#cast.message, Cast#cast.options) of
-                ok ->
-                    case trunkline_peers:watch(Node, multicast) of
-                        none -> {[], without_connecting(Node, Rest, Cast)};
-                        _ -> {[{Node, Rest}], Cast}
-                    end;
-                Why ->
-                    {[], not_sent(Why, destinations(Node, Addressees), Cast)}
-            end;
-        _Inlet ->
-            together(Node, Addressees, pack(Node, Cast))
+    case trunkline_peers:can(Node, multicast) of
+        true -> together(Node, Addressees, pack(Node, Cast));
+        false -> {[], singly(destinations(Node, Addressees), Cast)}
     end.
-
-%% The first has tried that: it may have taken seconds.
-without_connecting(Node, Addressees, #cast{message = Message, options = Options} = Cast) ->
-    lists:foldl(fun(To, C) ->
-                        case trunkline:send(To, Message, [noconnect | Options]) of
-                            ok -> C;
-                            noconnect when Options =:= []; Options =:= [nosuspend] -> trunkline_sender:unreachable(Node), C;
-                            Why -> not_sent(Why, [To], C)
-                        end
-                end, Cast, destinations(Node, Addressees)).
 
 destinations(Node, Addressees) -> [trunkline_by_node:destination(To, Node) || To <- Addressees].
 

@@ -6,7 +6,7 @@
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, is_audience/1, audience/0]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, can/2, is_audience/1, audience/0]).
 
 -export_type([peer/0, state/0]).
 
@@ -24,7 +24,8 @@
           stats := trunkline_stats:stats() | none,
           inlets := [pid()],                     % of this session
           finishing := [pid()],                  % of earlier ones, perhaps
-          agreement := trunkline_handshake:agreement() | none}.
+          agreement := trunkline_handshake:agreement() | none,
+          capabilities := [trunkline_handshake:capability()]}.     % of the last agreement
 
 -spec create() -> ok.
 create() ->
@@ -32,14 +33,12 @@ create() ->
     ok.
 
 -spec put(node(), peer()) -> ok.
-put(Node, #{inlets := Inlets, agreement := Agreement, state := State} = Peer) ->
-    Watch = case Agreement of
-                #{capabilities := Capabilities} when State =:= opening; State =:= up; State =:= closing ->
-                    {list_to_tuple(Inlets), Capabilities};
-                _ ->
-                    {{}, []}
-            end,
-    true = ets:insert(?MODULE, {Node, Watch, Peer}),
+put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabilities, state := State} = Peer) ->
+    Session = case Agreement of
+                  #{} when State =:= opening; State =:= up; State =:= closing -> list_to_tuple(Inlets);
+                  _ -> {}
+              end,
+    true = ets:insert(?MODULE, {Node, {Session, Capabilities}, Peer}),
     ok.
 
 -spec delete(node()) -> ok.
@@ -104,6 +103,16 @@ session(Node, Capability) ->
             end
     catch
         error:badarg -> none
+    end.
+
+%% Whether the peer can do that, as far as is known: what is handed to a lane while there is no
+%% session goes by the next one, or by plain distribution, if the peer cannot do it any more.
+-spec can(node(), trunkline_handshake:capability()) -> boolean().
+can(Node, Capability) ->
+    try ets:lookup_element(?MODULE, Node, 2) of
+        {_, Capabilities} -> lists:member(Capability, Capabilities)
+    catch
+        error:badarg -> false
     end.
 
 rows(Node) ->

@@ -21,12 +21,14 @@
 -export([wait/3]).
 -export([new/0, add/3, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
 
--export_type([room/0, what/0, answer/0]).
+-export_type([room/0, what/0, answer/0, lost/0]).
 
 -type what() :: session
               | {room, Ix :: pos_integer() | Inbox :: pid(), Bytes :: pos_integer(), new | trunkline_waiters:ticket()}.
 -type answer() :: {again, new | trunkline_waiters:ticket()}   % it makes sense to try again
-                | gone.                                       % the node is, for which the message was
+                | {gone, lost()}.                             % the node is, for which the message was
+%% Where that is counted.
+-type lost() :: lost_queued | lost_unreachable.
 
 -record(room,
         {lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
@@ -94,15 +96,14 @@ release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
     Limit = trunkline_route:limit(Ix, Route),
     %% First the mark, then the level: a lane that leaves in between sees it.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
-    Level = trunkline_gate:level(Gate, Ix),
-    case trunkline_gate:path(Gate) =:= lanes andalso Level < Limit div 2 of
-        true ->
+    case trunkline_gate:fill(Gate, Ix) of
+        Level when Level < Limit div 2 ->
             Room = trunkline_gate:bytes(Limit - Level),
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
             trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
             R#room{lanes = Lanes#{Ix := Waiters1}};
-        false ->
+        _ ->
             R
     end;
 release(_, _, R) ->
@@ -115,8 +116,7 @@ recheck(none, R) ->
 recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
     R = mend(Route, R0),
     lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
-                        case trunkline_gate:path(Gate) =:= lanes
-                            andalso trunkline_gate:level(Gate, Ix) =< 0 of
+                        case trunkline_gate:fill(Gate, Ix) =< 0 of
                             true -> R1#room{lanes = Ls#{Ix := tell_all(again, maps:get(Ix, Ls))}};
                             false -> release(Ix, Route, R1)
                         end;
@@ -148,8 +148,8 @@ is_idle(#route{stats = Stats} = Route) ->
               end, trunkline_route:levels(Route)).
 
 %% Nobody waits any more: all should try `again', or what they had to say was
-%% for a node that is `gone'.
--spec dismiss(again | gone, room()) -> room().
+%% for a node that is gone.
+-spec dismiss(again | {gone, lost()}, room()) -> room().
 dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
     lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),
     R#room{session = #{},
@@ -161,7 +161,7 @@ tell_all(Answer, Waiters) ->
     None.
 
 tell(again, {Ref, Ticket}) -> answer(Ref, {again, Ticket});
-tell(gone, {Ref, _}) -> answer(Ref, gone).
+tell({gone, _} = Answer, {Ref, _}) -> answer(Ref, Answer).
 
 -spec answer(Waiter :: reference(), answer()) -> ok.
 answer(Ref, Answer) ->

@@ -40,12 +40,13 @@ all() ->
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
 
-%% The gates are open on the path by lanes and closed on the others. (A sender
-%% reads the path only after a gate has refused it.)
+%% The gates are open on the path by lanes, also while the peer is down, and closed on the
+%% others. (A sender reads the path only after a gate has refused it, or if it does not want
+%% to connect.)
 -spec set_path(trunkline_gate:path(), route()) -> ok.
 set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
     ok = trunkline_gate:set_path(Gate, Path),
-    lists:foreach(fun(Ix) when Path =:= lanes -> trunkline_gate:open(Gate, Ix);
+    lists:foreach(fun(Ix) when Path =:= lanes; Path =:= down -> trunkline_gate:open(Gate, Ix);
                      (Ix) -> trunkline_gate:close(Gate, Ix)
                   end, lists:seq(1, tuple_size(Lanes) + 1)).
 

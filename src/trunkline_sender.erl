@@ -3,7 +3,8 @@
 %% The hot path is one lookup of the route, one hash of the sender's pid, one
 %% atomic addition, one local send. Whoever is refused at the gate comes to the
 %% slow path: it either learns that there are no lanes now and falls back to
-%% plain distribution, or waits at the link until there is room.
+%% plain distribution, or waits at the link until there is room. To a peer that is not
+%% connected it is the same path: the lane keeps the message and asks for a connection.
 %%
 %% A sender may have a long mailbox. It waits for one reference that was made
 %% after the mail came, for which the runtime system need not search the
@@ -12,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, unreachable/1]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
 -export([force/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -38,13 +39,23 @@ hand_over(Node, To, Message) ->
 
 %% `direct': there are no lanes, the caller should use plain distribution;
 %% whatever the calling process handed over before has been delivered, or is
-%% lost. `unreachable': there is no connection, and none can be made, or it went
-%% while the sender waited; the message is lost, and counted. `nosuspend': the lane
-%% is full, or a connection is being made. `timeout': that took too long.
+%% lost. `unreachable': the connection was lost, or could not be made, while the sender
+%% waited for room; the message is lost, and counted. `nosuspend': there is no room.
+%% `noconnect': there is no connection, and nobody is making one. `timeout': there was no
+%% room in time.
 -spec hand_over(node(), trunkline_lane:to(), term(), patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
-    offer(Node, To, Message, {Patience, Connect}, new).
+    case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
+        true -> noconnect;
+        false -> offer(Node, To, Message, {Patience, Connect}, new)
+    end.
+
+%% As the calling process sees it: what its lane keeps has asked for a connection.
+is_down(#route{gate = Gate, lanes = Lanes}) ->
+    trunkline_gate:path(Gate) =:= down andalso trunkline_gate:level(Gate, lane_of(self(), Lanes)) =< 0;
+is_down(none) ->
+    false.
 
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
@@ -88,7 +99,7 @@ offer_apart(Node, To, Message, How, Ticket) ->
 %% while it packs leaves nothing behind.
 large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
-    case trunkline_gate:path(Gate) =:= lanes andalso trunkline_gate:level(Gate, Bulk) < Limit of
+    case trunkline_gate:fill(Gate, Bulk) < Limit of
         true -> parcel(Route, Ix, To, 1, trunkline_parcel:pack(Message), Charge, How, Ticket);
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
@@ -125,8 +136,11 @@ pack(Node, Message) ->
 %% The same as hand_over/5, of a message for so many addressees.
 -spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(), packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
-hand_over_packed(Node, To, Addressees, Packed, How) ->
-    offer_packed(Node, To, Addressees, Packed, How, new).
+hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
+    case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
+        true -> noconnect;
+        false -> offer_packed(Node, To, Addressees, Packed, How, new)
+    end.
 
 offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
     case trunkline_route:lookup(Node) of
@@ -154,42 +168,24 @@ enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) 
 enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
     parcel(Route, Ix, To, Addressees, Parcel, trunkline_gate:with_addressees(Addressees, Charge), How, Ticket).
 
-%% A message for a node to which there is no connection is lost, and nobody tries to set one up.
--spec unreachable(node()) -> ok.
-unreachable(Node) ->
-    case trunkline_route:lookup(Node) of
-        #route{stats = Stats} -> trunkline_stats:add(Stats, peer, lost_unreachable, 1);
-        none -> ok
-    end.
-
 %% At the level numbered Full, by a sender whose lane is Ix.
-refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, Connect}, Ticket) ->
+refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, _}, Ticket) ->
     case trunkline_gate:path(Gate) of
         direct ->
             direct;
-        down when Connect =:= noconnect ->
-            noconnect;
-        down when Patience =:= nosuspend ->
-            ok = trunkline_link:notify(Link, connect),
-            nosuspend;
-        down ->
-            %% What `!' would do, but not with the message: on a new connection
-            %% it must not overtake those that are still in an inlet there, of
-            %% the connection before. The link knows when they are not.
-            lost(wait(Link, session, Patience), Charge, Stats, lost_unreachable);
         _ when Patience =:= nosuspend ->
             trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            lost(wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience), Charge, Stats, lost_queued)
+            case wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience) of
+                {gone, Lost} ->
+                    trunkline_stats:add(Stats, peer, Lost, trunkline_gate:messages(Charge)),
+                    unreachable;
+                Answer ->
+                    Answer
+            end
     end.
-
-lost(unreachable, Charge, Stats, Why) ->
-    trunkline_stats:add(Stats, peer, Why, trunkline_gate:messages(Charge)),
-    unreachable;
-lost(Answer, _, _, _) ->
-    Answer.
 
 wait(Link, What, Patience) ->
     case trunkline_room:wait(Link, What, Patience) of
@@ -197,8 +193,6 @@ wait(Link, What, Patience) ->
             %% Another link takes over within milliseconds, and publishes
             %% another route.
             receive after ?AGAIN -> {again, new} end;
-        gone ->
-            unreachable;
         Answer ->
             Answer
     end.
@@ -217,6 +211,7 @@ await_session(Node, Patience) ->
                      end,
             case Answer of
                 {again, _} -> ok;
+                {gone, _} -> unreachable;
                 _ -> Answer
             end
     end.
@@ -235,6 +230,7 @@ await_room(Node, Sender, Charge, Deadline) ->
                  end,
             case wait(Link, {room, Ix, trunkline_gate:bytes(Charge), new}, Deadline) of
                 {again, _} -> ok;
+                {gone, _} -> unreachable;
                 Answer -> Answer
             end
     end.

@@ -6,7 +6,7 @@
 %% anybody, so that it answers while every process involved is stuck.
 -module(trunkline_stats).
 
--export([new/1, add/4, put/4, get/3, sum/2, peak/4, read/2, read_all/1, fields/0]).
+-export([new/1, add/4, put/4, get/3, sum/2, peak/4, read/2, fields/0]).
 
 -export_type([stats/0, scope/0, field/0]).
 
@@ -94,12 +94,6 @@ peak(Stats, Scope, Field, N) ->
 read(Stats, Scope) ->
     maps:from_list([{Field, get(Stats, Scope, Field)}
                     || {Field, _, _} <- fields(Scope)]).
-
-%% All there is, to see whether anything has changed.
--spec read_all(stats()) -> [integer()].
-read_all(Stats) ->
-    #{size := Size} = counters:info(Stats),
-    [counters:get(Stats, Cell) || Cell <- lists:seq(1, Size)].
 
 fields(peer) -> ?PEER_FIELDS;
 fields({lane, _}) -> ?LANE_FIELDS.

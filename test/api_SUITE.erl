@@ -10,13 +10,15 @@
          init_per_group/2, end_per_group/2, init_per_testcase/2, end_per_testcase/2]).
 -export([send/1, send_errors/1, send_options/1, send_alias/1, cast/1, call/1, call_exits/1,
          call_names/1, call_timeout/1, replies/1, requests/1, request_errors/1, check/1]).
--export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, loaded/1, info/1, info_without/1]).
+-export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, loaded/1, info/1, info_without/1,
+         send_options_down/1]).
 -export([here/3]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info, info_without].
+          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info, info_without,
+          send_options_down].
 
 groups() ->
     Cases = [send, send_errors, send_options, send_alias, cast, call, call_exits, call_names,
@@ -119,6 +121,46 @@ send_options(Config) ->
       end, [[], [nosuspend], [noconnect], [nosuspend, noconnect], [noconnect, nosuspend, noconnect]]),
     Nowhere = {test_gen_server, 'no_such_node@localhost'},
     {ok, noconnect} = both(Config, {erlang, send}, {trunkline, send}, [Nowhere, x, [noconnect]]).
+
+%% The same to a node that is not connected: what erlang:send/3 answers, and at once.
+send_options_down(_) ->
+    %% No attempt to connect fails while the test lasts.
+    {A, B} = cluster:pair([], [], cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
+    To = {nobody, cluster:node_of(B)},
+    Absent = fun() ->
+                     _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+                     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]]
+             end,
+    Silent = fun() -> Absent(), cluster:suspend(B) end,
+    Up = fun() -> cluster:continue(B), cluster:connect(A, B), cluster:await_up(A, B) end,
+    Send = fun(Module, Before, Options) ->
+                   cluster:call(A, fun() ->
+                                           Start = erlang:monotonic_time(millisecond),
+                                           [ok = Module:send(To, first, []) || before <- [Before]],
+                                           Answer = Module:send(To, x, Options),
+                                           {Answer, erlang:monotonic_time(millisecond) - Start < 50_000}
+                                   end)
+           end,
+    Table = [{{Situation, Options},
+              [begin Up(), Prepare(), Send(Module, Before, Options) end || Module <- [erlang, trunkline]]}
+             || {Situation, Prepare, Before} <- [{connected, fun() -> ok end, none},
+                                                 {absent, Absent, none},
+                                                 {connecting, Absent, before},
+                                                 {silent, Silent, none},
+                                                 {connecting_to_silent, Silent, before}],
+                Options <- [[], [nosuspend], [noconnect], [nosuspend, noconnect]]],
+    Up(),
+    cluster:suspend(B),
+    cluster:kill(B),
+    cluster:await_state(A, B, down),
+    Dead = [{{dead, Options}, [Send(Module, none, Options) || Module <- [erlang, trunkline]]}
+            || Options <- [[noconnect], [nosuspend, noconnect], [], [nosuspend]]],
+    ct:log("~p", [Table ++ Dead]),
+    [?assertEqual({Case, Otp}, {Case, Ours}) || {Case, [Otp, Ours]} <- Table ++ Dead],
+    ?assertMatch([noconnect, noconnect, noconnect, noconnect, noconnect, noconnect],
+                 [Answer || {_, [{Answer, _}, _]} <- Table ++ Dead, Answer =/= ok]),
+    ?assertEqual([], [Late || {_, Answers} = Late <- Table ++ Dead, lists:keymember(false, 2, Answers)]),
+    cluster:stop(A).
 
 send_alias(Config) ->
     There = ?config(there, Config),

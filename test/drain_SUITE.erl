@@ -8,7 +8,8 @@
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1]).
+         peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1,
+         refusals_are_no_progress/1]).
 -export([late/1, kill/2, find/2]).
 
 -define(DEADLINE, 60_000).
@@ -17,7 +18,8 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
-          peer_killed, peer_stops, link_killed].
+          peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
+          refusals_are_no_progress].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -380,25 +382,114 @@ peer_killed(_) ->
     cluster:stop(A).
 
 %% A process at A that drains the link to B, which stands still. It does not give up after three
-%% seconds, since something is counted all the time.
+%% seconds, since messages seem to arrive all the time.
 draining(A, B) ->
     NodeB = cluster:node_of(B),
     cluster:suspend(B),
     Caller = cluster:call(A, fun() ->
                                      spawn(fun() ->
-                                                   Knocking = spawn_link(fun() -> knock({nobody, NodeB}) end),
+                                                   #{stats := Stats} = trunkline_peers:lookup(NodeB),
+                                                   Pretending = spawn_link(fun() -> pretend(Stats) end),
                                                    Result = trunkline:drain(NodeB),
-                                                   unlink(Knocking),
-                                                   exit(Knocking, kill),
+                                                   unlink(Pretending),
+                                                   exit(Pretending, kill),
                                                    receive_and_keep(Result)
                                            end)
                              end),
     cluster:await(fun() -> cluster:call(A, fun() -> trunkline:send({nobody, NodeB}, x, [nosuspend]) end) =:= nosuspend end),
     Caller.
 
+pretend(Stats) ->
+    ok = trunkline_stats:add(Stats, {lane, 1}, received_messages, 1),
+    receive after 50 -> pretend(Stats) end.
+
+%% That somebody tries to send, and is refused, does not make it wait.
+refusals_are_no_progress(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
+    Refused = fun(End, Expected) ->
+                      cluster:suspend(B),
+                      Knocking = cluster:call(A, fun() -> spawn(fun() -> knock({nobody, NodeB}) end) end),
+                      Start = erlang:monotonic_time(millisecond),
+                      ?assertEqual(Expected, End()),
+                      %% (It took until the nodes noticed that they did not hear of each other.)
+                      ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
+                      true = cluster:call(A, erlang, exit, [Knocking, kill]),
+                      cluster:continue(B),
+                      cluster:await_state(B, A, greeting)
+              end,
+    Refused(fun() -> drain(A, B) end, {error, timeout}),
+    reconnect(A, B),
+    Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
+    cluster:stop_all([A, B]).
+
 knock(To) ->
-    _ = trunkline:send(To, x, [nosuspend, noconnect]),
-    receive after 50 -> knock(To) end.
+    _ = trunkline:send(To, x, [nosuspend]),
+    receive after 20 -> knock(To) end.
+
+%% Trunkline is stopped and started while messages go both ways.
+stopped_under_load(_) ->
+    Rounds = list_to_integer(os:getenv("ROUNDS", "20")),
+    {A, B} = cluster:pair([]),
+    Loads = loads(A, B),
+    lists:foreach(
+      fun(Round) ->
+              At = lists:nth(Round rem 2 + 1, [A, B]),
+              ok = cluster:call(At, cluster, stop_trunkline, []),
+              ok = cluster:call(At, cluster, start_trunkline, [[]]),
+              %% In whatever state the next one finds them.
+              receive after rand:uniform(30) -> ok end,
+              Round rem 10 =:= 0 andalso streams:flowing(Loads, ?DEADLINE)
+      end, lists:seq(1, Rounds)),
+    ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+    cluster:stop_all([A, B]).
+
+%% A is stopped when it has told B where to send, and has not been told by B. B has an inlet that
+%% has not delivered what it got by the connection before.
+stopped_while_opening(_) ->
+    {A, B} = cluster:pair([]),
+    NodeA = cluster:node_of(A),
+    NodeB = cluster:node_of(B),
+    [To] = cluster:call(A, traffic, start_watchers, [1]),
+    ok = cluster:call(B, fun() -> hold(maps:get(inlets, trunkline_peers:lookup(NodeA))) end),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+    cluster:connect(A, B),
+    cluster:await_state(B, A, opening),
+    cluster:await(fun() -> case cluster:call(A, trunkline_peers, lookup, [NodeB]) of
+                               #{state := opening, inlets := [_ | _]} -> true;
+                               Peer -> Peer
+                           end end),
+    Link = find_link(A, NodeB),
+    ok = cluster:call(A, fun() -> hold([Link]) end),
+    Stopping = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> {messages, Ms} = process_info(Link, messages), lists:member(leave, Ms) end) end),
+    Stream = cluster:call(B, traffic, stream, [To, 1, 50]),
+    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    cluster:await_state(B, A, up),
+    cluster:await(fun() -> cluster:call(A, traffic, count, [To]) > 1000 end),
+    ok = cluster:call(A, fun() -> holder ! release, ok end),
+    {Pid, Ref} = Stopping,
+    receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
+    N = cluster:call(B, traffic, stop_stream, [Stream]),
+    cluster:await(fun() -> case cluster:call(A, traffic, summary, [To]) of
+                               #{1 := {N, N, []}} -> true;
+                               Other -> {N, Other}
+                           end end),
+    cluster:stop_all([A, B]).
+
+%% They are suspended until the holder is told.
+hold(Pids) ->
+    Self = self(),
+    Holder = spawn(fun() ->
+                           lists:foreach(fun erlang:suspend_process/1, Pids),
+                           Self ! {held, self()},
+                           receive release -> ok end
+                   end),
+    true = register(holder, Holder),
+    receive {held, Holder} -> ok end.
+
+find_link(At, Node) -> cluster:call(At, ?MODULE, find, [link, Node]).
 
 %% Trunkline there is stopped at the same time.
 peer_stops(_) ->

@@ -8,8 +8,9 @@
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
-         no_process_left/1, no_process_for_what_comes/1]).
--export([fake_links/1, install_log/0, log/2, logged/0]).
+         no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
+         lost_and_tried_again/1, halts_after_replies/1]).
+-export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
 
@@ -18,7 +19,8 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
-          no_process_left, no_process_for_what_comes].
+          no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
+          lost_and_tried_again, halts_after_replies].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -289,13 +291,15 @@ reported_once(_) ->
     cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of [_] -> true; L -> L end end),
     [{warning, Text}] = cluster:call(A, ?MODULE, logged, []),
     ct:log("~ts", [Text]),
-    {match, [_, Queued, Unconfirmed]} = re:run(Text, "lost: ([0-9]+) .* of ([0-9]+)", [{capture, all, list}]),
+    {match, [_, Queued, Unconfirmed]} = re:run(Text, " ([0-9]+) messages .* lost.* ([0-9]+)", [{capture, all, list}]),
     ?assert(list_to_integer(Queued) + list_to_integer(Unconfirmed) > 0),
     cluster:stop(A).
 
-install_log() ->
+install_log() -> install_log(warning).
+
+install_log(Level) ->
     true = register(kept_log, spawn(fun() -> keep_log([]) end)),
-    ok = logger:set_primary_config(level, warning),
+    ok = logger:set_primary_config(level, Level),
     %% What the default handler would show.
     {ok, Default} = logger:get_handler_config(default),
     ok = logger:add_handler(kept, ?MODULE, maps:with([filters, filter_default], Default)).
@@ -347,7 +351,7 @@ reconnected_by_sending(_) ->
               Disconnect(),
               {ok, Round, call} = cluster:call(A, fun() -> trunkline:call(To, {from, Round, call, x}, infinity) end),
               Disconnect(),
-              nosuspend = cluster:call(A, fun() -> trunkline:send(To, x, [nosuspend]) end),
+              ok = cluster:call(A, fun() -> trunkline:send(To, x, [nosuspend]) end),
               cluster:await_up(A, B),
               noconnect = begin Disconnect(), cluster:call(A, fun() -> trunkline:send(To, x, [noconnect]) end) end
       end, lists:seq(1, 5)),
@@ -356,13 +360,183 @@ reconnected_by_sending(_) ->
     cluster:suspend(B),
     Still = cluster:call(A, fun() ->
                                     Connecting = spawn(net_kernel, connect_node, [node(To)]),
-                                    nosuspend = trunkline:send(To, x, [nosuspend]),
+                                    ok = trunkline:send(To, x, [nosuspend]),
                                     {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, x, 100) end),
                                     is_process_alive(Connecting)
                             end),
     ?assert(Still),                            % the set-up, which takes 100 seconds
     cluster:continue(B),
     cluster:stop_all([A, B]).
+
+%% The host of a node that was known does not answer: nobody waits for it, nor do others for
+%% what goes to it. What was sent meanwhile arrives when it answers.
+silent_host(_) ->
+    [A, B, C] = cluster:start_all([[], [], []], cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
+    [begin cluster:connect(A, X), cluster:await_up(A, X) end || X <- [B, C]],
+    [NodeB, _] = Nodes = [cluster:node_of(X) || X <- [B, C]],
+    [P, Q] = [begin
+                  [Pid] = cluster:call(X, traffic, start_receivers, [1]),
+                  true = cluster:call(X, erlang, register, [target, Pid]),
+                  Pid
+              end || X <- [B, C]],
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+    cluster:suspend(B),
+    Message = fun(N) -> {from, 1, N, x} end,
+    {Time, ok} =
+        timer:tc(fun() ->
+                         cluster:call(A, fun() ->
+                                                 _ = trunkline:send(P, Message(1)),
+                                                 ok = trunkline:send({target, NodeB}, Message(2), [nosuspend]),
+                                                 ok = trunkline:cast(P, Message(3)),
+                                                 abcast = trunkline:abcast(Nodes, target, Message(4)),
+                                                 ok = trunkline:multicast([P, Q, {target, NodeB}], Message(5)),
+                                                 ok = trunkline_erpc:cast(NodeB, erlang, send, [target, Message(6)]),
+                                                 ok = trunkline_erpc:multicast(Nodes, erlang, send, [target, Message(6)]),
+                                                 _ = trunkline:send(P, {from, 1, 7, binary:copy(<<"x">>, 1_000_000)}),
+                                                 _ = trunkline:send(P, Message(8)),
+                                                 ok
+                                         end)
+                 end),
+    ?assert(Time < 50_000_000),
+    cluster:await(fun() -> cluster:call(C, traffic, count, [Q]) =:= 3 end),
+    ?assertMatch(#{state := down, lost := #{unreachable := 0}}, cluster:call(A, trunkline, info, [NodeB])),
+    cluster:continue(B),
+    cluster:await(fun() -> case cluster:call(B, traffic, received, [P]) of
+                               Got when length(Got) =:= 10 -> true;
+                               Got -> Got
+                           end end),
+    Got = [N || {1, N} <- cluster:call(B, traffic, received, [P])],
+    %% Other processes execute what erpc casts.
+    ?assertEqual([1, 2, 3, 4, 5, 5, 7, 8], [N || N <- Got, N =/= 6]),
+    ?assertEqual([4, 5], [N || {1, N} <- cluster:call(C, traffic, received, [Q]), N =/= 6]),
+    cluster:stop_all([A, B, C]).
+
+%% What is sent when the connection is lost does not overtake what has arrived by it.
+order_over_reconnection(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeA = cluster:node_of(A),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    Sender = cluster:call(A, fun() -> spawn(fun() -> obey() end) end),
+    Send = fun(Ns) -> cluster:call(A, fun() -> Sender ! {do, self(), fun() -> [trunkline:send(To, {from, 1, N, x}) || N <- Ns] end},
+                                               receive {done, Sender} -> ok end end) end,
+    lists:foreach(
+      fun(Round) ->
+              Base = 200 * (Round - 1),
+              ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
+              ok = Send(lists:seq(Base + 1, Base + 100)),
+              cluster:await(fun() -> cluster:call(B, fun() -> batches(NodeA) end) >= in_session(A, B) end),
+              true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+              cluster:await_state(A, B, down),
+              ok = Send(lists:seq(Base + 101, Base + 200)),
+              cluster:await(fun() -> lists:member(NodeA, cluster:call(B, erlang, nodes, [connected])) end),
+              ok = cluster:call(B, fun() -> holder ! release, ok end),
+              cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 200 * Round end),
+              cluster:await(fun() -> not lists:member(holder, cluster:call(B, erlang, registered, [])) end),
+              cluster:await_up(A, B)
+      end, [1, 2, 3]),
+    ?assertEqual(lists:seq(1, 600), [N || {1, N} <- cluster:call(B, traffic, received, [To])]),
+    cluster:stop_all([A, B]).
+
+obey() ->
+    receive {do, From, Fun} -> _ = Fun(), From ! {done, self()}, obey() end.
+
+%% Messages in batches that the inlets at B have not taken: only one session's count.
+in_session(A, B) ->
+    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    case lists:sum([Q || #{queued_messages := Q} <- Lanes]) of
+        0 -> lists:sum([1 || #{in_flight_messages := N} <- Lanes, N > 0]);
+        _ -> not_yet                           % larger than any number
+    end.
+
+%% A peer that has no Trunkline when it comes back gets by plain distribution what was kept for it.
+comes_back_without(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    true = cluster:call(B, erlang, register, [target, To]),
+    ok = cluster:call(B, cluster, stop_trunkline, []),
+    cluster:await_state(A, B, greeting),
+    Play = fun(From) ->
+                   lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, x}) end, lists:seq(From, From + 99)),
+                   ok = trunkline:multicast([To, {target, NodeB}], {from, 1, From + 100, x}),
+                   _ = trunkline:send(To, {from, 1, From + 101, binary:copy(<<"x">>, 1_000_000)}),
+                   ok = trunkline:cast(To, {from, 1, From + 102, x}),
+                   ok = trunkline_erpc:cast(NodeB, erlang, send, [target, {from, 2, From, x}])
+           end,
+    lists:foreach(
+      fun(Round) ->
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              cluster:await_state(A, B, down),
+              ok = cluster:call(A, fun() -> Play(1000 * Round) end),
+              cluster:await(fun() -> case cluster:call(B, traffic, count, [To]) of
+                                         N when N =:= 105 * Round -> true;
+                                         N -> N
+                                     end end),
+              cluster:await_state(A, B, greeting)
+      end, [1, 2, 3]),
+    Got = cluster:call(B, traffic, received, [To]),
+    ?assertEqual([1000 * Round + N || Round <- [1, 2, 3], N <- lists:seq(0, 100) ++ [100, 101, 102]], [N || {1, N} <- Got]),
+    ?assertEqual([1000, 2000, 3000], [N || {2, N} <- Got]),
+    ?assertMatch(#{lost := #{queued := 0, unreachable := 0}}, cluster:call(A, trunkline, info, [NodeB])),
+    cluster:stop_all([A, B]).
+
+%% A node that is dead: what is sent is lost and counted, and each time somebody sends another
+%% attempt is made.
+lost_and_tried_again(_) ->
+    Name = peer:random_name("trunkline_again"),
+    A = cluster:start([]),
+    B = cluster:start([], Name),
+    NodeB = cluster:node_of(B),
+    To = {target, NodeB},
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    Pid = cluster:call(B, erlang, whereis, [init]),
+    cluster:kill(B),
+    cluster:await_state(A, B, down),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = cluster:call(A, trunkline, info, [NodeB]),
+    Lost = fun(N) ->
+                   cluster:await(fun() -> case cluster:call(A, trunkline, info, [NodeB]) of
+                                              #{lost := #{unreachable := N, queued := Queued, unconfirmed := Unconfirmed}} -> true;
+                                              Info -> Info
+                                          end end)
+           end,
+    ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> trunkline:send(To, x) end, lists:seq(1, 10)) end),
+    Lost(10),
+    ok = cluster:call(A, fun() -> trunkline:multicast([To, Pid], x), trunkline:send(Pid, binary:copy(<<"x">>, 1_000_000)), ok end),
+    Lost(13),
+    cluster:await(fun() -> cluster:call(A, fun() -> #{large := #{pending_messages := P}} = trunkline:info(NodeB), P end) =:= 0 end),
+    B2 = cluster:start([], Name),
+    [Target] = cluster:call(B2, traffic, start_receivers, [1]),
+    true = cluster:call(B2, erlang, register, [target, Target]),
+    ok = cluster:call(A, fun() -> _ = trunkline:send(To, {from, 1, 1, x}), ok end),
+    cluster:await(fun() -> cluster:call(B2, traffic, received, [Target]) =:= [{1, 1}] end),
+    Lost(13),
+    cluster:await_up(A, B2),
+    cluster:stop_all([A, B2]).
+
+%% All has arrived, and been answered; the last of it has not been acknowledged.
+halts_after_replies(_) ->
+    A = cluster:start([{lanes, 1}]),
+    ok = cluster:call(A, ?MODULE, install_log, [notice]),
+    Unconfirmed =
+        [begin
+             B = cluster:start([{lanes, 1}]),
+             NodeB = cluster:node_of(B),
+             cluster:connect(A, B),
+             cluster:await_up(A, B),
+             Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
+             _ = cluster:call(A, fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
+             cluster:await_state(A, B, down),
+             #{lost := #{queued := 0, unconfirmed := N}} = cluster:call(A, trunkline, info, [NodeB]),
+             cluster:stop(B),
+             N
+         end || _ <- lists:seq(1, 5)],
+    Log = cluster:call(A, ?MODULE, logged, []),
+    ct:log("~p ~p", [Unconfirmed, Log]),
+    ?assertEqual([], [Line || {warning, _} = Line <- Log]),
+    ?assertEqual([], [Text || {notice, Text} <- Log, string:find(Text, "may have arrived") =:= nomatch]),
+    cluster:stop(A).
 
 %% What has arrived at a node is delivered, though its sender is gone.
 sender_dies(_) ->
