@@ -33,7 +33,7 @@
 -module(trunkline_agent).
 
 -export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
--export([receiver/1, for/2, direct/3]).
+-export([receiver/1, for/2, direct/3, is_awaited/1, is_news/1, retired/1, pass_on/5]).
 
 -export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
@@ -70,6 +70,7 @@
          callers = #{} :: #{caller() => []}}).       % whose reply is awaited
 -record(agent,
         {route :: trunkline_route:route(),
+         retired = false :: boolean(),               % its session has ended
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => caller()},
          %% {caller's reference, monitor}, {monitor, caller's reference, Caller, object()}
@@ -290,8 +291,23 @@ sweep(#agent{servers = Servers} = Agent) ->
                                               true
                                       end, Servers)}.
 
-%% At the sending node: there is no agent any more that the command could reach, or
-%% whose reply it is would know that the session has ended.
+%% The session has ended, and what was asked for in it goes on.
+-spec retired(agent()) -> agent().
+retired(Agent) ->
+    Agent#agent{retired = true}.
+
+%% Whether somebody waits for a reply or an outcome, as far as is known.
+-spec is_awaited(agent()) -> boolean().
+is_awaited(#agent{servers = Servers, executors = Executors}) ->
+    map_size(Executors) > 0
+        orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end, maps:values(Servers)).
+
+%% From a server or its agent to whoever waits for it.
+-spec is_news(trunkline_lane:to()) -> boolean().
+is_news(To) -> is_tuple(To) andalso lists:member(element(1, To), [reply, down, ended]).
+
+%% At the sending node: there is no agent any more that the command could reach. Who waits for a
+%% reply may wait still.
 -spec direct(command(), Message :: term(), node()) -> ok.
 direct({call, Server, Pid, Caller}, Message, Node) ->
     direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
@@ -307,7 +323,27 @@ direct({exit, _, _} = Command, Reason, Node) ->
 direct({apply, Caller, _}, _, _) ->
     Caller ! {'DOWN', Caller, process, self(), noconnection},
     ok;
+direct({reply, Caller}, Message, _) ->
+    tell(Caller, wrap({reply, Caller}, Message));
+direct({reply, Caller, _}, Message, _) ->
+    tell(Caller, wrap({reply, Caller}, Message));
+direct({down, Server, Caller}, Reason, _) ->
+    tell(Caller, wrap({down, Server, Caller}, Reason));
+direct({ended, Object, _, Ref}, Reason, _) ->
+    tell(Ref, wrap({down, Object, Ref}, Reason));
 direct(_, _, _) ->
+    ok.
+
+%% A server has replied to a lane that has retired. If there are others by now, the reply takes that of
+%% the server's messages.
+-spec pass_on(trunkline_route:route() | none, caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
+pass_on(none, Caller, _, Reply, Node) ->
+    direct({reply, Caller}, Reply, Node);
+pass_on(Route, Caller, {Pid, Server}, Reply, _) ->
+    trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server).
+
+tell(Alias, Message) ->
+    _ = erlang:send(Alias, Message, [noconnect]),
     ok.
 
 %% By the calling process, since there may be no other.
@@ -320,5 +356,15 @@ cast_for(Leader, Node, M, F, A) ->
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could
 %% stand still, each waiting for the other.
-send(Command, Message, Server, #agent{route = Route}) ->
-    trunkline_sender:force(Route, {Command, Message}, Server).
+send(Command, Message, Server, #agent{route = Route, retired = Retired}) ->
+    %% Of the server's messages: these may take other lanes by now.
+    Now = case Retired andalso trunkline_route:lookup(node(caller(Command))) of
+              false -> Route;
+              none -> Route;
+              Another -> Another
+          end,
+    trunkline_sender:force(Now, {Command, Message}, Server).
+
+caller({ended, _, _, Ref}) -> Ref;
+caller({down, _, Caller}) -> Caller;
+caller({reply, Caller}) -> Caller.

@@ -27,6 +27,12 @@
 %% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
 %%
+%% When the links have taken leave in good order, all has been delivered, and the nodes remain
+%% connected, nothing has happened to the servers. Then the inlet retires (retire/2): it goes on
+%% as agent and as what callers watch, beside that inlet at the peer to which their requests went, as
+%% long as the connection and that one last, and somebody waits at either. Its lanes do so too,
+%% and pass on replies by plain distribution. So it may outlive its link, and the application.
+%%
 %% The mailbox is off heap, since very many monitored processes may end at once, and each
 %% garbage collection would look at all that is in it. It keeps the order of each sender
 %% only (see trunkline_lane): nothing here may depend on more.
@@ -34,13 +40,15 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, finish/1, arrived/3, batch_arrived/3]).
+-export([start_link/4, finish/1, retire/2, arrived/3, batch_arrived/3]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
 %% it, and a quiet inlet gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
+%% Whether anybody still waits after a session.
+-define(AWAITED, 500).
 %% When there was no process left.
 -define(AGAIN, 100).
 %% Bytes of large messages that the lane need not hear of at once.
@@ -66,6 +74,7 @@
 -record(inlet,
         {ix :: pos_integer(),
          lane :: pid(),
+         route :: trunkline_route:route(),
          stats :: trunkline_stats:stats(),
          window :: trunkline_window:receiver(),
          agent :: trunkline_agent:agent(),
@@ -76,6 +85,9 @@
          delivered = [] :: [serial()],                             % the lane does not know yet
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
+         %% After the session: with which inlet at the peer; and without whom it makes no sense.
+         retires = none :: none | pid(),
+         retired = none :: none | over | [pid()],
          next = 1 :: serial(),                                     % batch
          early = #{} :: #{serial() => batch() | trunkline_reassembly:parts()},   % behind it
          ack_timer = false :: boolean(),
@@ -91,7 +103,7 @@ start_link(Ix, Lane, WindowBytes, Route) ->
 
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
-    loop(#inlet{ix = Ix, lane = Lane, stats = Stats,
+    loop(#inlet{ix = Ix, lane = Lane, stats = Stats, route = Route,
                 window = trunkline_window:receiver(WindowBytes),
                 agent = trunkline_agent:new(Route)}).
 
@@ -100,6 +112,12 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
 finish(Inlet) ->
     Inlet ! {finish, 2},
     ok.
+
+%% The same, but not to end while somebody waits. Says {retired, self()} to the link, when all is delivered.
+-spec retire(pid(), Counterpart :: pid()) -> ok.
+retire(Inlet, Counterpart) ->
+    Inlet ! {retire, Counterpart},
+    finish(Inlet).
 
 %% All fragments of that large message have arrived.
 -spec arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
@@ -114,8 +132,12 @@ batch_arrived(Inlet, Serial, Parts) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{finishing = true, openers = Openers}) when map_size(Openers) =:= 0 ->
+loop(#inlet{finishing = true, openers = Openers, retires = none}) when map_size(Openers) =:= 0 ->
     ok;
+loop(#inlet{finishing = true, openers = Openers} = S) when map_size(Openers) =:= 0 ->
+    loop(retired(S));
+loop(#inlet{retired = over}) ->
+    trunkline_monitors:retired(self(), false);
 loop(S) ->
     receive
         {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->
@@ -141,7 +163,9 @@ loop(S) ->
             loop(opener_ended(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
         {'DOWN', Monitor, process, Pid, Reason} ->
             loop(down(Monitor, Pid, Reason, S));
-        {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet ->
+        {retire, Counterpart} ->
+            loop(S#inlet{retires = Counterpart});
+        {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
             loop(timeout(Timer, S));
         {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
             loop(open_again(Timer, Parts, S));
@@ -344,8 +368,11 @@ opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
     S.
 
 %% A server, or who was going to execute something.
-down(Monitor, Pid, Reason, #inlet{agent = Agent} = S) ->
-    S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}.
+down(Monitor, Pid, Reason, #inlet{agent = Agent, retired = Others} = S) ->
+    case is_list(Others) andalso lists:member(Pid, Others) of
+        true -> S#inlet{retired = over};
+        false -> S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}
+    end.
 
 %% It has delivered its message, or it is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->
@@ -428,8 +455,35 @@ timeout(ack, S0) ->
         none ->
             S#inlet{ack_timer = false}
     end;
+timeout(awaited, S) ->
+    case is_awaited(S) of
+        true ->
+            _ = erlang:start_timer(?AWAITED, self(), awaited),
+            proc_lib:hibernate(?MODULE, loop, [S]);
+        false ->
+            S#inlet{retired = over}
+    end;
 timeout(quiet, #inlet{active = true} = S) ->
     timer(quiet, S#inlet{active = false, quiet_timer = false});
 timeout(quiet, S) ->
     Agent = trunkline_agent:sweep(S#inlet.agent),
     proc_lib:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false, agent = Agent}]).
+
+%% --- after the session --------------------------------------------------------
+
+retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}} = S) ->
+    ok = trunkline_monitors:retired(self(), true),
+    Others = [Counterpart | tuple_to_list(Lanes)],
+    lists:foreach(fun(Pid) -> monitor(process, Pid) end, Others),
+    unlink(Link),
+    Link ! {retired, self()},
+    _ = erlang:start_timer(?AWAITED, self(), awaited),
+    S#inlet{finishing = false, retires = none, retired = Others, agent = trunkline_agent:retired(S#inlet.agent)}.
+
+%% Its lanes and the inlet at the peer look after this one themselves.
+is_awaited(#inlet{agent = Agent, retired = Others}) ->
+    {monitored_by, By} = process_info(self(), monitored_by),
+    trunkline_agent:is_awaited(Agent)
+        orelse lists:any(fun(Pid) ->
+                                 is_pid(Pid) andalso node(Pid) =:= node() andalso not lists:member(Pid, Others)
+                         end, By).

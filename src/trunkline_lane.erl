@@ -18,6 +18,7 @@
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and with the first of it asks for a connection
 %%     direct                  plain `!', one by one, in order
+%%     retired                 replies by plain `!', and nothing else (the link does without it)
 %%
 %% The mailbox may be long, therefore every receive here takes whatever comes
 %% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
@@ -50,7 +51,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/3, set_mode/3, drain/2]).
+-export([start_link/3, set_mode/3, drain/2, retire/2]).
 -export([init/2, loop/1]).
 
 -export_type([entry/0, to/0, marked/0, mode/0]).
@@ -90,7 +91,7 @@
          large :: trunkline_gate:charge() | infinity,
          stats :: trunkline_stats:stats(),
          node :: node(),
-         mode = hold :: hold | absent | direct | {send, outlets()},
+         mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]},
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
@@ -146,12 +147,22 @@ init(Parent, Lane) ->
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     loop(Lane).
 
+%% The lane lives on for these inlets, whose callers wait for replies. It is linked to nobody.
+-spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
+retire(Lane, Inlets) ->
+    Lane ! {retire, Inlets},
+    ok.
+
 -spec loop(#lane{}) -> no_return().
 loop(S) ->
     receive
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
             loop(data(Charge, Entry1, S1));
+        {[[alias | _] | {Caller, Whose, Agent}], Reply} when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
+            ok = trunkline_agent:pass_on(trunkline_route:lookup(S#lane.node), Caller, Whose, Reply, S#lane.node),
+            Agent ! {answered, [{Caller, element(2, Whose)}]},
+            loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             {Charge, Entry, S1} = reply(Request, Reply, S),
             loop(data(Charge, Entry, S1));
@@ -177,7 +188,19 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
     end;
 data(Charge, Entry, #lane{mode = direct} = S) ->
     {_, S1} = dispose(Entry, direct, S),
-    left(Charge, S1).
+    left(Charge, S1);
+data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
+    case is_news(Entry) of
+        true ->
+            {_, S1} = dispose(Entry, direct, S),
+            left(Charge, S1);
+        false ->
+            left(Charge, S)                  % and counted as lost by the link
+    end.
+
+is_news([{parcel, _, _, _, To} | _]) -> trunkline_agent:is_news(To);
+is_news([{behind, _, _, To} | _]) -> trunkline_agent:is_news(To);
+is_news([To | _]) -> trunkline_agent:is_news(To).
 
 %% What concerns a session that has ended, whose callers have been told so.
 is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
@@ -371,6 +394,14 @@ control({mode, Ref, Mode}, S0) ->
     S1;
 control({drain, Ref}, S) ->
     drained(S#lane{drain = Ref});
+control({retire, Inlets}, S) ->
+    lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
+    S#lane{mode = {retired, Inlets}};
+control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
+    case lists:delete(Inlet, Inlets) of
+        [] -> exit(normal);
+        Left -> S#lane{mode = {retired, Left}}
+    end;
 control({timeout, _, tick}, #lane{active = true} = S) ->
     tick(S);
 control({timeout, _, tick}, S) ->
@@ -419,12 +450,17 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
-            S#lane{drain = none};
+            without_trunk(S#lane{drain = none});
         false ->
             S
     end;
 drained(S) ->
     S.
+
+%% What comes from here on, for those who still wait, has its place among what the servers send by plain
+%% distribution.
+without_trunk(#lane{mode = {send, {Inlet, Bulk, _}}} = S) -> S#lane{mode = {send, {Inlet, Bulk, none}}, by = distribution};
+without_trunk(S) -> S.
 
 %% Does without lanes, and answers how many messages were lost by it: by plain distribution,
 %% or not at all, which is counted in that field.

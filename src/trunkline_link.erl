@@ -89,6 +89,7 @@
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
+-define(RETIRE, 1000).             % to deliver what has arrived
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(AGAIN, 200).               % when there was no process left
 -define(REPORT, 10_000).           % between two reports of losses
@@ -124,6 +125,7 @@
          inlets = [] :: [pid()],
          dock = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
+         retired = [] :: [pid()],                    % of these, which are through: for those who wait
          goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
          %% Who waits.
          room = trunkline_room:new() :: trunkline_room:room(),
@@ -194,6 +196,35 @@ init({#{lanes := Lanes} = Options, Node}) ->
         true -> {ok, State, hail(D1), Actions};
         false -> {ok, State, D1, Actions}
     end.
+
+%% The nodes remain connected, and all has been delivered: who waits for a reply goes on to wait.
+retire(#link{inlets = Inlets, opened = {Counterparts, _}, finishing = Finishing} = D) when Inlets =/= [] ->
+    lists:foreach(fun({Inlet, Counterpart}) ->
+                          outlive(Inlet),
+                          trunkline_inlet:retire(Inlet, Counterpart)
+                  end, lists:zip(Inlets, Counterparts)),
+    D#link{inlets = [], finishing = Inlets ++ Finishing};
+retire(D) ->
+    D.
+
+%% An application that stops kills all processes whose group leader is its own.
+outlive(Pid) ->
+    try group_leader(whereis(init), Pid)
+    catch error:badarg -> true               % it is dead
+    end.
+
+await_retired(#link{finishing = []} = D) ->
+    D;
+await_retired(#link{finishing = Finishing} = D) ->
+    receive
+        {retired, Inlet} -> await_retired(retired(Inlet, D));
+        {'EXIT', Pid, _} -> await_retired(D#link{finishing = lists:delete(Pid, Finishing)})
+    after ?RETIRE ->
+            D
+    end.
+
+retired(Inlet, #link{finishing = Finishing, retired = Retired} = D) ->
+    D#link{finishing = lists:delete(Inlet, Finishing), retired = [Inlet | lists:filter(fun is_process_alive/1, Retired)]}.
 
 %% It was linked to the link that was killed.
 await_end(Inlet) ->
@@ -370,6 +401,12 @@ handle_event(info, {'EXIT', Pid, Reason}, State, D) ->
             end
     end;
 
+handle_event(info, {retired, Inlet}, State, D) ->
+    case State of
+        opening -> proceed(retired(Inlet, D));
+        _ -> {keep_state, retired(Inlet, D)}
+    end;
+
 %% Time has passed.
 handle_event(state_timeout, forget, down, #link{node = Node}) ->
     ok = trunkline_links:forget(Node),
@@ -409,9 +446,12 @@ terminate(Reason, State, #link{node = Node, route = Route} = D) ->
               end,
     case Route of
         #route{} when Orderly ->
-            _ = take_leave(infinity, D),
-            trunkline_leave:finish(D#link.inlets ++ D#link.finishing),
-            _ = without_route(lost_queued, D),
+            D1 = case take_leave(infinity, D) of
+                     ok -> await_retired(retire(D));
+                     _ -> D
+                 end,
+            trunkline_leave:finish(D1#link.inlets ++ D1#link.finishing),
+            _ = without_route(lost_queued, D1),
             trunkline_peers:delete(Node);
         none when Orderly; State =/= drained ->
             trunkline_peers:delete(Node);
@@ -634,7 +674,10 @@ down(Lost, D) ->
 
 %% The peer's link is gone, the connection is not.
 bereaved(State, D) ->
-    D1 = end_session(D),
+    D1 = end_session(case State of
+                         _ when State =:= greeting; State =:= drained -> retire(D);     % we have taken leave
+                         _ -> D
+                     end),
     case path(D1) of
         direct when State =:= drained -> enter(drained, change_mode(direct, D1));
         direct -> enter(greeting, change_mode(direct, D1));
@@ -774,7 +817,7 @@ publish(Started, Gate, {Large, Limit}, #link{node = Node, options = Options, sta
 without_route(_, #link{route = none} = D) ->
     D;
 without_route(Why, #link{node = Node} = D) ->
-    lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, kill) end, lanes(D)),
+    do_without_lanes(kill, D),
     count_lost(Why, D),
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
@@ -786,9 +829,16 @@ end_lanes(#link{route = none} = D) ->
     D;
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
-    lists:foreach(fun(Lane) -> unlink(Lane), exit(Lane, shutdown) end, lanes(D)),
+    do_without_lanes(shutdown, D),
     count_lost(lost_queued, D),
     D#link{route = none}.
+
+%% Servers reply to a lane.
+do_without_lanes(Reason, #link{retired = Retired} = D) ->
+    Inlets = lists:filter(fun is_process_alive/1, Retired),
+    lists:foreach(fun(Lane) when Inlets =:= [] -> unlink(Lane), exit(Lane, Reason);
+                     (Lane) -> outlive(Lane), unlink(Lane), trunkline_lane:retire(Lane, Inlets)
+                  end, lanes(D)).
 
 lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
 lanes(_) -> [].

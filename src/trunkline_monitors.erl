@@ -10,9 +10,10 @@
 %%     {Caller, {}}                                  when it dies its monitors are taken back
 %%     {Session, Inlets, Node, Connection}           when all of these have ended
 %%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
+%%     {{retired, Inlet}}                            an inlet whose session has ended before it does
 %%
 %% A session of lanes is named by the first of its inlets. They deliver what has arrived before they
-%% end, in no order among them; therefore a session ends when all have. If the connection has been
+%% end or retire, in no order among them; therefore a session ends when all have. If the connection has been
 %% lost with it, its callers are told noconnection. If not - Trunkline has stopped here or there, or
 %% something of ours was killed - nothing has happened to the processes: the next session gets their
 %% monitors, or if there is none, the watcher does, which uses OTP's means. After an end in good
@@ -39,7 +40,7 @@
 -include("trunkline_route.hrl").
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
--export([ended/5, is_plain/3, reason/3, lanes/1]).
+-export([ended/5, is_plain/3, reason/3, lanes/1, retired/2]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -248,6 +249,23 @@ lanes(Node) ->
     _ = ask({lanes, Node}, ?LANES),
     ok.
 
+%% The calling process is an inlet without a session from here on; or it ends.
+-spec retired(Inlet :: pid(), boolean()) -> ok.
+retired(Inlet, true) ->
+    try
+        true = ets:insert(?WATCHED, {{retired, Inlet}}),
+        ?MODULE ! {retired, Inlet},
+        ok
+    catch
+        error:badarg -> ok                   % there is no keeper: the next one will see the mark
+    end;
+retired(Inlet, false) ->
+    try ets:delete(?WATCHED, {retired, Inlet}) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
+
 %% --- the keeper -------------------------------------------------------------------
 
 -spec start_link() -> gen_server:start_ret().
@@ -297,16 +315,10 @@ handle_cast(_, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #keeper{}) -> {noreply, #keeper{}} | {stop, normal, #keeper{}}.
-handle_info({'DOWN', _, process, Pid, _}, #keeper{watched = Watched} = S) ->
-    case maps:take(Pid, Watched) of
-        {{_, caller}, Watched1} ->
-            caller_ended(Pid),
-            {noreply, S#keeper{watched = Watched1}};
-        {{_, {inlet_of, Session}}, Watched1} ->
-            {noreply, inlet_ended(Session, S#keeper{watched = Watched1})};
-        error ->
-            {noreply, S}
-    end;
+handle_info({'DOWN', _, process, Pid, _}, S) ->
+    {noreply, ended(Pid, S)};
+handle_info({retired, Inlet}, S) ->
+    {noreply, ended(Inlet, S)};
 handle_info({later, Session, Node, Connection}, S) ->
     {noreply, session_ended(Session, Node, Connection, S)};
 handle_info(look, S) ->
@@ -322,6 +334,18 @@ handle_info({give_back, Pid, _}, S) ->
     {stop, normal, S};
 handle_info(_, S) ->
     {noreply, S}.
+
+ended(Pid, #keeper{watched = Watched} = S) ->
+    case maps:take(Pid, Watched) of
+        {{_, caller}, Watched1} ->
+            caller_ended(Pid),
+            S#keeper{watched = Watched1};
+        {{Monitor, {inlet_of, Session}}, Watched1} ->
+            demonitor(Monitor, [flush]),     % it may have retired only
+            inlet_ended(Session, S#keeper{watched = Watched1});
+        error ->
+            S
+    end.
 
 look() -> erlang:send_after(?LOOK, self(), look).
 
@@ -342,6 +366,7 @@ watch_session(Session, Inlets, Node, Connection, #keeper{watched = Watched, sess
         New ->
             Monitors = maps:from_list([{Inlet, {monitor(process, Inlet), {inlet_of, Session}}} || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Connection}),
+            _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
             S#keeper{watched = maps:merge(Watched, Monitors),
                      sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
     end.

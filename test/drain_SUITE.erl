@@ -6,17 +6,17 @@
 
 -export([all/0, suite/0]).
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
-         monitors_go_on/1, all_peers/1,
+         monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1,
          refusals_are_no_progress/1]).
--export([late/1, kill/2, find/2]).
+-export([late/1, kill/2, find/2, answering/1, watching/3]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_peers,
+all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
           refusals_are_no_progress].
@@ -173,9 +173,10 @@ servers_die(_) ->
             || {At, Other} <- [{A, B}, {B, A}],
                {Ends, Expected} <- [{fun(Server) -> cluster:call(B, erlang, exit, [Server, kill]) end, killed},
                                     {fun(_) -> cluster:call(A, erlang, disconnect_node, [NodeB]) end, {nodedown, NodeB}},
-                                    {fun(_) -> cluster:call(B, cluster, stop_trunkline, []),
-                                               cluster:call(B, cluster, start_trunkline, [[]]),
-                                               cluster:await_up(A, B) end, {nodedown, NodeB}}]]),
+                                    {fun(Server) -> cluster:call(B, cluster, stop_trunkline, []),
+                                                    cluster:call(B, cluster, start_trunkline, [[]]),
+                                                    cluster:await_up(A, B),
+                                                    cluster:call(B, erlang, exit, [Server, late]) end, late}]]),
     cluster:stop_all([A, B]).
 
 %% What was monitored by lane before is monitored still.
@@ -213,6 +214,113 @@ monitored(Node) ->
     Nobody = Down(trunkline:monitor({nobody, Node}), {nobody, Node}),
     true = erlang:disconnect_node(Node),
     Bye ++ [Taken, Nobody, Down(R4, P4)].
+
+%% Whoever takes leave, and however: 200 monitors and 50 requests go on. Nothing comes of it, and later
+%% each brings one message, after all that the same process has sent before.
+all_go_on(_) ->
+    {A, B} = cluster:pair([{lanes, 3}]),
+    lists:foreach(
+      fun({How, At, Other}) ->
+              Servers = cluster:call(B, fun() -> [spawn(?MODULE, answering, [[]]) || _ <- lists:seq(1, 200)] end),
+              {Asked, _} = lists:split(5, Servers),
+              Watcher = cluster:call(A, fun() -> spawn(?MODULE, watching, [Servers, Asked, 10]) end),
+              Tell = fun(Pids, What) -> cluster:call(B, fun() -> [Pid ! What || Pid <- Pids], ok end) end,
+              Got = fun() -> cluster:call(A, fun() -> ask(Watcher) end) end,
+              cluster:await(fun() -> cluster:call(B, fun() -> lists:all(fun(Pid) -> Pid ! {requests, self()}, receive {Pid, N} -> N =:= 10 end end, Asked) end) end),
+              cluster:await(fun() -> length(Got()) =:= 200 end),             % each has said hello
+              case How of
+                  drain ->
+                      ?assertEqual(ok, drain(At, Other));
+                  _ ->
+                      ok = cluster:call(At, cluster, stop_trunkline, [])
+              end,
+              How =:= stop_start andalso (ok = cluster:call(At, cluster, start_trunkline, [[{lanes, 2}]])),
+              How =:= stop_start andalso cluster:await_up(A, B),
+              Tell(Asked, answer),
+              cluster:await(fun() -> length([N || {reply, N} <- Got()]) =:= 50 end),
+              ?assertEqual([], [Down || {down, _, _} = Down <- Got()]),
+              Tell(Servers, {exit, bye}),
+              cluster:await(fun() -> case length([x || {down, _, _} <- Got()]) of 200 -> true; N -> N end end),
+              All = Got(),
+              ?assertEqual([{down, N, bye} || N <- lists:seq(1, 200)], lists:sort([Down || {down, _, _} = Down <- All])),
+              lists:foreach(fun(Server) ->
+                                    {Replies, Sent} = lists:partition(fun({reply, _}) -> true; (_) -> false end,
+                                                                      [what(X) || X <- All, Server =:= whose(X)]),
+                                    Requests = [N || Server =< 5, N <- lists:seq(1, 10)],
+                                    ?assertEqual([hello] ++ [{before, N} || N <- Requests] ++ [1, 2, 3, 4, 5, down], Sent),
+                                    ?assertEqual([{reply, N} || N <- Requests], Replies)
+                            end, lists:seq(1, 200)),
+              %% A reply comes after what its server has sent before.
+              Places = maps:from_list([{X, Place} || {Place, X} <- lists:enumerate(All)]),
+              [?assert(maps:get({before, N}, Places) < maps:get({reply, N}, Places)) || N <- lists:seq(1, 50)],
+              How =:= stop andalso (ok = cluster:call(At, cluster, start_trunkline, [[]])),
+              How =:= drain andalso reconnect(A, B),
+              cluster:await_up(A, B)
+      end, [{How, At, Other} || How <- [drain, stop, stop_start], {At, Other} <- [{A, B}, {B, A}]]),
+    %% Nobody waits any more: nothing is left of sessions that have ended.
+    [cluster:await(fun() -> #{inlets := Inlets} = cluster:call(X, trunkline_peers, lookup, [cluster:node_of(Y)]),
+                            case cluster:call(X, cluster, by_module, [trunkline_inlet]) -- Inlets of [] -> true; More -> More end end)
+     || {X, Y} <- [{A, B}, {B, A}]],
+    cluster:stop_all([A, B]).
+
+whose({reply, N}) -> (N - 1) div 10 + 1;
+whose({before, N}) -> (N - 1) div 10 + 1;
+whose({_, Server, _}) -> Server.
+
+what({reply, N}) -> {reply, (N - 1) rem 10 + 1};
+what({before, N}) -> {before, (N - 1) rem 10 + 1};
+what({down, _, _}) -> down;
+what({_, _, What}) -> What.
+
+answering(Requests) ->
+    receive
+        {hello, Number, Watcher} ->
+            trunkline:send(Watcher, {from, Number, hello}),
+            answering([{Number, Watcher} | Requests]);
+        {'$gen_call', From, N} ->
+            answering([{From, N} | Requests]);
+        {requests, Pid} ->
+            Pid ! {self(), length(Requests) - 1},
+            answering(Requests);
+        answer ->
+            {Asked, [{Number, Watcher}]} = lists:partition(fun({From, _}) -> is_tuple(From) end, Requests),
+            [begin trunkline:send(Watcher, {before, N}), gen_server:reply(From, N) end || {From, N} <- lists:keysort(2, Asked)],
+            answering([{Number, Watcher}]);
+        {exit, Reason} ->
+            {Number, Watcher} = lists:last(Requests),
+            [trunkline:send(Watcher, {from, Number, K}) || K <- lists:seq(1, 5)],
+            exit(Reason)
+    end.
+
+%% What comes, in order. Requests are asked for before anything of them can come.
+watching(Servers, Asked, N) ->
+    Refs = maps:from_list([{trunkline:monitor(S), I} || {I, S} <- lists:enumerate(Servers)]),
+    [trunkline:send(S, {hello, I, self()}) || {I, S} <- lists:enumerate(Servers)],
+    Ids = [trunkline:send_request(S, (I - 1) * N + K) || {I, S} <- lists:enumerate(Asked), K <- lists:seq(1, N)],
+    watch(Refs, Ids, []).
+
+watch(Refs, Ids, Got) ->
+    receive
+        {ask, From} ->
+            From ! {self(), lists:reverse(Got)},
+            watch(Refs, Ids, Got);
+        {'DOWN', Ref, process, _, Reason} when is_map_key(Ref, Refs) ->
+            watch(Refs, Ids, [{down, maps:get(Ref, Refs), Reason} | Got]);
+        {What, _} = Message when What =:= before ->
+            watch(Refs, Ids, [Message | Got]);
+        {from, _, _} = Message ->
+            watch(Refs, Ids, [Message | Got]);
+        Message ->
+            case lists:search(fun(Id) -> trunkline:check_response(Message, Id) =/= no_reply end, Ids) of
+                {value, Id} ->
+                    case trunkline:check_response(Message, Id) of
+                        {reply, N} -> watch(Refs, Ids, [{reply, N} | Got]);
+                        {error, Reason} -> watch(Refs, Ids, [{down, request, Reason} | Got])
+                    end;
+                false ->
+                    watch(Refs, Ids, [{down, unexpected, Message} | Got])
+            end
+    end.
 
 all_peers(_) ->
     [A, B, C] = Nodes = cluster:start_all([[], [], []]),
