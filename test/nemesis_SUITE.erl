@@ -1,10 +1,10 @@
 %% Random faults under load, at three nodes with several senders each.
 %%
-%% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and the
-%% faults, with how many messages there are between them. (What the senders see of the faults depends on
-%% the machine, too.) In a `good' round nothing may be lost, in a `bad' one what is lost must be counted.
-%% At the end of each everything must be as it was, and what the receivers have got is held against
-%% what the senders have sent (nemesis_check).
+%% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and
+%% the faults, with how many messages there are between them. (When exactly a fault happens depends
+%% on the machine, too.) In a `good' round nothing may be lost, in a `bad' one it must be counted.
+%% At its end everything must be as it was, and what the receivers have got is held against what the
+%% senders have sent (nemesis_check).
 %%
 %%     make nemesis SECONDS=600                 for so long; a line for each round
 %%     make nemesis SEED=4711 SECONDS=1         one round, that of this seed
@@ -38,17 +38,25 @@ env(Name, Default) ->
 %% The checks find what they are for.
 checks(_) ->
     ?assertEqual(#{doubled => [], disordered => []}, nemesis_check:order([{1, 5}, {7, 9}])),
-    ?assertEqual(#{doubled => [4, 5], disordered => []}, nemesis_check:order([{1, 5}, {4, 5}, {6, 6}])),
-    ?assertEqual(#{doubled => [], disordered => [{4, 4}]}, nemesis_check:order([{1, 3}, {5, 8}, {4, 4}])),
-    ?assertEqual(#{doubled => [3], disordered => [{3, 4}]}, nemesis_check:order([{1, 3}, {5, 8}, {3, 4}])),
+    ?assertEqual(#{doubled => [4, 5], disordered => []},
+                 nemesis_check:order([{1, 5}, {4, 5}, {6, 6}])),
+    ?assertEqual(#{doubled => [], disordered => [{4, 4}]},
+                 nemesis_check:order([{1, 3}, {5, 8}, {4, 4}])),
+    ?assertEqual(#{doubled => [3], disordered => [{3, 4}]},
+                 nemesis_check:order([{1, 3}, {5, 8}, {3, 4}])),
     ?assertEqual([{4, 4}, {9, 10}], nemesis_check:missing([{1, 5}, {7, 10}], [{5, 8}, {1, 3}])),
     ?assertEqual([{1, 2}], nemesis_check:missing([{1, 2}], [])),
-    ?assertEqual([], nemesis_check:odd(#{sent => [{1, 3}], uncertain => [{4, 4}]}, [{1, 2}, {3, 4}])),
-    ?assertEqual([{answered_but_not_received, [{2, 2}]}, {refused_but_received, 1}, {received_but_not_sent, [{9, 9}]}],
-                 nemesis_check:odd(#{sent => [{1, 1}], answered => [{2, 2}], refused => [{3, 3}]}, [{1, 1}, {3, 3}, {9, 9}])),
-    ?assert(nemesis_check:covered(3, #{lost => 3})),
-    ?assertNot(nemesis_check:covered(3, #{lost => 2, broken => false, fallbacks => 9, uncounted => false})),
-    ?assertNot(nemesis_check:covered(9, #{lost => 2, broken => true, fallbacks => 6, uncounted => false})).
+    ?assertEqual([], nemesis_check:odd(#{sent => [{1, 3}], uncertain => [{4, 4}]},
+                                       [{1, 2}, {3, 4}])),
+    ?assertEqual([{answered_but_not_received, [{2, 2}]}, {refused_but_received, 1},
+                  {received_but_not_sent, [{9, 9}]}],
+                 nemesis_check:odd(#{sent => [{1, 1}], answered => [{2, 2}], refused => [{3, 3}]},
+                                   [{1, 1}, {3, 3}, {9, 9}])),
+    Cover = #{lost => 2, broken => false, fallbacks => 6, uncounted => false},
+    ?assert(nemesis_check:covered(2, Cover)),
+    ?assertNot(nemesis_check:covered(3, Cover)),
+    ?assert(nemesis_check:covered(8, Cover#{broken := true})),
+    ?assertNot(nemesis_check:covered(9, Cover#{broken := true})).
 
 random_faults(_) ->
     Seed = case env("SEED", "") of
@@ -57,7 +65,8 @@ random_faults(_) ->
            end,
     case rounds(Seed, erlang:monotonic_time(second) + seconds(), []) of
         [] -> ok;
-        Failed -> ct:fail("~ts", [[io_lib:format("seed ~b:~n~ts", [S, Text]) || {S, Text} <- Failed]])
+        Failed -> ct:fail("~ts", [[io_lib:format("seed ~b:~n~ts", [S, Text])
+                                   || {S, Text} <- Failed]])
     end.
 
 rounds(Seed, End, Failed) ->
@@ -77,8 +86,8 @@ say(Format, Args) ->
 %% --- faults ---------------------------------------------------------------------------
 
 %% {Name, Weight, Costs, what to do at the node At with the random number R}. To is another node.
-%% Costs: `nothing' in good order; `counted' messages, and the answers to calls; `pair': the connection
-%% of the two; `node': At and all that it knew; `uncounted': the counters too.
+%% Costs: `nothing'; `counted' messages, and the answers to calls; `pair': the connection of the
+%% two; `node': At and all that it knew; `uncounted': the counters too.
 faults() ->
     [{kill_link, 4, counted, kill(trunkline_link)},
      {kill_lane, 4, counted, kill(trunkline_lane)},
@@ -95,28 +104,44 @@ faults() ->
      {kill_inboxes, 1, nothing, name(trunkline_inboxes)},
      {kill_monitors, 2, nothing, name(trunkline_monitors)},
      {kill_link_sup, 2, counted, name(trunkline_link_sup)},
-     {kill_sup, 1, uncounted, fun(#{at := At}, C) -> kill_sup(At, C) end},
-     {close_connection, 4, nothing, fun(#{at := At, r := R}, C) -> at(At, nemesis_node, close_connection, [R], C) end},
-     {garbage, 2, nothing, fun(#{at := At, r := R}, C) -> garbage(R, maps:values(ports(At, C))), C end},
-     {disconnect, 5, pair, fun(#{at := At, to := To}, C) -> at(At, erlang, disconnect_node, [name_of(To, C)], C) end},
-     {kill_node, 3, node, fun(#{at := At}, C) -> kill_node(At, C) end},
-     {stop_node, 4, nothing, fun(#{at := At} = Args, C) -> stopped(At, Args, C) end},
-     {full_node, 2, pair, fun(#{at := At, r := R}, C) -> at(At, nemesis_node, fill, [100 + R rem 500], C) end},
-     {restart_trunkline, 5, nothing, fun(#{at := At}, C) -> restart_trunkline(At, C) end},
-     {drain, 4, nothing, fun(#{at := At, to := To}, C) -> drained(At, at(At, trunkline, drain, [name_of(To, C)], C)) end},
-     {drain_all, 2, nothing, fun(#{at := At}, C) -> drained(At, at(At, trunkline, drain, [], C)) end},
-     {restart_named, 5, nothing, fun(#{at := At, r := R}, C) -> at(At, nemesis_traffic, restart_named, [R rem 3 * (R rem 50)], C) end}].
+     {kill_sup, 1, uncounted, fun kill_sup/2},
+     {close_connection, 4, nothing, fun close_connection/2},
+     {garbage, 2, nothing, fun garbage/2},
+     {disconnect, 5, pair, fun disconnect/2},
+     {kill_node, 3, node, fun kill_node/2},
+     {stop_node, 4, nothing, fun stop_node/2},
+     {full_node, 2, pair, fun fill_node/2},
+     {restart_trunkline, 5, nothing, fun restart_trunkline/2},
+     {drain, 4, nothing, fun drain/2},
+     {drain_all, 2, nothing, fun drain_all/2},
+     {restart_named, 5, nothing, fun restart_named/2}].
 
 kill(Module) -> fun(#{at := At, r := R}, C) -> at(At, nemesis_node, kill, [Module, R], C) end.
 
 name(Name) -> fun(#{at := At}, C) -> at(At, nemesis_node, kill_name, [Name], C) end.
+
+close_connection(#{at := At, r := R}, C) -> at(At, nemesis_node, close_connection, [R], C).
+
+disconnect(#{at := At, to := To}, C) -> at(At, erlang, disconnect_node, [name_of(To, C)], C).
+
+fill_node(#{at := At, r := R}, C) -> at(At, nemesis_node, fill, [100 + R rem 500], C).
+
+drain(#{at := At, to := To}, C) -> drained(At, at(At, trunkline, drain, [name_of(To, C)], C)).
+
+drain_all(#{at := At}, C) -> drained(At, at(At, trunkline, drain, [], C)).
+
+drained(At, #{drained := Drained} = C) -> C#{drained := [At | Drained]}.
+
+%% The name is free for some time, or for none.
+restart_named(#{at := At, r := R}, C) ->
+    at(At, nemesis_traffic, restart_named, [R rem 3 * (R rem 50)], C).
 
 at(At, Module, Function, Args, C) ->
     _ = cluster:call(node_at(At, C), Module, Function, Args),
     C.
 
 %% Trunkline ends with it.
-kill_sup(At, C) ->
+kill_sup(#{at := At}, C) ->
     Node = node_at(At, C),
     ok = cluster:call(Node, nemesis_node, keep_counters, []),
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
@@ -124,7 +149,7 @@ kill_sup(At, C) ->
     anew:await_stopped(Node),
     start_again(At, C).
 
-restart_trunkline(At, C) ->
+restart_trunkline(#{at := At}, C) ->
     ok = cluster:call(node_at(At, C), nemesis_node, keep_counters, []),
     ok = cluster:call(node_at(At, C), cluster, stop_trunkline, []),
     start_again(At, progress(200, C)).
@@ -134,16 +159,18 @@ start_again(At, #{env := Env} = C) ->
     ok = cluster:call(node_at(At, C), logger, set_primary_config, [level, error]),
     C.
 
-ports(At, C) -> maps:get(ports, cluster:call(node_at(At, C), trunkline_listener, info, [])).
-
-garbage(R, Ports) ->
+%% To the ports of Trunkline.
+garbage(#{at := At, r := R}, C) ->
+    #{ports := Ports} = cluster:call(node_at(At, C), trunkline_listener, info, []),
     [begin
          stranger:say(Connection, rand:bytes(R rem 200)),
          stranger:close(Connection)
-     end || Port <- Ports, _ <- lists:seq(1, 10), {gen_tcp, _} = Connection <- [stranger:connect(Port)]].
+     end || Port <- maps:values(Ports), _ <- lists:seq(1, 10),
+            {gen_tcp, _} = Connection <- [stranger:connect(Port)]],
+    C.
 
 %% The node stands still, while something else may happen at another.
-stopped(At, Args, C) ->
+stop_node(#{at := At} = Args, C) ->
     Node = node_at(At, C),
     ok = cluster:suspend(Node),
     C1 = try
@@ -155,31 +182,33 @@ stopped(At, Args, C) ->
              %% (A new node may have its place.)
              cluster:continue(Node)
          end,
-    C1#{still := none}.
+    publish(C1#{still := none}).
 
-%% It comes back under its name. What others began to send to the one before by name, while they were connected, is
-%% not for this one.
-kill_node(At, #{nodes := Nodes, still := Still, env := Env} = C) ->
-    #{At := #{node := {_, Name, _} = Node, incarnation := Incarnation, short := Short} = Kept} = Nodes,
+%% It comes back under its name. What others began to send to the one before by name, while they
+%% were connected, is not for this one.
+kill_node(#{at := At}, #{nodes := Nodes, still := Still, env := Env} = C) ->
+    #{At := #{node := Node, incarnation := Incarnation, short := Short} = Kept} = Nodes,
     Before = os:system_time(microsecond),
-    Up = Still =:= none andalso [X || {X, #{node := N}} <- maps:to_list(Nodes), X =/= At, state(N, Name) =/= up] =:= [],
+    Down = [X || {X, #{node := N}} <- maps:to_list(Nodes), X =/= At, X =/= Still,
+                 state(N, cluster:node_of(Node)) =/= up],
+    End = case Still of
+              none when Down =:= [] -> Before;
+              _ -> none
+          end,
     cluster:kill(Node),
     New = cluster:start(Env, Short, arguments()),
     ready(New),
-    Own = cluster:call(New, nemesis_traffic, start_destinations,
-                       [At, Incarnation + 1, case Up of true -> Before; false -> none end]),
+    Own = cluster:call(New, nemesis_traffic, start_destinations, [At, Incarnation + 1, End]),
     C1 = C#{nodes := Nodes#{At := Kept#{node := New, incarnation := Incarnation + 1}},
             directory := maps:merge(maps:get(directory, C), Own),
             still := case Still of At -> none; _ -> Still end},
     start_senders(At, publish(C1)).
 
-drained(At, #{drained := Drained} = C) -> C#{drained := [At | Drained]}.
-
 %% --- the plan of a round --------------------------------------------------------------
 
 -define(NODES, [a, b, c]).
 
-%% Everything that is decided by chance, except for what the senders decide themselves, from seeds of their own.
+%% Everything that is decided by chance, but for what the senders decide, from seeds of their own.
 plan(Seed) ->
     _ = rand:seed(exsss, Seed),
     Kind = case env("NEMESIS", "") of
@@ -187,30 +216,36 @@ plan(Seed) ->
                Given -> _ = rand:uniform(3), list_to_atom(Given)
            end,
     Chosen = string:lexemes(env("FAULTS", ""), ","),
-    Faults = [Fault || {Name, _, Costs, _} = Fault <- faults(), Kind =:= bad orelse Costs =:= nothing,
+    Faults = [Fault || {Name, _, Costs, _} = Fault <- faults(),
+                       Kind =:= bad orelse Costs =:= nothing,
                        Chosen =:= [] orelse lists:member(atom_to_list(Name), Chosen)],
-    Env = [{lanes, one([1, 2, 4])}, {queue_bytes, one([262_144, 16_384])}, {window_bytes, one([67_108_864, 65_536])},
+    Env = [{lanes, one([1, 2, 4])},
+           {queue_bytes, one([262_144, 16_384])}, {window_bytes, one([67_108_864, 65_536])},
            {large_bytes, one([65_536, 8_192])}, {bulk_bytes, one([67_108_864, 1_000_000])},
            {bulk_connections, one([1, 2])}, {bulk_idle, 1_000}]
         ++ [{bulk_transport, dist} || one([true, false, false]), cluster:lane_transport() =:= dist],
     #{kind => Kind, env => Env,
-      senders => maps:from_list([{Node, [sender(Node) || _ <- lists:seq(1, 2 + rand:uniform(3))]} || Node <- ?NODES]),
-      faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)} || _ <- lists:seq(1, 4 + rand:uniform(5))]}.
+      senders => maps:from_list([{Node, [sender(Node) || _ <- lists:seq(1, 2 + rand:uniform(3))]}
+                                 || Node <- ?NODES]),
+      faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
+                 || _ <- lists:seq(1, 4 + rand:uniform(5))]}.
 
 fault(Kind, Faults) ->
     {Name, _, Costs, Fun} = weighted(Faults),
     [At, To | _] = shuffled(?NODES),
     Args = #{at => At, to => To, r => rand:uniform(1_000_000)},
-    Inner = [Fault || {Inside, _, _, _} = Fault <- Faults, Inside =/= stop_node, Inside =/= drain_all],
+    Inner = [F || {Inside, _, _, _} = F <- Faults, Inside =/= stop_node, Inside =/= drain_all],
     {Name, Costs, Fun,
      case one([true, false]) of
-         true when Name =:= stop_node, Kind =:= bad, Inner =/= [] -> Args#{inner => inside(At, To, Inner)};
-         _ -> Args
+         true when Name =:= stop_node, Kind =:= bad, Inner =/= [] ->
+             Args#{inner => inside(At, To, Inner)};
+         _ ->
+             Args
      end}.
 
-%% Of a fault while At stands still: it happens at another node, which has to do with At; or At is killed.
+%% A fault while At stands still: at another node, and it concerns At; or At is killed.
 inside(At, To, Faults) ->
-    {Name, Costs, Fun} = case weighted(Faults) of {N, _, Cs, F} -> {N, Cs, F} end,
+    {Name, _, Costs, Fun} = weighted(Faults),
     Args = #{r => rand:uniform(1_000_000)},
     {Name, Costs, Fun, case Name of
                            kill_node -> Args#{at => At, to => To};
@@ -220,13 +255,16 @@ inside(At, To, Faults) ->
 %% A seed, the targets, and how often it does what.
 sender(Node) ->
     Others = shuffled(?NODES -- [Node]),
-    Targets = [{At, Name} || At <- one([Others, Others, [hd(Others)]]), Name <- one([[p1, p2, n], [p1], [p1, n]])],
+    Targets = [{At, Name} || At <- one([Others, Others, [hd(Others)]]),
+                             Name <- one([[p1, p2, n], [p1], [p1, n]])],
     #{seed => rand:uniform(1_000_000_000), targets => Targets,
       mix => one([[{send, 6}, {cast, 2}, {{send, nosuspend}, 2}, {{send, noconnect}, 1}],
                   [{send, 10}, {multicast, 5}, {abcast, 2}, {call, 1}],
-                  [{call, 5}, {request, 3}, {cast, 2}, {erpc_call, 2}, {erpc_multicall, 1}],
-                  [{send, 10}, {cast, 10}, {{send, nosuspend}, 10}, {{send, noconnect}, 5}, {multicast, 5}, {abcast, 3}, {call, 5},
-                   {request, 3}, {monitor, 3}, {erpc_call, 3}, {erpc_cast, 3}, {erpc_multicall, 1}],
+                  [{call, 5}, {request, 3}, {cast, 2}, {multi_call, 1}, {erpc_call, 2},
+                   {erpc_multicall, 1}],
+                  [{send, 10}, {cast, 10}, {{send, nosuspend}, 10}, {{send, noconnect}, 5},
+                   {multicast, 5}, {abcast, 3}, {call, 5}, {request, 3}, {multi_call, 1},
+                   {monitor, 3}, {erpc_call, 3}, {erpc_cast, 3}, {erpc_multicall, 1}],
                   [{monitor, 10}, {send, 10}, {call, 1}]])}.
 
 one(List) -> lists:nth(rand:uniform(length(List)), List).
@@ -249,17 +287,18 @@ one_round(Seed) ->
     ct:log("seed ~b: ~p", [Seed, Plan]),
     Started = erlang:monotonic_time(millisecond),
     Test = self(),
-    {Runner, Ref} = spawn_monitor(fun() -> Test ! {self(), run(Plan)} end),      % what it starts ends with it
+    {Runner, Ref} = spawn_monitor(fun() -> Test ! {self(), run(Plan)} end),
     {Sums, Wrong} = receive
                         {Runner, Result} -> demonitor(Ref, [flush]), Result;
                         {'DOWN', Ref, process, Runner, Reason} -> {#{}, [{round, Reason}]}
                     end,
+    Failed = [io_lib:format("~0tP", [examples(Wrong), 100]) || Wrong =/= []],
     say("nemesis seed ~b ~s ~.1f s: ~0p; ~0p~ts",
         [Seed, Kind, (erlang:monotonic_time(millisecond) - Started) / 1000, Names, Sums,
-         case Wrong of [] -> ""; _ -> io_lib:format("; FAILED: ~0tP", [examples(Wrong), 100]) end]),
-    case Wrong of
+         [["; FAILED: ", F] || F <- Failed]]),
+    case Failed of
         [] -> ok;
-        _ -> ct:log("~tp", [Wrong]), {failed, io_lib:format("~tP", [examples(Wrong), 200])}
+        _ -> ct:log("~tp", [Wrong]), {failed, Failed}
     end.
 
 %% How many of each kind, and one of them.
@@ -269,37 +308,41 @@ examples(Wrong) ->
 
 %% The state of a round: C.
 run(#{env := Env, faults := Faults} = Plan) ->
-    Shorts = [{Id, peer:random_name("nemesis_" ++ atom_to_list(Id))} || Id <- ?NODES],
-    Nodes = [{Id, Short, Node} || {{Id, Short}, Node} <- lists:zip(Shorts, start_nodes(Env, [S || {_, S} <- Shorts]))],
+    Nodes = start_nodes(Env),
     try
-        C0 = #{plan => Plan, env => Env, still => none, drained => [], done => [],
-               directory => lists:foldl(fun({Id, _, Node}, Directory) ->
-                                                maps:merge(Directory, cluster:call(Node, nemesis_traffic, start_destinations, [Id, 1, none]))
-                                        end, #{}, Nodes),
-               senders => [], wrong => [],
-               nodes => maps:from_list([{Id, #{short => Short, node => Node, incarnation => 1}} || {Id, Short, Node} <- Nodes])},
-        put(cluster, C0),
-        C1 = heal(C0),
+        Destinations = [cluster:call(Node, nemesis_traffic, start_destinations, [Id, 1, none])
+                        || {Id, #{node := Node}} <- maps:to_list(Nodes)],
+        C1 = heal(#{plan => Plan, env => Env, nodes => Nodes,
+                    directory => lists:foldl(fun maps:merge/2, #{}, Destinations),
+                    senders => [],
+                    still => none,             % who is stopped just now
+                    drained => [],             % who has taken leave of somebody
+                    done => [],                % faults
+                    wrong => []}),
         Before = [{Id, rest(Id, C1)} || Id <- ?NODES],
         C2 = lists:foldl(fun start_senders/2, publish(C1), ?NODES),
-        C3 = lists:foldl(fun({Gap, Fault}, C) -> carry_out(Fault, progress(Gap, C)) end, C2, Faults),
+        C3 = lists:foldl(fun({Gap, Fault}, C) -> carry_out(Fault, progress(Gap, C)) end,
+                         C2, Faults),
         C4 = heal(progress(300, C3)),
         C5 = settle(C4),
         C6 = at_rest(Before, C5),
         #{sums := Sums, wrong := Wrong} = crashes(reconnected(C6)),
         {Sums, lists:reverse(Wrong)}
     after
-        #{nodes := Last} = get(cluster),
+        #{nodes := Last} = case get(cluster) of
+                               undefined -> #{nodes => Nodes};
+                               Kept -> Kept
+                           end,
         cluster:stop_all([Node || #{node := Node} <- maps:values(Last)])
     end.
 
-start_nodes(Env, Shorts) ->
-    Test = self(),
-    Starting = [spawn_monitor(fun() -> Node = cluster:start(Env, Short, arguments()), ready(Node), Test ! {self(), Node} end) || Short <- Shorts],
-    [receive
-         {Pid, Node} -> demonitor(Ref, [flush]), Node;
-         {'DOWN', Ref, process, Pid, Reason} -> error({not_started, Reason})
-     end || {Pid, Ref} <- Starting].
+start_nodes(Env) ->
+    all_nodes(fun(_, #{short := Short} = Node) ->
+                      Started = cluster:start(Env, Short, arguments()),
+                      ready(Started),
+                      Node#{node => Started}
+              end, maps:from_list([{Id, #{short => peer:random_name("nemesis_" ++ atom_to_list(Id)),
+                                          incarnation => 1}} || Id <- ?NODES])).
 
 arguments() -> ["+P", "4096" | cluster:dist_arguments()].
 
@@ -316,13 +359,15 @@ publish(#{directory := Directory} = C) ->
 
 start_senders(At, #{plan := #{senders := All}, senders := Senders, nodes := Nodes} = C) ->
     #{At := #{node := Node, incarnation := Incarnation}} = Nodes,
-    New = [{At, Incarnation, cluster:call(Node, nemesis_traffic, start_sender, [{At, Incarnation, I}, Seed + Incarnation, Sender])}
+    New = [{At, Incarnation, cluster:call(Node, nemesis_traffic, start_sender,
+                                          [{At, Incarnation, I}, Seed + Incarnation, Sender])}
            || {I, #{seed := Seed} = Sender} <- lists:enumerate(maps:get(At, All))],
     C#{senders := New ++ Senders}.
 
 %% Until there have been so many messages more.
 progress(Messages, C) ->
-    Count = fun() -> lists:sum([cluster:call(node_at(Id, C), nemesis_traffic, count, []) || Id <- running(C)]) end,
+    Count = fun() -> lists:sum([cluster:call(node_at(Id, C), nemesis_traffic, count, [])
+                                || Id <- running(C)]) end,
     Enough = Count() + Messages,
     try cluster:await(fun() -> Count() >= Enough orelse waiting end, ?STALLED)
     catch error:{timeout, waiting} -> ok
@@ -335,7 +380,8 @@ carry_out({Name, Costs, Fun, #{at := At} = Args}, #{done := Done, wrong := Wrong
     put(cluster, C),
     try Fun(Args, C)
     catch
-        Class:Reason:Stack -> (get(cluster))#{wrong := [{Name, Class, Reason, Stack} | Wrong], still := none}
+        Class:Reason:Stack ->
+            (get(cluster))#{wrong := [{Name, Class, Reason, Stack} | Wrong], still := none}
     end.
 
 state(Node, Peer) ->
@@ -348,17 +394,13 @@ state(Node, Peer) ->
 
 %% All sessions come up, except for those that were drained.
 heal(#{drained := Drained, wrong := Wrong} = C) ->
-    Pairs = [{X, Y} || X <- ?NODES, Y <- ?NODES, X =/= Y],
+    May = fun(X, Y, State) -> (lists:member(X, Drained) orelse lists:member(Y, Drained))
+                                  andalso lists:member(State, [drained, greeting]) end,
     try
         cluster:await(
           fun() ->
-                  States = [{X, Y, begin
-                                       true = cluster:call(node_at(X, C), net_kernel, connect_node, [name_of(Y, C)]),
-                                       state(node_at(X, C), name_of(Y, C))
-                                   end} || {X, Y} <- Pairs],
-                  case [S || {X, Y, State} = S <- States, State =/= up,
-                             not ((lists:member(X, Drained) orelse lists:member(Y, Drained))
-                                  andalso lists:member(State, [drained, greeting]))] of
+                  States = [{X, Y, connected(X, Y, C)} || X <- ?NODES, Y <- ?NODES, X =/= Y],
+                  case [S || {X, Y, State} = S <- States, State =/= up, not May(X, Y, State)] of
                       [] -> true;
                       Not -> Not
                   end
@@ -368,11 +410,16 @@ heal(#{drained := Drained, wrong := Wrong} = C) ->
         Class:Reason -> C#{wrong := [{not_healed, Class, Reason} | Wrong]}
     end.
 
+connected(X, Y, C) ->
+    true = cluster:call(node_at(X, C), net_kernel, connect_node, [name_of(Y, C)]),
+    state(node_at(X, C), name_of(Y, C)).
+
 %% What was drained has lanes again when the nodes connect anew.
 reconnected(#{drained := []} = C) ->
     C;
 reconnected(#{drained := Drained} = C) ->
-    [cluster:call(node_at(X, C), erlang, disconnect_node, [name_of(Y, C)]) || X <- lists:usort(Drained), Y <- ?NODES, Y =/= X],
+    [cluster:call(node_at(X, C), erlang, disconnect_node, [name_of(Y, C)])
+     || X <- lists:usort(Drained), Y <- ?NODES, Y =/= X],
     heal(C#{drained := []}).
 
 %% --- the checks at the end of a round ------------------------------------------------------
@@ -382,38 +429,41 @@ settle(#{nodes := Nodes, senders := All} = C) ->
     Stopped = all_nodes(
                 fun(Id, #{node := Node, incarnation := Incarnation}) ->
                         Others = [{At, Name} || At <- ?NODES, At =/= Id, Name <- [p1, p2, e]],
-                        Pids = [Pid || {At, I, Pid} <- All, At =:= Id, I =:= Incarnation],
+                        Pids = [Pid || {At, I, Pid} <- All, {At, I} =:= {Id, Incarnation}],
                         cluster:call(Node, nemesis_traffic, stop_senders, [Pids, Others])
                 end, Nodes),
     Results = lists:append(maps:values(Stopped)),
-    Sent = lists:foldl(fun(#{log := Log}, Sum) -> maps:merge(Sum, Log);
-                          (_, Sum) -> Sum
-                       end, #{}, Results),
-    Judged = arrived(Sent, C, 10),
-    #{received := Received, missing := Missing, odd := OddMessages} = Judged,
+    Sent = lists:foldl(fun maps:merge/2, #{}, [Log || #{log := Log} <- Results]),
+    #{received := Received, missing := Missing, odd := OddMessages} = arrived(Sent, C, 10),
     Odd = lists:append([O || #{odd := O} <- Results]) ++ OddMessages,
-    Reasons = lists:foldl(fun(#{reasons := R}, Sum) -> maps:merge_with(fun(_, M, N) -> M + N end, R, Sum);
-                             (_, Sum) -> Sum
-                          end, #{}, Results),
+    Reasons = lists:foldl(fun(R, Sum) -> maps:merge_with(fun(_, M, N) -> M + N end, R, Sum) end,
+                          #{}, [R || #{reasons := R} <- Results]),
     Orders = [{Key, nemesis_check:order(Runs)} || {Key, Runs} <- maps:to_list(Received)],
     Doubled = [{Key, D} || {Key, #{doubled := [_ | _] = D}} <- Orders],
-    Disordered = [{Key, D, around(D, maps:get(Key, Received))} || {{_, {_, Name}, _} = Key, #{disordered := [_ | _] = D}} <- Orders, Name =/= e],
+    Disordered = [{Key, D, around(D, maps:get(Key, Received))}
+                  || {{_, {_, Name}, _} = Key, #{disordered := [_ | _] = D}} <- Orders, Name =/= e],
     Counted = counted(C),
     Wrong = [R || R <- Results, not is_map(R)]
         ++ [{doubled, D} || D <- Doubled] ++ [{out_of_order, D} || D <- Disordered]
-        ++ lists:append([[{Key, O} || O <- nemesis_check:odd(of_key(Key, Sent), maps:get(Key, Received, []))]
-                         || Key <- lists:usort([Key || {Key, _} <- maps:keys(Sent)]), is_alive(Key, C)])
-        ++ losses(Missing, Counted, C) ++ wrong(Odd, C) ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
-    C#{sums => #{messages => sum(lists:append(maps:values(Sent))), received => sum(lists:append(maps:values(Received))),
-                 lost => lists:sum(maps:values(Missing)), counted => lists:sum([L || {L, _, _} <- maps:values(Counted)]),
-                 doubled => length(Doubled), out_of_order => length(Disordered), failed_calls => lists:sum(maps:values(Reasons))},
+        ++ [{odd, Key, O} || Key <- lists:usort([Key || {Key, _} <- maps:keys(Sent)]),
+                             is_alive(Key, C),
+                             O <- nemesis_check:odd(of_key(Key, Sent), maps:get(Key, Received, []))]
+        ++ losses(Missing, Counted, C) ++ wrong(Odd, C)
+        ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
+    C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
+                 received => sum(lists:append(maps:values(Received))),
+                 lost => lists:sum(maps:values(Missing)),
+                 counted => lists:sum([L || {L, _, _} <- maps:values(Counted)]),
+                 doubled => length(Doubled), out_of_order => length(Disordered),
+                 failed_calls => lists:sum(maps:values(Reasons))},
        wrong := lists:reverse(Wrong) ++ maps:get(wrong, C)}.
 
 all_nodes(Fun, Nodes) ->
-    Running = [{Id, spawn_monitor(fun() -> exit({done, Fun(Id, Node)}) end)} || {Id, Node} <- maps:to_list(Nodes)],
+    Running = [{Id, spawn_monitor(fun() -> exit({done, Fun(Id, Node)}) end)}
+               || {Id, Node} <- maps:to_list(Nodes)],
     maps:from_list([receive
                         {'DOWN', Ref, process, Pid, {done, Result}} -> {Id, Result};
-                        {'DOWN', Ref, process, Pid, Reason} -> {Id, [{crashed, Id, Reason}]}
+                        {'DOWN', Ref, process, Pid, Reason} -> error({Id, Reason})
                     end || {Id, {Pid, Ref}} <- Running]).
 
 %% What arrived before and after the first of these runs.
@@ -428,27 +478,24 @@ arrived(Sent, #{nodes := Nodes} = C, Tries) ->
     Missing = missing(Sent, Received, C),
     case maps:values(Missing) of
         [_ | _] when Tries > 0 -> receive after 100 -> arrived(Sent, C, Tries - 1) end;
-        _ -> #{received => Received, missing => Missing, odd => lists:append([Odd || {_, Odd} <- Logs])}
+        _ -> #{received => Received, missing => Missing,
+               odd => lists:append([Odd || {_, Odd} <- Logs])}
     end.
 
-%% #{{From, To} => how many}, between those that are still there. What is executed elsewhere, and what is sent to a
-%% name that nobody had, is not counted anywhere.
+%% #{{From, To} => how many}, between those that are still there. What is executed elsewhere, and
+%% what is sent to a name that is free, is not counted anywhere.
 missing(Sent, Received, C) ->
-    maps:filter(fun(_, N) -> N > 0 end,
-                maps:fold(fun({{{From, _, _}, {To, Name}, _} = Key, sent}, Runs, Sum) ->
-                                  case is_alive(Key, C) andalso Name =/= n andalso (Name =/= e orelse is_good(C)) of
-                                      true ->
-                                          N = sum(nemesis_check:missing(Runs, maps:get(Key, Received, []))),
-                                          maps:update_with({From, To}, fun(M) -> M + N end, N, Sum);
-                                      false ->
-                                          Sum
-                                  end;
-                             (_, _, Sum) -> Sum
-                          end, #{}, Sent)).
+    Pairs = [{{From, To}, sum(nemesis_check:missing(Runs, maps:get(Key, Received, [])))}
+             || {{{{From, _, _}, {To, Name}, _} = Key, sent}, Runs} <- maps:to_list(Sent),
+                is_alive(Key, C), Name =/= n, Name =/= e orelse is_good(C)],
+    lists:foldl(fun({Pair, N}, Sum) -> maps:update_with(Pair, fun(M) -> M + N end, N, Sum) end,
+                #{}, [Some || {_, N} = Some <- Pairs, N > 0]).
 
 sum(Runs) -> lists:sum([Last - First + 1 || {First, Last} <- Runs]).
 
-of_key(Key, Sent) -> maps:from_list([{How, Runs} || How <- [sent, answered, uncertain, refused], {ok, Runs} <- [maps:find({Key, How}, Sent)]]).
+of_key(Key, Sent) ->
+    maps:from_list([{How, Runs} || How <- [sent, answered, uncertain, refused],
+                                   {ok, Runs} <- [maps:find({Key, How}, Sent)]]).
 
 is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
     #{From := #{incarnation := I}, To := #{incarnation := J}} = Nodes,
@@ -459,22 +506,33 @@ is_good(#{plan := #{kind := Kind}}) -> Kind =:= good.
 %% #{{From, To} => {Lost, Fallbacks, Broken}}, of all that have been at From.
 counted(#{nodes := Nodes} = C) ->
     Ids = maps:from_list([{name_of(Id, C), Id} || Id <- ?NODES]),
-    maps:from_list(lists:append([[{{From, maps:get(Name, Ids)}, Values}
-                                  || {Name, Values} <- maps:to_list(cluster:call(Node, nemesis_node, counted, [])), is_map_key(Name, Ids)]
-                                 || {From, #{node := Node}} <- maps:to_list(Nodes)])).
+    maps:from_list([{{From, maps:get(Name, Ids)}, Values}
+                    || {From, #{node := Node}} <- maps:to_list(Nodes),
+                       Counts <- [cluster:call(Node, nemesis_node, counted, [])],
+                       {Name, Values} <- maps:to_list(Counts),
+                       is_map_key(Name, Ids)]).
 
-losses(Missing, Counted, #{done := Done} = C) ->
-    Get = fun(Pair) -> maps:get(Pair, Counted, {0, 0, 0}) end,
-    Plain = [Name || {Name, _, _, _} <- Done, lists:member(Name, [drain, drain_all, restart_trunkline, kill_sup, kill_link_sup, kill_links])],
-    [{lost, From, To, N, Cover} || {{From, To}, N} <- maps:to_list(Missing),
-                                   {Lost, Fallbacks, _} <- [Get({From, To})], {_, _, Torn} <- [Get({To, From})],
-                                   Cover <- [#{lost => Lost + Torn, fallbacks => case Plain of [] -> Fallbacks; _ -> unknown end,
-                                               broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done),
-                                               uncounted => lists:any(fun({_, Costs, At, _}) ->
-                                                                              Costs =:= uncounted andalso lists:member(At, [From, To])
-                                                                      end, Done)}],
-                                   not nemesis_check:covered(N, Cover)]
-        ++ [{false_alarm, Pair, Lost} || is_good(C), {Pair, {Lost, _, _}} <- maps:to_list(Counted), Lost > maps:get(Pair, Missing, 0)].
+losses(Missing, Counted, C) ->
+    [{lost, Pair, N, Cover} || {Pair, N} <- maps:to_list(Missing),
+                               Cover <- [cover(Pair, Counted, C)],
+                               not nemesis_check:covered(N, Cover)]
+        ++ [{false_alarm, Pair, Lost} || is_good(C), {Pair, {Lost, _, _}} <- maps:to_list(Counted),
+                                         Lost > maps:get(Pair, Missing, 0)].
+
+%% What may explain a loss.
+cover({From, To}, Counted, #{done := Done}) ->
+    {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {0, 0, 0}),
+    {_, _, Torn} = maps:get({To, From}, Counted, {0, 0, 0}),
+    GivenUp = [Name || {Name, _, _, _} <- Done,
+                       lists:member(Name, [drain, drain_all, restart_trunkline, kill_sup,
+                                           kill_link_sup, kill_links])],
+    #{lost => Lost + Torn,
+      fallbacks => case GivenUp of
+                       [] -> Fallbacks;
+                       _ -> unknown
+                   end,
+      broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done),
+      uncounted => [] =/= [At || {_, uncounted, At, _} <- Done, lists:member(At, [From, To])]}.
 
 breaks({_, node, At, _}, Pair) -> lists:member(At, Pair);
 breaks({full_node, _, At, _}, Pair) -> lists:member(At, Pair);
@@ -487,17 +545,19 @@ wrong(Odd, #{done := Done} = C) ->
     Late = [Note || {late_note, Note} <- Odd],
     Before = [Worker || {down_before, _, Worker} <- Odd],
     TooLate = [Key || {too_late, Key, _} <- Odd],
+    Replaced = lists:member(counted, Costs) orelse lists:member(uncounted, Costs),
     lists:usort([case What of
                      {no_note, Entries, _} -> {no_note, Entries};
                      _ -> What
                  end || What <- Odd,
                         case What of
                             {no_note, _, Note} -> is_good(C) orelse lists:member(Note, Late);
-                            {late_note, _} -> false;                              % the same
+                            {late_note, _} -> false;                     % the same
                             {down_before, _, _} -> is_good(C);
                             %% A link that was killed is replaced, and its monitors by OTP's own.
-                            {behind_its_down, Worker} -> is_good(C) orelse (lists:member(Worker, Before) andalso
-                                                                            Costs -- [nothing, pair, node] =:= []);
+                            {behind_its_down, Worker} ->
+                                is_good(C) orelse
+                                    (lists:member(Worker, Before) andalso not Replaced);
                             {false_down, noconnection, _} -> not lists:member(uncounted, Costs);
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
                             %% One may have been about to be sent.
@@ -508,8 +568,10 @@ wrong(Odd, #{done := Done} = C) ->
 is_documented({call, timeout}, _) -> true;
 is_documented({request, timeout}, _) -> true;
 is_documented({erpc, timeout}, _) -> true;
-is_documented({erpc, Reason, _}, C) -> is_documented({erpc, Reason}, C);
-is_documented({Kind, Reason}, _) when Kind =/= erpc, Reason =:= noproc; Kind =/= erpc, Reason =:= killed -> true;     % of n
+is_documented({multi_call, bad_node}, _) -> true;          % a timeout, or n
+%% n is killed.
+is_documented({Kind, noproc}, _) when Kind =/= erpc -> true;
+is_documented({Kind, killed}, _) when Kind =/= erpc -> true;
 is_documented({erpc, noconnection}, C) -> not is_good(C);
 is_documented({erpc, system_limit}, C) -> lists:keymember(full_node, 1, maps:get(done, C));
 is_documented({call, {nodedown, _}}, C) -> not is_good(C);
@@ -522,8 +584,11 @@ rest(Id, C) -> cluster:call(node_at(Id, C), nemesis_node, rest, []).
 at_rest(Before, #{wrong := Wrong} = C) ->
     try
         cluster:await(fun() ->
-                              case [{Id, What, Then, Now} || {Id, Thens} <- Before, {What, {Now, Allowed}} <- maps:to_list(rest(Id, C)),
-                                                             {Then, _} <- [maps:get(What, Thens, {0, 0})], Now > max(Then, Allowed)] of
+                              case [{Id, What, Then, Now}
+                                    || {Id, Thens} <- Before,
+                                       {What, {Now, Allowed}} <- maps:to_list(rest(Id, C)),
+                                       {Then, _} <- [maps:get(What, Thens, {0, 0})],
+                                       Now > max(Then, Allowed)] of
                                   [] -> true;
                                   More -> More
                               end
@@ -534,5 +599,6 @@ at_rest(Before, #{wrong := Wrong} = C) ->
     end.
 
 crashes(#{wrong := Wrong} = C) ->
-    Crashes = [{crash, Id, Text} || Id <- ?NODES, Text <- cluster:call(node_at(Id, C), nemesis_node, logged, [])],
+    Crashes = [{crash, Id, Text} || Id <- ?NODES,
+                                    Text <- cluster:call(node_at(Id, C), nemesis_node, logged, [])],
     C#{wrong := Crashes ++ Wrong}.

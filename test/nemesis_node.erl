@@ -1,7 +1,8 @@
 %% What nemesis_SUITE does to a node, and reads there. These functions run at the node.
 -module(nemesis_node).
 
--export([kill/2, kill_name/1, close_connection/1, fill/1, rest/0, keep_counters/0, counted/0, install_log/0, log/2, logged/0]).
+-export([kill/2, kill_name/1, close_connection/1, fill/1, rest/0, keep_counters/0, counted/0]).
+-export([install_log/0, log/2, logged/0]).
 
 -include("../src/trunkline_route.hrl").
 
@@ -21,7 +22,7 @@ kind(Pid) ->
     end.
 
 of_trunkline(Modules) ->
-    case [M || M <- Modules, M =:= trunkline_sup orelse lists:prefix("trunkline_", atom_to_list(M))] of
+    case [M || M <- Modules, lists:prefix("trunkline_", atom_to_list(M))] of
         [Module | _] -> Module;
         [] -> none
     end.
@@ -47,11 +48,14 @@ end_it(Pid) ->
 %% A socket of a connection of Trunkline's own, without a farewell.
 close_connection(Random) ->
     Owners = by_kind(trunkline_carrier) ++ by_kind(trunkline_receiver),
-    case lists:sort([Port || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
-                             lists:member(Owner, Owners)]) of
+    case [Port || {Port, Owner} <- ports(), lists:member(Owner, Owners)] of
         [] -> none;
         Ports -> cluster:close(lists:nth(Random rem length(Ports) + 1, Ports)), closed
     end.
+
+ports() ->
+    [{Port, Owner} || Port <- lists:sort(erlang:ports()),
+                      {connected, Owner} <- [erlang:port_info(Port, connected)]].
 
 %% No process can be had for so many ms.
 fill(Time) ->
@@ -61,31 +65,33 @@ fill(Time) ->
 
 %% --- what is left ---------------------------------------------------------------------
 
-%% What Trunkline has here, without load: #{What => {how many, how many there may be}}. Some of it begins with the
-%% first large message, or the first monitor, and stays.
+%% What Trunkline has here, without load: #{What => {how many, how many there may be}}. Some of it
+%% begins with the first large message, or the first monitor, and stays.
 rest() ->
-    Kinds = counts([{processes, Kind} || Pid <- processes(), Kind <- [kind(Pid)], Kind =/= none]),
-    Tables = counts([{table, Name} || Table <- ets:all(), Name <- [of_trunkline([ets:info(Table, name)])], Name =/= none]),
-    Rows = maps:from_list([{{rows, Table}, ets:info(Table, size)} || Table <- [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
-                                                                     ets:whereis(Table) =/= undefined]),
-    Ports = counts([{port, Kind} || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
-                                   Kind <- [kind(Owner)], Kind =/= none]),
     Routes = trunkline_route:all(),
-    Sum = lists:foldl(fun maps:merge/2, #{}, [Kinds, Tables, Ports, Rows]),
+    Lanes = lists:append([L || #{lanes := L} <- maps:values(maps:get(peers, trunkline:info()))]),
+    Things = counts([{processes, Kind} || Pid <- processes(), Kind <- [kind(Pid)], Kind =/= none]
+                    ++ [{table, Name} || Table <- ets:all(),
+                                         Name <- [of_trunkline([ets:info(Table, name)])], Name =/= none]
+                    ++ [{port, Kind} || {_, Owner} <- ports(), Kind <- [kind(Owner)], Kind =/= none]),
+    Rows = maps:from_list([{{rows, Table}, Size}
+                           || Table <- [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
+                              Size <- [ets:info(Table, size)], Size =/= undefined]),
+    Sum = maps:merge(Things, Rows),
     maps:map(fun(What, N) -> {N, allowed(What, length(Routes), Sum)} end,
              Sum#{routes => length(Routes), handlers => handlers(),
                   levels => lists:sum([in_gate(Route) || {_, Route} <- Routes]),
-                  in_flight => lists:sum([M + B || #{lanes := Lanes} <- maps:values(maps:get(peers, trunkline:info())),
-                                                   #{in_flight_messages := M, in_flight_bytes := B} <- Lanes])}).
+                  in_flight => lists:sum([M + B || #{in_flight_messages := M, in_flight_bytes := B} <- Lanes])}).
 
-%% Beside what was there before.
-allowed({processes, trunkline_listener}, _, _) -> 3;                       % it accepts by TCP, and by TLS
+%% Beside what was there before: acceptors for TCP and TLS, and a session with each peer.
+allowed({processes, trunkline_listener}, _, _) -> 3;
 allowed({port, trunkline_listener}, _, _) -> 2;
-allowed({rows, trunkline_monitors_watched}, Peers, _) -> Peers;            % a session each
+allowed({rows, trunkline_monitors_watched}, Peers, _) -> Peers;
 allowed({table, trunkline_agent}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
 allowed(_, _, _) -> 0.
 
-counts(Things) -> maps:map(fun(_, All) -> length(All) end, maps:groups_from_list(fun(Thing) -> Thing end, Things)).
+counts(Things) ->
+    maps:map(fun(_, All) -> length(All) end, maps:groups_from_list(fun(Thing) -> Thing end, Things)).
 
 in_gate(#route{gate = Gate, lanes = Lanes}) ->
     lists:sum([abs(trunkline_gate:level(Gate, Ix)) || Ix <- lists:seq(1, tuple_size(Lanes) + 1)]).
@@ -102,14 +108,16 @@ handlers() ->
 keep_counters() -> persistent_term:put(?KEPT, counters()).
 
 counters() ->
-    lists:usort([{Node, Stats} || {Node, #{stats := Stats}} <- maps:to_list(trunkline_peers:all()), Stats =/= none]
+    lists:usort([{Node, Stats} || {Node, #{stats := Stats}} <- maps:to_list(trunkline_peers:all()),
+                                  Stats =/= none]
                 ++ persistent_term:get(?KEPT, [])).
 
-%% #{Node => {what is counted as lost on the way there, fallbacks, large messages from there that were broken}}
+%% #{Node => {lost on the way there, fallbacks, large messages from there that were broken}}
 counted() ->
     lists:foldl(fun({Node, Stats}, Sums) ->
-                        #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C, lost_unreachable := N,
-                          fallbacks := F, large_broken := B} = trunkline_stats:read(Stats, peer),
+                        #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C,
+                          lost_unreachable := N, fallbacks := F, large_broken := B} =
+                            trunkline_stats:read(Stats, peer),
                         {Lost, Fallbacks, Broken} = maps:get(Node, Sums, {0, 0, 0}),
                         Sums#{Node => {Lost + Q + U + C + N, Fallbacks + F, Broken + B}}
                 end, #{}, counters()).
@@ -130,10 +138,12 @@ log(#{level := error, msg := Msg}, _) ->
                {Format, Args} -> io_lib:format(Format, Args)
            end,
     Flat = unicode:characters_to_list(Text),
-    Unplanned = "badmatch|case_clause|function_clause|badarg|badkey|badmap|badrecord|if_clause|try_clause|undef\\b|corrupt",
+    Unplanned = "badmatch|(case|function|if|try)_clause|bad(arg|key|map|record)|undef\\b|corrupt",
     case {string:find(Flat, "trunkline_"), re:run(Flat, Unplanned, [unicode])} of
-        {Found, {match, [{At, _}]}} when Found =/= nomatch -> nemesis_crashes ! {crash, lists:sublist(Flat, max(1, At - 100), 400)};
-        _ -> ok
+        {Found, {match, [{At, _} | _]}} when Found =/= nomatch ->
+            nemesis_crashes ! {crash, lists:sublist(Flat, max(1, At - 100), 400)};
+        _ ->
+            ok
     end;
 log(_, _) ->
     ok.

@@ -4,13 +4,15 @@
 %%
 %%     {n, Time, Form, Entries, Seed, Make, Payload}
 %%
-%% Time is when the sender began to send it, Form is `pid', `alias' or `name', as it was addressed. There is an
-%% entry {Key, N} for each addressee; the Nth message of a Key = {Sender, Destination, Incarnation} has the
-%% number N, whatever the form and the kind of sending. The payload follows from Seed and Make.
+%% Time is when the sender began to send it, Form is `pid', `alias' or `name', as it was addressed.
+%% There is an entry {Key, N} for each addressee; the Nth message of a Key = {Sender, Destination,
+%% Incarnation} has the number N, whatever the form and the kind of sending. The payload follows from
+%% Seed and Make.
 %%
-%% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name of it.
-%% The destinations of a node are the servers p1 and p2; n, which has only a name and is restarted now and
-%% then; and e, to which functions report that are executed at the node (their order is not promised).
+%% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name
+%% of it. The destinations of a node are the servers p1 and p2; n, which has only a name and is
+%% restarted now and then; and e, to which functions report that are executed at the node (their order
+%% is not promised).
 %%
 %% All logs are runs of numbers: [{First, Last}].
 -module(nemesis_traffic).
@@ -31,23 +33,25 @@
 
 %% --- destinations ---------------------------------------------------------------------
 
-%% At the node Id, in its Incarnation. Nothing that somebody began to send to the names of the incarnation before
-%% its end may arrive here. Answers this node's part of the directory.
+%% At the node Id, in its Incarnation. What others began to send to the names of the incarnation
+%% before, until its End, must not arrive here. Answers this node's part of the directory.
 start_destinations(Id, Incarnation, End) ->
     ok = persistent_term:put(?COUNT, counters:new(1, [])),
     ok = persistent_term:put(?WHEEL, element(1, rand:bytes_s(4_000_000, rand:seed_s(exsss, 1)))),
-    maps:from_list([{{Id, Name}, start_destination(Id, Name, Incarnation, End)} || Name <- [p1, p2, n, e]]).
+    maps:from_list([{{Id, Name}, start_destination(Id, Name, Incarnation, End)}
+                    || Name <- [p1, p2, n, e]]).
 
 start_destination(Id, Name, Incarnation, End) ->
     {ok, Pid} = gen_server:start(?MODULE, {{Id, Name}, Incarnation, End}, []),
+    Where = #{incarnation => Incarnation, node => node(), pid => none, alias => none},
     case Name of
         n ->
             true = register(nemesis_log, Pid),
             true = register(nemesis_keeper, spawn(?MODULE, keep_named, [Pid, 0])),
-            #{incarnation => Incarnation, node => node(), pid => none, alias => none};
+            Where;
         _ ->
             true = register(Name, Pid),
-            #{incarnation => Incarnation, node => node(), pid => Pid, alias => gen_server:call(Pid, alias)}
+            Where#{pid := Pid, alias := gen_server:call(Pid, alias)}
     end.
 
 %% #{Destination => where it is}, for the senders of this node.
@@ -55,7 +59,8 @@ publish(Directory) -> persistent_term:put(?DIRECTORY, Directory).
 
 %% [{Key, Runs in the order of arrival}], and what was wrong with single messages.
 logs() ->
-    {Logs, Odd} = lists:unzip([gen_server:call(Name, log, ?STUCK) || Name <- [p1, p2, nemesis_log, e]]),
+    {Logs, Odd} = lists:unzip([gen_server:call(Name, log, ?STUCK)
+                               || Name <- [p1, p2, nemesis_log, e]]),
     {lists:append(Logs), lists:append(Odd)}.
 
 %% A process that does nothing but pass on what it gets, under a name that others take after it.
@@ -112,12 +117,13 @@ got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destinatio
         [{{{From, Theirs, _}, _, Incarnation} = Key, N}] ->
             Newest = maps:get(From, S#log.newest, Theirs),
             S1 = note([{torn, Key, N} || Payload =/= payload(Seed, Make)]
-                      ++ [{wrong_incarnation, Key, N, Form} || Incarnation =/= S#log.incarnation, Form =/= name]
+                      ++ [{wrong_incarnation, Key, N, Form} || Incarnation =/= S#log.incarnation,
+                                                               Form =/= name]
                       %% from one that has ended, behind something of its successor
                       ++ [{stale, Key, N} || Theirs < Newest, element(2, Destination) =/= e]
                       ++ [{too_late, Key, N} || is_integer(S#log.ended), Time < S#log.ended], S),
             S1#log{newest = (S1#log.newest)#{From => max(Theirs, Newest)},
-                   runs = maps:update_with(Key, fun(Runs) -> add(N, Runs) end, [{N, N}], S1#log.runs)};
+                   runs = add(Key, N, S1#log.runs)};
         _ ->
             note([{wrong_destination, Destination, Entries}], S)
     end;
@@ -125,6 +131,8 @@ got(Other, S) ->
     note([{unknown, Other}], S).
 
 note(Odd, #log{odd = Before} = S) -> S#log{odd = Odd ++ Before}.
+
+add(Key, N, Log) -> maps:update_with(Key, fun(Runs) -> add(N, Runs) end, [{N, N}], Log).
 
 %% To the newest run, which is the first.
 add(N, [{First, Last} | Runs]) when N =:= Last + 1 -> [{First, N} | Runs];
@@ -139,9 +147,12 @@ executed(Message) ->
 
 %% --- payloads -------------------------------------------------------------------------
 
-payload(Seed, {list, Bytes}) -> binary_to_list(payload(Seed, Bytes));
-payload(Seed, {tuple, Bytes}) -> {Seed, payload(Seed, Bytes div 2), #{make_of => [payload(Seed + 1, Bytes div 2) | Seed]}};
-payload(Seed, Bytes) -> binary:part(persistent_term:get(?WHEEL), Seed rem 1_999_993, Bytes).
+payload(Seed, {list, Bytes}) ->
+    binary_to_list(payload(Seed, Bytes));
+payload(Seed, {tuple, Bytes}) ->
+    {Seed, payload(Seed, Bytes div 2), #{made_of => [payload(Seed + 1, Bytes div 2) | Seed]}};
+payload(Seed, Bytes) ->
+    binary:part(persistent_term:get(?WHEEL), Seed rem 1_999_993, Bytes).
 
 bytes() ->
     case rand:uniform(1000) of
@@ -160,12 +171,12 @@ make() ->
 
 %% --- senders --------------------------------------------------------------------------
 
-%% What it did with the numbers of each Key: `sent' (accepted), `answered' (so it must have arrived),
-%% `uncertain' (a request without an answer), `refused' (it must not arrive).
+%% What it did with the numbers of each Key: `sent' (accepted), `answered' (they must have arrived),
+%% `uncertain' (requests without an answer), `refused' (they must not arrive).
 -record(sender,
         {id, mix, targets,
          numbers = #{} :: #{term() => pos_integer()},
-         log = #{} :: #{{Key :: term(), sent | answered | uncertain | refused} => [{pos_integer(), pos_integer()}]},
+         log = #{} :: #{{Key :: term(), sent | answered | uncertain | refused} => [nemesis_check:run()]},
          reasons = #{} :: #{term() => pos_integer()},       % of calls that failed
          odd = []}).
 
@@ -175,12 +186,13 @@ start_sender(Id, Seed, #{mix := Mix, targets := Targets}) ->
                   _ = rand:seed(exsss, Seed),
                   try loop(#sender{id = Id, mix = Mix, targets = Targets})
                   catch
-                      Class:Reason:Stack -> receive {stop, From, _} -> From ! {self(), {crashed, Class, Reason, Stack}} end
+                      Class:Reason:Stack ->
+                          receive {stop, From, _} -> From ! {self(), {crashed, Class, Reason, Stack}} end
                   end
           end).
 
-%% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived, and answers
-%% what it did. A sender that does not is stuck.
+%% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived, and
+%% answers what it did. A sender that does not is stuck.
 stop_senders(Senders, Destinations) ->
     Refs = [{Pid, monitor(process, Pid)} || Pid <- Senders],
     lists:foreach(fun(Pid) -> Pid ! {stop, self(), Destinations} end, Senders),
@@ -200,7 +212,8 @@ loop(S) ->
     receive
         {stop, From, Destinations} ->
             #sender{log = Log, reasons = Reasons, odd = Odd} = late(flush(Destinations, S)),
-            From ! {self(), #{log => maps:map(fun(_, Runs) -> lists:reverse(Runs) end, Log), reasons => Reasons, odd => Odd}}
+            From ! {self(), #{log => maps:map(fun(_, Runs) -> lists:reverse(Runs) end, Log),
+                              reasons => Reasons, odd => Odd}}
     after 0 ->
             loop(step(S))
     end.
@@ -208,10 +221,12 @@ loop(S) ->
 step(#sender{mix = Mix, targets = Targets} = S) ->
     Directory = persistent_term:get(?DIRECTORY),
     Kind = pick(Mix),
-    repeat(case rand:uniform(10) of 1 -> rand:uniform(50); _ -> 1 end, Kind, one(Targets), Directory, S).
-
-repeat(0, _, _, _, S) -> S;
-repeat(Times, Kind, Target, Directory, S) -> repeat(Times - 1, Kind, Target, Directory, step(Kind, Target, Directory, S)).
+    Times = case rand:uniform(10) of
+                1 -> rand:uniform(50);
+                _ -> 1
+            end,
+    Target = one(Targets),
+    lists:foldl(fun(_, S1) -> step(Kind, Target, Directory, S1) end, S, lists:seq(1, Times)).
 
 %% One for each kind of sending.
 step(send, Target, Directory, S) ->
@@ -222,7 +237,8 @@ step({send, Option}, Target, Directory, S) ->
     {[{Form, To}], Message, S1} = message([Target], [pid, name, alias], Directory, S),
     case trunkline:send(To, Message, [Option]) of
         ok -> done(sent, Form, Message, S1);
-        Refused when Refused =:= nosuspend; Refused =:= noconnect -> done(refused, Form, Message, S1)
+        Refused when Refused =:= nosuspend; Refused =:= noconnect ->
+            done(refused, Form, Message, S1)
     end;
 step(cast, Target, Directory, S) ->
     {[{Form, To}], Message, S1} = message([Target], [pid, name], Directory, S),
@@ -246,7 +262,8 @@ step(request, Target, Directory, #sender{targets = Targets} = S) ->
         lists:mapfoldl(fun(T, S0) ->
                                {[{_, To}], Message, S2} = message([T], [pid, name], Directory, S0),
                                Bytes = bytes(),
-                               {{trunkline:send_request(To, {none, Bytes, Message}), Bytes, Message}, count_one(S2)}
+                               Id = trunkline:send_request(To, {none, Bytes, Message}),
+                               {{Id, Bytes, Message}, count_one(S2)}
                        end, S, [Target | [one(Targets) || _ <- lists:seq(1, rand:uniform(4) - 1)]]),
     lists:foldl(fun({Id, Bytes, Message}, S2) ->
                         case trunkline:receive_response(Id, 30_000) of
@@ -255,6 +272,18 @@ step(request, Target, Directory, #sender{targets = Targets} = S) ->
                             timeout -> failed(request, timeout, Message, S2)
                         end
                 end, S1, Requests);
+step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) ->
+    All = lists:usort([Target | [T || {_, N} = T <- Targets, N =:= Name]]),
+    {Addresses, Message, S1} = message(All, [name], Directory, S),
+    Nodes = [Node || {_, {_, Node}} <- Addresses],
+    {Replies, Bad} = trunkline:multi_call(Nodes, Name, {none, 1, Message}, 10_000),
+    [] = Nodes -- (Bad ++ [Node || {Node, _} <- Replies]),
+    lists:foldl(fun({Node, Entry}, S2) ->
+                        case lists:keyfind(Node, 1, Replies) of
+                            {Node, {got, _, _}} -> log(answered, [Entry], S2);
+                            false -> reason({multi_call, bad_node}, log(uncertain, [Entry], S2))
+                        end
+                end, count_one(S1), lists:zip(Nodes, entries(Message)));
 step(erpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
@@ -268,18 +297,22 @@ step(erpc_cast, {Node, _}, Directory, S) ->
     ok = trunkline_erpc:cast(At, ?MODULE, executed, [Message]),
     done(sent, name, Message, S1);
 step(erpc_multicall, _, Directory, #sender{targets = Targets} = S) ->
-    {Addresses, Message, S1} = message(lists:usort([{Node, e} || {Node, _} <- Targets]), [name], Directory, S),
-    Results = trunkline_erpc:multicall([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed, [Message], 10_000),
+    All = lists:usort([{Node, e} || {Node, _} <- Targets]),
+    {Addresses, Message, S1} = message(All, [name], Directory, S),
+    Nodes = [Node || {_, {_, Node}} <- Addresses],
+    Results = trunkline_erpc:multicall(Nodes, ?MODULE, executed, [Message], 10_000),
     lists:foldl(fun({{ok, nobody}, Entry}, S2) -> log(uncertain, [Entry], S2);
                    ({{ok, _}, Entry}, S2) -> log(answered, [Entry], S2);
-                   ({{error, {erpc, Reason}}, Entry}, S2) -> reason({erpc, Reason}, log(uncertain, [Entry], S2))
+                   ({{error, {erpc, Reason}}, Entry}, S2) ->
+                        reason({erpc, Reason}, log(uncertain, [Entry], S2))
                 end, count_one(S1), lists:zip(Results, entries(Message)));
-step(monitor, {Node, _} = Target, Directory, S) ->
+step(monitor, Target, Directory, S) ->
     #{Target := #{node := At}} = Directory,
     try trunkline_erpc:call(At, ?MODULE, worker, [], 10_000) of
         Worker -> watch(Worker, S)
     catch
-        error:{erpc, Reason} -> reason({erpc, Reason, Node =:= none}, S)
+        error:{erpc, Reason} -> reason({erpc, Reason}, S);
+        error:{exception, system_limit, _} -> S
     end.
 
 call(To, Message, Timeout, S) ->
@@ -333,7 +366,8 @@ message(Targets, Forms, Directory, S) ->
     Said = case lists:keymember(name, 1, Addresses) of true -> name; false -> Form end,
     Make = make(),
     Seed = rand:uniform(1_999_993),
-    {Addresses, {n, os:system_time(microsecond), Said, Entries, Seed, Make, payload(Seed, Make)}, S1}.
+    Time = os:system_time(microsecond),
+    {Addresses, {n, Time, Said, Entries, Seed, Make, payload(Seed, Make)}, S1}.
 
 address(_, {_, Name}, #{pid := none, node := Node}) -> {name, {Name, Node}};
 address(pid, _, #{pid := Pid}) -> {pid, Pid};
@@ -343,8 +377,7 @@ address(name, {_, Name}, #{node := Node}) -> {name, {Name, Node}}.
 done(How, _, Message, S) -> log(How, entries(Message), count_one(S)).
 
 log(How, Entries, #sender{log = Log} = S) ->
-    S#sender{log = lists:foldl(fun({Key, N}, L) -> maps:update_with({Key, How}, fun(Runs) -> add(N, Runs) end, [{N, N}], L) end,
-                               Log, Entries)}.
+    S#sender{log = lists:foldl(fun({Key, N}, L) -> add({Key, How}, N, L) end, Log, Entries)}.
 
 count_one(S) ->
     counters:add(persistent_term:get(?COUNT), 1, 1),
@@ -357,7 +390,7 @@ pick(Mix) -> pick(rand:uniform(lists:sum([W || {_, W} <- Mix])), Mix).
 pick(N, [{Kind, Weight} | _]) when N =< Weight -> Kind;
 pick(N, [{_, Weight} | Mix]) -> pick(N - Weight, Mix).
 
-%% The last message to each, behind all the others: when it is answered they have arrived, or never will.
+%% The last message to each, behind all others: when it is answered they have arrived, or are lost.
 flush(Destinations, S) ->
     Deadline = erlang:monotonic_time(millisecond) + ?STUCK,
     lists:foldl(fun(Destination, S0) -> flush(Destination, Deadline, S0) end, S, Destinations).
@@ -369,7 +402,7 @@ flush(Destination, Deadline, #sender{reasons = Reasons} = S) ->
             S2;
         #sender{reasons = Failed} = S2 ->
             case erlang:monotonic_time(millisecond) > Deadline of
-                true -> odd({no_answer_at_last, Destination, maps:without(maps:keys(Reasons), Failed)}, S2);
+                true -> odd({no_answer_at_last, Destination, Failed}, S2);
                 false -> flush(Destination, Deadline, S2)
             end
     end.
@@ -391,13 +424,14 @@ worker() ->
     spawn(fun() ->
                   receive
                       {die, To, Messages, Reason} ->
-                          lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end, lists:seq(1, Messages)),
+                          lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end,
+                                        lists:seq(1, Messages)),
                           exit(Reason)
                   after ?STUCK -> exit(idle)
                   end
           end).
 
-%% It must end for us as it ends for OTP's own monitor, and for `noconnection' only if it does there.
+%% It must end for us as it ends for OTP's own monitor: for `noconnection' only if it does there.
 watch(Worker, S) ->
     Theirs = erlang:monitor(process, Worker),
     Ours = trunkline:monitor(process, Worker),
@@ -409,13 +443,17 @@ watch(Worker, S) ->
         _ ->
             Messages = rand:uniform(5),
             ask(Worker, Messages),
-            await_down(Worker, {Ours, Theirs}, Messages, Messages, erlang:monotonic_time(millisecond) + ?STUCK, count_one(S))
+            Deadline = erlang:monotonic_time(millisecond) + ?STUCK,
+            await_down(Worker, {Ours, Theirs}, Messages, Messages, Deadline, count_one(S))
     end.
 
 ask(Worker, Messages) -> trunkline:send(Worker, {die, self(), Messages, {told, Messages}}).
 
 drop(Ours, S) ->
-    receive {'DOWN', Ours, process, _, Reason} -> odd({down_after_flush, Reason}, S) after 0 -> S end.
+    receive
+        {'DOWN', Ours, process, _, Reason} -> odd({down_after_flush, Reason}, S)
+    after 0 -> S
+    end.
 
 await_down(Worker, {Ours, Theirs} = Refs, All, Missing, Deadline, S) ->
     receive
@@ -442,10 +480,12 @@ await_down(Worker, {Ours, Theirs} = Refs, All, Missing, Deadline, S) ->
             end
     end.
 
-down({told, _}, {told, _}, Worker, Missing, S) when Missing > 0 -> odd({down_before, Missing, Worker}, S);
+down({told, _}, {told, _}, Worker, Missing, S) when Missing > 0 ->
+    odd({down_before, Missing, Worker}, S);
 down(Reason, Reason, _, _, S) -> S;
 down(noproc, noconnection, _, _, S) -> S;
 down({told, _}, noconnection, _, _, S) -> S;
-down({told, _}, noproc, _, _, S) -> S;               % by connections of their own they may overtake OTP's monitor
+%% What goes by connections of their own may overtake OTP's monitor.
+down({told, _}, noproc, _, _, S) -> S;
 down(noconnection, noproc, _, _, S) -> S;
 down(Reason, Expected, Worker, _, S) -> odd({false_down, Reason, Expected, node(Worker)}, S).
