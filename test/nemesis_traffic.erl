@@ -471,9 +471,10 @@ await_down(Worker, {Ours, Theirs} = Refs, All, Missing, Deadline, S) ->
             %% It may not have been told, or what it said may be lost.
             case erlang:monotonic_time(millisecond) > Deadline of
                 true ->
+                    Expected = receive {'DOWN', Theirs, process, Worker, Why} -> Why after 0 -> none end,
                     demonitor(Theirs, [flush]),
                     trunkline:demonitor(Ours, [flush]),
-                    odd({no_down, node(Worker)}, S);
+                    odd({no_down, Worker, Missing, Expected}, S);
                 false ->
                     ask(Worker, All),
                     await_down(Worker, Refs, All, Missing, Deadline, S)
