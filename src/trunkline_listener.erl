@@ -122,8 +122,8 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
         Reported ->
             {noreply, S};
         Now ->
-            ?LOG_WARNING("trunkline: ~b connections to Trunkline's port were closed "
-                         "because they did not prove to be invited", [Now - Reported]),
+            ?LOG_WARNING("trunkline: ~b connections to Trunkline's port ended before they "
+                         "had proved to be invited", [Now - Reported]),
             {noreply, S#listener{reported = Now}}
     end;
 handle_info(_, S) ->
@@ -245,10 +245,15 @@ handshake(Transport, TcpSocket, Tokens, Deadline) ->
     {ok, Hello} = Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
     {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
     [{_, Secret, Owner}] = ets:take(Tokens, Token),
+    %% Who knows the token is the peer, unless its proof is wrong. It may break off, on a
+    %% loaded machine say, and the owner may be gone with its session.
     Ours = trunkline_wire:nonce(),
-    ok = Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]),
-    {ok, Proof} = Transport:recv(Socket, trunkline_wire:proof_bytes(), trunkline_deadline:left(Deadline)),
-    true = trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)),
-    ok = Transport:give(Socket, Owner),
-    Owner ! {socket, Transport, Socket},
-    ok.
+    case Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]) =:= ok
+        andalso Transport:recv(Socket, trunkline_wire:proof_bytes(), trunkline_deadline:left(Deadline)) of
+        {ok, Proof} ->
+            true = trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)),
+            Transport:give(Socket, Owner) =:= ok andalso (Owner ! {socket, Transport, Socket}),
+            ok;
+        _ ->
+            ok
+    end.

@@ -8,12 +8,15 @@
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, waiters_gave_up/1,
-         binaries_do_not_keep_batches/1]).
+         binaries_do_not_keep_batches/1, bound_while_connecting/1]).
+
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
-          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up, binaries_do_not_keep_batches].
+          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up, binaries_do_not_keep_batches,
+          bound_while_connecting].
+
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
 
@@ -293,6 +296,46 @@ keeper(Kept, N) ->
             garbage_collect(),
             To ! {kept, N, lists:sum([binary:referenced_byte_size(B) || B <- Kept])}
     end.
+
+%% While a connection is being made the lanes keep no more than at any other time; whoever sends
+%% more waits, or is told. What was accepted arrives, or is counted when the node turns out to be dead.
+bound_while_connecting(_) ->
+    {A, B} = cluster:pair(?SMALL, ?SMALL, cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
+    NodeB = cluster:node_of(B),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    Silent = fun() ->
+                     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+                     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+                     cluster:suspend(B)
+             end,
+    Silent(),
+    {Ok, Refused} = cluster:call(A, fun() -> try_many(Pid, 2000, [], 0) end),
+    ?assert(length(Ok) > 20),
+    ?assert(Refused > 100),
+    [?assert(Q =< 65536 + 4000) || #{queued_bytes := Q} <- lanes(A, B)],
+    %% Large messages, up to their own bound.
+    Large = cluster:call(A, fun() -> [trunkline:send(Pid, binary:copy(<<"x">>, 10_000_000), [nosuspend]) || _ <- lists:seq(1, 20)] end),
+    ?assertEqual([nosuspend, ok], lists:usort(Large)),
+    blocked_senders(A, B, [Pid], 100, 5),
+    cluster:continue(B),
+    await_done(A, 100),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= length(Ok) + 500 end),
+    Got = cluster:call(B, traffic, received, [Pid]),
+    ?assertMatch([], [Id || Id <- lists:seq(2, 100), [N || {I, N} <- Got, I =:= Id] =/= [1, 2, 3, 4, 5]]),
+    ?assertEqual(length(Got), length(lists:usort(Got)) + length([N || N <- lists:seq(1, 5), lists:member(N, Ok)])),
+    cluster:await_up(A, B),
+    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
+    Silent(),
+    ok = cluster:call(A, fun() -> unregister(done), ok end),
+    blocked_senders(A, B, [Pid], 100, 5),
+    cluster:kill(B),
+    await_done(A, 100),
+    cluster:await(fun() ->
+                          #{lost := #{queued := Q, unreachable := X, crashed := 0}} = Info = info(A, B),
+                          {Q, X} =:= {0, 500} orelse Info
+                  end),
+    ?assertEqual([0, 0], [Q || #{queued_bytes := Q} <- lanes(A, B)]),
+    cluster:stop(A).
 
 info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
 

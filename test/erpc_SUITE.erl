@@ -494,9 +494,9 @@ without_capability(_) ->
     {A, B} = cluster:pair([]),
     Node = cluster:node_of(B),
     Result = cluster:call(A, fun() ->
-                                     #{agreement := #{capabilities := Capabilities} = Agreement} = Peer = trunkline_peers:lookup(Node),
+                                     #{capabilities := Capabilities} = Peer = trunkline_peers:lookup(Node),
                                      true = lists:member(apply, Capabilities),
-                                     ok = trunkline_peers:put(Node, Peer#{agreement := Agreement#{capabilities := Capabilities -- [apply]}}),
+                                     ok = trunkline_peers:put(Node, Peer#{capabilities := Capabilities -- [apply]}),
                                      S = self(),
                                      ok = trunkline_erpc:cast(Node, fun() -> S ! cast end),
                                      receive cast -> ok end,

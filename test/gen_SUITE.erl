@@ -721,8 +721,8 @@ unknown_label(_) ->
                                    end) end,
     ?assertEqual({[1, [manager], {reply, 2}], 0}, {Ask(), Fallbacks()}),
     ok = cluster:call(A, fun() ->
-                                 #{agreement := #{capabilities := All} = Agreement} = Peer = trunkline_peers:lookup(NodeB),
-                                 trunkline_peers:put(NodeB, Peer#{agreement := Agreement#{capabilities := All -- [label]}})
+                                 #{capabilities := All} = Peer = trunkline_peers:lookup(NodeB),
+                                 trunkline_peers:put(NodeB, Peer#{capabilities := All -- [label]})
                          end),
     ?assertEqual({[1, [manager], {reply, 2}], 3}, {Ask(), Fallbacks()}),
     cluster:stop_all([A, B]).

@@ -8,7 +8,7 @@
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([port_scan/1, half_open/1, slow_handshake/1, garbage/1, unknown_token/1, replayed_token/1, wrong_proof/1,
-         gone_owner/1, bad_frames/1, frames_for_nobody/1, late_guest/1, reported_now_and_then/1]).
+         gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, late_guest/1, reported_now_and_then/1]).
 -export([listener_killed/1, stopped/1, ports_in_range/1, ports_taken/1, own_address/1, all_addresses/1, address_of_distribution/1,
          ipv6_distribution/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1, lanes_without_port/1]).
 -export([load_all/0, install_log/0, log/2, logged/0, mislead/2, misleading/2, frames/3, bad_frames/0]).
@@ -22,7 +22,7 @@ all() -> [{group, strangers},
 %% All of these happen to the same two nodes.
 groups() ->
     [{strangers, [], [port_scan, half_open, slow_handshake, garbage, unknown_token, replayed_token, wrong_proof,
-                      gone_owner, bad_frames, frames_for_nobody, late_guest, reported_now_and_then]}].
+                      gone_owner, broken_off, bad_frames, frames_for_nobody, late_guest, reported_now_and_then]}].
 
 %% A connection that is made is kept for the whole test.
 -define(KEPT, {bulk_idle, 3_600_000}).
@@ -245,17 +245,39 @@ wrong_proof(Config) ->
                     3
             end).
 
-%% Whom the connection is for may be gone.
+%% Whom the connection is for may be gone. Nor is that the fault of whoever has been invited.
 gone_owner(Config) ->
-    hostile(Config, fun(B, Port) ->
+    invited(Config, fun(B, Port) ->
                     {Invitation, Owner} = stranger:invitation(B),
                     stop(B, Owner),
                     cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Owner]) end),
                     C = stranger:connect(Port),
                     ok = stranger:admitted(C, Invitation),
-                    ?assertEqual(true, stranger:is_closed(C)),
-                    1
+                    ?assertEqual(true, stranger:is_closed(C))
             end).
+
+%% A peer that was invited, and breaks off: its session has ended, or the machine is too busy.
+broken_off(Config) ->
+    invited(Config, fun(B, Port) ->
+                    [begin
+                         {#{token := Token}, Owner} = stranger:invitation(B),
+                         C = stranger:connect(Port),
+                         _ = stranger:hello(C, Token),
+                         {ok, _, _} = stranger:welcome(C),
+                         Half =:= half andalso stranger:say(C, <<"half of a proof">>),
+                         ok = stranger:End(C),
+                         stop(B, Owner)
+                     end || End <- [close, reset], Half <- [half, none]]
+            end).
+
+%% What somebody does who was invited is no refusal, and not in the log.
+invited(Config, Do) ->
+    {_, B, Port} = nodes_of(Config),
+    Refused = refused(B),
+    _ = Do(B, Port),
+    cluster:await(fun() -> cluster:call(B, fun() -> counters:get(persistent_term:get(trunkline_listener), 2) end) =:= 0 end, ?LONG),
+    ?assertEqual(Refused, refused(B)),
+    hostile(Config, fun(_, _) -> 0 end).
 
 %% Whoever has been admitted, and then says what no peer says. That ends the
 %% connection, and nothing else.
