@@ -18,6 +18,7 @@
 -module(trunkline_carrier).
 
 -export([start/2, send/2]).
+-export([loop/1]).
 
 -export_type([settings/0]).
 
@@ -26,6 +27,13 @@
                       timeout := pos_integer(),        % ms
                       is_far := boolean() | unknown,
                       far := default | atom()}.        % the congestion control, if the peer is far
+
+-record(carrier,
+        {trunk :: pid(),
+         transport :: module(),
+         socket :: trunkline_transport:socket(),
+         cargo :: batches | large,
+         beats :: never | non_neg_integer()}).       % how many times it will say that it is there
 
 %% ms
 -define(CONNECT, 5000).
@@ -82,11 +90,12 @@ connect(Trunk, Settings, Node, #{address := Address, port := Port, transport := 
             prove(Transport, Socket, Invitation),
             CongestionControl = trunkline_socket:congestion_control(TcpSocket),
             Trunk ! {ready, self(), maps:get(token, Invitation), CongestionControl},
-            loop(Trunk, Transport, Socket, maps:get(cargo, Settings),
-                 case IsFar andalso CongestionControl =/= <<"bbr">> of
-                     true -> 0;
-                     false -> never
-                 end);
+            loop(#carrier{trunk = Trunk, transport = Transport, socket = Socket,
+                          cargo = maps:get(cargo, Settings),
+                          beats = case IsFar andalso CongestionControl =/= <<"bbr">> of
+                                      true -> 0;
+                                      false -> never
+                                  end});
         {error, Reason} ->
             exit({shutdown, {connect, Host, Port, Reason}})
     end.
@@ -118,25 +127,32 @@ must({error, Reason}) -> exit({shutdown, Reason}).
 done(ok) -> ok;
 done({error, Reason}) -> exit({shutdown, Reason}).
 
-%% Beats: how many times it will say that it is still there.
-loop(Trunk, Transport, Socket, Cargo, Beats) ->
+-spec loop(#carrier{}) -> no_return().
+loop(#carrier{trunk = Trunk, transport = Transport, socket = Socket, beats = Beats} = S) ->
     receive
         {carry, Fragments} ->
             Start = erlang:monotonic_time(microsecond),
             done(Transport:send(Socket, [trunkline_wire:frame(F) || F <- Fragments])),
             Bytes = trunkline_fragments:bytes(Fragments),
             Trunk ! {sent, self(), Bytes, erlang:monotonic_time(microsecond) - Start},
-            sent(Cargo),
-            loop(Trunk, Transport, Socket, Cargo, if Beats =:= never -> never;
-                                                     true -> ?HEARTBEATS
-                                                  end);
-        _ ->
-            %% The trunk or the dock has ended, or the other side has closed the
-            %% connection: it never says anything.
-            exit({shutdown, closed})
+            sent(S#carrier.cargo),
+            loop(S#carrier{beats = if Beats =:= never -> never;
+                                      true -> ?HEARTBEATS
+                                   end});
+        {'DOWN', _, process, _, _} ->
+            exit({shutdown, closed});                    % the trunk, or the dock
+        {Closed, _} when Closed =:= tcp_closed; Closed =:= ssl_closed ->
+            exit({shutdown, closed});
+        {Said, _, _} when Said =:= tcp; Said =:= ssl; Said =:= tcp_error; Said =:= ssl_error ->
+            exit({shutdown, closed});                    % the other side has nothing to say
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
+        Other ->
+            ok = trunkline_process:unexpected(?MODULE, Other),
+            loop(S)
     after pause(Beats) ->
             done(Transport:send(Socket, trunkline_wire:heartbeat())),
-            loop(Trunk, Transport, Socket, Cargo, Beats - 1)
+            loop(S#carrier{beats = Beats - 1})
     end.
 
 pause(Beats) when is_integer(Beats), Beats > 0 -> ?HEARTBEAT;

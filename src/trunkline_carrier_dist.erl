@@ -5,6 +5,14 @@
 -module(trunkline_carrier_dist).
 
 -export([start/1]).
+-export([loop/1]).
+
+-record(carrier,
+        {bulk :: pid(),
+         dock :: pid(),
+         courtesy = trunkline_courtesy:new() :: trunkline_courtesy:courtesy(),
+         %% What has been sent and not been told of: bulk gives no other fragment until it has.
+         owed = none :: none | non_neg_integer()}).
 
 -spec start(Dock :: pid()) -> {ok, {pid(), reference()}} | {error, system_limit}.
 start(Dock) ->
@@ -13,29 +21,31 @@ start(Dock) ->
 
 init(Bulk, Dock) ->
     _ = monitor(process, Bulk),
-    loop(Bulk, Dock, trunkline_courtesy:new(), none).
+    loop(#carrier{bulk = Bulk, dock = Dock}).
 
-%% Owed is what has been sent and not been told of: bulk gives no other fragment
-%% until it has.
-loop(Bulk, Dock, Courtesy, Owed) ->
+-spec loop(#carrier{}) -> no_return() | ok.
+loop(#carrier{bulk = Bulk, dock = Dock, courtesy = Courtesy, owed = Owed} = S) ->
     case Owed =/= none andalso trunkline_courtesy:is_open(Courtesy) of
         true ->
             Bulk ! {sent, self(), Owed, 1},
-            loop(Bulk, Dock, Courtesy, none);
+            loop(S#carrier{owed = none});
         false ->
             receive
                 {carry, Fragments} ->
                     Courtesy1 = lists:foldl(fun(Fragment, C) -> carry(Fragment, Dock, C) end, Courtesy, Fragments),
                     Bytes = trunkline_fragments:bytes(Fragments),
                     true = garbage_collect(),          % a fragment refers to the whole binary
-                    loop(Bulk, Dock, Courtesy1, Bytes);
+                    loop(S#carrier{courtesy = Courtesy1, owed = Bytes});
                 {taken, Dock} ->
                     Now = erlang:monotonic_time(microsecond),
-                    loop(Bulk, Dock, trunkline_courtesy:acked(Now, Courtesy), Owed);
+                    loop(S#carrier{courtesy = trunkline_courtesy:acked(Now, Courtesy)});
                 {'DOWN', _, process, Bulk, _} ->
                     ok;
-                _ ->
-                    loop(Bulk, Dock, Courtesy, Owed)
+                {system, From, Request} ->
+                    trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
+                Other ->
+                    ok = trunkline_process:unexpected(?MODULE, Other),
+                    loop(S)
             end
     end.
 

@@ -58,7 +58,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #dock{}) -> {noreply, #dock{}}.
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
@@ -92,7 +93,8 @@ handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
         error ->
             {noreply, S}
     end;
-handle_info(_, S) ->
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 %% If there is no invitation the peer's trunk will ask again.

@@ -257,7 +257,8 @@ handle_cast({has_spoken, Node}, S) ->
         false -> ok
     end,
     {noreply, S};
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
@@ -331,7 +332,10 @@ handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when 
                   _ ->
                       S
               end};
-handle_info(_, S) ->
+handle_info({nodedown, _, _}, S) ->
+    {noreply, S};                            % the monitors of its inboxes tell
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 update(Keeper, Account, #state{accounts = Accounts} = S) -> S#state{accounts = Accounts#{Keeper := Account}}.

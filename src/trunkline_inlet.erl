@@ -176,9 +176,13 @@ loop(S) ->
             loop(S);
         {finish, _} ->
             loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
-        _ ->
-            %% Nobody else has a reason to send here; whatever it is, it must
-            %% not stay in the mailbox.
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
+        Late when element(1, Late) =:= batch; element(1, Late) =:= batch_arrived;
+                  element(1, Late) =:= opened ->
+            loop(S);                         % it is here already, or its opener is dead
+        Unexpected ->
+            ok = trunkline_process:unexpected(?MODULE, Unexpected),
             loop(S)
     end.
 

@@ -81,6 +81,9 @@
 %% ms: a lane that did nothing for so long gives its memory back.
 -define(QUIET, 1000).
 
+%% A system message has come while a batch was being made.
+-type system() :: {system, gen_server:from(), Request :: term(), State :: tuple()}.
+
 -record(lane,
         {ix :: pos_integer(),
          link :: pid(),
@@ -153,7 +156,9 @@ retire(Lane, Inlets) ->
     Lane ! {retire, Inlets},
     ok.
 
--spec loop(#lane{}) -> no_return().
+-spec loop(#lane{} | system()) -> no_return().
+loop({system, From, Request, S}) ->
+    trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 loop(S) ->
     receive
         [Charge, Sender | Entry] ->
@@ -166,6 +171,8 @@ loop(S) ->
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             {Charge, Entry, S1} = reply(Request, Reply, S),
             loop(data(Charge, Entry, S1));
+        {system, From, Request} ->
+            loop({system, From, Request, S});
         Control ->
             loop(control(Control, S))
     end.
@@ -232,6 +239,8 @@ collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entrie
     collect(More - 1, Charge + C, [Entry | Entries], S1);
 collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
+collected({system, From, Request}, _, Charge, Entries, S) ->
+    {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     %% This may change what should become of the batch.
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
@@ -406,8 +415,10 @@ control({timeout, _, tick}, #lane{active = true} = S) ->
     tick(S);
 control({timeout, _, tick}, S) ->
     quiet(S);
-control(_, S) ->
-    %% An acknowledgement from an inlet of an earlier session.
+control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered; element(1, Late) =:= trunk ->
+    S;                                       % from an inlet or a trunk of an earlier session
+control(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
 change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->

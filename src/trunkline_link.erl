@@ -433,9 +433,18 @@ handle_event(info, {drain, Ref, Deadline}, _, D) when is_reference(Ref) ->
     drain(Ref, Deadline, D);
 handle_event(info, {timeout, _, report}, _, D) ->
     {keep_state, report(D#link{reported = false})};
+handle_event(info, Event, _, _) ->
+    is_late(Event) orelse trunkline_process:unexpected(?MODULE, Event),
+    keep_state_and_data;
 handle_event(_, _, _, _) ->
-    %% A late message of a session that has ended.
     keep_state_and_data.
+
+%% Of a session that has ended, or in the wrong state.
+is_late(Event) when is_tuple(Event), tuple_size(Event) > 0 ->
+    lists:member(element(1, Event), [hello, open, opened, goodbye, goodbye_ok, say_goodbye, ping, pong,
+                                     lane_mode, lane_drained, room, wait, unwait, drain, 'DOWN', timeout]);
+is_late(Event) ->
+    lists:member(Event, [nodeup, nodedown, again, connect]).
 
 -spec terminate(term(), atom(), #link{}) -> ok.
 terminate(Reason, State, #link{node = Node, route = Route} = D) ->

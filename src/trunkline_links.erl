@@ -56,7 +56,8 @@ handle_call(_, _, Options) ->
 handle_cast({forget, Node}, Options) ->
     lists:member(Node, nodes(connected)) orelse trunkline_link_sup:forget(Node),
     {noreply, Options};
-handle_cast(_, Options) ->
+handle_cast(Unexpected, Options) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
 -spec handle_info(term(), Options) -> {noreply, Options}.
@@ -72,7 +73,8 @@ handle_info({trunkline, Node, Event}, Options) ->
 handle_info({again, Node}, Options) ->
     again(Node, Options),
     {noreply, Options};
-handle_info(_, Options) ->
+handle_info(Unexpected, Options) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
 %% A link that is started later finds out by itself what it has missed.

@@ -13,8 +13,8 @@
 %%
 %% Anybody can connect to a port. Until it has proved to be invited, a connection
 %% has a process of its own, which the acceptor does not wait for, a few seconds,
-%% and seventy-two bytes; there are at most HANDLERS of them. All others are closed,
-%% counted, and mentioned in the log now and then.
+%% and seventy-two bytes; for each port there are at most HANDLERS of them. All others are
+%% closed, counted, and mentioned in the log now and then.
 -module(trunkline_listener).
 -behaviour(gen_server).
 
@@ -22,6 +22,7 @@
 
 -export([start_link/1, invite/2, info/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([accept/1]).
 
 -export_type([invitation/0]).
 
@@ -40,12 +41,19 @@
          counters :: counters:counters_ref(),
          reported = 0 :: non_neg_integer()}).
 
+-record(acceptor,
+        {listening :: gen_tcp:socket(),
+         door :: {trunkline_transport:name(), ets:table(), counters:counters_ref(),
+                  ConnectionTimeout :: pos_integer()},
+         handlers = #{} :: #{reference() => []}}).        % monitors
+
 %% ms
 -define(HANDSHAKE, 5000).            % for all of it
 -define(VALID, 30_000).              % an invitation
 -define(REPORT, 10_000).             % between two reports
 -define(AGAIN, 100).                 % when accept fails, for want of descriptors say
 -define(HANDLERS, 64).
+-define(LOOK, 1000).                 % an acceptor that waits cannot see its messages
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
@@ -81,7 +89,7 @@ init(Options) ->
 counters() ->
     case persistent_term:get(?MODULE, none) of
         none ->
-            Counters = counters:new(4, [atomics]),
+            Counters = counters:new(3, [atomics]),
             ok = persistent_term:put(?MODULE, Counters),
             Counters;
         Counters ->
@@ -90,9 +98,8 @@ counters() ->
     end.
 
 cell(refused) -> 1;
-cell(handlers) -> 2;
-cell(tcp) -> 3;                      % the port
-cell(tls) -> 4.
+cell(tcp) -> 2;                      % the port
+cell(tls) -> 3.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
 handle_call({invite, {Cargo, Wanted}, Owner}, _, S) ->
@@ -109,7 +116,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #listener{}) -> {noreply, #listener{}}.
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #listener{}) -> {noreply, #listener{}}.
@@ -126,7 +134,8 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
                          "had proved to be invited", [Now - Reported]),
             {noreply, S#listener{reported = Now}}
     end;
-handle_info(_, S) ->
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 own(large, #{bulk_transport := Transport}) -> Transport;
@@ -175,13 +184,13 @@ listen(Transport, #listener{options = #{listen_ports := {Lowest, Highest}} = Opt
     end.
 
 listen(Socket, Door, Transport, #listener{sockets = Sockets} = S) ->
-    try spawn_link(fun() -> accept(Socket, Door) end) of
-        _ ->
+    Accept = fun() -> accept(#acceptor{listening = Socket, door = Door}) end,
+    case trunkline_process:start(fun() -> spawn_link(Accept) end) of
+        {ok, _} ->
             counters:put(S#listener.counters, cell(Transport), port(Socket)),
             map_size(Sockets) =:= 0 andalso erlang:send_after(?REPORT, self(), report),
-            {ok, S#listener{sockets = Sockets#{Transport => Socket}}}
-    catch
-        error:system_limit ->
+            {ok, S#listener{sockets = Sockets#{Transport => Socket}}};
+        {error, system_limit} ->
             ok = gen_tcp:close(Socket),
             {error, {listen, system_limit}}
     end.
@@ -196,36 +205,61 @@ listen_on(Port, Highest, Options) ->
         {error, _} = Error -> Error
     end.
 
-accept(Listening, {_, _, Counters, _} = Door) ->
-    case gen_tcp:accept(Listening) of
-        {ok, Socket} ->
-            case counters:get(Counters, cell(handlers)) < ?HANDLERS andalso handler(Door) of
-                false ->
-                    counters:add(Counters, cell(refused), 1),
-                    gen_tcp:close(Socket);
-                Handler ->
-                    counters:add(Counters, cell(handlers), 1),
-                    _ = gen_tcp:controlling_process(Socket, Handler),
-                    Handler ! {yours, Socket},
-                    ok
-            end;
-        {error, closed} ->
-            exit(closed);
-        {error, _} ->
-            receive after ?AGAIN -> ok end
-    end,
-    accept(Listening, Door).
+-spec accept(#acceptor{}) -> no_return().
+accept(#acceptor{listening = Listening} = S) ->
+    receive
+        {'DOWN', Ref, process, _, _} ->
+            accept(ended(Ref, S));
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:accept/1, S);
+        Unexpected ->
+            ok = trunkline_process:unexpected(?MODULE, Unexpected),
+            accept(S)
+    after 0 ->
+            case gen_tcp:accept(Listening, ?LOOK) of
+                {ok, Socket} ->
+                    accept(accepted(Socket, all_ended(S)));
+                {error, closed} ->
+                    exit(closed);
+                {error, timeout} ->
+                    accept(S);
+                {error, _} ->
+                    receive after ?AGAIN -> accept(S) end
+            end
+    end.
+
+all_ended(S) ->
+    receive {'DOWN', Ref, process, _, _} -> all_ended(ended(Ref, S))
+    after 0 -> S
+    end.
+
+ended(Ref, #acceptor{handlers = Handlers} = S) ->
+    S#acceptor{handlers = maps:remove(Ref, Handlers)}.
+
+accepted(Socket, #acceptor{door = {_, _, Counters, _} = Door, handlers = Handlers} = S) ->
+    case map_size(Handlers) < ?HANDLERS andalso handler(Door) of
+        {ok, {Handler, Ref}} ->
+            _ = gen_tcp:controlling_process(Socket, Handler),
+            Handler ! {yours, Socket},
+            S#acceptor{handlers = Handlers#{Ref => []}};
+        _ ->
+            counters:add(Counters, cell(refused), 1),
+            ok = gen_tcp:close(Socket),
+            S
+    end.
 
 %% The node may have no room for one more process.
 handler(Door) ->
-    try spawn(fun() -> handle(Door) end)
-    catch error:system_limit -> false
-    end.
+    Acceptor = self(),
+    trunkline_process:start(fun() -> spawn_monitor(fun() -> handle(Acceptor, Door) end) end).
 
 %% --- one connection, until it has an owner ------------------------------------------
 
-handle({Transport, Tokens, Counters, Timeout}) ->
+handle(Acceptor, {Transport, Tokens, Counters, Timeout}) ->
+    Ref = monitor(process, Acceptor),
     receive
+        {'DOWN', Ref, process, _, _} ->
+            ok;                              % and the socket with it
         {yours, Socket} ->
             Deadline = trunkline_deadline:in(?HANDSHAKE),
             try
@@ -233,8 +267,6 @@ handle({Transport, Tokens, Counters, Timeout}) ->
                 ok = handshake(trunkline_transport:module(Transport), Socket, Tokens, Deadline)
             catch
                 _:_ -> counters:add(Counters, cell(refused), 1)
-            after
-                counters:sub(Counters, cell(handlers), 1)
             end
     end.
 

@@ -311,7 +311,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #keeper{}) -> {noreply, #keeper{}}.
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #keeper{}) -> {noreply, #keeper{}} | {stop, normal, #keeper{}}.
@@ -332,7 +333,10 @@ handle_info(look, S) ->
 handle_info({give_back, Pid, _}, S) ->
     lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, [?MODULE, ?WATCHED]),
     {stop, normal, S};
-handle_info(_, S) ->
+handle_info({'ETS-TRANSFER', _, _, _}, S) ->
+    {noreply, S};
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 ended(Pid, #keeper{watched = Watched} = S) ->

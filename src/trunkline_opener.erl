@@ -23,6 +23,7 @@
 -module(trunkline_opener).
 
 -export([start/2, deliver/2]).
+-export([await/1]).
 
 -export_type([address/0]).
 
@@ -58,6 +59,11 @@ open(Inlet, Parts, Sizes) ->
                   %% No error: its report would have the whole message in it.
                   _:_ -> exit(undecodable)
               end,
+    await({Inlet, Ref, Message}).
+
+%% Its turn may be long in coming.
+-spec await({Inlet :: pid(), reference(), Message :: term()}) -> term().
+await({Inlet, Ref, Message} = S) ->
     receive
         {deliver, Address} ->
             %% It may have been killed meanwhile, and another session begun.
@@ -66,7 +72,9 @@ open(Inlet, Parts, Sizes) ->
                 false -> ok
             end;
         {'DOWN', Ref, process, _, _} ->
-            ok
+            ok;
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:await/1, S)
     end.
 
 deliver(nobody, _, Inlet) ->

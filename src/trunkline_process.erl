@@ -1,10 +1,22 @@
 %% What the processes have in common that no behaviour of OTP serves.
 %%
-%% A node may have no process left. Then whoever starts one here is answered so, keeps
-%% what it has, and tries again later.
+%% A node may have no process left. The caller that starts one here is told so, keeps what
+%% it has, and tries again later.
+%%
+%% A loop of our own answers system messages (sys) as a gen_server does. It goes on at the
+%% function that it gives; debugging options have no effect.
+%%
+%% A message that means nothing to a process is in the log once for each process: there may be
+%% very many.
 -module(trunkline_process).
 
--export([start/1, start_all/1]).
+-export([start/1, start_all/1, system/4, unexpected/2]).
+-export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
+         system_replace_state/2, format_status/2]).
+
+-include_lib("kernel/include/logger.hrl").
+
+-type loop() :: fun((State :: term()) -> term()).
 
 %% What Start answers, which starts one process.
 -spec start(fun(() -> Started)) -> {ok, Started} | {error, system_limit}.
@@ -25,3 +37,62 @@ start_all(Start) ->
             lists:foreach(fun(Pid) -> unlink(Pid), exit(Pid, kill) end, After -- Before),
             Error
     end.
+
+%% --- system messages ----------------------------------------------------------------
+
+%% The calling process has got `{system, From, Request}', and goes on with Loop(State).
+-spec system(gen_server:from(), Request :: term(), loop(), State :: term()) -> term().
+system(From, Request, Loop, State) ->
+    Parent = case process_info(self(), parent) of
+                 {parent, Pid} when is_pid(Pid) -> Pid;
+                 _ -> self()
+             end,
+    sys:handle_system_msg(Request, From, Parent, ?MODULE, [], {Loop, State}).
+
+-spec system_continue(pid(), [sys:dbg_opt()], {loop(), State :: term()}) -> term().
+system_continue(_, _, {Loop, State}) -> Loop(State).
+
+-spec system_terminate(Reason :: term(), pid(), [sys:dbg_opt()], term()) -> no_return().
+system_terminate(Reason, _, _, _) -> exit(Reason).
+
+-spec system_code_change(Misc, module(), term(), term()) -> {ok, Misc}.
+system_code_change(Misc, _, _, _) -> {ok, Misc}.
+
+-spec system_get_state({loop(), State}) -> {ok, State}.
+system_get_state({_, State}) -> {ok, State}.
+
+-spec system_replace_state(fun((State) -> State), {loop(), State}) -> {ok, State, {loop(), State}}.
+system_replace_state(Replace, {Loop, State}) ->
+    State1 = Replace(State),
+    {ok, State1, {Loop, State1}}.
+
+%% No report has the users' data in it.
+-spec format_status(normal | terminate, [term()]) -> term().
+format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
+    {module, Module} = erlang:fun_info(Loop, module),
+    [{header, lists:concat(["Status for ", Module])},
+     {data, [{"Status", Status}, {"Parent", Parent}]}].
+
+%% --- other messages -----------------------------------------------------------------
+
+%% The calling process, which runs that module, has got this and ignores it.
+-spec unexpected(module(), term()) -> ok.
+unexpected(Module, Message) ->
+    case put(?MODULE, unexpected) of
+        undefined ->
+            ?LOG_WARNING("trunkline: ~ts ~tp got a message that means nothing to it: ~ts. It ignores "
+                         "this one, and all such that come later without a word",
+                         [Module, self(), describe(Message)]);
+        unexpected ->
+            ok
+    end.
+
+%% What is in it may be the users'.
+describe(Message) when is_tuple(Message), is_atom(element(1, Message)) ->
+    io_lib:format("a tuple of ~b, ~tp", [tuple_size(Message), element(1, Message)]);
+describe(Message) when is_tuple(Message) -> io_lib:format("a tuple of ~b", [tuple_size(Message)]);
+describe(Message) when is_atom(Message) -> io_lib:format("~tp", [Message]);
+describe(Message) when is_list(Message) -> "a list";
+describe(Message) when is_map(Message) -> "a map";
+describe(Message) when is_bitstring(Message) -> "a binary";
+describe(_) -> "neither a tuple, a list, a map nor a binary".

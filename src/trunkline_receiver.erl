@@ -8,43 +8,75 @@
 -module(trunkline_receiver).
 
 -export([start_link/1]).
+-export([await/1, loop/1]).
 
 %% ms until somebody must have connected: an invitation is valid for so long.
 -define(CONNECTED, 30_000).
 %% Bytes.
 -define(MUCH, 1 bsl 20).
 
+-record(receiver,
+        {owner :: pid(),
+         timer = none :: none | reference(),
+         transport = none :: none | module(),
+         socket = none :: none | trunkline_transport:socket()}).
+
 -spec start_link(Owner :: pid()) -> {ok, pid()} | {error, system_limit}.
 start_link(Owner) ->
     trunkline_process:start(
-      fun() -> spawn_opt(fun() -> await(Owner) end, [link, {fullsweep_after, 0}]) end).
+      fun() -> spawn_opt(fun() -> init(Owner) end, [link, {fullsweep_after, 0}]) end).
 
-await(Owner) ->
+init(Owner) ->
+    Timer = erlang:start_timer(?CONNECTED, self(), connected),
+    await(#receiver{owner = Owner, timer = Timer}).
+
+-spec await(#receiver{}) -> no_return().
+await(#receiver{timer = Timer} = S) ->
     receive
         {socket, Transport, Socket} ->
-            case Transport:frames(Socket, trunkline_wire:longest_frame()) of
-                ok -> loop(Owner, Transport, Socket);
-                {error, Reason} -> exit({shutdown, Reason})
-            end
-    after ?CONNECTED ->
-            exit({shutdown, nobody_came})
+            _ = erlang:cancel_timer(Timer),
+            done(Transport:frames(Socket, trunkline_wire:longest_frame())),
+            loop(S#receiver{transport = Transport, socket = Socket});
+        {timeout, Timer, connected} ->
+            exit({shutdown, nobody_came});
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:await/1, S);
+        Other ->
+            ok = trunkline_process:unexpected(?MODULE, Other),
+            await(S)
     end.
 
-loop(Owner, Transport, Socket) ->
-    case Transport:recv(Socket, 0, infinity) of
-        {ok, Frame} ->
-            case trunkline_wire:parse_frame(Frame) of
-                {ok, Id, Size, Offset, Data} ->
-                    Owner ! {fragment, self(), Id, Size, Offset, Data},
-                    %% The next one may be long in coming, and this process holds on
-                    %% to what it has read until it collects its garbage.
-                    byte_size(Data) >= ?MUCH andalso garbage_collect(),
-                    loop(Owner, Transport, Socket);
-                heartbeat ->
-                    loop(Owner, Transport, Socket);
-                error ->
-                    exit({shutdown, bad_frame})
-            end;
-        {error, Reason} ->
-            exit({shutdown, Reason})
+-spec loop(#receiver{}) -> no_return().
+loop(#receiver{transport = Transport, socket = Socket} = S) ->
+    receive
+        {Data, _, Frame} when Data =:= tcp, is_binary(Frame); Data =:= ssl, is_binary(Frame) ->
+            frame(trunkline_wire:parse_frame(Frame), S);
+        {Passive, _} when Passive =:= tcp_passive; Passive =:= ssl_passive ->
+            done(Transport:more(Socket)),
+            loop(S);
+        {Closed, _} when Closed =:= tcp_closed; Closed =:= ssl_closed ->
+            exit({shutdown, closed});
+        {Error, _, Reason} when Error =:= tcp_error; Error =:= ssl_error ->
+            exit({shutdown, Reason});
+        {timeout, Timer, connected} when Timer =:= S#receiver.timer ->
+            loop(S);                         % it came together with the socket
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
+        Other ->
+            ok = trunkline_process:unexpected(?MODULE, Other),
+            loop(S)
     end.
+
+frame({ok, Id, Size, Offset, Data}, #receiver{owner = Owner} = S) ->
+    Owner ! {fragment, self(), Id, Size, Offset, Data},
+    %% The next one may be long in coming, and this process holds on to what it has
+    %% read until it collects its garbage.
+    byte_size(Data) >= ?MUCH andalso garbage_collect(),
+    loop(S);
+frame(heartbeat, S) ->
+    loop(S);
+frame(error, _) ->
+    exit({shutdown, bad_frame}).
+
+done(ok) -> ok;
+done({error, Reason}) -> exit({shutdown, Reason}).

@@ -2,7 +2,10 @@
 -module(trunkline_tcp).
 -behaviour(trunkline_transport).
 
--export([secure/3, give/2, send/2, recv/3, frames/2, watch/1]).
+-export([secure/3, give/2, send/2, recv/3, frames/2, more/1, watch/1]).
+
+%% Read before the owner asks for more.
+-define(FRAMES, 8).
 
 -spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, gen_tcp:socket()}.
 secure(_, Socket, _) -> {ok, Socket}.
@@ -17,7 +20,11 @@ send(Socket, Data) -> gen_tcp:send(Socket, Data).
 recv(Socket, Bytes, Timeout) -> gen_tcp:recv(Socket, Bytes, Timeout).
 
 -spec frames(gen_tcp:socket(), pos_integer()) -> ok | {error, term()}.
-frames(Socket, Longest) -> inet:setopts(Socket, [{packet, 4}, {packet_size, Longest}]).
+frames(Socket, Longest) ->
+    inet:setopts(Socket, [{packet, 4}, {packet_size, Longest}, {active, ?FRAMES}]).
+
+-spec more(gen_tcp:socket()) -> ok | {error, term()}.
+more(Socket) -> inet:setopts(Socket, [{active, ?FRAMES}]).
 
 -spec watch(gen_tcp:socket()) -> ok | {error, term()}.
 watch(Socket) -> inet:setopts(Socket, [{active, once}]).

@@ -5,7 +5,10 @@
 -behaviour(trunkline_transport).
 
 -export([is_cluster_private/0, usable/0]).
--export([secure/3, give/2, send/2, recv/3, frames/2, watch/1]).
+-export([secure/3, give/2, send/2, recv/3, frames/2, more/1, watch/1]).
+
+%% Read before the owner asks for more.
+-define(FRAMES, 8).
 
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
@@ -50,7 +53,11 @@ send(Socket, Data) -> ssl:send(Socket, Data).
 recv(Socket, Bytes, Timeout) -> ssl:recv(Socket, Bytes, Timeout).
 
 -spec frames(ssl:sslsocket(), pos_integer()) -> ok | {error, term()}.
-frames(Socket, Longest) -> ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}]).
+frames(Socket, Longest) ->
+    ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}, {active, ?FRAMES}]).
+
+-spec more(ssl:sslsocket()) -> ok | {error, term()}.
+more(Socket) -> ssl:setopts(Socket, [{active, ?FRAMES}]).
 
 -spec watch(ssl:sslsocket()) -> ok | {error, term()}.
 watch(Socket) -> ssl:setopts(Socket, [{active, once}]).

@@ -1,6 +1,6 @@
 %% What a connection of Trunkline's own is made of.
 %%
-%% A connection begins as plain TCP on both sides; secure/4 makes of it what the
+%% A connection begins as plain TCP on both sides; secure/3 makes of it what the
 %% transport promises. All functions may block, hence only processes call them
 %% that have nothing else to do.
 -module(trunkline_transport).
@@ -21,9 +21,11 @@
 -callback send(socket(), iodata()) -> ok | {error, reason()}.
 %% Exactly so many bytes.
 -callback recv(socket(), Bytes :: pos_integer(), timeout()) -> {ok, binary()} | {error, reason()}.
-%% From here on recv(Socket, 0, Timeout) answers what stands behind the next length
-%% (32 bits), which is at most so much.
+%% From here on the owner gets what stands behind each length (32 bits), which is at most so
+%% much, as a message, as inet and ssl have it: `{tcp | ssl, _, Frame}'. After a few of them
+%% comes `{tcp_passive | ssl_passive, _}', and it should ask for more.
 -callback frames(socket(), Longest :: pos_integer()) -> ok | {error, reason()}.
+-callback more(socket()) -> ok | {error, reason()}.
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
 

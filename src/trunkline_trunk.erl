@@ -116,7 +116,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #trunk{}) -> {noreply, #trunk{}}.
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #trunk{}) -> {noreply, #trunk{}}.
@@ -178,7 +179,10 @@ handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retr
 handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
     Lane ! {trunk, self(), S#trunk.told},
     {noreply, S#trunk{lanes = [Lane | Lanes]}};
-handle_info(_, S) ->
+handle_info({timeout, _, _}, S) ->
+    {noreply, S};                            % too late
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 %% --- carriers -------------------------------------------------------------------

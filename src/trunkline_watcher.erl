@@ -110,7 +110,8 @@ handle_cast({demonitor, Ref}, S) ->
 handle_cast({moved, Monitors}, S) ->
     _ = erlang:send_after(?MOVED, self(), {moved, Monitors}),
     {noreply, S};
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #watcher{}) -> {noreply, #watcher{}} | {stop, normal, #watcher{}}.
@@ -136,7 +137,8 @@ handle_info(rest, #watcher{monitors = Monitors} = S) ->
             rest(),
             {noreply, S}
     end;
-handle_info(_, S) ->
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->

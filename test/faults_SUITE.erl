@@ -9,7 +9,9 @@
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
-         lost_and_tried_again/1, halts_after_replies/1]).
+         lost_and_tried_again/1, halts_after_replies/1,
+         looked_at/1, told_nonsense/1]).
+-export([processes_of/1]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
@@ -20,7 +22,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
-          lost_and_tried_again, halts_after_replies].
+          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -724,6 +726,102 @@ full({A, B}, Fun) ->
                                                     catch
                                                         Class:Reason -> {Class, Reason}
                                                     end end) end).
+
+%% Every process can be looked at and stopped for a while, under load too, as OTP's own
+%% processes can. (By observer, or when a release is upgraded.)
+looked_at(_) ->
+    {A, B} = with_everything(),
+    Load = load(A, B),
+    Session = anew:sessions(A, B),
+    [begin
+         Processes = cluster:call(X, ?MODULE, processes_of, [all]),
+         ct:log("~p", [Processes]),
+         cluster:call(X, fun() ->
+                                 lists:foreach(
+                                   fun({Module, P}) ->
+                                           _ = sys:get_state(P, ?DEADLINE),
+                                           {status, P, {module, _}, _} = sys:get_status(P, ?DEADLINE),
+                                           _ = sys:replace_state(P, fun(S) -> S end, ?DEADLINE),
+                                           ok = sys:suspend(P, ?DEADLINE),
+                                           _ = sys:change_code(P, Module, [], [], ?DEADLINE),
+                                           ok = sys:resume(P, ?DEADLINE)
+                                   end, Processes),
+                                 [sys:get_state(P, ?DEADLINE) || _ <- lists:seq(1, 50), {M, P} <- Processes, M =:= trunkline_lane orelse M =:= trunkline_inlet]
+                         end),
+         ?assertEqual(Processes, cluster:call(X, ?MODULE, processes_of, [all]))
+     end || X <- [A, B]],
+    flowing(Load, B),
+    ?assertEqual(0, finish(Load, A, B)),
+    %% What is sent to a lane that stands still waits there.
+    Lanes = [Lane || {trunkline_lane, Lane} <- cluster:call(A, ?MODULE, processes_of, [trunkline_lane])],
+    ok = cluster:call(A, lists, foreach, [fun sys:suspend/1, Lanes]),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(A, fun() -> [trunkline:send(To, {from, a, N, x}) || N <- lists:seq(1, 100)], ok end),
+    ?assertEqual(0, cluster:call(B, traffic, count, [To])),
+    ok = cluster:call(A, lists, foreach, [fun sys:resume/1, Lanes]),
+    cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                               #{a := {100, 100, []}} -> true;
+                               Other -> Other
+                           end end),
+    ?assertEqual(Session, anew:sessions(A, B)),
+    %% To terminate one ends the session.
+    anew:lanes(A, B, fun() -> cluster:call(A, sys, terminate, [hd(Lanes), because]) end),
+    exchange:both_ways(A, B, [10, 100_000, 20]),
+    cluster:stop_all([A, B]).
+
+%% A message that means nothing to a process ends nothing, and is in the log once.
+told_nonsense(_) ->
+    {A, B} = with_everything(),
+    Load = load(A, B),
+    [begin
+         ok = cluster:call(X, ?MODULE, install_log, []),
+         Processes = cluster:call(X, ?MODULE, processes_of, [all]),
+         cluster:call(X, fun() ->
+                                 [P ! Nonsense || {_, P} <- Processes, Nonsense <- [nonsense, {non, sense}, #{}, {}]],
+                                 [sys:get_state(P, ?DEADLINE) || {_, P} <- Processes]
+                         end),
+         ?assertEqual(Processes, cluster:call(X, ?MODULE, processes_of, [all])),
+         ?assertEqual([], [Line || {_, Line} <- cluster:call(X, ?MODULE, logged, []), string:find(Line, "means nothing to it: nonsense") =:= nomatch]),
+         ?assertEqual(length(Processes), length(cluster:call(X, ?MODULE, logged, [])))
+     end || X <- [A, B]],
+    exchange:both_ways(A, B, [10, 100_000, 20]),
+    ?assertEqual(0, finish(Load, A, B)),
+    ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+%% Two nodes with connections for batches and for large messages, which stay; the large ones
+%% of B go by distribution.
+with_everything() ->
+    Env = [{lanes, 2}, {bulk_idle, 600_000}, {lane_transport, case cluster:lane_transport() of
+                                                                  dist -> tcp;
+                                                                  Other -> Other
+                                                              end}],
+    {A, B} = cluster:pair(Env, [{bulk_transport, dist} | Env]),
+    [begin
+         exchange:one_way(X, Y, [10, 100_000, 20]),
+         cluster:await(fun() -> case cluster:call(X, trunkline, info, [cluster:node_of(Y)]) of
+                                    #{batches := #{by := connections}} -> true;
+                                    Info -> Info
+                                end end)
+     end || {X, Y} <- [{A, B}, {B, A}]],
+    All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, carrier, receiver],
+    [?assertEqual([], [M || N <- All ++ Also, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
+                            cluster:call(X, ?MODULE, processes_of, [M]) =:= []])
+     || {X, Also} <- [{A, []}, {B, [carrier_dist]}]],
+    {A, B}.
+
+%% Those of Trunkline, or of one of its modules. Runs at the node.
+processes_of(Wanted) ->
+    lists:sort([{Module, P} || P <- processes(), Module <- [module_of(P)],
+                               Wanted =:= all andalso Module =/= none orelse Module =:= Wanted]).
+
+module_of(P) ->
+    {current_stacktrace, Stack} = process_info(P, current_stacktrace),
+    {Initial, _, _} = proc_lib:translate_initial_call(P),
+    case [M || M <- [Initial | [M || {M, _, _, _} <- lists:nthtail(max(0, length(Stack) - 1), Stack)]], lists:prefix("trunkline_", atom_to_list(M))] of
+        [] -> none;
+        [M | _] -> M
+    end.
 
 %% --- load: streams from A to B -----------------------------------------------------
 
