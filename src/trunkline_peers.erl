@@ -38,13 +38,19 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
                   #{} when State =:= opening; State =:= up; State =:= closing -> list_to_tuple(Inlets);
                   _ -> {}
               end,
-    true = ets:insert(?MODULE, {Node, {Session, Capabilities}, Peer}),
-    ok.
+    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities}, Peer}) end).
 
 -spec delete(node()) -> ok.
 delete(Node) ->
-    true = ets:delete(?MODULE, Node),
-    ok.
+    in_table(fun() -> ets:delete(?MODULE, Node) end).
+
+%% When the top supervisor was killed the table is gone; then nobody reads it either.
+in_table(Write) ->
+    try Write() of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
 
 -spec lookup(node()) -> peer() | none.
 lookup(Node) ->

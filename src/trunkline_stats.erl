@@ -51,12 +51,14 @@
          {received_batches, counter, "batches received"},
          {received_messages, counter, "messages received and delivered"}]).
 
-%% A lane's cells start on a cache line of their own.
--define(CELLS, 24).
+%% The peer's cells come first. A lane's start on a cache line of their own.
+-define(CELLS(Fields), ((length(Fields) + 7) div 8 * 8)).
+-define(PEER_CELLS, ?CELLS(?PEER_FIELDS)).
+-define(LANE_CELLS, ?CELLS(?LANE_FIELDS)).
 
 -spec new(Lanes :: pos_integer()) -> stats().
 new(Lanes) ->
-    counters:new((Lanes + 1) * ?CELLS, [atomics]).
+    counters:new(?PEER_CELLS + Lanes * ?LANE_CELLS, [atomics]).
 
 -spec fields() -> #{peer | lane => [{field(), counter | gauge | peak, string()}]}.
 fields() ->
@@ -78,7 +80,7 @@ get(Stats, Scope, Field) ->
 -spec sum(stats(), field()) -> integer().
 sum(Stats, Field) ->
     #{size := Size} = counters:info(Stats),
-    lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lists:seq(1, Size div ?CELLS - 1)]).
+    lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lists:seq(1, (Size - ?PEER_CELLS) div ?LANE_CELLS)]).
 
 %% For a field with one writer.
 -spec peak(stats(), scope(), field(), integer()) -> ok.
@@ -99,7 +101,8 @@ fields(peer) -> ?PEER_FIELDS;
 fields({lane, _}) -> ?LANE_FIELDS.
 
 cell(peer, Field) -> position(Field, ?PEER_FIELDS, 1);
-cell({lane, Ix}, Field) -> Ix * ?CELLS + position(Field, ?LANE_FIELDS, 1).
+cell({lane, Ix}, Field) ->
+    ?PEER_CELLS + (Ix - 1) * ?LANE_CELLS + position(Field, ?LANE_FIELDS, 1).
 
 position(Field, [{Field, _, _} | _], N) -> N;
 position(Field, [_ | Fields], N) -> position(Field, Fields, N + 1).

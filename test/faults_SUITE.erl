@@ -10,7 +10,7 @@
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
          lost_and_tried_again/1, halts_after_replies/1,
-         looked_at/1, told_nonsense/1]).
+         looked_at/1, told_nonsense/1, top_supervisor_killed/1]).
 -export([processes_of/1]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
@@ -22,7 +22,8 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
-          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense].
+          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense,
+          top_supervisor_killed].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -95,6 +96,18 @@ supervisors_killed(_) ->
               flowing(Load, B),
               _ = finish(Load, A, B)
       end, [{A, B}, {B, A}]),
+    cluster:stop_all([A, B]).
+
+%% The links, which outlive it, take leave as if they had been told to.
+top_supervisor_killed(_) ->
+    {A, B} = cluster:pair([]),
+    exchange:both_ways(A, B, [10, 100_000, 20]),
+    ok = cluster:call(A, listener_SUITE, install_log, []),
+    kill(trunkline_sup, A, B),
+    anew:await_stopped(A),
+    Log = cluster:call(A, listener_SUITE, logged, []),
+    ?assertEqual([], [Entry || Entry <- Log, Word <- ["trunkline_peers", "trunkline_link,"],
+                               string:find(io_lib:format("~0p", [Entry]), Word) =/= nomatch]),
     cluster:stop_all([A, B]).
 
 %% A node that stands still for a while loses nothing.

@@ -5,14 +5,49 @@
 -include("../src/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1, stats/1]).
 
-all() -> [gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, handshake].
+all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, handshake].
 
 check(Property) -> check(1000, Property).
 
 check(Tests, Property) ->
     counterexample:check(Tests, 200, Property).
+
+%% --- stats: a cell for each field ---------------------------------------------------
+
+%% No two share one, also if there are more fields than today.
+stats(_) ->
+    lists:foreach(
+      fun(More) ->
+              Stats = with_fields(More),
+              Counters = Stats:new(3),
+              #{peer := Peer, lane := Lane} = Stats:fields(),
+              Cells = lists:enumerate([{peer, F} || {F, _, _} <- Peer] ++ [{{lane, Ix}, F} || Ix <- [1, 2, 3], {F, _, _} <- Lane]),
+              [Stats:put(Counters, Scope, F, N) || {N, {Scope, F}} <- Cells],
+              [{Scope, F, N} = {Scope, F, Stats:get(Counters, Scope, F)} || {N, {Scope, F}} <- Cells],
+              Sum = lists:sum([N || {N, {{lane, _}, batches}} <- Cells]),
+              Sum = Stats:sum(Counters, batches)
+      end, [0, 1, 4, 5, 12, 13, 30]).
+
+%% The module, with so many fields more for the peer and for a lane.
+with_fields(More) ->
+    {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_stats), [abstract_code]),
+    Name = list_to_atom("trunkline_stats_" ++ integer_to_list(More)),
+    {ok, Name, Code} = compile:forms([case Form of
+                                          {attribute, L, module, _} -> {attribute, L, module, Name};
+                                          _ -> with_fields(More, Form)
+                                      end || Form <- Forms]),
+    {module, Name} = code:load_binary(Name, "", Code),
+    Name.
+
+with_fields(More, {cons, L, {tuple, _, [{atom, _, First}, {atom, _, _}, {string, _, _}]} = Field, Others})
+  when First =:= fallbacks; First =:= batches ->
+    lists:foldl(fun(N, List) -> {cons, L, erl_parse:abstract({list_to_atom("more_" ++ integer_to_list(N)), counter, "more"}), List} end,
+                {cons, L, Field, Others}, lists:seq(1, More));
+with_fields(More, Form) when is_tuple(Form) -> list_to_tuple([with_fields(More, Part) || Part <- tuple_to_list(Form)]);
+with_fields(More, [Part | Parts]) -> [with_fields(More, Part) | with_fields(More, Parts)];
+with_fields(_, Other) -> Other.
 
 %% --- gate: a count of bytes and messages, and a door -------------------------------
 
