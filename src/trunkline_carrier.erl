@@ -80,7 +80,9 @@ connect(Trunk, Settings, Node, #{address := Address, port := Port, transport := 
         {ok, TcpSocket} ->
             IsFar = case Settings of
                         %% It took a round trip, at least.
-                        #{is_far := unknown} -> trunkline_distance:is_far(erlang:monotonic_time(microsecond) - Start);
+                        #{is_far := unknown} ->
+                            Took = erlang:monotonic_time(microsecond) - Start,
+                            trunkline_distance:is_far(min(Took, trunkline_socket:round_trip(TcpSocket)));
                         #{is_far := Known} -> Known
                     end,
             ok = trunkline_socket:tune(TcpSocket, settings(IsFar, Settings)),

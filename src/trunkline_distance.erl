@@ -1,7 +1,7 @@
-%% How far away a peer is: round trips between two links.
+%% How far away a peer is: round trips between two links, or their kernels.
 %%
-%% A loaded machine answers late and is not far away for that: hence the shortest of
-%% many. What the windows are made for is the shortest of late, since a route may
+%% A loaded machine answers late and is not far away for that: hence what the kernels take,
+%% where that is known (see trunkline_reach), and the shortest of many. What the windows are made for is the shortest of late, since a route may
 %% change; whether the peer is far at all is decided by the shortest on this
 %% connection, since a load may last for an hour.
 %%

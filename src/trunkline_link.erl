@@ -355,7 +355,9 @@ handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
     ok = trunkline_reach:answer(Pid, Ref),
     keep_state_and_data;
 handle_event(info, {pong, Ref}, up, #link{reach = Reach} = D) ->
-    reached(trunkline_reach:pong(Ref, Reach), D);
+    {keep_state, D#link{reach = trunkline_reach:pong(Ref, Reach)}};
+handle_event(info, {measured, Ref, RoundTrip}, up, #link{reach = Reach} = D) ->
+    reached(trunkline_reach:measured(Ref, RoundTrip, Reach), D);
 handle_event({timeout, ping}, _, up, #link{reach = Reach} = D) ->
     reached(trunkline_reach:ping(Reach), D);
 handle_event({timeout, look}, _, up, #link{reach = Reach} = D) ->

@@ -5,6 +5,9 @@
 %%       | -- ping -------------------------> |    often while the distance is not known,
 %%       | <------------------------- pong -- |    and then now and then
 %%       |
+%%       | asks the kernel, too: a machine with too much to do answers pings late, for as long
+%%       | as that lasts, but its kernel does not acknowledge packets late
+%%       |
 %%       | from then on, to a peer that is far: looks at the distribution's connection,
 %%       v and tells the trunk which way (trunkline_way)
 %%
@@ -12,7 +15,7 @@
 %% the peer, the kernel and the clock.
 -module(trunkline_reach).
 
--export([new/3, up/3, down/1, disconnected/1, ping/1, answer/2, pong/2, look/1, timers/1]).
+-export([new/3, up/3, down/1, disconnected/1, ping/1, answer/2, pong/2, measured/3, look/1, timers/1]).
 
 -export_type([reach/0]).
 
@@ -81,11 +84,24 @@ answer(Peer, Ref) ->
     _ = trunkline_process:start(fun() -> spawn(Pong) end),
     ok.
 
+%% The kernel is asked by a process of its own, which sends `{measured, Ref, RoundTrip}': of TLS
+%% another process has to be asked, which may be busy.
 -spec pong(reference(), reach()) -> reach().
-pong(Ref, #reach{ping = {Ref, Sent}, distance = Distance} = R) ->
+pong(Ref, #reach{node = Node, ping = {Ref, Sent}} = R) ->
     RoundTrip = erlang:monotonic_time(microsecond) - Sent,
-    extend(show(R#reach{ping = none, distance = trunkline_distance:add(RoundTrip, Distance)}));
+    Link = self(),
+    Ask = fun() -> Link ! {measured, Ref, min(RoundTrip, trunkline_socket:round_trip(Node))} end,
+    case trunkline_process:start(fun() -> spawn(Ask) end) of
+        {ok, _} -> R;
+        {error, system_limit} -> R#reach{ping = none}
+    end;
 pong(_, R) ->
+    R.
+
+-spec measured(reference(), trunkline_distance:microseconds(), reach()) -> reach().
+measured(Ref, RoundTrip, #reach{ping = {Ref, _}, distance = Distance} = R) ->
+    extend(show(R#reach{ping = none, distance = trunkline_distance:add(RoundTrip, Distance)}));
+measured(_, _, R) ->
     R.
 
 show(#reach{distance = Distance, stats = Stats} = R) ->

@@ -1,16 +1,16 @@
-%% Which nodes Trunkline speaks to: those that can run it. Hidden nodes may be C nodes, or
-%% shells and control commands that come and go.
+%% What Trunkline takes other nodes for. Hidden nodes may be C nodes, or shells and control
+%% commands that come and go; neighbours that have too much to do are not far away.
 -module(nodes_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1]).
+-export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1, late_neighbour/1]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session].
+all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session, late_neighbour].
 
 %% A C node gets what it is sent, and nothing else, whatever Trunkline has to say to others.
 c_node(Config) ->
@@ -156,3 +156,50 @@ await_forgotten(A, Node) ->
                                                        lists:keymember(Node, 1, supervisor:which_children(trunkline_link_sup))}
                                               end)
                   end).
+
+%% A neighbour that answers late, for all the time there is, is near: the kernels know. So there
+%% are no more connections to it than to others, and the kernel's own congestion control.
+late_neighbour(_) ->
+    case os:type() of
+        {unix, linux} -> late_neighbours();
+        _ -> {skip, "this system does not tell the kernel's round trips"}
+    end.
+
+late_neighbours() ->
+    {ok, Own} = file:read_file("/proc/sys/net/ipv4/tcp_congestion_control"),
+    Others = [binary_to_atom(Name) || Name <- trunkline_socket:offered(), Name =/= string:trim(Own),
+                                      trunkline_socket:accepts(binary_to_atom(Name))],
+    Env = [{lane_transport, auto}, {far_connections, 16}] ++ [{congestion_control, hd(Others)} || Others =/= []],
+    [A, B] = [start(Env, []) || _ <- "AB"],
+    [ok = cluster:call(Node, fun answer_late/0) || Node <- [A, B]],
+    cluster:connect(A, B),
+    cluster:await_state(A, B, up),
+    Info = fun() -> cluster:call(A, trunkline, info, [cluster:node_of(B)]) end,
+    cluster:await(fun() -> case Info() of
+                               #{round_trip := undefined} = I -> I;
+                               #{round_trip := Time} when is_integer(Time) -> true
+                           end end),
+    ?assertMatch(#{round_trip := Time, batches := #{by := distribution, connections := 0}} when Time < 2000, Info()),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    cluster:await(fun() ->
+                          _ = cluster:call(A, trunkline, send, [To, binary:copy(<<0>>, 1_000_000)]),
+                          case Info() of
+                              #{large := #{connections := 0}} = I -> I;
+                              #{large := #{congestion_control := Name}} -> Name =:= string:trim(Own)
+                          end
+                  end),
+    cluster:stop_all([A, B]).
+
+%% Runs at the node: from now on its links answer pings 20 ms later.
+answer_late() ->
+    Module = trunkline_reach,
+    {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(Module), [abstract_code]),
+    Late = "answer(Peer, Ref) -> spawn(fun() -> timer:sleep(20), answer_at_once(Peer, Ref) end), ok.",
+    {ok, Tokens, _} = erl_scan:string(Late),
+    {ok, Answer} = erl_parse:parse_form(Tokens),
+    Changed = lists:flatmap(fun({function, Line, answer, 2, Clauses}) -> [{function, Line, answer_at_once, 2, Clauses}, Answer];
+                               (Form) -> [Form]
+                            end, Forms),
+    {ok, Module, Code} = compile:forms(Changed, []),
+    {module, Module} = code:load_binary(Module, "late", Code),
+    ok.
