@@ -93,7 +93,8 @@
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(AGAIN, 200).               % when there was no process left
 -define(REPORT, 10_000).           % between two reports of losses
--define(FORGET, 3_600_000).        % a peer that is gone for so long
+-define(FORGET, 3_600_000).        % a peer that is gone for so long,
+-define(FORGET_STRANGER, 1000).    % or one that never was more than a node
 
 -record(peer,
         {pid :: pid(),
@@ -410,9 +411,10 @@ handle_event(info, {retired, Inlet}, State, D) ->
     end;
 
 %% Time has passed.
-handle_event(state_timeout, forget, down, #link{node = Node}) ->
-    ok = trunkline_links:forget(Node),
-    keep_state_and_data;
+handle_event(state_timeout, forget, down, #link{node = Node, absence = Connecting} = D) ->
+    Connecting =:= none andalso trunkline_links:forget(Node),
+    %% The runtime system may still name the node among those that are connected.
+    {keep_state_and_data, timeouts(down, D)};
 handle_event(info, leave, opening, #link{inlets = [_ | _], stats = Stats}) ->
     {keep_state_and_data, [postpone, patience(Stats, infinity)]};
 handle_event(info, leave, _, D) ->
@@ -672,10 +674,8 @@ changed(holding, #link{mode = direct} = D) ->
 changed(_, D) ->
     {keep_state, D}.
 
-%% The connection is lost. Of a peer with which there has been no session there is nothing to
-%% keep.
-gone(#link{node = Node, stats = Stats} = D) ->
-    trunkline_stats:get(Stats, peer, sessions) =:= 0 andalso trunkline_links:forget(Node),
+%% The connection is lost.
+gone(D) ->
     D1 = end_session(D#link{session = make_ref(), reach = trunkline_reach:disconnected(D#link.reach)}),
     down(lost_queued, unexpect(D1)).
 
@@ -923,10 +923,16 @@ enter(State, #link{node = Node, peer = Peer} = D) ->
                                     none -> none
                                 end,
                    capabilities => D#link.capabilities}),
-    {next_state, State, D, timeouts(State)}.
+    {next_state, State, D, timeouts(State, D)}.
 
-timeouts(down) -> [{state_timeout, ?FORGET, forget}];
-timeouts(_) -> [].
+%% Of a peer with which there has been no session there is nothing to keep.
+timeouts(down, #link{stats = Stats}) ->
+    [{state_timeout, case trunkline_stats:get(Stats, peer, sessions) of
+                         0 -> ?FORGET_STRANGER;
+                         _ -> ?FORGET
+                     end, forget}];
+timeouts(_, _) ->
+    [].
 
 %% What has been lost, as soon as it is known, but not more often than that.
 report(#link{lost = {0, 0}} = D) ->

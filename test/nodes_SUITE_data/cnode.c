@@ -1,11 +1,12 @@
-/* A C node: connects to a node, and says on its standard output what it gets from there, one
- * line for each message, until it gets the atom `enough'.
+/* A C node: connects to a node of this host, and says on its standard output what it gets from
+ * there, one line for each message, until it gets the atom `enough'.
  *
  *     cnode NAME COOKIE NODE
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <netinet/in.h>
 #include <ei.h>
 
 static void must(int is_so, const char *what)
@@ -18,16 +19,21 @@ static void must(int is_so, const char *what)
 
 int main(int argc, char **argv)
 {
+    struct in_addr address;
     ei_cnode this_node;
+    char *host, name[256];
     int connection;
 
-    must(argc == 4, "arguments");
+    must(argc == 4 && (host = strchr(argv[3], '@')) != NULL, "arguments");
     setvbuf(stdout, NULL, _IONBF, 0);
+    *host++ = 0;
+    snprintf(name, sizeof name, "%s@%s", argv[1], host);
+    address.s_addr = htonl(INADDR_LOOPBACK);       /* the host's name need not be known */
     must(ei_init() == 0, "ei_init");
-    must(ei_connect_init(&this_node, argv[1], argv[2], 0) >= 0, "ei_connect_init");
-    connection = ei_connect(&this_node, argv[3]);
-    must(connection >= 0, "ei_connect");
-    printf("connected %s\n", ei_thisnodename(&this_node));
+    must(ei_connect_xinit(&this_node, host, argv[1], name, &address, argv[2], 0) >= 0, "ei_connect_xinit");
+    connection = ei_xconnect(&this_node, &address, argv[3]);
+    must(connection >= 0, "ei_xconnect");
+    printf("connected %s\n", name);
     for (;;) {
         erlang_msg control;
         ei_x_buff message;
