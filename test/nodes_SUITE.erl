@@ -100,8 +100,7 @@ lanes_and_inboxes(ArgsA, ArgsB) ->
                           ok = cluster:call(Node, cluster, start_trunkline, [[]]),
                           await_all(A, B, [before, meanwhile])
                   end, [A, B]),
-    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-    cluster:connect(B, A),
+    true = anew:connection(A, B),
     await_all(A, B, [before, meanwhile]),
     cluster:stop_all([A, B]).
 
