@@ -11,7 +11,9 @@
 %% too late is dropped before it reaches the mailbox. Who sends a request waits for room in
 %% the lane, and a call's time includes that.
 %%
-%% A request id is for the functions here, not for erpc's.
+%% A request id is for the functions here, not for erpc's. One of erpc's own is taken here too: it is
+%% what a request has that goes without a lane. Arguments that are none of ours go on to erpc,
+%% which says what it says of them on the release that runs.
 -module(trunkline_erpc).
 
 -export([call/2, call/3, call/4, call/5, cast/2, cast/4]).
@@ -23,21 +25,25 @@
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, outcome/0]).
 
--dialyzer({no_improper_lists, [ask/6, await/2, await_any/2]}).
+-dialyzer({no_improper_lists, [ask/6, await/2]}).
+%% erpc's own ids, of which the reference must be known.
+-dialyzer({no_opaque, [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
+                       check_response/2, outcome/2, abandon/1, reference/1]}).
+%% OTP 25 has no options.
+-dialyzer({nowarn_function, call_deadline/1}).
 %% What raises in every case.
 -dialyzer({no_return, [badarg/0, raise/2]}).
 
 -type timeout_time() :: trunkline_deadline:timeout_time().
 -type outcome() :: trunkline_executor:outcome().
-%% How the request was sent: by lane, or as erpc does, and then it is what marks the outcome.
--type way() :: lane | reference().
--opaque request_id() :: {reference(), way()}.
--opaque request_id_collection() :: #{reference() => {way(), Label :: term()}}.
+-type options() :: #{timeout => timeout_time(), always_spawn => boolean()}.      % since OTP 28
+-opaque request_id() :: {reference(), lane} | erpc:request_id().
+-opaque request_id_collection() :: trunkline_reqids:collection(request_id()).
 
 -type mfargs() :: {module(), Function :: atom(), Args :: [term()]}.
 
 -define(IS_CALL(Node, M, F, A), is_atom(Node), is_atom(M), is_atom(F), is_list(A)).
--define(IS_ID(Ref, Way), is_reference(Ref), (Way =:= lane orelse is_reference(Way))).
+-define(IS_BY_LANE(Id), is_reference(element(1, Id)), element(2, Id) =:= lane, tuple_size(Id) =:= 2).
 %% Of what erpc sends.
 -define(SPAWN_OPTIONS, [{reply, error_only}, monitor]).
 
@@ -47,7 +53,7 @@
 call(Node, Fun) ->
     call(Node, Fun, infinity).
 
--spec call(node(), fun(() -> Result), timeout_time()) -> Result.
+-spec call(node(), fun(() -> Result), timeout_time() | options()) -> Result.
 call(Node, Fun, Timeout) when is_function(Fun, 0) ->
     call(Node, erlang, apply, [Fun, []], Timeout);
 call(_, _, _) ->
@@ -57,9 +63,9 @@ call(_, _, _) ->
 call(Node, M, F, A) ->
     call(Node, M, F, A, infinity).
 
--spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time()) -> term().
+-spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time() | options()) -> term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
-    [Outcome] = collect([Node], {M, F, A}, deadline(Timeout)),
+    [Outcome] = collect([Node], {M, F, A}, call_deadline(Timeout)),
     value(Outcome);
 call(Node, M, F, A, Timeout) ->
     erpc:call(Node, M, F, A, Timeout).
@@ -68,7 +74,7 @@ call(Node, M, F, A, Timeout) ->
 multicall(Nodes, Fun) ->
     multicall(Nodes, Fun, infinity).
 
--spec multicall([node()], fun(() -> term()), timeout_time()) -> [outcome()].
+-spec multicall([node()], fun(() -> term()), timeout_time() | options()) -> [outcome()].
 multicall(Nodes, Fun, Timeout) when is_function(Fun, 0) ->
     multicall(Nodes, erlang, apply, [Fun, []], Timeout);
 multicall(_, _, _) ->
@@ -78,10 +84,11 @@ multicall(_, _, _) ->
 multicall(Nodes, M, F, A) ->
     multicall(Nodes, M, F, A, infinity).
 
--spec multicall([node()], module(), Function :: atom(), Args :: [term()], timeout_time()) -> [outcome()].
+-spec multicall([node()], module(), Function :: atom(), Args :: [term()], timeout_time() | options()) ->
+          [outcome()].
 multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
-        true -> collect(Nodes, {M, F, A}, deadline(Timeout));
+        true -> collect(Nodes, {M, F, A}, call_deadline(Timeout));
         false -> badarg()
     end;
 multicall(_, _, _, _, _) ->
@@ -99,10 +106,10 @@ ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
     Ref = spawn_request(Node, erpc, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
     Outcomes = Others(),
     {receive
-         {spawn_reply, Ref, error, Reason} -> {error, {erpc, Reason}};
-         {'DOWN', Ref, process, _, Reason} -> ended_plain(Ref, Mark, Reason)
+         {spawn_reply, Ref, error, _} = Message -> outcome(Message, [Mark | Ref]);
+         {'DOWN', Ref, process, _, _} = Message -> outcome(Message, [Mark | Ref])
      after trunkline_deadline:left(Deadline) ->
-             abandon({Ref, Mark})
+             abandon([Mark | Ref])
      end, Outcomes};
 ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
     Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
@@ -220,147 +227,128 @@ request(Node, M, F, A) ->
 
 request_without(direct, Node, M, F, A) ->
     ok = fallback(Node),
-    Mark = make_ref(),
-    {spawn_request(Node, erpc, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS), Mark};
+    erpc:send_request(Node, M, F, A);
 request_without(unreachable, _, _, _, _) ->
     Ref = make_ref(),
     self() ! {'DOWN', Ref, process, self(), noconnection},
     {Ref, lane}.
 
 -spec receive_response(request_id()) -> term().
-receive_response(Id) ->
-    receive_response(Id, infinity).
+receive_response(Id) when ?IS_BY_LANE(Id) -> receive_response(Id, infinity);
+receive_response(Id) -> erpc:receive_response(Id).
 
 -spec receive_response(request_id(), timeout_time()) -> term().
-receive_response({Ref, Way} = Id, Timeout) when ?IS_ID(Ref, Way) ->
+receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     value(case await(Id, trunkline_deadline:left(deadline(Timeout))) of
               timeout -> abandon(Id);
               Message -> outcome(Message, Id)
           end);
-receive_response(_, _) ->
-    badarg().
+receive_response(Id, Timeout) ->
+    erpc:receive_response(Id, Timeout).
 
 -spec receive_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {Result :: term(), Label :: term(), request_id_collection()} | no_request.
-receive_response(Collection, Timeout, Delete) when is_map(Collection), is_boolean(Delete) ->
-    case await_any(Collection, trunkline_deadline:left(deadline(Timeout))) of
-        no_request ->
-            no_request;
+receive_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
+    case trunkline_reqids:wait(Collection, trunkline_deadline:left(deadline(Timeout))) of
         timeout ->
             lists:foreach(fun({Id, _}) -> abandon(Id) end, reqids_to_list(Collection)),
             error({erpc, timeout});
-        Message ->
-            of_collection(Message, Collection, Delete, fun(Value) -> Value end)
+        Answer ->
+            of_collection(Answer, Collection, Delete, fun(Value) -> Value end)
     end;
-receive_response(_, _, _) ->
-    badarg().
+receive_response(Collection, Timeout, Delete) ->
+    erpc:receive_response(Collection, Timeout, Delete).
 
 -spec wait_response(request_id()) -> {response, Result :: term()} | no_response.
-wait_response(Id) ->
-    wait_response(Id, 0).
+wait_response(Id) when ?IS_BY_LANE(Id) -> wait_response(Id, 0);
+wait_response(Id) -> erpc:wait_response(Id).
 
 -spec wait_response(request_id(), timeout_time()) -> {response, Result :: term()} | no_response.
-wait_response({Ref, Way} = Id, Timeout) when ?IS_ID(Ref, Way) ->
+wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     case await(Id, trunkline_deadline:left(deadline(Timeout))) of
         timeout -> no_response;
         Message -> {response, value(outcome(Message, Id))}
     end;
-wait_response(_, _) ->
-    badarg().
+wait_response(Id, Timeout) ->
+    erpc:wait_response(Id, Timeout).
 
 -spec wait_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
-wait_response(Collection, Timeout, Delete) when is_map(Collection), is_boolean(Delete) ->
-    case await_any(Collection, trunkline_deadline:left(deadline(Timeout))) of
-        no_request -> no_request;
+wait_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
+    case trunkline_reqids:wait(Collection, trunkline_deadline:left(deadline(Timeout))) of
         timeout -> no_response;
-        Message -> of_collection(Message, Collection, Delete, fun(Value) -> {response, Value} end)
+        Answer -> of_collection(Answer, Collection, Delete, fun(Value) -> {response, Value} end)
     end;
-wait_response(_, _, _) ->
-    badarg().
+wait_response(Collection, Timeout, Delete) ->
+    erpc:wait_response(Collection, Timeout, Delete).
 
 -spec check_response(Message :: term(), request_id()) -> {response, Result :: term()} | no_response.
-check_response(Message, {Ref, Way} = Id) when ?IS_ID(Ref, Way) ->
-    case reference_of(Message) of
-        Ref -> {response, value(outcome(Message, Id))};
-        _ -> no_response
+check_response(Message, {Ref, _} = Id) when ?IS_BY_LANE(Id) ->
+    case trunkline_reqids:find(Message, #{Ref => Id}) of
+        none -> no_response;
+        _ -> {response, value(outcome(Message, Id))}
     end;
-check_response(_, _) ->
-    badarg().
+check_response(Message, Id) ->
+    erpc:check_response(Message, Id).
 
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
-check_response(_, Collection, Delete) when map_size(Collection) =:= 0, is_boolean(Delete) ->
-    no_request;
-check_response(Message, Collection, Delete) when is_map(Collection), is_boolean(Delete) ->
-    case is_map_key(reference_of(Message), Collection) of
-        true -> of_collection(Message, Collection, Delete, fun(Value) -> {response, Value} end);
-        false -> no_response
+check_response(Message, Collection, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
+    case trunkline_reqids:find(Message, Collection) of
+        none -> no_response;
+        Answer -> of_collection(Answer, Collection, Delete, fun(Value) -> {response, Value} end)
     end;
-check_response(_, _, _) ->
-    badarg().
+check_response(Message, Collection, Delete) ->
+    erpc:check_response(Message, Collection, Delete).
 
 %% --- collections --------------------------------------------------------------
 
 -spec reqids_new() -> request_id_collection().
 reqids_new() ->
-    #{}.
+    trunkline_reqids:new().
 
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
-reqids_size(Collection) when is_map(Collection) ->
-    map_size(Collection);
-reqids_size(_) ->
-    badarg().
+reqids_size(Collection) when is_map(Collection) -> trunkline_reqids:size(Collection);
+reqids_size(_) -> badarg().
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add({Ref, Way}, Label, Collection) when ?IS_ID(Ref, Way), is_map(Collection), not is_map_key(Ref, Collection) ->
-    Collection#{Ref => {Way, Label}};
-reqids_add(_, _, _) ->
-    badarg().
+reqids_add(Id, Label, Collection) ->
+    try trunkline_reqids:add(reference(Id), Id, Label, Collection)
+    catch error:badarg -> badarg()
+    end.
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(Collection) when is_map(Collection) ->
-    maps:fold(fun(Ref, {Way, Label}, List) when ?IS_ID(Ref, Way) -> [{{Ref, Way}, Label} | List];
-                 (_, _, _) -> badarg()
-              end, [], Collection);
+    List = trunkline_reqids:to_list(Collection),
+    lists:foreach(fun({Id, _}) -> reference(Id) end, List),
+    List;
 reqids_to_list(_) ->
     badarg().
 
+%% By which an answer names the request.
+reference({Ref, _} = Id) when ?IS_BY_LANE(Id) -> Ref;
+reference([Mark | Ref]) when is_reference(Mark), is_reference(Ref) -> Ref;
+reference(_) -> badarg().
+
 %% --- outcomes -----------------------------------------------------------------
 
-await({Ref, _}, Timeout) ->
+await({Ref, lane}, Timeout) ->
     receive
         {[alias | Ref], _} = Message -> Message;
-        {'DOWN', Ref, process, _, _} = Message -> Message;
-        {spawn_reply, Ref, error, _} = Message -> Message
+        {'DOWN', Ref, process, _, _} = Message -> Message
     after Timeout ->
             timeout
     end.
-
-await_any(Collection, _) when map_size(Collection) =:= 0 ->
-    no_request;
-await_any(Collection, Timeout) ->
-    receive
-        {[alias | Ref], _} = Message when is_map_key(Ref, Collection) -> Message;
-        {'DOWN', Ref, process, _, _} = Message when is_map_key(Ref, Collection) -> Message;
-        {spawn_reply, Ref, error, _} = Message when is_map_key(Ref, Collection) -> Message
-    after Timeout ->
-            timeout
-    end.
-
-%% The reference by which a message names the request that it answers.
-reference_of({[alias | Ref], _}) -> Ref;
-reference_of({'DOWN', Ref, process, _, _}) -> Ref;
-reference_of({spawn_reply, Ref, error, _}) -> Ref;
-reference_of(_) -> none.
 
 -spec outcome(Message :: term(), request_id()) -> outcome().
-outcome({[alias | _], Outcome}, {_, lane}) -> Outcome;
-outcome({'DOWN', _, process, Object, Reason}, {_, lane}) -> ended(Object, Reason);
-outcome({'DOWN', Ref, process, _, Reason}, {Ref, Mark}) -> ended_plain(Ref, Mark, Reason);
-outcome({spawn_reply, _, error, Reason}, _) -> {error, {erpc, Reason}}.
+outcome({[alias | _], Outcome}, {_, lane}) ->
+    Outcome;
+outcome({'DOWN', _, process, Object, Reason}, {_, lane}) ->
+    ended(Object, Reason);
+outcome(Message, Id) ->
+    caught(fun() -> {response, Value} = erpc:check_response(Message, Id), Value end).
 
 %% A 'DOWN' of a local process is of the inlet, and means that the session has ended; one
 %% from the other side is of the executor, killed before it had an outcome.
@@ -368,21 +356,22 @@ ended(Object, _) when node(Object) =:= node() -> {error, {erpc, noconnection}};
 ended(_, noconnection) -> {error, {erpc, noconnection}};
 ended(_, Reason) -> {exit, {signal, Reason}}.
 
-%% The process that erpc has started tells the outcome with its exit reason.
-ended_plain(Ref, Mark, Reason) ->
-    try
-        {ok, erpc:call_result(down, Ref, Mark, Reason)}
-    catch
-        Class:Why -> {Class, Why}
+caught(Fun) ->
+    try {ok, Fun()}
+    catch Class:Reason -> {Class, Reason}
     end.
 
-%% The outcome is not wanted any more, unless it has come in the last moment.
-abandon({Ref, Way} = Id) ->
-    _ = Way =/= lane andalso erlang:spawn_request_abandon(Ref) orelse demonitor(Ref),
+%% The outcome is not wanted any more, unless it has come in the last moment. As with erpc, it is
+%% an error not to want it twice.
+abandon({Ref, lane} = Id) ->
+    IsAwaited = demonitor(Ref, [info]),
     case await(Id, 0) of
-        timeout -> {error, {erpc, timeout}};
+        timeout when IsAwaited -> {error, {erpc, timeout}};
+        timeout -> {error, {erpc, badarg}};
         Message -> outcome(Message, Id)
-    end.
+    end;
+abandon(Id) ->
+    caught(fun() -> erpc:receive_response(Id, 0) end).
 
 value({ok, Value}) -> Value;
 value({Class, Reason}) -> raise(Class, Reason).
@@ -392,20 +381,12 @@ raise(throw, Term) -> throw(Term);
 raise(exit, Reason) -> exit(Reason);
 raise(error, Reason) -> error(Reason).
 
-of_collection(Message, Collection, Delete, Wrap) ->
-    Ref = reference_of(Message),
-    case Collection of
-        #{Ref := {Way, Label}} when ?IS_ID(Ref, Way) ->
-            Rest = case Delete of
-                       true -> maps:remove(Ref, Collection);
-                       false -> Collection
-                   end,
-            case outcome(Message, {Ref, Way}) of
-                {ok, Value} -> {Wrap(Value), Label, Rest};
-                {Class, Reason} -> raise(Class, {Reason, Label, Rest})
-            end;
-        #{} ->
-            badarg()
+of_collection({Message, Ref}, Collection, Delete, Wrap) ->
+    {Id, Label, Rest} = trunkline_reqids:take(Ref, Collection, Delete),
+    Ref = reference(Id),
+    case outcome(Message, Id) of
+        {ok, Value} -> {Wrap(Value), Label, Rest};
+        {Class, Reason} -> raise(Class, {Reason, Label, Rest})
     end.
 
 %% --- what is left -------------------------------------------------------------
@@ -423,6 +404,13 @@ deadline(Timeout) ->
         badarg -> badarg();
         Deadline -> Deadline
     end.
+
+%% Since OTP 28 erpc takes options in the place of a time.
+call_deadline(#{} = Options) ->
+    [] = erpc:multicall([], erlang, node, [], Options),
+    deadline(maps:get(timeout, Options, infinity));
+call_deadline(Timeout) ->
+    deadline(Timeout).
 
 -spec badarg() -> no_return().
 badarg() ->

@@ -62,14 +62,19 @@
 
 %% As gen_server:start_link/3 and gen_statem:start_link/3; Options may have {inbox, options()}.
 -spec start_link(module(), Args :: term(), Options :: list()) -> {ok, pid()} | ignore | {error, term()}.
-start_link(Module, Args, Options) ->
-    start(none, Module, Args, Options).
+start_link(Module, Args, Options) when length(Options) >= 0 -> start(none, Module, Args, Options);
+start_link(Module, Args, Options) -> gen_server:start_link(Module, Args, Options).        % which says what is wrong
 
 %% As gen_server:start_link/4 and gen_statem:start_link/4.
 -spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
           {ok, pid()} | ignore | {error, term()}.
+start_link(Name, Module, Args, Options)
+  when tuple_size(Name) =:= 2, element(1, Name) =:= local, is_atom(element(2, Name)), length(Options) >= 0;
+       tuple_size(Name) =:= 2, element(1, Name) =:= global, length(Options) >= 0;
+       tuple_size(Name) =:= 3, element(1, Name) =:= via, is_atom(element(2, Name)), length(Options) >= 0 ->
+    start(Name, Module, Args, Options);
 start_link(Name, Module, Args, Options) ->
-    start(Name, Module, Args, Options).
+    gen_server:start_link(Name, Module, Args, Options).
 
 start(Name, Module, Args, Options) ->
     case check(proplists:get_value(inbox, Options, #{}), ?SERVER) of
@@ -81,12 +86,14 @@ start(Name, Module, Args, Options) ->
     end.
 
 %% Who has callback_mode is a gen_statem.
-behaviour(Module) ->
+behaviour(Module) when is_atom(Module) ->
     _ = code:ensure_loaded(Module),
     case erlang:function_exported(Module, callback_mode, 0) of
         true -> gen_statem;
         false -> gen_server
-    end.
+    end;
+behaviour(_) ->
+    gen_server.                              % where it fails as any other
 
 %% An inbox for the calling process, linked to it. It gets the messages as they were sent, and
 %% never has more than `work' of them that it has not said it is done with.

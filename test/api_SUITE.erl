@@ -108,7 +108,20 @@ send_errors(Config) ->
     {ok, x} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x]),
     {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [no_such_option]]),
     {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, nosuspend]),
-    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [nosuspend | noconnect]]).
+    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [nosuspend | noconnect]]),
+    %% And whatever else is odd. (To a list, send/2 is a multicast.)
+    Odd = fun() ->
+                  odd:differences(erlang, trunkline,
+                                  [{send, fun(_) -> [{no_such_name, There}, {just, x}] end},
+                                   {send, fun(_) -> [{no_such_name, There}, {just, x}, []] end},
+                                   {exit, fun(_) -> [Dead, {just, why}] end},
+                                   {monitor, fun(_) -> [process, {no_such_name, There}] end},
+                                   {demonitor, fun(M) -> [M:monitor(process, {no_such_name, There})] end},
+                                   {demonitor, fun(M) -> [M:monitor(process, {no_such_name, There}), []] end}], pairs)
+          end,
+    {Differences, N} = cluster:call(?config(a, Config), Odd),
+    ct:log("~b calls", [N]),
+    ?assertEqual([], [D || {Name, Args, _, _} = D <- Differences, not (Name =:= send andalso length(Args) =:= 2 andalso is_list(hd(Args)))]).
 
 send_options(Config) ->
     lists:foreach(

@@ -12,7 +12,7 @@
          output/1]).
 -export([by_lane/1, not_started/1, without_capability/1, order/1, behind_large/1, large_is_killed/1, long_mailbox/1,
          many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
-         restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1, silent_node/1, full_nodes/1]).
+         restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2, start_counter/0]).
 
@@ -27,7 +27,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [{group, local}, {group, plain}, {group, lanes},
           by_lane, not_started, without_capability, order, behind_large, large_is_killed, long_mailbox, many, no_process_left,
           dead_caller, killed_there, killed_here, disconnected, stopped_and_continued, restarted, leaves, casts_on_the_way,
-          nothing_remembered, silent_node, full_nodes].
+          nothing_remembered, silent_node, full_nodes, odd_arguments].
 
 groups() ->
     Cases = [calls, failures, bad_arguments, timeouts, executors, casts, multicalls, requests, collections, output],
@@ -206,6 +206,13 @@ timeouts(Config) ->
                                        outcome(fun() -> E:receive_response(C, 100, true) end)
                                end)
             end, ?is({ok, {error, {erpc, timeout}}})},
+           {received_twice,
+            fun(E, N) ->
+                    Id = E:send_request(N, timer, sleep, [?LONG]),
+                    Done = E:send_request(N, ?MODULE, add, [1, 2]),
+                    3 = E:receive_response(Done),
+                    [outcome(fun() -> E:receive_response(I, 20) end) || I <- [Id, Id, Done]]
+            end, ?is({ok, [{error, {erpc, timeout}}, {error, {erpc, badarg}}, {error, {erpc, badarg}}]})},
            {multicall_late,
             fun(E, N) ->
                     Late(E, N, fun(_, _, Self) -> E:multicall([N], ?MODULE, wait, [Self], 100) end)
@@ -321,6 +328,14 @@ requests(Config) ->
                                 Id = E:send_request(N, ?MODULE, wait, [self()]),
                                 {E:wait_response(Id, 0), go(), E:wait_response(Id, infinity)}
                         end, ?is({ok, {no_response, go, {response, ok}}})},
+           %% An id of erpc's own is as good.
+           {of_erpc, fun(E, N) ->
+                             Id = fun() -> erpc:send_request(N, ?MODULE, add, [1, 2]) end,
+                             C = E:reqids_add(Id(), label, E:send_request(N, ?MODULE, add, [2, 2], label, E:reqids_new())),
+                             {A, label, C1} = E:receive_response(C, 20000, true),
+                             {B, label, _} = E:receive_response(C1, 20000, true),
+                             {E:receive_response(Id()), lists:sort([A, B])}
+                     end, ?is({ok, {3, [3, 4]}})},
            {in_any_order, fun(E, N) ->
                                   Ids = [Request(E, N, add, [I, I]) || I <- lists:seq(1, 20)],
                                   [E:receive_response(Id) || Id <- lists:reverse(Ids)]
@@ -912,6 +927,50 @@ silent_node(_) ->
            end,
     ?assertEqual([{ok, NodeB}, {ok, NodeC}], Late(4)),
     cluster:stop_all([A, B, C]).
+
+%% Whatever is not right is answered as erpc answers it on the release that runs.
+odd_arguments(Config) ->
+    lists:foreach(
+      fun(There) ->
+              Node = cluster:node_of(?config(There, Config)),
+              {Differences, N} = cluster:call(?config(a, Config), fun() -> odd:differences(erpc, trunkline_erpc, odd_table(Node), singles) end),
+              ct:log("~p: ~b calls", [There, N]),
+              ?assertEqual({There, []}, {There, Differences})
+      end, [a, plain, lanes]).
+
+odd_table(Node) ->
+    Fun = fun() -> ok end,
+    MFA = [erlang, node, []],
+    Id = fun(M) -> M:send_request(Node, timer, sleep, [1000]) end,
+    Ids = fun(M) -> M:send_request(Node, timer, sleep, [1000], label, M:reqids_new()) end,
+    [{call, fun(_) -> [Node, Fun] end},
+     {call, fun(_) -> [Node, Fun, ?LONG] end},
+     {call, fun(_) -> [Node | MFA] end},
+     {call, fun(_) -> [Node | MFA] ++ [?LONG] end},
+     {cast, fun(_) -> [Node, Fun] end},
+     {cast, fun(_) -> [Node | MFA] end},
+     {multicall, fun(_) -> [[Node], Fun] end},
+     {multicall, fun(_) -> [[Node], Fun, ?LONG] end},
+     {multicall, fun(_) -> [[Node] | MFA] end},
+     {multicall, fun(_) -> [[Node] | MFA] ++ [?LONG] end},
+     {multicast, fun(_) -> [[Node], Fun] end},
+     {multicast, fun(_) -> [[Node] | MFA] end},
+     {send_request, fun(_) -> [Node, Fun] end},
+     {send_request, fun(_) -> [Node | MFA] end},
+     {send_request, fun(M) -> [Node, Fun, {just, label}, M:reqids_new()] end},
+     {send_request, fun(M) -> [Node | MFA] ++ [{just, label}, M:reqids_new()] end},
+     {receive_response, fun(M) -> [M:send_request(Node, Fun)] end},
+     {receive_response, fun(M) -> [Id(M), 0] end},
+     {receive_response, fun(M) -> [Ids(M), 0, true] end},
+     {wait_response, fun(M) -> [Id(M)] end},
+     {wait_response, fun(M) -> [Id(M), 0] end},
+     {wait_response, fun(M) -> [Ids(M), 0, true] end},
+     {check_response, fun(M) -> [unrelated, Id(M)] end},
+     {check_response, fun(M) -> [unrelated, Ids(M), true] end},
+     {reqids_new, fun(_) -> [] end},
+     {reqids_size, fun(M) -> [Ids(M)] end},
+     {reqids_to_list, fun(M) -> [Ids(M)] end},
+     {reqids_add, fun(M) -> [Id(M), {just, label}, Ids(M)] end}].
 
 keep(Result) -> receive {get, To} -> To ! {got, Result} end.
 

@@ -11,7 +11,7 @@
 -export([system_messages/1, new_code/1, sleeps/1]).
 -export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1,
          calls_stay/1, urgent/1]).
--export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, told_of_drops/1, closed/1, done_alone/1]).
+-export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1, closed/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1, receiving_node_dies/1,
          lanes_killed/1, inboxes_killed/1, application_restarted/1, keeper_killed/1, disconnected/1, stopped_and_continued/1,
@@ -34,7 +34,7 @@ groups() ->
      {tools, [system_messages, new_code, sleeps]},
      {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest, drop_flood,
                calls_stay, urgent]},
-     {processes, [work, no_more_done, not_an_inbox, bad_options, told_of_drops, closed, done_alone]},
+     {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops, closed, done_alone]},
      {lanes, [stalled_beside_lane]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies, receiving_node_dies,
                lanes_killed, inboxes_killed, application_restarted, keeper_killed, disconnected, stopped_and_continued,
@@ -897,6 +897,22 @@ not_an_inbox(_) ->
                       ok
               end),
     cluster:stop(B).
+
+%% What gen_server says of what it should start, and with which name and options, is said here too.
+odd_arguments(_) ->
+    A = cluster:start([]),
+    ok = cluster:call(A, logger, set_primary_config, [level, none]),
+    Name = fun() -> {local, list_to_atom("odd_" ++ integer_to_list(erlang:unique_integer([positive])))} end,
+    {Differences, N} =
+        cluster:call(A, fun() ->
+                                odd:differences(gen_server, trunkline_inbox,
+                                                [{start_link, fun(_) -> [mailroom, {just, #{}}, []] end},
+                                                 {start_link, fun(_) -> [Name(), mailroom, {just, #{}}, []] end}], pairs)
+                        end),
+    ct:log("~b calls", [N]),
+    %% (A global name may be that of the one before for a while.)
+    ?assertEqual([], [D || {_, [Who | _], _, _} = D <- Differences, not is_tuple(Who) orelse element(1, Who) =/= global]),
+    cluster:stop(A).
 
 %% Refused, with the one that is wrong, and nothing has been started.
 bad_options(_) ->

@@ -68,7 +68,8 @@ dead() ->
     receive {'DOWN', Ref, process, Pid, _} -> Pid end.
 
 ending(Module, Name, Right, Places) ->
-    {Pid, Ref} = spawn_monitor(fun() -> exit({ended, ending(Module, Name, args(Right, Places, Module))}) end),
+    {Pid, Ref} = spawn_monitor(fun() -> process_flag(trap_exit, true),           % what it starts may end at once
+                                       exit({ended, ending(Module, Name, args(Right, Places, Module))}) end),
     receive
         {'DOWN', Ref, process, Pid, {ended, Ending}} -> Ending;
         {'DOWN', Ref, process, Pid, Reason} -> {killed, Reason}
@@ -80,7 +81,7 @@ ending(Module, Name, Right, Places) ->
 %% What an opaque result is made of is not compared.
 ending(Module, Name, Args) ->
     try apply(Module, Name, Args) of
-        Result when is_atom(Result); is_number(Result) -> {ok, Result};
+        Result when is_atom(Result); is_number(Result); element(1, Result) =:= error -> {ok, Result};
         _ -> {ok, returns}
     catch
         Class:Reason -> {Class, Reason}

@@ -5,12 +5,13 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([members/1, local_members/1, random_member/1, uninterested_nodes/1, order/1, no_scope/1]).
--export([join/3]).
+-export([members/1, local_members/1, random_member/1, uninterested_nodes/1, order/1, no_scope/1, odd_arguments/1]).
+-export([join/3, send_members/2, send_members/3, send_local_members/2, send_local_members/3,
+         send_random_member/2, send_random_member/3]).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [members, local_members, random_member, uninterested_nodes, order, no_scope].
+all() -> [members, local_members, random_member, uninterested_nodes, order, no_scope, odd_arguments].
 
 %% All of them, once for each time that they have joined, in the default scope and in others.
 members(_) ->
@@ -95,6 +96,38 @@ no_scope(_) ->
     ok = cluster:call(A, trunkline_pg, send_local_members, [none, group, x]),
     {error, {no_such_group, group}} = cluster:call(A, trunkline_pg, send_random_member, [none, group, x]),
     cluster:stop(A).
+
+%% What pg says of the arguments, ours says too.
+odd_arguments(_) ->
+    [A, B] = cluster:start_all([[], []]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    Args = fun(_) -> [group, {just, message}] end,
+    ArgsOfScope = fun(_) -> [pg, group, {just, message}] end,
+    {Differences, N} =
+        cluster:call(A, fun() ->
+                                {_, _} = spawn_monitor(fun() -> {ok, _} = pg:start_link(), receive stop -> ok end end),
+                                cluster:await(fun() -> is_pid(whereis(pg)) end),
+                                odd:differences(?MODULE, trunkline_pg,
+                                                [{F, T} || F <- [send_members, send_local_members, send_random_member],
+                                                           T <- [Args, ArgsOfScope]], pairs)
+                        end),
+    ct:log("~b calls", [N]),
+    ?assertEqual([], Differences),
+    cluster:stop_all([A, B]).
+
+send_members(Group, Message) -> send_members(pg, Group, Message).
+send_members(Scope, Group, Message) -> send_all(pg:get_members(Scope, Group), Message).
+send_local_members(Group, Message) -> send_local_members(pg, Group, Message).
+send_local_members(Scope, Group, Message) -> send_all(pg:get_local_members(Scope, Group), Message).
+send_random_member(Group, Message) -> send_random_member(pg, Group, Message).
+send_random_member(Scope, Group, Message) ->
+    case pg:get_members(Scope, Group) of
+        [] -> {error, {no_such_group, Group}};
+        Members -> send_all([hd(Members)], Message)
+    end.
+
+send_all(Members, Message) -> lists:foreach(fun(Member) -> Member ! Message end, Members).
 
 %% --- nodes and members ------------------------------------------------------------------
 
