@@ -178,13 +178,17 @@ refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Pati
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            case wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience) of
-                {gone, Lost} ->
-                    trunkline_stats:add(Stats, peer, Lost, trunkline_gate:messages(Charge)),
-                    unreachable;
-                Answer ->
-                    Answer
-            end
+            wait_for_room(Link, Full, Charge, Ticket, Patience, Stats)
+    end.
+
+%% If the node goes meanwhile the message is lost, and counted.
+wait_for_room(Link, Full, Charge, Ticket, Patience, Stats) ->
+    case wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience) of
+        {gone, Lost} ->
+            trunkline_stats:add(Stats, peer, Lost, trunkline_gate:messages(Charge)),
+            unreachable;
+        Answer ->
+            Answer
     end.
 
 wait(Link, What, Patience) ->
@@ -223,14 +227,13 @@ await_room(Node, Sender, Charge, Deadline) ->
     case trunkline_route:lookup(Node) of
         none ->
             direct;
-        #route{lanes = Lanes, link = Link, large = Large} = Route ->
-            Ix = case Charge < Large of
-                     true -> lane_of(Sender, Lanes);
-                     false -> trunkline_route:bulk_ix(Route)
-                 end,
-            case wait(Link, {room, Ix, trunkline_gate:bytes(Charge), new}, Deadline) of
+        #route{lanes = Lanes, link = Link, large = Large, stats = Stats} = Route ->
+            Full = case Charge < Large of
+                       true -> lane_of(Sender, Lanes);
+                       false -> trunkline_route:bulk_ix(Route)
+                   end,
+            case wait_for_room(Link, Full, Charge, new, Deadline, Stats) of
                 {again, _} -> ok;
-                {gone, _} -> unreachable;
                 Answer -> Answer
             end
     end.

@@ -940,13 +940,14 @@ odd_arguments(Config) ->
 
 odd_table(Node) ->
     Fun = fun() -> ok end,
+    Sleep = fun() -> timer:sleep(5000) end,
     MFA = [erlang, node, []],
     Id = fun(M) -> M:send_request(Node, timer, sleep, [1000]) end,
     Ids = fun(M) -> M:send_request(Node, timer, sleep, [1000], label, M:reqids_new()) end,
     [{call, fun(_) -> [Node, Fun] end},
-     {call, fun(_) -> [Node, Fun, ?LONG] end},
+     {call, fun(_) -> [Node, {just, Sleep}, 500] end},
      {call, fun(_) -> [Node | MFA] end},
-     {call, fun(_) -> [Node | MFA] ++ [?LONG] end},
+     {call, fun(_) -> [Node, {just, timer}, {just, sleep}, {just, [5000]}, 500] end},
      {cast, fun(_) -> [Node, Fun] end},
      {cast, fun(_) -> [Node | MFA] end},
      {multicall, fun(_) -> [[Node], Fun] end},

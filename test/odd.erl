@@ -53,7 +53,7 @@ args(Right, Places, Module) ->
      end || {N, Arg} <- lists:enumerate(Right(Module))].
 
 odd() ->
-    [odd, '', 0, 1, -1, 1.5, -0.5, 16#100000000, 1 bsl 70, "odd", [], [odd], ["odd"], [odd | odd], <<"odd">>,
+    [odd, '', -1, 1.5, -0.5, 16#100000000, 1 bsl 70, "odd", [], [odd], ["odd"], [odd | odd], <<"odd">>,
      {}, {odd}, {odd, odd}, {odd, node()}, {"odd", node()}, {odd, "odd"}, {odd, odd, odd},
      {global, odd}, {global, {odd}}, {local, "odd"}, {via, no_such_module, odd}, {via, "odd", odd}, {via, via_test, odd}, {via, ?MODULE, odd},
      {abs, odd}, {abs, 1.5}, {abs, 1 bsl 62}, {abs, -1 bsl 60},
