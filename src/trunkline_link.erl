@@ -267,6 +267,8 @@ left_behind(Gate, Ix, Stats) ->
 %% Senders first: under load nearly everything that comes is this.
 handle_event(info, {room, Ix}, _, #link{route = Route, room = Room} = D) ->
     {keep_state, D#link{room = trunkline_room:release(Ix, Route, Room)}};
+handle_event(info, {wait, Ref, session}, opening, #link{room = Room} = D) when is_reference(Ref) ->
+    {keep_state, D#link{room = trunkline_room:add(Ref, session, Room)}};
 handle_event(info, {wait, Ref, What}, _, D) when is_reference(Ref) ->
     await(Ref, What, D);
 handle_event(info, {unwait, Ref, What}, _, #link{room = Room} = D) ->
@@ -691,7 +693,7 @@ bereaved(State, D) ->
                      end),
     case path(D1) of
         direct when State =:= drained -> enter(drained, change_mode(direct, D1));
-        direct -> enter(greeting, change_mode(direct, D1));
+        direct -> enter(greeting, dismiss(again, change_mode(direct, D1)));
         _ when State =:= closing -> enter(holding, change_mode(direct, D1));
         _ -> hold(D1)
     end.

@@ -38,7 +38,7 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
                   #{} when State =:= opening; State =:= up; State =:= closing -> list_to_tuple(Inlets);
                   _ -> {}
               end,
-    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities}, Peer}) end).
+    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities, State}, Peer}) end).
 
 -spec delete(node()) -> ok.
 delete(Node) ->
@@ -90,8 +90,9 @@ has_spoken(Node) ->
 %% is no session. `direct': the peer's Trunkline cannot do that.
 -spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
 watch(Node, Capability) ->
-    case session(Node, Capability) of
-        Inlets when is_tuple(Inlets) -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+    case inlets(Node, Capability) of
+        {_, opening} -> none;                    % no request goes by lane before it can be sent
+        {Inlets, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
         Other -> Other
     end.
 
@@ -99,12 +100,18 @@ watch(Node, Capability) ->
 %% there, before the peer knows them, until the peer takes leave or they end.
 -spec session(node(), trunkline_handshake:capability()) -> tuple() | none | direct.
 session(Node, Capability) ->
+    case inlets(Node, Capability) of
+        {Inlets, _} -> Inlets;
+        Other -> Other
+    end.
+
+inlets(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
-        {{}, _} ->
+        {{}, _, _} ->
             none;
-        {Inlets, Capabilities} ->
+        {Inlets, Capabilities, State} ->
             case lists:member(Capability, Capabilities) of
-                true -> Inlets;
+                true -> {Inlets, State};
                 false -> direct
             end
     catch
@@ -116,7 +123,7 @@ session(Node, Capability) ->
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
-        {_, Capabilities} -> lists:member(Capability, Capabilities)
+        {_, Capabilities, _} -> lists:member(Capability, Capabilities)
     catch
         error:badarg -> false
     end.

@@ -32,6 +32,8 @@
 
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
+%% ms that a request waits for lanes, at most, if it could go by plain distribution.
+-define(OPENING, 1000).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -209,7 +211,7 @@ await_session(Node, Patience) ->
             direct;
         #route{gate = Gate, link = Link} ->
             Answer = case trunkline_gate:path(Gate) of
-                         direct -> direct;
+                         direct -> await_opening(Node, Link, Patience);
                          _ when Patience =:= nosuspend -> nosuspend;
                          _ -> wait(Link, session, Patience)
                      end,
@@ -236,6 +238,26 @@ await_room(Node, Sender, Charge, Deadline) ->
                 {again, _} -> ok;
                 Answer -> Answer
             end
+    end.
+
+%% Messages go by plain distribution until the lanes are up. A request waits for that, once the
+%% peer has said that it will have lanes: it takes a round trip or two. By plain distribution
+%% the reply could overtake what the server has sent before by its lanes, which may be up
+%% earlier than ours.
+await_opening(Node, Link, Patience) ->
+    case trunkline_peers:lookup(Node) of
+        #{state := opening} when Patience =/= nosuspend ->
+            case wait(Link, session, min(Patience, trunkline_deadline:in(?OPENING))) of
+                timeout ->
+                    case trunkline_deadline:has_passed(Patience) of
+                        true -> timeout;
+                        false -> direct
+                    end;
+                Answer ->
+                    Answer
+            end;
+        _ ->
+            direct
     end.
 
 %% The alias of the lane that this process hands its messages to.
