@@ -545,6 +545,10 @@ wrong(Odd, #{done := Done} = C) ->
     Late = [Note || {late_note, Note} <- Odd],
     Before = [Worker || {down_before, _, Worker} <- Odd],
     TooLate = [Key || {too_late, Key, _} <- Odd],
+    Ended = lists:any(fun({Name, Cost, _, _}) ->
+                              Cost =/= nothing
+                                  orelse lists:member(Name, [restart_trunkline, drain, drain_all])
+                      end, Done),
     Replaced = lists:member(counted, Costs) orelse lists:member(uncounted, Costs),
     lists:usort([case What of
                      {no_note, Entries, _} -> {no_note, Entries};
@@ -554,6 +558,8 @@ wrong(Odd, #{done := Done} = C) ->
                             {no_note, _, Note} -> is_good(C) orelse lists:member(Note, Late);
                             {late_note, _} -> false;                     % the same
                             {down_before, _, _} -> is_good(C);
+                            %% Between two sessions nobody watches: see trunkline_monitors.
+                            {false_down, noproc, {told, _}, _} -> not Ended;
                             %% A link that was killed is replaced, and its monitors by OTP's own.
                             {behind_its_down, Worker} ->
                                 is_good(C) orelse
@@ -566,7 +572,6 @@ wrong(Odd, #{done := Done} = C) ->
                         end]).
 
 is_documented({call, timeout}, _) -> true;
-is_documented({request, timeout}, _) -> true;
 is_documented({erpc, timeout}, _) -> true;
 is_documented({multi_call, bad_node}, _) -> true;          % a timeout, or n
 %% n is killed.

@@ -40,8 +40,8 @@ subtract([{A, _} | _] = Sent, [{_, D} | Arrived]) when D < A -> subtract(Sent, A
 subtract([{A, B} | Sent], [{C, D} | _] = Arrived) ->
     [{A, C - 1} || A < C] ++ subtract([{D + 1, B} || B > D] ++ Sent, Arrived).
 
-%% What is wrong with the logs of one Key: of what was `sent', `answered', `uncertain' and `refused',
-%% and of what has arrived.
+%% What is wrong with the logs of one Key: of what was `sent', `answered', `uncertain' and
+%% `refused', and of what has arrived.
 -spec odd(#{atom() => [run()]}, [run()]) -> [term()].
 odd(Sent, Arrived) ->
     Of = fun(How) -> maps:get(How, Sent, []) end,
@@ -56,7 +56,7 @@ count(Runs) -> lists:sum([Last - First + 1 || {First, Last} <- Runs]).
 %% Whether so many may be missing from one node to another.
 %%
 %%   lost        what is counted as lost there
-%%   broken      whether their connection was broken: what had gone by the distribution is not counted
+%%   broken      their connection was broken: what had gone by the distribution is not counted
 %%   fallbacks   so much went by it, if that is known: lanes that are given up use it too
 %%   uncounted   the counters themselves were killed
 -spec covered(Missing :: non_neg_integer(), map()) -> boolean().

@@ -71,19 +71,21 @@ rest() ->
     Routes = trunkline_route:all(),
     Lanes = lists:append([L || #{lanes := L} <- maps:values(maps:get(peers, trunkline:info()))]),
     Things = counts([{processes, Kind} || Pid <- processes(), Kind <- [kind(Pid)], Kind =/= none]
-                    ++ [{table, Name} || Table <- ets:all(),
-                                         Name <- [of_trunkline([ets:info(Table, name)])], Name =/= none]
-                    ++ [{port, Kind} || {_, Owner} <- ports(), Kind <- [kind(Owner)], Kind =/= none]),
-    Rows = maps:from_list([{{rows, Table}, Size}
-                           || Table <- [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
-                              Size <- [ets:info(Table, size)], Size =/= undefined]),
+                    ++ [{port, Kind} || {_, Owner} <- ports(), Kind <- [kind(Owner)], Kind =/= none]
+                    ++ [{table, Name} || Table <- ets:all(), Name <- [ets:info(Table, name)],
+                                         of_trunkline([Name]) =/= none]),
+    Tables = [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
+    Rows = maps:from_list([{{rows, Table}, Size} || Table <- Tables,
+                                                    Size <- [ets:info(Table, size)],
+                                                    Size =/= undefined]),
     Sum = maps:merge(Things, Rows),
+    InFlight = [M + B || #{in_flight_messages := M, in_flight_bytes := B} <- Lanes],
     maps:map(fun(What, N) -> {N, allowed(What, length(Routes), Sum)} end,
-             Sum#{routes => length(Routes), handlers => handlers(),
-                  levels => lists:sum([in_gate(Route) || {_, Route} <- Routes]),
-                  in_flight => lists:sum([M + B || #{in_flight_messages := M, in_flight_bytes := B} <- Lanes])}).
+             Sum#{routes => length(Routes), in_flight => lists:sum(InFlight),
+                  levels => lists:sum([in_gate(Route) || {_, Route} <- Routes])}).
 
-%% Beside what was there before: acceptors for TCP and TLS, and a session with each peer.
+%% Beside what was there before: acceptors for TCP and TLS (and no handler of theirs), and a session
+%% with each peer.
 allowed({processes, trunkline_listener}, _, _) -> 3;
 allowed({port, trunkline_listener}, _, _) -> 2;
 allowed({rows, trunkline_monitors_watched}, Peers, _) -> Peers;
@@ -91,16 +93,11 @@ allowed({table, trunkline_agent}, _, #{{processes, trunkline_inlet} := Inlets}) 
 allowed(_, _, _) -> 0.
 
 counts(Things) ->
-    maps:map(fun(_, All) -> length(All) end, maps:groups_from_list(fun(Thing) -> Thing end, Things)).
+    maps:map(fun(_, All) -> length(All) end,
+             maps:groups_from_list(fun(Thing) -> Thing end, Things)).
 
 in_gate(#route{gate = Gate, lanes = Lanes}) ->
     lists:sum([abs(trunkline_gate:level(Gate, Ix)) || Ix <- lists:seq(1, tuple_size(Lanes) + 1)]).
-
-handlers() ->
-    case persistent_term:get(trunkline_listener, none) of
-        none -> 0;
-        Counters -> counters:get(Counters, 2)
-    end.
 
 -define(KEPT, {nemesis, counters}).
 

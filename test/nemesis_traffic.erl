@@ -6,13 +6,13 @@
 %%
 %% Time is when the sender began to send it, Form is `pid', `alias' or `name', as it was addressed.
 %% There is an entry {Key, N} for each addressee; the Nth message of a Key = {Sender, Destination,
-%% Incarnation} has the number N, whatever the form and the kind of sending. The payload follows from
-%% Seed and Make.
+%% Incarnation} has the number N, whatever the form and the kind of sending. The payload follows
+%% from Seed and Make.
 %%
 %% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name
 %% of it. The destinations of a node are the servers p1 and p2; n, which has only a name and is
-%% restarted now and then; and e, to which functions report that are executed at the node (their order
-%% is not promised).
+%% restarted now and then; and e, to which functions report that are executed at the node (their
+%% order is not promised).
 %%
 %% All logs are runs of numbers: [{First, Last}].
 -module(nemesis_traffic).
@@ -30,6 +30,7 @@
 %% ms
 -define(STUCK, 60_000).            % a sender that has not ended, or a 'DOWN' that has not come
 -define(ASK_AGAIN, 2_000).
+-define(HUNG, 40_000).             % a call: everybody answers, or is known to be gone
 
 %% --- destinations ---------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ make() ->
 -record(sender,
         {id, mix, targets,
          numbers = #{} :: #{term() => pos_integer()},
-         log = #{} :: #{{Key :: term(), sent | answered | uncertain | refused} => [nemesis_check:run()]},
+         log = #{} :: #{{Key :: term(), How :: atom()} => [nemesis_check:run()]},
          reasons = #{} :: #{term() => pos_integer()},       % of calls that failed
          odd = []}).
 
@@ -187,12 +188,13 @@ start_sender(Id, Seed, #{mix := Mix, targets := Targets}) ->
                   try loop(#sender{id = Id, mix = Mix, targets = Targets})
                   catch
                       Class:Reason:Stack ->
-                          receive {stop, From, _} -> From ! {self(), {crashed, Class, Reason, Stack}} end
+                          Crashed = {crashed, Class, Reason, Stack},
+                          receive {stop, From, _} -> From ! {self(), Crashed} end
                   end
           end).
 
-%% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived, and
-%% answers what it did. A sender that does not is stuck.
+%% Those of this node: each ends its step, makes sure by a call that all it has sent has arrived,
+%% and answers what it did. A sender that does not is stuck.
 stop_senders(Senders, Destinations) ->
     Refs = [{Pid, monitor(process, Pid)} || Pid <- Senders],
     lists:foreach(fun(Pid) -> Pid ! {stop, self(), Destinations} end, Senders),
@@ -256,7 +258,7 @@ step(multicast, Target, Directory, #sender{targets = Targets} = S) ->
     done(sent, any, Message, S1);
 step(call, Target, Directory, S) ->
     {[{_, To}], Message, S1} = message([Target], [pid, name], Directory, S),
-    call(To, Message, one([200, 5_000, 30_000]), S1);
+    call(To, Message, one([200, 5_000, ?HUNG]), S1);
 step(request, Target, Directory, #sender{targets = Targets} = S) ->
     {Requests, S1} =
         lists:mapfoldl(fun(T, S0) ->
@@ -266,10 +268,10 @@ step(request, Target, Directory, #sender{targets = Targets} = S) ->
                                {{Id, Bytes, Message}, count_one(S2)}
                        end, S, [Target | [one(Targets) || _ <- lists:seq(1, rand:uniform(4) - 1)]]),
     lists:foldl(fun({Id, Bytes, Message}, S2) ->
-                        case trunkline:receive_response(Id, 30_000) of
+                        case trunkline:receive_response(Id, ?HUNG) of
                             {reply, Reply} -> answered(Reply, Bytes, Message, S2);
                             {error, {Reason, _}} -> failed(request, Reason, Message, S2);
-                            timeout -> failed(request, timeout, Message, S2)
+                            timeout -> failed(request, hung, Message, S2)
                         end
                 end, S1, Requests);
 step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) ->
@@ -333,7 +335,10 @@ call(To, Message, Timeout, S) ->
                     end
             end
     catch
-        exit:{Reason, {trunkline, call, _}} -> failed(call, Reason, Message, count_one(S))
+        exit:{timeout, {trunkline, call, _}} when Timeout =:= ?HUNG ->
+            failed(call, hung, Message, count_one(S));
+        exit:{Reason, {trunkline, call, _}} ->
+            failed(call, Reason, Message, count_one(S))
     end.
 
 names(Message) -> [Name || {{_, {_, Name}, _}, _} <- entries(Message)].
@@ -471,7 +476,7 @@ await_down(Worker, {Ours, Theirs} = Refs, All, Missing, Deadline, S) ->
             %% It may not have been told, or what it said may be lost.
             case erlang:monotonic_time(millisecond) > Deadline of
                 true ->
-                    Expected = receive {'DOWN', Theirs, process, Worker, Why} -> Why after 0 -> none end,
+                    Expected = receive {'DOWN', Theirs, _, _, Why} -> Why after 0 -> none end,
                     demonitor(Theirs, [flush]),
                     trunkline:demonitor(Ours, [flush]),
                     odd({no_down, Worker, Missing, Expected}, S);
