@@ -95,11 +95,17 @@ step({apply, Caller, _} = Command, Message, Agent) ->
         Executor ->
             executed_by(Executor, Command, Agent)
     end;
-step({ended, _, Caller, Ref} = Command, Message, Agent) ->
-    {Ref, Wrap, Agent1} = address(Command, Agent),
-    Ref ! wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
-    ok = delivered(Command),
-    Agent1;
+step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
+    case Message =:= noproc andalso trunkline_monitors:witness(Caller, Ref) of
+        Watcher when is_pid(Watcher) ->
+            ok = trunkline_watcher:ended_before(Watcher, Caller, Ref, Object),
+            Agent;
+        _ ->
+            {Ref, Wrap, Agent1} = address(Command, Agent),
+            Ref ! wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
+            ok = delivered(Command),
+            Agent1
+    end;
 step({exit, Pid, Sender}, kill, Agent) ->
     ok = trunkline_exit:signal(Sender, Pid, kill),
     Agent;

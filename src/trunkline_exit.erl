@@ -12,6 +12,8 @@
 %% behind it waits.
 -module(trunkline_exit).
 
+-include("trunkline_route.hrl").
+
 -export([exit/2, signal/3, direct/3]).
 
 -export_type([command/0]).
@@ -23,19 +25,37 @@
 -spec exit(pid() | port(), Reason :: term()) -> true.
 exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
     Node = node(Pid),
-    case is_tuple(trunkline_peers:session(Node, exit))
-        andalso hand_over(Node, {exit, Pid, self()}, Reason) of
-        Plain when Plain =:= false; Plain =:= direct ->
-            trunkline_sender:fallback(Node),
-            erlang:exit(Pid, Reason);
+    Command = {exit, Pid, self()},
+    case trunkline_peers:can(Node, exit) andalso hand_over(Node, Command, Reason) of
+        false ->
+            plain(Node, Pid, Reason);
+        direct ->
+            case {trunkline_peers:lookup(Node), trunkline_route:lookup(Node)} of
+                {#{state := opening}, #route{} = Route} ->
+                    %% What is in the lane already, and leaves it first, may be a monitor.
+                    force(Route, Command, Reason);
+                _ ->
+                    plain(Node, Pid, Reason)
+            end;
         _ ->
             true                             % exit/2 does not tell either
     end;
 exit(Process, Reason) ->
     erlang:exit(Process, Reason).
 
+plain(Node, Pid, Reason) ->
+    trunkline_sender:fallback(Node),
+    erlang:exit(Pid, Reason).
+
 hand_over(Node, Command, kill) -> trunkline_sender:hand_over(Node, Command, kill);
 hand_over(Node, Command, Reason) -> trunkline_sender:hand_over_apart(Node, Command, Reason).
+
+force(Route, Command, kill) ->
+    ok = trunkline_sender:force(Route, {Command, kill}, self()),
+    true;
+force(Route, Command, Reason) ->
+    ok = trunkline_sender:force_apart(Route, {Command, Reason}, self()),
+    true.
 
 %% At the process's node: what it would get. (To tell how long its queue is, a process fetches
 %% what has been sent to it. So this comes behind what others have sent before, and before what
@@ -69,14 +89,18 @@ resume(Pid) ->
         error:badarg -> ok                   % it has ended
     end.
 
-%% At the sender's node, by the lane: there is no session any more.
+%% At the sender's node, by the lane: there is no session any more, or the peer is another release.
 -spec direct(command(), Reason :: term(), node()) -> ok.
 direct({exit, Pid, Sender}, Reason, Node) ->
     %% (Not on another connection.)
     case lists:member(Node, nodes(connected)) of
-        true ->
-            _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]),
-            ok;
-        false ->
-            ok
+        true -> direct(Pid, Sender, Reason, Node);
+        false -> ok
     end.
+
+direct(Pid, Sender, Reason, Node) ->
+    case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
+        true -> _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
+        false -> true = erlang:exit(Pid, Reason)
+    end,
+    ok.

@@ -215,6 +215,7 @@ is_of_session([{behind, _, _, To} | _]) -> is_of_session(To);
 is_of_session([To | _]) -> is_of_session(To);
 is_of_session({each, _}) -> false;
 is_of_session({apply, nobody, _}) -> false;
+is_of_session({exit, _, _}) -> false;
 is_of_session(To) -> is_tuple(To).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the

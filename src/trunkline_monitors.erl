@@ -23,7 +23,8 @@
 %%
 %% {plain, Watcher} is a session too. As soon as lanes open, the monitors are moved to them: before
 %% the peer can send anything by lane. From then on the watcher only notes, for a while, how a
-%% process ends, should it end before it is monitored over there (Known).
+%% process ends, should it end before it is monitored over there (Known). The lane's `noproc' waits
+%% for what the watcher has to say.
 %%
 %% Whoever enters a row looks afterwards whether its session is watched, and if not, asks
 %% the keeper to. The keeper, at the end of a session, first takes away that mark, and then
@@ -40,7 +41,8 @@
 -include("trunkline_route.hrl").
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
--export([ended/5, is_plain/3, reason/3, lanes/1, retired/2]).
+-export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).
+-export([retired/2]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -215,13 +217,41 @@ ended(Caller, Ref, Watcher, Object, Reason) ->
             down(Ref, Object, reason(Caller, Ref, Reason)),
             leave(Caller, Ref);
         false when Reason =:= noproc; Reason =:= noconnection ->
-            ok;
+            forgotten(Caller, Ref);
         false ->
-            _ = try ets:update_element(?MODULE, {Caller, Ref}, {4, {ended, Reason}})
-                catch error:badarg -> false
-                end,
-            ok
+            known(Caller, Ref, {ended, Reason})
     end.
+
+%% The watcher does not watch any more what lanes have got from it.
+-spec forgotten(Caller :: pid(), reference()) -> ok.
+forgotten(Caller, Ref) -> known(Caller, Ref, none).
+
+known(Caller, Ref, Known) ->
+    _ = try ets:update_element(?MODULE, {Caller, Ref}, {4, Known})
+        catch error:badarg -> false
+        end,
+    ok.
+
+%% Who may have heard how the process has ended, and not said so yet.
+-spec witness(Caller :: pid(), reference()) -> pid() | none.
+witness(Caller, Ref) ->
+    try ets:lookup_element(?MODULE, {Caller, Ref}, 4) of
+        {watched_by, Watcher} ->
+            case is_process_alive(Watcher) of
+                true -> Watcher;
+                false -> none
+            end;
+        _ ->
+            none
+    catch
+        error:badarg -> none
+    end.
+
+%% It had ended when the lanes got its monitor, and the watcher has said what it knows.
+-spec ended_before(Caller :: pid(), reference(), object()) -> ok.
+ended_before(Caller, Ref, Object) ->
+    down(Ref, Object, reason(Caller, Ref, noproc)),
+    leave(Caller, Ref).
 
 %% Whether it is this watcher's, and not a lane's, and not taken back.
 -spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
@@ -235,7 +265,7 @@ is_plain(Caller, Ref, Watcher) ->
 reason(Caller, Ref, noproc) ->
     try ets:lookup_element(?MODULE, {Caller, Ref}, 4) of
         {ended, Reason} -> Reason;
-        none -> noproc
+        _ -> noproc
     catch
         error:badarg -> noproc
     end;
@@ -491,8 +521,12 @@ move_to_lanes(Monitors, From, Inlets, Route) ->
 
 %% Unless it has been taken back meanwhile, or has ended.
 move({Caller, Ref, Object}, From, To) ->
+    Known = case From of
+                {plain, Watcher} when is_pid(To) -> {const, {watched_by, Watcher}};
+                _ -> '$1'
+            end,
     1 =:= ets:select_replace(?MODULE, [{{{Caller, Ref}, From, '_', '$1'}, [],
-                                        [{{{{Caller, Ref}}, {const, To}, {const, Object}, '$1'}}]}]).
+                                        [{{{{Caller, Ref}}, {const, To}, {const, Object}, Known}}]}]).
 
 monitors(Session) ->
     ets:select(?MODULE, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).

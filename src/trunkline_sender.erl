@@ -14,7 +14,7 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
--export([force/3, alias_of_lane/2, await_session/2, await_room/4]).
+-export([force/3, force_apart/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -278,10 +278,15 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
             ok = trunkline_gate:force(Gate, Ix, Charge),
             element(Ix, Lanes) ! [Charge, Sender, To | Message],
             ok;
-        Charge ->
-            ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
-            dispatch(Route, Ix, Sender, To, 1, trunkline_parcel:pack(Message), Charge)
+        _ ->
+            force_apart(Route, {To, Message}, Sender)
     end.
+
+-spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
+force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
+    Charge = trunkline_gate:charge(Message),
+    ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
+    dispatch(Route, lane_of(Sender, Lanes), Sender, To, 1, trunkline_parcel:pack(Message), Charge).
 
 %% Fallbacks to nodes that never had a link are counted together, here.
 -define(FALLBACKS, trunkline_fallbacks).

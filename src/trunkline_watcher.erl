@@ -16,7 +16,7 @@
 -module(trunkline_watcher).
 -behaviour(gen_server).
 
--export([start/1, monitor/3, take/3, demonitor/2, moved/2, connection/1, outlive/0]).
+-export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1, outlive/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([connection/0, monitor/0]).
@@ -27,7 +27,7 @@
 -type monitor() :: {Caller :: pid(), reference(), object()}.
 
 %% ms
--define(IDLE, 10_000).
+-define(IDLE, 5_000).
 -define(MOVED, 5_000).             % until a lane watches for certain
 -define(HIBERNATE, 500).
 
@@ -64,6 +64,12 @@ demonitor(Watcher, Ref) ->
 moved(Watcher, Monitors) ->
     gen_server:cast(Watcher, {moved, Monitors}).
 
+%% A lane that has got the monitor says that there is no such process. If this watcher has seen it
+%% end, that is in its mailbox already.
+-spec ended_before(pid(), Caller :: pid(), reference(), object()) -> ok.
+ended_before(Watcher, Caller, Ref, Object) ->
+    gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
+
 -spec connection(node()) -> connection().
 connection(Node) ->
     case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
@@ -80,7 +86,7 @@ outlive() ->
 -spec init(node()) -> {ok, #watcher{}}.
 init(Node) ->
     ok = outlive(),
-    rest(),
+    rest(false),
     {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
 
 -spec handle_call(term(), gen_server:from(), #watcher{}) -> {reply, ok | {error, badarg}, #watcher{}}.
@@ -107,6 +113,9 @@ handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
 handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
+handle_cast({ended_before, Caller, Ref, Object}, S) ->
+    ok = trunkline_monitors:ended_before(Caller, Ref, Object),
+    {noreply, S};
 handle_cast({moved, Monitors}, S) ->
     _ = erlang:send_after(?MOVED, self(), {moved, Monitors}),
     {noreply, S};
@@ -126,15 +135,16 @@ handle_info({'DOWN', Monitor, process, _, Reason}, #watcher{monitors = Monitors}
     {noreply, S};
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _}) ->
-                          trunkline_monitors:is_plain(Caller, Ref, self()) orelse forget(Ref, S)
+                          trunkline_monitors:is_plain(Caller, Ref, self()) orelse moved_away(Caller, Ref, S)
                   end, Monitors),
     {noreply, S};
-handle_info(rest, #watcher{monitors = Monitors} = S) ->
+handle_info({rest, HasRested}, #watcher{monitors = Monitors} = S) ->
+    %% Not at once: somebody may be about to ask how a process has ended (ended_before/4).
     case ets:info(Monitors, size) of
-        0 ->
+        0 when HasRested ->
             {stop, normal, S};
-        _ ->
-            rest(),
+        Size ->
+            rest(Size =:= 0),
             {noreply, S}
     end;
 handle_info(Unexpected, S) ->
@@ -156,5 +166,9 @@ forget(Ref, #watcher{monitors = Monitors}) ->
             true
     end.
 
-rest() ->
-    erlang:send_after(?IDLE, self(), rest).
+moved_away(Caller, Ref, #watcher{monitors = Monitors} = S) ->
+    ets:member(Monitors, Ref) andalso trunkline_monitors:forgotten(Caller, Ref),
+    forget(Ref, S).
+
+rest(HasRested) ->
+    erlang:send_after(?IDLE, self(), {rest, HasRested}).

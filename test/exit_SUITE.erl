@@ -6,7 +6,8 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
-         to_name_and_large/1, trap_exit_changes/1, one_that_does_not_run/1, drained/1, stopped_and_continued/1]).
+         to_name_and_large/1, when_lanes_open/1, trap_exit_changes/1, one_that_does_not_run/1,
+         drained/1, stopped_and_continued/1]).
 -export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1, while/2]).
 
 -define(DEADLINE, 60_000).
@@ -14,7 +15,7 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
+          when_lanes_open, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -174,6 +175,27 @@ rounds(Node, N) ->
                               end,
                         maps:update_with(Key, fun(C) -> C + 1 end, 1, Count)
                 end, #{}, lists:seq(1, N)).
+
+%% Also in the moment in which lanes open: what is monitored by OTP's means, or by lane, gets the
+%% signal behind that, by whatever way.
+when_lanes_open(_) ->
+    [A, B] = cluster:start_all([[], []]),
+    Node = cluster:node_of(B),
+    lists:foreach(
+      fun(_) ->
+              Counts = cluster:call(A, fun() -> opening(Node) end),
+              ?assertEqual([], [Count || Count <- Counts,
+                                         maps:without([{why, kill}, {why, x}], Count) =/= #{}]),
+              cluster:await_up(A, B),
+              true = cluster:call(A, erlang, disconnect_node, [Node]),
+              cluster:await_state(A, B, down)
+      end, lists:seq(1, 20)),
+    cluster:stop_all([A, B]).
+
+opening(Node) ->
+    true = net_kernel:connect_node(Node),
+    Rounds = [spawn_monitor(fun() -> exit(rounds(Node, 100)) end) || _ <- lists:seq(1, 8)],
+    [receive {'DOWN', R, process, P, Counts} -> Counts end || {P, R} <- Rounds].
 
 %% Messages of all sizes and signals are one sequence, whatever the receiver's mailbox is.
 order(_) ->
