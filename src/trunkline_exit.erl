@@ -100,7 +100,9 @@ direct({exit, Pid, Sender}, Reason, Node) ->
 
 direct(Pid, Sender, Reason, Node) ->
     case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
-        true -> _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
-        false -> true = erlang:exit(Pid, Reason)
+        true ->
+            _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
+        false ->
+            true = erlang:exit(Pid, Reason)
     end,
     ok.

@@ -6,7 +6,7 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
-         to_name_and_large/1, when_lanes_open/1, trap_exit_changes/1, one_that_does_not_run/1,
+         to_name_and_large/1, when_lanes_open/1, connects/1, trap_exit_changes/1, one_that_does_not_run/1,
          drained/1, stopped_and_continued/1]).
 -export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1, while/2]).
 
@@ -15,7 +15,7 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
+          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -196,6 +196,22 @@ opening(Node) ->
     true = net_kernel:connect_node(Node),
     Rounds = [spawn_monitor(fun() -> exit(rounds(Node, 100)) end) || _ <- lists:seq(1, 8)],
     [receive {'DOWN', R, process, P, Counts} -> Counts end || {P, R} <- Rounds].
+
+%% A signal to a node that is not connected waits in the lane, as a message does.
+connects(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    Got = cluster:call(A, fun() ->
+                                  P = trapping_at(Node),
+                                  true = disconnect_node(Node),
+                                  trunkline:send(P, one),
+                                  trunkline:exit(P, why),
+                                  trunkline:send(P, two),
+                                  trunkline:send(P, {report, self()}),
+                                  receive {P, Got} -> Got after ?DEADLINE -> none end
+                          end),
+    ?assertEqual([one, {'EXIT', me, why}, two], Got),
+    cluster:stop_all([A, B]).
 
 %% Messages of all sizes and signals are one sequence, whatever the receiver's mailbox is.
 order(_) ->
