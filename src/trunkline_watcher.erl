@@ -30,6 +30,7 @@
 -define(IDLE, 5_000).
 -define(MOVED, 5_000).             % until a lane watches for certain
 -define(HIBERNATE, 500).
+-define(SOON, 10).
 
 -record(watcher,
         {node :: node(),
@@ -64,8 +65,8 @@ demonitor(Watcher, Ref) ->
 moved(Watcher, Monitors) ->
     gen_server:cast(Watcher, {moved, Monitors}).
 
-%% A lane that has got the monitor says that there is no such process. If this watcher has seen it
-%% end, that is in its mailbox already.
+%% A lane that has got the monitor says that there is no such process: it ends, or has ended, and
+%% this watcher knows how, or is about to hear.
 -spec ended_before(pid(), Caller :: pid(), reference(), object()) -> ok.
 ended_before(Watcher, Caller, Ref, Object) ->
     gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
@@ -113,9 +114,16 @@ handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
 handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
-handle_cast({ended_before, Caller, Ref, Object}, S) ->
-    ok = trunkline_monitors:ended_before(Caller, Ref, Object),
-    {noreply, S};
+handle_cast({ended_before, Caller, Ref, Object} = Asked, #watcher{monitors = Monitors} = S) ->
+    case ets:member(Monitors, Ref) of
+        true ->
+            %% The process may be about to end: what it says then is not here yet.
+            _ = erlang:send_after(?SOON, self(), Asked),
+            {noreply, S};
+        false ->
+            ok = trunkline_monitors:ended_before(Caller, Ref, Object),
+            {noreply, S}
+    end;
 handle_cast({moved, Monitors}, S) ->
     _ = erlang:send_after(?MOVED, self(), {moved, Monitors}),
     {noreply, S};
@@ -133,6 +141,8 @@ handle_info({'DOWN', Monitor, process, _, Reason}, #watcher{monitors = Monitors}
             ok
     end,
     {noreply, S};
+handle_info({ended_before, _, _, _} = Asked, S) ->
+    handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _}) ->
                           trunkline_monitors:is_plain(Caller, Ref, self()) orelse moved_away(Caller, Ref, S)

@@ -204,14 +204,19 @@ connects(_) ->
     Got = cluster:call(A, fun() ->
                                   P = trapping_at(Node),
                                   true = disconnect_node(Node),
+                                  cluster:await(fun() -> state(Node) =:= down end),
                                   trunkline:send(P, one),
                                   trunkline:exit(P, why),
                                   trunkline:send(P, two),
                                   trunkline:send(P, {report, self()}),
-                                  receive {P, Got} -> Got after ?DEADLINE -> none end
+                                  receive {P, Got} -> Got after 30_000 -> none end
                           end),
     ?assertEqual([one, {'EXIT', me, why}, two], Got),
     cluster:stop_all([A, B]).
+
+state(Node) ->
+    #{state := State} = trunkline:info(Node),
+    State.
 
 %% Messages of all sizes and signals are one sequence, whatever the receiver's mailbox is.
 order(_) ->
