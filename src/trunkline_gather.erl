@@ -14,6 +14,9 @@
 
 -export_type([way/0]).
 
+%% A process that tells by its exit.
+-dialyzer({nowarn_function, wait/3}).
+
 %% By lane, if the lanes say more than that they are there; or there is nobody to ask.
 -type way() :: pid() | lane | direct | unreachable | timeout.
 -type watch() :: fun((node(), trunkline_sender:patience()) -> way() | nosuspend).

@@ -5,7 +5,8 @@
 %%
 %% What is turned into what is in table/0 and nowhere else. The functions there
 %% take the arguments of OTP's, and have their results and their exits, so that
-%% nothing around a call needs to change; types of request ids follow their functions. Everything
+%% nothing around a call needs to change (but a list of destinations, for `!' an error, is a
+%% multicast); types of request ids follow their functions. Everything
 %% else in the module is left as it is, and so are the locations, for warnings and stack traces.
 %%
 %% Two options of the compiler, which a module may also set with -compile:
