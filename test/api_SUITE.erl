@@ -415,7 +415,11 @@ session_ends(_) ->
       end,
       [fun(_, B) -> cluster:kill(B) end,
        fun(A, B) -> true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end,
-       fun(_, B) -> cluster:call(B, cluster, stop_trunkline, []) end,
+       %% The stop itself ends no request: the server is still there.
+       fun(A, B) ->
+               ok = cluster:call(B, cluster, stop_trunkline, []),
+               true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)])
+       end,
        fun(A, B) -> cluster:call(B, fun() -> kill_link(cluster:node_of(A)) end) end,
        fun(A, B) -> cluster:call(A, fun() -> kill_link(cluster:node_of(B)) end) end]).
 
