@@ -624,10 +624,10 @@ no_process_left(_) ->
     {_, [{_, Link}]} = Before = cluster:call(B, Kept),
     [{_, Theirs}] = cluster:call(A, trunkline_links, links, [all]),
     #{ports := Ports, refused := Refused} = cluster:call(B, trunkline_listener, info, []),
-    Filler = cluster:call(B, traffic, fill, []),
-    ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> Link ! {ping, Theirs, make_ref()} end, lists:seq(1, 100)) end),
-    Closed = [stranger:is_closed(stranger:connect(Port)) || _ <- lists:seq(1, 100), Port <- maps:values(Ports)],
-    cluster:call(A, fun() -> exit(Filler, kill) end),      % B has no process for that
+    Closed = full({A, B}, fun() ->
+                                  ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> Link ! {ping, Theirs, make_ref()} end, lists:seq(1, 100)) end),
+                                  [stranger:is_closed(stranger:connect(Port)) || _ <- lists:seq(1, 100), Port <- maps:values(Ports)]
+                          end),
     ?assertEqual([true], lists:usort(Closed)),
     cluster:await(fun() -> cluster:call(B, Kept) =:= Before end),
     ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, [])) >= Refused + length(Closed)),
@@ -729,16 +729,17 @@ no_process_for_what_comes(_) ->
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(C, trunkline, info, [NodeB])),
     cluster:stop_all([A, B, C, D]).
 
-%% B has no free process while Fun does something. (What is asked of it then takes one.)
+%% B has no free process while Fun does something, nor can it be asked anything: that takes one.
 full({A, B}, Fun) ->
     Filler = cluster:call(B, traffic, fill, []),
-    _ = Fun(),
+    Result = Fun(),
     cluster:call(A, erlang, exit, [Filler, kill]),
     cluster:await(fun() -> cluster:call(A, fun() -> try erpc:call(cluster:node_of(B), erlang, is_process_alive, [Filler]) of
                                                         IsAlive -> not IsAlive
                                                     catch
                                                         Class:Reason -> {Class, Reason}
-                                                    end end) end).
+                                                    end end) end),
+    Result.
 
 %% Every process can be looked at and stopped for a while, under load too, as OTP's own
 %% processes can. (By observer, or when a release is upgraded.)
