@@ -826,11 +826,11 @@ with_everything() ->
 
 %% Those of Trunkline, or of one of its modules. Runs at the node.
 processes_of(Wanted) ->
-    lists:sort([{Module, P} || P <- processes(), Module <- [module_of(P)],
+    lists:sort([{Module, P} || P <- processes(), {current_stacktrace, Stack} <- [process_info(P, current_stacktrace)],
+                               Module <- [module_of(P, Stack)],
                                Wanted =:= all andalso Module =/= none orelse Module =:= Wanted]).
 
-module_of(P) ->
-    {current_stacktrace, Stack} = process_info(P, current_stacktrace),
+module_of(P, Stack) ->
     {Initial, _, _} = proc_lib:translate_initial_call(P),
     case [M || M <- [Initial | [M || {M, _, _, _} <- lists:nthtail(max(0, length(Stack) - 1), Stack)]], lists:prefix("trunkline_", atom_to_list(M))] of
         [] -> none;
