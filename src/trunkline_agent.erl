@@ -37,7 +37,7 @@
 
 -export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
--dialyzer({no_improper_lists, [address/2, wrap/2]}).
+-dialyzer({no_improper_lists, [address/2, wrap/2, ask/6]}).
 
 %% The caller's alias, which names the request.
 -type caller() :: reference().
@@ -317,18 +317,47 @@ is_news(To) -> is_tuple(To) andalso lists:member(element(1, To), [reply, down, e
 -spec direct(command(), Message :: term(), node()) -> ok.
 direct({call, Server, Pid, Caller}, Message, Node) ->
     direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
-direct({call, Server, _, Caller, _}, _, _) ->
-    Caller ! {'DOWN', Caller, process, Server, noconnection},
-    ok;
+direct({call, Server, Pid, Caller, Label}, Message, Node) ->
+    Object = case Server of
+                 _ when is_pid(Server) -> Server;
+                 _ -> {Server, Node}
+             end,
+    Sender = self(),
+    Sent = make_ref(),
+    Ask = fun() -> ask(Object, Label, Pid, Caller, Message, fun() -> Sender ! Sent end) end,
+    case lists:member(Node, nodes(connected)) andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
+        {ok, {_, Monitor}} ->
+            %% It keeps its place among what the calling process sends.
+            receive
+                Sent -> demonitor(Monitor, [flush]);
+                {'DOWN', Monitor, process, _, _} -> true
+            end,
+            ok;
+        _ ->
+            Caller ! {'DOWN', Caller, process, Server, noconnection},
+            ok
+    end;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->
     %% The caller's group leader goes with it. (Not on another connection.)
     _ = lists:member(Node, nodes(connected)) andalso cast_for(Leader, Node, M, F, A),
     ok;
 direct({exit, _, _} = Command, Reason, Node) ->
     trunkline_exit:direct(Command, Reason, Node);
-direct({apply, Caller, _}, _, _) ->
-    Caller ! {'DOWN', Caller, process, self(), noconnection},
-    ok;
+direct({apply, Caller, Leader}, {M, F, A}, Node) ->
+    Call = fun() ->
+                   true = group_leader(Leader, self()),
+                   Outcome = try {ok, erpc:call(Node, M, F, A)}
+                             catch Class:Reason -> {Class, Reason}
+                             end,
+                   Caller ! wrap({reply, Caller}, Outcome)
+           end,
+    case lists:member(Node, nodes(connected)) andalso trunkline_process:start(fun() -> spawn(Call) end) of
+        {ok, _} ->
+            ok;
+        _ ->
+            Caller ! {'DOWN', Caller, process, self(), noconnection},
+            ok
+    end;
 direct({reply, Caller}, Message, _) ->
     tell(Caller, wrap({reply, Caller}, Message));
 direct({reply, Caller, _}, Message, _) ->
@@ -339,6 +368,19 @@ direct({ended, Object, _, Ref}, Reason, _) ->
     tell(Ref, wrap({down, Object, Ref}, Reason));
 direct(_, _, _) ->
     ok.
+
+%% A process of its own asks by OTP's means, and passes on what comes of it.
+ask(Object, Label, Pid, Caller, Message, Sent) ->
+    Ref = monitor(process, Object, [{alias, reply_demonitor}]),
+    _ = erlang:send(Object, {Label, {Pid, [alias | Ref]}, Message}, [noconnect]),
+    Sent(),
+    ok = trunkline_watcher:outlive(),
+    Its = monitor(process, Pid),
+    receive
+        {[alias | Ref], Reply} -> Caller ! wrap({reply, Caller}, Reply);
+        {'DOWN', Ref, process, _, Reason} -> Caller ! wrap({down, Object, Caller}, Reason);
+        {'DOWN', Its, process, _, _} -> ok
+    end.
 
 %% A server has replied to a lane that has retired. If there are others by now, the reply takes that of
 %% the server's messages.

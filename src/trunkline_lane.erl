@@ -209,13 +209,13 @@ is_news([{parcel, _, _, _, To} | _]) -> trunkline_agent:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_agent:is_news(To);
 is_news([To | _]) -> trunkline_agent:is_news(To).
 
-%% What concerns a session that has ended, whose callers have been told so.
+%% What concerns a session that has ended. (Who asks for something may watch a stand-in.)
 is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
 is_of_session([{behind, _, _, To} | _]) -> is_of_session(To);
 is_of_session([To | _]) -> is_of_session(To);
 is_of_session({each, _}) -> false;
-is_of_session({apply, nobody, _}) -> false;
 is_of_session({exit, _, _}) -> false;
+is_of_session(To) when element(1, To) =:= call; element(1, To) =:= apply -> false;
 is_of_session(To) -> is_tuple(To).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the

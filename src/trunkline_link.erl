@@ -126,6 +126,7 @@
          inlets = [] :: [pid()],
          dock = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
+         stand_in = none :: none | pid(),            % what callers watch until there are inlets
          retired = [] :: [pid()],                    % of these, which are through: for those who wait
          goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
          %% Who waits.
@@ -462,7 +463,7 @@ terminate(Reason, State, #link{node = Node, route = Route} = D) ->
     case Route of
         #route{} when Orderly ->
             D1 = case take_leave(infinity, D) of
-                     ok -> await_retired(retire(D));
+                     ok -> await_retired(retire(stand_in(drained, D)));
                      _ -> D
                  end,
             trunkline_leave:finish(D1#link.inlets ++ D1#link.finishing),
@@ -683,7 +684,7 @@ gone(D) ->
 
 %% What was to go by the connection that was lost, or that could not be made, is lost.
 down(Lost, D) ->
-    enter(down, dismiss({gone, Lost}, set_path(down, change_mode({absent, Lost}, D)))).
+    enter(down, dismiss({gone, Lost}, set_path(down, change_mode({absent, Lost}, no_stand_in(D))))).
 
 %% The peer's link is gone, the connection is not.
 bereaved(State, D) ->
@@ -915,17 +916,41 @@ recheck() -> {{timeout, recheck}, ?RECHECK, []}.
 
 %% --- what others see ------------------------------------------------------
 
-enter(State, #link{node = Node, peer = Peer} = D) ->
+enter(State, #link{node = Node, peer = Peer} = D0) ->
+    D = stand_in(State, D0),
     ok = trunkline_peers:put(
            Node, #{state => State, link => self(), stats => D#link.stats,
                    since => erlang:system_time(millisecond),
-                   inlets => D#link.inlets, finishing => D#link.finishing,
+                   inlets => D#link.inlets, finishing => D#link.finishing, stand_in => D#link.stand_in,
                    agreement => case Peer of
                                     #peer{agreement = Agreement} -> Agreement;
                                     none -> none
                                 end,
                    capabilities => D#link.capabilities}),
     {next_state, State, D, timeouts(State, D)}.
+
+%% Requests that are in the lanes before there is a session, or none.
+stand_in(_, #link{route = none, stand_in = none} = D) ->
+    D;
+stand_in(State, #link{inlets = [], stand_in = none} = D) when State =:= down; State =:= holding; State =:= opening ->
+    D#link{stand_in = trunkline_stand_in:start(self())};
+stand_in(_, #link{stand_in = none} = D) ->
+    D;
+stand_in(State, #link{inlets = [_ | _] = Inlets, stand_in = StandIn} = D) when State =:= opening; State =:= up ->
+    ok = trunkline_stand_in:session(StandIn, Inlets),
+    D#link{stand_in = none};
+stand_in(State, #link{node = Node, stand_in = StandIn} = D) when State =:= greeting; State =:= drained ->
+    ok = trunkline_stand_in:plain(StandIn, Node),
+    D#link{stand_in = none};
+stand_in(_, D) ->
+    D.
+
+%% The requests of those who watch it are lost.
+no_stand_in(#link{stand_in = none} = D) ->
+    D;
+no_stand_in(#link{stand_in = StandIn} = D) ->
+    ok = trunkline_stand_in:stop(StandIn),
+    D#link{stand_in = none}.
 
 %% Of a peer with which there has been no session there is nothing to keep.
 timeouts(down, #link{stats = Stats}) ->

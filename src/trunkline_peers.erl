@@ -24,6 +24,7 @@
           stats := trunkline_stats:stats() | none,
           inlets := [pid()],                     % of this session
           finishing := [pid()],                  % of earlier ones, perhaps
+          stand_in := pid() | none,              % for inlets, while there may be some
           agreement := trunkline_handshake:agreement() | none,
           capabilities := [trunkline_handshake:capability()]}.     % of the last agreement
 
@@ -33,12 +34,13 @@ create() ->
     ok.
 
 -spec put(node(), peer()) -> ok.
-put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabilities, state := State} = Peer) ->
+put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabilities, state := State,
+            stand_in := StandIn} = Peer) ->
     Session = case Agreement of
                   #{} when State =:= opening; State =:= up; State =:= closing -> list_to_tuple(Inlets);
                   _ -> {}
               end,
-    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities, State}, Peer}) end).
+    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities, State, StandIn}, Peer}) end).
 
 -spec delete(node()) -> ok.
 delete(Node) ->
@@ -85,15 +87,29 @@ has_spoken(Node) ->
         none -> false
     end.
 
-%% The inlet that the calling process should watch while something of its is under
-%% way to Node, and an answer is awaited: it ends when the session ends. `none': there
-%% is no session. `direct': the peer's Trunkline cannot do that.
+%% What the calling process should watch while something of its is in a lane to Node, and
+%% an answer is awaited: the inlet by which it comes, or, while there may be a session, a stand-in. That ends
+%% when the session ends. `none': there are no lanes. `direct': the peer's Trunkline cannot do that.
 -spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
 watch(Node, Capability) ->
     case inlets(Node, Capability) of
         {_, opening} -> none;                    % no request goes by lane before it can be sent
         {Inlets, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
-        Other -> Other
+        none -> stand_in(Node, Capability);
+        direct -> direct
+    end.
+
+stand_in(Node, Capability) ->
+    try ets:lookup_element(?MODULE, Node, 2) of
+        {_, Capabilities, _, StandIn} when is_pid(StandIn) ->
+            case lists:member(Capability, Capabilities) of
+                true -> StandIn;
+                false -> direct
+            end;
+        _ ->
+            none
+    catch
+        error:badarg -> none
     end.
 
 %% All inlets of the session: what has come by it is delivered when they have ended. From when they are
@@ -107,9 +123,9 @@ session(Node, Capability) ->
 
 inlets(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
-        {{}, _, _} ->
+        {{}, _, _, _} ->
             none;
-        {Inlets, Capabilities, State} ->
+        {Inlets, Capabilities, State, _} ->
             case lists:member(Capability, Capabilities) of
                 true -> {Inlets, State};
                 false -> direct
@@ -123,7 +139,7 @@ inlets(Node, Capability) ->
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
     try ets:lookup_element(?MODULE, Node, 2) of
-        {_, Capabilities, _} -> lists:member(Capability, Capabilities)
+        {_, Capabilities, _, _} -> lists:member(Capability, Capabilities)
     catch
         error:badarg -> false
     end.

@@ -10,8 +10,8 @@
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1, casts/1, multi_calls/1]).
 -export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
-         server_dies/1, processes_killed/1, node_goes/1, not_alive/1]).
--export([held/3, alone/0]).
+         server_dies/1, processes_killed/1, node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
+-export([held/3, alone/0, counting/1]).
 
 -define(NOWHERE, 'no_such_node@localhost').
 %% ms: for what is not going to take so long.
@@ -21,7 +21,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           odd_arguments, names_once, everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
-          server_dies, processes_killed, node_goes, not_alive].
+          server_dies, processes_killed, node_goes, not_alive, stopped_host, asked_while_down].
 
 groups() ->
     Table = [calls, server_ends, requests, collections, request_errors, events, managers, casts, multi_calls],
@@ -916,3 +916,68 @@ alone() ->
     [{{ok, _}, []} = End, End] = [held(Dialogue, Module, none) || Module <- [gen_server, trunkline_gen_server]],
     3 = trunkline_gen_event:call(test_gen_event, manager, {echo, 3}),
     ok.
+
+%% A host that does not answer: to send a request takes no time, and who waits for what comes of it hears
+%% that there is no connection.
+stopped_host(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    cluster:suspend(B),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await_state(A, B, down),
+    {Time, {Ids, ErpcIds}} =
+        cluster:call(A, fun() ->
+                                timer:tc(fun() ->
+                                                 Self = self(),
+                                                 Pid = spawn(fun() -> stopped_host(Self, {nobody, NodeB}, NodeB) end),
+                                                 receive {Pid, Sent} -> Sent end
+                                         end)
+                        end),
+    ?assert(Time < 3_500_000),
+    ?assertEqual({3, 2}, {Ids, ErpcIds}),
+    cluster:await(fun() -> cluster:call(A, fun() -> case whereis(stopped_host) of undefined -> false; Pid -> Pid ! {ask, self()}, receive {Pid, Got} -> {got, Got} end end end)
+                               =:= {got, [noconnection, noconnection, noconnection, noconnection, noconnection]} end),
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
+
+%% At the node: asks, tells how many requests there are, waits, and tells what came of them.
+stopped_host(To, Name, Node) ->
+    register(stopped_host, self()),
+    Ids = [M:send_request(Name, hello) || M <- [trunkline, trunkline_gen_server, trunkline_gen_statem]],
+    ErpcIds = [trunkline_erpc:send_request(Node, erlang, node, []) || _ <- [1, 2]],
+    ok = trunkline_erpc:cast(Node, erlang, node, []),
+    ok = trunkline:cast(Name, hello),
+    To ! {self(), {length(Ids), length(ErpcIds)}},
+    Got = [begin {error, {Why, _}} = trunkline:receive_response(Id, infinity), Why end || Id <- Ids]
+        ++ [try trunkline_erpc:receive_response(Id) catch error:{erpc, Why} -> Why end || Id <- ErpcIds],
+    receive {ask, From} -> From ! {self(), Got} end.
+
+%% Requests make a connection, and keep their place among messages, also when the peer
+%% has lost its Trunkline meanwhile.
+asked_while_down(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun(How) ->
+              Server = cluster:call(B, fun() -> spawn(?MODULE, counting, [0]) end),
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+              How =:= plain andalso (ok = cluster:call(B, cluster, stop_trunkline, [])),
+              Got = cluster:call(A, fun() ->
+                                            Ids = [begin
+                                                       [trunkline:cast(Server, x) || _ <- lists:seq(1, 10)],
+                                                       {trunkline:send_request(Server, count), trunkline_erpc:send_request(NodeB, erlang, abs, [-N])}
+                                                   end || N <- lists:seq(1, 20)],
+                                            [{trunkline:receive_response(Id, infinity), trunkline_erpc:receive_response(ErpcId)} || {Id, ErpcId} <- Ids]
+                                    end),
+              ?assertEqual([{{reply, 10 * N}, N} || N <- lists:seq(1, 20)], Got),
+              How =:= plain andalso (ok = cluster:call(B, cluster, start_trunkline, [[]])),
+              cluster:await_up(A, B)
+      end, [lanes, plain, lanes]),
+    cluster:stop_all([A, B]).
+
+counting(N) ->
+    receive
+        {'$gen_cast', x} -> counting(N + 1);
+        {'$gen_call', From, count} -> gen_server:reply(From, N), counting(N)
+    end.

@@ -1,0 +1,91 @@
+%% What callers watch who ask while there is no session to that node. Their requests are in a lane,
+%% which keeps them.
+%%
+%% A stand-in ends, and with it the wait, when the connection cannot be made or is lost, when the
+%% session that the requests have gone by has ended, and when their link has died before there was one. If it
+%% turns out that the peer has no lanes, and the requests have gone by plain distribution, it lasts as
+%% long as the connection. There is one for all who ask until then, and it ends too when nobody watches it.
+-module(trunkline_stand_in).
+-behaviour(gen_server).
+
+-export([start/1, session/2, plain/2, stop/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+%% ms
+-define(AWAITED, 10_000).
+-define(HIBERNATE, 500).
+
+%% Whom it depends on.
+-record(stand_in, {watched :: #{pid() => reference()}}).
+
+%% For the calling process, which is a link. `none': the node has no process left.
+-spec start(Link :: pid()) -> pid() | none.
+start(Link) ->
+    case trunkline_process:start(fun() -> gen_server:start(?MODULE, Link, [{hibernate_after, ?HIBERNATE}]) end) of
+        {ok, {ok, StandIn}} -> StandIn;
+        {error, system_limit} -> none
+    end.
+
+%% The requests go by this session.
+-spec session(pid(), Inlets :: [pid()]) -> ok.
+session(StandIn, Inlets) ->
+    gen_server:cast(StandIn, {session, Inlets}).
+
+-spec plain(pid(), node()) -> ok.
+plain(StandIn, Node) ->
+    gen_server:cast(StandIn, {plain, Node}).
+
+-spec stop(pid()) -> ok.
+stop(StandIn) ->
+    gen_server:cast(StandIn, stop).
+
+-spec init(pid()) -> {ok, #stand_in{}}.
+init(Link) ->
+    ok = trunkline_watcher:outlive(),
+    {ok, watch([Link])}.
+
+watch(Pids) -> #stand_in{watched = maps:from_list([{Pid, monitor(process, Pid)} || Pid <- Pids])}.
+
+-spec handle_call(term(), gen_server:from(), #stand_in{}) -> {reply, {error, badarg}, #stand_in{}}.
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #stand_in{}) -> {noreply, #stand_in{}} | {stop, normal, #stand_in{}}.
+handle_cast({session, Inlets}, S) ->
+    look(),
+    ok = unwatch(S),
+    {noreply, watch(Inlets)};
+handle_cast({plain, Node}, S) ->
+    look(),
+    ok = unwatch(S),
+    true = monitor_node(Node, true),
+    {noreply, watch([])};
+handle_cast(stop, S) ->
+    {stop, normal, S};
+handle_cast(_, S) ->
+    {noreply, S}.
+
+unwatch(#stand_in{watched = Watched}) ->
+    lists:foreach(fun(Monitor) -> demonitor(Monitor, [flush]) end, maps:values(Watched)).
+
+-spec handle_info(term(), #stand_in{}) -> {noreply, #stand_in{}} | {stop, normal, #stand_in{}}.
+handle_info({'DOWN', _, process, Pid, _}, #stand_in{watched = Watched} = S) ->
+    case maps:remove(Pid, Watched) of
+        Left when map_size(Left) =:= 0 -> {stop, normal, S};
+        Left -> {noreply, S#stand_in{watched = Left}}
+    end;
+handle_info({nodedown, _}, S) ->
+    {stop, normal, S};
+handle_info(look, S) ->
+    {monitored_by, By} = process_info(self(), monitored_by),
+    case By of
+        [] ->
+            {stop, normal, S};
+        _ ->
+            look(),
+            {noreply, S}
+    end;
+handle_info(_, S) ->
+    {noreply, S}.
+
+look() -> erlang:send_after(?AWAITED, self(), look).
