@@ -304,13 +304,9 @@ start_link() ->
 
 -spec init(supervised | alone) -> {ok, #keeper{}}.
 init(How) ->
-    case How of
-        supervised ->
-            true = ets:delete(?WATCHED, stopped);
-        alone ->
-            ok = trunkline_watcher:outlive(),
-            look()
-    end,
+    _ = How =:= alone andalso ok =:= trunkline_watcher:outlive() andalso look(),
+    _ = How =:= supervised andalso ets:delete(?WATCHED, stopped),
+
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
                            ({Session, Inlets, Node, Connection}, S) -> watch_session(Session, Inlets, Node, Connection, S);
                            (_, S) -> S
