@@ -69,11 +69,11 @@ signal(Sender, Pid, Reason) ->
     Priority = process_flag(priority, high),
     try erlang:suspend_process(Pid) of
         true ->
-            case process_info(Pid, [trap_exit, message_queue_len]) of
-                [{trap_exit, true}, _] -> Pid ! {'EXIT', Sender, Reason};
-                [{trap_exit, false}, _] -> erlang:exit(Pid, Reason);
-                undefined -> ended
-            end,
+            _ = case process_info(Pid, [trap_exit, message_queue_len]) of
+                    [{trap_exit, true}, _] -> Pid ! {'EXIT', Sender, Reason};
+                    [{trap_exit, false}, _] -> erlang:exit(Pid, Reason);
+                    undefined -> ended
+                end,
             resume(Pid)
     catch
         error:badarg -> ok                   % it has ended
@@ -99,10 +99,8 @@ direct({exit, Pid, Sender}, Reason, Node) ->
     end.
 
 direct(Pid, Sender, Reason, Node) ->
-    case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
-        true ->
-            _ = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
-        false ->
-            true = erlang:exit(Pid, Reason)
-    end,
+    _ = case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
+            true -> erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
+            false -> erlang:exit(Pid, Reason)
+        end,
     ok.

@@ -304,9 +304,15 @@ start_link() ->
 
 -spec init(supervised | alone) -> {ok, #keeper{}}.
 init(How) ->
-    _ = How =:= alone andalso ok =:= trunkline_watcher:outlive() andalso look(),
-    _ = How =:= supervised andalso ets:delete(?WATCHED, stopped),
-
+    case How of
+        alone ->
+            ok = trunkline_watcher:outlive(),
+            _ = look(),
+            ok;
+        supervised ->
+            true = ets:delete(?WATCHED, stopped),
+            ok
+    end,
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
                            ({Session, Inlets, Node, Connection}, S) -> watch_session(Session, Inlets, Node, Connection, S);
                            (_, S) -> S
