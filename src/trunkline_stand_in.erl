@@ -62,7 +62,8 @@ handle_cast({plain, Node}, S) ->
     {noreply, watch([])};
 handle_cast(stop, S) ->
     {stop, normal, S};
-handle_cast(_, S) ->
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 unwatch(#stand_in{watched = Watched}) ->
@@ -85,7 +86,8 @@ handle_info(look, S) ->
             look(),
             {noreply, S}
     end;
-handle_info(_, S) ->
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 look() -> erlang:send_after(?AWAITED, self(), look).
