@@ -115,6 +115,7 @@ held(Dialogue, Module, To) ->
     {Pid, Ref} = spawn_monitor(fun() ->
                                        case ending(Dialogue, Module, To) of
                                            {error, _} = End -> exit({End, any});
+                                           {exit, {timeout_value, _}, _} = End -> exit({End, any});
                                            End -> exit({End, mail(5)})
                                        end
                                end),
