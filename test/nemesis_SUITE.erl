@@ -453,7 +453,7 @@ settle(#{nodes := Nodes, senders := All} = C) ->
     C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
                  received => sum(lists:append(maps:values(Received))),
                  lost => lists:sum(maps:values(Missing)),
-                 counted => lists:sum([L || {L, _, _} <- maps:values(Counted)]),
+                 counted => lists:sum([lost(L) || {L, _, _} <- maps:values(Counted)]),
                  doubled => length(Doubled), out_of_order => length(Disordered),
                  failed_calls => lists:sum(maps:values(Reasons))},
        wrong := lists:reverse(Wrong) ++ maps:get(wrong, C)}.
@@ -503,7 +503,7 @@ is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
 
 is_good(#{plan := #{kind := Kind}}) -> Kind =:= good.
 
-%% #{{From, To} => {Lost, Fallbacks, Broken}}, of all that have been at From.
+%% #{{From, To} => {Causes, Fallbacks, Broken}}, of all that have been at From.
 counted(#{nodes := Nodes} = C) ->
     Ids = maps:from_list([{name_of(Id, C), Id} || Id <- ?NODES]),
     maps:from_list([{{From, maps:get(Name, Ids)}, Values}
@@ -517,16 +517,18 @@ losses(Missing, Counted, C) ->
                                Cover <- [cover(Pair, Counted, C)],
                                not nemesis_check:covered(N, Cover)]
         ++ [{false_alarm, Pair, Lost} || is_good(C), {Pair, {Lost, _, _}} <- maps:to_list(Counted),
-                                         Lost > maps:get(Pair, Missing, 0)].
+                                         lost(Lost) > maps:get(Pair, Missing, 0)].
+
+lost(Causes) -> lists:sum(tuple_to_list(Causes)).
 
 %% What may explain a loss.
 cover({From, To}, Counted, #{done := Done}) ->
-    {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {0, 0, 0}),
-    {_, _, Torn} = maps:get({To, From}, Counted, {0, 0, 0}),
+    {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
+    {_, _, Torn} = maps:get({To, From}, Counted, {{}, 0, 0}),
     GivenUp = [Name || {Name, _, _, _} <- Done,
                        lists:member(Name, [drain, drain_all, restart_trunkline, kill_sup,
                                            kill_link_sup, kill_links])],
-    #{lost => Lost + Torn,
+    #{lost => lost(Lost) + Torn,
       fallbacks => case GivenUp of
                        [] -> Fallbacks;
                        _ -> unknown
@@ -565,6 +567,9 @@ wrong(Odd, #{done := Done} = C) ->
                                 is_good(C) orelse
                                     (lists:member(Worker, Before) andalso not Replaced);
                             {false_down, noconnection, _} -> not lists:member(uncounted, Costs);
+                            %% The true one may have been on its way when the connection broke.
+                            {false_down, noconnection, {told, _}, _} ->
+                                Costs -- [nothing, counted] =:= [];
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
                             %% One may have been about to be sent.
                             {too_late, Key, _} -> length([K || K <- TooLate, K =:= Key]) > 1;

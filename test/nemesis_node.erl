@@ -109,14 +109,15 @@ counters() ->
                                   Stats =/= none]
                 ++ persistent_term:get(?KEPT, [])).
 
-%% #{Node => {lost on the way there, fallbacks, large messages from there that were broken}}
+%% #{Node => {{queued, unconfirmed, crashed, unreachable} on the way there, fallbacks, large messages
+%% from there that were broken}}
 counted() ->
     lists:foldl(fun({Node, Stats}, Sums) ->
                         #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C,
                           lost_unreachable := N, fallbacks := F, large_broken := B} =
                             trunkline_stats:read(Stats, peer),
-                        {Lost, Fallbacks, Broken} = maps:get(Node, Sums, {0, 0, 0}),
-                        Sums#{Node => {Lost + Q + U + C + N, Fallbacks + F, Broken + B}}
+                        {{Q0, U0, C0, N0}, F0, B0} = maps:get(Node, Sums, {{0, 0, 0, 0}, 0, 0}),
+                        Sums#{Node => {{Q0 + Q, U0 + U, C0 + C, N0 + N}, F0 + F, B0 + B}}
                 end, #{}, counters()).
 
 %% --- crashes --------------------------------------------------------------------------

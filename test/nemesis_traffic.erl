@@ -101,10 +101,12 @@ handle_call(log, _, #log{runs = Runs, odd = Odd} = S) ->
 handle_call(alias, _, S) ->
     {reply, alias(), S};
 handle_call({Note, Bytes, Message}, From, S) ->
-    {Caller, _} = From,
-    %% A reply keeps its place among the server's messages.
-    Note =:= none orelse trunkline:send(Caller, {note, Note}),
-    gen_server:reply(From, {got, entries(Message), payload(Bytes, Bytes)}),
+    %% A reply keeps its place among the server's messages, if the request came by lane.
+    Noted = case From of
+                {Caller, [[alias | _] | _]} when Note =/= none -> trunkline:send(Caller, {note, Note});
+                _ -> none
+            end,
+    gen_server:reply(From, {got, entries(Message), payload(Bytes, Bytes), Noted}),
     {noreply, got(Message, S)}.
 
 handle_cast(Message, S) -> {noreply, got(Message, S)}.
@@ -282,7 +284,7 @@ step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) 
     [] = Nodes -- (Bad ++ [Node || {Node, _} <- Replies]),
     lists:foldl(fun({Node, Entry}, S2) ->
                         case lists:keyfind(Node, 1, Replies) of
-                            {Node, {got, _, _}} -> log(answered, [Entry], S2);
+                            {Node, {got, _, _, none}} -> log(answered, [Entry], S2);
                             false -> reason({multi_call, bad_node}, log(uncertain, [Entry], S2))
                         end
                 end, count_one(S1), lists:zip(Nodes, entries(Message)));
@@ -290,7 +292,7 @@ step(erpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
         nobody -> done(uncertain, name, Message, S1);
-        Reply -> answered({got, Reply, payload(1, 1)}, 1, Message, count_one(S1))
+        Reply -> answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S1))
     catch
         error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
     end;
@@ -324,14 +326,14 @@ call(To, Message, Timeout, S) ->
                false -> none
            end,
     try trunkline:call(To, {Note, Bytes, Message}, Timeout) of
-        Reply ->
+        {got, _, _, Noted} = Reply ->
             S1 = answered(Reply, Bytes, Message, count_one(S)),
             receive
-                {note, Note} -> S1
+                Noted -> S1
             after 0 ->
-                    case Note of
+                    case Noted of
                         none -> S1;
-                        _ -> odd({no_note, entries(Message), Note}, S1)
+                        {note, Note} -> odd({no_note, entries(Message), Note}, S1)
                     end
             end
     catch
@@ -343,7 +345,7 @@ call(To, Message, Timeout, S) ->
 
 names(Message) -> [Name || {{_, {_, Name}, _}, _} <- entries(Message)].
 
-answered({got, Entries, Payload}, Bytes, Message, S) ->
+answered({got, Entries, Payload, _}, Bytes, Message, S) ->
     S1 = log(answered, entries(Message), S),
     case {entries(Message), payload(Bytes, Bytes)} of
         {Entries, Payload} -> S1;
