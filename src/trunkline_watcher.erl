@@ -6,8 +6,9 @@
 %%       └──────── 'DOWN' ───────┘ └─────── 'DOWN' ─────────────┘
 %%
 %% The 'DOWN' comes after all that the server has sent to the caller by plain distribution: that is
-%% in the caller's mailbox before the watcher hears. When lanes open, trunkline_monitors moves the
-%% monitors to them; when a session ends and the nodes remain connected, it moves them here.
+%% in the caller's mailbox before the watcher hears. It waits for what the server's lanes may hold
+%% until it is clear whether they open. When lanes open, trunkline_monitors moves the monitors to
+%% them; when a session ends and the nodes remain connected, it moves them here.
 %%
 %% There is one for each node, so that a connection that is busy delays only what concerns that
 %% node, as it would with erlang:monitor/2. It is linked to nobody, and outlives the application:
@@ -15,6 +16,8 @@
 %% it has had nothing to watch for a while. It hibernates, so that it does not keep old code.
 -module(trunkline_watcher).
 -behaviour(gen_server).
+
+-include("trunkline_route.hrl").
 
 -export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1, outlive/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -34,6 +37,7 @@
 
 -record(watcher,
         {node :: node(),
+         held = [] :: [{reference(), Reason :: term()}],     % ends that are not told yet
          monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
 
 -spec start(node()) -> pid().
@@ -132,15 +136,11 @@ handle_cast(Unexpected, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #watcher{}) -> {noreply, #watcher{}} | {stop, normal, #watcher{}}.
-handle_info({'DOWN', Monitor, process, _, Reason}, #watcher{monitors = Monitors} = S) ->
-    case ets:take(Monitors, Monitor) of
-        [{Monitor, Caller, Ref, Object}] ->
-            true = ets:delete(Monitors, Ref),
-            trunkline_monitors:ended(Caller, Ref, self(), Object, Reason);
-        [] ->
-            ok
-    end,
-    {noreply, S};
+handle_info({'DOWN', Monitor, process, _, Reason}, S) ->
+    {noreply, down(Monitor, Reason, S)};
+handle_info(held, #watcher{held = Held} = S) ->
+    {noreply, lists:foldr(fun({Monitor, Reason}, S1) -> down(Monitor, Reason, S1) end,
+                          S#watcher{held = []}, Held)};
 handle_info({ended_before, _, _, _} = Asked, S) ->
     handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
@@ -166,6 +166,40 @@ watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
     Monitor = erlang:monitor(process, Object),
     true = ets:insert(Monitors, [{Monitor, Caller, Ref, Object}, {Ref, Monitor}]),
     ok.
+
+%% What the process has said is here, unless lanes have it that are about to open: then its end has
+%% to wait as well.
+down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = S) ->
+    case Reason =/= noconnection andalso session(Node) of
+        opening ->
+            Held =:= [] andalso erlang:send_after(?SOON, self(), held),
+            S#watcher{held = [{Monitor, Reason} | Held]};
+        Session ->
+            case ets:take(Monitors, Monitor) of
+                [{Monitor, Caller, Ref, Object}] ->
+                    true = ets:delete(Monitors, Ref),
+                    Session =:= open andalso trunkline_monitors:is_plain(Caller, Ref, self())
+                        andalso trunkline_monitors:lanes(Node),
+                    trunkline_monitors:ended(Caller, Ref, self(), Object, Reason);
+                [] ->
+                    ok
+            end,
+            S
+    end.
+
+%% `opening': it is not clear yet whether there will be one. Until then the peer's lanes hold what
+%% they have, as do ours.
+session(Node) ->
+    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+        {Inlets, _} when is_tuple(Inlets) -> open;
+        {none, #route{gate = Gate}} ->
+            case connection(Node) =/= none andalso trunkline_gate:path(Gate) of
+                Path when Path =:= false; Path =:= direct -> none;
+                _ -> opening
+            end;
+        _ ->
+            none
+    end.
 
 forget(Ref, #watcher{monitors = Monitors}) ->
     case ets:take(Monitors, Ref) of

@@ -8,8 +8,8 @@
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
          keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1, application_stops/1,
          supervisor_killed/1, caller_dies/1, demonitored_while_ending/1, session_ends_while_monitoring/1,
-         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1]).
--export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2, answering/0, set_and_see/2]).
+         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1]).
+-export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2, answering/0, set_and_see/2, says_and_ends/2, hears/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -18,7 +18,7 @@ suite() -> [{timetrap, {minutes, 15}}].
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
           keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
           supervisor_killed, caller_dies, demonitored_while_ending, session_ends_while_monitoring,
-          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup].
+          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -731,6 +731,46 @@ nothing_left_behind(_) ->
     cluster:stop_all([A, B]).
 
 %% --- many ------------------------------------------------------------------------------------------
+
+%% Lanes may hold what the process has said until they open; its end is not heard of before that.
+held_by_lanes(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun(_) ->
+              Before = anew:sessions(A, B),
+              _ = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              cluster:await_state(A, B, down),
+              cluster:await_state(B, A, down),
+              Server = cluster:call(B, fun() -> spawn(?MODULE, says_and_ends, [5, told]) end),
+              ok = cluster:call(A, sys, suspend, [trunkline_links]),      % no session
+              Watcher = cluster:call(A, fun() -> spawn(?MODULE, hears, [Server]) end),
+              cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [cluster:node_of(A)] end),
+              {go, _} = cluster:call(B, erlang, send, [Server, {go, Watcher}]),
+              cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Server]) end),
+              receive after 300 -> ok end,                % for its end to be heard of
+              ok = cluster:call(A, sys, resume, [trunkline_links]),
+              anew:await_session(A, B, Before),
+              cluster:await(fun() -> case cluster:call(A, erlang, process_info, [Watcher, messages]) of
+                                         {messages, Ms} when length(Ms) =:= 6 -> true;
+                                         Other -> Other
+                                     end end),
+              {messages, Messages} = cluster:call(A, erlang, process_info, [Watcher, messages]),
+              ?assertMatch([1, 2, 3, 4, 5, {'DOWN', _, process, Server, told}], Messages),
+              cluster:call(A, erlang, exit, [Watcher, kill])
+      end, lists:seq(1, 3)),
+    cluster:stop_all([A, B]).
+
+says_and_ends(N, Reason) ->
+    receive
+        {go, To} ->
+            lists:foreach(fun(M) -> trunkline:send(To, M) end, lists:seq(1, N)),
+            exit(Reason)
+    end.
+
+hears(Server) ->
+    _ = trunkline:monitor(process, Server),
+    receive stop -> ok end.
 
 %% 100,000 monitors of as many processes, which end at once.
 many_servers(_) ->
