@@ -1,38 +1,51 @@
-%% Clusters that change under load: nodes of the release before this one, nodes that are upgraded
-%% one after the other, nodes that join and leave.
+%% Clusters that change under load: nodes of the two releases before this one, nodes that are
+%% upgraded one after the other, nodes that join and leave.
 -module(rolling_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
+-export([all/0, groups/0, suite/0, init_per_group/2, end_per_group/2]).
+-export([start_patient/0, start_watching/1, downs/1]).
+-export([what_the_old_knows/1]).
 -export([exchanged/1, lane_counts/1, inboxes/1, servers/1, what_the_old_does_not_know/1,
          old_is_drained/1, old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1,
          new_takes_the_name_of_old/1, joined_and_left/1]).
 
 -define(DEADLINE, 60_000).
--define(OLD, "0.4.0").
 
 suite() -> [{timetrap, {minutes, 15}}].
 
-all() -> [exchanged, lane_counts, inboxes, servers, what_the_old_does_not_know,
-          old_is_drained, old_stops, upgraded_one_by_one, upgraded_in_place,
-          new_takes_the_name_of_old, joined_and_left].
+all() -> [{group, after_0_4_0}, {group, after_0_5_0}].
 
-%% Compiles the release before this one, as it was.
-init_per_suite(Config) ->
-    Dir = filename:join(?config(priv_dir, Config), "trunkline-" ++ ?OLD),
+groups() ->
+    Both = [exchanged, lane_counts, inboxes, servers, old_stops, upgraded_one_by_one,
+            upgraded_in_place, new_takes_the_name_of_old, joined_and_left],
+    [{after_0_4_0, [], [what_the_old_does_not_know, old_is_drained | Both]},
+     {after_0_5_0, [], [what_the_old_knows | Both]}].
+
+%% Compiles that release, as it was.
+init_per_group(Group, Config) ->
+    Release = case Group of
+                  after_0_4_0 -> "0.4.0";
+                  after_0_5_0 -> "0.5.0"
+              end,
+    Name = "trunkline-" ++ Release,
+    Dir = filename:join(?config(priv_dir, Config), Name),
     [Ebin, Src] = [filename:join(Dir, Sub) || Sub <- ["ebin", "src"]],
     ok = filelib:ensure_path(Ebin),
-    ok = erl_tar:extract(filename:join(?config(data_dir, Config), "trunkline-" ++ ?OLD ++ ".tar.gz"), [compressed, {cwd, Dir}]),
-    Sources = filelib:wildcard(filename:join(Src, "*.erl")),
-    Modules = [begin {ok, Module} = compile:file(Source, [{outdir, Ebin}, {i, Src}, report_errors]), Module end || Source <- Sources],
+    ok = erl_tar:extract(filename:join(?config(data_dir, Config), Name ++ ".tar.gz"),
+                         [compressed, {cwd, Dir}]),
+    Modules = [begin
+                   {ok, Module} = compile:file(Source, [{outdir, Ebin}, {i, Src}, report_errors]),
+                   Module
+               end || Source <- filelib:wildcard(filename:join(Src, "*.erl"))],
     {ok, [{application, trunkline, Keys}]} = file:consult(filename:join(Src, "trunkline.app.src")),
     ok = file:write_file(filename:join(Ebin, "trunkline.app"),
                          io_lib:format("~p.~n", [{application, trunkline, [{modules, Modules} | Keys]}])),
-    [{old, Ebin}, {new, filename:dirname(code:which(trunkline))} | Config].
+    [{release, Release}, {old, Ebin}, {new, filename:dirname(code:which(trunkline))} | Config].
 
-end_per_suite(_) -> ok.
+end_per_group(_, _) -> ok.
 
 %% --- nodes -----------------------------------------------------------------------------
 
@@ -45,8 +58,7 @@ start(Version, Config, Env, Name) ->
     Node.
 
 is_old(Node) ->
-    {ok, Release} = cluster:call(Node, application, get_key, [trunkline, vsn]),
-    Release =:= ?OLD.
+    not cluster:call(Node, erlang, function_exported, [trunkline, exit, 2]).
 
 connect(A, B) ->
     cluster:connect(A, B),
@@ -69,7 +81,8 @@ no_loss(A, B) ->
 %% Messages of all sizes, casts and calls, whole and in order, by lane.
 exchanged(Config) ->
     {Old, New} = pair(Config, [], []),
-    ?assertMatch(#{release := ?OLD}, info(New, Old)),
+    Release = ?config(release, Config),
+    ?assertMatch(#{release := Release}, info(New, Old)),
     exchange:both_ways(Old, New),
     [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, info(A, B)) || {A, B} <- [{Old, New}, {New, Old}]],
     no_loss(Old, New),
@@ -179,6 +192,52 @@ what_the_old_does_not_know(Config) ->
     ?assertMatch(#{state := up, sessions := 1}, info(New, Old)),
     no_loss(Old, New),
     cluster:stop_all([Old, New]).
+
+%% Monitors of its processes end truly, whichever side stops, and requests are answered when it is
+%% drained. (When it stops, 0.5.0 gives its own requests and monitors up.)
+what_the_old_knows(Config) ->
+    {Old, New} = pair(Config, [], []),
+    NodeOld = cluster:node_of(Old),
+    Server = cluster:call(Old, ?MODULE, start_patient, []),
+    Self = self(),
+    Watching = cluster:call(New, ?MODULE, start_watching, [Server]),
+    Caller = spawn_link(fun() -> Self ! {self(), cluster:call(New, trunkline, call, [Server, x, ?DEADLINE])} end),
+    cluster:await(fun() -> {message_queue_len, 1} =:= cluster:call(Old, erlang, process_info, [Server, message_queue_len]) end),
+    ?assertEqual(ok, cluster:call(New, trunkline, drain, [NodeOld])),
+    cluster:call(Old, erlang, send, [Server, answer]),
+    receive {Caller, Reply} -> ?assertEqual(x, Reply) end,
+    lists:foreach(fun(At) ->
+                          ok = cluster:call(At, cluster, stop_trunkline, []),
+                          ok = cluster:call(At, cluster, start_trunkline, [[]]),
+                          cluster:await_up(Old, New)
+                  end, [Old, New]),
+    ?assertEqual([], cluster:call(New, ?MODULE, downs, [Watching])),
+    true = cluster:call(Old, erlang, exit, [Server, over]),
+    cluster:await(fun() -> cluster:call(New, ?MODULE, downs, [Watching]) =:= [over] end),
+    exchange:both_ways(Old, New),
+    cluster:stop_all([Old, New]).
+
+%% Answers its request when it is told to.
+start_patient() ->
+    spawn(fun Loop() ->
+                  receive answer -> ok end,
+                  receive {'$gen_call', From, Request} -> gen_server:reply(From, Request) end,
+                  Loop()
+          end).
+
+start_watching(Pid) ->
+    spawn(fun() -> _ = trunkline:monitor(Pid), watching([]) end).
+
+watching(Downs) ->
+    receive
+        {'DOWN', _, process, _, Reason} -> watching([Reason | Downs]);
+        {downs, From, Ref} -> From ! {Ref, Downs}, watching(Downs)
+    end.
+
+downs(Watching) ->
+    Ref = make_ref(),
+    Watching ! {downs, self(), Ref},
+    receive {Ref, Downs} -> Downs end.
 
 %% It knows the goodbye, and no more: its lanes and ours are given up without a loss. Who waits for a
 %% reply, at either side, hears that the session has ended.
