@@ -197,13 +197,8 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
     {_, S1} = dispose(Entry, direct, S),
     left(Charge, S1);
 data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
-    case is_news(Entry) of
-        true ->
-            {_, S1} = dispose(Entry, direct, S),
-            left(Charge, S1);
-        false ->
-            left(Charge, S)                  % and counted as lost by the link
-    end.
+    {_, S1} = dispose(Entry, retired, S),
+    left(Charge, S1).
 
 is_news([{parcel, _, _, _, To} | _]) -> trunkline_agent:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_agent:is_news(To);
@@ -406,7 +401,8 @@ control({drain, Ref}, S) ->
     drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    S#lane{mode = {retired, Inlets}};
+    {_, S1} = dispose_all(retired, S#lane{mode = {retired, Inlets}}),
+    S1;
 control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
     case lists:delete(Inlet, Inlets) of
         [] -> exit(normal);
@@ -476,6 +472,11 @@ without_trunk(S) -> S.
 
 %% Does without lanes, and answers how many messages were lost by it: by plain distribution,
 %% or not at all, which is counted in that field.
+dispose(Entry, retired, S) ->
+    dispose(Entry, case is_news(Entry) of
+                       true -> direct;
+                       false -> lost_queued
+                   end, S);
 dispose([{parcel, _, N, _, To} | Parcel], How, S) ->
     Message = case How of
                   direct -> trunkline_parcel:unpack_sent(Parcel);

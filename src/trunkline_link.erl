@@ -238,15 +238,16 @@ await_end(Inlet) ->
 %% that are dead. Nobody enters its gates from here on; what is inside is lost. Without
 %% processes for new lanes there is no link either, until it is tried again.
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, D) ->
-    count_lost(lost_crashed, set_path(wait, D#link{route = Route})),
+    count_lost(lost_crashed, dead, set_path(wait, D#link{route = Route})),
     case make_lanes(tuple_size(Lanes), {Large, Limit}, D) of
         {ok, D1} -> D1;
         {error, system_limit} -> throw(ignore)
     end.
 
-%% What dead lanes leave behind.
-count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
-    case lists:sum([left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))]) of
+%% What dead lanes leave behind. Those that retire do what they can with what they have, and count the
+%% rest themselves.
+count_lost(Field, Are, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
+    case lists:sum([left_behind(Gate, Ix, Stats, Are) || Ix <- lists:seq(1, tuple_size(Lanes))]) of
         0 ->
             ok;
         Lost ->
@@ -255,11 +256,15 @@ count_lost(Field, #link{node = Node, stats = Stats, route = #route{gate = Gate, 
                          "not been acknowledged", [Node, Lost])
     end.
 
-left_behind(Gate, Ix, Stats) ->
+left_behind(Gate, Ix, Stats, Are) ->
     InFlight = trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, 0),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
-    InFlight + trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix))).
+    Inside = trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix))),
+    case Are of
+        dead -> InFlight + Inside;
+        retired -> InFlight
+    end.
 
 %% --- events ---------------------------------------------------------------
 
@@ -831,8 +836,7 @@ publish(Started, Gate, {Large, Limit}, #link{node = Node, options = Options, sta
 without_route(_, #link{route = none} = D) ->
     D;
 without_route(Why, #link{node = Node} = D) ->
-    do_without_lanes(kill, D),
-    count_lost(Why, D),
+    count_lost(Why, do_without_lanes(kill, D), D),
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
     D#link{route = none, mode = hold, changing = none}.
@@ -843,8 +847,7 @@ end_lanes(#link{route = none} = D) ->
     D;
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
-    do_without_lanes(shutdown, D),
-    count_lost(lost_queued, D),
+    count_lost(lost_queued, do_without_lanes(shutdown, D), D),
     D#link{route = none}.
 
 %% Servers reply to a lane.
@@ -852,7 +855,11 @@ do_without_lanes(Reason, #link{retired = Retired} = D) ->
     Inlets = lists:filter(fun is_process_alive/1, Retired),
     lists:foreach(fun(Lane) when Inlets =:= [] -> unlink(Lane), exit(Lane, Reason);
                      (Lane) -> outlive(Lane), unlink(Lane), trunkline_lane:retire(Lane, Inlets)
-                  end, lanes(D)).
+                  end, lanes(D)),
+    case Inlets of
+        [] -> dead;
+        _ -> retired
+    end.
 
 lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
 lanes(_) -> [].

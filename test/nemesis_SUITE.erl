@@ -517,7 +517,10 @@ losses(Missing, Counted, C) ->
                                Cover <- [cover(Pair, Counted, C)],
                                not nemesis_check:covered(N, Cover)]
         ++ [{false_alarm, Pair, Lost} || is_good(C), {Pair, {Lost, _, _}} <- maps:to_list(Counted),
-                                         lost(Lost) > maps:get(Pair, Missing, 0)].
+                                         certain(Lost) > maps:get(Pair, Missing, 0)].
+
+%% What was not acknowledged may have arrived.
+certain({Queued, _, Crashed, Unreachable}) -> Queued + Crashed + Unreachable.
 
 lost(Causes) -> lists:sum(tuple_to_list(Causes)).
 
