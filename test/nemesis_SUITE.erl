@@ -21,7 +21,7 @@
 %% ms
 -define(STALLED, 3_000).           % a fault does not wait longer for messages
 -define(HEALED, 60_000).
--define(AT_REST, 30_000).
+-define(AT_REST, 60_000).          % a watcher of trunkline_monitors ends after up to 30 seconds
 
 suite() -> [{timetrap, {seconds, seconds() + 900}}].
 

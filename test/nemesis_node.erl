@@ -74,11 +74,12 @@ rest() ->
                     ++ [{port, Kind} || {_, Owner} <- ports(), Kind <- [kind(Owner)], Kind =/= none]
                     ++ [{table, Name} || Table <- ets:all(), Name <- [ets:info(Table, name)],
                                          of_trunkline([Name]) =/= none]),
-    Tables = [trunkline_peers, trunkline_monitors, trunkline_monitors_watched],
+    Watched = counts([{watched, watched(Row)} || Row <- ets:tab2list(trunkline_monitors_watched)]),
+    Tables = [trunkline_peers, trunkline_monitors],
     Rows = maps:from_list([{{rows, Table}, Size} || Table <- Tables,
                                                     Size <- [ets:info(Table, size)],
                                                     Size =/= undefined]),
-    Sum = maps:merge(Things, Rows),
+    Sum = maps:merge(maps:merge(Things, Watched), Rows),
     InFlight = [M + B || #{in_flight_messages := M, in_flight_bytes := B} <- Lanes],
     maps:map(fun(What, N) -> {N, allowed(What, length(Routes), Sum)} end,
              Sum#{routes => length(Routes), in_flight => lists:sum(InFlight),
@@ -88,9 +89,14 @@ rest() ->
 %% with each peer.
 allowed({processes, trunkline_listener}, _, _) -> 3;
 allowed({port, trunkline_listener}, _, _) -> 2;
-allowed({rows, trunkline_monitors_watched}, Peers, _) -> Peers;
+allowed({watched, session}, Peers, _) -> Peers;
 allowed({table, trunkline_agent}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
 allowed(_, _, _) -> 0.
+
+watched({_, {}}) -> caller;
+watched({_, _, _, _}) -> session;
+watched({{node, _}, _}) -> watcher;
+watched({{retired, _}}) -> retired.
 
 counts(Things) ->
     maps:map(fun(_, All) -> length(All) end,
@@ -109,8 +115,8 @@ counters() ->
                                   Stats =/= none]
                 ++ persistent_term:get(?KEPT, [])).
 
-%% #{Node => {{queued, unconfirmed, crashed, unreachable} on the way there, fallbacks, large messages
-%% from there that were broken}}
+%% #{Node => {{queued, unconfirmed, crashed, unreachable} on the way there, fallbacks, large
+%% messages from there that were broken}}
 counted() ->
     lists:foldl(fun({Node, Stats}, Sums) ->
                         #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C,

@@ -103,7 +103,8 @@ handle_call(alias, _, S) ->
 handle_call({Note, Bytes, Message}, From, S) ->
     %% A reply keeps its place among the server's messages, if the request came by lane.
     Noted = case From of
-                {Caller, [[alias | _] | _]} when Note =/= none -> trunkline:send(Caller, {note, Note});
+                {Caller, [[alias | _] | _]} when Note =/= none ->
+                    trunkline:send(Caller, {note, Note});
                 _ -> none
             end,
     gen_server:reply(From, {got, entries(Message), payload(Bytes, Bytes), Noted}),
