@@ -339,7 +339,7 @@ call(To, Message, Timeout, S) ->
             end
     catch
         exit:{timeout, {trunkline, call, _}} when Timeout =:= ?HUNG ->
-            failed(call, hung, Message, count_one(S));
+            failed(call, hung, Message, odd({hung, To, entries(Message)}, count_one(S)));
         exit:{Reason, {trunkline, call, _}} ->
             failed(call, Reason, Message, count_one(S))
     end.
