@@ -20,7 +20,7 @@ ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with L
 
 nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=... repeats a round
 	@tools/need erlang rebar3 common_test
-	LANES=$(LANES) NEMESIS_SECONDS=$(SECONDS) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
+	LANES=$(LANES) NEMESIS_SECONDS=$(or $(SECONDS),120) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
 	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE
 
 elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
