@@ -19,6 +19,7 @@
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2, exit/2]).
 -export([drain/0, drain/1, drain/2]).
 -export([info/0, info/1]).
+-export([advise/0, advise/1, compare/1, compare/2]).
 
 -export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 -export_type([info/0, peer_info/0, lane_info/0, drain_error/0]).
@@ -455,3 +456,26 @@ lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
     Lane#{queued_messages => trunkline_gate:messages(Level),
           queued_bytes => trunkline_gate:bytes(Level),
           mean_batch => Messages / max(1, Batches)}.
+
+%% Looks for five seconds, and only looks, at what the distribution does; prints and answers
+%% what it is, and whether there is something to gain. Trunkline need not run. Options: `time'
+%% (ms), `nodes' (default: all that are connected).
+-spec advise() -> [trunkline_advise:advice()].
+advise() ->
+    advise(#{}).
+
+-spec advise(trunkline_advise:options()) -> [trunkline_advise:advice()].
+advise(Options) ->
+    trunkline_advise:advise(Options).
+
+%% Measures plain distribution and Trunkline in turn between this node and that one, in at most
+%% ten seconds; prints a table and answers the figures. It loads both nodes: on a busy system it
+%% refuses. Options: `time' (ms), `bytes' (of large messages), `force' (also on a busy system).
+-spec compare(node()) -> {ok, trunkline_compare:report()} | {error, trunkline_compare:error()}.
+compare(Node) ->
+    compare(Node, #{}).
+
+-spec compare(node(), trunkline_compare:options()) ->
+          {ok, trunkline_compare:report()} | {error, trunkline_compare:error()}.
+compare(Node, Options) ->
+    trunkline_compare:compare(Node, Options).

@@ -6,7 +6,7 @@
 %% trunkline_handshake for which of the two counts.
 -module(trunkline_options).
 
--export([load/0, check/1, explain/1]).
+-export([load/0, check/1, defaults/0, explain/1]).
 
 -export_type([options/0]).
 
@@ -59,7 +59,11 @@ load() ->
 
 -spec check([{atom(), term()}]) -> {ok, options()} | {error, bad_option()}.
 check(Env) ->
-    check(Env, maps:from_list([{Key, Default} || {Key, Default, _, _} <- all()])).
+    check(Env, defaults()).
+
+-spec defaults() -> options().
+defaults() ->
+    maps:from_list([{Key, Default} || {Key, Default, _, _} <- all()]).
 
 %% One lane can keep a scheduler busy, and eight can fill a connection.
 default_lanes() ->

@@ -1,0 +1,301 @@
+%% What the distribution of this node is doing, and what Trunkline would change.
+%%
+%% This module only looks: at the counters of the distribution's sockets twice, at
+%% the processes that the runtime system suspends in between, and at the lanes, if
+%% Trunkline runs. It sends nothing, and needs nothing but its code.
+%%
+%%     counters ── time ── counters ──> figures ──> sentences
+%%                  │
+%%                  └ busy_dist_port: who is suspended, and for how long
+%%
+%% judge/1 is pure: from the figures of one connection to what they mean. Its
+%% thresholds and costs are those of the project's benchmarks (docs/how-it-works.md):
+%% a message by `!' costs the two nodes about 9 us of processor time, a batch 15 us,
+%% and a message in a batch 1 us.
+-module(trunkline_advise).
+
+-export([advise/1, look/2, judge/1]).
+
+-export_type([options/0, advice/0, figures/0]).
+
+-type options() :: #{time => 1..60_000,              % ms to look
+                     nodes => [node()]}.             % default: all connected nodes
+-type per_second() :: float().
+-type figures() ::
+        #{node := node(),
+          %% undefined: the connection has no socket whose counters can be read
+          socket := #{writes := per_second(),
+                      sent_bytes := per_second(),
+                      packets_received := per_second(),
+                      received_bytes := per_second(),
+                      pending_bytes := non_neg_integer()} | undefined,     % at the end
+          round_trip := pos_integer() | undefined,   % us, as the kernel measured it
+          %% Suspended senders, unless another process uses the system monitor.
+          suspended := #{times := per_second(), share := float()} | undefined,
+          %% undefined: Trunkline has no session with that node
+          lanes := #{messages := per_second(), batches := per_second(), waits := per_second()} | undefined}.
+-type advice() :: #{figures := figures(), gain := none | batches | waits | large | in_use, text := [string()]}.
+
+%% ms
+-define(TIME, 5000).
+-define(POLL, 1).                  % between two looks at those who are suspended
+%% After so many suspensions it is known that there are many.
+-define(SUSPENSIONS, 100_000).
+
+%% Below so many messages a second there is nothing to save,
+-define(BUSY, 1000).
+%% and from this mean size on, bytes, a system call for each message does not matter.
+-define(SMALL, 4096).
+%% A connection that sends so much, bytes a second, in large pieces.
+-define(LARGE_RATE, 10_000_000).
+%% Messages in a batch, at most: see trunkline_lane.
+-define(BATCH, 256).
+%% us of both nodes' processors
+-define(PLAIN_COST, 9).
+-define(BATCH_COST, 15).
+-define(MESSAGE_COST, 1).
+%% Of the time; less is no trouble.
+-define(WAITING, 0.01).
+%% us: how long it takes at least until a lane next door hears of a batch's arrival and sends the
+%% next one, while both nodes work.
+-define(TURN, 200).
+
+%% Looks for some time, prints what it has found, and answers it.
+-spec advise(options()) -> [advice()].
+advise(Options) ->
+    are_options(Options) orelse error(badarg, [Options]),
+    Time = maps:get(time, Options, ?TIME),
+    Nodes = maps:get(nodes, Options, all),
+    Advice = [#{figures => Figures, gain => Gain, text => Text}
+              || Figures <- look(Time, Nodes), {Gain, Text} <- [judge(Figures)]],
+    print(Time, Advice),
+    Advice.
+
+are_options(Options) ->
+    is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
+
+is_option({time, Time}) -> is_integer(Time) andalso Time >= 1 andalso Time =< 60_000;
+is_option({nodes, Nodes}) -> is_list(Nodes);
+is_option(_) -> false.
+
+%% --- looking -------------------------------------------------------------------
+
+%% The figures of these connections over so many ms.
+-spec look(pos_integer(), all | [node()]) -> [figures()].
+look(Time, Nodes) ->
+    Began = erlang:monotonic_time(millisecond),
+    Before = [{Node, read(Node, Controller)}
+              || {Node, Controller} <- erlang:system_info(dist_ctrl), Nodes =:= all orelse lists:member(Node, Nodes)],
+    Suspended = suspended(Began + Time),
+    Took = max(1, erlang:monotonic_time(millisecond) - Began),
+    Controllers = maps:from_list(erlang:system_info(dist_ctrl)),
+    [figures(Node, First, read(Node, maps:get(Node, Controllers)), Suspended, Took)
+     || {Node, First} <- Before, is_map_key(Node, Controllers)].
+
+read(Node, Controller) ->
+    Socket = socket(Controller),
+    #{socket => Socket, counters => counters(Socket), lanes => lanes(Node)}.
+
+%% With TLS the controller is a process, linked to the connection's, which has the port.
+socket(Port) when is_port(Port) -> Port;
+socket(Pid) when is_pid(Pid) -> hd(ports(links(Pid)) ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)]) ++ [none]).
+
+ports(Links) -> [Port || Port <- Links, is_port(Port)].
+
+links(Pid) ->
+    case process_info(Pid, links) of
+        {links, Links} -> Links;
+        undefined -> []
+    end.
+
+counters(none) ->
+    undefined;
+counters(Port) ->
+    case inet:getstat(Port, [send_cnt, send_oct, recv_cnt, recv_oct, send_pend]) of
+        {ok, Counters} -> maps:from_list(Counters);
+        {error, _} -> undefined
+    end.
+
+lanes(Node) ->
+    try trunkline:info(Node) of
+        #{state := up, lanes := [_ | _] = Lanes} ->
+            Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
+            #{messages => Sum(messages), batches => Sum(batches), waits => Sum(waits)};
+        _ ->
+            undefined
+    catch
+        error:badarg -> undefined              % Trunkline does not run
+    end.
+
+figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, socket := Socket}, Suspended, Took) ->
+    Rate = fun(Key, Old, New) -> max(0, maps:get(Key, New) - maps:get(Key, Old)) * 1000 / Took end,
+    #{node => Node,
+      socket => case {C0, C1} of
+                    {#{}, #{send_pend := Pending}} ->
+                        #{writes => Rate(send_cnt, C0, C1), sent_bytes => Rate(send_oct, C0, C1),
+                          packets_received => Rate(recv_cnt, C0, C1), received_bytes => Rate(recv_oct, C0, C1),
+                          pending_bytes => Pending};
+                    _ ->
+                        undefined
+                end,
+      round_trip => case trunkline_socket:round_trip(Node) of
+                        infinity -> undefined;
+                        Time -> Time
+                    end,
+      suspended => case Suspended of
+                       unknown -> undefined;
+                       #{Socket := {Times, Waited}} -> #{times => Times * 1000 / Took, share => min(1.0, Waited / Took)};
+                       #{} -> #{times => 0.0, share => 0.0}
+                   end,
+      lanes => case {L0, L1} of
+                   {#{}, #{}} -> maps:from_list([{Key, Rate(Key, L0, L1)} || Key <- [messages, batches, waits]]);
+                   _ -> undefined
+               end}.
+
+%% The runtime system tells one process of suspensions. If there is none it is, for so long, a
+%% process of this module: #{Port => {Suspensions, ms in which a sender was suspended}}.
+suspended(Until) ->
+    case erlang:system_monitor() of
+        undefined ->
+            {Pid, Ref} = spawn_monitor(fun() -> exit({suspended, watch(Until)}) end),
+            receive
+                {'DOWN', Ref, process, Pid, {suspended, Suspended}} -> Suspended;
+                {'DOWN', Ref, process, Pid, _} -> unknown
+            end;
+        _ ->
+            receive after left(Until) -> unknown end
+    end.
+
+%% (The monitor ends with the process, unless another process has taken it over.)
+watch(Until) ->
+    undefined = erlang:system_monitor(self(), [busy_dist_port]),
+    watch(Until, #{}, #{}, ?SUSPENSIONS).
+
+watch(Until, Waiting, Sum, 0) ->
+    _ = erlang:system_monitor(undefined),
+    watch(Until, Waiting, Sum, enough);
+watch(Until, Waiting, Sum, Budget) ->
+    %% Nothing to look at wakes it up before the end but a suspension.
+    Pause = case map_size(Waiting) of
+                0 -> left(Until);
+                _ -> min(?POLL, left(Until))
+            end,
+    Now = erlang:monotonic_time(microsecond),
+    receive
+        {monitor, Pid, busy_dist_port, Port} when is_integer(Budget) ->
+            {Times, Waited} = maps:get(Port, Sum, {0, 0}),
+            watch(Until, Waiting#{Pid => Port}, add(Now, Waiting, Sum#{Port => {Times + 1, Waited}}), Budget - 1)
+    after Pause ->
+            Sum1 = add(Now, Waiting, Sum),
+            case left(Until) of
+                0 -> maps:map(fun(_, {Times, Waited}) -> {Times, Waited / 1000} end, Sum1);
+                _ -> watch(Until, maps:filter(fun(Pid, _) -> is_suspended(Pid) end, Waiting), Sum1, Budget)
+            end
+    end.
+
+%% The time since Before counts for each port with a suspended sender.
+add(Before, Waiting, Sum) ->
+    Elapsed = erlang:monotonic_time(microsecond) - Before,
+    lists:foldl(fun(Port, Sum1) ->
+                        maps:update_with(Port, fun({Times, Waited}) -> {Times, Waited + Elapsed} end, Sum1)
+                end, Sum, lists:usort(maps:values(Waiting))).
+
+is_suspended(Pid) -> process_info(Pid, status) =:= {status, suspended}.
+
+left(Until) -> max(0, Until - erlang:monotonic_time(millisecond)).
+
+%% --- judging --------------------------------------------------------------------
+
+%% What the figures mean, and what to do.
+-spec judge(figures()) -> {none | batches | waits | large | in_use, [string()]}.
+judge(#{socket := undefined, lanes := undefined}) ->
+    {none, ["The counters of this connection cannot be read."]};
+judge(#{lanes := #{}} = Figures) ->
+    {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)};
+judge(Figures) ->
+    case {is_busy(Figures), is_large(Figures), is_waiting(Figures)} of
+        {true, _, _} -> {batches, traffic(Figures) ++ batches(Figures) ++ waits(Figures) ++ what_to_do()};
+        {_, true, _} -> {large, traffic(Figures) ++ large() ++ waits(Figures) ++ what_to_do()};
+        {_, _, true} -> {waits, traffic(Figures) ++ waits(Figures) ++ what_to_do()};
+        _ -> {none, traffic(Figures) ++ waits(Figures) ++ ["There is nothing to gain here."]}
+    end.
+
+is_busy(#{socket := #{writes := Writes}} = Figures) -> Writes >= ?BUSY andalso mean(Figures) < ?SMALL;
+is_busy(_) -> false.
+
+is_large(#{socket := #{sent_bytes := Bytes}} = Figures) -> Bytes >= ?LARGE_RATE andalso mean(Figures) >= ?SMALL;
+is_large(_) -> false.
+
+mean(#{socket := #{writes := Writes, sent_bytes := Bytes}}) -> Bytes / max(1, Writes).
+
+traffic(#{socket := #{writes := Writes, packets_received := Received, pending_bytes := Pending}} = Figures) ->
+    [text("~ts writes/s of ~ts; ~ts messages/s arrive.", [count(Writes), bytes(mean(Figures)), count(Received)])]
+        ++ [text("~ts wait in the socket.", [bytes(Pending)]) || Pending > 0].
+
+batches(#{socket := #{writes := Writes}, round_trip := RoundTrip}) ->
+    Batches = Writes / batch(Writes, RoundTrip),
+    Saved = (Writes * ?PLAIN_COST - Batches * ?BATCH_COST - Writes * ?MESSAGE_COST) / 1.0e6,
+    [text("Batches would make about ~ts of them, and fewer the busier the nodes are.", [count(Batches)])]
+        ++ [text("That is ~b % of a processor less, on both nodes together.", [round(Saved * 100)]) || Saved >= 0.01].
+
+%% What comes to a lane while a batch is in flight goes together.
+batch(Writes, RoundTrip) ->
+    Lanes = maps:get(lanes, trunkline_options:defaults()),
+    Turn = case RoundTrip of
+               undefined -> ?TURN;
+               _ -> max(?TURN, RoundTrip)
+           end,
+    max(1, min(?BATCH, Writes / Lanes * Turn / 1.0e6)).
+
+is_waiting(#{suspended := #{share := Share}}) -> Share >= ?WAITING;
+is_waiting(_) -> false.
+
+large() ->
+    ["Large messages hold up the small ones behind them, and the heartbeat. Trunkline sends them beside."].
+
+waits(#{suspended := undefined}) ->
+    ["Whether senders were suspended is not known: another process uses the system monitor."];
+waits(#{suspended := #{share := Share}} = Figures) ->
+    [text("Senders were suspended ~b % of the time: the connection's buffer was full.",
+          [round(Share * 100)]) || is_waiting(Figures)].
+
+what_to_do() ->
+    ["Try it: trunkline:compare(Node); use it: trunkline:send/2, call/2,3 and cast/2, or the",
+     "parse transform trunkline_transform, which needs no edit."].
+
+%% What goes by lane,
+by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}}) ->
+    [text("~ts messages/s go by lane, ~.1f in a batch.", [count(Messages), Messages / max(1.0, Batches)])]
+        ++ [text("Senders waited ~ts times a second for room in a lane.",
+                 [count(Waits)]) || Waits >= 1].
+
+%% and what does not. (Batches that go by connections of their own are not among the writes.)
+beside_lanes(#{socket := #{writes := Writes}, lanes := #{batches := Batches}} = Figures)
+  when Writes - Batches >= ?BUSY ->
+    [text("Up to ~ts writes/s of ~ts go beside the lanes, by `!' or OTP's own functions.",
+          [count(Writes - Batches), bytes(mean(Figures))])];
+beside_lanes(_) ->
+    [].
+
+%% --- printing --------------------------------------------------------------------
+
+print(Time, Advice) ->
+    io:format("~ts: ~b connection~ts, looked at for ~.1f s~n",
+              [node(), length(Advice), plural(length(Advice)), Time / 1000]),
+    lists:foreach(fun(#{figures := #{node := Node}, text := [First | More]}) ->
+                          io:format("~n  to ~ts: ~ts~n", [Node, First]),
+                          lists:foreach(fun(Line) -> io:format("    ~ts~n", [Line]) end, More)
+                  end, Advice).
+
+plural(1) -> "";
+plural(_) -> "s".
+
+text(Format, Args) -> lists:flatten(io_lib:format(Format, Args)).
+
+count(N) when N >= 1000, N < 1.0e6 -> text("~b,~3..0b", [round(N) div 1000, round(N) rem 1000]);
+count(N) when N >= 1.0e6 -> text("~.2f million", [N / 1.0e6]);
+count(N) -> text("~b", [round(N)]).
+
+bytes(N) when N >= 10_000_000 -> text("~b MB", [round(N / 1.0e6)]);
+bytes(N) when N >= 10_000 -> text("~b kB", [round(N / 1000)]);
+bytes(N) -> text("~b bytes", [round(N)]).

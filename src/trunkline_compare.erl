@@ -1,0 +1,240 @@
+%% Plain distribution and Trunkline, measured in turn between this node and another one.
+%%
+%% Three experiments, each by `!' and by lane, A B A B ...: small messages one way, calls,
+%% and pings beside large messages. All of it together is bounded in time and in bytes.
+%% The processes at the other node are linked to one process here; with that one, or
+%% with the connection, all of them end.
+-module(trunkline_compare).
+
+-export([compare/2]).
+-export([counter/1, server/0, sink/1]).
+
+-export_type([options/0, report/0, result/0, error/0]).
+
+-type options() :: #{time => 1000..10_000,             % ms in all
+                     bytes => pos_integer(),           % of large messages in all
+                     force => boolean()}.              % also on a busy system
+-type result() :: #{plain | lane => [number(), ...], ratio := float()}.       % of medians
+-type report() :: #{one_way := result(),               % messages a second
+                    calls := result(),                 % calls a second
+                    ping := result()}.                 % us, 99th percentile
+-type error() :: not_alive | noconnection | no_trunkline | busy | {failed, term()}.
+
+-define(TIME, 10_000).
+-define(BYTES, 2_000_000_000).
+-define(ROUNDS, 3).
+%% Part of a measurement's time that goes to starting and ending it.
+-define(SHARE, 0.75).
+
+-define(SENDERS, 8).
+-define(CALLERS, 50).
+-define(LARGE, 10_000_000).
+%% Large messages of a sender that the other node has not answered for.
+-define(OUTSTANDING, 2).
+%% The same message so many times between two looks at the clock.
+-define(CHUNK, 50).
+
+%% A system with more work than this is busy: runnable processes for each scheduler, writes
+%% a second on the connection.
+-define(RUNNABLE, 0.5).
+-define(WRITES, 1000).
+-define(LOOK, 500).
+
+%% Prints a table and answers the figures. Refuses: `not_alive' (this node is not distributed),
+%% `noconnection', `no_trunkline' (messages to that node do not go by lane), `busy'.
+-spec compare(node(), options()) -> {ok, report()} | {error, error()}.
+compare(Node, Options) ->
+    is_atom(Node) andalso are_options(Options) orelse error(badarg, [Node, Options]),
+    case may(Node, maps:get(force, Options, false)) of
+        ok ->
+            {Pid, Ref} = spawn_monitor(fun() -> exit({measured, measure(Node, Options)}) end),
+            receive
+                {'DOWN', Ref, process, Pid, {measured, Report}} ->
+                    print(Node, Report),
+                    {ok, Report};
+                {'DOWN', Ref, process, Pid, noconnection} ->
+                    {error, noconnection};
+                {'DOWN', Ref, process, Pid, Reason} ->
+                    {error, {failed, Reason}}
+            end;
+        Refused ->
+            {error, Refused}
+    end.
+
+are_options(Options) ->
+    is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
+
+is_option({time, Time}) -> is_integer(Time) andalso Time >= 1000 andalso Time =< ?TIME;
+is_option({bytes, Bytes}) -> is_integer(Bytes) andalso Bytes > 0;
+is_option({force, Force}) -> is_boolean(Force);
+is_option(_) -> false.
+
+may(_, _) when node() =:= nonode@nohost ->
+    not_alive;
+may(Node, Force) ->
+    case lists:member(Node, nodes(connected)) andalso trunkline:info(Node) of
+        false -> noconnection;
+        #{state := up} when Force -> ok;
+        #{state := up} -> is_quiet(Node);
+        _ -> no_trunkline
+    end.
+
+is_quiet(Node) ->
+    Runnable = [erpc:call(N, erlang, statistics, [total_run_queue_lengths]) || N <- [node(), Node], _ <- lists:seq(1, 20)],
+    Limit = ?RUNNABLE * 20 * 2 * erlang:system_info(schedulers_online),
+    case lists:sum(Runnable) > Limit orelse trunkline_advise:look(?LOOK, [Node]) of
+        true -> busy;
+        [#{socket := #{writes := Writes}}] when Writes > ?WRITES -> busy;
+        _ -> ok
+    end.
+
+measure(Node, Options) ->
+    Each = ?SHARE * maps:get(time, Options, ?TIME) / (3 * 2 * ?ROUNDS),
+    Bytes = maps:get(bytes, Options, ?BYTES) div (2 * ?ROUNDS),
+    Way = fun(W) ->
+                  #{one_way => one_way(W, Node, Each), calls => calls(W, Node, Each), ping => ping(W, Node, Each, Bytes)}
+          end,
+    Measured = [{W, Way(W)} || _ <- lists:seq(1, ?ROUNDS), W <- [plain, lane]],
+    maps:from_list([{What, result([{W, maps:get(What, Figures)} || {W, Figures} <- Measured])}
+                    || What <- [one_way, calls, ping]]).
+
+result(Figures) ->
+    Plain = [F || {plain, F} <- Figures],
+    Lane = [F || {lane, F} <- Figures],
+    #{plain => Plain, lane => Lane, ratio => median(Lane) / median(Plain)}.
+
+%% --- one way -------------------------------------------------------------------
+
+one_way(Way, Node, Time) ->
+    Began = now_us(),
+    Sent = in_parallel(?SENDERS,
+                       fun() ->
+                               Counter = spawn_link(Node, ?MODULE, counter, [self()]),
+                               N = flood(Way, Counter, Began + round(Time * 1000), 0),
+                               _ = send(Way, Counter, {done, N}),
+                               receive {counted, Counter, N} -> N end
+                       end),
+    lists:sum(Sent) * 1.0e6 / (now_us() - Began).
+
+flood(Way, To, Until, N) ->
+    _ = [send(Way, To, {ping, I, 1}) || I <- lists:seq(N + 1, N + ?CHUNK)],
+    case now_us() < Until of
+        true -> flood(Way, To, Until, N + ?CHUNK);
+        false -> N + ?CHUNK
+    end.
+
+-spec counter(pid()) -> ok.
+counter(Parent) -> counter(Parent, 0).
+
+counter(Parent, N) ->
+    receive
+        {ping, _, 1} -> counter(Parent, N + 1);
+        {done, N} -> Parent ! {counted, self(), N}, ok
+    end.
+
+send(plain, To, Message) -> To ! Message;
+send(lane, To, Message) -> trunkline:send(To, Message).
+
+%% --- calls -----------------------------------------------------------------------
+
+calls(Way, Node, Time) ->
+    Server = spawn_link(Node, ?MODULE, server, []),
+    Began = now_us(),
+    Made = in_parallel(?CALLERS, fun() -> caller(Way, Server, Began + round(Time * 1000), 0) end),
+    Rate = lists:sum(Made) * 1.0e6 / (now_us() - Began),
+    Server ! stop,
+    Rate.
+
+caller(Way, Server, Until, N) ->
+    N = call(Way, Server, N),
+    case now_us() < Until of
+        true -> caller(Way, Server, Until, N + 1);
+        false -> N + 1
+    end.
+
+call(plain, Server, Request) -> gen_server:call(Server, Request, infinity);
+call(lane, Server, Request) -> trunkline:call(Server, Request, infinity).
+
+%% Answers what it is asked.
+-spec server() -> ok.
+server() ->
+    receive
+        {'$gen_call', From, Request} -> gen_server:reply(From, Request), server();
+        stop -> ok
+    end.
+
+%% --- pings beside large messages -----------------------------------------------------
+
+ping(Way, Node, Time, Bytes) ->
+    Server = spawn_link(Node, ?MODULE, server, []),
+    Sink = spawn_link(Node, ?MODULE, sink, [self()]),
+    Until = now_us() + round(Time * 1000),
+    Self = self(),
+    Pinger = spawn_link(fun() -> Self ! {self(), pinger(Way, Server, Until, [])} end),
+    Large = binary:copy(<<0>>, ?LARGE),
+    burden(Way, Sink, Large, Until, Bytes div ?LARGE, 0),
+    Latencies = receive {Pinger, L} -> L end,
+    Server ! stop,
+    unlink(Sink),
+    exit(Sink, kill),
+    percentile(99, Latencies).
+
+pinger(Way, Server, Until, Latencies) ->
+    Began = now_us(),
+    ping = call(Way, Server, ping),
+    Ended = now_us(),
+    %% A quiet sender, not a flood.
+    receive after 1 -> ok end,
+    case Ended < Until of
+        true -> pinger(Way, Server, Until, [Ended - Began | Latencies]);
+        false -> [Ended - Began | Latencies]
+    end.
+
+%% As many large messages as there is time and budget for, a few at a time.
+burden(_, Sink, _, _, 0, Outstanding) ->
+    settle(Sink, Outstanding);
+burden(Way, Sink, Large, Until, Left, ?OUTSTANDING) ->
+    receive {arrived, Sink} -> burden(Way, Sink, Large, Until, Left, ?OUTSTANDING - 1) end;
+burden(Way, Sink, Large, Until, Left, Outstanding) ->
+    case now_us() < Until of
+        true ->
+            _ = send(Way, Sink, Large),
+            burden(Way, Sink, Large, Until, Left - 1, Outstanding + 1);
+        false ->
+            settle(Sink, Outstanding)
+    end.
+
+settle(_, 0) -> ok;
+settle(Sink, N) -> receive {arrived, Sink} -> settle(Sink, N - 1) end.
+
+-spec sink(pid()) -> no_return().
+sink(Parent) ->
+    receive _ -> Parent ! {arrived, self()} end,
+    sink(Parent).
+
+%% --- figures ---------------------------------------------------------------------------
+
+in_parallel(N, Fun) ->
+    Self = self(),
+    Pids = [spawn_link(fun() -> Self ! {self(), Fun()} end) || _ <- lists:seq(1, N)],
+    [receive {Pid, Result} -> Result end || Pid <- Pids].
+
+now_us() -> erlang:monotonic_time(microsecond).
+
+median(Values) -> percentile(50, Values).
+
+percentile(Percent, Values) ->
+    lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).
+
+print(Node, #{one_way := OneWay, calls := Calls, ping := Ping}) ->
+    io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n", [node(), Node, ?ROUNDS]),
+    io:format("  ~-42ts ~33ts ~33ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
+    row("messages/s one way, ~b senders", [?SENDERS], OneWay),
+    row("calls/s, ~b callers", [?CALLERS], Calls),
+    row("us for a call beside 10 MB messages, p99", [], Ping).
+
+row(Format, Args, #{plain := Plain, lane := Lane, ratio := Ratio}) ->
+    io:format("  ~-42ts ~33ts ~33ts  ~.2f~n", [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio]).
+
+spread(Values) ->
+    io_lib:format("~b (~b .. ~b)", [round(V) || V <- [median(Values), lists:min(Values), lists:max(Values)]]).

@@ -1,0 +1,178 @@
+%% trunkline:advise/0,1 and trunkline:compare/1,2: what a cluster would gain.
+-module(advise_SUITE).
+
+-include_lib("stdlib/include/assert.hrl").
+
+-compile([export_all, nowarn_export_all]).
+
+suite() -> [{timetrap, {minutes, 5}}].
+
+all() ->
+    [little_traffic, small_messages, large_messages, suspended_senders, lanes_in_use, unknown_counters,
+     without_trunkline, quiet_connection, observed_by_another, by_lane, disconnected, advise_badarg,
+     compared, compare_refuses, compare_badarg, compare_interrupted].
+
+%% --- judging -------------------------------------------------------------------
+
+little_traffic(_) ->
+    ?assertMatch({none, _}, judge(#{socket => socket(100, 60)})).
+
+small_messages(_) ->
+    {batches, Text} = judge(#{socket => socket(41_000, 52)}),
+    ?assert(says("41,000 writes/s of 52 bytes", Text)),
+    ?assert(says("Batches would make about", Text)),
+    %% Many small messages to a peer that is far fill the largest batch.
+    {batches, Far} = judge(#{socket => socket(41_000, 52), round_trip => 100_000}),
+    ?assert(says("Batches would make about 160 of them", Far)).
+
+large_messages(_) ->
+    {large, Text} = judge(#{socket => socket(10_000, 63_000)}),
+    ?assert(says("Large messages hold up", Text)).
+
+suspended_senders(_) ->
+    {waits, Text} = judge(#{socket => socket(500, 1000), suspended => #{times => 10.0, share => 0.12}}),
+    ?assert(says("suspended 12 % of the time", Text)).
+
+lanes_in_use(_) ->
+    Lanes = #{messages => 100_000.0, batches => 1000.0, waits => 0.0},
+    {in_use, Text} = judge(#{socket => socket(1000, 4000), lanes => Lanes}),
+    ?assert(says("100,000 messages/s go by lane, 100.0 in a batch", Text)),
+    ?assertNot(says("beside the lanes", Text)),
+    {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
+    ?assert(says("20,000 writes/s of 60 bytes go beside the lanes", Beside)).
+
+unknown_counters(_) ->
+    ?assertMatch({none, [_]}, judge(#{socket => undefined})).
+
+judge(Figures) ->
+    trunkline_advise:judge(maps:merge(#{node => a@b, round_trip => undefined, lanes => undefined,
+                                        suspended => #{times => 0.0, share => 0.0}}, Figures)).
+
+socket(Writes, Bytes) ->
+    #{writes => float(Writes), sent_bytes => float(Writes * Bytes), packets_received => 0.0,
+      received_bytes => 0.0, pending_bytes => 0}.
+
+says(What, Text) -> lists:any(fun(Line) -> string:find(Line, What) =/= nomatch end, Text).
+
+%% --- looking ---------------------------------------------------------------------
+
+%% Of a node that has only the code.
+without_trunkline(_) ->
+    [A, B] = Nodes = cluster:start_all([none, none]),
+    ok = cluster:connect(A, B),
+    [#{gain := batches, figures := #{node := Node, socket := #{writes := Writes, sent_bytes := Bytes}}}] =
+        cluster:call(A, ?MODULE, under_load, [cluster:node_of(B)]),
+    ?assertEqual(cluster:node_of(B), Node),
+    ?assert(Writes > 1000),
+    ?assert(Bytes / Writes < 200),
+    cluster:stop_all(Nodes).
+
+under_load(Node) ->
+    Sink = spawn(Node, ?MODULE, sink, []),
+    Load = spawn(fun() -> load(Sink) end),
+    Advice = trunkline:advise(#{time => 500}),
+    exit(Load, kill),
+    exit(Sink, kill),
+    Advice.
+
+load(Sink) ->
+    Sink ! {ping, 1, 2},
+    load(Sink).
+
+sink() -> receive _ -> sink() end.
+
+quiet_connection(_) ->
+    [A, B, C] = Nodes = cluster:start_all([none, none, none]),
+    ok = cluster:connect(A, B),
+    ok = cluster:connect(A, C),
+    ?assertMatch([#{gain := none}, #{gain := none}],
+                 cluster:call(A, trunkline, advise, [#{time => 50}])),
+    ?assertMatch([#{gain := none, figures := #{suspended := #{share := 0.0}}}],
+                 cluster:call(A, trunkline, advise, [#{time => 50, nodes => [cluster:node_of(C)]}])),
+    cluster:stop_all(Nodes).
+
+%% A system monitor that is there stays, and it is said that suspensions are not known.
+observed_by_another(_) ->
+    [A, B] = Nodes = cluster:start_all([none, none]),
+    ok = cluster:connect(A, B),
+    {[#{figures := #{suspended := undefined}}], true} =
+        cluster:call(A, ?MODULE, with_system_monitor, []),
+    cluster:stop_all(Nodes).
+
+with_system_monitor() ->
+    Settings = {self(), [busy_dist_port]},
+    undefined = erlang:system_monitor(Settings),
+    {trunkline:advise(#{time => 50}), erlang:system_monitor() =:= Settings}.
+
+by_lane(_) ->
+    {A, B} = cluster:pair([]),
+    ?assertMatch([#{gain := in_use, figures := #{lanes := #{messages := _}}}],
+                 cluster:call(A, trunkline, advise, [#{time => 50, nodes => [cluster:node_of(B)]}])),
+    cluster:stop_all([A, B]).
+
+%% A node that goes meanwhile is left out.
+disconnected(_) ->
+    [A, B] = Nodes = cluster:start_all([none, none]),
+    ok = cluster:connect(A, B),
+    Self = self(),
+    Node = cluster:node_of(B),
+    spawn_link(fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 1000, nodes => [Node]}]) end),
+    %% It looks while another process is the system monitor's.
+    ok = cluster:await(fun() -> cluster:call(A, erlang, system_monitor, []) =/= undefined end),
+    true = cluster:call(A, erlang, disconnect_node, [Node]),
+    ?assertEqual([], receive Advice -> Advice end),
+    ?assertEqual(undefined, cluster:call(A, erlang, system_monitor, [])),
+    cluster:stop_all(Nodes).
+
+advise_badarg(_) ->
+    [?assertError(badarg, trunkline:advise(Bad))
+     || Bad <- [#{time => 0}, #{time => 1.0}, #{nodes => all}, #{tyme => 1}, [], 'a@b']].
+
+%% --- comparing --------------------------------------------------------------------
+
+compared(_) ->
+    {A, B} = cluster:pair([]),
+    {ok, Report} = cluster:call(A, trunkline, compare,
+                                [cluster:node_of(B), #{time => 1500, bytes => 100_000_000, force => true}]),
+    ?assertEqual([calls, one_way, ping], lists:sort(maps:keys(Report))),
+    [begin
+         ?assertEqual({3, 3}, {length(Plain), length(Lane)}),
+         ?assert(lists:all(fun(Figure) -> Figure > 0 end, [Ratio | Plain ++ Lane]))
+     end || #{plain := Plain, lane := Lane, ratio := Ratio} <- maps:values(Report)],
+    %% Nothing is left of it at the other node.
+    ok = cluster:await(fun() -> cluster:call(B, ?MODULE, processes_of_compare, []) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+processes_of_compare() ->
+    length([P || P <- processes(),
+                 {initial_call, {trunkline_compare, _, _}} <- [process_info(P, initial_call)]]).
+
+compare_refuses(_) ->
+    [A, B, C] = Nodes = cluster:start_all([[], none, []]),
+    ?assertEqual({error, noconnection}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
+    ok = cluster:connect(A, B),
+    ?assertEqual({error, no_trunkline}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
+    ok = cluster:connect(A, C),
+    ok = cluster:await_up(A, C),
+    Load = cluster:call(A, ?MODULE, start_load, [cluster:node_of(C)]),
+    ?assertEqual({error, busy}, cluster:call(A, trunkline, compare, [cluster:node_of(C)])),
+    true = cluster:call(A, erlang, exit, [Load, kill]),
+    cluster:stop_all(Nodes).
+
+start_load(Node) ->
+    spawn(fun() -> load(spawn(Node, ?MODULE, sink, [])) end).
+
+compare_badarg(_) ->
+    [?assertError(badarg, trunkline:compare(Node, Options))
+     || {Node, Options} <- [{"a@b", #{}}, {'a@b', []}, {'a@b', #{time => 999}}, {'a@b', #{time => 20_000}},
+                            {'a@b', #{bytes => 0}}, {'a@b', #{force => yes}}, {'a@b', #{x => 1}}]].
+
+compare_interrupted(_) ->
+    {A, B} = cluster:pair([]),
+    Self = self(),
+    Node = cluster:node_of(B),
+    spawn_link(fun() -> Self ! cluster:call(A, trunkline, compare, [Node, #{force => true}]) end),
+    ok = cluster:await(fun() -> cluster:call(B, ?MODULE, processes_of_compare, []) > 0 end),
+    true = cluster:call(A, erlang, disconnect_node, [Node]),
+    ?assertEqual({error, noconnection}, receive Answer -> Answer end),
+    cluster:stop_all([A, B]).
