@@ -3,13 +3,20 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo test ct nemesis elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
 	    while IFS='|' read -r target what; do printf '  make %-17s %s\n' "$$target" "$$what"; done
 
-demo: bench-flood ## two real nodes, the flood experiment, and its table
+demo: ## two real nodes, and what Trunkline gains between them, in under a minute
+	@tools/need erlang rebar3
+	@bench/run bench_demo
+
+compare: ## the same between a node here and your own: make compare NODE=b@host COOKIE=...
+	@tools/need erlang rebar3
+	@rebar3 compile >/dev/null
+	@tools/compare "$(NODE)" "$(COOKIE)"
 
 test: ## compiler warnings, xref, Dialyzer, all suites on real nodes, and Elixir
 test: dialyzer xref ct elixir

@@ -12,7 +12,7 @@
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
--export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3]).
+-export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3, encode/1]).
 
 -export_type([variant/0, result/0, target/0]).
 
@@ -317,7 +317,8 @@ json_target(#{name := Name} = Target) ->
     Target#{name := unicode:characters_to_binary(Name),
             met => case lists:flatten(verdict(Target)) of "met" ++ _ -> true; _ -> false end}.
 
-%% OTP 25 has no json module. Only what finish/3 makes.
+%% OTP 25 has no json module. Only what benchmarks print.
+-spec encode(term()) -> iolist().
 encode(Map) when is_map(Map) ->
     ["{", lists:join(",", [[$", atom_to_list(K), "\":", encode(V)] || {K, V} <- lists:sort(maps:to_list(Map))]), "}"];
 encode(List) when is_list(List) ->

@@ -18,7 +18,7 @@
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2, exit/2]).
 -export([drain/0, drain/1, drain/2]).
--export([info/0, info/1]).
+-export([info/0, info/1, await_up/2]).
 -export([advise/0, advise/1, compare/1, compare/2]).
 
 -export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
@@ -397,6 +397,22 @@ info(Node) ->
     case trunkline_peers:lookup(Node) of
         none -> undefined;
         Peer -> peer_info(Node, Peer)
+    end.
+
+%% Waits until messages to that node go by lane. It does not connect to it.
+-spec await_up(node(), timeout()) -> ok | {error, timeout}.
+await_up(Node, Timeout) ->
+    await_up_until(Node, trunkline_deadline:in(Timeout)).
+
+await_up_until(Node, Deadline) ->
+    case info(Node) of
+        #{state := up} ->
+            ok;
+        _ ->
+            case trunkline_deadline:has_passed(Deadline) of
+                true -> {error, timeout};
+                false -> receive after 10 -> await_up_until(Node, Deadline) end
+            end
     end.
 
 peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
