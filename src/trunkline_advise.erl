@@ -157,9 +157,10 @@ figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, soc
 suspended(Until) ->
     case erlang:system_monitor() of
         undefined ->
-            {Pid, Ref} = spawn_monitor(fun() -> exit({suspended, watch(Until)}) end),
+            Self = self(),
+            {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), watch(Until)} end),
             receive
-                {'DOWN', Ref, process, Pid, {suspended, Suspended}} -> Suspended;
+                {Pid, Suspended} -> demonitor(Ref, [flush]), Suspended;
                 {'DOWN', Ref, process, Pid, _} -> unknown
             end;
         _ ->

@@ -47,9 +47,11 @@ compare(Node, Options) ->
     is_atom(Node) andalso are_options(Options) orelse error(badarg, [Node, Options]),
     case may(Node, maps:get(force, Options, false)) of
         ok ->
-            {Pid, Ref} = spawn_monitor(fun() -> exit({measured, measure(Node, Options)}) end),
+            Self = self(),
+            {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), measure(Node, Options)} end),
             receive
-                {'DOWN', Ref, process, Pid, {measured, Report}} ->
+                {Pid, Report} ->
+                    demonitor(Ref, [flush]),
                     print(Node, Report),
                     {ok, Report};
                 {'DOWN', Ref, process, Pid, noconnection} ->

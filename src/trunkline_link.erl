@@ -510,9 +510,11 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             end;
         {{ok, Agreement}, none} ->
             Answer andalso say_hello(false, D),
+            Next = agreed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
+                                                          session = Session, agreement = Agreement}}),
+            %% Behind that, which others can see: if inboxes are about to start they look there.
             ok = trunkline_inboxes:has_spoken(D#link.node),
-            agreed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
-                                                   session = Session, agreement = Agreement}});
+            Next;
         {{error, Why}, none} ->
             Answer andalso say_hello(false, D),
             refuse(Why, Hello, D),
