@@ -30,18 +30,36 @@ exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
         false ->
             plain(Node, Pid, Reason);
         direct ->
-            case {trunkline_peers:lookup(Node), trunkline_route:lookup(Node)} of
-                {#{state := opening}, #route{} = Route} ->
-                    %% What is in the lane already, and leaves it first, may be a monitor.
-                    force(Route, Command, Reason);
-                _ ->
-                    plain(Node, Pid, Reason)
-            end;
+            when_clear(Node, Command, Reason);
         _ ->
             true                             % exit/2 does not tell either
     end;
 exit(Process, Reason) ->
     erlang:exit(Process, Reason).
+
+%% There are no lanes, or not yet. In these there may be a monitor already, which leaves them first: the
+%% signal has to come behind it, and what the caller sends next behind the signal. So this waits until the
+%% lanes open, as a request does.
+when_clear(Node, Command, Reason) ->
+    case trunkline_sender:await_session(Node, infinity) of
+        ok ->
+            case hand_over(Node, Command, Reason) of
+                direct -> when_clear(Node, Command, Reason);
+                _ -> true
+            end;
+        unreachable ->
+            true;
+        _ ->
+            without_lanes(trunkline_peers:lookup(Node), trunkline_route:lookup(Node), Node, Command, Reason)
+    end.
+
+%% They may have opened since.
+without_lanes(Peer, Route, Node, {exit, Pid, _} = Command, Reason) ->
+    case {Peer, Route =/= none andalso trunkline_gate:path(Route#route.gate)} of
+        {#{state := opening}, direct} -> force(Route, Command, Reason);
+        {_, Path} when Path =:= false; Path =:= direct -> plain(Node, Pid, Reason);
+        _ -> when_clear(Node, Command, Reason)
+    end.
 
 plain(Node, Pid, Reason) ->
     trunkline_sender:fallback(Node),

@@ -7,7 +7,8 @@
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
          to_name_and_large/1, when_lanes_open/1, connects/1, trap_exit_changes/1, one_that_does_not_run/1,
-         drained/1, stopped_and_continued/1]).
+         drained/1, stopped_and_continued/1, before_lanes_open/1]).
+-export([ahead_of_report/1, is_through/2]).
 -export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1, while/2]).
 
 -define(DEADLINE, 60_000).
@@ -15,7 +16,8 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued].
+          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued,
+          before_lanes_open].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -196,6 +198,55 @@ opening(Node) ->
     true = net_kernel:connect_node(Node),
     Rounds = [spawn_monitor(fun() -> exit(rounds(Node, 100)) end) || _ <- lists:seq(1, 8)],
     [receive {'DOWN', R, process, P, Counts} -> Counts end || {P, R} <- Rounds].
+
+%% What is sent behind a signal does not overtake it by plain distribution. (The signal does not wait
+%% for lanes for ever: a round that is too slow says nothing, nor one in which the link cannot be stopped.)
+before_lanes_open(_) -> before_lanes_open(20, none).
+
+before_lanes_open(0, Why) ->
+    {skip, Why};
+before_lanes_open(Rounds, _) ->
+    [A, B] = Nodes = cluster:start_all([[{lanes, 1}], none]),
+    NodeB = cluster:node_of(B),
+    cluster:connect(A, B),
+    cluster:await_state(A, B, greeting),
+    #{link := Link} = cluster:call(A, trunkline_peers, lookup, [NodeB]),
+    ok = cluster:call(A, sys, install, [Link, {fun order_SUITE:stop_at_opened/3, NodeB}]),
+    ok = cluster:call(B, cluster, start_trunkline, [[{lanes, 1}]]),
+    cluster:await_state(B, A, up),
+    Result = case cluster:call(A, fun() -> state(NodeB) end) of
+                 opening ->
+                     Start = erlang:monotonic_time(millisecond),
+                     Sender = cluster:call(A, fun() -> spawn(?MODULE, ahead_of_report, [NodeB]) end),
+                     cluster:await(fun() -> cluster:call(A, ?MODULE, is_through, [Sender, Link]) end),
+                     cluster:call(A, erlang, send, [Link, go_on]),
+                     cluster:await_state(A, B, up),
+                     Time = erlang:monotonic_time(millisecond) - Start,
+                     case cluster:call(A, ?MODULE, run, [{got, Sender}]) of
+                         [one, {'EXIT', me, why}, two] -> in_order;
+                         _ when Time > 900 -> too_slow;
+                         Got -> ct:fail(Got)
+                     end;
+                 up ->
+                     too_early
+             end,
+    cluster:stop_all(Nodes),
+    Result =:= in_order orelse before_lanes_open(Rounds - 1, Result).
+
+ahead_of_report(Node) ->
+    P = trapping_at(Node),
+    R = erlang:monitor(process, P),
+    trunkline:send(P, one),
+    true = trunkline:exit(P, why),
+    trunkline:send(P, two),
+    Got = reported(trunkline, P, R),
+    receive {got, From} -> From ! {self(), Got} end.
+
+%% It has its answer, or waits at the link.
+is_through(Sender, Link) ->
+    {messages, Messages} = process_info(Link, messages),
+    lists:keymember(wait, 1, Messages)
+        orelse process_info(Sender, current_function) =:= {current_function, {?MODULE, ahead_of_report, 1}}.
 
 %% A signal to a node that is not connected waits in the lane, as a message does.
 connects(_) ->
