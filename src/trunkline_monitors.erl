@@ -42,7 +42,7 @@
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
 -export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).
--export([retired/2]).
+-export([retired/2, is_present/2]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -111,17 +111,19 @@ leave_alone() ->
     end.
 
 %% The calling process monitors that process, in the session with these inlets. `false':
-%% Trunkline has stopped.
+%% Trunkline has stopped, or the session belongs to a connection that is not the present one.
 -spec enter(reference(), object(), node(), Inlets :: tuple()) -> boolean().
 enter(Ref, Object, Node, Inlets) ->
     Session = element(1, Inlets),
     try
         %% Before, should this process be killed;
         is_watched(self()) orelse watch(Session, Inlets, Node),
-        true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
-        %% after, should the session have ended.
-        is_watched(Session) orelse watch(Session, Inlets, Node),
-        true
+        is_present(Session, Node) andalso begin
+            true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
+            %% after, should the session have ended.
+            is_watched(Session) orelse watch(Session, Inlets, Node),
+            true
+        end
     catch
         error:badarg -> false
     end.
@@ -152,6 +154,17 @@ watcher(Node) ->
     case {ets:lookup(?WATCHED, {node, Node}), is_watched(self())} of
         {[{_, Watcher}], true} -> Watcher;
         _ -> keeper({plain, self(), Node})
+    end.
+
+%% Whether the nodes still have the connection with which the session was marked. The link hears
+%% later that it is lost, and until then its session is found here. What is monitored by now would be
+%% lost with it, although the connection of this moment is another one, and lasts.
+-spec is_present(session(), node()) -> boolean().
+is_present(Session, Node) ->
+    case {trunkline_watcher:connection(Node), ets:lookup(?WATCHED, Session)} of
+        {none, _} -> false;
+        {Connection, [{_, _, _, Connection}]} -> true;
+        {_, Marks} -> Marks =:= []
     end.
 
 is_watched(Key) -> ets:member(?WATCHED, Key).
@@ -506,7 +519,8 @@ to_lanes(Node, S) ->
 lanes_of(Node) ->
     case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
-            case is_process_alive(element(1, Inlets)) of
+            Session = element(1, Inlets),
+            case is_process_alive(Session) andalso is_present(Session, Node) of
                 true -> {Inlets, Route};
                 false -> none
             end;

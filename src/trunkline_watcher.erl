@@ -191,7 +191,11 @@ down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = 
 %% they have, as do ours.
 session(Node) ->
     case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
-        {Inlets, _} when is_tuple(Inlets) -> open;
+        {Inlets, _} when is_tuple(Inlets) ->
+            case is_present(element(1, Inlets), Node) of
+                true -> open;
+                false -> opening
+            end;
         {none, #route{gate = Gate}} ->
             case connection(Node) =/= none andalso trunkline_gate:path(Gate) of
                 Path when Path =:= false; Path =:= direct -> none;
@@ -199,6 +203,12 @@ session(Node) ->
             end;
         _ ->
             none
+    end.
+
+%% (After a stop there is no table of sessions any more, perhaps.)
+is_present(Session, Node) ->
+    try trunkline_monitors:is_present(Session, Node)
+    catch error:badarg -> true
     end.
 
 forget(Ref, #watcher{monitors = Monitors}) ->

@@ -8,7 +8,8 @@
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
          keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1, application_stops/1,
          supervisor_killed/1, caller_dies/1, demonitored_while_ending/1, session_ends_while_monitoring/1,
-         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1]).
+         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
+         set_before_link_notices/1]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2, answering/0, set_and_see/2, says_and_ends/2, hears/1]).
 
 -define(DEADLINE, 60_000).
@@ -18,7 +19,8 @@ suite() -> [{timetrap, {minutes, 15}}].
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
           keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
           supervisor_killed, caller_dies, demonitored_while_ending, session_ends_while_monitoring,
-          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes].
+          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
+          set_before_link_notices].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -771,6 +773,33 @@ says_and_ends(N, Reason) ->
 hears(Server) ->
     _ = trunkline:monitor(process, Server),
     receive stop -> ok end.
+
+%% The link has not noticed that the connection is lost: what is monitored from then on is monitored
+%% by the connection that there is, or is made for it, and does not end with the session before.
+set_before_link_notices(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    lists:foreach(
+      fun(Connected) ->
+              [P] = Ps = servers(B, 1),
+              Before = anew:sessions(A, B),
+              Lost = cluster:call(A, ?MODULE, set, [Ps, there]),
+              Link = cluster:call(A, fun() -> find(link, NodeB) end),
+              ok = cluster:call(A, sys, suspend, [Link]),
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [] end),
+              Connected andalso cluster:connect(A, B),
+              Holder = cluster:call(A, ?MODULE, set, [[P, {nobody_has_this, NodeB}], under_way]),
+              ok = cluster:call(A, sys, resume, [Link]),
+              await_held(A, Lost, [noconnection]),
+              anew:await_session(A, B, Before),
+              await_held(A, Holder, [none, noproc]),
+              finish(B, Ps, over),
+              await_held(A, Holder, [over, noproc]),
+              await_held(A, Lost, [noconnection]),
+              nothing_left(A, B)
+      end, [true, false, true]),
+    cluster:stop_all([A, B]).
 
 %% 100,000 monitors of as many processes, which end at once.
 many_servers(_) ->
