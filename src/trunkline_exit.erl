@@ -37,9 +37,9 @@ exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
 exit(Process, Reason) ->
     erlang:exit(Process, Reason).
 
-%% There are no lanes, or not yet. In these there may be a monitor already, which leaves them first: the
-%% signal has to come behind it, and what the caller sends next behind the signal. So this waits until the
-%% lanes open, as a request does.
+%% There are no lanes, or not yet. In these there may be a monitor already, which leaves them
+%% first: the signal has to come behind it, and what the caller sends next behind the signal. So
+%% this waits until the lanes open, as a request does.
 when_clear(Node, Command, Reason) ->
     case trunkline_sender:await_session(Node, infinity) of
         ok ->

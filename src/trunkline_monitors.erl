@@ -157,8 +157,8 @@ watcher(Node) ->
     end.
 
 %% Whether the nodes still have the connection with which the session was marked. The link hears
-%% later that it is lost, and until then its session is found here. What is monitored by now would be
-%% lost with it, although the connection of this moment is another one, and lasts.
+%% later that it is lost, and until then its session is found here. What is monitored by now
+%% would be lost with it, although the connection of this moment is another one, and lasts.
 -spec is_present(session(), node()) -> boolean().
 is_present(Session, Node) ->
     case {trunkline_watcher:connection(Node), ets:lookup(?WATCHED, Session)} of

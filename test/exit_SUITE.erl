@@ -199,8 +199,9 @@ opening(Node) ->
     Rounds = [spawn_monitor(fun() -> exit(rounds(Node, 100)) end) || _ <- lists:seq(1, 8)],
     [receive {'DOWN', R, process, P, Counts} -> Counts end || {P, R} <- Rounds].
 
-%% What is sent behind a signal does not overtake it by plain distribution. (The signal does not wait
-%% for lanes for ever: a round that is too slow says nothing, nor one in which the link cannot be stopped.)
+%% What is sent behind a signal does not overtake it by plain distribution. (The signal does not
+%% wait for lanes for ever: a round that is too slow says nothing, nor one in which the link
+%% cannot be stopped.)
 before_lanes_open(_) -> before_lanes_open(20, none).
 
 before_lanes_open(0, Why) ->

@@ -774,8 +774,9 @@ hears(Server) ->
     _ = trunkline:monitor(process, Server),
     receive stop -> ok end.
 
-%% The link has not noticed that the connection is lost: what is monitored from then on is monitored
-%% by the connection that there is, or is made for it, and does not end with the session before.
+%% The link has not noticed that the connection is lost: what is monitored from then on is
+%% monitored by the connection that there is, or is made for it, and does not end with the
+%% session before.
 set_before_link_notices(_) ->
     {A, B} = cluster:pair([]),
     NodeB = cluster:node_of(B),
