@@ -7,6 +7,10 @@
 %% fragment may be under way; if it is more, a quarter less. (The idea is that of
 %% LEDBAT, RFC 6817; like it, once for each round trip.)
 %%
+%% A fragment that is alone delays nobody: what it takes longer than the shortest time is the
+%% doing of others, of busy processors for example. Fragments may add as much as that again:
+%% else they would go one by one for as long as the others are busy.
+%%
 %% This module decides, and does nothing.
 -module(trunkline_courtesy).
 
@@ -18,6 +22,7 @@
 -record(courtesy,
         {window = 2 :: pos_integer(),                      % fragments
          shortest = infinity :: us() | infinity,
+         usual = infinity :: us() | infinity,               % the same, since one was alone
          sent = queue:new() :: queue:queue(us()),           % when
          %% When the window was changed. Until what has been sent since then is
          %% acknowledged it says nothing about the change.
@@ -46,13 +51,18 @@ sent(Now, #courtesy{sent = Sent} = C) ->
 
 %% The oldest one has been acknowledged.
 -spec acked(Now :: us(), courtesy()) -> courtesy().
-acked(Now, #courtesy{sent = Sent, window = Window, shortest = Shortest, changed = Changed, start = Start} = C) ->
+acked(Now, #courtesy{sent = Sent, window = Window, changed = Changed, start = Start} = C) ->
     case queue:out(Sent) of
         {{value, Then}, Sent1} ->
-            Shortest1 = min(Shortest, Now - Then),
-            C1 = C#courtesy{sent = Sent1, shortest = Shortest1},
+            Took = Now - Then,
             New = Changed =:= none orelse Then >= Changed,
-            case Now - Then - Shortest1 < ?DELAY of
+            Shortest = min(C#courtesy.shortest, Took),
+            Usual = case Window =:= 1 andalso New andalso queue:is_empty(Sent1) of
+                        true -> Took;
+                        false -> min(C#courtesy.usual, Took)
+                    end,
+            C1 = C#courtesy{sent = Sent1, shortest = Shortest, usual = Usual},
+            case Took - Usual < max(?DELAY, Usual - Shortest) of
                 true when Start -> C1#courtesy{window = min(?MOST, Window + 1)};
                 true when New -> C1#courtesy{window = min(?MOST, Window + 1), changed = Now};
                 false when New -> C1#courtesy{window = max(1, Window * 3 div 4), changed = Now, start = false};

@@ -551,11 +551,18 @@ prop_rate() ->
 
 courtesy(_) ->
     check(prop_courtesy()),
-    {_, C, _} = one_by_one(300, 100, 0, trunkline_courtesy:new(), []),
-    ?MOST_FRAGMENTS = room(C).
+    {Now, C, _} = one_by_one(300, 100, 0, trunkline_courtesy:new(), []),
+    ?MOST_FRAGMENTS = room(C),
+    %% Others make everything late: the fragments do not go one by one for all that time.
+    {Now1, C1, _} = one_by_one(40, 130_000, Now, C, []),
+    true = room(C1) > 10,
+    %% The others are gone: what is late now is late because of the fragments.
+    {Now2, C2, _} = one_by_one(1, 100, Now1, C1, []),
+    {_, _, [{Before, After}]} = one_by_one(1, 100 + ?DELAY, Now2, C2, []),
+    After = Before * 3 div 4.
 
-%% After whatever there was: a quarter less for a long delay, one more for a short one,
-%% and never nothing.
+%% After whatever there was: a quarter less for a long delay until there is only one, which
+%% says what is usual now; one more for a short one, and never nothing.
 prop_courtesy() ->
     ?ALL({Commands, Slow, Quick}, {courtesy_commands(), range(1, 30), range(1, 30)},
          case run_courtesy(Commands, 0, trunkline_courtesy:new(), [], infinity) of
@@ -563,11 +570,13 @@ prop_courtesy() ->
                  false;
              {Now, C, Shortest} ->
                  Fragment = trunkline_courtesy:fragment_bytes(),
-                 {Now1, C1, Long} = one_by_one(Slow, Shortest + ?DELAY, Now, C, []),
+                 {Now0, C0, _} = one_by_one(1, Shortest, Now, C, []),
+                 {Now1, C1, Long} = one_by_one(Slow, Shortest + ?DELAY, Now0, C0, []),
+                 {Less, More} = lists:splitwith(fun({W, _}) -> W > 1 end, lists:reverse(Long)),
                  {_, _, Short} = one_by_one(Quick, Shortest + ?DELAY - 1, Now1, C1, []),
                  Fragment > 0 andalso Fragment < 65536
-                     andalso lists:all(fun({W, W1}) -> W >= 1 andalso W1 =:= max(1, W * 3 div 4) end, Long)
-                     andalso lists:all(fun({W, W1}) -> W1 =:= min(?MOST_FRAGMENTS, W + 1) end, Short)
+                     andalso lists:all(fun({W, W1}) -> W1 =:= W * 3 div 4 end, Less)
+                     andalso lists:all(fun({W, W1}) -> W1 =:= min(?MOST_FRAGMENTS, W + 1) end, More ++ Short)
          end).
 
 courtesy_commands() ->
