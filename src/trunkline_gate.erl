@@ -31,7 +31,7 @@
 %% of another lane: the large messages to the peer, by whatever lane they came.
 -module(trunkline_gate).
 
--export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, bytes/1, messages/1]).
+-export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1, bytes/1, messages/1]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
@@ -91,6 +91,10 @@ charge(Bytes, Addressees) ->
 -spec with_addressees(pos_integer(), charge()) -> charge().
 with_addressees(1, Charge) -> Charge;
 with_addressees(Addressees, Charge) -> Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
+
+%% The same bytes, which are those of no message.
+-spec without_message(charge()) -> charge().
+without_message(Charge) -> bytes(Charge) bsl ?SHIFT.
 
 -spec bytes(charge()) -> non_neg_integer().
 bytes(Charge) -> Charge bsr ?SHIFT.

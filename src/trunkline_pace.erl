@@ -42,7 +42,7 @@
 new() -> #pace{}.
 
 %% Whether a batch that has so many messages should wait for more.
--spec is_waiting(pos_integer(), pace()) -> boolean().
+-spec is_waiting(non_neg_integer(), pace()) -> boolean().
 is_waiting(Messages, #pace{probe = Probe, nearest = Nearest}) ->
     Messages < ?FULL andalso Probe =/= none andalso Nearest < ?NEAR.   % none < NEAR is false
 

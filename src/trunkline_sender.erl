@@ -273,7 +273,7 @@ lane_of(Pid, Lanes) -> erlang:phash2(Pid, tuple_size(Lanes)) + 1.
 -spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
 force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, Sender) ->
     Ix = lane_of(Sender, Lanes),
-    case trunkline_gate:charge(Message) of
+    case forced(To, trunkline_gate:charge(Message)) of
         Charge when Charge < Large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
             element(Ix, Lanes) ! [Charge, Sender, To | Message],
@@ -281,6 +281,13 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
         _ ->
             force_apart(Route, {To, Message}, Sender)
     end.
+
+%% What takes something back, or is sent once more, counts as no message: if it is lost with the
+%% lane, nobody misses it.
+forced(To, Charge) when element(1, To) =:= cancel; element(1, To) =:= demonitor; element(1, To) =:= monitor ->
+    trunkline_gate:without_message(Charge);
+forced(_, Charge) ->
+    Charge.
 
 -spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
 force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->

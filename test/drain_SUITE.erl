@@ -3,13 +3,14 @@
 -module(drain_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1,
-         refusals_are_no_progress/1]).
+         refusals_are_no_progress/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3]).
 
 -define(DEADLINE, 60_000).
@@ -19,7 +20,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
-          refusals_are_no_progress].
+          refusals_are_no_progress, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -655,3 +656,19 @@ reconnect(A, B) ->
                              cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [connected])) end),
                              cluster:connect(A, B)
                      end).
+
+%% What is taken back when the lanes are through, and ends with them, is no message that was lost.
+nobody_misses(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
+    Lost = cluster:call(A, fun() ->
+                                   #route{lanes = Lanes, stats = Stats} = Route = trunkline_route:lookup(NodeB),
+                                   [true = erlang:suspend_process(Lane) || Lane <- tuple_to_list(Lanes)],
+                                   [ok = trunkline_sender:force(Route, {Command, []}, self())
+                                    || Command <- [{demonitor, make_ref()}, {cancel, self(), make_ref()}]],
+                                   ok = application:stop(trunkline),
+                                   [trunkline_stats:get(Stats, peer, Field)
+                                    || Field <- [lost_queued, lost_unconfirmed, lost_crashed]]
+                           end),
+    ?assertEqual([0, 0, 0], Lost),
+    cluster:stop_all([A, B]).
