@@ -374,7 +374,7 @@ ask(Object, Label, Pid, Caller, Message, Sent) ->
     Ref = monitor(process, Object, [{alias, reply_demonitor}]),
     _ = erlang:send(Object, {Label, {Pid, [alias | Ref]}, Message}, [noconnect]),
     Sent(),
-    ok = trunkline_watcher:outlive(),
+    ok = trunkline_process:outlive(self()),
     Its = monitor(process, Pid),
     receive
         {[alias | Ref], Reply} -> Caller ! wrap({reply, Caller}, Reply);

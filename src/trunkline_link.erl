@@ -202,18 +202,12 @@ init({#{lanes := Lanes} = Options, Node}) ->
 %% The nodes remain connected, and all has been delivered: who waits for a reply goes on to wait.
 retire(#link{inlets = Inlets, opened = {Counterparts, _}, finishing = Finishing} = D) when Inlets =/= [] ->
     lists:foreach(fun({Inlet, Counterpart}) ->
-                          outlive(Inlet),
+                          ok = trunkline_process:outlive(Inlet),
                           trunkline_inlet:retire(Inlet, Counterpart)
                   end, lists:zip(Inlets, Counterparts)),
     D#link{inlets = [], finishing = Inlets ++ Finishing};
 retire(D) ->
     D.
-
-%% An application that stops kills all processes whose group leader is its own.
-outlive(Pid) ->
-    try group_leader(whereis(init), Pid)
-    catch error:badarg -> true               % it is dead
-    end.
 
 await_retired(#link{finishing = []} = D) ->
     D;
@@ -856,7 +850,7 @@ end_lanes(#link{route = #route{gate = Gate}} = D) ->
 do_without_lanes(Reason, #link{retired = Retired} = D) ->
     Inlets = lists:filter(fun is_process_alive/1, Retired),
     lists:foreach(fun(Lane) when Inlets =:= [] -> unlink(Lane), exit(Lane, Reason);
-                     (Lane) -> outlive(Lane), unlink(Lane), trunkline_lane:retire(Lane, Inlets)
+                     (Lane) -> ok = trunkline_process:outlive(Lane), unlink(Lane), trunkline_lane:retire(Lane, Inlets)
                   end, lanes(D)),
     case Inlets of
         [] -> dead;

@@ -319,7 +319,7 @@ start_link() ->
 init(How) ->
     case How of
         alone ->
-            ok = trunkline_watcher:outlive(),
+            ok = trunkline_process:outlive(self()),
             _ = look(),
             ok;
         supervised ->

@@ -11,6 +11,7 @@
 -module(trunkline_process).
 
 -export([start/1, start_all/1, system/4, unexpected/2]).
+-export([outlive/1]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
@@ -96,3 +97,13 @@ describe(Message) when is_list(Message) -> "a list";
 describe(Message) when is_map(Message) -> "a map";
 describe(Message) when is_bitstring(Message) -> "a binary";
 describe(_) -> "neither a tuple, a list, a map nor a binary".
+
+%% An application that stops kills all processes whose group leader is its own. This one stays,
+%% if it is still there.
+-spec outlive(pid()) -> ok.
+outlive(Pid) ->
+    try group_leader(whereis(init), Pid) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.

@@ -41,7 +41,7 @@ stop(StandIn) ->
 
 -spec init(pid()) -> {ok, #stand_in{}}.
 init(Link) ->
-    ok = trunkline_watcher:outlive(),
+    ok = trunkline_process:outlive(self()),
     {ok, watch([Link])}.
 
 watch(Pids) -> #stand_in{watched = maps:from_list([{Pid, monitor(process, Pid)} || Pid <- Pids])}.

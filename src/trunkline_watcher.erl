@@ -19,7 +19,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1, outlive/0]).
+-export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([connection/0, monitor/0]).
@@ -82,15 +82,9 @@ connection(Node) ->
         false -> none
     end.
 
-%% An application that stops kills all processes whose group leader is its own.
--spec outlive() -> ok.
-outlive() ->
-    true = group_leader(whereis(init), self()),
-    ok.
-
 -spec init(node()) -> {ok, #watcher{}}.
 init(Node) ->
-    ok = outlive(),
+    ok = trunkline_process:outlive(self()),
     rest(false),
     {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
 
