@@ -459,8 +459,11 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
             without_trunk(S#lane{drain = none});
+        false when S#lane.ticking ->
+            S;
         false ->
-            S
+            %% What keeps the level up may be somebody who never sends (see quiet/1).
+            tick(S)
     end;
 drained(S) ->
     S.

@@ -20,7 +20,7 @@
 -export_type([patience/0, how/0, packed/0]).
 
 -compile({inline, [lane_of/2]}).
--dialyzer({no_improper_lists, [offer/5, force/3, dispatch/7, enter_packed/7]}).
+-dialyzer({no_improper_lists, [offer/5, force/3, force_apart/3, parcel/8, enter_packed/7]}).
 
 %% How long to wait for room: not at all, or until then.
 -type patience() :: nosuspend | trunkline_deadline:deadline().
@@ -106,20 +106,25 @@ large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, 
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
-parcel(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
+%% Its place among the sender's other messages is in the lane, and is not refused there: as many
+%% as are admitted here. It counts before the message is admitted: whoever closes the gates and
+%% then waits until the lanes are empty waits for all that have been admitted.
+parcel(#route{lanes = Lanes, gate = Gate, bulk_limit = Limit} = Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
+    Place = take_place(Gate, Ix, Addressees, Parcel),
     case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
-        ok -> dispatch(Route, Ix, self(), To, Addressees, Parcel, Charge);
-        refused -> refused(Route, Ix, Bulk, Charge, How, Ticket)
+        ok ->
+            element(Ix, Lanes) ! [Place, self(), {parcel, Charge, To} | Parcel],
+            ok;
+        refused ->
+            _ = trunkline_gate:leave(Gate, Ix, Place),
+            refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
-%% Its place among the sender's other messages is in the lane, and is not refused
-%% there: as many as have been admitted above.
-dispatch(#route{lanes = Lanes, gate = Gate}, Ix, Sender, To, Addressees, Parcel, Charge) ->
+take_place(Gate, Ix, Addressees, Parcel) ->
     Place = trunkline_gate:charge(erlang:external_size(trunkline_parcel:sizes(Parcel)), Addressees),
     ok = trunkline_gate:force(Gate, Ix, Place),
-    element(Ix, Lanes) ! [Place, Sender, {parcel, Charge, To} | Parcel],
-    ok.
+    Place.
 
 %% As that node takes it; other nodes take it in the same form. (Which messages are large is
 %% this node's option.)
@@ -291,9 +296,13 @@ forced(_, Charge) ->
 
 -spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
 force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
+    Ix = lane_of(Sender, Lanes),
     Charge = trunkline_gate:charge(Message),
+    Parcel = trunkline_parcel:pack(Message),
+    Place = take_place(Gate, Ix, 1, Parcel),
     ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
-    dispatch(Route, lane_of(Sender, Lanes), Sender, To, 1, trunkline_parcel:pack(Message), Charge).
+    element(Ix, Lanes) ! [Place, Sender, {parcel, Charge, To} | Parcel],
+    ok.
 
 %% Fallbacks to nodes that never had a link are counted together, here.
 -define(FALLBACKS, trunkline_fallbacks).
