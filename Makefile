@@ -64,10 +64,10 @@ $(BENCHES:%=bench-%):
 	@tools/need erlang rebar3 $(if $(filter bench-distance,$@),wan)
 	@bench/run bench_$(@:bench-%=%)
 
-plot-distance: ## the plots of docs/distance.md, from the figures of the last bench-distance
+plot-distance: ## the plots of docs/lab/distance.md, from the figures of the last bench-distance
 	@tools/need gnuplot
-	cp _build/distance.dat docs/distance.dat
-	gnuplot docs/distance.gp
+	cp _build/distance.dat docs/lab/distance.dat
+	gnuplot docs/lab/distance.gp
 
 clean: ## removes what was built
 	rm -rf _build elixir/_build

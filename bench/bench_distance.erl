@@ -221,7 +221,7 @@ ratio(Link, Work, Base, Least, Results) ->
             []
     end.
 
-%% For the plots of docs/distance.md (make plot-distance): a line for each link and work,
+%% For the plots of docs/lab/distance.md (make plot-distance): a line for each link and work,
 %% and of each variant the median, the lowest and the highest value.
 write_data(Results) ->
     File = "_build/distance.dat",

@@ -9,7 +9,7 @@
 %%                  └ busy_dist_port: who is suspended, and for how long
 %%
 %% judge/1 is pure: from the figures of one connection to what they mean. Its
-%% thresholds and costs are those of the project's benchmarks (docs/how-it-works.md):
+%% thresholds and costs are those of the project's benchmarks (docs/lab/how-it-works.md):
 %% a message by `!' costs the two nodes about 9 us of processor time, a batch 15 us,
 %% and a message in a batch 1 us.
 -module(trunkline_advise).

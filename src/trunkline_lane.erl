@@ -76,7 +76,7 @@
               | {absent, trunkline_room:lost()} | direct.
 
 %% A batch has at most so many messages: the receiving side should start on a
-%% batch while the next one is being made (measured in docs/how-it-works.md).
+%% batch while the next one is being made (measured in docs/lab/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
 %% ms: a lane that did nothing for so long gives its memory back.
 -define(QUIET, 1000).

@@ -33,7 +33,7 @@
          nearest = none :: none | nanoseconds()}).   % the shortest round trip of late
 -opaque pace() :: #pace{}.
 
-%% Measured in docs/how-it-works.md.
+%% Measured in docs/lab/how-it-works.md.
 -define(DENSE, 30_000).
 -define(NEAR, 1_000_000).
 -define(FULL, 32).

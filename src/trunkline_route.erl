@@ -1,7 +1,7 @@
 %% The route table: from a node to its lanes, with one lookup and no copying.
 %%
 %% A route is a persistent term, since reading one costs 20 ns where a row of
-%% an ETS table costs 140 (OTP 25, see docs/how-it-works.md). Replacing or
+%% an ETS table costs 140 (OTP 25, see docs/lab/how-it-works.md). Replacing or
 %% erasing a persistent term makes every process of the node collect garbage, so
 %% that must not happen each time a node comes or goes. It does not: a route is
 %% published when Trunkline first answers at a peer and stays as it is while

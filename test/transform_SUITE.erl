@@ -128,10 +128,10 @@ get_after_publish(Config) ->
     ?assertEqual(1000, cluster:call(A, broker, got, [Queue, 1000])),
     ?assert(by_lane(A, B) - Before >= 2000).
 
-%% The example of docs/adoption.md.
+%% The example of docs/howto/adopt.md.
 handbook(Config) ->
     {A, B} = {?config(a, Config), ?config(b, Config)},
-    {ok, Text} = file:read_file(filename:join(project(), "docs/adoption.md")),
+    {ok, Text} = file:read_file(filename:join(project(), "docs/howto/adopt.md")),
     {match, [[Example]]} = re:run(Text, "```erlang\n(-module.*?)```", [global, dotall, {capture, all_but_first, binary}]),
     File = filename:join(?config(priv_dir, Config), "stock.erl"),
     %% (But for a time that a loaded machine may need.)
