@@ -137,7 +137,7 @@ loop(#inlet{finishing = true, openers = Openers, retires = none}) when map_size(
 loop(#inlet{finishing = true, openers = Openers} = S) when map_size(Openers) =:= 0 ->
     loop(retired(S));
 loop(#inlet{retired = over}) ->
-    trunkline_monitors:retired(self(), false);
+    ok;
 loop(S) ->
     receive
         {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->
@@ -476,7 +476,7 @@ timeout(quiet, S) ->
 %% --- after the session --------------------------------------------------------
 
 retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}} = S) ->
-    ok = trunkline_monitors:retired(self(), true),
+    ok = trunkline_monitors:retired(self()),
     Others = [Counterpart | tuple_to_list(Lanes)],
     lists:foreach(fun(Pid) -> monitor(process, Pid) end, Others),
     unlink(Link),
@@ -484,8 +484,10 @@ retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}
     _ = erlang:start_timer(?AWAITED, self(), awaited),
     S#inlet{finishing = false, retires = none, retired = Others, agent = trunkline_agent:retired(S#inlet.agent)}.
 
-%% Its lanes and the inlet at the peer look after this one themselves.
-is_awaited(#inlet{agent = Agent, retired = Others}) ->
+%% Its lanes and the inlet at the peer look after this one themselves, and trunkline_monitors only
+%% waits for its end.
+is_awaited(#inlet{agent = Agent, retired = Counterparts}) ->
+    Others = [whereis(trunkline_monitors) | Counterparts],
     {monitored_by, By} = process_info(self(), monitored_by),
     trunkline_agent:is_awaited(Agent)
         orelse lists:any(fun(Pid) ->

@@ -497,13 +497,13 @@ dispose([{each, Tos} | _], Lost, S) ->
 dispose([To | Message], direct, #lane{node = Node} = S) ->
     case direct(To, Message, Node) of
         ok -> {0, S};
-        noconnect -> {lost(1, lost_queued, S), S}
+        noconnect -> dispose([To], lost_queued, S)
     end;
-dispose([Cancel | _], _, S)
-  when element(1, Cancel) =:= cancel; element(1, Cancel) =:= demonitor; element(1, Cancel) =:= monitor ->
-    {0, S};
-dispose(_, Lost, S) ->
-    {lost(1, Lost, S), S}.
+dispose([To | _], Lost, S) ->
+    case trunkline_agent:is_missed(To) of
+        true -> {lost(1, Lost, S), S};
+        false -> {0, S}
+    end.
 
 lost(Messages, Field, #lane{stats = Stats}) ->
     trunkline_stats:add(Stats, peer, Field, Messages),

@@ -42,7 +42,7 @@
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
 -export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).
--export([retired/2, is_present/2]).
+-export([retired/1, is_present/2]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -60,7 +60,7 @@
 -define(WATCHED, trunkline_monitors_watched).
 
 -record(keeper,
-        {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()}}},
+        {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()} | retired}},
          sessions = #{} :: #{session() => Inlets :: pos_integer()}}).     % that have not ended
 
 %% Those of before the application was stopped are still there, perhaps.
@@ -292,21 +292,15 @@ lanes(Node) ->
     _ = ask({lanes, Node}, ?LANES),
     ok.
 
-%% The calling process is an inlet without a session from here on; or it ends.
--spec retired(Inlet :: pid(), boolean()) -> ok.
-retired(Inlet, true) ->
+%% The calling process is an inlet without a session from here on. The mark goes when it ends.
+-spec retired(Inlet :: pid()) -> ok.
+retired(Inlet) ->
     try
         true = ets:insert(?WATCHED, {{retired, Inlet}}),
         ?MODULE ! {retired, Inlet},
         ok
     catch
         error:badarg -> ok                   % there is no keeper: the next one will see the mark
-    end;
-retired(Inlet, false) ->
-    try ets:delete(?WATCHED, {retired, Inlet}) of
-        true -> ok
-    catch
-        error:badarg -> ok
     end.
 
 %% --- the keeper -------------------------------------------------------------------
@@ -328,6 +322,7 @@ init(How) ->
     end,
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
                            ({Session, Inlets, Node, Connection}, S) -> watch_session(Session, Inlets, Node, Connection, S);
+                           ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
                         end, #keeper{}, ets:tab2list(?WATCHED)),
     {ok, ets:foldl(fun({_, Session, Object, _}, S) ->
@@ -364,7 +359,7 @@ handle_cast(Unexpected, S) ->
 handle_info({'DOWN', _, process, Pid, _}, S) ->
     {noreply, ended(Pid, S)};
 handle_info({retired, Inlet}, S) ->
-    {noreply, ended(Inlet, S)};
+    {noreply, inlet_retired(Inlet, S)};
 handle_info({later, Session, Node, Connection}, S) ->
     {noreply, session_ended(Session, Node, Connection, S)};
 handle_info(look, S) ->
@@ -389,11 +384,26 @@ ended(Pid, #keeper{watched = Watched} = S) ->
         {{_, caller}, Watched1} ->
             caller_ended(Pid),
             S#keeper{watched = Watched1};
-        {{Monitor, {inlet_of, Session}}, Watched1} ->
-            demonitor(Monitor, [flush]),     % it may have retired only
+        {{_, {inlet_of, Session}}, Watched1} ->
             inlet_ended(Session, S#keeper{watched = Watched1});
+        {{_, retired}, Watched1} ->
+            true = ets:delete(?WATCHED, {retired, Pid}),
+            S#keeper{watched = Watched1};
         error ->
             S
+    end.
+
+inlet_retired(Inlet, #keeper{watched = Watched} = S) ->
+    S1 = S#keeper{watched = Watched#{Inlet => {monitor_of(Inlet, Watched), retired}}},
+    case Watched of
+        #{Inlet := {_, {inlet_of, Session}}} -> inlet_ended(Session, S1);
+        #{} -> S1
+    end.
+
+monitor_of(Pid, Watched) ->
+    case Watched of
+        #{Pid := {Monitor, _}} -> Monitor;
+        #{} -> monitor(process, Pid)
     end.
 
 look() -> erlang:send_after(?LOOK, self(), look).
@@ -409,15 +419,21 @@ watch_session(Session, Inlets, Node, S) ->
     watch_session(Session, Inlets, Node, trunkline_watcher:connection(Node), S).
 
 watch_session(Session, Inlets, Node, Connection, #keeper{watched = Watched, sessions = Sessions} = S) ->
-    case [Inlet || Inlet <- tuple_to_list(Inlets), not is_map_key(Inlet, Watched)] of
+    case [Inlet || Inlet <- tuple_to_list(Inlets), not is_of_session(Inlet, Watched)] of
         [] ->
             S;
         New ->
-            Monitors = maps:from_list([{Inlet, {monitor(process, Inlet), {inlet_of, Session}}} || Inlet <- New]),
+            Monitors = maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}} || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Connection}),
             _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
             S#keeper{watched = maps:merge(Watched, Monitors),
                      sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
+    end.
+
+is_of_session(Inlet, Watched) ->
+    case Watched of
+        #{Inlet := {_, {inlet_of, _}}} -> true;
+        #{} -> false
     end.
 
 watcher(Node, S) ->

@@ -287,12 +287,11 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
             force_apart(Route, {To, Message}, Sender)
     end.
 
-%% What takes something back, or is sent once more, counts as no message: if it is lost with the
-%% lane, nobody misses it.
-forced(To, Charge) when element(1, To) =:= cancel; element(1, To) =:= demonitor; element(1, To) =:= monitor ->
-    trunkline_gate:without_message(Charge);
-forced(_, Charge) ->
-    Charge.
+forced(To, Charge) ->
+    case trunkline_agent:is_missed(To) of
+        true -> Charge;
+        false -> trunkline_gate:without_message(Charge)
+    end.
 
 -spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
 force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
