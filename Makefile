@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -45,6 +45,11 @@ xref: ## only the compiler's warnings, and calls of functions that are not there
 compile: ## the application, in _build/default/lib/trunkline
 	@tools/need erlang rebar3
 	rebar3 compile
+
+options: ## the options in docs/operate/configuration.md, from src/trunkline_options.erl
+	@tools/need erlang rebar3
+	rebar3 compile
+	ERL_LIBS=_build/default/lib tools/options docs/operate/configuration.md
 
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way

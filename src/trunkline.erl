@@ -18,11 +18,11 @@
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2, exit/2]).
 -export([drain/0, drain/1, drain/2]).
--export([info/0, info/1, await_up/2]).
+-export([info/0, info/1, options/0, await_up/2]).
 -export([advise/0, advise/1, compare/1, compare/2]).
 
 -export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
--export_type([info/0, peer_info/0, lane_info/0, drain_error/0]).
+-export_type([info/0, peer_info/0, lane_info/0, option_info/0, drain_error/0]).
 
 -type destination() :: pid()
                      | reference()                     % an alias
@@ -85,6 +85,10 @@
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
           received_messages := non_neg_integer()}.
+
+-type option_info() ::
+        #{value := term(), default := term(), unit := binary(), must_be := binary(),
+          what := binary(), when_to_change := binary(), since := binary()}.
 
 %% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
 %% on a busy connection. To a list: as multicast/2.
@@ -398,6 +402,18 @@ info(Node) ->
         none -> undefined;
         Peer -> peer_info(Node, Peer)
     end.
+
+-spec options() -> #{atom() => option_info()}.
+options() ->
+    Values = trunkline_options:current(),
+    maps:from_list(
+      [{Name, #{value => maps:get(Name, Values), default => Default, unit => text(Unit),
+                must_be => text(trunkline_options:type(Type)), what => text(What),
+                when_to_change => text(Touch), since => text(Since)}}
+       || #{name := Name, type := Type, default := Default, unit := Unit, what := What,
+            touch := Touch, since := Since} <- trunkline_options:table()]).
+
+text(Chars) -> unicode:characters_to_binary(Chars).
 
 %% Waits until messages to that node go by lane. It does not connect to it.
 -spec await_up(node(), timeout()) -> ok | {error, timeout}.

@@ -13,6 +13,7 @@ start(_, _) ->
     case trunkline_options:load() of
         {ok, Options} ->
             ok = load(),
+            ok = trunkline_options:use(Options),
             ok = trunkline_sender:count_fallbacks(),
             ok = trunkline_monitors:create(),
             trunkline_sup:start_link(Options);

@@ -153,8 +153,19 @@ invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, optio
     Secret = trunkline_wire:secret(),
     true = ets:insert(Tokens, {Token, Secret, Owner}),
     _ = erlang:send_after(?VALID, self(), {expired, Token}),
-    #{transport => Transport, address => known_as(address(Options)), port => port(maps:get(Transport, Sockets)),
-      token => Token, secret => Secret}.
+    {Address, Port} = advertised(Options, maps:get(Transport, Sockets)),
+    #{transport => Transport, address => Address, port => Port, token => Token, secret => Secret}.
+
+%% Where the peer shall connect. Something between the nodes may lead from there to here.
+advertised(#{advertise_address := Address, advertise_port := Port} = Options, Socket) ->
+    {case Address of
+         undefined -> known_as(address(Options));
+         _ -> Address
+     end,
+     case Port of
+         undefined -> port(Socket);
+         _ -> Port
+     end}.
 
 %% Where the distribution listens, if nothing else is wanted.
 address(#{listen_address := undefined}) -> application:get_env(kernel, inet_dist_use_interface, any);

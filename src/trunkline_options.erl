@@ -1,120 +1,305 @@
-%% What can be configured, from the application environment.
-%%
-%% A value that makes no sense stops the application's start with
-%% `{error, {bad_option, Key, Value}}' and a sentence that says what would have
-%% made sense. Both ends of a link may have different settings: see
-%% trunkline_handshake for which of the two counts.
 -module(trunkline_options).
+-moduledoc false.
+%% The options of the application, in one table: table/0. It makes the check at the start, what
+%% trunkline:options/0 answers, and the table of docs/operate/configuration.md (tools/options).
+%%
+%% A value that cannot be stops the application's start with `{error, {bad_option, Key, Value}}'
+%% and a sentence that says what it must be. Two nodes may have different settings: see
+%% trunkline_handshake for which of the two counts.
 
--export([load/0, check/1, defaults/0, explain/1]).
+-export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
 
--export_type([options/0]).
+-export_type([options/0, entry/0, type/0]).
 
 -type options() ::
-        #{lanes := 1..64,                  % lanes to each peer
-          queue_bytes := pos_integer(),    % bytes waiting in one lane
-          window_bytes := pos_integer(),   % bytes under way in one lane
-          batch_bytes := pos_integer(),    % bytes in one batch
-          large_bytes := pos_integer(),    % from this size on a message is large
-          bulk_bytes := pos_integer(),     % bytes of large messages waiting and under way
-          bulk_connections := pos_integer(),   % for large messages to each peer
-          far_connections := pos_integer(),    % the same, and for batches, to a peer that is far
-          bulk_idle := pos_integer(),      % ms until one that has nothing to do is closed
+        #{lanes := 1..64,
+          queue_bytes := pos_integer(),
+          window_bytes := pos_integer(),
+          batch_bytes := pos_integer(),
+          large_bytes := pos_integer(),
+          bulk_bytes := pos_integer(),
+          bulk_connections := pos_integer(),
+          far_connections := pos_integer(),
+          bulk_idle := pos_integer(),              % ms
           bulk_transport := auto | tcp | tls | dist,
           lane_transport := auto | dist | tcp | tls,
           congestion_control := auto | default | atom(),
-          connection_timeout := pos_integer(),     % ms until a dead path is noticed
+          connection_timeout := pos_integer(),     % ms
           listen_address := undefined | inet:ip_address(),
-          listen_ports := {inet:port_number(), inet:port_number()}}.
+          listen_ports := {inet:port_number(), inet:port_number()},
+          advertise_address := undefined | inet:ip_address(),
+          advertise_port := undefined | inet:port_number()}.
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
--type range() :: {integer, Least :: integer(), Most :: integer()}
-               | {transport, [atom()]} | congestion_control
-               | address | ports.
 
-%% {Key, Default, Range, What}
--spec all() -> [{atom(), term(), range(), string()}].
-all() ->
-    [{lanes, default_lanes(), {integer, 1, 64}, "lanes to each peer"},
-     {queue_bytes, 1 bsl 18, {integer, 1 bsl 10, 1 bsl 29}, "bytes waiting in one lane"},
-     {window_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 29}, "bytes under way in one lane, at most"},
-     {batch_bytes, 64 bsl 10, {integer, 1 bsl 8, 1 bsl 26}, "bytes in one batch"},
-     {large_bytes, 64 bsl 10, {integer, 1 bsl 10, 1 bsl 29}, "bytes from which on a message is large"},
-     {bulk_bytes, 64 bsl 20, {integer, 1 bsl 10, 1 bsl 33}, "bytes of large messages waiting and under way"},
-     {bulk_connections, 1, {integer, 1, 64}, "connections for large messages to each peer"},
-     {far_connections, 16, {integer, 1, 64}, "connections for large messages, and for batches, to each peer that is far"},
-     {bulk_idle, 60_000, {integer, 1, 86_400_000}, "ms until a connection that has nothing to do is closed"},
-     {bulk_transport, auto, {transport, [auto, tcp, tls, dist]}, "how large messages travel"},
-     {lane_transport, auto, {transport, [auto, dist, tcp, tls]}, "how batches travel"},
-     {congestion_control, auto, congestion_control, "of connections to peers that are far"},
-     {connection_timeout, 10_000, {integer, 1000, 86_400_000}, "ms until a connection whose path is dead is given up"},
-     {listen_address, undefined, address, "where peers connect"},
-     {listen_ports, {0, 0}, ports, "lowest and highest port where peers connect"}].
+%% What a value can be. Sizes are in bytes and times in milliseconds.
+-type type() :: {integer | size | time, Least :: integer(), Most :: integer()}
+              | {transport, [atom()]} | congestion_control
+              | own_address | address | ports | port.
 
-%% The options of this node.
--spec load() -> {ok, options()} | {error, bad_option()}.
-load() ->
-    %% OTP itself puts included_applications into every environment.
-    check(proplists:delete(included_applications, application:get_all_env(trunkline))).
+-type entry() :: #{name := atom(),
+                   type := type(),
+                   default := term(),
+                   default_text => string(),       % if the default depends on the machine
+                   unit := string(),               % of the value in options(); "" has none
+                   what := string(),
+                   touch := string(),              % when to change it
+                   since := string()}.
 
--spec check([{atom(), term()}]) -> {ok, options()} | {error, bad_option()}.
-check(Env) ->
-    check(Env, defaults()).
+-define(DAY, 86_400_000).
 
--spec defaults() -> options().
-defaults() ->
-    maps:from_list([{Key, Default} || {Key, Default, _, _} <- all()]).
+%% In the order in which people should read them.
+-spec table() -> [entry()].
+table() ->
+    [#{name => lanes, type => {integer, 1, 64}, default => default_lanes(), unit => "lanes", since => "0.1.0",
+       default_text => "number of schedulers, at least 2 and at most 8",
+       what => "Lanes to each peer. The smaller value of the two nodes counts.",
+       touch => "Rarely. More lanes use more schedulers at both nodes; fewer lanes make larger batches."},
+     #{name => queue_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 1 bsl 18, unit => "bytes", since => "0.1.0",
+       what => "Bytes that may wait in one lane. At this bound senders wait.",
+       touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network is idle. "
+                "Lower it to bound memory: each peer can take `lanes` times as much."},
+     #{name => window_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 20, unit => "bytes", since => "0.1.0",
+       what => "Bytes of one lane that may be in flight, at most. The window begins with 4 MB and follows "
+               "bandwidth and distance. The smaller value of the two nodes counts.",
+       touch => "Raise it for a path on which bandwidth times round trip is more. "
+                "Lower it to bound what a slow peer can make this node keep."},
+     #{name => batch_bytes, type => {size, 1 bsl 8, 1 bsl 26}, default => 64 bsl 10, unit => "bytes", since => "0.1.0",
+       what => "Bytes in one batch, at most.",
+       touch => "Rarely. On a slow network smaller batches let a message of another lane leave sooner."},
+     #{name => large_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 10, unit => "bytes", since => "0.2.0",
+       what => "A message of this external size or more is large: it travels beside the lanes.",
+       touch => "Lower it if messages just below it delay the small ones. "
+                "Raise it if most messages are just above it."},
+     #{name => bulk_bytes, type => {size, 1 bsl 10, 1 bsl 33}, default => 64 bsl 20, unit => "bytes", since => "0.2.0",
+       what => "Bytes of large messages to one peer, waiting and in flight. At this bound their senders wait. "
+               "The smaller value of the two nodes counts.",
+       touch => "Raise it if many processes send large messages to a far peer. Lower it to bound memory."},
+     #{name => bulk_connections, type => {integer, 1, 64}, default => 1, unit => "connections", since => "0.2.0",
+       what => "Connections for large messages to each near peer.",
+       touch => "Raise it if one connection cannot fill the network, and processors are idle."},
+     #{name => far_connections, type => {integer, 1, 64}, default => 16, unit => "connections", since => "0.3.0",
+       what => "Connections for large messages, and as many for batches, to each far peer, at most.",
+       touch => "Lower it if a firewall or an address translation limits the number of connections. "
+                "Raise it for paths that lose many packets."},
+     #{name => bulk_idle, type => {time, 1, ?DAY}, default => 60_000, unit => "ms", since => "0.2.0",
+       what => "A connection that has nothing to do is closed after this time.",
+       touch => "Lower it if connections are scarce. "
+                "Raise it if large messages are rare, and the time to connect matters."},
+     #{name => bulk_transport, type => {transport, [auto, tcp, tls, dist]}, default => auto, unit => "", since => "0.2.0",
+       what => "How large messages travel. `auto`: by TLS connections if the distribution uses TLS, else by TCP "
+               "connections. `dist`: by the distribution's own connection.",
+       touch => "Use `dist` if peers can reach no port but the distribution's. "
+                "Use `tls` to encrypt large messages beside a distribution without TLS."},
+     #{name => lane_transport, type => {transport, [auto, dist, tcp, tls]}, default => auto, unit => "", since => "0.2.0",
+       what => "How batches travel. `auto`: by the distribution's own connection, and to a far peer by other "
+               "connections when the distribution is the limit.",
+       touch => "Use `dist` if peers can reach no port but the distribution's. "
+                "Use `tcp` or `tls` to keep batches away from the distribution's connection."},
+     #{name => congestion_control, type => congestion_control, default => auto, unit => "", since => "0.3.0",
+       what => "Congestion control of the connections to far peers. `auto`: BBR where the kernel has it. "
+               "`default`: the kernel's own. Linux only.",
+       touch => "Use `default` if BBR is not wanted in your network."},
+     #{name => connection_timeout, type => {time, 1000, ?DAY}, default => 10_000, unit => "ms", since => "0.3.0",
+       what => "A connection whose path is dead is given up after this time.",
+       touch => "Lower it to leave a dead path sooner. Raise it if your network often pauses for longer."},
+     #{name => listen_address, type => own_address, default => undefined, unit => "", since => "0.2.0",
+       what => "The address of this host where peers connect. `undefined`: where the distribution listens.",
+       touch => "Set it on a host with several networks."},
+     #{name => listen_ports, type => ports, default => {0, 0}, unit => "", since => "0.2.0",
+       what => "The port where peers connect: the first free one from the lowest to the highest. "
+               "`{0, 0}`: the system chooses.",
+       touch => "Set it where a firewall or a network policy must allow the port."},
+     #{name => advertise_address, type => address, default => undefined, unit => "", since => "1.0.0",
+       what => "The address that peers are told to connect to. `undefined`: `listen_address`, or the address at which "
+               "the peer has found the distribution.",
+       touch => "Set it if peers reach this node at another address than its own: behind an address translation, "
+                "a load balancer or a sidecar."},
+     #{name => advertise_port, type => port, default => undefined, unit => "", since => "1.0.0",
+       what => "The port that peers are told to connect to. `undefined`: the port where this node listens.",
+       touch => "Set it if something between the nodes maps the port to another one."}].
 
 %% One lane can keep a scheduler busy, and eight can fill a connection.
 default_lanes() ->
     max(2, min(8, erlang:system_info(schedulers_online))).
 
-check([], Options) ->
-    {ok, Options};
-check([{Key, Value} | Env], Options) ->
-    case lists:keyfind(Key, 1, all()) of
-        {_, _, Range, _} ->
-            case is_in(Range, Value) of
-                true -> check(Env, Options#{Key := Value});
-                false -> {error, {bad_option, Key, Value}}
-            end;
-        false ->
-            {error, {bad_option, Key, Value}}
+%% --- the check -----------------------------------------------------------------------
+
+%% The options of this node.
+-spec load() -> {ok, options()} | {error, bad_option()}.
+load() -> check(env()).
+
+%% OTP itself puts included_applications into every environment.
+env() -> proplists:delete(included_applications, application:get_all_env(trunkline)).
+
+-spec check([{atom(), term()}]) -> {ok, options()} | {error, bad_option()}.
+check(Env) ->
+    check(Env, Env, defaults()).
+
+-spec defaults() -> options().
+defaults() ->
+    maps:from_list([{Name, Default} || #{name := Name, default := Default} <- table()]).
+
+check([{Name, Value} | Rest], Env, Options) ->
+    case parse(Name, Value) of
+        {ok, Parsed} -> check(Rest, Env, Options#{Name := Parsed});
+        error -> {error, {bad_option, Name, Value}}
+    end;
+check([], Env, Options) ->
+    case [Name || Name <- [listen_ports, advertise_port], not fits(Name, Options)] of
+        [] -> {ok, Options};
+        [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
 
-is_in({integer, Least, Most}, Value) -> is_integer(Value) andalso Value >= Least andalso Value =< Most;
-is_in({transport, Values}, Value) ->
-    lists:member(Value, Values)
-        andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok);
-is_in(congestion_control, Value) ->
-    is_atom(Value) andalso (lists:member(Value, [auto, default]) orelse trunkline_socket:accepts(Value));
-is_in(address, undefined) -> true;
-is_in(address, Value) -> inet:is_ip_address(Value) andalso trunkline_socket:is_own(Value);
-is_in(ports, {Lowest, Highest}) -> is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest;
-is_in(ports, _) -> false.
+%% Beside the others. Two transports need two ports; and what maps one port to another must know
+%% where this node listens.
+fits(listen_ports, #{listen_ports := {Port, Port}, lane_transport := Lanes, bulk_transport := Bulk}) when Port > 0 ->
+    length(lists:usort([trunkline_transport:choose(T) || T <- [Lanes, Bulk], T =/= dist])) < 2;
+fits(advertise_port, #{advertise_port := Port, listen_ports := {Lowest, Highest}}) when Port =/= undefined ->
+    Lowest =:= Highest andalso Lowest > 0;
+fits(_, _) ->
+    true.
+
+parse(Name, Value) ->
+    case entry(Name) of
+        #{type := Type} -> value(Type, Value);
+        none -> error
+    end.
+
+entry(Name) ->
+    case [Entry || #{name := N} = Entry <- table(), N =:= Name] of
+        [Entry] -> Entry;
+        [] -> none
+    end.
+
+%% As Trunkline uses it.
+value({integer, Least, Most}, Value) -> in_range(Value, Least, Most);
+value({size, Least, Most}, Value) -> in_range(quantity(Value, size_units()), Least, Most);
+value({time, Least, Most}, Value) -> in_range(quantity(Value, time_units()), Least, Most);
+value({transport, Values}, Value) ->
+    ok_if(lists:member(Value, Values)
+          andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok), Value);
+value(congestion_control, Value) ->
+    ok_if(is_atom(Value) andalso (lists:member(Value, [auto, default]) orelse trunkline_socket:accepts(Value)), Value);
+value(Type, undefined) when Type =:= own_address; Type =:= address; Type =:= port ->
+    {ok, undefined};
+value(own_address, Value) ->
+    Address = ip_address(Value),
+    ok_if(Address =/= error andalso trunkline_socket:is_own(Address), Address);
+value(address, Value) ->
+    Address = ip_address(Value),
+    ok_if(Address =/= error andalso lists:usort(tuple_to_list(Address)) =/= [0], Address);
+value(ports, {Lowest, Highest}) ->
+    ok_if(is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest, {Lowest, Highest});
+value(ports, Port) ->
+    ok_if(is_port_number(Port) andalso Port > 0, {Port, Port});
+value(port, Port) ->
+    ok_if(is_port_number(Port) andalso Port > 0, Port).
+
+ok_if(true, Value) -> {ok, Value};
+ok_if(false, _) -> error.
+
+in_range(Value, Least, Most) -> ok_if(is_integer(Value) andalso Value >= Least andalso Value =< Most, Value).
 
 is_port_number(Port) -> is_integer(Port) andalso Port >= 0 andalso Port =< 65535.
 
-%% The same in words.
--spec explain(bad_option()) -> iolist().
-explain({bad_option, Key, Value}) ->
-    case lists:keyfind(Key, 1, all()) of
-        {_, _, Range, What} ->
-            io_lib:format("trunkline: option ~ts (~ts) must be ~ts, and is ~0tp", [Key, What, in_words(Range), Value]);
-        false ->
-            io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
-                          [Key, Value, lists:join(", ", [atom_to_list(K) || {K, _, _, _} <- all()])])
+%% "64MB", <<"64 MB">>, "65536".
+quantity(Value, Units) when is_list(Value); is_binary(Value) ->
+    try
+        {N, Rest} = string:to_integer(string:trim(unicode:characters_to_list(Value))),
+        N * maps:get(string:lowercase(string:trim(Rest)), Units)
+    catch
+        error:_ -> error             % no text, no number, or no unit
+    end;
+quantity(Value, _) ->
+    Value.
+
+size_units() ->
+    #{"" => 1, "b" => 1, "kb" => 1 bsl 10, "mb" => 1 bsl 20, "gb" => 1 bsl 30,
+      "kib" => 1 bsl 10, "mib" => 1 bsl 20, "gib" => 1 bsl 30}.
+
+time_units() ->
+    #{"" => 1, "ms" => 1, "s" => 1000, "min" => 60_000, "h" => 3_600_000, "d" => ?DAY}.
+
+ip_address(Value) when is_list(Value); is_binary(Value) ->
+    try inet:parse_strict_address(unicode:characters_to_list(Value)) of
+        {ok, Address} -> Address;
+        {error, einval} -> error
+    catch
+        error:_ -> error             % no text
+    end;
+ip_address(Value) ->
+    case inet:is_ip_address(Value) of
+        true -> Value;
+        false -> error
     end.
 
-in_words({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [Least, Most]);
-in_words({transport, Values}) ->
+%% --- in words ----------------------------------------------------------------------------
+
+-spec explain(bad_option()) -> iolist().
+explain({bad_option, Name, Value}) ->
+    case entry(Name) of
+        #{type := Type} ->
+            io_lib:format("trunkline: option ~ts must be ~ts~ts, and is ~0tp", [Name, type(Type), offered(Type), Value]);
+        none ->
+            io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
+                          [Name, Value, lists:join(", ", [atom_to_list(N) || #{name := N} <- table()])])
+    end.
+
+%% What a value must be.
+-spec type(type()) -> iolist().
+type({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [Least, Most]);
+type({size, Least, Most} = Type) -> ["a size from ", text(Type, Least), " to ", text(Type, Most)];
+type({time, Least, Most} = Type) -> ["a time from ", text(Type, Least), " to ", text(Type, Most)];
+type({transport, Values}) ->
     ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
-     " (tcp only if the distribution does not use TLS; tls only with a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
-in_words(congestion_control) ->
-    ["auto (bbr where the kernel allows it), default, or one that the kernel has loaded and lets this user take",
-     case trunkline_socket:offered() of
-         [] -> "";
-         Names -> [": ", lists:join(", ", Names)]
-     end];
-in_words(address) -> "undefined, or an address of this host, as {127,0,0,1}";
-in_words(ports) -> "a pair {Lowest, Highest} of port numbers".
+     " (tcp only if the distribution does not use TLS, and tls only with a certificate in "
+     "-ssl_dist_optfile or -ssl_dist_opt)"];
+type(congestion_control) -> "auto, default, or a name that the kernel has loaded and lets this user take";
+type(own_address) -> "undefined, or an address of this host, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
+type(address) -> "undefined, or an address to connect to, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
+type(ports) ->
+    "a port, or a pair {Lowest, Highest}, with two ports at least if batches and large messages use "
+    "different transports";
+type(port) -> "undefined, or a port; listen_ports must then be one port".
+
+offered(congestion_control) ->
+    case trunkline_socket:offered() of
+        [] -> "";
+        Names -> [": ", lists:join(", ", Names)]
+    end;
+offered(_) ->
+    "".
+
+%% A value as people write it.
+-spec text(type(), term()) -> iolist().
+text({size, _, _}, Bytes) -> quantity_text(Bytes, [{1 bsl 30, "GB"}, {1 bsl 20, "MB"}, {1 bsl 10, "KB"}, {1, "B"}]);
+text({time, _, _}, Ms) -> quantity_text(Ms, [{?DAY, "d"}, {1000, "s"}, {1, "ms"}]);
+text(_, Value) -> io_lib:format("~0tp", [Value]).
+
+quantity_text(N, Units) ->
+    {Factor, Unit} = hd([U || {F, _} = U <- Units, N rem F =:= 0]),
+    io_lib:format("\"~b~ts\"", [N div Factor, Unit]).
+
+%% --- what is in use -----------------------------------------------------------------------
+
+%% Later changes of the environment have no effect before the next start.
+-spec use(options()) -> ok.
+use(Options) -> persistent_term:put(?MODULE, Options).
+
+%% The options that the application uses or, where it does not run, would use now. A value that it
+%% would refuse is as it is in the environment.
+-spec current() -> #{atom() => term()}.
+current() ->
+    case whereis(trunkline_sup) of
+        undefined ->
+            lists:foldl(fun({Name, Value}, Options) ->
+                                case parse(Name, Value) of
+                                    {ok, Parsed} -> Options#{Name := Parsed};
+                                    error when is_map_key(Name, Options) -> Options#{Name := Value};
+                                    error -> Options
+                                end
+                        end, defaults(), env());
+        _ ->
+            persistent_term:get(?MODULE)
+    end.

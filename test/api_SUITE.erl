@@ -485,13 +485,37 @@ options(_) ->
               Words = lists:flatten(trunkline_options:explain({bad_option, Key, Value})),
               ?assertNotEqual(nomatch, string:find(Words, atom_to_list(Key)))
       end,
-      [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}},
+      [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}}, {listen_address, "192.0.2.1"}, {advertise_port, 9100},
        {lanes, 0}, {lanes, 65}, {lanes, "4"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
        {batch_bytes, 1 bsl 40}, {no_such_option, 1}]),
+    %% Sizes, times and addresses as people write them.
+    lists:foreach(
+      fun({Key, Text, Value}) ->
+              ?assertEqual({ok, Defaults#{Key := Value}}, trunkline_options:check([{Key, Text}])),
+              ?assertEqual({ok, Defaults#{Key := Value}}, trunkline_options:check([{Key, unicode:characters_to_binary(Text)}]))
+      end,
+      [{queue_bytes, "2048", 2048}, {queue_bytes, "2048 B", 2048}, {queue_bytes, "64KB", 65536}, {window_bytes, " 64 mb ", 64 bsl 20},
+       {window_bytes, "64MiB", 64 bsl 20}, {bulk_bytes, "2GB", 2 bsl 30}, {bulk_idle, "1500", 1500}, {bulk_idle, "1500ms", 1500},
+       {connection_timeout, "10s", 10_000}, {connection_timeout, "2 min", 120_000}, {bulk_idle, "24h", 86_400_000},
+       {bulk_idle, "1d", 86_400_000}, {listen_address, "127.0.0.1", {127, 0, 0, 1}},
+       {advertise_address, "10.0.0.3", {10, 0, 0, 3}}, {advertise_address, "fd00::3", {16#fd00, 0, 0, 0, 0, 0, 0, 3}}]),
+    ?assertEqual({ok, Defaults#{listen_ports := {9100, 9100}, advertise_port := 9200}},
+                 trunkline_options:check([{advertise_port, 9200}, {listen_ports, 9100}])),
     Node = cluster:start(none),
+    Value = fun(Option) -> maps:get(value, maps:get(Option, cluster:call(Node, trunkline, options, []))) end,
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
+    ok = cluster:call(Node, application, load, [trunkline]),
+    ok = cluster:call(Node, application, set_env, [trunkline, large_bytes, "4KB"]),
+    ?assertEqual(4096, Value(large_bytes)),
     ?assertMatch({error, {{bad_option, lanes, 0}, _}}, cluster:call(Node, cluster, start_trunkline, [[{lanes, 0}]])),
-    ok = cluster:call(Node, cluster, start_trunkline, [[{lanes, 1}]]),
+    ?assertEqual(0, Value(lanes)),
+    ok = cluster:call(Node, cluster, start_trunkline, [[{lanes, 1}, {connection_timeout, <<"7s">>}]]),
+    %% What it uses, whatever the environment has become.
+    ok = cluster:call(Node, application, set_env, [trunkline, lanes, 5]),
+    ?assertEqual({1, 7000, maps:get(queue_bytes, Defaults)}, {Value(lanes), Value(connection_timeout), Value(queue_bytes)}),
+    ?assertMatch(#{default := 10_000, unit := <<"ms">>, must_be := <<"a time from", _/binary>>, what := <<_, _/binary>>,
+                   when_to_change := <<_, _/binary>>, since := <<"0.3.0">>},
+                 maps:get(connection_timeout, cluster:call(Node, trunkline, options, []))),
     cluster:stop(Node).
 
 %% No function has to be loaded when it is first used, at either node: all of this is done while

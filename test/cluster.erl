@@ -25,16 +25,20 @@ start(Env, Name) ->
 %% With more arguments for the emulator.
 start(Env, Name, Args) -> start(Env, Name, Args, code:get_path()).
 
-%% And with that code path.
-start(Env, Name, Args, Path) ->
+%% And with that code path. The name may be {Name, Host}, which is a long one.
+start(Env, NameOrBoth, Args, Path) ->
+    {Name, Long} = case NameOrBoth of
+                       {N, Host} -> {N, #{host => Host, longnames => true}};
+                       N -> {N, #{}}
+                   end,
     ok = await(fun() -> is_free(Name) end),
     {ok, Peer, Node} =
-        peer:start(#{name => Name,
-                     connection => standard_io,
-                     shutdown => halt,
-                     wait_boot => ?BOOT,
-                     args => Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid(),
-                                      "-connect_all", "false", "-pa" | Path]}),
+        peer:start(Long#{name => Name,
+                         connection => standard_io,
+                         shutdown => halt,
+                         wait_boot => ?BOOT,
+                         args => Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid(),
+                                          "-connect_all", "false", "-pa" | Path]}),
     ok = peer:call(Peer, logger, set_primary_config, [level, error], ?BOOT),
     OsPid = peer:call(Peer, os, getpid, [], ?BOOT),
     case Env of

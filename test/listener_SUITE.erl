@@ -10,14 +10,14 @@
 -export([port_scan/1, half_open/1, slow_handshake/1, garbage/1, unknown_token/1, replayed_token/1, wrong_proof/1,
          gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, late_guest/1, reported_now_and_then/1]).
 -export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1, own_address/1, all_addresses/1, address_of_distribution/1,
-         ipv6_distribution/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1, lanes_without_port/1]).
+         ipv6_distribution/1, advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1, lanes_without_port/1]).
 -export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2, misleading/2, frames/3, bad_frames/0]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
 all() -> [{group, strangers},
           listener_killed, acceptor_dies, stopped, ports_in_range, ports_taken, own_address, all_addresses, address_of_distribution,
-          ipv6_distribution, bad_options, no_port, unreachable_port, impostor, lanes_without_port].
+          ipv6_distribution, advertised, bad_options, no_port, unreachable_port, impostor, lanes_without_port].
 
 %% All of these happen to the same two nodes.
 groups() ->
@@ -642,16 +642,74 @@ address_of_distribution(_) ->
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
+%% The distribution over IPv6, and Trunkline's connections with it. (The host of the nodes' names
+%% is an address: this machine's name need not have one of IPv6.)
 ipv6_distribution(_) ->
-    {ok, Name} = inet:gethostname(),
-    case has_ipv6() andalso inet:getaddr(Name, inet6) of
-        {ok, _} ->
-            {A, B} = pair_with([], ["-proto_dist", "inet6_tcp"]),
-            exchange:await_connection(A, B),
+    case has_ipv6() of
+        true ->
+            [A, B] = [cluster:start([?KEPT | Env], {peer:random_name("ipv6"), "::1"}, ["-proto_dist", "inet6_tcp"])
+                      || Env <- [[], [{listen_address, "::1"}]]],
+            cluster:connect(A, B),
+            cluster:await_up(A, B),
+            lists:foreach(
+              fun({From, To}) ->
+                      exchange:await_connection(From, To),
+                      stranger:close(reach({0, 0, 0, 0, 0, 0, 0, 1}, port(To)))
+              end, [{A, B}, {B, A}]),
             exchange:both_ways(A, B),
             cluster:stop_all([A, B]);
-        _ ->
-            {skip, "this machine has no such address"}
+        false ->
+            {skip, "this machine has no IPv6 loopback"}
+    end.
+
+%% Between the nodes is something that leads from another address and another port to this node's,
+%% as an address translation or a sidecar does. Peers are told of that one only.
+advertised(_) ->
+    {ok, Gate} = gen_tcp:listen(0, [binary, {active, false}, {ip, {127, 0, 0, 9}}]),
+    {ok, GatePort} = inet:port(Gate),
+    {Port, _} = one_port(),
+    {A, B} = cluster:pair([?KEPT], [?KEPT, {listen_address, <<"127.0.0.1">>}, {listen_ports, Port},
+                                    {advertise_address, "127.0.0.9"}, {advertise_port, GatePort}]),
+    %% It does not lead anywhere yet.
+    exchange:both_ways(A, B, ?ALL_SIZES),
+    {Invitation, Owner} = stranger:invitation(B),
+    stop(B, Owner),
+    ?assertMatch(#{address := {127, 0, 0, 9}, port := GatePort}, Invitation),
+    Counter = counters:new(1, []),
+    Forwarder = spawn_link(fun() -> forward_all(Gate, Port, Counter) end),
+    ok = gen_tcp:controlling_process(Gate, Forwarder),
+    exchange:await_connection(A, B),
+    exchange:both_ways(A, B),
+    ?assertEqual(Port, port(B)),
+    ?assert(counters:get(Counter, 1) > 1_500_000),         % a large message went that way
+    unlink(Forwarder),
+    exit(Forwarder, kill),
+    cluster:stop_all([A, B]).
+
+%% The connections belong to this process, and end with it.
+forward_all(Gate, Port, Counter) ->
+    {ok, Outside} = gen_tcp:accept(Gate),
+    Pid = spawn_link(fun() ->
+                             receive go -> ok end,
+                             {ok, Inside} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary, {active, once}]),
+                             ok = inet:setopts(Outside, [{active, once}]),
+                             forward(Outside, Inside, Counter)
+                     end),
+    ok = gen_tcp:controlling_process(Outside, Pid),
+    Pid ! go,
+    forward_all(Gate, Port, Counter).
+
+forward(Outside, Inside, Counter) ->
+    receive
+        {tcp, From, Data} ->
+            From =:= Outside andalso counters:add(Counter, 1, byte_size(Data)),
+            _ = gen_tcp:send(if From =:= Outside -> Inside; true -> Outside end, Data),
+            _ = inet:setopts(From, [{active, once}]),
+            forward(Outside, Inside, Counter);
+        {tcp_closed, _} ->
+            ok;                              % and the other one with this process
+        {tcp_error, _, _} ->
+            ok
     end.
 
 pair_with(Env, Args) -> cluster:pair([?KEPT | Env], [?KEPT | Env], Args).
@@ -664,23 +722,40 @@ bad_options(_) ->
       fun({Key, Value} = Bad) ->
               ?assertMatch({error, {{bad_option, Key, Value}, _}}, cluster:call(Node, cluster, start_trunkline, [[Bad]]))
       end,
-      [{listen_ports, P} || P <- [0, {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b}, [1, 2], {1.0, 2.0}, undefined]] ++
-      [{listen_address, A} || A <- ["127.0.0.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any,
+      [{listen_ports, P} || P <- [0, 65536, "9100", {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b}, [1, 2], {1.0, 2.0}, undefined]] ++
+      [{listen_address, A} || A <- ["127.0.0", "127.1", <<"localhost">>, [localhost], "", "192.0.2.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any,
                                 %% Addresses that are kept for documents are no host's.
                                 {192, 0, 2, 1}, {16#2001, 16#db8, 0, 0, 0, 0, 0, 1}]] ++
+      [{advertise_address, A} || A <- ["0.0.0.0", <<"::">>, {0, 0, 0, 0}, "b.example", "10.0.0", any, {1, 2, 3}]] ++
+      %% The port where it listens is not known, or the system's choice.
+      [{advertise_port, P} || P <- [0, 65536, "9100", 9100]] ++
       [{bulk_transport, T} || T <- [udp, "tcp", undefined]] ++
       [{lane_transport, T} || T <- [udp, "tcp", []]] ++
-      [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0]] ++
+      [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0, "1GB", "64 MB/s", "MB", "1.5MB", "-64KB", "10s", [64, 'KB'], <<255>>]] ++
       [{bulk_bytes, N} || N <- [0, 1 bsl 35]] ++
       [{bulk_connections, N} || N <- [0, 65, auto]] ++
-      [{bulk_idle, N} || N <- [0, infinity, 86_400_001]] ++
+      [{bulk_idle, N} || N <- [0, infinity, 86_400_001, "0s", "25h", "10 minutes", "64KB", <<"s">>]] ++
       [{far_connections, N} || N <- [0, 65, auto]] ++
       [{congestion_control, C} || C <- ["bbr", <<"bbr">>, 1, nonsense, '', a_name_that_is_too_long_for_the_kernel]] ++
       [{connection_timeout, N} || N <- [0, 999, 86_400_001, infinity]]),
     ok = cluster:call(Node, cluster, start_trunkline, [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1},
                                                         {lane_transport, auto}, {far_connections, 64}, {congestion_control, reno},
                                                         {connection_timeout, 1000}]]),
-    cluster:stop(Node).
+    ok = cluster:call(Node, cluster, stop_trunkline, []),
+    %% One port cannot be that of two transports; and what leads to a port must know it.
+    Certified = cluster:start(none, peer:random_name("trunkline_test"), certificates:dist_arguments()),
+    ok = cluster:call(Certified, logger, set_primary_config, [level, none]),
+    Tls = [{lane_transport, tls}, {bulk_transport, tcp}],
+    [?assertMatch({error, {{bad_option, listen_ports, Ports}, _}},
+                  cluster:call(Certified, cluster, start_trunkline, [Tls ++ [{listen_ports, Ports}]]))
+     || Ports <- [65535, {65535, 65535}]],
+    ?assertMatch({error, {{bad_option, advertise_port, 9100}, _}},
+                 cluster:call(Certified, cluster, start_trunkline, [[{advertise_port, 9100}, {listen_ports, {65534, 65535}}]])),
+    [begin
+         ok = cluster:call(Certified, cluster, start_trunkline, [Tls ++ Env]),
+         ok = cluster:call(Certified, cluster, stop_trunkline, [])
+     end || Env <- [[{listen_ports, {65534, 65535}}], [{lane_transport, tcp}, {listen_ports, 65535}, {advertise_port, 9100}]]],
+    cluster:stop_all([Node, Certified]).
 
 %% --- no port ------------------------------------------------------------------------
 
