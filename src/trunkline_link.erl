@@ -239,26 +239,27 @@ succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, D) ->
     end.
 
 %% What dead lanes leave behind. Those that retire do what they can with what they have, and count the
-%% rest themselves.
+%% rest themselves; what they have sent last has not been acknowledged yet, and may well arrive.
 count_lost(Field, Are, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
-    case lists:sum([left_behind(Gate, Ix, Stats, Are) || Ix <- lists:seq(1, tuple_size(Lanes))]) of
-        0 ->
-            ok;
-        Lost ->
+    Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
+    InFlight = lists:sum([F || {F, _} <- Left]),
+    Lost = InFlight + lists:sum([Inside || {_, Inside} <- Left]),
+    case Are of
+        retired ->
+            trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight);
+        dead when Lost > 0 ->
             trunkline_stats:add(Stats, peer, Field, Lost),
             ?LOG_WARNING("trunkline: the lanes to ~ts ended with ~b messages in them that had "
-                         "not been acknowledged", [Node, Lost])
+                         "not been acknowledged", [Node, Lost]);
+        dead ->
+            ok
     end.
 
-left_behind(Gate, Ix, Stats, Are) ->
+left_behind(Gate, Ix, Stats) ->
     InFlight = trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, 0),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
-    Inside = trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix))),
-    case Are of
-        dead -> InFlight + Inside;
-        retired -> InFlight
-    end.
+    {InFlight, trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))}.
 
 %% --- events ---------------------------------------------------------------
 
