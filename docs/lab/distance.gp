@@ -2,7 +2,7 @@
 # make bench-distance, in distance.dat.
 set terminal svg size 760,420 font "sans,13" background "white"
 set style data linespoints
-set key outside right top
+set key below
 set grid ytics lc rgb "#dddddd"
 set xlabel "round trip, ms"
 set xtics (0, 10, 50, 100)
@@ -37,14 +37,14 @@ plot of("large", "trunkline") using 1:2:3:4 with yerrorlines lw 2 pt 7 title "Tr
 # What a lost packet costs, on a logarithmic scale.
 set output "docs/lab/distance-loss.svg"
 set title "Small messages, packets lost"
-set ylabel "messages a second"
+set ylabel "messages a second, thousands"
 set xlabel ""
 set logscale y
-set yrange [1000:2000000]
+set yrange [1:2000]
 set style data histograms
 set style histogram clustered gap 1
 set style fill solid 0.8
 set xtics autofreq
-loss(variant) = sprintf("< awk '$2 > 0 && $3 == \"small\" && $4 == \"%s\" {print \"\\\"\" $1 \" ms, \" $2 \" %%\\\"\", $5}' docs/lab/distance.dat", variant)
+loss(variant) = sprintf("< awk '$2 > 0 && $3 == \"small\" && $4 == \"%s\" {print \"\\\"\" $1 \" ms, \" $2 \" %%\\\"\", $5 / 1000}' docs/lab/distance.dat", variant)
 plot loss("stock") using 2:xtic(1) title "!", loss("stock_bbr") using 2 title "!, BBR by route", \
      loss("trunkline_cubic") using 2 title "Trunkline, without BBR", loss("trunkline") using 2 title "Trunkline"
