@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean docs plot-distance $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -73,6 +73,10 @@ plot-distance: ## the plots of docs/lab/distance.md, from the figures of the las
 	@tools/need gnuplot
 	cp _build/distance.dat docs/lab/distance.dat
 	gnuplot docs/lab/distance.gp
+
+docs: ## these pages as HTML, in _build/docs
+	@tools/need mkdocs
+	@tools/docs
 
 clean: ## removes what was built
 	rm -rf _build elixir/_build
