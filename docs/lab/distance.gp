@@ -2,7 +2,7 @@
 # make bench-distance, in distance.dat.
 set terminal svg size 760,420 font "sans,13" background "white"
 set style data linespoints
-set key below
+set key outside above
 set grid ytics lc rgb "#dddddd"
 set xlabel "round trip, ms"
 set xtics (0, 10, 50, 100)
