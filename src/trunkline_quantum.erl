@@ -6,7 +6,7 @@
 %% which one across a city moves sixty kilobytes.
 %%
 %% A fast connection thus carries most messages in one piece, which nobody needs
-%% to put together again: that is what makes it fast (see docs/lab/large-messages.md).
+%% to put together again: that is what makes it fast (see docs/lab/large-messages-inside.md).
 -module(trunkline_quantum).
 
 -export([new/0, bytes/1, sent/3]).
