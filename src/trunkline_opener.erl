@@ -47,8 +47,13 @@ start(Parts, Sizes) ->
     trunkline_process:start(
       fun() -> spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end) end).
 
+%% The inlet may have set a monitor just before, of the receiver: who gets an exit signal, or a
+%% request that ends it, ends with its reason, and not with noproc. The runtime system keeps one
+%% such signal back until its sender sends another, or has to stop (ERTS's `pending_signal'). The
+%% second monitor here makes it go.
 -spec deliver(pid(), address()) -> ok.
 deliver(Opener, Address) ->
+    true = demonitor(monitor(process, Opener)),
     Opener ! {deliver, Address},
     ok.
 
