@@ -11,6 +11,8 @@
 %% order against messages sent with `!' is not defined.
 -module(trunkline).
 
+-include("trunkline_errors.hrl").
+
 -export([send/2, send/3, cast/2, multicast/2, multicast/3]).
 -export([call/2, call/3, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
 -export([send_request/2, send_request/4, wait_response/2, wait_response/3,
@@ -141,7 +143,7 @@ send(To, Message, Options) ->
                     nosuspend
             end;
         badarg ->
-            erlang:error(badarg, [To, Message, Options])
+            ?BAD_ARGUMENT(badarg, [To, Message, Options])
     end.
 
 send_on(To, Message, How, Options) when is_pid(To), node(To) =/= node();
@@ -174,28 +176,28 @@ options(_, _, _) -> badarg.
 %% badarg if there is no destination in the place of one, and nothing is sent.
 -spec multicast([destination()], term()) -> ok.
 multicast(Destinations, Message) ->
-    [] = multicast(Destinations, Message, [], [Destinations, Message]),
-    ok.
+    case multicast(Destinations, Message, [], {infinity, connect}) of
+        [] -> ok;
+        badarg -> ?BAD_ARGUMENT(badarg, [Destinations, Message])
+    end.
 
 %% With the options of send/3: those whose messages would have had to wait, or to set up a
 %% connection, are answered, and get none.
 -spec multicast([destination()], term(), [nosuspend | noconnect]) -> ok | {not_sent, trunkline_multicast:not_sent()}.
 multicast(Destinations, Message, Options) ->
-    case multicast(Destinations, Message, Options, [Destinations, Message, Options]) of
+    case multicast(Destinations, Message, Options, options(Options, infinity, connect)) of
         [] -> ok;
+        badarg -> ?BAD_ARGUMENT(badarg, [Destinations, Message, Options]);
         NotSent -> {not_sent, NotSent}
     end.
 
-multicast(Destinations, Message, Options, Args) ->
-    case options(Options, infinity, connect) of
-        {_, _} = How ->
-            try trunkline_by_node:group(Destinations) of
-                Groups -> trunkline_multicast:send(Groups, Message, How, Options)
-            catch
-                error:badarg -> erlang:error(badarg, Args)
-            end;
-        badarg ->
-            erlang:error(badarg, Args)
+multicast(_, _, _, badarg) ->
+    badarg;
+multicast(Destinations, Message, Options, How) ->
+    try trunkline_by_node:group(Destinations) of
+        Groups -> trunkline_multicast:send(Groups, Message, How, Options)
+    catch
+        error:badarg -> badarg
     end.
 
 %% As gen_server:cast/2.
@@ -247,7 +249,10 @@ multi_call(Nodes, Name, Request) ->
 multi_call(Nodes, Name, Request, Timeout)
   when is_list(Nodes), is_atom(Name), Timeout =:= infinity;
        is_list(Nodes), is_atom(Name), is_integer(Timeout), Timeout >= 0 ->
-    trunkline_multi_call:multi_call(Nodes, Name, Request, Timeout).
+    case trunkline_multi_call:multi_call(Nodes, Name, Request, Timeout) of
+        badarg -> ?BAD_ARGUMENT(badarg, [Nodes, Name, Request, Timeout]);
+        Answers -> Answers
+    end.
 
 %% As gen_server:abcast/2,3.
 -spec abcast(Name :: atom(), term()) -> abcast.
@@ -272,43 +277,46 @@ send_request(ServerRef, Request, Label, ReqIdCollection) ->
 %% As in gen_server: after `timeout' one may wait again.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
-    trunkline_call:wait_response(RequestId, Timeout).
+    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
 
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIdCollection, Timeout, Delete) ->
-    trunkline_call:wait_response(ReqIdCollection, Timeout, Delete).
+    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:wait_response(ReqIdCollection, Timeout, Delete)).
 
 %% As in gen_server: after `timeout' the reply will never arrive.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
-    trunkline_call:receive_response(RequestId, Timeout).
+    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
 
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIdCollection, Timeout, Delete) ->
-    trunkline_call:receive_response(ReqIdCollection, Timeout, Delete).
+    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:receive_response(ReqIdCollection, Timeout, Delete)).
 
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
-    trunkline_call:check_response(Message, RequestId).
+    ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
 
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIdCollection, Delete) ->
-    trunkline_call:check_response(Message, ReqIdCollection, Delete).
+    ?NAMED(badarg, [Message, ReqIdCollection, Delete], trunkline_call:check_response(Message, ReqIdCollection, Delete)).
 
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
-reqids_size(ReqIdCollection) -> trunkline_reqids:size(ReqIdCollection).
+reqids_size(ReqIdCollection) ->
+    ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:size(ReqIdCollection)).
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIdCollection) -> trunkline_call:reqids_add(RequestId, Label, ReqIdCollection).
+reqids_add(RequestId, Label, ReqIdCollection) ->
+    ?NAMED(badarg, [RequestId, Label, ReqIdCollection], trunkline_call:reqids_add(RequestId, Label, ReqIdCollection)).
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
-reqids_to_list(ReqIdCollection) -> trunkline_reqids:to_list(ReqIdCollection).
+reqids_to_list(ReqIdCollection) ->
+    ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:to_list(ReqIdCollection)).
 
 %% As erlang:monitor/2. The 'DOWN' message comes after all that the monitored process has sent
 %% to this one with Trunkline, and with noconnection as its reason when the session
@@ -363,7 +371,7 @@ drain(Node, Timeout) when is_atom(Node), Node =/= node(), Timeout =:= infinity;
         [{Node, Result}] -> Result
     end;
 drain(Node, Timeout) ->
-    erlang:error(badarg, [Node, Timeout]).
+    ?BAD_ARGUMENT(badarg, [Node, Timeout]).
 
 %% All peers, at the same time. Nodes that connect later get lanes.
 -spec drain() -> ok | {error, stopped | [{node(), drain_error()}]}.
@@ -417,8 +425,11 @@ text(Chars) -> unicode:characters_to_binary(Chars).
 
 %% Waits until messages to that node go by lane. It does not connect to it.
 -spec await_up(node(), timeout()) -> ok | {error, timeout}.
+await_up(Node, Timeout) when is_atom(Node), Timeout =:= infinity;
+                             is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
+    await_up_until(Node, trunkline_deadline:in(Timeout));
 await_up(Node, Timeout) ->
-    await_up_until(Node, trunkline_deadline:in(Timeout)).
+    ?BAD_ARGUMENT(badarg, [Node, Timeout]).
 
 await_up_until(Node, Deadline) ->
     case info(Node) of
@@ -498,6 +509,7 @@ advise() ->
 
 -spec advise(trunkline_advise:options()) -> [trunkline_advise:advice()].
 advise(Options) ->
+    trunkline_advise:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Options]),
     trunkline_advise:advise(Options).
 
 %% Measures plain distribution and Trunkline in turn between this node and that one, in at most
@@ -510,4 +522,5 @@ compare(Node) ->
 -spec compare(node(), trunkline_compare:options()) ->
           {ok, trunkline_compare:report()} | {error, trunkline_compare:error()}.
 compare(Node, Options) ->
+    is_atom(Node) andalso trunkline_compare:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
     trunkline_compare:compare(Node, Options).

@@ -14,7 +14,7 @@
 %% and a message in a batch 1 us.
 -module(trunkline_advise).
 
--export([advise/1, look/2, judge/1]).
+-export([are_options/1, advise/1, look/2, judge/1]).
 
 -export_type([options/0, advice/0, figures/0]).
 
@@ -63,7 +63,6 @@
 %% Looks for some time, prints what it has found, and answers it.
 -spec advise(options()) -> [advice()].
 advise(Options) ->
-    are_options(Options) orelse error(badarg, [Options]),
     Time = maps:get(time, Options, ?TIME),
     Nodes = maps:get(nodes, Options, all),
     Advice = [#{figures => Figures, gain => Gain, text => Text}
@@ -71,6 +70,7 @@ advise(Options) ->
     print(Time, Advice),
     Advice.
 
+-spec are_options(term()) -> boolean().
 are_options(Options) ->
     is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
 

@@ -6,7 +6,7 @@
 %% with the connection, all of them end.
 -module(trunkline_compare).
 
--export([compare/2]).
+-export([are_options/1, compare/2]).
 -export([counter/1, server/0, sink/1]).
 
 -export_type([options/0, report/0, result/0, error/0]).
@@ -44,7 +44,6 @@
 %% `noconnection', `no_trunkline' (messages to that node do not go by lane), `busy'.
 -spec compare(node(), options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
-    is_atom(Node) andalso are_options(Options) orelse error(badarg, [Node, Options]),
     case may(Node, maps:get(force, Options, false)) of
         ok ->
             Self = self(),
@@ -63,6 +62,7 @@ compare(Node, Options) ->
             {error, Refused}
     end.
 
+-spec are_options(term()) -> boolean().
 are_options(Options) ->
     is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
 

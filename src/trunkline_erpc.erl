@@ -16,6 +16,8 @@
 %% which says what it says of them on the release that runs.
 -module(trunkline_erpc).
 
+-include("trunkline_errors.hrl").
+
 -export([call/2, call/3, call/4, call/5, cast/2, cast/4]).
 -export([multicall/2, multicall/3, multicall/4, multicall/5, multicast/2, multicast/4]).
 -export([send_request/2, send_request/4, send_request/6]).
@@ -45,6 +47,8 @@
 -define(IS_CALL(Node, M, F, A), is_atom(Node), is_atom(M), is_atom(F), is_list(A)).
 -define(IS_BY_LANE(Id), is_reference(element(1, Id)), element(2, Id) =:= lane, tuple_size(Id) =:= 2).
 %% Of what erpc sends.
+-define(BAD(Args), ?BAD_ARGUMENT({erpc, badarg}, Args)).
+-define(NAMED(Args, Expression), ?NAMED({erpc, badarg}, Args, Expression)).
 -define(SPAWN_OPTIONS, [{reply, error_only}, monitor]).
 
 %% --- calls --------------------------------------------------------------------
@@ -55,9 +59,9 @@ call(Node, Fun) ->
 
 -spec call(node(), fun(() -> Result), timeout_time() | options()) -> Result.
 call(Node, Fun, Timeout) when is_function(Fun, 0) ->
-    call(Node, erlang, apply, [Fun, []], Timeout);
-call(_, _, _) ->
-    badarg().
+    ?NAMED([Node, Fun, Timeout], call(Node, erlang, apply, [Fun, []], Timeout));
+call(Node, Fun, Timeout) ->
+    ?BAD([Node, Fun, Timeout]).
 
 -spec call(node(), module(), Function :: atom(), Args :: [term()]) -> term().
 call(Node, M, F, A) ->
@@ -65,10 +69,11 @@ call(Node, M, F, A) ->
 
 -spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time() | options()) -> term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
-    [Outcome] = collect([Node], {M, F, A}, call_deadline(Timeout)),
+    Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
+    [Outcome] = collect([Node], {M, F, A}, Deadline),
     value(Outcome);
 call(Node, M, F, A, Timeout) ->
-    erpc:call(Node, M, F, A, Timeout).
+    ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).
 
 -spec multicall([node()], fun(() -> term())) -> [outcome()].
 multicall(Nodes, Fun) ->
@@ -76,9 +81,9 @@ multicall(Nodes, Fun) ->
 
 -spec multicall([node()], fun(() -> term()), timeout_time() | options()) -> [outcome()].
 multicall(Nodes, Fun, Timeout) when is_function(Fun, 0) ->
-    multicall(Nodes, erlang, apply, [Fun, []], Timeout);
-multicall(_, _, _) ->
-    badarg().
+    ?NAMED([Nodes, Fun, Timeout], multicall(Nodes, erlang, apply, [Fun, []], Timeout));
+multicall(Nodes, Fun, Timeout) ->
+    ?BAD([Nodes, Fun, Timeout]).
 
 -spec multicall([node()], module(), Function :: atom(), Args :: [term()]) -> [outcome()].
 multicall(Nodes, M, F, A) ->
@@ -88,11 +93,11 @@ multicall(Nodes, M, F, A) ->
           [outcome()].
 multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
-        true -> collect(Nodes, {M, F, A}, call_deadline(Timeout));
-        false -> badarg()
+        true -> collect(Nodes, {M, F, A}, ?NAMED([Nodes, M, F, A, Timeout], call_deadline(Timeout)));
+        false -> ?BAD([Nodes, M, F, A, Timeout])
     end;
-multicall(_, _, _, _, _) ->
-    badarg().
+multicall(Nodes, M, F, A, Timeout) ->
+    ?BAD([Nodes, M, F, A, Timeout]).
 
 -spec collect([node()], mfargs(), trunkline_deadline:deadline()) -> [outcome()].
 collect(Nodes, MFA, Deadline) ->
@@ -135,7 +140,7 @@ ask(timeout, _, _, Others, _, _) ->
 
 -spec cast(node(), fun(() -> term())) -> ok.
 cast(Node, Fun) ->
-    cast(Node, erlang, apply, [Fun, []]).
+    ?NAMED([Node, Fun], cast(Node, erlang, apply, [Fun, []])).
 
 -spec cast(node(), module(), Function :: atom(), Args :: [term()]) -> ok.
 cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
@@ -144,8 +149,8 @@ cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
         Plain when Plain =:= false; Plain =:= direct -> cast_plain(Node, M, F, A);
         _ -> ok                              % erpc does not tell either
     end;
-cast(_, _, _, _) ->
-    badarg().
+cast(Node, M, F, A) ->
+    ?BAD([Node, M, F, A]).
 
 cast_plain(Node, M, F, A) ->
     ok = fallback(Node),
@@ -153,7 +158,7 @@ cast_plain(Node, M, F, A) ->
 
 -spec multicast([node()], fun(() -> term())) -> ok.
 multicast(Nodes, Fun) ->
-    multicast(Nodes, erlang, apply, [Fun, []]).
+    ?NAMED([Nodes, Fun], multicast(Nodes, erlang, apply, [Fun, []])).
 
 -spec multicast([node()], module(), Function :: atom(), Args :: [term()]) -> ok.
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
@@ -163,10 +168,10 @@ multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
                                       fun(Way, Node, Patience, Others) -> tell(Way, Node, Patience, Others, {M, F, A}) end),
             ok;
         false ->
-            badarg()
+            ?BAD([Nodes, M, F, A])
     end;
-multicast(_, _, _, _) ->
-    badarg().
+multicast(Nodes, M, F, A) ->
+    ?BAD([Nodes, M, F, A]).
 
 %% No session is waited for: the lanes keep what comes.
 way(Node, _) ->
@@ -190,8 +195,8 @@ tell(_, _, _, Others, _) ->
 -spec send_request(node(), fun(() -> term())) -> request_id().
 send_request(Node, Fun) when is_atom(Node), is_function(Fun, 0) ->
     request(Node, erlang, apply, [Fun, []]);
-send_request(_, _) ->
-    badarg().
+send_request(Node, Fun) ->
+    ?BAD([Node, Fun]).
 
 -spec send_request(node(), module(), Function :: atom(), Args :: [term()]) -> request_id();
                   (node(), fun(() -> term()), Label :: term(), request_id_collection()) ->
@@ -200,15 +205,15 @@ send_request(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
     request(Node, M, F, A);
 send_request(Node, Fun, Label, Collection) when is_atom(Node), is_function(Fun, 0), is_map(Collection) ->
     reqids_add(request(Node, erlang, apply, [Fun, []]), Label, Collection);
-send_request(_, _, _, _) ->
-    badarg().
+send_request(Node, Second, Third, Fourth) ->
+    ?BAD([Node, Second, Third, Fourth]).
 
 -spec send_request(node(), module(), Function :: atom(), Args :: [term()], Label :: term(),
                    request_id_collection()) -> request_id_collection().
 send_request(Node, M, F, A, Label, Collection) when ?IS_CALL(Node, M, F, A), is_map(Collection) ->
     reqids_add(request(Node, M, F, A), Label, Collection);
-send_request(_, _, _, _, _, _) ->
-    badarg().
+send_request(Node, M, F, A, Label, Collection) ->
+    ?BAD([Node, M, F, A, Label, Collection]).
 
 request(Node, M, F, A) ->
     case watch(Node, infinity) of
@@ -235,53 +240,56 @@ request_without(unreachable, _, _, _, _) ->
 
 -spec receive_response(request_id()) -> term().
 receive_response(Id) when ?IS_BY_LANE(Id) -> receive_response(Id, infinity);
-receive_response(Id) -> erpc:receive_response(Id).
+receive_response(Id) -> ?NAMED([Id], erpc:receive_response(Id)).
 
 -spec receive_response(request_id(), timeout_time()) -> term().
 receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
-    value(case await(Id, trunkline_deadline:left(deadline(Timeout))) of
-              timeout -> abandon(Id);
-              Message -> outcome(Message, Id)
-          end);
+    ?NAMED([Id, Timeout],
+           value(case await(Id, trunkline_deadline:left(deadline(Timeout))) of
+                     timeout -> abandon(Id);
+                     Message -> outcome(Message, Id)
+                 end));
 receive_response(Id, Timeout) ->
-    erpc:receive_response(Id, Timeout).
+    ?NAMED([Id, Timeout], erpc:receive_response(Id, Timeout)).
 
 -spec receive_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {Result :: term(), Label :: term(), request_id_collection()} | no_request.
 receive_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
-    case trunkline_reqids:wait(Collection, trunkline_deadline:left(deadline(Timeout))) of
+    Deadline = ?NAMED([Collection, Timeout, Delete], deadline(Timeout)),
+    case trunkline_reqids:wait(Collection, trunkline_deadline:left(Deadline)) of
         timeout ->
-            lists:foreach(fun({Id, _}) -> abandon(Id) end, reqids_to_list(Collection)),
+            lists:foreach(fun({Id, _}) -> abandon(Id) end, ?NAMED([Collection, Timeout, Delete], reqids_to_list(Collection))),
             error({erpc, timeout});
         Answer ->
             of_collection(Answer, Collection, Delete, fun(Value) -> Value end)
     end;
 receive_response(Collection, Timeout, Delete) ->
-    erpc:receive_response(Collection, Timeout, Delete).
+    ?NAMED([Collection, Timeout, Delete], erpc:receive_response(Collection, Timeout, Delete)).
 
 -spec wait_response(request_id()) -> {response, Result :: term()} | no_response.
 wait_response(Id) when ?IS_BY_LANE(Id) -> wait_response(Id, 0);
-wait_response(Id) -> erpc:wait_response(Id).
+wait_response(Id) -> ?NAMED([Id], erpc:wait_response(Id)).
 
 -spec wait_response(request_id(), timeout_time()) -> {response, Result :: term()} | no_response.
 wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
-    case await(Id, trunkline_deadline:left(deadline(Timeout))) of
+    case await(Id, trunkline_deadline:left(?NAMED([Id, Timeout], deadline(Timeout)))) of
         timeout -> no_response;
         Message -> {response, value(outcome(Message, Id))}
     end;
 wait_response(Id, Timeout) ->
-    erpc:wait_response(Id, Timeout).
+    ?NAMED([Id, Timeout], erpc:wait_response(Id, Timeout)).
 
 -spec wait_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
 wait_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
-    case trunkline_reqids:wait(Collection, trunkline_deadline:left(deadline(Timeout))) of
+    Deadline = ?NAMED([Collection, Timeout, Delete], deadline(Timeout)),
+    case trunkline_reqids:wait(Collection, trunkline_deadline:left(Deadline)) of
         timeout -> no_response;
         Answer -> of_collection(Answer, Collection, Delete, fun(Value) -> {response, Value} end)
     end;
 wait_response(Collection, Timeout, Delete) ->
-    erpc:wait_response(Collection, Timeout, Delete).
+    ?NAMED([Collection, Timeout, Delete], erpc:wait_response(Collection, Timeout, Delete)).
 
 -spec check_response(Message :: term(), request_id()) -> {response, Result :: term()} | no_response.
 check_response(Message, {Ref, _} = Id) when ?IS_BY_LANE(Id) ->
@@ -290,7 +298,7 @@ check_response(Message, {Ref, _} = Id) when ?IS_BY_LANE(Id) ->
         _ -> {response, value(outcome(Message, Id))}
     end;
 check_response(Message, Id) ->
-    erpc:check_response(Message, Id).
+    ?NAMED([Message, Id], erpc:check_response(Message, Id)).
 
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
@@ -301,7 +309,7 @@ check_response(Message, Collection, Delete) when map_size(Collection) > 0, is_bo
         Answer -> of_collection(Answer, Collection, Delete, fun(Value) -> {response, Value} end)
     end;
 check_response(Message, Collection, Delete) ->
-    erpc:check_response(Message, Collection, Delete).
+    ?NAMED([Message, Collection, Delete], erpc:check_response(Message, Collection, Delete)).
 
 %% --- collections --------------------------------------------------------------
 
@@ -311,21 +319,21 @@ reqids_new() ->
 
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(Collection) when is_map(Collection) -> trunkline_reqids:size(Collection);
-reqids_size(_) -> badarg().
+reqids_size(Collection) -> ?BAD([Collection]).
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(Id, Label, Collection) ->
     try trunkline_reqids:add(reference(Id), Id, Label, Collection)
-    catch error:badarg -> badarg()
+    catch error:_ -> ?BAD([Id, Label, Collection])
     end.
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(Collection) when is_map(Collection) ->
     List = trunkline_reqids:to_list(Collection),
-    lists:foreach(fun({Id, _}) -> reference(Id) end, List),
+    ok = ?NAMED([Collection], lists:foreach(fun({Id, _}) -> reference(Id) end, List)),
     List;
-reqids_to_list(_) ->
-    badarg().
+reqids_to_list(Collection) ->
+    ?BAD([Collection]).
 
 %% By which an answer names the request.
 reference({Ref, _} = Id) when ?IS_BY_LANE(Id) -> Ref;

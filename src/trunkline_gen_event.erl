@@ -5,6 +5,8 @@
 %% a peer whose Trunkline cannot say that goes as gen_event would send it.
 -module(trunkline_gen_event).
 
+-include("trunkline_errors.hrl").
+
 -export([notify/2, sync_notify/2, call/3, call/4]).
 -export([add_handler/3, add_sup_handler/3, delete_handler/3, swap_handler/3, swap_sup_handler/3, which_handlers/1]).
 -export([send_request/3, send_request/5, wait_response/2, wait_response/3,
@@ -30,8 +32,8 @@ notify({via, Module, Name}, Event) ->
     catch
         _:_ -> ok                     % gen_event does not tell either
     end;
-notify(Managers, _) when is_list(Managers) ->
-    error(badarg);                    % to send/2 it would be many
+notify(Managers, Event) when is_list(Managers) ->
+    ?BAD_ARGUMENT(badarg, [Managers, Event]);         % to send/2 it would be many
 notify(Manager, Event) ->
     _ = trunkline:send(Manager, {notify, Event}),
     ok.
@@ -81,25 +83,31 @@ send_request(Manager, Handler, Query, Label, ReqIds) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}, Label, ReqIds).
 
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
-wait_response(RequestId, Timeout) -> response(trunkline_call:wait_response(RequestId, Timeout)).
+wait_response(RequestId, Timeout) ->
+    ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:wait_response(RequestId, Timeout))).
 
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-wait_response(ReqIds, Timeout, Delete) -> labelled(trunkline_call:wait_response(ReqIds, Timeout, Delete)).
+wait_response(ReqIds, Timeout, Delete) ->
+    ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:wait_response(ReqIds, Timeout, Delete))).
 
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
-receive_response(RequestId, Timeout) -> response(trunkline_call:receive_response(RequestId, Timeout)).
+receive_response(RequestId, Timeout) ->
+    ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:receive_response(RequestId, Timeout))).
 
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-receive_response(ReqIds, Timeout, Delete) -> labelled(trunkline_call:receive_response(ReqIds, Timeout, Delete)).
+receive_response(ReqIds, Timeout, Delete) ->
+    ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:receive_response(ReqIds, Timeout, Delete))).
 
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
-check_response(Message, RequestId) -> response(trunkline_call:check_response(Message, RequestId)).
+check_response(Message, RequestId) ->
+    ?NAMED(badarg, [Message, RequestId], response(trunkline_call:check_response(Message, RequestId))).
 
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
-check_response(Message, ReqIds, Delete) -> labelled(trunkline_call:check_response(Message, ReqIds, Delete)).
+check_response(Message, ReqIds, Delete) ->
+    ?NAMED(badarg, [Message, ReqIds, Delete], labelled(trunkline_call:check_response(Message, ReqIds, Delete))).
 
 %% A manager's own errors are replies to it.
 response({reply, {error, _} = Error}) -> Error;
@@ -112,10 +120,13 @@ labelled(Other) -> Other.
 reqids_new() -> trunkline_reqids:new().
 
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
-reqids_size(ReqIds) -> trunkline_reqids:size(ReqIds).
+reqids_size(ReqIds) ->
+    ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
 
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIds) -> trunkline_call:reqids_add(RequestId, Label, ReqIds).
+reqids_add(RequestId, Label, ReqIds) ->
+    ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
 
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
-reqids_to_list(ReqIds) -> trunkline_reqids:to_list(ReqIds).
+reqids_to_list(ReqIds) ->
+    ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).

@@ -29,6 +29,8 @@
 %% drop_newest, unless the policy is drop_oldest.
 -module(trunkline_inbox).
 
+-include("trunkline_errors.hrl").
+
 -export([start_link/3, start_link/4, open/1, open/2, done/2, close/1, info/1]).
 
 -export_type([options/0, info/0]).
@@ -126,32 +128,34 @@ done(Inbox, N) when is_integer(N), N > 0 ->
         undefined ->
             case trunkline_inboxes:keeper(Inbox) of
                 Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:handle(Keeper), N);
-                none -> erlang:error(badarg, [Inbox, N])
+                none -> ?BAD_ARGUMENT(badarg, [Inbox, N])
             end;
         Work ->
             trunkline_keeper:done(Work, N)
     end;
 done(Inbox, N) ->
-    erlang:error(badarg, [Inbox, N]).
+    ?BAD_ARGUMENT(badarg, [Inbox, N]).
 
 pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
 pid(Inbox) -> Inbox.
 
 %% What is in it is dropped, and nobody waits for it any more.
 -spec close(Inbox :: pid()) -> ok.
-close(Inbox) ->
+close(Inbox) when is_pid(Inbox) ->
     Ref = monitor(process, Inbox),
     unlink(Inbox),
     _ = erase({?MODULE, Inbox}),
     exit(Inbox, kill),
-    receive {'DOWN', Ref, process, _, _} -> ok end.
+    receive {'DOWN', Ref, process, _, _} -> ok end;
+close(Inbox) ->
+    ?BAD_ARGUMENT(badarg, [Inbox]).
 
 %% What goes on in it. `badarg' if it is not an inbox; what erpc:call/4 raises, if another node
 %% cannot be asked.
 -spec info(Inbox :: pid() | atom() | {atom(), node()}) -> info().
 info({Name, Node}) when is_atom(Name), Node =:= node() -> info(Name);
-info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) -> info_of(Node, Name, Inbox);
-info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() -> info_of(node(Inbox), Inbox, Inbox);
+info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) -> ?NAMED(badarg, [Inbox], info_of(Node, Name));
+info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() -> ?NAMED(badarg, [Inbox], info_of(node(Inbox), Inbox));
 info(Inbox) ->
     case trunkline_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
@@ -164,12 +168,12 @@ info(Inbox) ->
                                                Map
                                        end, Nodes, Senders)};
         none ->
-            erlang:error(badarg, [Inbox])
+            ?BAD_ARGUMENT(badarg, [Inbox])
     end.
 
-info_of(Node, There, Inbox) ->
+info_of(Node, There) ->
     try erpc:call(Node, ?MODULE, info, [There])
-    catch error:{exception, badarg, _} -> erlang:error(badarg, [Inbox])
+    catch error:{exception, badarg, _} -> error(badarg)
     end.
 
 %% --- options --------------------------------------------------------------------------

@@ -9,7 +9,7 @@
          deadline :: trunkline_deadline:deadline()}).
 
 %% As gen_server:multi_call/4: both lists are in the order of the nodes.
--spec multi_call([node()], Name :: atom(), term(), timeout()) -> {[{node(), Reply :: term()}], Bad :: [node()]}.
+-spec multi_call([node()], Name :: atom(), term(), timeout()) -> {[{node(), Reply :: term()}], Bad :: [node()]} | badarg.
 multi_call([Node], Name, Request, infinity) when Node =:= node() ->
     %% That one may be the caller: it would wait for ever.
     try trunkline_call:call(Name, '$gen_call', Request, infinity, none) of
@@ -18,8 +18,12 @@ multi_call([Node], Name, Request, infinity) when Node =:= node() ->
         exit:_ -> {[], [Node]}
     end;
 multi_call(Nodes, Name, Request, Timeout) ->
-    are_nodes(Nodes) andalso is_time(Timeout) orelse error(badarg),
-    Deadline = trunkline_deadline:in(Timeout),
+    case are_nodes(Nodes) andalso is_time(Timeout) of
+        true -> multi_call_all(Nodes, Name, Request, trunkline_deadline:in(Timeout));
+        false -> badarg
+    end.
+
+multi_call_all(Nodes, Name, Request, Deadline) ->
     Call = #call{name = Name, request = Request, deadline = Deadline},
     Answers = trunkline_gather:each(Nodes, Request, Deadline,
                                     fun(Node, Patience) -> trunkline_call:watch(Node, request, Patience) end,

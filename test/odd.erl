@@ -4,7 +4,7 @@
 %% module does on the release that runs is what is right; nothing is written down here.
 -module(odd).
 
--export([differences/4]).
+-export([differences/4, errors/2]).
 
 %% A function, and its arguments when they are right. They are made by the process that calls the
 %% function, with the module that it calls. `just' is an argument that is right in any case.
@@ -13,6 +13,8 @@
 
 %% ms: for what is not going to answer.
 -define(BLOCKS, 1000).
+%% And for what is no error, if only errors are asked for.
+-define(WAITS, 300).
 
 %% Each call that ends in another way. Runs at the node that calls. The table must have all
 %% functions that both modules export.
@@ -27,6 +29,26 @@ differences(Theirs, Ours, Table, Which) ->
          [Expected, Given] <- [[without(Ours, Theirs, ending(M, Name, Right, Places)) || M <- [Theirs, Ours]]],
          Expected =/= Given],
      length(Calls)}.
+
+%% Each call that ends with an error, and the place of its odd argument: the reason, and what the
+%% shell says.
+%% Runs at the node that calls.
+-spec errors(module(), table()) ->
+          [{Function :: atom(), Args :: [term()], Odd :: pos_integer() | none, Reason :: term(), Said :: string()}].
+errors(Module, Table) ->
+    [] = lists:usort([F || {Name, _} = F <- Module:module_info(exports), Name =/= module_info])
+        -- [{Name, length(Right(Module))} || {Name, Right} <- Table],
+    [{Name, args(Right, Places, Module), hd(maps:keys(Places) ++ [none]), Reason, Said}
+     || {Name0, Right0} <- Table, {Name, Right, Places} <- calls(Name0, Right0, Module, singles),
+        {error, Reason, Said} <- [in_process(fun() -> said(Module, Name, args(Right, Places, Module)) end, ?WAITS)]].
+
+said(Module, Name, Args) ->
+    try apply(Module, Name, Args) of
+        _ -> ok
+    catch
+        error:Reason:Stack -> {error, Reason, lists:flatten(erl_error:format_exception(error, Reason, Stack))};
+        _:_ -> ok
+    end.
 
 exports(erlang) -> erlang:module_info(exports);
 exports(Module) -> Module:module_info(exports).
@@ -68,12 +90,15 @@ dead() ->
     receive {'DOWN', Ref, process, Pid, _} -> Pid end.
 
 ending(Module, Name, Right, Places) ->
+    in_process(fun() -> ending(Module, Name, args(Right, Places, Module)) end, ?BLOCKS).
+
+in_process(Fun, Time) ->
     {Pid, Ref} = spawn_monitor(fun() -> process_flag(trap_exit, true),           % what it starts may end at once
-                                       exit({ended, ending(Module, Name, args(Right, Places, Module))}) end),
+                                        exit({ended, Fun()}) end),
     receive
         {'DOWN', Ref, process, Pid, {ended, Ending}} -> Ending;
         {'DOWN', Ref, process, Pid, Reason} -> {killed, Reason}
-    after ?BLOCKS ->
+    after Time ->
             exit(Pid, kill),
             receive {'DOWN', Ref, process, Pid, _} -> blocks end
     end.

@@ -1,0 +1,125 @@
+-module(trunkline_errors).
+-moduledoc false.
+%% Which argument is not right, and why: what the shell says of an error, as of OTP's own (EEP 54).
+%%
+%% The functions only raise the error (trunkline_errors.hrl). Nothing here runs before somebody
+%% wants to read it: the arguments are looked at again then.
+
+-export([format_error/2]).
+
+-type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count | pid
+              | destination | destinations | manager | send_options | options | inbox
+              | time | deadline | statem_time | call_time | request | erpc_request | requests.
+
+-spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
+format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->
+    Places = lists:zip3(lists:seq(1, length(Args)), kinds(Module, Function, Args), Args),
+    case [{N, text(Kind)} || {N, Kind, Arg} <- Places, not is_right(Kind, Arg)] of
+        [] -> maps:from_list([{N, text(Kind)} || {N, Kind, _} <- Places, is_suspicious(Kind)]);
+        Wrong -> maps:from_list(Wrong)
+    end;
+format_error(_, _) ->
+    #{}.
+
+%% What the arguments of the functions must be that raise such errors.
+-spec kinds(module(), Function :: atom(), Args :: [term()]) -> [kind()].
+kinds(trunkline_erpc, send_request, [_, Fun, _, Ids]) when is_function(Fun); is_map(Ids) ->
+    [node, function, any, requests];
+kinds(trunkline_erpc, Function, Args) ->
+    case {Function, length(Args)} of
+        {call, 3} -> [node, function, call_time];
+        {call, 5} -> [node, atom, atom, list, call_time];
+        {cast, 2} -> [node, any];
+        {cast, 4} -> [node, atom, atom, list];
+        {multicall, 3} -> [nodes, function, call_time];
+        {multicall, 5} -> [nodes, atom, atom, list, call_time];
+        {multicast, 2} -> [nodes, any];
+        {multicast, 4} -> [nodes, atom, atom, list];
+        {send_request, 2} -> [node, function];
+        {send_request, 4} -> [node, atom, atom, list];
+        {send_request, 6} -> [node, atom, atom, list, any, requests];
+        {_, 1} when Function =:= receive_response; Function =:= wait_response -> [erpc_request];
+        _ -> [case Kind of
+                  request -> erpc_request;
+                  _ -> Kind
+              end || Kind <- kinds(Function, length(Args))]
+    end;
+kinds(_, Function, Args) ->
+    kinds(Function, length(Args)).
+
+kinds(send, 3) -> [destination, any, send_options];
+kinds(multicast, 2) -> [destinations, any];
+kinds(multicast, 3) -> [destinations, any, send_options];
+kinds(multi_call, 4) -> [nodes, name, any, time];
+kinds(call, 3) -> [any, any, statem_time];
+kinds(notify, 2) -> [manager, any];
+kinds(Wait, 2) when Wait =:= wait_response; Wait =:= receive_response -> [request, deadline];
+kinds(Wait, 3) when Wait =:= wait_response; Wait =:= receive_response -> [requests, deadline, boolean];
+kinds(check_response, 2) -> [any, request];
+kinds(check_response, 3) -> [any, requests, boolean];
+kinds(Of, 1) when Of =:= reqids_size; Of =:= reqids_to_list -> [requests];
+kinds(reqids_add, 3) -> [request, any, requests];
+kinds(drain, 2) -> [other_node, time];
+kinds(await_up, 2) -> [node, time];
+kinds(advise, 1) -> [options];
+kinds(compare, 2) -> [node, options];
+kinds(done, 2) -> [inbox, count];
+kinds(info, 1) -> [inbox];
+kinds(close, 1) -> [pid].
+
+%% As far as the value alone tells.
+-spec is_right(kind(), term()) -> boolean().
+is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
+is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
+is_right(nodes, Value) -> is_list_of(fun is_atom/1, Value);
+is_right(list, Value) -> is_list(Value);
+is_right(boolean, Value) -> is_boolean(Value);
+is_right(function, Value) -> is_function(Value, 0);
+is_right(count, Value) -> is_integer(Value) andalso Value > 0;
+is_right(pid, Value) -> is_pid(Value);
+is_right(destination, Value) -> is_right(destinations, [Value]);
+is_right(destinations, Value) ->
+    try is_map(trunkline_by_node:group(Value))
+    catch error:_ -> false
+    end;
+is_right(manager, Value) -> not is_list(Value);
+is_right(send_options, Value) -> is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
+is_right(options, Value) -> is_map(Value);
+is_right(time, Value) -> Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
+is_right(deadline, Value) -> trunkline_deadline:until(Value) =/= badarg;
+is_right(call_time, Value) -> is_map(Value) orelse is_right(deadline, Value);
+is_right(statem_time, {Kind, _}) -> lists:member(Kind, [clean_timeout, dirty_timeout]);
+is_right(request, {Ref, Node, _}) -> is_reference(Ref) andalso is_atom(Node);
+is_right(request, Value) -> is_reference(Value);
+is_right(erpc_request, {Ref, lane}) -> is_reference(Ref);
+is_right(erpc_request, [Mark | Ref]) -> is_reference(Mark) andalso is_reference(Ref);
+is_right(erpc_request, _) -> false;
+is_right(requests, Value) -> is_map(Value);
+is_right(_, _) -> true.
+
+is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRight, Values);
+is_list_of(_, Rest) -> Rest =:= [].
+
+%% What it must be where the values are right in themselves: it names nothing, or nothing any more.
+is_suspicious(Kind) -> lists:member(Kind, [options, call_time, inbox, pid, request, erpc_request, requests]).
+
+text(atom) -> "not an atom";
+text(list) -> "not a list";
+text(node) -> "not a node";
+text(other_node) -> "not another node";
+text(nodes) -> "not a list of nodes";
+text(name) -> "not a registered name";
+text(boolean) -> "not a boolean value";
+text(function) -> "not a fun that takes no arguments";
+text(count) -> "not a positive integer";
+text(pid) -> "not the pid of an inbox of this node";
+text(inbox) -> "not an inbox";
+text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
+text(destinations) -> "not a list of destinations";
+text(send_options) -> "invalid option in list";
+text(options) -> "not a map, or invalid option in map";
+text(call_time) -> "invalid time value, or invalid option in map";
+text(Kind) when Kind =:= time; Kind =:= deadline; Kind =:= statem_time -> "invalid time value";
+text(Kind) when Kind =:= request; Kind =:= erpc_request ->
+    "not a request id of this module, or its response is not expected any more";
+text(requests) -> "not a collection of request ids of this module, or it has that id already".
