@@ -12,11 +12,16 @@
 start(_, _) ->
     case trunkline_options:load() of
         {ok, Options} ->
-            ok = load(),
-            ok = trunkline_options:use(Options),
-            ok = trunkline_sender:count_fallbacks(),
-            ok = trunkline_monitors:create(),
-            trunkline_sup:start_link(Options);
+            case trunkline_transport:prepare(Options) of
+                ok ->
+                    ok = load(),
+                    ok = trunkline_options:use(Options),
+                    ok = trunkline_sender:count_fallbacks(),
+                    ok = trunkline_monitors:create(),
+                    trunkline_sup:start_link(Options);
+                {error, _} = Error ->
+                    Error
+            end;
         {error, Bad} ->
             ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
             {error, Bad}

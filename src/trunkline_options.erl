@@ -253,8 +253,8 @@ type({size, Least, Most} = Type) -> ["a size from ", text(Type, Least), " to ", 
 type({time, Least, Most} = Type) -> ["a time from ", text(Type, Least), " to ", text(Type, Most)];
 type({transport, Values}) ->
     ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
-     " (tcp only if the distribution does not use TLS, and tls only with a certificate in "
-     "-ssl_dist_optfile or -ssl_dist_opt)"];
+     " (tcp only if the distribution does not use TLS, and tls only with the application ssl, "
+     "and a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
 type(congestion_control) -> "auto, default, or a name that the kernel has loaded and lets this user take";
 type(own_address) -> "undefined, or an address of this host, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
 type(address) -> "undefined, or an address to connect to, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";

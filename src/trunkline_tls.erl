@@ -4,7 +4,7 @@
 -module(trunkline_tls).
 -behaviour(trunkline_transport).
 
--export([is_cluster_private/0, usable/0]).
+-export([is_cluster_private/0, usable/0, prepare/0]).
 -export([secure/3, give/2, send/2, recv/3, frames/2, more/1, watch/1]).
 
 %% Read before the owner asks for more.
@@ -16,7 +16,7 @@ is_cluster_private() ->
     lists:member(trunkline_transport:distribution(), ["inet_tls", "inet6_tls"]).
 
 %% Whether the settings are such that a connection can be made with them.
--spec usable() -> ok | {error, no_settings | no_certificate | verify_fun_of_the_distribution | {bad_settings, term()}}.
+-spec usable() -> ok | {error, no_settings | no_ssl | no_certificate | verify_fun_of_the_distribution | {bad_settings, term()}}.
 usable() ->
     try {settings(server), settings(client)} of
         {[], _} ->
@@ -27,10 +27,23 @@ usable() ->
             case [K || K <- [cert, certfile, certs_keys], proplists:is_defined(K, Server)] of
                 _ when Own =/= [] -> {error, verify_fun_of_the_distribution};   % works only there
                 [] -> {error, no_certificate};
-                _ -> ok
+                _ ->
+                    %% A release may leave it out.
+                    case code:where_is_file("ssl.app") of
+                        non_existing -> {error, no_ssl};
+                        _ -> ok
+                    end
             end
     catch
         _:Reason -> {error, {bad_settings, Reason}}
+    end.
+
+%% The distribution does not need ssl as an application, but connections do.
+-spec prepare() -> ok | {error, {ssl, term()}}.
+prepare() ->
+    case application:ensure_all_started(ssl) of
+        {ok, _} -> ok;
+        {error, Reason} -> {error, {ssl, Reason}}
     end.
 
 -spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, ssl:sslsocket()} | {error, term()}.

@@ -5,7 +5,7 @@
 %% that have nothing else to do.
 -module(trunkline_transport).
 
--export([module/1, choose/1, distribution/0]).
+-export([prepare/1, module/1, choose/1, distribution/0]).
 
 -export_type([name/0, socket/0]).
 
@@ -28,6 +28,19 @@
 -callback more(socket()) -> ok | {error, reason()}.
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
+
+%% When Trunkline starts: what its connections may need is started, and nothing else. Later
+%% would be too late, since the application controller answers nobody while it stops Trunkline,
+%% whose last messages may need a connection.
+-spec prepare(trunkline_options:options()) -> ok | {error, {ssl, reason()}}.
+prepare(#{bulk_transport := dist, lane_transport := dist}) ->
+    ok;
+prepare(_) ->
+    %% A peer may ask for TLS, whatever this node's own choice.
+    case trunkline_tls:usable() of
+        ok -> trunkline_tls:prepare();
+        {error, _} -> ok
+    end.
 
 -spec module(name()) -> module().
 module(tcp) -> trunkline_tcp;

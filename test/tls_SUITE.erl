@@ -10,7 +10,8 @@
 -export([options_in_file/1, options_as_arguments/1, both_kinds_of_options/1, newest_version/1,
          strangers/1, silent_strangers/1, bad_frames/1, quiet_log/1, foreign_peer/1,
          verify_fun_of_distribution/1, no_server_certificate/1, tcp_beside_tls/1, insisting_peer/1,
-         tls_beside_plain/1, nothing_for_tls/1, wrong_settings/1, lanes_over_tls/1, connection_broken/1]).
+         tls_beside_plain/1, nothing_for_tls/1, only_where_it_is_used/1, without_ssl/1,
+         wrong_settings/1, lanes_over_tls/1, connection_broken/1]).
 -export([verify/3]).
 
 suite() -> [{timetrap, {minutes, 12}}].
@@ -18,7 +19,7 @@ suite() -> [{timetrap, {minutes, 12}}].
 all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_version,
           strangers, silent_strangers, bad_frames, quiet_log, foreign_peer,
           verify_fun_of_distribution, no_server_certificate, tcp_beside_tls, insisting_peer,
-          tls_beside_plain, nothing_for_tls, wrong_settings, lanes_over_tls, connection_broken].
+          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, wrong_settings, lanes_over_tls, connection_broken].
 
 -define(KEPT, {bulk_idle, 3_600_000}).
 -define(LONG, 60_000).
@@ -378,6 +379,37 @@ nothing_for_tls(Config) ->
             file(Config, [{client, [{certfile, Cert}, {keyfile, Key}]}]),
             ["-ssl_dist_opt", "server_certfile"],
             ["-ssl_dist_opt", "server_no_such_option", "value"]]).
+
+%% The application ssl runs where connections may use TLS, and nowhere else.
+only_where_it_is_used(Config) ->
+    Private = private_arguments(file(Config, whole(Config))),
+    NoConnections = [{bulk_transport, dist}, {lane_transport, dist}],
+    Certificate = file(Config, whole(Config)),
+    lists:foreach(
+      fun({Expected, Env, Args}) ->
+              {A, B} = Pair = pair_with([?KEPT | Env], Args),
+              exchange:both_ways(A, B),
+              ?assertEqual({Expected, Env, Args}, {runs_ssl(A), Env, Args}),
+              ok = cluster:call(A, application, stop, [trunkline]),
+              ok = cluster:call(A, application, start, [trunkline]),
+              cluster:stop_all(tuple_to_list(Pair))
+      end,
+      [{false, [], []}, {false, NoConnections, Private}, {true, [], Private},
+       %% A peer may want TLS.
+       {true, [], Certificate}]).
+
+runs_ssl(Node) -> lists:keymember(ssl, 1, cluster:call(Node, application, which_applications, [])).
+
+%% A release without ssl, where no TLS is wanted and where it is.
+without_ssl(Config) ->
+    [{server, Server}, _] = whole(Config),
+    A = cluster:start(none, peer:random_name("trunkline_test"), arguments([{server, Server}, {client, []}])),
+    true = cluster:call(A, code, del_path, [ssl]),
+    ?assertMatch({error, {{bad_option, bulk_transport, tls}, _}},
+                 cluster:call(A, cluster, start_trunkline, [[{bulk_transport, tls}]])),
+    ok = cluster:call(A, cluster, start_trunkline, [[]]),
+    ?assertNot(runs_ssl(A)),
+    cluster:stop(A).
 
 %% Settings that look right, and with which no connection can be made: large messages
 %% go by distribution.
