@@ -23,6 +23,8 @@
 
 %% Of a term in the log.
 -define(DEPTH, 50).
+%% For lanes to open, ms.
+-define(UP, 10_000).
 
 %% Runs a benchmark and ends the node; an error makes the command fail. In a
 %% process of its own: the one that -s gives us traps exits, and every process that
@@ -101,13 +103,9 @@ start_peer(Args) ->
 
 %% Waits until Trunkline is up between two nodes, at both of them.
 -spec await_up(node(), node()) -> ok.
-await_up(A, B) -> await_up(A, B, 500).
-
-await_up(A, B, Tries) when Tries > 0 ->
-    case [erpc:call(A, trunkline, info, [B]), erpc:call(B, trunkline, info, [A])] of
-        [#{state := up}, #{state := up}] -> ok;
-        _ -> timer:sleep(10), await_up(A, B, Tries - 1)
-    end.
+await_up(A, B) ->
+    ok = erpc:call(A, trunkline, await_up, [B, ?UP]),
+    ok = erpc:call(B, trunkline, await_up, [A, ?UP]).
 
 %% Trunkline says goodbye first, and so has nothing to report as lost.
 -spec stop_peer({pid(), node()}) -> ok.
@@ -195,14 +193,11 @@ us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
 
 %% --- figures ------------------------------------------------------------------
 
--spec median([number()]) -> number().
-median(Values) -> percentile(50, Values).
+-spec median([number(), ...]) -> number().
+median(Values) -> trunkline_compare:median(Values).
 
-%% The value that so many per cent of the values do not exceed.
 -spec percentile(number(), [number(), ...]) -> number().
-percentile(Percent, Values) ->
-    Sorted = lists:sort(Values),
-    lists:nth(max(1, ceil(length(Sorted) * Percent / 100)), Sorted).
+percentile(Percent, Values) -> trunkline_compare:percentile(Percent, Values).
 
 %% Of measurements that have a figure in each of these units: the variants' figures by unit.
 -spec by_unit([string()], [{variant(), [[number()]]}]) -> #{string() => [{variant(), [number()]}]}.

@@ -7,6 +7,7 @@
 -module(trunkline_compare).
 
 -export([are_options/1, compare/2]).
+-export([median/1, percentile/2]).
 -export([counter/1, server/0, sink/1]).
 
 -export_type([options/0, report/0, result/0, error/0]).
@@ -223,8 +224,11 @@ in_parallel(N, Fun) ->
 
 now_us() -> erlang:monotonic_time(microsecond).
 
+-spec median([number(), ...]) -> number().
 median(Values) -> percentile(50, Values).
 
+%% The value that so many per cent of the values do not exceed.
+-spec percentile(number(), [number(), ...]) -> number().
 percentile(Percent, Values) ->
     lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).
 

@@ -4,7 +4,7 @@
 -module(cluster).
 
 -export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
+-export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1, in_loop/1]).
 
@@ -135,10 +135,20 @@ with_and_without() ->
     {A, Plain, Lanes}.
 
 await_up(A, B) ->
-    await_state(A, B, up),
-    await_state(B, A, up),
+    await_lanes(A, B),
+    await_lanes(B, A),
     lane_transport() =:= dist orelse lists:foreach(fun await_connections/1, [{A, B}, {B, A}]),
     ok.
+
+%% One side.
+await_lanes(A, B) ->
+    case call(A, erlang, function_exported, [trunkline, await_up, 2]) of
+        true ->
+            call(A, trunkline, await_up, [node_of(B), ?DEADLINE]) =:= ok
+                orelse error({timeout, call(A, trunkline, info, [node_of(B)])});
+        false ->                             % 0.5.0 and before
+            await_state(A, B, up)
+    end.
 
 await_connections({A, B}) ->
     await(fun() ->

@@ -387,8 +387,8 @@ all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
     Prepare(Wan),
     Nodes = [A, B | _] = [start(Wan, Site, Env, Args) || Site <- Sites],
     cluster:connect(A, B),
-    cluster:await_state(A, B, up),
-    cluster:await_state(B, A, up),
+    cluster:await_lanes(A, B),
+    cluster:await_lanes(B, A),
     {Wan, Nodes}.
 
 start(Wan, Site, Env, Args) ->

@@ -575,7 +575,7 @@ stopped_while_opening(_) ->
     cluster:await(fun() -> cluster:call(A, fun() -> {messages, Ms} = process_info(Link, messages), lists:member(leave, Ms) end) end),
     Stream = cluster:call(B, traffic, stream, [To, 1, 50]),
     ok = cluster:call(B, fun() -> holder ! release, ok end),
-    cluster:await_state(B, A, up),
+    cluster:await_lanes(B, A),
     cluster:await(fun() -> cluster:call(A, traffic, count, [To]) > 1000 end),
     ok = cluster:call(A, fun() -> holder ! release, ok end),
     {Pid, Ref} = Stopping,

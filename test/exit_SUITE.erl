@@ -214,14 +214,14 @@ before_lanes_open(Rounds, _) ->
     #{link := Link} = cluster:call(A, trunkline_peers, lookup, [NodeB]),
     ok = cluster:call(A, sys, install, [Link, {fun order_SUITE:stop_at_opened/3, NodeB}]),
     ok = cluster:call(B, cluster, start_trunkline, [[{lanes, 1}]]),
-    cluster:await_state(B, A, up),
+    cluster:await_lanes(B, A),
     Result = case cluster:call(A, fun() -> state(NodeB) end) of
                  opening ->
                      Start = erlang:monotonic_time(millisecond),
                      Sender = cluster:call(A, fun() -> spawn(?MODULE, ahead_of_report, [NodeB]) end),
                      cluster:await(fun() -> cluster:call(A, ?MODULE, is_through, [Sender, Link]) end),
                      cluster:call(A, erlang, send, [Link, go_on]),
-                     cluster:await_state(A, B, up),
+                     cluster:await_lanes(A, B),
                      Time = erlang:monotonic_time(millisecond) - Start,
                      case cluster:call(A, ?MODULE, run, [{got, Sender}]) of
                          [one, {'EXIT', me, why}, two] -> in_order;

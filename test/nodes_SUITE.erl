@@ -172,7 +172,7 @@ late_neighbours() ->
     [A, B] = [start(Env, []) || _ <- "AB"],
     [ok = cluster:call(Node, fun answer_late/0) || Node <- [A, B]],
     cluster:connect(A, B),
-    cluster:await_state(A, B, up),
+    cluster:await_lanes(A, B),
     Info = fun() -> cluster:call(A, trunkline, info, [cluster:node_of(B)]) end,
     cluster:await(fun() -> case Info() of
                                #{round_trip := undefined} = I -> I;

@@ -243,7 +243,7 @@ replies_at_the_start(Rounds, _) ->
     Link = link_to(A, B),
     ok = cluster:call(A, sys, install, [Link, {fun ?MODULE:stop_at_opened/3, cluster:node_of(B)}]),
     ok = cluster:call(B, cluster, start_trunkline, [[{lanes, 1}]]),
-    cluster:await_state(B, A, up),
+    cluster:await_lanes(B, A),
     Result = case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
                  #{state := opening} -> reply_at_the_start(A, B, Link, Server);
                  #{state := up} -> too_early
@@ -265,7 +265,7 @@ reply_at_the_start(A, B, Link, Server) ->
     end),
     cluster:await(fun() -> cluster:call(A, fun() -> is_waiting(Link) orelse progress(Caller) =/= waiting end) end),
     cluster:call(A, erlang, send, [Link, go_on]),
-    cluster:await_state(A, B, up),
+    cluster:await_lanes(A, B),
     Time = erlang:monotonic_time(millisecond) - Start,
     true = cluster:call(B, erlang, exit, [Sleeper, kill]),
     cluster:await(fun() -> lists:member(cluster:call(A, fun() -> progress(Caller) end), [in_order, dead]) end),

@@ -37,7 +37,7 @@ defmodule Chat.Cluster do
   def await_lanes(a, b) do
     for {here, there} <- [{a, b}, {b, a}] do
       true = :erpc.call(here, Node, :connect, [there])
-      await(fn -> match?(%{state: :up}, :erpc.call(here, :trunkline, :info, [there])) end)
+      :ok = :erpc.call(here, :trunkline, :await_up, [there, 60_000])
     end
   end
 
