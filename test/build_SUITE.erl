@@ -15,17 +15,17 @@ all() -> [help, not_root, folder_with_a_space, warnings_of_a_dependency].
 %% With no other program than sed, which every Debian has.
 help(Config) ->
     Bin = bin(Config, [{"sed", os:find_executable("sed")}]),
-    {0, Said} = run(root(), [{"PATH", Bin}], [os:find_executable("make"), "help"]),
+    {0, Said} = command:run(command:root(), [{"PATH", Bin}], [os:find_executable("make"), "help"]),
     [?assertNotEqual(nomatch, string:find(Said, "\n  make " ++ Target ++ " "))
      || Target <- ["test", "ct", "bench-flood", "clean"]].
 
 %% Who may not install anything, and has no sudo, is told what to install.
 not_root(Config) ->
     Bin = bin(Config, [{"id", "#!/bin/sh\necho 1000\n"}, {"apt-get", "#!/bin/sh\nexit 77\n"}]),
-    {1, Said} = run(root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
+    {1, Said} = command:run(command:root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
     ?assertNotEqual(nomatch, string:find(Said, "as root, apt-get install gnuplot-nox")),
     Bin = bin(Config, [{"sudo", "#!/bin/sh\necho sudo \"$@\"\n"}]),
-    {0, Said1} = run(root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
+    {0, Said1} = command:run(command:root(), [{"PATH", Bin}], ["tools/need", "gnuplot"]),
     ?assertNotEqual(nomatch, string:find(Said1, "sudo apt-get update")).
 
 %% Mix is told the right folder.
@@ -33,7 +33,7 @@ folder_with_a_space(Config) ->
     Mix = "#!/bin/sh\nprintf '<%s>\\n' \"$PWD\" \"$MIX_HOME\" \"$@\"\n",
     Bin = bin(Config, [{"mix", Mix}, {"elixir", "#!/bin/sh\n"}]),
     Copy = copy(Config, ["Makefile", "tools", "elixir"]),
-    {0, Said} = run(Copy, [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}], ["make", "elixir"]),
+    {0, Said} = command:run(Copy, [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}], ["make", "elixir"]),
     Elixir = filename:join(Copy, "elixir"),
     [?assertNotEqual(nomatch, string:find(Said, "<" ++ Word ++ ">"))
      || Word <- [Elixir, filename:join(Elixir, "_build/home"), "test"]].
@@ -43,7 +43,7 @@ folder_with_a_space(Config) ->
 warnings_of_a_dependency(Config) ->
     Copy = copy(Config, ["rebar.config", "src"]),
     ok = file:write_file(filename:join(Copy, "src/trunkline_wire.erl"), "\nunused() -> ok.\n", [append]),
-    [?assertMatch({Profile, {1, _}}, {Profile, run(Copy, [], ["rebar3", "as", Profile, "compile"])})
+    [?assertMatch({Profile, {1, _}}, {Profile, command:run(Copy, [], ["rebar3", "as", Profile, "compile"])})
      || Profile <- ["strict", "test", "bench"]],
     User = filename:join(?config(priv_dir, Config), "user"),
     Checkouts = filename:join(User, "_checkouts"),
@@ -53,19 +53,10 @@ warnings_of_a_dependency(Config) ->
     ok = file:write_file(filename:join(User, "rebar.config"), "{deps, [trunkline]}.\n"),
     ok = file:write_file(filename:join(User, "src/user.app.src"),
                          "{application, user, [{vsn, \"1\"}, {applications, [kernel, stdlib, trunkline]}]}.\n"),
-    ?assertMatch({0, _}, run(User, [], ["rebar3", "compile"])),
+    ?assertMatch({0, _}, command:run(User, [], ["rebar3", "compile"])),
     [_] = filelib:wildcard(filename:join(User, "_build/default/**/trunkline_wire.beam")).
 
 %% --- tools --------------------------------------------------------------------------
-
-%% Where the makefile is.
-root() -> root(filename:dirname(code:which(?MODULE))).
-
-root(Dir) ->
-    case filelib:is_regular(filename:join(Dir, "Makefile")) of
-        true -> Dir;
-        false when Dir =/= "/" -> root(filename:dirname(Dir))
-    end.
 
 %% A folder with these programs: scripts, or links to others.
 bin(Config, Programs) ->
@@ -84,27 +75,5 @@ bin(Config, Programs) ->
 copy(Config, Names) ->
     Copy = filename:join(?config(priv_dir, Config), "a copy"),
     ok = filelib:ensure_path(Copy),
-    {0, _} = run(root(), [], ["cp", "-rL"] ++ Names ++ [Copy]),
+    {0, _} = command:run(command:root(), [], ["cp", "-rL"] ++ Names ++ [Copy]),
     Copy.
-
-%% In that folder; as if none of make, rebar3 and Common Test were above.
-run(Dir, Env, [Program | Args]) ->
-    Unset = [{Name, false} || Name <- ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "REBAR_BASE_DIR", "REBAR_PROFILE", "LANES"]],
-    Path = case filename:pathtype(Program) of
-               absolute -> Program;
-               relative -> case filename:split(Program) of
-                               [_] -> os:find_executable(Program);
-                               _ -> filename:join(Dir, Program)
-                           end
-           end,
-    Port = open_port({spawn_executable, Path},
-                     [{args, Args}, {cd, Dir}, {env, Unset ++ Env}, exit_status, stderr_to_stdout]),
-    {Status, Said} = said(Port, []),
-    ct:log("~ts ~p: ~b~n~ts", [Program, Args, Status, Said]),
-    {Status, Said}.
-
-said(Port, Said) ->
-    receive
-        {Port, {data, Data}} -> said(Port, [Said | Data]);
-        {Port, {exit_status, Status}} -> {Status, lists:flatten(Said)}
-    end.
