@@ -30,9 +30,10 @@ nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=.
 	LANES=$(LANES) NEMESIS_SECONDS=$(or $(SECONDS),120) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
 	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE
 
-elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers at other nodes
-	@tools/need erlang rebar3 elixir
+elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers, and the pages' Elixir
+	@tools/need erlang rebar3 elixir common_test proper
 	cd elixir && LC_ALL=C.UTF-8 MIX_HOME="$$PWD/_build/home" ../tools/with-epmd mix test --warnings-as-errors
+	tools/with-epmd rebar3 ct --suite test/guides_SUITE --case elixir_blocks,phoenix_pubsub
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer
