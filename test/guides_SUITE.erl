@@ -79,7 +79,7 @@ extraction(_) ->
 %% Every link within the project leads somewhere.
 links(Config) ->
     Root = ?config(root, Config),
-    Pages = ["CHANGELOG.md" | guides:pages(Root)],
+    Pages = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md" | guides:pages(Root)],
     Dead = [{Page, Link} || Page <- Pages, Link <- guides:links(read(Root, Page)), not is_external(Link),
                             not leads_somewhere(Root, Page, string:split(Link, "#"))],
     ?assertEqual([], Dead).
