@@ -75,7 +75,7 @@ plot-distance: ## the plots of docs/lab/distance.md, from the figures of the las
 	cp _build/distance.dat docs/lab/distance.dat
 	gnuplot docs/lab/distance.gp
 
-docs: ## these pages as HTML, in _build/docs
+docs: ## README and the pages of docs/ as HTML, in _build/docs
 	@tools/need mkdocs
 	@tools/docs
 

@@ -6,7 +6,7 @@
 %%     erlang           a module, functions, attributes, expressions, or a configuration
 %%     elixir           anything that Elixir can evaluate; with `import Config' a configuration
 %%     vm.args, sys.config.src, yaml, sh
-%%     log              lines as the log has them
+%%     log              lines as the log has them; two blanks continue a line
 %%     text             no code
 %%
 %% A comment right before a block may add what readers need not see. Several directives are

@@ -478,11 +478,14 @@ is_target(Target, Makefile) ->
 %% docs/operate/logs.md has each message of the source, and no other.
 log(Config) ->
     Lines = [Line || #{page := "docs/operate/logs.md", text := Text} <- blocks(Config, ["log"]),
-                     Line <- string:split(string:trim(Text), "\n", all)],
+                     Line <- string:split(string:trim(joined(Text)), "\n", all)],
     Formats = lists:append([formats(read("/", F)) || F <- filelib:wildcard(filename:join(?config(root, Config), "src/*.erl"))]),
     ?assert(length(Formats) >= 8),
     ?assertEqual([], [F || F <- Formats, not lists:any(fun(Line) -> is_of(F, Line) end, Lines)]),
     ?assertEqual([], [Line || Line <- Lines, not lists:any(fun(F) -> is_of(F, Line) end, Formats)]).
+
+%% Two blanks continue a line.
+joined(Text) -> replace(Text, "\n  ", " ").
 
 %% What ?LOG_ has as its format; a bad option's two sentences are in trunkline_options.
 formats(Source) ->
