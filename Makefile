@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean docs plot-distance $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -69,6 +69,10 @@ bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, h
 $(BENCHES:%=bench-%):
 	@tools/need erlang rebar3 $(if $(filter bench-distance,$@),wan)
 	@bench/run bench_$(@:bench-%=%)
+
+plot-overview: ## the picture of the README, from docs/lab/overview.dat
+	@tools/need gnuplot
+	gnuplot docs/lab/overview.gp
 
 plot-distance: ## the plots of docs/lab/distance.md, from the figures of the last bench-distance
 	@tools/need gnuplot
