@@ -108,7 +108,7 @@ tags(Config) ->
     ?assertEqual([], [At || {At, Why} <- NotRun, length(Why) < 10]),
     ?assert(length(NotRun) =< ?NOT_RUN),
     %% Code that is only indented says nothing.
-    Indented = [{Page, Line} || "docs/" ++ _ = Page <- guides:pages(?config(root, Config)), Line <- indented(read(?config(root, Config), Page))],
+    Indented = [{Page, Line} || Page <- guides:pages(?config(root, Config)), Line <- indented(read(?config(root, Config), Page))],
     ?assertEqual([], Indented).
 
 indented(Text) ->
@@ -127,7 +127,8 @@ contents(Config) ->
     {ok, Terms} = file:consult(filename:join(Root, "rebar.config")),
     Docs = proplists:get_value(docs, proplists:get_value(profiles, Terms)),
     Extras = [case E of {File, _} -> File; _ -> E end || E <- proplists:get_value(extras, proplists:get_value(ex_doc, Docs))],
-    ?assertEqual([], Pages -- Extras).
+    ?assertEqual([], Pages -- Extras),
+    ?assertEqual([], [E || E <- Extras, not filelib:is_file(filename:join(Root, E))]).
 
 %% --- blocks -----------------------------------------------------------------------
 
