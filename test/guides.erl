@@ -5,6 +5,7 @@
 %%     erl              a shell session: (a@host)1> Expression. and what the shell says
 %%     erlang           a module, functions, attributes, expressions, or a configuration
 %%     elixir           anything that Elixir can evaluate; with `import Config' a configuration
+%%     iex              a session of its shell: iex(a@host)1> expression
 %%     vm.args, sys.config.src, yaml, sh
 %%     log              lines as the log has them; two blanks continue a line
 %%     text             no code
@@ -25,7 +26,7 @@
 -module(guides).
 
 -export([pages/1, blocks/1, headings/1, links/1]).
--export([is_session/1, sessions/1, like/2, as_term/2, session_input/1]).
+-export([iex_sessions/1, is_inspected/3, is_session/1, sessions/1, like/2, as_term/2, session_input/1]).
 -export([start_session/1, end_session/0, evaluate/3, load/3, usual/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -96,6 +97,31 @@ without_code(Text) ->
     re:replace(Text, "^```.*?^```", "", [global, multiline, dotall, unicode, {return, list}]).
 
 %% --- shell sessions --------------------------------------------------------------
+
+%% The same of iex: a line, and those that go on with ...(a@host)1>
+-spec iex_sessions(string()) -> [{a | b, string(), string()}].
+iex_sessions(Text) ->
+    [begin
+         {match, [Where, Input, Output]} = re:run(Part, "^iex\\(([ab])@host\\)\\d+> (.*(?:\n\\.\\.\\.\\(.*)*)((?s:.*))$",
+                                                  [unicode, {capture, all_but_first, list}]),
+         Plain = re:replace(Input, "^\\.\\.\\.\\([ab]@host\\)\\d+> ", "", [multiline, global, unicode, {return, list}]),
+         {list_to_atom(Where), Plain, Output}
+     end || Part <- re:split(Text, "^(?=iex\\()", [multiline, unicode, {return, list}]), string:trim(Part) =/= ""].
+
+%% Whether what iex shows is like this.
+-spec is_inspected(exactly | roughly, Shown :: string(), string()) -> boolean().
+is_inspected(How, Shown, Inspected) ->
+    [S, I] = [begin
+                  Pids = re:replace(T, "#([A-Z][A-Za-z]*)<[^>]*>", "#\\1<>", [global, unicode, {return, list}]),
+                  Figures = case How of
+                                exactly -> Pids;
+                                roughly -> re:replace(Pids, "[0-9][0-9._]*", "0", [global, {return, list}])
+                            end,
+                  string:trim(re:replace(Figures, "\\s+", " ", [global, unicode, {return, list}]))
+              end || T <- [Shown, Inspected]],
+    Parts = [re:replace(Part, "[][\\\\.^$*+?(){}|]", "\\\\&", [global, unicode, {return, list}])
+             || Part <- string:split(S, "...", all)],
+    re:run(I, "^" ++ lists:append(lists:join(".*", Parts)) ++ "$", [unicode]) =/= nomatch.
 
 -spec is_session(string()) -> boolean().
 is_session(Text) -> re:run(Text, "^(?:\\([ab]@host\\))?\\d+> ", [unicode]) =/= nomatch.
@@ -171,7 +197,7 @@ start_session(Usual) ->
                            register(?MODULE, self()),
                            group_leader(spawn_link(fun() -> output([]) end), self()),
                            Starter ! {started, self()},
-                           session_loop(#{usual => Usual, names => Names, variables => []})
+                           session_loop(#{usual => Usual, names => Names, variables => [], iex => []})
                    end),
     receive {started, Pid} -> demonitor(Ref, [flush]), ok;
             {'DOWN', Ref, process, Pid, Reason} -> error(Reason)
@@ -201,7 +227,7 @@ end_session() ->
     ok.
 
 %% {ok, Value} or {Class, Reason, Stack}; and what was printed.
--spec evaluate(shell | erlang | elixir | configuration | usual, string(), timeout()) ->
+-spec evaluate(shell | erlang | elixir | iex | configuration | usual, string(), timeout()) ->
           {{ok, term()} | {error | exit | throw, term(), term()}, string()}.
 evaluate(Kind, Text, Timeout) ->
     Ref = monitor(process, ?MODULE),
@@ -230,6 +256,9 @@ evaluated(elixir, Text, #{usual := Usual} = S) ->
     Bindings = [{list_to_atom(string:lowercase(atom_to_list(Name))), Value} || {Name, Value} <- maps:to_list(Usual)],
     {Value, _} = 'Elixir.Code':eval_string(unicode:characters_to_binary(Text), Bindings),
     {{ok, Value}, S};
+evaluated(iex, Text, #{iex := Variables} = S) ->
+    {Value, Variables1} = 'Elixir.Code':eval_string(unicode:characters_to_binary(Text), Variables),
+    {{ok, unicode:characters_to_list('Elixir.Kernel':inspect(Value))}, S#{iex := Variables1}};
 evaluated(configuration, Text, S) ->
     {{ok, 'Elixir.Config.Reader':'eval!'(<<"runtime.exs">>, unicode:characters_to_binary(Text))}, S}.
 

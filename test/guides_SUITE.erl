@@ -72,7 +72,13 @@ extraction(_) ->
     ?assertMatch(#{tag := "text", directives := D} when D =:= #{}, Plain),
     ?assertEqual(["a-title", "b-c_d-e-f1"], guides:headings(Text)),
     ?assertEqual([{a, "X = \"a. b\",\n X.", "\"a. b\"\n"}, {b, "1.", "1\n"}],
-                 guides:sessions("1> X = \"a. b\",\n X.\n\"a. b\"\n(b@host)2> 1.\n1\n")).
+                 guides:sessions("1> X = \"a. b\",\n X.\n\"a. b\"\n(b@host)2> 1.\n1\n")),
+    ?assertEqual([{a, "f(1,\n  2)", "\n:ok\n"}, {b, "2", "\n2\n"}],
+                 guides:iex_sessions("iex(a@host)1> f(1,\n...(a@host)1>   2)\n:ok\niex(b@host)10> 2\n2\n")),
+    ?assert(guides:is_inspected(exactly, "\n{:ok, #PID<0.1.0>, [...]}\n", "{:ok, #PID<0.2.0>, [1,\n 2]}")),
+    ?assertNot(guides:is_inspected(exactly, "{:ok, 1}", "{:ok, 2}")),
+    ?assert(guides:is_inspected(roughly, "{:ok, 1}", "{:ok, 2}")),
+    ?assertNot(guides:is_inspected(roughly, "{:ok, 1}", "{:error, 1}")).
 
 %% --- pages ------------------------------------------------------------------------
 
@@ -98,7 +104,7 @@ leads_somewhere(Root, Page, [Target | Anchor]) ->
 %% Every block says what it is, and nearly every one can be run.
 tags(Config) ->
     Blocks = blocks(Config),
-    Known = ["erl", "erlang", "elixir", "vm.args", "sys.config.src", "yaml", "sh", "log", "text"],
+    Known = ["erl", "erlang", "elixir", "iex", "vm.args", "sys.config.src", "yaml", "sh", "log", "text"],
     ?assertEqual([], [{at(B), Tag} || #{tag := Tag} = B <- Blocks, not lists:member(Tag, Known)]),
     Directives = ["not run", "numbers vary", "values vary", "takes a moment", "with", "compile with", "run"],
     ?assertEqual([], [{at(B), D} || #{directives := Ds, tag := Tag} = B <- Blocks, Tag =/= "text",
@@ -326,7 +332,7 @@ check_options(Options, Config) ->
 %% --- Elixir -----------------------------------------------------------------------
 
 elixir_blocks(Config) ->
-    with_elixir(Config, fun() -> run_pages(Config, ["elixir"], fun run_elixir/2) end).
+    with_elixir(Config, fun() -> run_pages(Config, ["elixir", "iex"], fun run_elixir/2) end).
 
 with_elixir(Config, Do) ->
     case elixir() of
@@ -356,6 +362,21 @@ elixir() ->
 
 run_elixir(#{page := "docs/howto/phoenix-pubsub.md"}, _) ->
     see_phoenix_pubsub;
+run_elixir(#{tag := "iex", text := Text, directives := Directives} = Block, Config) ->
+    How = case Directives of #{"numbers vary" := _} -> roughly; #{} -> exactly end,
+    Sessions = guides:iex_sessions(Text),
+    ?assertNotEqual([], Sessions),
+    [begin
+         Done = fun() ->
+                        Value = value(evaluate(Where, iex, Input, Config)),
+                        guides:is_inspected(How, named(Output, Config), Value) orelse {Input, {shown, Output}, {is, Value}}
+                end,
+         case Directives of
+             #{"takes a moment" := _} -> cluster:await(Done);
+             #{} -> ?assertEqual(true, Done())
+         end
+     end || {Where, Input, Output} <- Sessions],
+    then_run(elixir, Block, Config);
 run_elixir(#{text := Text} = Block, Config) ->
     prepare(Block, Config),
     case re:run(Text, "^import Config", [multiline]) of
