@@ -22,39 +22,33 @@
 %% is the peer's link and its monitor, and what the peer is owed if it has said goodbye before.
 -type farewell() ::
         #{session := {Peer :: pid(), Monitor :: reference(), Owed :: [{pid(), reference()}]} | none,
+          say := fun((pid(), Message :: term()) -> ok),
           lanes := [pid()],
           ref := reference()}.                   % with which the lanes answer
 
 %% ms
 -define(GOODBYE, 3000).            % while nothing goes on
 -define(FINISH, 1000).             % for what has arrived by then
--define(AGAIN, 20).                % when the connection is busy
 
 %% `timeout': nothing moved for long, or the time has passed. `noconnection': the connection is
 %% lost; `bereaved': only the peer's link is gone.
 -spec take(farewell(), trunkline_stats:stats(), trunkline_deadline:deadline()) -> ok | timeout | noconnection | bereaved.
-take(#{session := Session, lanes := Lanes, ref := Ref}, Stats, Deadline) ->
+take(#{session := Session, say := Say, lanes := Lanes, ref := Ref}, Stats, Deadline) ->
     Patience = patience(Stats, Deadline),
     case Session of
         {Peer, Monitor, Owed} ->
-            say_goodbye(Peer, Ref),
-            await([goodbye_ok | Lanes], Owed, Ref, {Peer, Monitor}, Patience);
+            ok = Say(Peer, {goodbye, self(), Ref}),
+            await([goodbye_ok | Lanes], Owed, Ref, {Say, Monitor}, Patience);
         none ->
             await(Lanes, [], Ref, none, Patience)
-    end.
-
-say_goodbye(Peer, Ref) ->
-    case erlang:send(Peer, {goodbye, self(), Ref}, [nosuspend, noconnect]) of
-        nosuspend -> _ = erlang:send_after(?AGAIN, self(), {say_goodbye, Ref}), ok;
-        _ -> ok
     end.
 
 %% Missing are lanes that are not through, and the peer's goodbye_ok.
 await([], [], _, _, _) ->
     ok;
-await(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience)
+await(Missing, [{Pid, Theirs} | Owed], Ref, {Say, _} = Peer, Patience)
   when Missing =:= []; Missing =:= [goodbye_ok] ->
-    Pid ! {goodbye_ok, Theirs},
+    ok = Say(Pid, {goodbye_ok, Theirs}),
     await(Missing, Owed, Ref, Peer, Patience);
 await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
     receive
@@ -66,10 +60,6 @@ await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
             await(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
         {goodbye, Pid, Theirs} ->
             await(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
-        {say_goodbye, Ref} ->
-            {Pid, _} = Peer,
-            say_goodbye(Pid, Ref),
-            await(Missing, Owed, Ref, Peer, Patience);
         {'DOWN', Monitor, process, _, Reason} when Peer =/= none, Monitor =:= element(2, Peer) ->
             case Reason of
                 noconnection -> noconnection;

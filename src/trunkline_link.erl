@@ -106,9 +106,10 @@
         {node :: node(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
-         session = make_ref() :: reference(),        % ours
+         session :: reference(),                     % ours
+         speaker :: pid(),
          peer = none :: none | #peer{},
-         absence = none :: none | reference(),       % monitor of the peer's trunkline_links, or of its
+         absence = none :: none | reference(),       % the speaker watches the peer's trunkline_links, or its
                                                      % trunkline_sup
          asked = none :: none | reference(),         % whether a hidden node is an Erlang node
          %% Our lanes, and the inlets for them at the peer.
@@ -177,7 +178,9 @@ init({#{lanes := Lanes} = Options, Node}) ->
             none ->
                 {trunkline_stats:new(Lanes), false, []}
         end,
-    D = #link{node = Node, options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats),
+    Session = make_ref(),
+    D = #link{node = Node, session = Session, speaker = speaker(Session),
+              options = Options, stats = Stats, reach = trunkline_reach:new(Node, Options, Stats),
               capabilities = Capabilities},
     {next_state, State, D1, Actions} =
         case trunkline_route:lookup(Node) of
@@ -197,6 +200,13 @@ init({#{lanes := Lanes} = Options, Node}) ->
     case Connected andalso not Drained of
         true -> {ok, State, hail(D1), Actions};
         false -> {ok, State, D1, Actions}
+    end.
+
+%% Without a process for it there is no link, until it is tried again.
+speaker(Session) ->
+    case trunkline_process:start_all(fun() -> trunkline_speaker:start_link(Session) end) of
+        {ok, Speaker} -> Speaker;
+        {error, system_limit} -> throw(ignore)
     end.
 
 %% The nodes remain connected, and all has been delivered: who waits for a reply goes on to wait.
@@ -306,7 +316,7 @@ handle_event(info, {'DOWN', Monitor, process, _, Reason}, State,
         noconnection -> gone(D);
         _ -> bereaved(State, D)
     end;
-handle_event(info, {'DOWN', Monitor, process, _, Reason}, State, #link{absence = Monitor} = D) ->
+handle_event(info, {'DOWN', Absence, process, _, Reason}, State, #link{absence = Absence} = D) ->
     D1 = D#link{absence = none},
     case State of
         down when Reason =:= noconnection -> down(lost_unreachable, D1);
@@ -332,7 +342,7 @@ handle_event(info, {open, Pid, Ours, Ref, Lanes}, State,
   when State =:= opening, length(Lanes) =:= N; State =:= up, length(Lanes) =:= N ->
     case D#link.wanted of
         {Ref, Lanes} ->
-            D#link.inlets =/= [] andalso (Pid ! opened(D)),
+            D#link.inlets =/= [] andalso say(Pid, opened(D), D),
             keep_state_and_data;
         _ ->
             proceed(D#link{wanted = {Ref, Lanes}})
@@ -350,8 +360,8 @@ handle_event(info, {goodbye, Pid, Ref}, up, #link{peer = #peer{pid = Pid}} = D) 
     enter(closing, D1#link{goodbye = {Pid, Ref, drain(D1), lanes(D1)}});
 handle_event(info, {goodbye, Pid, _}, opening, #link{peer = #peer{pid = Pid}, opened = {_, _}}) ->
     {keep_state_and_data, [postpone]};      % as soon as the lanes are ready this is up
-handle_event(info, {goodbye, Pid, Ref}, _, _) ->
-    Pid ! {goodbye_ok, Ref},
+handle_event(info, {goodbye, Pid, Ref}, _, D) ->
+    ok = say(Pid, {goodbye_ok, Ref}, D),
     keep_state_and_data;
 
 %% How far is the peer?
@@ -387,7 +397,7 @@ handle_event(info, {lane_drained, Drain, Lane}, closing,
              #link{goodbye = {Pid, Ref, Drain, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
         [] ->
-            Pid ! {goodbye_ok, Ref},
+            ok = say(Pid, {goodbye_ok, Ref}, D),
             plain(D#link{goodbye = none});
         Rest ->
             {keep_state, D#link{goodbye = {Pid, Ref, Drain, Rest}}}
@@ -448,7 +458,7 @@ handle_event(_, _, _, _) ->
 
 %% Of a session that has ended, or in the wrong state.
 is_late(Event) when is_tuple(Event), tuple_size(Event) > 0 ->
-    lists:member(element(1, Event), [hello, open, opened, goodbye, goodbye_ok, say_goodbye, ping, pong,
+    lists:member(element(1, Event), [hello, open, opened, goodbye, goodbye_ok, ping, pong,
                                      lane_mode, lane_drained, room, wait, unwait, drain, 'DOWN', timeout]);
 is_late(Event) ->
     lists:member(Event, [nodeup, nodedown, again, connect]).
@@ -467,6 +477,7 @@ terminate(Reason, State, #link{node = Node, route = Route} = D) ->
                      _ -> D
                  end,
             trunkline_leave:finish(D1#link.inlets ++ D1#link.finishing),
+            ok = trunkline_speaker:finish(D1#link.speaker),
             _ = without_route(lost_queued, D1),
             trunkline_peers:delete(Node);
         none when Orderly; State =/= drained ->
@@ -478,16 +489,23 @@ terminate(Reason, State, #link{node = Node, route = Route} = D) ->
 
 %% --- the session ----------------------------------------------------------
 
-say_hello(Answer, #link{node = Node, session = Session, options = Options}) ->
-    Hello = {hello, self(), Session, trunkline_handshake:hello(Options), Answer},
-    trunkline_links:tell(Node, Hello).
+say_hello(Answer, #link{session = Session, options = Options} = D) ->
+    tell({hello, self(), Session, trunkline_handshake:hello(Options), Answer}, D).
 
 say_open(#link{opening = none}) ->
     ok;
 say_open(#link{opening = Ref, opened = none, peer = #peer{session = Session}} = D) ->
-    trunkline_links:tell(D#link.node, {open, self(), Session, Ref, lanes(D)});
+    tell({open, self(), Session, Ref, lanes(D)}, D);
 say_open(_) ->
     ok.
+
+%% To the link for this node, at the peer. Lost if there is none.
+tell(Event, #link{node = Node} = D) -> say({trunkline_links, Node}, {trunkline, node(), Event}, D).
+
+say(D) -> fun(To, Message) -> say(To, Message, D) end.
+
+say(To, Message, #link{speaker = Speaker, session = Session}) ->
+    trunkline_speaker:say(Speaker, Session, To, Message).
 
 %% A link at the peer that we did not know has said hello.
 greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
@@ -505,7 +523,7 @@ greeted(Pid, Session, Hello, Answer, State, #link{options = Options} = D) ->
             end;
         {{ok, Agreement}, none} ->
             Answer andalso say_hello(false, D),
-            Next = agreed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = monitor(process, Pid),
+            Next = agreed((unexpect(D))#link{peer = #peer{pid = Pid, monitor = watch(Pid, D),
                                                           session = Session, agreement = Agreement}}),
             %% Behind that, which others can see: if inboxes are about to start they look there.
             ok = trunkline_inboxes:has_spoken(D#link.node),
@@ -542,13 +560,13 @@ hold(D) -> enter(holding, expect(change_mode(hold, D))).
 %% nodes are: those do not know of monitors, and the runtime system sends them none, while an
 %% Erlang node answers at once that it has no process of this name, which none can have.
 hail(#link{asked = Before, node = Node} = D) ->
-    _ = Before =/= none andalso demonitor(Before, [flush]),
+    _ = Before =/= none andalso trunkline_speaker:unwatch(D#link.speaker, Before),
     case trunkline_peers:is_audience(Node) of
         true ->
             say_hello(true, D),
             D#link{asked = none};
         false ->
-            D#link{asked = monitor(process, {undefined, Node})}
+            D#link{asked = watch({undefined, Node}, D)}
     end.
 
 %% It will not have lanes: senders use plain distribution, once lanes that hold
@@ -570,12 +588,15 @@ connect(D) -> D.
 expect(#link{route = none} = D) ->
     D;
 expect(#link{node = Node} = D) ->
-    (unexpect(D))#link{absence = monitor(process, {trunkline_links, Node})}.
+    (unexpect(D))#link{absence = watch({trunkline_links, Node}, D)}.
+
+watch(Object, #link{speaker = Speaker, session = Session}) ->
+    trunkline_speaker:watch(Speaker, Session, Object).
 
 unexpect(#link{absence = none} = D) ->
     D;
-unexpect(#link{absence = Monitor} = D) ->
-    demonitor(Monitor, [flush]),
+unexpect(#link{absence = Absence, speaker = Speaker} = D) ->
+    ok = trunkline_speaker:unwatch(Speaker, Absence),
     D#link{absence = none}.
 
 %% Does what can be done next on the way up.
@@ -629,7 +650,7 @@ proceed_open(#link{wanted = {_, Theirs}, inlets = [], finishing = []} = D) ->
             D1 = D#link{inlets = Inlets, dock = Dock},
             _ = enter(opening, D1),
             ok = trunkline_monitors:lanes(D1#link.node),
-            Pid ! opened(D1),
+            ok = say(Pid, opened(D1), D1),
             proceed_open(D1);
         {error, system_limit} ->
             later(D)
@@ -681,7 +702,9 @@ changed(_, D) ->
 
 %% The connection is lost.
 gone(D) ->
-    D1 = end_session(D#link{session = make_ref(), reach = trunkline_reach:disconnected(D#link.reach)}),
+    Session = make_ref(),
+    ok = trunkline_speaker:session(D#link.speaker, Session),
+    D1 = end_session(D#link{session = Session, reach = trunkline_reach:disconnected(D#link.reach)}),
     down(lost_queued, unexpect(D1)).
 
 %% What was to go by the connection that was lost, or that could not be made, is lost.
@@ -706,7 +729,7 @@ end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.trunk, D#link.dock], P =/= none]),
     trunkline_trunk:ended(D#link.stats),
     case Peer of
-        #peer{monitor = Monitor} -> demonitor(Monitor, [flush]);
+        #peer{monitor = Monitor} -> trunkline_speaker:unwatch(D#link.speaker, Monitor);
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,
@@ -733,9 +756,9 @@ farewell(#link{mode = send, peer = #peer{pid = Pid, monitor = Monitor}, goodbye 
                {Peer, Theirs, _, _} -> [{Peer, Theirs}];
                none -> []
            end,
-    #{session => {Pid, Monitor, Owed}, ref => drain(D), lanes => lanes(D)};
-farewell(#link{route = none}) ->
-    #{session => none, ref => make_ref(), lanes => []};
+    #{session => {Pid, Monitor, Owed}, say => say(D), ref => drain(D), lanes => lanes(D)};
+farewell(#link{route = none} = D) ->
+    #{session => none, say => say(D), ref => make_ref(), lanes => []};
 farewell(#link{route = Route} = D) ->
     %% What the lanes of a peer that is down keep goes with the connection that is being made.
     Connecting = case lists:any(fun({_, Level}) -> Level > 0 end, trunkline_route:levels(Route)) of
@@ -743,7 +766,7 @@ farewell(#link{route = Route} = D) ->
                      _ -> D
                  end,
     #link{changing = {Ref, Lanes}} = change_mode(direct, Connecting),
-    #{session => none, ref => Ref, lanes => Lanes}.
+    #{session => none, say => say(D), ref => Ref, lanes => Lanes}.
 
 %% The peer may be sending already: its messages are for inlets of this session.
 patience(Stats, Deadline) ->
@@ -774,29 +797,24 @@ drain(Ref, Deadline, D) ->
     end.
 
 %% The session has ended here: so it must there.
-drained_alone(Ref, Result, #link{inlets = Inlets, finishing = Finishing, peer = Peer} = D) ->
+drained_alone(Ref, Result, #link{inlets = Inlets, finishing = Finishing} = D) ->
     trunkline_leave:finish(Inlets ++ Finishing),
     Next = be_drained(without_route(lost_queued, end_session(D))),
     answer_drain(Ref, Result),
-    %% The connection may be busy: this can take some time.
-    case {Result, Peer} of
-        {timeout, #peer{pid = Pid}} -> Pid ! {goodbye, self(), make_ref()}, ok;    % it may not have been said
-        _ -> ok
-    end,
     trunkline_peers:is_audience(D#link.node) andalso decline(D),
     Next.
 
 be_drained(#link{node = Node} = D) ->
     Drained = dismiss(again, set_path(direct, D)),
-    enter(drained, Drained#link{absence = monitor(process, {trunkline_sup, Node})}).
+    enter(drained, Drained#link{absence = watch({trunkline_sup, Node}, Drained)}).
 
 answer_drain(Ref, Result) ->
     Ref ! {Ref, Result},
     ok.
 
 %% Whatever has been said before.
-decline(#link{node = Node, options = Options}) ->
-    trunkline_links:tell(Node, {hello, self(), make_ref(), trunkline_handshake:no_hello(Options), false}).
+decline(#link{options = Options} = D) ->
+    tell({hello, self(), make_ref(), trunkline_handshake:no_hello(Options), false}, D).
 
 %% Also what was to be done by a timer is done earlier: it starts anew.
 reached(Reach, D) ->

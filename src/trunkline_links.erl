@@ -8,19 +8,13 @@
 -module(trunkline_links).
 -behaviour(gen_server).
 
--export([start_link/1, tell/2, forget/1, links/1]).
+-export([start_link/1, forget/1, links/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options,
                           [{spawn_opt, [{message_queue_data, on_heap}]}]).
-
-%% To the link for this node, at that node. Lost if there is none.
--spec tell(node(), trunkline_link:event()) -> ok.
-tell(Node, Event) ->
-    _ = erlang:send({?MODULE, Node}, {trunkline, node(), Event}, [noconnect]),
-    ok.
 
 %% That node has been gone for long: its link should end.
 -spec forget(node()) -> ok.

@@ -10,8 +10,8 @@
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1,
-         refusals_are_no_progress/1, nobody_misses/1]).
--export([late/1, kill/2, find/2, answering/1, watching/3]).
+         refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
+-export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
-          refusals_are_no_progress, nobody_misses].
+          refusals_are_no_progress, busy_connection, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -531,6 +531,30 @@ refusals_are_no_progress(_) ->
     reconnect(A, B),
     Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
     cluster:stop_all([A, B]).
+
+%% A connection on which nothing moves suspends its senders. They are not Trunkline: it can be drained,
+%% stopped and started beside that, and gets sessions with others.
+busy_connection(_) ->
+    [A, B, C] = Nodes = cluster:start_all([[], [], []]),
+    [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
+    cluster:suspend(B),
+    Full = cluster:call(A, fun() -> spawn(?MODULE, fill, [cluster:node_of(B)]) end),
+    cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status]) =:= {status, suspended} end),
+    Start = erlang:monotonic_time(millisecond),
+    ?assertEqual({error, timeout}, drain(A, B)),
+    ?assertEqual(ok, cluster:call(A, cluster, stop_trunkline, [])),
+    ?assertEqual(ok, cluster:call(A, cluster, start_trunkline, [[]])),
+    cluster:await_up(A, C),
+    %% (It took until the nodes noticed that they did not hear of each other.)
+    ?assert(erlang:monotonic_time(millisecond) - Start < 30_000),
+    true = cluster:call(A, erlang, exit, [Full, kill]),
+    cluster:continue(B),
+    cluster:await_up(A, B),
+    cluster:stop_all(Nodes).
+
+fill(Node) ->
+    {nobody, Node} ! binary:copy(<<1>>, 100_000),
+    fill(Node).
 
 knock(To) ->
     _ = trunkline:send(To, x, [nosuspend]),

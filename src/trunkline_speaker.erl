@@ -1,0 +1,116 @@
+%% Does for a link what a busy connection can suspend: says what the link has to say to its peer, in
+%% order, and monitors processes there. A peer that stands still keeps the connection busy. It
+%% must not stop the link, for which senders wait, nor the supervisor while it starts the link.
+%%
+%%     link                     speaker                    peer's link
+%%       | -- say --------------> | ── message, perhaps later ──> |
+%%       | -- watch ------------> | ── monitor ────────────────>  |
+%%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
+%%
+%% What was meant for a connection that is lost is not done on the next one: everything comes with
+%% the link's session, and the link tells when it has another.
+-module(trunkline_speaker).
+
+-export([start_link/1, session/2, say/4, watch/3, unwatch/2, finish/1]).
+-export([init/2, loop/1]).
+
+-type name() :: {RegisteredName :: atom(), node()}.
+
+%% ms: a peer that stands still does not get to hear it.
+-define(FINISH, 200).
+
+-record(speaker,
+        {link :: pid(),
+         session :: reference(),
+         watched = #{} :: #{reference() => reference()}}).      % {watch => monitor, monitor => watch}
+
+%% The caller is the link, in that session.
+-spec start_link(Session :: reference()) -> pid().
+start_link(Session) ->
+    proc_lib:start_link(?MODULE, init, [self(), Session]).
+
+-spec session(pid(), reference()) -> ok.
+session(Speaker, Session) ->
+    Speaker ! {session, Session},
+    ok.
+
+-spec say(pid(), Session :: reference(), pid() | name(), Message :: term()) -> ok.
+say(Speaker, Session, To, Message) ->
+    Speaker ! {say, Session, To, Message},
+    ok.
+
+%% The link gets the 'DOWN', with this reference.
+-spec watch(pid(), Session :: reference(), pid() | name()) -> Watch :: reference().
+watch(Speaker, Session, Object) ->
+    Watch = make_ref(),
+    Speaker ! {watch, Session, Watch, Object},
+    Watch.
+
+-spec unwatch(pid(), Watch :: reference()) -> ok.
+unwatch(Speaker, Watch) ->
+    Speaker ! {unwatch, Watch},
+    ok.
+
+%% The link is about to end: what it has said should be there before the news of that.
+-spec finish(pid()) -> ok.
+finish(Speaker) ->
+    Ref = monitor(process, Speaker),
+    Speaker ! finish,
+    receive
+        {'DOWN', Ref, process, _, _} -> ok
+    after ?FINISH ->
+            demonitor(Ref, [flush]),
+            ok
+    end.
+
+-spec init(pid(), reference()) -> ok.
+init(Link, Session) ->
+    _ = monitor(process, Link),
+    proc_lib:init_ack(Link, self()),
+    loop(#speaker{link = Link, session = Session}).
+
+-spec loop(#speaker{}) -> ok.
+loop(#speaker{link = Link, watched = Watched} = S0) ->
+    receive
+        {say, Session, To, Message} ->
+            S = latest(S0),
+            Session =:= S#speaker.session andalso erlang:send(To, Message, [noconnect]),
+            loop(S);
+        {watch, Session, Watch, Object} ->
+            case latest(S0) of
+                #speaker{session = Session} = S ->
+                    Monitor = monitor(process, Object),
+                    loop(S#speaker{watched = Watched#{Watch => Monitor, Monitor => Watch}});
+                S ->
+                    loop(S)
+            end;
+        {unwatch, Watch} when is_map_key(Watch, Watched) ->
+            {Monitor, Watched1} = maps:take(Watch, Watched),
+            true = demonitor(Monitor),             % if its message is here, it means nothing
+            loop(S0#speaker{watched = maps:remove(Monitor, Watched1)});
+        {unwatch, _} ->
+            loop(S0);
+        {session, Session} ->
+            loop(S0#speaker{session = Session});
+        {'DOWN', Monitor, process, Object, Reason} when is_map_key(Monitor, Watched) ->
+            {Watch, Watched1} = maps:take(Monitor, Watched),
+            Link ! {'DOWN', Watch, process, Object, Reason},
+            loop(S0#speaker{watched = maps:remove(Watch, Watched1)});
+        {'DOWN', _, process, Link, _} ->
+            ok;
+        {'DOWN', _, process, _, _} ->
+            loop(S0);
+        finish ->
+            ok;
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:loop/1, S0);
+        Unexpected ->
+            ok = trunkline_process:unexpected(?MODULE, Unexpected),
+            loop(S0)
+    end.
+
+%% Also if the news of that is behind what is to be done. (The mailbox is short.)
+latest(S) ->
+    receive {session, Session} -> latest(S#speaker{session = Session})
+    after 0 -> S
+    end.
