@@ -42,12 +42,11 @@ load() ->
         {error, [{trunkline_transform, _}]} -> ok
     end.
 
-%% All at the same time, which a supervisor would not do; and without
-%% trunkline_links, which would start links anew.
+%% All at the same time, which a supervisor would not do, and without new ones.
 -spec prep_stop(term()) -> term().
 prep_stop(State) ->
     try
-        ok = supervisor:terminate_child(trunkline_sup, trunkline_links),
+        ok = trunkline_links:close(),
         trunkline_link_sup:leave()
     catch
         exit:_ -> ok               % the supervisors have given up

@@ -241,7 +241,7 @@ receive_response(Ids, Timeout, Delete) ->
 -spec deadline(response_timeout()) -> trunkline_deadline:deadline().
 deadline(Timeout) ->
     case trunkline_deadline:until(Timeout) of
-        badarg -> gen:wait_response(make_ref(), Timeout), error(badarg);
+        badarg -> _ = gen:wait_response(make_ref(), Timeout), error(badarg);
         Deadline -> Deadline
     end.
 

@@ -130,6 +130,7 @@
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          retired = [] :: [pid()],                    % of these, which are through: for those who wait
          goodbye = none :: none | {pid(), reference(), Drain :: reference(), [pid()]},
+         hasty = false :: boolean(),                 % has waited long enough for a session
          %% Who waits.
          room = trunkline_room:new() :: trunkline_room:room(),
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
@@ -428,7 +429,10 @@ handle_event(state_timeout, forget, down, #link{node = Node, absence = Connectin
     Connecting =:= none andalso trunkline_links:forget(Node),
     %% The runtime system may still name the node among those that are connected.
     {keep_state_and_data, timeouts(down, D)};
-handle_event(info, leave, opening, #link{inlets = [_ | _], stats = Stats}) ->
+%% What the peer has got in the session before may not be delivered yet, and plain distribution
+%% would overtake it. When the next session opens it has been.
+handle_event(info, leave, State, #link{stats = Stats, hasty = false})
+  when State =:= opening; State =:= holding ->
     {keep_state_and_data, [postpone, patience(Stats, infinity)]};
 handle_event(info, leave, _, D) ->
     {stop, {shutdown, leave}, D};
@@ -438,12 +442,15 @@ handle_event(info, {drain, Ref, _}, down, _) ->
 handle_event(info, {drain, Ref, _}, drained, _) ->
     answer_drain(Ref, ok),
     keep_state_and_data;
-handle_event(info, {drain, _, Deadline}, opening, #link{inlets = [_ | _], stats = Stats}) ->
+handle_event(info, {drain, _, Deadline}, State, #link{stats = Stats, hasty = false})
+  when State =:= opening; State =:= holding ->
     {keep_state_and_data, [postpone, patience(Stats, Deadline)]};
-handle_event({timeout, opening}, {Before, Deadline}, opening, #link{stats = Stats} = D) ->
+handle_event({timeout, opening}, {Before, Deadline}, State, #link{stats = Stats} = D)
+  when State =:= opening; State =:= holding ->
     %% Who takes leave waits no longer for the peer than in a session.
     case trunkline_leave:progress(Stats) =:= Before orelse trunkline_deadline:has_passed(Deadline) of
-        true -> bereaved(opening, D);
+        true when State =:= opening -> bereaved(opening, D#link{hasty = true});
+        true -> without_lanes(holding, unexpect(D#link{hasty = true}));
         false -> {keep_state_and_data, [patience(Stats, Deadline)]}
     end;
 handle_event(info, {drain, Ref, Deadline}, _, D) when is_reference(Ref) ->
@@ -676,7 +683,7 @@ be_up(Opened, Bulk, Trunk, #link{peer = Peer, stats = Stats} = D) ->
                           trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Trunk}, Window})
                   end, lists:zip(lanes(D), Opened)),
     trunkline_stats:add(Stats, peer, sessions, 1),
-    D1 = set_path(lanes, D#link{mode = send, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
+    D1 = set_path(lanes, D#link{mode = send, hasty = false, changing = {Ref, lanes(D)}, bulk = Bulk, trunk = Trunk}),
     {next_state, up, D2, Actions} = enter(up, dismiss(again, D1)),
     Reach = trunkline_reach:up(Pid, Trunk, D2#link.reach),
     {next_state, up, D2#link{reach = Reach}, [wake(T) || T <- trunkline_reach:timers(Reach)] ++ Actions}.
@@ -704,7 +711,7 @@ changed(_, D) ->
 gone(D) ->
     Session = make_ref(),
     ok = trunkline_speaker:session(D#link.speaker, Session),
-    D1 = end_session(D#link{session = Session, reach = trunkline_reach:disconnected(D#link.reach)}),
+    D1 = end_session(D#link{session = Session, hasty = false, reach = trunkline_reach:disconnected(D#link.reach)}),
     down(lost_queued, unexpect(D1)).
 
 %% What was to go by the connection that was lost, or that could not be made, is lost.

@@ -48,10 +48,16 @@ forget(Node) ->
     _ = supervisor:delete_child(?MODULE, Node),
     ok.
 
-%% Ends all links in good order, at the same time.
+%% Ends all links in good order, at the same time; also those that are being started again.
 -spec leave() -> ok.
 leave() ->
-    trunkline_link:leave([Link || {_, Link, _, _} <- supervisor:which_children(?MODULE), is_pid(Link)]).
+    case [Child || {_, Child, _, _} <- supervisor:which_children(?MODULE), Child =/= undefined] of
+        [] ->
+            ok;
+        Children ->
+            ok = trunkline_link:leave([Link || Link <- Children, is_pid(Link)]),
+            leave()
+    end.
 
 -spec init([]) -> {ok, {supervisor:sup_flags(), []}}.
 init([]) ->

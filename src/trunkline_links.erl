@@ -8,8 +8,10 @@
 -module(trunkline_links).
 -behaviour(gen_server).
 
--export([start_link/1, forget/1, links/1]).
+-export([start_link/1, forget/1, links/1, close/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-type state() :: trunkline_options:options() | closed.
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
@@ -29,7 +31,12 @@ links(Which) ->
     catch exit:_ -> stopped
     end.
 
--spec init(trunkline_options:options()) -> {ok, trunkline_options:options()}.
+%% From here on there is no new link. Those that are there still get what peers say: they may have a
+%% session to open, before they can leave it.
+-spec close() -> ok.
+close() -> gen_server:call(?MODULE, close, infinity).
+
+-spec init(trunkline_options:options()) -> {ok, state()}.
 init(Options) ->
     ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
     %% This process, or all links, may have been restarted. A published route
@@ -39,14 +46,18 @@ init(Options) ->
     lists:foreach(fun(Node) -> pass(Node, again, Options) end, nodes(connected)),
     {ok, Options}.
 
--spec handle_call(term(), gen_server:from(), Options) -> {reply, [{node(), pid()}] | {error, badarg}, Options}.
+-spec handle_call(term(), gen_server:from(), state()) -> {reply, [{node(), pid()}] | ok | {error, badarg}, state()}.
+handle_call(close, _, _) ->
+    {reply, ok, closed};
+handle_call({links, _}, _, closed) ->
+    {reply, [], closed};
 handle_call({links, Which}, _, Options) ->
     {reply, [{Node, Link} || Node <- nodes(connected), Which =:= all orelse lists:member(Node, Which),
                              Link <- [trunkline_link_sup:ensure(Node, Options)], is_pid(Link)], Options};
 handle_call(_, _, Options) ->
     {reply, {error, badarg}, Options}.
 
--spec handle_cast(term(), Options) -> {noreply, Options}.
+-spec handle_cast(term(), state()) -> {noreply, state()}.
 handle_cast({forget, Node}, Options) ->
     lists:member(Node, nodes(connected)) orelse trunkline_link_sup:forget(Node),
     {noreply, Options};
@@ -54,7 +65,7 @@ handle_cast(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
--spec handle_info(term(), Options) -> {noreply, Options}.
+-spec handle_info(term(), state()) -> {noreply, state()}.
 handle_info({nodeup, Node, _}, Options) ->
     pass(Node, nodeup, Options),
     {noreply, Options};
@@ -64,6 +75,8 @@ handle_info({nodedown, Node, _}, Options) ->
 handle_info({trunkline, Node, Event}, Options) ->
     is_from(Node, Event) andalso pass(Node, Event, Options),
     {noreply, Options};
+handle_info({again, _}, closed) ->
+    {noreply, closed};
 handle_info({again, Node}, Options) ->
     again(Node, Options),
     {noreply, Options};
@@ -72,6 +85,11 @@ handle_info(Unexpected, Options) ->
     {noreply, Options}.
 
 %% A link that is started later finds out by itself what it has missed.
+pass(Node, Event, closed) ->
+    case trunkline_peers:lookup(Node) of
+        #{link := Link} -> trunkline_link:notify(Link, Event);
+        none -> ok
+    end;
 pass(Node, Event, Options) ->
     case trunkline_link_sup:ensure(Node, Options) of
         none -> ok;

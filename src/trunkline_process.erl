@@ -42,7 +42,7 @@ start_all(Start) ->
 %% --- system messages ----------------------------------------------------------------
 
 %% The calling process has got `{system, From, Request}', and goes on with Loop(State).
--spec system(gen_server:from(), Request :: term(), loop(), State :: term()) -> term().
+-spec system(gen_server:from(), Request :: term(), loop(), State :: term()) -> no_return().
 system(From, Request, Loop, State) ->
     Parent = case process_info(self(), parent) of
                  {parent, Pid} when is_pid(Pid) -> Pid;

@@ -9,7 +9,7 @@
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1,
+         peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1, stopped_after_crash/1,
          refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
@@ -20,6 +20,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
+          stopped_after_crash,
           refusals_are_no_progress, busy_connection, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
@@ -610,6 +611,34 @@ stopped_while_opening(_) ->
                                Other -> {N, Other}
                            end end),
     cluster:stop_all([A, B]).
+
+%% B has inlets that have not delivered what they got when A's link is killed, and A is stopped before it
+%% has another session. What goes by plain distribution from then on must not overtake that.
+stopped_after_crash(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(B, fun() -> hold(maps:get(inlets, trunkline_peers:lookup(NodeA))) end),
+    Stream = cluster:call(A, traffic, trickle, [To, 1, 50]),
+    cluster:await(fun() -> #{lanes := [#{in_flight_messages := N}]} = info(A, B), N > 100 end),
+    true = cluster:call(A, erlang, exit, [find_link(A, NodeB), kill]),
+    {Pid, Ref} = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
+    %% It waits, or something has overtaken by now.
+    cluster:await(fun() -> is_closed(A) orelse cluster:call(B, traffic, count, [To]) > 0 end),
+    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
+    N = cluster:call(A, traffic, stop_stream, [Stream]),
+    %% (What was in the lane that was killed is lost.)
+    cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                               #{1 := {N, _, Gaps}} -> [] =:= [Gap || {Last, Next} = Gap <- Gaps, Next < Last] orelse Gaps;
+                               Other -> {N, Other}
+                           end end),
+    cluster:stop_all([A, B]).
+
+is_closed(At) ->
+    cluster:call(At, fun() -> try sys:get_state(trunkline_links) =:= closed
+                              catch exit:_ -> false
+                              end end).
 
 %% They are suspended until the holder is told.
 hold(Pids) ->
