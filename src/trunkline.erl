@@ -1,15 +1,30 @@
-%% Messages between Erlang nodes, batched, ordered and bounded.
-%%
-%% The functions here are those of `erlang' and `gen_server' with the same names,
-%% arguments, results and errors; only the way is another. To a process at
-%% another node that runs Trunkline a message goes by lane, together with others
-%% that are on their way at the same time. To any other process it goes as `!'
-%% would send it, so that it is always right to use Trunkline.
-%%
-%% Messages that one process sends to another through this module arrive in the
-%% order in which they were sent, whichever of the functions sent them. Their
-%% order against messages sent with `!' is not defined.
 -module(trunkline).
+-moduledoc "
+Messages between Erlang nodes, batched, ordered and bounded.
+
+The functions have the names, arguments, results and errors of those of `erlang` and `gen_server`. A
+message to a process at another node that runs Trunkline goes by lane: together with others that are
+sent to that node at the same time. A message to any other process goes as `!` sends it, so it is
+always right to use Trunkline.
+
+Messages that one process sends to another by Trunkline arrive in the order in which they were sent,
+whichever function has sent them. There is no order between them and messages sent with `!`.
+
+```erlang
+1> {ok, _} = application:ensure_all_started(trunkline).
+2> net_kernel:connect_node('b@host').
+3> trunkline:await_up('b@host', 5000).
+ok
+4> trunkline:send({logger_proxy, 'b@host'}, hello).
+hello
+5> trunkline:call({stock, 'b@host'}, {take, apples, 3}).
+{ok, 3}
+```
+
+Time-outs are in milliseconds, sizes in bytes.
+".
+-moduledoc #{since => <<"0.1.0">>}.
+-compile({parse_transform, trunkline_docs}).
 
 -include("trunkline_errors.hrl").
 
@@ -24,21 +39,117 @@
 -export([advise/0, advise/1, compare/1, compare/2]).
 
 -export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
--export_type([info/0, peer_info/0, lane_info/0, option_info/0, drain_error/0]).
+-export_type([send_option/0, info/0, peer_info/0, lane_info/0, large_info/0, batches_info/0, option_info/0, drain_error/0]).
+-export_type([advise_options/0, advice/0, compare_options/0, comparison/0, compare_error/0]).
 
+-doc "
+Where a message can go: a pid, an alias, a port, a registered name of this node, or a registered
+name at a node.
+".
+-doc #{since => <<"0.1.0">>}.
 -type destination() :: pid()
                      | reference()                     % an alias
                      | port()
                      | (RegisteredName :: atom())
                      | {RegisteredName :: atom(), node()}.
--type server_ref() :: gen_server:server_ref().
--opaque request_id() :: trunkline_call:request_id().
--opaque request_id_collection() :: trunkline_call:request_id_collection().
--type response() :: trunkline_call:response().
--type response_timeout() :: trunkline_deadline:timeout_time().
 
+-doc "
+What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
+Module, Name}`.
+".
+-doc #{since => <<"0.1.0">>}.
+-type server_ref() :: gen_server:server_ref().
+
+-doc "
+Names a request of `send_request/2`. It is for the functions of this module, not for those of
+`gen_server`.
+".
+-doc #{since => <<"0.1.0">>}.
+-opaque request_id() :: trunkline_call:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => <<"0.5.0">>}.
+-opaque request_id_collection() :: trunkline_call:request_id_collection().
+
+-doc "
+The answer to a request: a reply, or the reason for which there will be none. `{error, {Reason,
+ServerRef}}` has the reasons of `gen_server:receive_response/2`: `noproc`, `noconnection`, or that
+for which the server has ended.
+".
+-doc #{since => <<"0.1.0">>}.
+-type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
+
+-doc "
+How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => <<"0.1.0">>}.
+-type response_timeout() :: timeout() | {abs, integer()}.
+
+-doc "
+`nosuspend`: do not wait while the lane is full. `noconnect`: do not set up a connection.
+".
+-doc #{since => <<"0.1.0">>}.
+-type send_option() :: nosuspend | noconnect.
+
+-doc "
+Why a drain was not complete; see `drain/1`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type drain_error() :: stopped | noconnection | timeout | term().
 
+-doc "
+Options of `advise/1`: `time`, how long to look (1 to 60,000 ms; the default is 5,000), and `nodes`
+(default: all that are connected).
+".
+-doc #{since => <<"0.6.0">>}.
+-type advise_options() :: #{time => 1..60_000, nodes => [node()]}.
+
+-doc "
+What `advise/1` answers for one connection: the `figures`, what there is to `gain` (`none`,
+`batches`, `waits`, `large`; or `in_use`, if Trunkline carries the messages already), and the
+`text`, as lines.
+".
+-doc #{since => <<"0.6.0">>}.
+-type advice() :: trunkline_advise:advice().
+
+-doc "
+Options of `compare/2`: `time`, how long all of it may take (1,000 to 10,000 ms; the default is
+10,000), `bytes` of large messages in all, and `force`, to measure on a busy system too.
+".
+-doc #{since => <<"0.6.0">>}.
+-type compare_options() :: #{time => 1000..10_000, bytes => pos_integer(), force => boolean()}.
+
+-doc "
+The figures of `compare/2`: messages a second one way, calls a second, and the time of a ping beside
+large messages (us, 99th percentile). Each has the results of the rounds by plain distribution
+(`plain`) and by Trunkline (`lane`), and the `ratio` of their medians.
+".
+-doc #{since => <<"0.6.0">>}.
+-type comparison() ::
+        #{one_way := #{plain := [number()], lane := [number()], ratio := float()},
+          calls := #{plain := [number()], lane := [number()], ratio := float()},
+          ping := #{plain := [number()], lane := [number()], ratio := float()}}.
+
+-doc "
+Why `compare/2` has no figures: this node is not distributed, there is no connection, messages to
+that node do not go by lane, the system is busy, or a process has failed.
+".
+-doc #{since => <<"0.6.0">>}.
+-type compare_error() :: not_alive | noconnection | no_trunkline | busy | {failed, term()}.
+
+-doc "
+What `info/0` answers:
+
+- `running`: whether Trunkline runs at this node;
+- `peers`: what `info/1` says of each node;
+- `fallbacks`: messages that were sent by plain distribution to nodes that have had no lanes yet;
+- `listener`: the ports where this node listens, by transport, and how many connections were
+  refused, since they did not prove to be a peer's.
+".
+-doc #{since => <<"0.1.0">>}.
 -type info() :: #{running := boolean(),            % whether Trunkline is, at this node
                   peers := #{node() => peer_info()},
                   %% messages sent with `!' to nodes that have had no lanes yet
@@ -46,19 +157,45 @@
                   %% where peers can connect, and how many connections proved not to be theirs
                   listener := #{ports := #{tcp | tls => inet:port_number()},
                                 refused := non_neg_integer()}}.
+
+-doc "
+What is going on between this node and another one:
+
+- `state`: `up` when messages go by lane. `greeting`: connected, and nothing has been heard of
+  Trunkline there. `opening`, `holding`, `closing`: the two nodes are agreeing, or the other one
+  starts again, or leaves. `drained`: see `drain/1`. `down`: not connected;
+- `since`: when this state began (system time, ms);
+- `release` and `protocol`: of Trunkline at the other node;
+- `round_trip`: the shortest one of the last minutes (us);
+- `lanes`, `batches` and `large`: see their types;
+- `fallbacks`: messages that were sent by plain distribution;
+- `sessions`: how many there have been;
+- `lost`: messages that were accepted and not delivered. `queued`: they were in a lane when the
+  connection was lost. `unconfirmed`: they were in flight, and may have arrived. `crashed`: they
+  were in a lane that was killed. `unreachable`: they were kept for a connection that could not be
+  made.
+".
+-doc #{since => <<"0.1.0">>}.
 -type peer_info() ::
-        #{state := trunkline_peers:state(),
+        #{state := down | greeting | opening | up | holding | drained | closing,
           since := integer(),                % of this state; system time, ms
           release := string() | undefined,   % of Trunkline at the peer
           protocol := pos_integer() | undefined,
-          round_trip := trunkline_distance:microseconds() | undefined,   % the shortest of late
+          round_trip := pos_integer() | undefined,       % us
           lanes := [lane_info()],
           batches := batches_info(),
           large := large_info(),
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
           lost := #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}}.
-%% Large messages to the peer.
+
+-doc "
+Large messages to a peer: by which way they go (`none`: no connection is open now), over how many
+connections and with which congestion control; how many messages and bytes are pending, that is,
+queued or in flight; how many there have been in all; and how many `broken` ones came from the peer
+and could not be delivered.
+".
+-doc #{since => <<"0.2.0">>}.
 -type large_info() ::
         #{by := connections | distribution | none,   % none are open
           connections := non_neg_integer(),
@@ -68,10 +205,30 @@
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
           broken := non_neg_integer()}.               % from the peer: not delivered
+
+-doc "
+How batches go to a peer: by the distribution's connection or by others, how many of these there
+are, and the congestion control of the newest (the first eight bytes of its name).
+".
+-doc #{since => <<"0.3.0">>}.
 -type batches_info() ::
         #{by := distribution | connections,
           connections := non_neg_integer(),           % of their own
           congestion_control := binary() | undefined}.   % of the newest: its name's first eight bytes
+
+-doc "
+One lane to a peer:
+
+- `queued_messages` and `queued_bytes`: what waits in the lane;
+- `in_flight_messages` and `in_flight_bytes`: what was sent and is not acknowledged;
+- `window_bytes`: how much may be in flight now;
+- `batches`, `messages`, `bytes`, `mean_batch`, `largest_batch`: what was sent in all; a batch's
+  size is in messages;
+- `waits` and `nosuspend`: how often a sender had to wait, or was answered `nosuspend`, since the
+  lane was full;
+- `received_batches` and `received_messages`: what came from the peer's lane of the same number.
+".
+-doc #{since => <<"0.1.0">>}.
 -type lane_info() ::
         #{queued_messages := non_neg_integer(),
           queued_bytes := non_neg_integer(),
@@ -88,12 +245,34 @@
           received_batches := non_neg_integer(),
           received_messages := non_neg_integer()}.
 
+-doc "
+One option of the application: the `value` in use, the `default`, the `unit` of both, what a value
+`must_be`, `what` the option is, `when_to_change` it, and the version `since` which it exists.
+".
+-doc #{since => <<"1.0.0">>}.
 -type option_info() ::
         #{value := term(), default := term(), unit := binary(), must_be := binary(),
           what := binary(), when_to_change := binary(), since := binary()}.
 
-%% As erlang:send/2: answers Message; waits while the lane is full, as `!' waits
-%% on a busy connection. To a list: as multicast/2.
+-doc "
+Sends a message, as `erlang:send/2` and `!` do, and returns it.
+
+While the lane to the node is full, the caller waits, as `!` waits on a busy connection. A message
+to a node that is not connected is kept while a connection is made. It is dropped if none can be
+made.
+
+To a list of destinations it sends as `multicast/2` does (since 0.5.0).
+
+The error is `badarg` if `To` is no destination, or a name of this node that no process has.
+
+```erlang
+1> trunkline:send(Pid, {price, 17}).
+{price,17}
+2> trunkline:send({stock, 'b@host'}, {price, 17}).
+{price,17}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec send(destination() | [destination()], Message) -> Message.
 send(To, Message) when is_list(To) ->
     ok = multicast(To, Message),
@@ -123,9 +302,22 @@ send_lane(Node, Addressee, To, Message) ->
             Message                          % dropped, as `!' does
     end.
 
-%% As erlang:send/3. `nosuspend': answers so instead of waiting, and nothing is
-%% sent. `noconnect': answers so instead of setting up a connection.
--spec send(destination(), term(), [nosuspend | noconnect]) -> ok | nosuspend | noconnect.
+-doc "
+Sends a message, as `erlang:send/3` does.
+
+- `nosuspend`: while the lane to the node, or an inbox, is full, the result is `nosuspend`, and
+  nothing is sent.
+- `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent.
+
+Otherwise the result is `ok`. The errors are those of `send/2`, and `badarg` for another option.
+
+```erlang
+1> trunkline:send(Pid, {price, 17}, [nosuspend]).
+ok
+```
+".
+-doc #{since => <<"0.1.0">>}.
+-spec send(destination(), term(), [send_option()]) -> ok | nosuspend | noconnect.
 send(To, Message, Options) ->
     case options(Options, infinity, connect) of
         {Patience, _} = How ->
@@ -170,10 +362,19 @@ options([noconnect | Options], Patience, _) -> options(Options, Patience, noconn
 options([], Patience, Connect) -> {Patience, Connect};
 options(_, _, _) -> badarg.
 
-%% Sends the message to each of these; it is encoded once, and goes to each of their nodes once.
-%% In order with whatever else the process sends to one of them. As `send', it does not tell
-%% whether a process is there: so it is with a name that nobody has, also here. The error is
-%% badarg if there is no destination in the place of one, and nothing is sent.
+-doc "
+Sends one message to many destinations. It is encoded once, and goes once to each node, in order
+with everything else that the caller sends by Trunkline.
+
+Like `send/2`, it does not say whether a process is there. That holds for names of this node, too.
+The error is `badarg` if one of the list is no destination; then nothing is sent.
+
+```erlang
+1> trunkline:multicast(Subscribers, {price, 17}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicast([destination()], term()) -> ok.
 multicast(Destinations, Message) ->
     case multicast(Destinations, Message, [], {infinity, connect}) of
@@ -181,9 +382,18 @@ multicast(Destinations, Message) ->
         badarg -> ?BAD_ARGUMENT(badarg, [Destinations, Message])
     end.
 
-%% With the options of send/3: those whose messages would have had to wait, or to set up a
-%% connection, are answered, and get none.
--spec multicast([destination()], term(), [nosuspend | noconnect]) -> ok | {not_sent, trunkline_multicast:not_sent()}.
+-doc "
+Like `multicast/2`, with the options of `send/3`. The result is `ok`, or `{not_sent, List}` with the
+destinations that got nothing, by the reason: `{nosuspend, Destinations}` and `{noconnect,
+Destinations}`.
+
+```erlang
+1> trunkline:multicast(Subscribers, {price, 17}, [nosuspend]).
+{not_sent,[{nosuspend,[<9876.120.0>]}]}
+```
+".
+-doc #{since => <<"0.5.0">>}.
+-spec multicast([destination()], term(), [send_option()]) -> ok | {not_sent, [{send_option(), [destination()]}]}.
 multicast(Destinations, Message, Options) ->
     case multicast(Destinations, Message, Options, options(Options, infinity, connect)) of
         [] -> ok;
@@ -200,7 +410,16 @@ multicast(Destinations, Message, Options, How) ->
         error:badarg -> badarg
     end.
 
-%% As gen_server:cast/2.
+-doc "
+Sends a request to a server and does not wait for it, as `gen_server:cast/2` does. The result is
+always `ok`, whether there is such a server or not.
+
+```erlang
+1> trunkline:cast({stock, 'b@host'}, {add, apples, 20}).
+ok
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec cast(server_ref(), term()) -> ok.
 cast({global, Name}, Request) ->
     cast({via, global, Name}, Request);
@@ -223,28 +442,80 @@ do_cast(Server, Request) ->
         error:badarg -> ok            % no local process has that name
     end.
 
-%% As gen_server:call/2,3, to a gen_server or a gen_statem. Exits with {Reason,
-%% {trunkline, call, Args}}, with the Reason that gen_server:call would give. The
-%% time includes the wait for room. An inbox that is full and does not let its senders wait
-%% (trunkline_inbox) is the reason `overload', at once.
+-doc "
+Calls a server and waits up to 5,000 milliseconds for its reply, as `gen_server:call/2` does. The
+server may be a gen_server, a gen_statem, or an Elixir GenServer or Agent.
+
+If there is no reply the caller exits with `{Reason, {trunkline, call, Args}}`, and a `Reason` of
+`gen_server:call/2`: `noproc`, `timeout`, `{nodedown, Node}`, `calling_self`, or that for which the
+server has ended. It is `overload` if the server has an inbox that is full and does not let senders
+wait (see `trunkline_inbox`). No reply arrives later.
+
+```erlang
+1> trunkline:call({stock, 'b@host'}, {take, apples, 3}).
+{ok,3}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
     trunkline_call:call(ServerRef, Request, 5000, {?MODULE, call, [ServerRef, Request]}).
 
+-doc "
+Like `call/2`, with a time-out in milliseconds, or `infinity`. The time includes the wait for room
+in the lane.
+
+```erlang
+1> trunkline:call({stock, 'b@host'}, {take, apples, 3}, 1000).
+{ok,3}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
     trunkline_call:call(ServerRef, Request, Timeout, {?MODULE, call, [ServerRef, Request, Timeout]}).
 
-%% As gen_server:multi_call/2,3,4, and its results in the order of the nodes. What is no node
-%% is a badarg, as with OTP 27.
+-doc "
+Calls the servers of a name at this node and at all connected nodes, and waits for all of them, as
+`gen_server:multi_call/2` does.
+
+```erlang
+1> trunkline:multi_call(stock, {count, apples}).
+{[{'a@host',17},{'b@host',3}],[]}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call(Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Name, Request) ->
     multi_call([node() | nodes()], Name, Request).
 
+-doc "
+Calls the servers of a name at these nodes, and waits for all of them, as `gen_server:multi_call/3`
+does.
+
+```erlang
+1> trunkline:multi_call(['b@host', 'c@host'], stock, {count, apples}).
+{[{'b@host',3}],['c@host']}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request) ->
     multi_call(Nodes, Name, Request, infinity).
 
+-doc "
+Calls the servers of a name at these nodes, and waits for up to `Timeout` milliseconds, as
+`gen_server:multi_call/4` does. The result is `{Replies, BadNodes}`: the replies, and the nodes
+without one, both in the order of the list. No reply arrives later.
+
+The error is `badarg` if one of the list is no node, as in OTP 27.
+
+```erlang
+1> trunkline:multi_call(['b@host', 'c@host'], stock, {count, apples}, 1000).
+{[{'b@host',3}],['c@host']}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request, Timeout)
   when is_list(Nodes), is_atom(Name), Timeout =:= infinity;
@@ -254,77 +525,243 @@ multi_call(Nodes, Name, Request, Timeout)
         Answers -> Answers
     end.
 
-%% As gen_server:abcast/2,3.
+-doc "
+Casts to the servers of a name at this node and at all connected nodes, as `gen_server:abcast/2`
+does.
+
+```erlang
+1> trunkline:abcast(stock, close).
+abcast
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec abcast(Name :: atom(), term()) -> abcast.
 abcast(Name, Request) when is_atom(Name) ->
     abcast([node() | nodes()], Name, Request).
 
+-doc "
+Casts to the servers of a name at these nodes, as `gen_server:abcast/3` does.
+
+```erlang
+1> trunkline:abcast(['b@host', 'c@host'], stock, close).
+abcast
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec abcast([node()], Name :: atom(), term()) -> abcast.
 abcast(Nodes, Name, Request) when is_list(Nodes), is_atom(Name) ->
     lists:foreach(fun(Node) when is_atom(Node) -> cast({Name, Node}, Request) end, Nodes),
     abcast.
 
-%% As gen_server:send_request/2,4. The request ids, and the collections of them, are for the
-%% functions below, not for gen_server's.
+-doc "
+Sends a request to a server, as `gen_server:send_request/2` does. The result is an id, by which
+`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
+
+```erlang
+1> Id = trunkline:send_request({stock, 'b@host'}, {count, apples}).
+2> trunkline:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec send_request(server_ref(), term()) -> request_id().
 send_request(ServerRef, Request) ->
     trunkline_call:send_request(ServerRef, '$gen_call', Request).
 
+-doc "
+Sends a request, and adds its id to a collection, with a label, as `gen_server:send_request/4` does.
+The result is the new collection.
+
+```erlang
+1> Ids = trunkline:send_request({stock, 'b@host'}, {count, apples}, b, trunkline:reqids_new()).
+2> {{reply, 3}, b, _} = trunkline:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
 send_request(ServerRef, Request, Label, ReqIdCollection) ->
     trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
 
-%% As in gen_server: after `timeout' one may wait again.
+-doc "
+Waits for the response to a request, as `gen_server:wait_response/2` does. After `timeout` one may
+wait for it again.
+
+The error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> trunkline:wait_response(Id, 10).
+timeout
+2> trunkline:wait_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_server:wait_response/3`
+does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`,
+after which one may wait again. If `Delete` is `true` the request is not in the new collection any
+more.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline:wait_response(Ids, 1000, true).
+2> trunkline:wait_response(Ids1, 1000, true).
+no_request
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIdCollection, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:wait_response(ReqIdCollection, Timeout, Delete)).
 
-%% As in gen_server: after `timeout' the reply will never arrive.
+-doc "
+Waits for the response to a request, as `gen_server:receive_response/2` does. After `timeout` the
+response is given up: it never arrives.
+
+The error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> trunkline:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_server:receive_response/3`
+does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
+are given up: none of them arrives.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIdCollection, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:receive_response(ReqIdCollection, Timeout, Delete)).
 
+-doc "
+Whether a message is the response to a request, as `gen_server:check_response/2` says. If it is not,
+the result is `no_reply`. A server calls this in its `handle_info/2`.
+
+```erlang
+handle_info(Message, #{id := Id} = State) ->
+    case trunkline:check_response(Message, Id) of
+        {reply, Count} -> {noreply, State#{count => Count}};
+        {error, {_Reason, _Server}} -> {noreply, State};
+        no_reply -> {noreply, State}
+    end.
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
 
+-doc "
+Whether a message is the response to one of a collection of requests, as
+`gen_server:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
+none, or `no_request` if the collection is empty.
+
+```erlang
+1> receive Message -> trunkline:check_response(Message, Ids, true) end.
+{{reply,3},b,Ids1}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIdCollection, Delete) ->
     ?NAMED(badarg, [Message, ReqIdCollection, Delete], trunkline_call:check_response(Message, ReqIdCollection, Delete)).
 
+-doc "
+An empty collection of request ids, as `gen_server:reqids_new/0`. The servers of a collection's
+requests may be anywhere: at this node, and at nodes with and without Trunkline.
+
+```erlang
+1> Ids = trunkline:reqids_new().
+2> trunkline:reqids_size(Ids).
+0
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
+-doc "
+How many ids there are in a collection. The error is `badarg` if this is none.
+
+```erlang
+1> trunkline:reqids_size(Ids).
+2
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(ReqIdCollection) ->
     ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:size(ReqIdCollection)).
 
+-doc "
+Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
+collection already.
+
+```erlang
+1> Id = trunkline:send_request({stock, 'b@host'}, {count, apples}).
+2> Ids = trunkline:reqids_add(Id, b, trunkline:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIdCollection) ->
     ?NAMED(badarg, [RequestId, Label, ReqIdCollection], trunkline_call:reqids_add(RequestId, Label, ReqIdCollection)).
 
+-doc "
+The ids of a collection, each with its label. The error is `badarg` if this is none.
+
+```erlang
+1> [{Id, b}] = trunkline:reqids_to_list(Ids).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIdCollection) ->
     ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:to_list(ReqIdCollection)).
 
-%% As erlang:monitor/2. The 'DOWN' message comes after all that the monitored process has sent
-%% to this one with Trunkline, and with noconnection as its reason when the session
-%% with that node ends.
+-doc "
+Monitors a process: `monitor(process, Process)`.
+
+```erlang
+1> Ref = trunkline:monitor({stock, 'b@host'}).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec monitor(pid() | atom() | {RegisteredName :: atom(), node()}) -> reference().
 monitor(Process) ->
     trunkline_monitor:monitor(Process).
 
+-doc "
+Monitors a process, as `erlang:monitor/2` does. The `'DOWN'` message comes after everything that the
+process has sent to the caller by Trunkline. Its reason is `noconnection` if the connection to the
+node is lost.
+
+Ports and the time offset are monitored by `erlang:monitor/2`.
+
+```erlang
+1> Ref = trunkline:monitor(process, {stock, 'b@host'}).
+2> receive {'DOWN', Ref, process, {stock, 'b@host'}, Reason} -> Reason end.
+shutdown
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec monitor(process, pid() | atom() | {RegisteredName :: atom(), node()}) -> reference();
              (port, port() | (RegisteredName :: atom())) -> reference();
              (time_offset, clock_service) -> reference().
@@ -333,35 +770,85 @@ monitor(process, Process) ->
 monitor(Type, Item) ->
     erlang:monitor(Type, Item).
 
-%% As erlang:demonitor/1,2, of every monitor.
+-doc "
+Ends a monitor, of `monitor/1,2` or of `erlang:monitor/2,3`, as `erlang:demonitor/1` does.
+
+```erlang
+1> trunkline:demonitor(Ref).
+true
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec demonitor(reference()) -> true.
 demonitor(Ref) ->
     trunkline_monitor:demonitor(Ref, []).
 
+-doc "
+Ends a monitor, of `monitor/1,2` or of `erlang:monitor/2,3`, with the options and the results of
+`erlang:demonitor/2`.
+
+```erlang
+1> trunkline:demonitor(Ref, [flush]).
+true
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
     trunkline_monitor:demonitor(Ref, Options).
 
-%% As erlang:exit/2, in order with all that the calling process sends to that one by Trunkline,
-%% and with its monitors. A process that does not get to run for a second may get what was sent
-%% to it later before the signal. (To a process at a node whose Trunkline is older than 0.6.0 the
-%% signal goes by the distribution, and has no order.)
+-doc "
+Sends an exit signal, as `erlang:exit/2` does, in order with everything that the caller sends to
+that process by Trunkline, and with its monitors.
+
+If the process does not get to run for a second, what was sent to it later may come before the
+signal. To a node whose Trunkline is older than 0.6.0 the signal goes by the distribution, and has
+no order.
+
+```erlang
+1> trunkline:exit(Pid, shutdown).
+true
+```
+".
+-doc #{since => <<"0.6.0">>}.
 -spec exit(pid() | port(), Reason :: term()) -> true.
 exit(Process, Reason) ->
     trunkline_exit:exit(Process, Reason).
 
-%% Gives up the lanes to and from Node without a loss: what is in them, on both sides, is
-%% delivered, and from then on messages between the two nodes go by plain distribution, in order
-%% behind that, until the nodes connect anew, or Trunkline is started anew at one of them.
-%% Requests under way are answered. (A peer of version 0.4.0 ends them, as when it is
-%% stopped.) `noconnection': there is no connection, or it has been lost meanwhile. `timeout': the
-%% time has passed, or nothing moved for three seconds; the lanes are given up nevertheless, and what was
-%% lost is counted and reported. `stopped': Trunkline does not run here. Any other reason is that
-%% for which a process of Trunkline has died meanwhile: there are lanes again.
+-doc "
+Ends the lanes between this node and another one without a loss. What is in them, at both nodes, is
+delivered, and requests are answered. Then messages between the two nodes go by plain distribution,
+in order behind what was delivered, until the nodes connect again, or Trunkline is started again at
+one of them.
+
+The result is `ok`, or `{error, Reason}`:
+
+- `noconnection`: there is no connection, or it was lost meanwhile;
+- `timeout`: nothing has moved for three seconds. The lanes are ended nevertheless; what was lost is
+  counted and reported;
+- `stopped`: Trunkline does not run at this node;
+- another reason: a process of Trunkline has died for it meanwhile, and there are lanes again.
+
+```erlang
+1> trunkline:drain('b@host').
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec drain(node()) -> ok | {error, drain_error()}.
 drain(Node) ->
     drain(Node, infinity).
 
+-doc "
+Like `drain/1`, for up to `Timeout` milliseconds. Then the result is `{error, timeout}`, and the
+lanes are ended nevertheless. The error is `badarg` if this is not another node, or no time-out.
+
+```erlang
+1> trunkline:drain('b@host', 5000).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec drain(node(), timeout()) -> ok | {error, drain_error()}.
 drain(Node, Timeout) when is_atom(Node), Node =/= node(), Timeout =:= infinity;
                           is_atom(Node), Node =/= node(), is_integer(Timeout), Timeout >= 0 ->
@@ -373,7 +860,17 @@ drain(Node, Timeout) when is_atom(Node), Node =/= node(), Timeout =:= infinity;
 drain(Node, Timeout) ->
     ?BAD_ARGUMENT(badarg, [Node, Timeout]).
 
-%% All peers, at the same time. Nodes that connect later get lanes.
+-doc "
+Ends the lanes to all peers, at the same time, as `drain/1` does. Nodes that connect later get
+lanes. The result is `ok`, or `{error, List}` with the nodes for which it failed, and why; or
+`{error, stopped}`, if Trunkline does not run.
+
+```erlang
+1> trunkline:drain().
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec drain() -> ok | {error, stopped | [{node(), drain_error()}]}.
 drain() ->
     case drain_all(all, infinity) of
@@ -396,7 +893,16 @@ drain_all(Which, Timeout) ->
             lists:zip(Nodes, trunkline_link:drain(Pids, Deadline))
     end.
 
-%% What is going on, read without asking any process.
+-doc "
+What is going on at this node. No process is asked: the counters are read.
+
+```erlang
+1> #{running := true, peers := Peers} = trunkline:info().
+2> maps:keys(Peers).
+['b@host']
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec info() -> info().
 info() ->
     #{running => whereis(trunkline_sup) =/= undefined,
@@ -404,6 +910,17 @@ info() ->
       fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
 
+-doc "
+What is going on between this node and another one. The result is `undefined` if nothing is known of
+that node. A node that is not connected is forgotten after an hour.
+
+```erlang
+1> #{state := up, lost := Lost} = trunkline:info('b@host').
+2> Lost.
+#{crashed => 0,queued => 0,unconfirmed => 0,unreachable => 0}
+```
+".
+-doc #{since => <<"0.1.0">>}.
 -spec info(node()) -> peer_info() | undefined.
 info(Node) ->
     case trunkline_peers:lookup(Node) of
@@ -411,6 +928,19 @@ info(Node) ->
         Peer -> peer_info(Node, Peer)
     end.
 
+-doc "
+The options of the application: what each is set to, and what it means. While Trunkline runs the
+values are those with which it was started. Otherwise they are those with which it would be started
+now; a value that it would refuse is shown as it is.
+
+```erlang
+1> maps:map(fun(_, #{value := Value}) -> Value end, trunkline:options()).
+#{advertise_address => undefined, lanes => 4, ...}
+2> maps:get(bulk_idle, trunkline:options()).
+#{default => 60000, must_be => <<...>>, unit => <<\"ms\">>, value => 60000, ...}
+```
+".
+-doc #{since => <<"1.0.0">>}.
 -spec options() -> #{atom() => option_info()}.
 options() ->
     Values = trunkline_options:current(),
@@ -423,7 +953,20 @@ options() ->
 
 text(Chars) -> unicode:characters_to_binary(Chars).
 
-%% Waits until messages to that node go by lane. It does not connect to it.
+-doc "
+Waits until messages to that node go by lane, for up to `Timeout` milliseconds. It does not connect
+to the node. This is for tests and for scripts: senders need not wait for anything.
+
+The error is `badarg` if this is no node, or no time-out.
+
+```erlang
+1> net_kernel:connect_node('b@host').
+true
+2> trunkline:await_up('b@host', 5000).
+ok
+```
+".
+-doc #{since => <<"0.6.0">>}.
 -spec await_up(node(), timeout()) -> ok | {error, timeout}.
 await_up(Node, Timeout) when is_atom(Node), Timeout =:= infinity;
                              is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
@@ -500,27 +1043,63 @@ lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
           queued_bytes => trunkline_gate:bytes(Level),
           mean_batch => Messages / max(1, Batches)}.
 
-%% Looks for five seconds, and only looks, at what the distribution does; prints and answers
-%% what it is, and whether there is something to gain. Trunkline need not run. Options: `time'
-%% (ms), `nodes' (default: all that are connected).
--spec advise() -> [trunkline_advise:advice()].
+-doc "
+Looks for five seconds at what the distribution's connections do, prints what there is to gain, and
+returns it. See `advise/1`.
+
+```erlang
+1> trunkline:advise().
+```
+".
+-doc #{since => <<"0.6.0">>}.
+-spec advise() -> [advice()].
 advise() ->
     advise(#{}).
 
--spec advise(trunkline_advise:options()) -> [trunkline_advise:advice()].
+-doc "
+Looks for some time at what the distribution's connections do, prints what there is to gain, and
+returns it. It only reads counters, and sends nothing. Trunkline need not run, at this node or at
+any other.
+
+The error is `badarg` for an unknown option, or a value that is out of range.
+
+```erlang
+1> [#{gain := batches}] = trunkline:advise(#{time => 2000, nodes => ['b@host']}).
+```
+".
+-doc #{since => <<"0.6.0">>}.
+-spec advise(advise_options()) -> [advice()].
 advise(Options) ->
     trunkline_advise:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Options]),
     trunkline_advise:advise(Options).
 
-%% Measures plain distribution and Trunkline in turn between this node and that one, in at most
-%% ten seconds; prints a table and answers the figures. It loads both nodes: on a busy system it
-%% refuses. Options: `time' (ms), `bytes' (of large messages), `force' (also on a busy system).
--spec compare(node()) -> {ok, trunkline_compare:report()} | {error, trunkline_compare:error()}.
+-doc "
+Measures plain distribution and Trunkline in turn between this node and another one, in at most ten
+seconds, prints a table, and returns the figures. See `compare/2`.
+
+```erlang
+1> {ok, Report} = trunkline:compare('b@host').
+```
+".
+-doc #{since => <<"0.6.0">>}.
+-spec compare(node()) -> {ok, comparison()} | {error, compare_error()}.
 compare(Node) ->
     compare(Node, #{}).
 
--spec compare(node(), trunkline_compare:options()) ->
-          {ok, trunkline_compare:report()} | {error, trunkline_compare:error()}.
+-doc "
+Measures plain distribution and Trunkline in turn between this node and another one, prints a table,
+and returns the figures. It loads both nodes. On a busy system the result is `{error, busy}`, unless
+`force` is `true`.
+
+The error is `badarg` if this is no node, for an unknown option, or a value that is out of range.
+
+```erlang
+1> {ok, #{calls := #{ratio := Ratio}}} = trunkline:compare('b@host', #{time => 5000}).
+```
+".
+-doc #{since => <<"0.6.0">>}.
+-spec compare(node(), compare_options()) ->
+          {ok, comparison()} | {error, compare_error()}.
 compare(Node, Options) ->
     is_atom(Node) andalso trunkline_compare:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
     trunkline_compare:compare(Node, Options).

@@ -13,6 +13,7 @@
 %% a message by `!' costs the two nodes about 9 us of processor time, a batch 15 us,
 %% and a message in a batch 1 us.
 -module(trunkline_advise).
+-moduledoc false.
 
 -export([are_options/1, advise/1, look/2, judge/1]).
 

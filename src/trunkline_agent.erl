@@ -31,6 +31,7 @@
 %% process for each, which sends the outcome itself (see trunkline_executor), and
 %% tells the callers of those that end without.
 -module(trunkline_agent).
+-moduledoc false.
 
 -export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, is_news/1, is_missed/1, retired/1, pass_on/5]).

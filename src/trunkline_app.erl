@@ -1,6 +1,7 @@
 %% The application: checks the options, loads the code, starts the supervisors, and
 %% takes leave of all peers before it stops.
 -module(trunkline_app).
+-moduledoc false.
 -behaviour(application).
 
 -include_lib("kernel/include/logger.hrl").
@@ -38,8 +39,8 @@ load() ->
           end,
     case code:ensure_modules_loaded([crypto, gen_statem, gen_tcp, inet_tcp | Own]) of
         ok -> ok;
-        %% It is needed at compile time only, and a release may leave it out.
-        {error, [{trunkline_transform, _}]} -> ok
+        %% These are needed at compile time only, and a release may leave them out.
+        {error, Missing} -> [] = [M || {M, _} <- Missing] -- [trunkline_transform, trunkline_docs], ok
     end.
 
 %% All at the same time, which a supervisor would not do, and without new ones.

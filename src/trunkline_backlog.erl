@@ -4,6 +4,7 @@
 %% was about to leave; they are taken out as batches. A batch has at most so many
 %% messages, and at most so many bytes unless it is a single message.
 -module(trunkline_backlog).
+-moduledoc false.
 
 -export([new/2, in/3, in_batch/3, take/1, is_empty/1, charge/1]).
 

@@ -14,6 +14,7 @@
 %% Arguments that are none of ours go on to `gen', which says what it says of them on the release
 %% that runs.
 -module(trunkline_call).
+-moduledoc false.
 
 -export([call/4, call/5]).
 -export([send_request/3, send_request/5, reqids_add/3, wait_response/2, wait_response/3,

@@ -16,6 +16,7 @@
 %% distance that is felt after every pause; therefore, for a while after it was last
 %% used, such a connection says now and then that it is still there.
 -module(trunkline_carrier).
+-moduledoc false.
 
 -export([start/2, send/2]).
 -export([loop/1]).

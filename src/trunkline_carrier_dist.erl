@@ -3,6 +3,7 @@
 %% them (see trunkline_courtesy). It behaves as trunkline_carrier does, and the
 %% dock at the other node acknowledges each fragment.
 -module(trunkline_carrier_dist).
+-moduledoc false.
 
 -export([start/1]).
 -export([loop/1]).

@@ -5,6 +5,7 @@
 %% The processes at the other node are linked to one process here; with that one, or
 %% with the connection, all of them end.
 -module(trunkline_compare).
+-moduledoc false.
 
 -export([are_options/1, compare/2]).
 -export([median/1, percentile/2]).
@@ -15,7 +16,7 @@
 -type options() :: #{time => 1000..10_000,             % ms in all
                      bytes => pos_integer(),           % of large messages in all
                      force => boolean()}.              % also on a busy system
--type result() :: #{plain | lane => [number(), ...], ratio := float()}.       % of medians
+-type result() :: #{plain := [number()], lane := [number()], ratio := float()}.       % of medians
 -type report() :: #{one_way := result(),               % messages a second
                     calls := result(),                 % calls a second
                     ping := result()}.                 % us, 99th percentile

@@ -13,6 +13,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_courtesy).
+-moduledoc false.
 
 -export([new/0, fragment_bytes/0, is_open/1, sent/2, acked/2]).
 

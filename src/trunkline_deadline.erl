@@ -3,6 +3,7 @@
 %% A function that waits more than once, or that lets others wait for it, makes a deadline of
 %% its timeout at the start, and asks before each wait what is left of it.
 -module(trunkline_deadline).
+-moduledoc false.
 
 -export([is_timeout/1, in/1, until/1, left/1, has_passed/1]).
 

@@ -7,6 +7,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_distance).
+-moduledoc false.
 
 -export([new/0, add/2, round_trip/1, is_far/1]).
 

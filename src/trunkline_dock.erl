@@ -19,6 +19,7 @@
 %% A dock lives for one session of a link, and its receivers with it. What is not
 %% complete at the end is dropped: the notice was in the same session.
 -module(trunkline_dock).
+-moduledoc false.
 -behaviour(gen_server).
 
 -export([start_link/2]).

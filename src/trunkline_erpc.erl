@@ -1,20 +1,33 @@
-%% Remote procedure calls: erpc's functions, with the same arguments, results and
-%% exceptions. (The reasons are erpc's own too: {erpc, noconnection} and the like.)
-%%
-%% To a node that runs Trunkline a request goes by lane, behind what the calling process
-%% has sent to that node by Trunkline before, and is executed by a process of its own
-%% (trunkline_executor draws the way there and back). The caller watches a local process
-%% only, as in trunkline_call: the inlet that brings the outcome. To other nodes, and to
-%% this one, requests are what erpc would send.
-%%
-%% As with erpc, who gives up waiting does not stop the execution; an outcome that comes
-%% too late is dropped before it reaches the mailbox. Who sends a request waits for room in
-%% the lane, and a call's time includes that.
-%%
-%% A request id is for the functions here, not for erpc's. One of erpc's own is taken here too: it is
-%% what a request has that goes without a lane. Arguments that are none of ours go on to erpc,
-%% which says what it says of them on the release that runs.
 -module(trunkline_erpc).
+-moduledoc "
+Remote procedure calls: the functions of `erpc`, by lane.
+
+They have the arguments, results and exceptions of those of `erpc`; the reasons are `{erpc,
+noconnection}`, `{erpc, timeout}` and so on. At a node that runs Trunkline a function is executed
+after everything that the caller has sent to that node before by Trunkline. Requests to other nodes,
+and to this one, are what `erpc` sends.
+
+As with `erpc`, giving up does not stop the execution. A result that comes too late is dropped
+before it reaches the mailbox. A caller waits for room in the lane, and a call's time includes that.
+
+A request id of this module is for its functions alone. Ids of `erpc` are taken here, too.
+
+The error is `{erpc, badarg}` for an argument that is not right, in every function.
+
+```erlang
+1> trunkline_erpc:call('b@host', erlang, node, []).
+'b@host'
+2> trunkline_erpc:multicall(['b@host', 'c@host'], erlang, system_info, [otp_release], 1000).
+[{ok,[50,53]},{error,{erpc,noconnection}}]
+```
+".
+-moduledoc #{since => <<"0.5.0">>}.
+-compile({parse_transform, trunkline_docs}).
+
+%% A request by lane is executed by a process of its own (trunkline_executor draws the way there and
+%% back). The caller watches a local process only, as in trunkline_call: the inlet that brings the
+%% outcome. Arguments that are none of ours go on to erpc, which says what it says of them on the
+%% release that runs.
 
 -include("trunkline_errors.hrl").
 
@@ -25,7 +38,7 @@
 -export([wait_response/1, wait_response/2, wait_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([request_id/0, request_id_collection/0, timeout_time/0, outcome/0]).
+-export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
 -dialyzer({no_improper_lists, [ask/6, await/2]}).
 %% erpc's own ids, of which the reference must be known.
@@ -36,10 +49,39 @@
 %% What raises in every case; of erpc's functions Dialyzer thinks so.
 -dialyzer({no_return, [badarg/0, raise/2, outcome/2]}).
 
--type timeout_time() :: trunkline_deadline:timeout_time().
--type outcome() :: trunkline_executor:outcome().
--type options() :: #{timeout => timeout_time(), always_spawn => boolean()}.      % since OTP 28
+-doc "
+How long to wait: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => <<"0.5.0">>}.
+-type timeout_time() :: timeout() | {abs, integer()}.
+
+-doc "
+How an execution has ended, as `erpc:multicall/4` tells it: `{ok, Result}`, or `{Class, Reason}`.
+".
+-doc #{since => <<"0.5.0">>}.
+-type outcome() :: {ok, Result :: term()}
+                 | {throw, term()}
+                 | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
+                 | {error, {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
+
+-doc "
+Options in the place of a time-out, as `erpc` takes them since OTP 28.
+".
+-doc #{since => <<"0.5.0">>}.
+-type options() :: #{timeout => timeout_time(), always_spawn => boolean()}.
+
+-doc "
+Names a request of `send_request/2,4`. It is for the functions of this module, not for those of
+`erpc`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id() :: {reference(), lane} | erpc:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id_collection() :: trunkline_reqids:collection(request_id()).
 
 -type mfargs() :: {module(), Function :: atom(), Args :: [term()]}.
@@ -53,20 +95,59 @@
 
 %% --- calls --------------------------------------------------------------------
 
+-doc "
+Executes a fun at a node and returns its result. It waits without a limit in time. See `call/5`.
+
+```erlang
+1> trunkline_erpc:call('b@host', fun() -> node() end).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(node(), fun(() -> Result)) -> Result.
 call(Node, Fun) ->
     call(Node, Fun, infinity).
 
+-doc "
+Executes a fun at a node and returns its result, with a time-out in milliseconds. See `call/5`.
+
+```erlang
+1> trunkline_erpc:call('b@host', fun() -> node() end, 1000).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(node(), fun(() -> Result), timeout_time() | options()) -> Result.
 call(Node, Fun, Timeout) when is_function(Fun, 0) ->
     ?NAMED([Node, Fun, Timeout], call(Node, erlang, apply, [Fun, []], Timeout));
 call(Node, Fun, Timeout) ->
     ?BAD([Node, Fun, Timeout]).
 
+-doc "
+Executes a function at a node and returns its result. It waits without a limit in time. See
+`call/5`.
+
+```erlang
+1> trunkline_erpc:call('b@host', erlang, node, []).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(node(), module(), Function :: atom(), Args :: [term()]) -> term().
 call(Node, M, F, A) ->
     call(Node, M, F, A, infinity).
 
+-doc "
+Executes a function at a node and returns its result, as `erpc:call/5` does. What the function
+throws, exits with or raises is raised here, as `erpc` does it. After `Timeout` milliseconds the
+error is `{erpc, timeout}`; without a connection it is `{erpc, noconnection}`.
+
+```erlang
+1> trunkline_erpc:call('b@host', erlang, node, [], 1000).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time() | options()) -> term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
@@ -75,20 +156,59 @@ call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
 call(Node, M, F, A, Timeout) ->
     ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).
 
+-doc "
+Executes a fun at many nodes and waits for all of them without a limit in time. See `multicall/5`.
+
+```erlang
+1> trunkline_erpc:multicall(['b@host', 'c@host'], fun() -> node() end).
+[{ok,'b@host'},{ok,'c@host'}]
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicall([node()], fun(() -> term())) -> [outcome()].
 multicall(Nodes, Fun) ->
     multicall(Nodes, Fun, infinity).
 
+-doc "
+Executes a fun at many nodes, with a time-out in milliseconds. See `multicall/5`.
+
+```erlang
+1> trunkline_erpc:multicall(['b@host', 'c@host'], fun() -> node() end, 1000).
+[{ok,'b@host'},{ok,'c@host'}]
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicall([node()], fun(() -> term()), timeout_time() | options()) -> [outcome()].
 multicall(Nodes, Fun, Timeout) when is_function(Fun, 0) ->
     ?NAMED([Nodes, Fun, Timeout], multicall(Nodes, erlang, apply, [Fun, []], Timeout));
 multicall(Nodes, Fun, Timeout) ->
     ?BAD([Nodes, Fun, Timeout]).
 
+-doc "
+Executes a function at many nodes and waits for all of them without a limit in time. See
+`multicall/5`.
+
+```erlang
+1> trunkline_erpc:multicall(['b@host', 'c@host'], erlang, node, []).
+[{ok,'b@host'},{ok,'c@host'}]
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicall([node()], module(), Function :: atom(), Args :: [term()]) -> [outcome()].
 multicall(Nodes, M, F, A) ->
     multicall(Nodes, M, F, A, infinity).
 
+-doc "
+Executes a function at many nodes, as `erpc:multicall/5` does. The result has an outcome for each
+node, in their order. After `Timeout` milliseconds those that have not ended are `{error, {erpc,
+timeout}}`. No node is asked late because of one before it in the list.
+
+```erlang
+1> trunkline_erpc:multicall(['b@host', 'c@host'], erlang, node, [], 1000).
+[{ok,'b@host'},{error,{erpc,noconnection}}]
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicall([node()], module(), Function :: atom(), Args :: [term()], timeout_time() | options()) ->
           [outcome()].
 multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
@@ -138,10 +258,29 @@ ask(timeout, _, _, Others, _, _) ->
 
 %% --- casts --------------------------------------------------------------------
 
+-doc "
+Executes a fun at a node and does not wait for it, as `erpc:cast/2` does. The result is always `ok`.
+
+```erlang
+1> trunkline_erpc:cast('b@host', fun() -> cache:flush() end).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec cast(node(), fun(() -> term())) -> ok.
 cast(Node, Fun) ->
     ?NAMED([Node, Fun], cast(Node, erlang, apply, [Fun, []])).
 
+-doc "
+Executes a function at a node and does not wait for it, as `erpc:cast/4` does. The result is always
+`ok`.
+
+```erlang
+1> trunkline_erpc:cast('b@host', cache, flush, []).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec cast(node(), module(), Function :: atom(), Args :: [term()]) -> ok.
 cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
     case trunkline_peers:can(Node, apply)
@@ -156,10 +295,28 @@ cast_plain(Node, M, F, A) ->
     ok = fallback(Node),
     erpc:cast(Node, M, F, A).
 
+-doc "
+Executes a fun at many nodes and does not wait for it, as `erpc:multicast/2` does.
+
+```erlang
+1> trunkline_erpc:multicast(['b@host', 'c@host'], fun() -> cache:flush() end).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicast([node()], fun(() -> term())) -> ok.
 multicast(Nodes, Fun) ->
     ?NAMED([Nodes, Fun], multicast(Nodes, erlang, apply, [Fun, []])).
 
+-doc "
+Executes a function at many nodes and does not wait for it, as `erpc:multicast/4` does.
+
+```erlang
+1> trunkline_erpc:multicast(['b@host', 'c@host'], cache, flush, []).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multicast([node()], module(), Function :: atom(), Args :: [term()]) -> ok.
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
@@ -192,12 +349,35 @@ tell(_, _, _, Others, _) ->
 
 %% --- requests -----------------------------------------------------------------
 
+-doc "
+Starts the execution of a fun at a node, as `erpc:send_request/2` does. The result is an id, by
+which `receive_response/1,2`, `wait_response/1,2` or `check_response/2` get the result.
+
+```erlang
+1> Id = trunkline_erpc:send_request('b@host', fun() -> node() end).
+2> trunkline_erpc:receive_response(Id, 1000).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(node(), fun(() -> term())) -> request_id().
 send_request(Node, Fun) when is_atom(Node), is_function(Fun, 0) ->
     request(Node, erlang, apply, [Fun, []]);
 send_request(Node, Fun) ->
     ?BAD([Node, Fun]).
 
+-doc "
+Starts the execution of a function at a node, as `erpc:send_request/4` does. The result is an id.
+
+With a fun, a label and a collection in the place of the function: starts the execution of the fun,
+and adds its id to the collection, with that label. The result is the new collection.
+
+```erlang
+1> Id = trunkline_erpc:send_request('b@host', erlang, node, []).
+2> Ids = trunkline_erpc:send_request('b@host', fun() -> node() end, b, trunkline_erpc:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(node(), module(), Function :: atom(), Args :: [term()]) -> request_id();
                   (node(), fun(() -> term()), Label :: term(), request_id_collection()) ->
           request_id_collection().
@@ -208,6 +388,15 @@ send_request(Node, Fun, Label, Collection) when is_atom(Node), is_function(Fun, 
 send_request(Node, Second, Third, Fourth) ->
     ?BAD([Node, Second, Third, Fourth]).
 
+-doc "
+Starts the execution of a function at a node, and adds its id to a collection, with a label, as
+`erpc:send_request/6` does. The result is the new collection.
+
+```erlang
+1> Ids = trunkline_erpc:send_request('b@host', erlang, node, [], b, trunkline_erpc:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(node(), module(), Function :: atom(), Args :: [term()], Label :: term(),
                    request_id_collection()) -> request_id_collection().
 send_request(Node, M, F, A, Label, Collection) when ?IS_CALL(Node, M, F, A), is_map(Collection) ->
@@ -238,10 +427,30 @@ request_without(unreachable, _, _, _, _) ->
     self() ! {'DOWN', Ref, process, self(), noconnection},
     {Ref, lane}.
 
+-doc "
+Waits for the result of a request without a limit in time. See `receive_response/2`.
+
+```erlang
+1> trunkline_erpc:receive_response(Id).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id()) -> term().
 receive_response(Id) when ?IS_BY_LANE(Id) -> receive_response(Id, infinity);
 receive_response(Id) -> ?NAMED([Id], erpc:receive_response(Id)).
 
+-doc "
+Waits for the result of a request for up to `Timeout` milliseconds, as `erpc:receive_response/2`
+does. It returns or raises what `call/5` would. After `{erpc, timeout}` the result is given up: it
+never arrives, and to wait for it again is the error `{erpc, badarg}`.
+
+```erlang
+1> trunkline_erpc:receive_response(Id, 1000).
+'b@host'
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id(), timeout_time()) -> term().
 receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     ?NAMED([Id, Timeout],
@@ -252,6 +461,16 @@ receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
 receive_response(Id, Timeout) ->
     ?NAMED([Id, Timeout], erpc:receive_response(Id, Timeout)).
 
+-doc "
+Waits for the next result of a collection of requests, as `erpc:receive_response/3` does. The result
+is `{Result, Label, Ids}`, or `no_request` if the collection is empty. After `{erpc, timeout}` all
+results of the collection are given up.
+
+```erlang
+1> {'b@host', b, Ids1} = trunkline_erpc:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {Result :: term(), Label :: term(), request_id_collection()} | no_request.
 receive_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boolean(Delete) ->
@@ -266,10 +485,31 @@ receive_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_
 receive_response(Collection, Timeout, Delete) ->
     ?NAMED([Collection, Timeout, Delete], erpc:receive_response(Collection, Timeout, Delete)).
 
+-doc "
+Whether the result of a request has arrived: `{response, Result}` or `no_response`. See
+`wait_response/2`.
+
+```erlang
+1> trunkline_erpc:wait_response(Id).
+{response,'b@host'}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id()) -> {response, Result :: term()} | no_response.
 wait_response(Id) when ?IS_BY_LANE(Id) -> wait_response(Id, 0);
 wait_response(Id) -> ?NAMED([Id], erpc:wait_response(Id)).
 
+-doc "
+Waits for the result of a request for up to `Timeout` milliseconds, as `erpc:wait_response/2` does.
+The result is `{response, Result}`, or `no_response`, after which one may wait for it again. An
+exception is raised as by `call/5`.
+
+```erlang
+1> trunkline_erpc:wait_response(Id, 1000).
+{response,'b@host'}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id(), timeout_time()) -> {response, Result :: term()} | no_response.
 wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     case await(Id, trunkline_deadline:left(?NAMED([Id, Timeout], deadline(Timeout)))) of
@@ -279,6 +519,16 @@ wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
 wait_response(Id, Timeout) ->
     ?NAMED([Id, Timeout], erpc:wait_response(Id, Timeout)).
 
+-doc "
+Waits for the next result of a collection of requests, as `erpc:wait_response/3` does. The result is
+`{{response, Result}, Label, Ids}`, `no_response`, or `no_request` if the collection is empty. If
+`Delete` is `true` the request is not in the new collection any more.
+
+```erlang
+1> {{response, 'b@host'}, b, Ids1} = trunkline_erpc:wait_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id_collection(), timeout_time(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
@@ -291,6 +541,16 @@ wait_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_boo
 wait_response(Collection, Timeout, Delete) ->
     ?NAMED([Collection, Timeout, Delete], erpc:wait_response(Collection, Timeout, Delete)).
 
+-doc "
+Whether a message is the result of a request, as `erpc:check_response/2` says: `{response, Result}`
+or `no_response`. An exception is raised as by `call/5`.
+
+```erlang
+1> receive Message -> trunkline_erpc:check_response(Message, Id) end.
+{response,'b@host'}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id()) -> {response, Result :: term()} | no_response.
 check_response(Message, {Ref, _} = Id) when ?IS_BY_LANE(Id) ->
     case trunkline_reqids:find(Message, #{Ref => Id}) of
@@ -300,6 +560,16 @@ check_response(Message, {Ref, _} = Id) when ?IS_BY_LANE(Id) ->
 check_response(Message, Id) ->
     ?NAMED([Message, Id], erpc:check_response(Message, Id)).
 
+-doc "
+Whether a message is the result of one of a collection of requests, as `erpc:check_response/3` says.
+The results are those of `wait_response/3`.
+
+```erlang
+1> receive Message -> trunkline_erpc:check_response(Message, Ids, true) end.
+{{response,'b@host'},b,Ids1}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {{response, Result :: term()}, Label :: term(), request_id_collection()}
         | no_response | no_request.
@@ -313,20 +583,54 @@ check_response(Message, Collection, Delete) ->
 
 %% --- collections --------------------------------------------------------------
 
+-doc "
+An empty collection of request ids, as `erpc:reqids_new/0`.
+
+```erlang
+1> Ids = trunkline_erpc:reqids_new().
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() ->
     trunkline_reqids:new().
 
+-doc "
+How many ids there are in a collection.
+
+```erlang
+1> trunkline_erpc:reqids_size(Ids).
+1
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(Collection) when is_map(Collection) -> trunkline_reqids:size(Collection);
 reqids_size(Collection) -> ?BAD([Collection]).
 
+-doc "
+Adds an id to a collection, with a label. The error is `{erpc, badarg}` if the id is none, or is in
+the collection already.
+
+```erlang
+1> Ids = trunkline_erpc:reqids_add(Id, b, trunkline_erpc:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(Id, Label, Collection) ->
     try trunkline_reqids:add(reference(Id), Id, Label, Collection)
     catch error:_ -> ?BAD([Id, Label, Collection])
     end.
 
+-doc "
+The ids of a collection, each with its label.
+
+```erlang
+1> [{Id, b}] = trunkline_erpc:reqids_to_list(Ids).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(Collection) when is_map(Collection) ->
     List = trunkline_reqids:to_list(Collection),

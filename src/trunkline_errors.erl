@@ -1,15 +1,15 @@
--module(trunkline_errors).
--moduledoc false.
 %% Which argument is not right, and why: what the shell says of an error, as of OTP's own (EEP 54).
 %%
 %% The functions only raise the error (trunkline_errors.hrl). Nothing here runs before somebody
 %% wants to read it: the arguments are looked at again then.
+-module(trunkline_errors).
+-moduledoc false.
 
 -export([format_error/2]).
 
 -type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count | pid
               | destination | destinations | manager | send_options | options | inbox
-              | time | deadline | statem_time | call_time | request | erpc_request | requests.
+              | server_name | proper_list | time | deadline | statem_time | call_time | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
 format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->
@@ -63,6 +63,8 @@ kinds(drain, 2) -> [other_node, time];
 kinds(await_up, 2) -> [node, time];
 kinds(advise, 1) -> [options];
 kinds(compare, 2) -> [node, options];
+kinds(start_link, 3) -> [atom, any, proper_list];
+kinds(start_link, 4) -> [server_name, atom, any, proper_list];
 kinds(done, 2) -> [inbox, count];
 kinds(info, 1) -> [inbox];
 kinds(close, 1) -> [pid].
@@ -73,6 +75,11 @@ is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_ato
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
 is_right(nodes, Value) -> is_list_of(fun is_atom/1, Value);
 is_right(list, Value) -> is_list(Value);
+is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
+is_right(server_name, {local, Name}) -> is_atom(Name);
+is_right(server_name, {via, Module, _}) -> is_atom(Module);
+is_right(server_name, {global, _}) -> true;
+is_right(server_name, _) -> false;
 is_right(boolean, Value) -> is_boolean(Value);
 is_right(function, Value) -> is_function(Value, 0);
 is_right(count, Value) -> is_integer(Value) andalso Value > 0;
@@ -105,6 +112,8 @@ is_suspicious(Kind) -> lists:member(Kind, [options, call_time, inbox, pid, reque
 
 text(atom) -> "not an atom";
 text(list) -> "not a list";
+text(proper_list) -> "not a list";
+text(server_name) -> "invalid server name";
 text(node) -> "not a node";
 text(other_node) -> "not another node";
 text(nodes) -> "not a list of nodes";

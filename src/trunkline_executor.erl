@@ -17,6 +17,7 @@
 %% reason is its own pid: that costs half of what a tuple does, and tells its end from that
 %% of another executor which ends because it was linked to this one.
 -module(trunkline_executor).
+-moduledoc false.
 
 -export([start/2, run/2, is_done/2]).
 

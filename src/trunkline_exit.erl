@@ -11,6 +11,7 @@
 %% a process of its own delivers it when its turn comes (trunkline_opener), and what comes
 %% behind it waits.
 -module(trunkline_exit).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

@@ -12,6 +12,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_fragments).
+-moduledoc false.
 
 -export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1, bytes/1]).
 

@@ -30,6 +30,7 @@
 %% Behind those of the lanes there is one level more, numbered as if it were that
 %% of another lane: the large messages to the peer, by whatever lane they came.
 -module(trunkline_gate).
+-moduledoc false.
 
 -export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1, bytes/1, messages/1]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).

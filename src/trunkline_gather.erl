@@ -9,6 +9,7 @@
 %% and only then waits for the reference that it has made itself. Thus the compiler lets the
 %% wait skip all mail that is older (the efficiency guide, "receive").
 -module(trunkline_gather).
+-moduledoc false.
 
 -export([each/5]).
 

@@ -1,9 +1,19 @@
-%% gen_event's functions for those who notify and ask an event manager, by lane, for code that
-%% should change nothing but the module's name.
-%%
-%% The label of a request is the caller's pid, where gen_server has '$gen_call'. A request to
-%% a peer whose Trunkline cannot say that goes as gen_event would send it.
 -module(trunkline_gen_event).
+-moduledoc "
+The functions of `gen_event` for those who notify and ask an event manager, by lane.
+
+They have the arguments, results and exits of those of `gen_event`, so code needs no change but the
+module's name. A request to a node whose Trunkline is older than 0.5.0 goes as `gen_event` sends it.
+
+```erlang
+1> trunkline_gen_event:notify({alarms, 'b@host'}, {high, temperature}).
+ok
+```
+".
+-moduledoc #{since => <<"0.5.0">>}.
+-compile({parse_transform, trunkline_docs}).
+
+%% The label of a request is the caller's pid, where gen_server has '$gen_call'.
 
 -include("trunkline_errors.hrl").
 
@@ -13,15 +23,58 @@
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([request_id/0, request_id_collection/0]).
+-export_type([emgr_ref/0, handler/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
+-doc "
+An event manager: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via, Module,
+Name}`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type emgr_ref() :: trunkline:server_ref().        % gen_event exports no such type
+
+-doc "
+An event handler: a module, or `{Module, Id}`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type handler() :: gen_event:handler().
+
+-doc "
+Names a request of this module's `send_request/3`. It is for the functions of this module, not for
+those of `gen_event`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id() :: trunkline_call:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
+
+-doc "
+`{reply, Reply}`, or `{error, Reason}`: there is no such handler, it has failed, or there will be no
+reply.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response() :: {reply, term()} | {error, term()}.
+
+-doc "
+How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response_timeout() :: trunkline:response_timeout().
 
+-doc "
+Sends an event to a manager and does not wait for it, as `gen_event:notify/2` does. The error is
+`badarg` if the manager is a name of this node that no process has.
+
+```erlang
+1> trunkline_gen_event:notify({alarms, 'b@host'}, {high, temperature}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec notify(emgr_ref(), term()) -> ok.
 notify({global, Name}, Event) ->
     notify({via, global, Name}, Event);
@@ -38,72 +91,240 @@ notify(Manager, Event) ->
     _ = trunkline:send(Manager, {notify, Event}),
     ok.
 
+-doc "
+Sends an event to a manager and waits until all handlers have had it, as `gen_event:sync_notify/2`
+does. It exits with the bare reason, as that does.
+
+```erlang
+1> trunkline_gen_event:sync_notify({alarms, 'b@host'}, {high, temperature}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec sync_notify(emgr_ref(), term()) -> ok.
 sync_notify(Manager, Event) -> ask(Manager, {sync_notify, Event}).
 
+-doc "
+Asks a handler and waits up to 5,000 milliseconds for the answer, as `gen_event:call/3` does, and
+exits as that does.
+
+```erlang
+1> trunkline_gen_event:call({alarms, 'b@host'}, counter, count).
+3
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(emgr_ref(), handler(), term()) -> term().
 call(Manager, Handler, Query) ->
     trunkline_call:call(Manager, self(), {call, Handler, Query}, 5000, {gen_event, call, [Manager, Handler, Query]}).
 
+-doc "
+Like `call/3`, with a time-out in milliseconds, or `infinity`.
+
+```erlang
+1> trunkline_gen_event:call({alarms, 'b@host'}, counter, count, 1000).
+3
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(emgr_ref(), handler(), term(), timeout()) -> term().
 call(Manager, Handler, Query, Timeout) ->
     trunkline_call:call(Manager, self(), {call, Handler, Query}, Timeout,
                         {gen_event, call, [Manager, Handler, Query, Timeout]}).
 
+-doc "
+Adds a handler, as `gen_event:add_handler/3` does.
+
+```erlang
+1> trunkline_gen_event:add_handler({alarms, 'b@host'}, counter, []).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec add_handler(emgr_ref(), handler(), term()) -> term().
 add_handler(Manager, Handler, Args) -> ask(Manager, {add_handler, Handler, Args}).
 
-%% (The manager makes the link to the caller; that is OTP's own, between nodes too.)
+-doc "
+Adds a handler and supervises it, as `gen_event:add_sup_handler/3` does. The link between the
+manager and the caller is OTP's own, between nodes too.
+
+```erlang
+1> trunkline_gen_event:add_sup_handler({alarms, 'b@host'}, counter, []).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec add_sup_handler(emgr_ref(), handler(), term()) -> term().
 add_sup_handler(Manager, Handler, Args) -> ask(Manager, {add_sup_handler, Handler, Args, self()}).
 
+-doc "
+Deletes a handler, as `gen_event:delete_handler/3` does, and returns what it returns at last.
+
+```erlang
+1> trunkline_gen_event:delete_handler({alarms, 'b@host'}, counter, []).
+3
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec delete_handler(emgr_ref(), handler(), term()) -> term().
 delete_handler(Manager, Handler, Args) -> ask(Manager, {delete_handler, Handler, Args}).
 
+-doc "
+Replaces a handler by another one, as `gen_event:swap_handler/3` does.
+
+```erlang
+1> trunkline_gen_event:swap_handler({alarms, 'b@host'}, {counter, []}, {counter2, []}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec swap_handler(emgr_ref(), {handler(), term()}, {handler(), term()}) -> ok | {error, term()}.
 swap_handler(Manager, {Handler1, Args1}, {Handler2, Args2}) ->
     ask(Manager, {swap_handler, Handler1, Args1, Handler2, Args2}).
 
+-doc "
+Replaces a handler by another one and supervises that, as `gen_event:swap_sup_handler/3` does.
+
+```erlang
+1> trunkline_gen_event:swap_sup_handler({alarms, 'b@host'}, {counter, []}, {counter2, []}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec swap_sup_handler(emgr_ref(), {handler(), term()}, {handler(), term()}) -> ok | {error, term()}.
 swap_sup_handler(Manager, {Handler1, Args1}, {Handler2, Args2}) ->
     ask(Manager, {swap_sup_handler, Handler1, Args1, Handler2, Args2, self()}).
 
+-doc "
+The handlers of a manager, as `gen_event:which_handlers/1`.
+
+```erlang
+1> trunkline_gen_event:which_handlers({alarms, 'b@host'}).
+[counter]
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec which_handlers(emgr_ref()) -> [handler()].
 which_handlers(Manager) -> ask(Manager, which_handlers).
 
 %% These wait as long as it takes, and exit with the bare reason.
 ask(Manager, Command) -> trunkline_call:call(Manager, self(), Command, infinity, none).
 
+-doc "
+Sends a request, as `gen_event:send_request/3` does. The result is an id, by which
+`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
+
+```erlang
+1> Id = trunkline_gen_event:send_request({alarms, 'b@host'}, counter, count).
+2> trunkline_gen_event:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(emgr_ref(), handler(), term()) -> request_id().
 send_request(Manager, Handler, Query) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}).
 
+-doc "
+Sends a request, and adds its id to a collection, with a label, as `gen_event:send_request/5` does.
+The result is the new collection.
+
+```erlang
+1> Ids0 = trunkline_gen_event:reqids_new().
+2> Ids = trunkline_gen_event:send_request({alarms, 'b@host'}, counter, count, b, Ids0).
+3> {{reply, 3}, b, _} = trunkline_gen_event:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(emgr_ref(), handler(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
 send_request(Manager, Handler, Query, Label, ReqIds) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}, Label, ReqIds).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as `gen_event:wait_response/2`
+does. After `timeout` one may wait for it again. The error is `badarg` if this is no request id, or
+no time-out.
+
+```erlang
+1> trunkline_gen_event:wait_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:wait_response(RequestId, Timeout))).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_event:wait_response/3` does.
+The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`. If
+`Delete` is `true` the request is not in the new collection any more.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_event:wait_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:wait_response(ReqIds, Timeout, Delete))).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`gen_event:receive_response/2` does. After `timeout` the response is given up: it never arrives. The
+error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> trunkline_gen_event:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:receive_response(RequestId, Timeout))).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_event:receive_response/3`
+does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
+are given up: none of them arrives.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_event:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:receive_response(ReqIds, Timeout, Delete))).
 
+-doc "
+Whether a message is the response to a request, as `gen_event:check_response/2` says. If it is not,
+the result is `no_reply`.
+
+```erlang
+1> receive Message -> trunkline_gen_event:check_response(Message, Id) end.
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     ?NAMED(badarg, [Message, RequestId], response(trunkline_call:check_response(Message, RequestId))).
 
+-doc "
+Whether a message is the response to one of a collection of requests, as
+`gen_event:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is none,
+or `no_request` if the collection is empty.
+
+```erlang
+1> receive Message -> trunkline_gen_event:check_response(Message, Ids, true) end.
+{{reply,3},b,Ids1}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
@@ -116,17 +337,51 @@ response(Other) -> Other.
 labelled({Response, Label, ReqIds}) -> {response(Response), Label, ReqIds};
 labelled(Other) -> Other.
 
+-doc "
+An empty collection of request ids, as `gen_event:reqids_new/0`.
+
+```erlang
+1> Ids = trunkline_gen_event:reqids_new().
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
+-doc "
+How many ids there are in a collection. The error is `badarg` if this is none.
+
+```erlang
+1> trunkline_gen_event:reqids_size(Ids).
+1
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
 
+-doc "
+Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
+collection already.
+
+```erlang
+1> Ids = trunkline_gen_event:reqids_add(Id, b, trunkline_gen_event:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIds) ->
     ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
 
+-doc "
+The ids of a collection, each with its label. The error is `badarg` if this is none.
+
+```erlang
+1> [{Id, b}] = trunkline_gen_event:reqids_to_list(Ids).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).

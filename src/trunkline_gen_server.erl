@@ -1,7 +1,18 @@
-%% gen_server's functions for callers, by lane, for code that should change nothing but the
-%% module's name: they are those of `trunkline', but a call exits with what gen_server's own
-%% exits with.
 -module(trunkline_gen_server).
+-moduledoc "
+The functions of `gen_server` for callers, by lane.
+
+They have the arguments, results and exits of those of `gen_server`: a call exits with `{Reason,
+{gen_server, call, Args}}`. So code that matches on exits needs no change but the module's name.
+Otherwise they are the functions of `trunkline`.
+
+```erlang
+1> trunkline_gen_server:call({stock, 'b@host'}, {take, apples, 3}).
+{ok,3}
+```
+".
+-moduledoc #{since => <<"0.5.0">>}.
+-compile({parse_transform, trunkline_docs}).
 
 -include("trunkline_errors.hrl").
 
@@ -10,84 +21,310 @@
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([request_id/0, request_id_collection/0]).
+-export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
+-doc "
+What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
+Module, Name}`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type server_ref() :: trunkline:server_ref().
+
+-doc "
+Names a request of this module's `send_request/2`. It is for the functions of this module, not for
+those of `gen_server`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id() :: trunkline_call:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
+
+-doc "
+A reply, or the reason for which there will be none. See `t:trunkline:response/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response() :: trunkline:response().
+
+-doc "
+How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response_timeout() :: trunkline:response_timeout().
 
+-doc "
+Calls a server and waits up to 5,000 milliseconds for its reply, as `gen_server:call/2` does, and
+exits as that does. The reason is `overload` if the server has an inbox that is full and does not
+let senders wait (see `trunkline_inbox`).
+
+```erlang
+1> trunkline_gen_server:call({stock, 'b@host'}, {take, apples, 3}).
+{ok,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
     trunkline_call:call(ServerRef, Request, 5000, {gen_server, call, [ServerRef, Request]}).
 
+-doc "
+Like `call/2`, with a time-out in milliseconds, or `infinity`. The time includes the wait for room
+in the lane.
+
+```erlang
+1> trunkline_gen_server:call({stock, 'b@host'}, {take, apples, 3}, 1000).
+{ok,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
     trunkline_call:call(ServerRef, Request, Timeout, {gen_server, call, [ServerRef, Request, Timeout]}).
 
+-doc "
+Calls the servers of a name at this node and at all connected nodes, and waits for all of them, as
+`gen_server:multi_call/2` does.
+
+```erlang
+1> trunkline_gen_server:multi_call(stock, {count, apples}).
+{[{'a@host',17},{'b@host',3}],[]}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call(Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Name, Request) -> trunkline:multi_call(Name, Request).
 
+-doc "
+Calls the servers of a name at these nodes, and waits for all of them, as `gen_server:multi_call/3`
+does.
+
+```erlang
+1> trunkline_gen_server:multi_call(['b@host', 'c@host'], stock, {count, apples}).
+{[{'b@host',3}],['c@host']}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request) -> trunkline:multi_call(Nodes, Name, Request).
 
+-doc "
+Calls the servers of a name at these nodes, and waits for up to `Timeout` milliseconds, as
+`gen_server:multi_call/4` does. Both lists of the result are in the order of the nodes. The error is
+`badarg` if one of the list is no node, as in OTP 27.
+
+```erlang
+1> trunkline_gen_server:multi_call(['b@host', 'c@host'], stock, {count, apples}, 1000).
+{[{'b@host',3}],['c@host']}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request, Timeout) -> trunkline:multi_call(Nodes, Name, Request, Timeout).
 
+-doc "
+Casts to the servers of a name at this node and at all connected nodes, as `gen_server:abcast/2`
+does.
+
+```erlang
+1> trunkline_gen_server:abcast(stock, close).
+abcast
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec abcast(Name :: atom(), term()) -> abcast.
 abcast(Name, Request) -> trunkline:abcast(Name, Request).
 
+-doc "
+Casts to the servers of a name at these nodes, as `gen_server:abcast/3` does.
+
+```erlang
+1> trunkline_gen_server:abcast(['b@host', 'c@host'], stock, close).
+abcast
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec abcast([node()], Name :: atom(), term()) -> abcast.
 abcast(Nodes, Name, Request) -> trunkline:abcast(Nodes, Name, Request).
 
+-doc "
+Sends a request to a server and does not wait for it, as `gen_server:cast/2` does.
+
+```erlang
+1> trunkline_gen_server:cast({stock, 'b@host'}, {add, apples, 20}).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec cast(server_ref(), term()) -> ok.
 cast(ServerRef, Request) -> trunkline:cast(ServerRef, Request).
 
+-doc "
+Sends a request, as `gen_server:send_request/2` does. The result is an id, by which
+`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
+
+```erlang
+1> Id = trunkline_gen_server:send_request({stock, 'b@host'}, count).
+2> trunkline_gen_server:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(server_ref(), term()) -> request_id().
 send_request(ServerRef, Request) -> trunkline_call:send_request(ServerRef, '$gen_call', Request).
 
+-doc "
+Sends a request, and adds its id to a collection, with a label, as `gen_server:send_request/4` does.
+The result is the new collection.
+
+```erlang
+1> Ids0 = trunkline_gen_server:reqids_new().
+2> Ids = trunkline_gen_server:send_request({stock, 'b@host'}, count, b, Ids0).
+3> {{reply, 3}, b, _} = trunkline_gen_server:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
 send_request(ServerRef, Request, Label, ReqIds) -> trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`gen_server:wait_response/2` does. After `timeout` one may wait for it again. The error is `badarg`
+if this is no request id, or no time-out.
+
+```erlang
+1> trunkline_gen_server:wait_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_server:wait_response/3`
+does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`.
+If `Delete` is `true` the request is not in the new collection any more.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_server:wait_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:wait_response(ReqIds, Timeout, Delete)).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`gen_server:receive_response/2` does. After `timeout` the response is given up: it never arrives.
+The error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> trunkline_gen_server:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_server:receive_response/3`
+does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
+are given up: none of them arrives.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_server:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:receive_response(ReqIds, Timeout, Delete)).
 
+-doc "
+Whether a message is the response to a request, as `gen_server:check_response/2` says. If it is not,
+the result is `no_reply`.
+
+```erlang
+1> receive Message -> trunkline_gen_server:check_response(Message, Id) end.
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
 
+-doc "
+Whether a message is the response to one of a collection of requests, as
+`gen_server:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
+none, or `no_request` if the collection is empty.
+
+```erlang
+1> receive Message -> trunkline_gen_server:check_response(Message, Ids, true) end.
+{{reply,3},b,Ids1}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
     ?NAMED(badarg, [Message, ReqIds, Delete], trunkline_call:check_response(Message, ReqIds, Delete)).
 
+-doc "
+An empty collection of request ids, as `gen_server:reqids_new/0`.
+
+```erlang
+1> Ids = trunkline_gen_server:reqids_new().
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
+-doc "
+How many ids there are in a collection. The error is `badarg` if this is none.
+
+```erlang
+1> trunkline_gen_server:reqids_size(Ids).
+1
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
 
+-doc "
+Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
+collection already.
+
+```erlang
+1> Ids = trunkline_gen_server:reqids_add(Id, b, trunkline_gen_server:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIds) ->
     ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
 
+-doc "
+The ids of a collection, each with its label. The error is `badarg` if this is none.
+
+```erlang
+1> [{Id, b}] = trunkline_gen_server:reqids_to_list(Ids).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).

@@ -1,6 +1,17 @@
-%% gen_statem's functions for callers, by lane, for code that should change nothing but the
-%% module's name. The server gets what a gen_server would get.
 -module(trunkline_gen_statem).
+-moduledoc "
+The functions of `gen_statem` for callers, by lane.
+
+They have the arguments, results and exits of those of `gen_statem`, so code needs no change but the
+module's name. The server gets what it would get from `gen_statem`.
+
+```erlang
+1> trunkline_gen_statem:call({door, 'b@host'}, open).
+ok
+```
+".
+-moduledoc #{since => <<"0.5.0">>}.
+-compile({parse_transform, trunkline_docs}).
 
 -include("trunkline_errors.hrl").
 
@@ -9,20 +20,66 @@
          receive_response/1, receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([request_id/0, request_id_collection/0]).
+-export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
+-doc "
+What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
+Module, Name}`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type server_ref() :: trunkline:server_ref().
+
+-doc "
+Names a request of this module's `send_request/2`. It is for the functions of this module, not for
+those of `gen_statem`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id() :: trunkline_call:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
+
+-doc "
+A reply, or the reason for which there will be none. See `t:trunkline:response/0`.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response() :: trunkline:response().
+
+-doc "
+How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => <<"0.5.0">>}.
 -type response_timeout() :: trunkline:response_timeout().
 
+-doc "
+Calls a server and waits for its reply without a limit in time, as `gen_statem:call/2` does, and
+exits as that does: with `{Reason, {gen_statem, call, Args}}`.
+
+```erlang
+1> trunkline_gen_statem:call({door, 'b@host'}, open).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(server_ref(), term()) -> term().
 call(ServerRef, Request) ->
     call(ServerRef, Request, infinity).
 
-%% No call leaves a late reply in the mailbox: there is nothing to choose between clean and dirty,
-%% and no process in between, which the server would see as the caller.
+-doc "
+Like `call/2`, with a time-out in milliseconds, as `gen_statem:call/3`. Every time-out is a clean
+one: no reply arrives later, and there is no process between the caller and the server. So
+`{clean_timeout, T}` and `{dirty_timeout, T}` mean the same. The error is `badarg` for another pair.
+
+```erlang
+1> trunkline_gen_statem:call({door, 'b@host'}, open, 1000).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec call(server_ref(), term(), timeout() | {clean_timeout | dirty_timeout, timeout()}) -> term().
 call(ServerRef, Request, Timeout) ->
     T = case Timeout of
@@ -33,61 +90,208 @@ call(ServerRef, Request, Timeout) ->
         end,
     trunkline_call:call(ServerRef, '$gen_call', Request, T, {gen_statem, call, [ServerRef, Request, Timeout]}).
 
+-doc "
+Sends an event to a server and does not wait for it, as `gen_statem:cast/2` does.
+
+```erlang
+1> trunkline_gen_statem:cast({door, 'b@host'}, open).
+ok
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec cast(server_ref(), term()) -> ok.
 cast(ServerRef, Request) -> trunkline:cast(ServerRef, Request).
 
+-doc "
+Sends a request, as `gen_statem:send_request/2` does. The result is an id, by which
+`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
+
+```erlang
+1> Id = trunkline_gen_statem:send_request({door, 'b@host'}, count).
+2> trunkline_gen_statem:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(server_ref(), term()) -> request_id().
 send_request(ServerRef, Request) -> trunkline_call:send_request(ServerRef, '$gen_call', Request).
 
+-doc "
+Sends a request, and adds its id to a collection, with a label, as `gen_statem:send_request/4` does.
+The result is the new collection.
+
+```erlang
+1> Ids0 = trunkline_gen_statem:reqids_new().
+2> Ids = trunkline_gen_statem:send_request({door, 'b@host'}, count, b, Ids0).
+3> {{reply, 3}, b, _} = trunkline_gen_statem:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
 send_request(ServerRef, Request, Label, ReqIds) -> trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
 
+-doc "
+Waits for the response to a request without a limit in time, as `gen_statem:wait_response/1` does.
+
+```erlang
+1> trunkline_gen_statem:wait_response(Id).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id()) -> response().
 wait_response(RequestId) ->
     trunkline_call:wait_response(RequestId, infinity).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`gen_statem:wait_response/2` does. After `timeout` one may wait for it again. The error is `badarg`
+if this is no request id, or no time-out.
+
+```erlang
+1> trunkline_gen_statem:wait_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_statem:wait_response/3`
+does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`.
+If `Delete` is `true` the request is not in the new collection any more.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_statem:wait_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:wait_response(ReqIds, Timeout, Delete)).
 
+-doc "
+Waits for the response to a request without a limit in time, as `gen_statem:receive_response/1`
+does.
+
+```erlang
+1> trunkline_gen_statem:receive_response(Id).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id()) -> response().
 receive_response(RequestId) ->
     ?NAMED(badarg, [RequestId], trunkline_call:receive_response(RequestId, infinity)).
 
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`gen_statem:receive_response/2` does. After `timeout` the response is given up: it never arrives.
+The error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> trunkline_gen_statem:receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
     ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
 
+-doc "
+Waits for the next response to one of a collection of requests, as `gen_statem:receive_response/3`
+does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
+are given up: none of them arrives.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = trunkline_gen_statem:receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
     ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:receive_response(ReqIds, Timeout, Delete)).
 
+-doc "
+Whether a message is the response to a request, as `gen_statem:check_response/2` says. If it is not,
+the result is `no_reply`.
+
+```erlang
+1> receive Message -> trunkline_gen_statem:check_response(Message, Id) end.
+{reply,3}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
     ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
 
+-doc "
+Whether a message is the response to one of a collection of requests, as
+`gen_statem:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
+none, or `no_request` if the collection is empty.
+
+```erlang
+1> receive Message -> trunkline_gen_statem:check_response(Message, Ids, true) end.
+{{reply,3},b,Ids1}
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
     ?NAMED(badarg, [Message, ReqIds, Delete], trunkline_call:check_response(Message, ReqIds, Delete)).
 
+-doc "
+An empty collection of request ids, as `gen_statem:reqids_new/0`.
+
+```erlang
+1> Ids = trunkline_gen_statem:reqids_new().
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
+-doc "
+How many ids there are in a collection. The error is `badarg` if this is none.
+
+```erlang
+1> trunkline_gen_statem:reqids_size(Ids).
+1
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
 
+-doc "
+Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
+collection already.
+
+```erlang
+1> Ids = trunkline_gen_statem:reqids_add(Id, b, trunkline_gen_statem:reqids_new()).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIds) ->
     ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
 
+-doc "
+The ids of a collection, each with its label. The error is `badarg` if this is none.
+
+```erlang
+1> [{Id, b}] = trunkline_gen_statem:reqids_to_list(Ids).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).

@@ -6,6 +6,7 @@
 %% smaller bound for large messages. A hello may carry keys that this version does
 %% not know; they are ignored, so that later versions can add some.
 -module(trunkline_handshake).
+-moduledoc false.
 
 -export([hello/1, no_hello/1, agree/2]).
 

@@ -1,33 +1,42 @@
-%% A short mailbox for who wants one: an inbox in front of a process.
-%%
-%%     init([]) ->
-%%         {ok, {#{}, [#{id => counter,
-%%                       start => {trunkline_inbox, start_link,
-%%                                 [{local, counter}, counter, Args, [{inbox, #{bytes => 1 bsl 20}}]]}}]}}.
-%%
-%% `start_link/3,4' start a gen_server or a gen_statem as their own start_link would, with
-%% its callback module unchanged, and an inbox in front of it that has its name, and is what
-%% its supervisor knows. The server's own mailbox then holds a handful of messages, so that
-%% its calls to others stay fast, while as much as the bound allows waits in the inbox. What
-%% is said to the server's own pid - replies to its requests, timers, monitors - does not
-%% pass the inbox.
-%%
-%% `open/1' puts an inbox in front of the calling process, which then says how many messages
-%% it is done with.
-%%
-%% When the inbox is full, its policy decides about messages sent with trunkline:send/2,3
-%% and cast/2, from any node that runs Trunkline:
-%%
-%%     block        the sender waits. (send/3 with nosuspend does not, and says so.)
-%%     reject       nobody waits: send/3 with nosuspend answers so, trunkline:call/2,3 exits at
-%%                  once with reason overload; send/2 and cast/2 drop the message and count it
-%%     drop_newest  a message that comes is dropped, and counted
-%%     drop_oldest  the oldest one makes room for it, is dropped, and counted
-%%
-%% Calls, system messages and exit signals are never dropped: somebody waits for each. Who
-%% sends with `!' or gen_server:cast/2 cannot be made to wait; beyond the bound that is as
-%% drop_newest, unless the policy is drop_oldest.
 -module(trunkline_inbox).
+-moduledoc "
+A bounded mailbox in front of a process.
+
+`start_link/3,4` start a gen_server or a gen_statem as their own `start_link` do, with the callback
+module unchanged, and an inbox in front of it. The inbox has the server's name, and is what its
+supervisor knows. The server's own mailbox then holds a few messages only, so that its calls to
+others stay fast. What it has no time for waits in the inbox, up to a bound.
+
+```erlang
+init([]) ->
+    Options = [{inbox, #{bytes => 1 bsl 20}}],
+    {ok, {#{}, [#{id => counter,
+                  start => {trunkline_inbox, start_link,
+                            [{local, counter}, counter, Args, Options]}}]}}.
+```
+
+What is sent to the server's own pid does not pass the inbox: replies to its requests, timers,
+monitors.
+
+`open/1,2` put an inbox in front of the calling process, which then says by `done/2` how many
+messages it is done with.
+
+When the inbox is full, its policy decides about messages that are sent by `trunkline:send/2,3` and
+`trunkline:cast/2`, from any node that runs Trunkline:
+
+- `block`: the sender waits. With `nosuspend`, `trunkline:send/3` answers `nosuspend` instead.
+- `reject`: the sender does not wait. With `nosuspend`, `trunkline:send/3` answers `nosuspend`;
+  `trunkline:call/2,3` exits at once, with the reason `overload`; `trunkline:send/2` and
+  `trunkline:cast/2` drop the message and count it.
+- `drop_newest`: a message that arrives is dropped, and counted.
+- `drop_oldest`: the oldest message makes room for it, is dropped, and counted.
+
+Calls, system messages and exit signals are never dropped. A process that sends by `!` or
+`gen_server:cast/2` cannot be made to wait. Beyond the bound its messages are treated as with
+`drop_newest`, unless the policy is `drop_oldest`.
+".
+-moduledoc #{since => <<"0.4.0">>}.
+-compile({parse_transform, trunkline_docs}).
 
 -include("trunkline_errors.hrl").
 
@@ -35,7 +44,21 @@
 
 -export_type([options/0, info/0]).
 
--type options() :: #{policy => trunkline_mail:policy(),            % block
+-doc "
+Options of an inbox:
+
+- `policy`: what happens when it is full (`block`);
+- `bytes`: its bound, less than 4 GB (8 MB). A message counts as its size and 128 bytes;
+- `messages`: its bound in messages, less than 4,194,304 (100,000);
+- `work`: how many messages the process may have at a time that it is not done with (8; for
+  `open/1,2` 1);
+- `urgent`: a fun that says whether a message overtakes the others (none does);
+- `tell_dropped`: whether the process gets `{trunkline_inbox, Inbox, {dropped, N}}` ahead of the
+  next message when some have been dropped (`false`; for `open/1,2` `true`). This, too, is a message
+  to be done with.
+".
+-doc #{since => <<"0.4.0">>}.
+-type options() :: #{policy => block | reject | drop_newest | drop_oldest,
                      bytes => pos_integer(),                       % 8 MB, as charged: 128 and its size for each
                      messages => pos_integer(),                    % 100,000
                      work => pos_integer(),                        % 8, for open/1,2 1: messages that the process has at a time
@@ -43,6 +66,20 @@
                      %% Tell the process how many have been dropped, ahead of the next message, by
                      %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}. This too is a message to be done with.
                      tell_dropped => boolean()}.                   % false; true for open/1,2
+
+-doc "
+What `info/1` answers:
+
+- `queued_messages` and `queued_bytes`: what waits in the inbox;
+- `in_work`: messages that the process has and is not done with;
+- `passed` and `dropped`: how many messages there have been in all;
+- `consumer`: the process behind the inbox;
+- `nodes`: of each node that sends, the `window` of bytes and messages that it may have on their
+  way, what is queued there, how many senders are `waiting`, and how many messages were `refused`;
+- `time_in_queue`: pairs of a time in us and the number of messages that waited for less than that,
+  and not less than half of it.
+".
+-doc #{since => <<"0.4.0">>}.
 -type info() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_work := non_neg_integer(),
                   passed := non_neg_integer(), dropped := non_neg_integer(),
@@ -62,12 +99,34 @@
 -define(PROCESS, #{work => 1, tell_dropped => true}).
 -define(ASK, 1000).                % ms: other nodes, for info/1
 
-%% As gen_server:start_link/3 and gen_statem:start_link/3; Options may have {inbox, options()}.
+-doc "
+Starts a gen_server or a gen_statem without a name behind an inbox, as their own `start_link/3` do.
+`Options` may have `{inbox, Map}` with the options of the inbox. The pid of the result is the
+inbox's.
+
+The result is `{error, {bad_option, Key, Value}}` for an option of the inbox that cannot be. Other
+errors are those of `gen_server:start_link/3`.
+
+```erlang
+1> {ok, Inbox} = trunkline_inbox:start_link(counter, [], [{inbox, #{policy => reject}}]).
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec start_link(module(), Args :: term(), Options :: list()) -> {ok, pid()} | ignore | {error, term()}.
 start_link(Module, Args, Options) when length(Options) >= 0 -> start(none, Module, Args, Options);
-start_link(Module, Args, Options) -> gen_server:start_link(Module, Args, Options).        % which says what is wrong
+start_link(Module, Args, Options) ->
+    ?NAMED(badarg, [Module, Args, Options], gen_server:start_link(Module, Args, Options)).       % says what is wrong
 
-%% As gen_server:start_link/4 and gen_statem:start_link/4.
+-doc "
+Starts a gen_server or a gen_statem behind an inbox that has its name, as their own `start_link/4`
+do. See `start_link/3`.
+
+```erlang
+1> {ok, Inbox} = trunkline_inbox:start_link({local, counter}, counter, [], []).
+2> Inbox = whereis(counter).
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
           {ok, pid()} | ignore | {error, term()}.
 start_link(Name, Module, Args, Options)
@@ -76,7 +135,7 @@ start_link(Name, Module, Args, Options)
        tuple_size(Name) =:= 3, element(1, Name) =:= via, is_atom(element(2, Name)), length(Options) >= 0 ->
     start(Name, Module, Args, Options);
 start_link(Name, Module, Args, Options) ->
-    gen_server:start_link(Name, Module, Args, Options).
+    ?NAMED(badarg, [Name, Module, Args, Options], gen_server:start_link(Name, Module, Args, Options)).
 
 start(Name, Module, Args, Options) ->
     case check(proplists:get_value(inbox, Options, #{}), ?SERVER) of
@@ -97,12 +156,35 @@ behaviour(Module) when is_atom(Module) ->
 behaviour(_) ->
     gen_server.                              % where it fails as any other
 
-%% An inbox for the calling process, linked to it. It gets the messages as they were sent, and
-%% never has more than `work' of them that it has not said it is done with.
+-doc "
+Opens an inbox for the calling process, linked to it. The process gets the messages as they were
+sent, and never has more than `work` of them that it is not done with. The result is `{ok, Inbox}`,
+or `{error, {bad_option, Key, Value}}`.
+
+```erlang
+loop(Inbox) ->
+    receive Message -> handle(Message) end,
+    trunkline_inbox:done(Inbox, 1),
+    loop(Inbox).
+
+start() ->
+    {ok, Inbox} = trunkline_inbox:open(#{messages => 1000}),
+    loop(Inbox).
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec open(options()) -> {ok, Inbox :: pid()} | {error, term()}.
 open(Options) -> open_named(none, Options).
 
-%% And this is the inbox's name.
+-doc "
+Like `open/1`, with a name for the inbox: `{local, Name}`, `{global, Name}` or `{via, Module,
+Name}`.
+
+```erlang
+1> {ok, Inbox} = trunkline_inbox:open({local, feed}, #{messages => 1000}).
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec open(gen_server:server_name(), options()) -> {ok, Inbox :: pid()} | {error, term()}.
 open(Name, Options) -> open_named(Name, Options).
 
@@ -121,7 +203,16 @@ open_named(Name, Options) ->
             Error
     end.
 
-%% I am done with so many messages of it. `badarg' if it is not an inbox of this node.
+-doc "
+The calling process is done with `N` messages of its inbox, and can get as many more. The error is
+`badarg` if this is no inbox of this node, or `N` is not a positive integer.
+
+```erlang
+1> trunkline_inbox:done(Inbox, 1).
+ok
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
 done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
@@ -139,7 +230,16 @@ done(Inbox, N) ->
 pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
 pid(Inbox) -> Inbox.
 
-%% What is in it is dropped, and nobody waits for it any more.
+-doc "
+Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. The
+error is `badarg` if this is no pid.
+
+```erlang
+1> trunkline_inbox:close(Inbox).
+ok
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec close(Inbox :: pid()) -> ok.
 close(Inbox) when is_pid(Inbox) ->
     Ref = monitor(process, Inbox),
@@ -150,8 +250,19 @@ close(Inbox) when is_pid(Inbox) ->
 close(Inbox) ->
     ?BAD_ARGUMENT(badarg, [Inbox]).
 
-%% What goes on in it. `badarg' if it is not an inbox; what erpc:call/4 raises, if another node
-%% cannot be asked.
+-doc "
+What is going on in an inbox, at this node or at another one. The nodes that send are asked, for up
+to a second.
+
+The error is `badarg` if this is no inbox, and that of `erpc:call/4` if the inbox's node cannot be
+asked.
+
+```erlang
+1> #{queued_messages := N, dropped := 0} = trunkline_inbox:info(counter).
+2> trunkline_inbox:info({counter, 'b@host'}).
+```
+".
+-doc #{since => <<"0.4.0">>}.
 -spec info(Inbox :: pid() | atom() | {atom(), node()}) -> info().
 info({Name, Node}) when is_atom(Name), Node =:= node() -> info(Name);
 info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) -> ?NAMED(badarg, [Inbox], info_of(Node, Name));

@@ -1,6 +1,7 @@
 %% A gen_server behind an inbox: the callbacks are the module's own, and so is the state; what
 %% has come through the keeper is marked, and counted as done after its callback.
 -module(trunkline_inbox_server).
+-moduledoc false.
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").

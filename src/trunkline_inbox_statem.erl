@@ -1,5 +1,6 @@
 %% A gen_statem behind an inbox: as trunkline_inbox_server.
 -module(trunkline_inbox_statem).
+-moduledoc false.
 -behaviour(gen_statem).
 
 -export([callback_mode/0, init/1, handle_event/4, terminate/3, code_change/4, format_status/1]).

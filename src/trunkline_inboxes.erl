@@ -19,6 +19,7 @@
 %% asked each second what it holds. If for LOST that has never been all of it, the node begins
 %% anew, with another gate and another source: what the old one counted is of no consequence.
 -module(trunkline_inboxes).
+-moduledoc false.
 -behaviour(gen_server).
 
 -export([has_spoken/1]).

@@ -37,6 +37,7 @@
 %% garbage collection would look at all that is in it. It keeps the order of each sender
 %% only (see trunkline_lane): nothing here may depend on more.
 -module(trunkline_inlet).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

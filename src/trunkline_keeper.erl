@@ -16,6 +16,7 @@
 %%
 %% The mailbox may be long, therefore the receive here takes whatever comes first.
 -module(trunkline_keeper).
+-moduledoc false.
 
 -export([start_link/3, told_of/1, open/2, done/2, info/1]).
 -export([init/2, loop/1]).

@@ -48,6 +48,7 @@
 %% be in order by itself. That would be one more for each that an inlet has, and their ends
 %% would come here by the thousand.)
 -module(trunkline_lane).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

@@ -13,6 +13,7 @@
 %% waits as long as messages move, and no longer than it may. That others try to send, and
 %% are refused, is no movement.
 -module(trunkline_leave).
+-moduledoc false.
 
 -export([take/3, finish/1, patience/1, progress/1]).
 

@@ -70,6 +70,7 @@
 %%     drained    direct                        send, or no lanes
 %%     greeting   direct                        send, where the peer has drained the link
 -module(trunkline_link).
+-moduledoc false.
 -behaviour(gen_statem).
 
 -include("trunkline_route.hrl").

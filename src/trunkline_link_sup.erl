@@ -1,5 +1,6 @@
 %% The supervisor of the links, which has one child for each peer.
 -module(trunkline_link_sup).
+-moduledoc false.
 -behaviour(supervisor).
 
 -export([start_link/0, ensure/2, forget/1, leave/0]).

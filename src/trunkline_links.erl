@@ -6,6 +6,7 @@
 %% which the runtime system tells of them. (They come from several processes, therefore
 %% the mailboxes of this process and the links must be on the heap: see trunkline_lane.)
 -module(trunkline_links).
+-moduledoc false.
 -behaviour(gen_server).
 
 -export([start_link/1, forget/1, links/1, close/0]).

@@ -16,6 +16,7 @@
 %% and seventy-two bytes; for each port there are at most HANDLERS of them. All others are
 %% closed, counted, and mentioned in the log now and then.
 -module(trunkline_listener).
+-moduledoc false.
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").

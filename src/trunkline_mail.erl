@@ -13,6 +13,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_mail).
+-moduledoc false.
 
 -export([new/2, in/4, refuse/1, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
 

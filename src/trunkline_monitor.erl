@@ -15,6 +15,7 @@
 %% The reference is an alias that the first message sent to it takes away. So there is one
 %% 'DOWN', whoever sends it first. trunkline_monitors keeps in a table what is monitored by whom.
 -module(trunkline_monitor).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

@@ -36,6 +36,7 @@
 %% outlive whoever is killed. When the application stops and there are monitors, it leaves them to
 %% a keeper that nobody supervises, which ends when there are none, or the application starts again.
 -module(trunkline_monitors).
+-moduledoc false.
 -behaviour(gen_server).
 
 -include("trunkline_route.hrl").

@@ -1,5 +1,6 @@
 %% One request to the servers that have the same name at many nodes, and their replies.
 -module(trunkline_multi_call).
+-moduledoc false.
 
 -export([multi_call/4]).
 

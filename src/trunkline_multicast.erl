@@ -15,6 +15,7 @@
 %% Local destinations get a plain send each. So do, by lane, the processes of a peer whose
 %% Trunkline does not know of this, and inboxes (trunkline_inbox), each of which has a gate.
 -module(trunkline_multicast).
+-moduledoc false.
 
 -export([send/4, deliver/2, entry/2, decode/1]).
 

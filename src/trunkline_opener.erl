@@ -21,6 +21,7 @@
 %% A function that is to be executed (trunkline_erpc) is executed here: this process
 %% has all that it needs, and nothing is copied.
 -module(trunkline_opener).
+-moduledoc false.
 
 -export([start/2, deliver/2]).
 -export([await/1]).

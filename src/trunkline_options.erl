@@ -1,11 +1,11 @@
--module(trunkline_options).
--moduledoc false.
 %% The options of the application, in one table: table/0. It makes the check at the start, what
 %% trunkline:options/0 answers, and the table of docs/operate/configuration.md (tools/options).
 %%
 %% A value that cannot be stops the application's start with `{error, {bad_option, Key, Value}}'
 %% and a sentence that says what it must be. Two nodes may have different settings: see
 %% trunkline_handshake for which of the two counts.
+-module(trunkline_options).
+-moduledoc false.
 
 -export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
 

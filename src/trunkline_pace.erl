@@ -19,6 +19,7 @@
 %% messages, nor for an inlet that is further away than NEAR: there the round
 %% trip is latency, and not a measure of what the machines can take.
 -module(trunkline_pace).
+-moduledoc false.
 
 -export([new/0, is_waiting/2, sent/2, arrived/2]).
 

@@ -16,6 +16,7 @@
 %% would cost more. Others travel within the first segment, where the external
 %% term format refers to them without a copy on this side.
 -module(trunkline_parcel).
+-moduledoc false.
 
 -export([pack/1, unpack/1, unpack_sent/1, whole/1, bytes/1, sizes/1, segments/1]).
 

@@ -5,6 +5,7 @@
 %% rest. A row is written by the peer's link alone. The table belongs to the top
 %% supervisor, so that it outlives whoever is killed.
 -module(trunkline_peers).
+-moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, can/2, is_audience/1, audience/0]).
 

@@ -9,6 +9,7 @@
 %% A message that means nothing to a process is in the log once for each process: there may be
 %% very many.
 -module(trunkline_process).
+-moduledoc false.
 
 -export([start/1, start_all/1, system/4, unexpected/2]).
 -export([outlive/1]).

@@ -8,6 +8,7 @@
 %% A fast connection thus carries most messages in one piece, which nobody needs
 %% to put together again: that is what makes it fast (see docs/lab/large-messages-inside.md).
 -module(trunkline_quantum).
+-moduledoc false.
 
 -export([new/0, bytes/1, sent/3]).
 

@@ -14,6 +14,7 @@
 %% What follows from it is decided in trunkline_distance and trunkline_way; here is what asks
 %% the peer, the kernel and the clock.
 -module(trunkline_reach).
+-moduledoc false.
 
 -export([new/3, up/3, down/1, disconnected/1, ping/1, answer/2, pong/2, measured/3, look/1, timers/1]).
 

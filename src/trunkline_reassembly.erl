@@ -4,6 +4,7 @@
 %% fragment that is there already is ignored. This module decides, and does
 %% nothing.
 -module(trunkline_reassembly).
+-moduledoc false.
 
 -export([new/0, add/5, segments/2, bytes/1]).
 

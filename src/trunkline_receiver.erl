@@ -6,6 +6,7 @@
 %% whole. Data are in a binary of their own, which the runtime system has read from the
 %% socket in place.
 -module(trunkline_receiver).
+-moduledoc false.
 
 -export([start_link/1]).
 -export([await/1, loop/1]).

@@ -13,6 +13,7 @@
 %% as a collection of ids that are references. Bad arguments are errors as they are in
 %% gen_server's functions of these names.
 -module(trunkline_reqids).
+-moduledoc false.
 
 -export([new/0, size/1, add/4, to_list/1, take/3, find/2, wait/2]).
 

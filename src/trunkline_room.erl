@@ -15,6 +15,7 @@
 %% room it was told of stays free: therefore the link looks from time to time, and
 %% if a lane is empty and still awaited it tells all who wait there.
 -module(trunkline_room).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

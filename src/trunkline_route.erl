@@ -10,6 +10,7 @@
 %% killed, or when a peer comes back with another number of lanes, and erased
 %% when the application stops or the peer has been gone for long.
 -module(trunkline_route).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

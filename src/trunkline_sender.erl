@@ -10,6 +10,7 @@
 %% after the mail came, for which the runtime system need not search the
 %% mailbox.
 -module(trunkline_sender).
+-moduledoc false.
 
 -include("trunkline_route.hrl").
 

@@ -23,6 +23,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_share).
+-moduledoc false.
 
 -export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
 

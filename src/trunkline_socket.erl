@@ -15,6 +15,7 @@
 %%
 %% All but the first and keepalive are Linux's. What a kernel does not know is left out.
 -module(trunkline_socket).
+-moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
 -export([round_trip/1, accepts/1, offered/0, is_own/1]).

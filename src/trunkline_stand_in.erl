@@ -6,6 +6,7 @@
 %% turns out that the peer has no lanes, and the requests have gone by plain distribution, it lasts as
 %% long as the connection. There is one for all who ask until then, and it ends too when nobody watches it.
 -module(trunkline_stand_in).
+-moduledoc false.
 -behaviour(gen_server).
 
 -export([start/1, session/2, plain/2, stop/1]).

@@ -5,6 +5,7 @@
 %% without asking anybody; read/2 makes maps of them, also without asking
 %% anybody, so that it answers while every process involved is stuck.
 -module(trunkline_stats).
+-moduledoc false.
 
 -export([new/1, add/4, put/4, get/3, sum/2, peak/4, read/2, fields/0]).
 

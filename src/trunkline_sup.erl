@@ -12,6 +12,7 @@
 %%      ├── trunkline_inboxes
 %%      └── trunkline_monitors
 -module(trunkline_sup).
+-moduledoc false.
 -behaviour(supervisor).
 
 -export([start_link/1]).

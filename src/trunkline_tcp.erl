@@ -1,5 +1,6 @@
 %% Plain TCP, as a transport.
 -module(trunkline_tcp).
+-moduledoc false.
 -behaviour(trunkline_transport).
 
 -export([secure/3, give/2, send/2, recv/3, frames/2, more/1, watch/1]).

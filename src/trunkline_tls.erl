@@ -2,6 +2,7 @@
 %% `-ssl_dist_optfile' and `-ssl_dist_opt', which say whom a node trusts. There
 %% are no others.
 -module(trunkline_tls).
+-moduledoc false.
 -behaviour(trunkline_transport).
 
 -export([is_cluster_private/0, usable/0, prepare/0]).

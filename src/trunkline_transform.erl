@@ -1,30 +1,35 @@
-%% A parse transform: a module's messages, calls and monitors go by Trunkline,
-%% and nobody has to edit it.
-%%
-%%     {erl_opts, [{parse_transform, trunkline_transform}]}.
-%%
-%% What is turned into what is in table/0 and nowhere else. The functions there
-%% take the arguments of OTP's, and have their results and their exits, so that
-%% nothing around a call needs to change (but a list of destinations, for `!' an error, is a
-%% multicast); types of request ids follow their functions. Everything
-%% else in the module is left as it is, and so are the locations, for warnings and stack traces.
-%%
-%% Two options of the compiler, which a module may also set with -compile:
-%%
-%%   {trunkline_transform, [send | monitor | exit | gen | gen_server | gen_statem | gen_event | erpc]}
-%%       only these; all without it. A module's own option counts, not the project's: with
-%%       -compile({trunkline_transform, []}) nothing is done to the module.
-%%   nowarn_trunkline_transform, {nowarn_trunkline_transform, [{Function, Arity} | mfa()]}
-%%       no warnings; none in these functions; none of calls of these functions of OTP.
-%%
-%% Trunkline keeps the order of what one process sends to another, and the
-%% distribution keeps it; between the two there is no order. Hence the warnings:
-%% a function where something goes to a process by the one way, and then something to the same
-%% process by the other; a call of OTP's that is not transformed (left/0), unless it
-%% is plain that it stays on this node; and a call that would have been transformed if one could
-%% see what it calls. Whether two functions send to the same process cannot be
-%% seen, and is not warned of.
 -module(trunkline_transform).
+-moduledoc "
+A parse transform: a module's messages, calls, monitors and remote calls go by Trunkline, without an
+edit.
+
+```erlang
+%% rebar.config
+{erl_opts, [{parse_transform, trunkline_transform}]}.
+```
+
+`!`, `erlang:send`, `erlang:monitor`, `erlang:exit/2`, and the functions for callers of `gen`,
+`gen_server`, `gen_statem`, `gen_event` and `erpc` are turned into those of Trunkline, which take
+the same arguments and have the same results and exits. So nothing around a call needs to change.
+(But `!` to a list of destinations is a multicast.) Types of request ids follow their functions.
+Everything else in the module stays as it is, and so do line numbers.
+
+Two options of the compiler control it. A module may set them, too, with `-compile`:
+
+- `{trunkline_transform, Kinds}`: only these, of `send`, `monitor`, `exit`, `gen`, `gen_server`,
+  `gen_statem`, `gen_event` and `erpc`. A module's own option counts, not the project's: with
+  `-compile({trunkline_transform, []})` nothing is done to the module.
+- `nowarn_trunkline_transform`, or `{nowarn_trunkline_transform, List}`: no warnings, or none in
+  functions `{Name, Arity}` of the module, and none of calls of `{Module, Name, Arity}`.
+
+There is no order between what goes by Trunkline and what goes by the distribution. Hence it warns
+where something goes to a process by the one way, and then something to the same process by the
+other; of a call of OTP's that sends to another process and is not transformed, unless it is plain
+that it stays on this node; and of a call that it cannot see through. Whether two functions send to
+the same process cannot be seen.
+".
+-moduledoc #{since => <<"0.5.0">>}.
+-compile({parse_transform, trunkline_docs}).
 
 -export([parse_transform/2, format_error/1]).
 
@@ -119,6 +124,14 @@ left(unknown) ->
 is_asynchronous({_, Function, _}) ->
     lists:member(Function, [send, cast, notify, send_request, send_nosuspend, exit, monitor]).
 
+-doc "
+What the compiler calls.
+
+```erlang
+-compile({parse_transform, trunkline_transform}).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec parse_transform(forms(), [option()]) ->
           forms() | {warning, forms(), [{file:filename(), [problem()]}]}
                   | {error, [{file:filename(), [problem()]}], []}.
@@ -415,6 +428,14 @@ warn_if(true, Anno, Warning, #seen{warnings = Warnings} = Seen) ->
 warn_if(false, _, _, Seen) ->
     Seen.
 
+-doc "
+The text of a warning or an error, for the compiler.
+
+```erlang
+1> {ok, _, _} = compile:file(my_module, [{parse_transform, trunkline_transform}, return]).
+```
+".
+-doc #{since => <<"0.5.0">>}.
 -spec format_error(warning() | {bad_option, term()}) -> iolist().
 format_error({order, {M, F, A}}) ->
     What = case {M, F, A} of

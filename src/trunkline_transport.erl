@@ -4,6 +4,7 @@
 %% transport promises. All functions may block, hence only processes call them
 %% that have nothing else to do.
 -module(trunkline_transport).
+-moduledoc false.
 
 -export([prepare/1, module/1, choose/1, distribution/0]).
 

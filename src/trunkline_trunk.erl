@@ -25,6 +25,7 @@
 %% here has passed the gate, or a lane's window, and is counted there until it has been
 %% delivered.
 -module(trunkline_trunk).
+-moduledoc false.
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").

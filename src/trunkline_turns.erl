@@ -20,6 +20,7 @@
 %% Every message that is handed out must be followed by done/3 if it `takes'
 %% time: the next ones wait for that. This module decides, and does nothing.
 -module(trunkline_turns).
+-moduledoc false.
 
 -export([new/0, enter/4, done/3, is_free/3, is_empty/1]).
 

@@ -5,6 +5,7 @@
 %% first. Nothing is reserved for them. One that tried and was overtaken by a
 %% running sender comes back with the ticket it had, and so stands first again.
 -module(trunkline_waiters).
+-moduledoc false.
 
 -export([new/0, is_empty/1, size/1, add/4, remove/2, release/2, release_all/1]).
 

@@ -15,6 +15,7 @@
 %% whoever has set a monitor hears of the true end, whether Trunkline runs then or not. It ends when
 %% it has had nothing to watch for a while. It hibernates, so that it does not keep old code.
 -module(trunkline_watcher).
+-moduledoc false.
 -behaviour(gen_server).
 
 -include("trunkline_route.hrl").

@@ -19,6 +19,7 @@
 %%
 %% This module decides, and does nothing.
 -module(trunkline_way).
+-moduledoc false.
 
 -export([new/0, look/3]).
 

@@ -32,6 +32,7 @@
 %% This module decides, and does nothing. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
 -module(trunkline_window).
+-moduledoc false.
 
 -export([sender/1, by/3, is_open/1, sent/3, acked/4, in_flight/1, bytes/1]).
 -export([receiver/1, delivered/3, flush/1]).

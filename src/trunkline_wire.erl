@@ -29,6 +29,7 @@
 %% and where in it the data belong. A stream is the large messages of a lane (the
 %% lane's number), or its batches (2^15 more). A frame of length 0 is a heartbeat.
 -module(trunkline_wire).
+-moduledoc false.
 
 -export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
 -export([frame/1, heartbeat/0, parse_frame/1]).
