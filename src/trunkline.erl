@@ -21,7 +21,7 @@ hello
 {ok, 3}
 ```
 
-Time-outs are in milliseconds, sizes in bytes.
+Time-outs are in milliseconds, sizes in bytes. `options/0` says what can be configured.
 ".
 -moduledoc #{since => <<"0.1.0">>}.
 -compile({parse_transform, trunkline_docs}).

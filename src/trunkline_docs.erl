@@ -14,7 +14,7 @@
 %% A text, or metadata.
 -type doc() :: string() | #{atom() => binary()} | false.
 
--spec parse_transform(forms(), [compile:option()]) -> forms().
+-spec parse_transform(forms(), CompilerOptions :: [term()]) -> forms().
 parse_transform(Forms, Options) ->
     case list_to_integer(erlang:system_info(otp_release)) < 27 of
         true ->
