@@ -48,7 +48,7 @@ name at a node.
 ".
 -doc #{since => <<"0.1.0">>}.
 -type destination() :: pid()
-                     | reference()                     % an alias
+                     | reference()
                      | port()
                      | (RegisteredName :: atom())
                      | {RegisteredName :: atom(), node()}.
@@ -150,11 +150,9 @@ What `info/0` answers:
   refused, since they did not prove to be a peer's.
 ".
 -doc #{since => <<"0.1.0">>}.
--type info() :: #{running := boolean(),            % whether Trunkline is, at this node
+-type info() :: #{running := boolean(),
                   peers := #{node() => peer_info()},
-                  %% messages sent with `!' to nodes that have had no lanes yet
                   fallbacks := non_neg_integer(),
-                  %% where peers can connect, and how many connections proved not to be theirs
                   listener := #{ports := #{tcp | tls => inet:port_number()},
                                 refused := non_neg_integer()}}.
 
@@ -178,10 +176,10 @@ What is going on between this node and another one:
 -doc #{since => <<"0.1.0">>}.
 -type peer_info() ::
         #{state := down | greeting | opening | up | holding | drained | closing,
-          since := integer(),                % of this state; system time, ms
-          release := string() | undefined,   % of Trunkline at the peer
+          since := integer(),
+          release := string() | undefined,
           protocol := pos_integer() | undefined,
-          round_trip := pos_integer() | undefined,       % us
+          round_trip := pos_integer() | undefined,
           lanes := [lane_info()],
           batches := batches_info(),
           large := large_info(),
@@ -197,14 +195,14 @@ and could not be delivered.
 ".
 -doc #{since => <<"0.2.0">>}.
 -type large_info() ::
-        #{by := connections | distribution | none,   % none are open
+        #{by := connections | distribution | none,
           connections := non_neg_integer(),
           congestion_control := binary() | undefined,
-          pending_messages := non_neg_integer(),      % queued and under way
+          pending_messages := non_neg_integer(),
           pending_bytes := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
-          broken := non_neg_integer()}.               % from the peer: not delivered
+          broken := non_neg_integer()}.
 
 -doc "
 How batches go to a peer: by the distribution's connection or by others, how many of these there
@@ -213,8 +211,8 @@ are, and the congestion control of the newest (the first eight bytes of its name
 -doc #{since => <<"0.3.0">>}.
 -type batches_info() ::
         #{by := distribution | connections,
-          connections := non_neg_integer(),           % of their own
-          congestion_control := binary() | undefined}.   % of the newest: its name's first eight bytes
+          connections := non_neg_integer(),
+          congestion_control := binary() | undefined}.
 
 -doc "
 One lane to a peer:
@@ -239,7 +237,7 @@ One lane to a peer:
           bytes := non_neg_integer(),
           mean_batch := float(),
           largest_batch := non_neg_integer(),
-          window_bytes := non_neg_integer(),  % that may be in flight now
+          window_bytes := non_neg_integer(),
           waits := non_neg_integer(),
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),

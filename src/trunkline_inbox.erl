@@ -59,13 +59,11 @@ Options of an inbox:
 ".
 -doc #{since => <<"0.4.0">>}.
 -type options() :: #{policy => block | reject | drop_newest | drop_oldest,
-                     bytes => pos_integer(),                       % 8 MB, as charged: 128 and its size for each
-                     messages => pos_integer(),                    % 100,000
-                     work => pos_integer(),                        % 8, for open/1,2 1: messages that the process has at a time
-                     urgent => fun((Message :: term()) -> boolean()),   % overtakes others; none
-                     %% Tell the process how many have been dropped, ahead of the next message, by
-                     %% {trunkline_inbox, Inbox :: pid(), {dropped, N}}. This too is a message to be done with.
-                     tell_dropped => boolean()}.                   % false; true for open/1,2
+                     bytes => pos_integer(),
+                     messages => pos_integer(),
+                     work => pos_integer(),
+                     urgent => fun((Message :: term()) -> boolean()),
+                     tell_dropped => boolean()}.
 
 -doc "
 What `info/1` answers:
@@ -84,11 +82,9 @@ What `info/1` answers:
                   in_work := non_neg_integer(),
                   passed := non_neg_integer(), dropped := non_neg_integer(),
                   consumer := pid(),
-                  %% Of nodes that send: what they may have under way and queued, and who waits there.
                   nodes := #{node() => #{window => {Bytes :: pos_integer(), Messages :: pos_integer()},
                                          queued_messages => non_neg_integer(),
                                          waiting => non_neg_integer(), refused => non_neg_integer()}},
-                  %% How many messages waited for less than so many us, and not less than half of it.
                   time_in_queue := [{Microseconds :: pos_integer(), non_neg_integer()}]}.
 
 %% A server is the faster the less often it waits for the inbox. A process that asks others
