@@ -10,6 +10,7 @@
 %% What was meant for a connection that is lost is not done on the next one: everything comes with
 %% the link's session, and the link tells when it has another.
 -module(trunkline_speaker).
+-moduledoc false.
 
 -export([start_link/1, session/2, say/4, watch/3, unwatch/2, finish/1]).
 -export([init/2, loop/1]).
