@@ -29,19 +29,28 @@ usable() ->
                 _ when Own =/= [] -> {error, verify_fun_of_the_distribution};   % works only there
                 [] -> {error, no_certificate};
                 _ ->
-                    %% A release may leave it out.
-                    case code:where_is_file("ssl.app") of
-                        non_existing -> {error, no_ssl};
-                        _ -> ok
+                    case is_ssl_there() of
+                        true -> ok;
+                        false -> {error, no_ssl}
                     end
             end
     catch
         _:Reason -> {error, {bad_settings, Reason}}
     end.
 
-%% The distribution does not need ssl as an application, but connections do.
+%% The distribution does not need ssl to run, but connections do. A peer may want TLS, whatever
+%% this node's own choice; one that cannot be connected to may still connect.
 -spec prepare() -> ok | {error, {ssl, term()}}.
 prepare() ->
+    case (is_cluster_private() orelse usable() =/= {error, no_settings}) andalso is_ssl_there() of
+        true -> start_ssl();
+        false -> ok
+    end.
+
+%% A release may leave it out.
+is_ssl_there() -> code:where_is_file("ssl.app") =/= non_existing.
+
+start_ssl() ->
     case application:ensure_all_started(ssl) of
         {ok, _} -> ok;
         {error, Reason} -> {error, {ssl, Reason}}
@@ -52,7 +61,13 @@ secure({client, Host}, Socket, Timeout) ->
     %% The name that the distribution checks.
     Settings = settings(client),
     Name = [{server_name_indication, Host} || not proplists:is_defined(server_name_indication, Settings)],
-    ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout);
+    %% A node without settings does not expect a peer to want TLS.
+    case whereis(ssl_sup) =/= undefined orelse start_ssl() of
+        Running when Running =:= true; Running =:= ok ->
+            ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout);
+        {error, _} = Error ->
+            Error
+    end;
 secure(server, Socket, Timeout) ->
     %% Whoever comes to the port could write into the log.
     ssl:handshake(Socket, [{active, false}, {log_level, none} | settings(server)], Timeout).

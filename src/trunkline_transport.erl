@@ -30,18 +30,14 @@
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
 
-%% When Trunkline starts: what its connections may need is started, and nothing else. Later
-%% would be too late, since the application controller answers nobody while it stops Trunkline,
-%% whose last messages may need a connection.
+%% When Trunkline starts: what its connections may need is started, and nothing else. The first
+%% connection could be too late, since the application controller does not answer while it stops
+%% Trunkline, whose last messages may need one.
 -spec prepare(trunkline_options:options()) -> ok | {error, {ssl, reason()}}.
 prepare(#{bulk_transport := dist, lane_transport := dist}) ->
     ok;
 prepare(_) ->
-    %% A peer may ask for TLS, whatever this node's own choice.
-    case trunkline_tls:usable() of
-        ok -> trunkline_tls:prepare();
-        {error, _} -> ok
-    end.
+    trunkline_tls:prepare().
 
 -spec module(name()) -> module().
 module(tcp) -> trunkline_tcp;

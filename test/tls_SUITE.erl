@@ -11,6 +11,7 @@
          strangers/1, silent_strangers/1, bad_frames/1, quiet_log/1, foreign_peer/1,
          verify_fun_of_distribution/1, no_server_certificate/1, tcp_beside_tls/1, insisting_peer/1,
          tls_beside_plain/1, nothing_for_tls/1, only_where_it_is_used/1, without_ssl/1,
+         without_settings/1,
          wrong_settings/1, lanes_over_tls/1, connection_broken/1]).
 -export([verify/3]).
 
@@ -19,7 +20,7 @@ suite() -> [{timetrap, {minutes, 12}}].
 all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_version,
           strangers, silent_strangers, bad_frames, quiet_log, foreign_peer,
           verify_fun_of_distribution, no_server_certificate, tcp_beside_tls, insisting_peer,
-          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, wrong_settings, lanes_over_tls, connection_broken].
+          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls, connection_broken].
 
 -define(KEPT, {bulk_idle, 3_600_000}).
 -define(LONG, 60_000).
@@ -410,6 +411,21 @@ without_ssl(Config) ->
     ok = cluster:call(A, cluster, start_trunkline, [[]]),
     ?assertNot(runs_ssl(A)),
     cluster:stop(A).
+
+%% A peer wants TLS, and this node has nothing but the application. Whether that is enough depends on
+%% OTP: since 26 a client wants to verify whom it connects to.
+without_settings(Config) ->
+    #{cert := Cert, key := Key} = ?config(ours, Config),
+    A = cluster:start([?KEPT], peer:random_name("trunkline_test"), []),
+    B = cluster:start([?KEPT, {bulk_transport, tls}], peer:random_name("trunkline_test"),
+                      file(Config, [{server, [{certfile, Cert}, {keyfile, Key}]}, {client, [{verify, verify_none}]}])),
+    ?assertNot(runs_ssl(A)),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    exchange:both_ways(A, B),
+    cluster:await(fun() -> runs_ssl(A) end),
+    ?assertEqual([tls], maps:keys(ports(B))),
+    cluster:stop_all([A, B]).
 
 %% Settings that look right, and with which no connection can be made: large messages
 %% go by distribution.
