@@ -6,7 +6,7 @@ defmodule Fresh.MixProject do
       app: :fresh,
       version: "1.0.0",
       elixir: "~> 1.14",
-      deps: [{:trunkline, path: "trunkline", manager: :rebar3}],
+      deps: [{:trunkline, path: "trunkline"}],
       # A release has ssl if connections shall use TLS. Trunkline starts it then.
       releases: [fresh: [], private: [applications: [fresh: :permanent, ssl: :load]]]
     ]
