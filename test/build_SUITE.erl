@@ -31,7 +31,7 @@ not_root(Config) ->
 %% Mix is told the right folder.
 folder_with_a_space(Config) ->
     Mix = "#!/bin/sh\nprintf '<%s>\\n' \"$PWD\" \"$MIX_HOME\" \"$@\"\n",
-    Bin = bin(Config, [{"mix", Mix}, {"elixir", "#!/bin/sh\n"}]),
+    Bin = bin(Config, [{"mix", Mix}, {"elixir", "#!/bin/sh\n"}, {"rebar3", "#!/bin/sh\n"}]),
     Copy = copy(Config, ["Makefile", "tools", "elixir"]),
     {0, Said} = command:run(Copy, [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}], ["make", "elixir"]),
     Elixir = filename:join(Copy, "elixir"),
