@@ -481,7 +481,7 @@ terminate(Reason, State, #link{node = Node, route = Route} = D) ->
     case Route of
         #route{} when Orderly ->
             D1 = case take_leave(infinity, D) of
-                     ok -> await_retired(retire(stand_in(drained, D)));
+                     Through when Through =:= ok; Through =:= bereaved -> await_retired(retire(stand_in(drained, D)));
                      _ -> D
                  end,
             trunkline_leave:finish(D1#link.inlets ++ D1#link.finishing),
@@ -754,7 +754,10 @@ take_leave(Deadline, #link{stats = Stats} = D) ->
     case trunkline_leave:take(farewell(set_path(wait, D)), Stats, Deadline) of
         bereaved ->
             %% The peer's link has died, or has left without an answer.
-            trunkline_leave:take(farewell(D#link{mode = hold}), Stats, Deadline);
+            case trunkline_leave:take(farewell(D#link{mode = hold}), Stats, Deadline) of
+                ok -> bereaved;
+                Result -> Result
+            end;
         Result ->
             Result
     end.
@@ -791,15 +794,21 @@ drain(Ref, Deadline, D) ->
         _ when Result =:= noconnection ->
             answer_drain(Ref, noconnection),
             gone(D1);
-        #link{peer = #peer{agreement = #{capabilities := Capabilities}}, mode = send} when Result =:= ok ->
+        #link{peer = #peer{agreement = #{capabilities := Capabilities}}, mode = send}
+          when Result =:= ok; Result =:= bereaved ->
             case lists:member(drain, Capabilities) of
                 true ->
-                    Next = be_drained(D1),
+                    {next_state, drained, D2, Actions} = be_drained(D1),
                     answer_drain(Ref, ok),
-                    Next;
+                    case Result of
+                        ok -> {next_state, drained, D2, Actions};
+                        bereaved -> bereaved(drained, D2)      % its 'DOWN' has been here
+                    end;
                 false ->
                     drained_alone(Ref, ok, D1)
             end;
+        _ when Result =:= bereaved ->
+            drained_alone(Ref, ok, D1);
         _ ->
             drained_alone(Ref, Result, D1)
     end.

@@ -9,7 +9,7 @@
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1, stopped_under_load/1, stopped_while_opening/1, stopped_after_crash/1,
+         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_while_opening/1, stopped_after_crash/1,
          refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
@@ -19,7 +19,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
-          peer_killed, peer_stops, link_killed, stopped_under_load, stopped_while_opening,
+          peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_while_opening,
           stopped_after_crash,
           refusals_are_no_progress, busy_connection, nobody_misses].
 
@@ -681,6 +681,23 @@ link_killed(_) ->
                      end),
     ?assertEqual(ok, drain(A, B)),
     plain(A, B),
+    cluster:stop_all([A, B]).
+
+%% B's link is killed before it has answered that A takes leave. Who waits for a reply hears of that.
+peers_link_killed(_) ->
+    {A, B} = cluster:pair([]),
+    {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
+    Server = cluster:call(B, fun() -> spawn(fun() -> receive after infinity -> ok end end) end),
+    Caller = cluster:call(A, fun() -> spawn(fun() -> catch trunkline:call(Server, x, infinity) end) end),
+    cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, message_queue_len]) =:= {message_queue_len, 1} end),
+    Link = find_link(B, NodeA),
+    ok = cluster:call(B, fun() -> hold([Link]) end),
+    {Pid, Ref} = spawn_monitor(fun() -> exit(drain(A, B)) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> #route{gate = Gate} = trunkline_route:lookup(NodeB),
+                                                    trunkline_gate:path(Gate) =:= wait end) end),
+    true = cluster:call(B, erlang, exit, [Link, kill]),
+    receive {'DOWN', Ref, process, Pid, Result} -> ?assertEqual(ok, Result) end,
+    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end),
     cluster:stop_all([A, B]).
 
 %% --- steps ----------------------------------------------------------------------------
