@@ -128,7 +128,10 @@ named(Config, Module, Calls) ->
            [length(BadArgs), length(Errors) - length(BadArgs),
             lists:usort([{F, length(Args), tag(Reason)} || {F, Args, _, Reason, _} <- Errors])]),
     ?assertNotEqual([], BadArgs),
-    ?assertEqual([], [Bad || {_, _, _, Said} = Bad <- BadArgs, re:run(Said, "\\*\\*\\* argument [1-6]: .") =:= nomatch]),
+    %% (What a function of OTP's raises is OTP's, and not all of these name an argument.)
+    ?assertEqual([], [Bad || {_, _, _, Said} = Bad <- BadArgs,
+                             string:find(Said, "in function  trunkline") =/= nomatch,
+                             re:run(Said, "\\*\\*\\* argument [1-6]: .") =:= nomatch]),
     %% Where it is the function's own error, and not that of a function of OTP that it is for.
     Named = [{Bad, lists:sort([list_to_integer(N) || [N] <- Ns])}
              || {F, Args, _, Said} = Bad <- BadArgs,
