@@ -688,7 +688,7 @@ peers_link_killed(_) ->
     {A, B} = cluster:pair([]),
     {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
     Server = cluster:call(B, fun() -> spawn(fun() -> receive after infinity -> ok end end) end),
-    Caller = cluster:call(A, fun() -> spawn(fun() -> catch trunkline:call(Server, x, infinity) end) end),
+    Caller = cluster:call(A, fun() -> spawn(fun() -> trunkline:call(Server, x, infinity) end) end),
     cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, message_queue_len]) =:= {message_queue_len, 1} end),
     Link = find_link(B, NodeA),
     ok = cluster:call(B, fun() -> hold([Link]) end),
