@@ -13,9 +13,8 @@
 start(_, _) ->
     case trunkline_options:load() of
         {ok, Options} ->
-            case trunkline_transport:prepare(Options) of
+            case prepare(Options) of
                 ok ->
-                    ok = load(),
                     ok = trunkline_options:use(Options),
                     ok = trunkline_sender:count_fallbacks(),
                     ok = trunkline_monitors:create(),
@@ -26,6 +25,12 @@ start(_, _) ->
         {error, Bad} ->
             ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
             {error, Bad}
+    end.
+
+prepare(Options) ->
+    case trunkline_transport:prepare(Options) of
+        ok -> load();
+        {error, _} = Error -> Error
     end.
 
 %% The code server has normal priority. Where processes of high priority keep all
@@ -40,7 +45,15 @@ load() ->
     case code:ensure_modules_loaded([crypto, gen_statem, gen_tcp, inet_tcp | Own]) of
         ok -> ok;
         %% These are needed at compile time only, and a release may leave them out.
-        {error, Missing} -> [] = [M || {M, _} <- Missing] -- [trunkline_transform, trunkline_docs], ok
+        {error, Missing} ->
+            case [M || {M, _} <- Missing] -- [trunkline_transform, trunkline_docs] of
+                [] ->
+                    ok;
+                Needed ->
+                    ?LOG_ERROR("trunkline: these modules are not in the code path: ~tp. Was the build "
+                               "interrupted, or done twice at the same time?", [Needed]),
+                    {error, {missing, Needed}}
+            end
     end.
 
 %% All at the same time, which a supervisor would not do, and without new ones.

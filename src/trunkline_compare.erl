@@ -236,12 +236,13 @@ percentile(Percent, Values) ->
 print(Node, #{one_way := OneWay, calls := Calls, ping := Ping}) ->
     io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n", [node(), Node, ?ROUNDS]),
     io:format("  ~-42ts ~33ts ~33ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
-    row("messages/s one way, ~b senders", [?SENDERS], OneWay),
-    row("calls/s, ~b callers", [?CALLERS], Calls),
-    row("us for a call beside 10 MB messages, p99", [], Ping).
+    row("messages/s one way, ~b senders", [?SENDERS], "higher", OneWay),
+    row("calls/s, ~b callers", [?CALLERS], "higher", Calls),
+    row("us for a call beside 10 MB messages, p99", [], "lower", Ping).
 
-row(Format, Args, #{plain := Plain, lane := Lane, ratio := Ratio}) ->
-    io:format("  ~-42ts ~33ts ~33ts  ~.2f~n", [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio]).
+row(Format, Args, Better, #{plain := Plain, lane := Lane, ratio := Ratio}) ->
+    io:format("  ~-42ts ~33ts ~33ts  ~.2f (~ts is better)~n",
+              [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio, Better]).
 
 spread(Values) ->
     io_lib:format("~b (~b .. ~b)", [round(V) || V <- [median(Values), lists:min(Values), lists:max(Values)]]).
