@@ -109,7 +109,8 @@ errors are those of `gen_server:start_link/3`.
 ".
 -doc #{since => <<"0.4.0">>}.
 -spec start_link(module(), Args :: term(), Options :: list()) -> {ok, pid()} | ignore | {error, term()}.
-start_link(Module, Args, Options) when length(Options) >= 0 -> start(none, Module, Args, Options);
+start_link(Module, Args, Options) when is_atom(Module), length(Options) >= 0 ->
+    start(none, Module, Args, Options);
 start_link(Module, Args, Options) ->
     ?NAMED(badarg, [Module, Args, Options], gen_server:start_link(Module, Args, Options)).       % says what is wrong
 
@@ -125,11 +126,14 @@ do. See `start_link/3`.
 -doc #{since => <<"0.4.0">>}.
 -spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
           {ok, pid()} | ignore | {error, term()}.
-start_link(Name, Module, Args, Options)
-  when tuple_size(Name) =:= 2, element(1, Name) =:= local, is_atom(element(2, Name)), length(Options) >= 0;
-       tuple_size(Name) =:= 2, element(1, Name) =:= global, length(Options) >= 0;
-       tuple_size(Name) =:= 3, element(1, Name) =:= via, is_atom(element(2, Name)), length(Options) >= 0 ->
-    start(Name, Module, Args, Options);
+start_link({local, Name}, Module, Args, Options)
+  when is_atom(Name), is_atom(Module), length(Options) >= 0 ->
+    start({local, Name}, Module, Args, Options);
+start_link({global, Name}, Module, Args, Options) when is_atom(Module), length(Options) >= 0 ->
+    start({global, Name}, Module, Args, Options);
+start_link({via, Registry, Name}, Module, Args, Options)
+  when is_atom(Registry), is_atom(Module), length(Options) >= 0 ->
+    start({via, Registry, Name}, Module, Args, Options);
 start_link(Name, Module, Args, Options) ->
     ?NAMED(badarg, [Name, Module, Args, Options], gen_server:start_link(Name, Module, Args, Options)).
 
