@@ -147,14 +147,12 @@ start(Name, Module, Args, Options) ->
     end.
 
 %% Who has callback_mode is a gen_statem.
-behaviour(Module) when is_atom(Module) ->
+behaviour(Module) ->
     _ = code:ensure_loaded(Module),
     case erlang:function_exported(Module, callback_mode, 0) of
         true -> gen_statem;
         false -> gen_server
-    end;
-behaviour(_) ->
-    gen_server.                              % where it fails as any other
+    end.
 
 -doc "
 Opens an inbox for the calling process, linked to it. The process gets the messages as they were
