@@ -34,7 +34,7 @@
 -moduledoc false.
 
 -export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
--export([receiver/1, for/2, direct/3, is_awaited/1, is_news/1, is_missed/1, retired/1, pass_on/5]).
+-export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
 
 -export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
 
@@ -308,17 +308,6 @@ retired(Agent) ->
 is_awaited(#agent{servers = Servers, executors = Executors}) ->
     map_size(Executors) > 0
         orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end, maps:values(Servers)).
-
-%% From a server or its agent to whoever waits for it.
--spec is_news(trunkline_lane:to()) -> boolean().
-is_news(To) -> is_tuple(To) andalso lists:member(element(1, To), [reply, down, ended]).
-
-%% Whether it counts as lost if it ends with its lane. What takes something back does not, nor does
-%% what is told again: whoever monitors a process, or waits for its reply, hears of the lane's end,
-%% and asks once more.
--spec is_missed(trunkline_lane:to()) -> boolean().
-is_missed(To) ->
-    not (is_tuple(To) andalso lists:member(element(1, To), [cancel, monitor, demonitor, down, ended])).
 
 %% At the sending node: there is no agent any more that the command could reach. Who waits for a
 %% reply may wait still.

@@ -201,9 +201,9 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
     {_, S1} = dispose(Entry, retired, S),
     left(Charge, S1).
 
-is_news([{parcel, _, _, _, To} | _]) -> trunkline_agent:is_news(To);
-is_news([{behind, _, _, To} | _]) -> trunkline_agent:is_news(To);
-is_news([To | _]) -> trunkline_agent:is_news(To).
+is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
+is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
+is_news([To | _]) -> trunkline_command:is_news(To).
 
 %% What concerns a session that has ended. (Who asks for something may watch a stand-in.)
 is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
@@ -501,7 +501,7 @@ dispose([To | Message], direct, #lane{node = Node} = S) ->
         noconnect -> dispose([To], lost_queued, S)
     end;
 dispose([To | _], Lost, S) ->
-    case trunkline_agent:is_missed(To) of
+    case trunkline_command:is_missed(To) of
         true -> {lost(1, Lost, S), S};
         false -> {0, S}
     end.

@@ -41,27 +41,27 @@ take(#{session := Session, say := Say, lanes := Lanes, ref := Ref}, Stats, Deadl
             ok = Say(Peer, {goodbye, self(), Ref}),
             await([goodbye_ok | Lanes], Owed, Ref, {Say, Monitor}, Patience);
         none ->
-            await(Lanes, [], Ref, none, Patience)
+            await(Lanes, [], Ref, {Say, none}, Patience)
     end.
 
 %% Missing are lanes that are not through, and the peer's goodbye_ok.
 await([], [], _, _, _) ->
     ok;
-await(Missing, [{Pid, Theirs} | Owed], Ref, {Say, _} = Peer, Patience)
+await(Missing, [{Pid, Theirs} | Owed], Ref, {Say, _} = With, Patience)
   when Missing =:= []; Missing =:= [goodbye_ok] ->
     ok = Say(Pid, {goodbye_ok, Theirs}),
-    await(Missing, Owed, Ref, Peer, Patience);
-await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
+    await(Missing, Owed, Ref, With, Patience);
+await(Missing, Owed, Ref, {_, Monitor} = With, {Timer, Before, Stats, Deadline} = Patience) ->
     receive
         {lane_drained, Ref, Lane} ->
-            await(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
+            await(lists:delete(Lane, Missing), Owed, Ref, With, Patience);
         {lane_mode, Ref, Lane, _} ->
-            await(lists:delete(Lane, Missing), Owed, Ref, Peer, Patience);
+            await(lists:delete(Lane, Missing), Owed, Ref, With, Patience);
         {goodbye_ok, Ref} ->
-            await(lists:delete(goodbye_ok, Missing), Owed, Ref, Peer, Patience);
+            await(lists:delete(goodbye_ok, Missing), Owed, Ref, With, Patience);
         {goodbye, Pid, Theirs} ->
-            await(Missing, [{Pid, Theirs} | Owed], Ref, Peer, Patience);
-        {'DOWN', Monitor, process, _, Reason} when Peer =/= none, Monitor =:= element(2, Peer) ->
+            await(Missing, [{Pid, Theirs} | Owed], Ref, With, Patience);
+        {'DOWN', Monitor, process, _, Reason} ->
             case Reason of
                 noconnection -> noconnection;
                 _ -> bereaved
@@ -71,7 +71,7 @@ await(Missing, Owed, Ref, Peer, {Timer, Before, Stats, Deadline} = Patience) ->
             case trunkline_deadline:has_passed(Deadline) orelse progress(Stats) of
                 true -> timeout;
                 Before -> timeout;
-                _ -> await(Missing, Owed, Ref, Peer, patience(Stats, Deadline))
+                _ -> await(Missing, Owed, Ref, With, patience(Stats, Deadline))
             end
     end.
 

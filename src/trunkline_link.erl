@@ -206,7 +206,7 @@ init({#{lanes := Lanes} = Options, Node}) ->
 
 %% Without a process for it there is no link, until it is tried again.
 speaker(Session) ->
-    case trunkline_process:start_all(fun() -> trunkline_speaker:start_link(Session) end) of
+    case trunkline_process:start(fun() -> trunkline_speaker:start_link(Session) end) of
         {ok, Speaker} -> Speaker;
         {error, system_limit} -> throw(ignore)
     end.
@@ -367,8 +367,8 @@ handle_event(info, {goodbye, Pid, Ref}, _, D) ->
     keep_state_and_data;
 
 %% How far is the peer?
-handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}}) ->
-    ok = trunkline_reach:answer(Pid, Ref),
+handle_event(info, {ping, Pid, Ref}, _, #link{peer = #peer{pid = Pid}} = D) ->
+    ok = say(Pid, {pong, Ref}, D),
     keep_state_and_data;
 handle_event(info, {pong, Ref}, up, #link{reach = Reach} = D) ->
     {keep_state, D#link{reach = trunkline_reach:pong(Ref, Reach)}};
@@ -568,7 +568,7 @@ hold(D) -> enter(holding, expect(change_mode(hold, D))).
 %% nodes are: those do not know of monitors, and the runtime system sends them none, while an
 %% Erlang node answers at once that it has no process of this name, which none can have.
 hail(#link{asked = Before, node = Node} = D) ->
-    _ = Before =/= none andalso trunkline_speaker:unwatch(D#link.speaker, Before),
+    ok = unwatch(Before, D),
     case trunkline_peers:is_audience(Node) of
         true ->
             say_hello(true, D),
@@ -601,10 +601,11 @@ expect(#link{node = Node} = D) ->
 watch(Object, #link{speaker = Speaker, session = Session}) ->
     trunkline_speaker:watch(Speaker, Session, Object).
 
-unexpect(#link{absence = none} = D) ->
-    D;
-unexpect(#link{absence = Absence, speaker = Speaker} = D) ->
-    ok = trunkline_speaker:unwatch(Speaker, Absence),
+unwatch(none, _) -> ok;
+unwatch(Watch, #link{speaker = Speaker}) -> trunkline_speaker:unwatch(Speaker, Watch).
+
+unexpect(#link{absence = Absence} = D) ->
+    ok = unwatch(Absence, D),
     D#link{absence = none}.
 
 %% Does what can be done next on the way up.
@@ -737,7 +738,7 @@ end_session(#link{peer = Peer, inlets = Inlets, finishing = Finishing} = D) ->
     lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.trunk, D#link.dock], P =/= none]),
     trunkline_trunk:ended(D#link.stats),
     case Peer of
-        #peer{monitor = Monitor} -> trunkline_speaker:unwatch(D#link.speaker, Monitor);
+        #peer{monitor = Monitor} -> unwatch(Monitor, D);
         none -> ok
     end,
     D#link{peer = none, opening = none, opened = none, wanted = none, goodbye = none,

@@ -16,7 +16,7 @@
 -module(trunkline_reach).
 -moduledoc false.
 
--export([new/3, up/3, down/1, disconnected/1, ping/1, answer/2, pong/2, measured/3, look/1, timers/1]).
+-export([new/3, up/3, down/1, disconnected/1, ping/1, pong/2, measured/3, look/1, timers/1]).
 
 -export_type([reach/0]).
 
@@ -76,14 +76,6 @@ ping(#reach{peer = Peer, ping = Ping} = R) ->
                 _ -> R#reach{ping = none}
             end
     end.
-
-%% The peer asks. The connection may be busy for as long as it takes to measure that. A node
-%% that has no room for one more process does not answer; the peer asks again.
--spec answer(pid(), reference()) -> ok.
-answer(Peer, Ref) ->
-    Pong = fun() -> erlang:send(Peer, {pong, Ref}, [noconnect]) end,
-    _ = trunkline_process:start(fun() -> spawn(Pong) end),
-    ok.
 
 %% The kernel is asked by a process of its own, which sends `{measured, Ref, RoundTrip}': of TLS
 %% another process has to be asked, which may be busy.

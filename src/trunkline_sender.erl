@@ -21,7 +21,7 @@
 -export_type([patience/0, how/0, packed/0]).
 
 -compile({inline, [lane_of/2]}).
--dialyzer({no_improper_lists, [offer/5, force/3, force_apart/3, parcel/8, enter_packed/7]}).
+-dialyzer({no_improper_lists, [offer/5, force/3, send_parcel/6, enter_packed/7]}).
 
 %% How long to wait for room: not at all, or until then.
 -type patience() :: nosuspend | trunkline_deadline:deadline().
@@ -115,8 +115,7 @@ parcel(#route{lanes = Lanes, gate = Gate, bulk_limit = Limit} = Route, Ix, To, A
     Place = take_place(Gate, Ix, Addressees, Parcel),
     case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
         ok ->
-            element(Ix, Lanes) ! [Place, self(), {parcel, Charge, To} | Parcel],
-            ok;
+            send_parcel(element(Ix, Lanes), Place, self(), To, Charge, Parcel);
         refused ->
             _ = trunkline_gate:leave(Gate, Ix, Place),
             refused(Route, Ix, Bulk, Charge, How, Ticket)
@@ -126,6 +125,10 @@ take_place(Gate, Ix, Addressees, Parcel) ->
     Place = trunkline_gate:charge(erlang:external_size(trunkline_parcel:sizes(Parcel)), Addressees),
     ok = trunkline_gate:force(Gate, Ix, Place),
     Place.
+
+send_parcel(Lane, Place, Sender, To, Charge, Parcel) ->
+    Lane ! [Place, Sender, {parcel, Charge, To} | Parcel],
+    ok.
 
 %% As that node takes it; other nodes take it in the same form. (Which messages are large is
 %% this node's option.)
@@ -289,7 +292,7 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
     end.
 
 forced(To, Charge) ->
-    case trunkline_agent:is_missed(To) of
+    case trunkline_command:is_missed(To) of
         true -> Charge;
         false -> trunkline_gate:without_message(Charge)
     end.
@@ -301,8 +304,7 @@ force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) -
     Parcel = trunkline_parcel:pack(Message),
     Place = take_place(Gate, Ix, 1, Parcel),
     ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
-    element(Ix, Lanes) ! [Place, Sender, {parcel, Charge, To} | Parcel],
-    ok.
+    send_parcel(element(Ix, Lanes), Place, Sender, To, Charge, Parcel).
 
 %% Fallbacks to nodes that never had a link are counted together, here.
 -define(FALLBACKS, trunkline_fallbacks).
