@@ -5,7 +5,7 @@
 -behaviour(application).
 
 -include_lib("kernel/include/logger.hrl").
--include("trunkline_route.hrl").
+-include("lane/trunkline_route.hrl").
 
 -export([start/2, prep_stop/1, stop/1]).
 

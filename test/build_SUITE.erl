@@ -42,7 +42,7 @@ folder_with_a_space(Config) ->
 %% none for those of a project that uses it.
 warnings_of_a_dependency(Config) ->
     Copy = copy(Config, ["rebar.config", "src"]),
-    ok = file:write_file(filename:join(Copy, "src/trunkline_wire.erl"), "\nunused() -> ok.\n", [append]),
+    ok = file:write_file(filename:join(Copy, "src/channel/trunkline_wire.erl"), "\nunused() -> ok.\n", [append]),
     [?assertMatch({Profile, {1, _}}, {Profile, command:run(Copy, [], ["rebar3", "as", Profile, "compile"])})
      || Profile <- ["strict", "test", "bench"]],
     User = filename:join(?config(priv_dir, Config), "user"),

@@ -3,7 +3,7 @@
 -module(drain_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
--include("../src/trunkline_route.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([goodbye_without_session/1]).

@@ -501,7 +501,7 @@ is_target(Target, Makefile) ->
 log(Config) ->
     Lines = [Line || #{page := "docs/operate/logs.md", text := Text} <- blocks(Config, ["log"]),
                      Line <- string:split(string:trim(joined(Text)), "\n", all)],
-    Formats = lists:append([formats(read("/", F)) || F <- filelib:wildcard(filename:join(?config(root, Config), "src/*.erl"))]),
+    Formats = lists:append([formats(read("/", F)) || F <- filelib:wildcard(filename:join(?config(root, Config), "src/**/*.erl"))]),
     ?assert(length(Formats) >= 8),
     ?assertEqual([], [F || F <- Formats, not lists:any(fun(Line) -> is_of(F, Line) end, Lines)]),
     ?assertEqual([], [Line || Line <- Lines, not lists:any(fun(F) -> is_of(F, Line) end, Formats)]).

@@ -4,7 +4,7 @@
 -export([kill/2, kill_name/1, close_connection/1, fill/1, rest/0, keep_counters/0, counted/0]).
 -export([install_log/0, log/2, logged/0]).
 
--include("../src/trunkline_route.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 %% The processes of Trunkline that run this module.
 by_kind(Module) -> [Pid || Pid <- processes(), kind(Pid) =:= Module].

@@ -5,7 +5,7 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 -include_lib("proper/include/proper.hrl").
--include("../src/trunkline_route.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,

@@ -49,7 +49,7 @@ init_per_group(mix, Config) ->
         _ ->
             Project = unpack("elixir", "trunkline", Config),
             %% Another compiler may warn where this one does not.
-            Source = filename:join(Project, "trunkline/src/trunkline_wire.erl"),
+            Source = filename:join(Project, "trunkline/src/channel/trunkline_wire.erl"),
             ok = file:write_file(Source, "\nunused() -> ok.\n", [append]),
             build(["mix", "do", "deps.get,", "compile"], [{tool, mix}, {project, Project} | Config])
     end.

@@ -2,7 +2,7 @@
 -module(properties_SUITE).
 
 -include_lib("proper/include/proper.hrl").
--include("../src/trunkline_route.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
 -export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1, stats/1]).

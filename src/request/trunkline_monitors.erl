@@ -39,7 +39,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include("trunkline_route.hrl").
+-include("../lane/trunkline_route.hrl").
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
 -export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).

@@ -15,7 +15,7 @@ ok
 
 %% The label of a request is the caller's pid, where gen_server has '$gen_call'.
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([notify/2, sync_notify/2, call/3, call/4]).
 -export([add_handler/3, add_sup_handler/3, delete_handler/3, swap_handler/3, swap_sup_handler/3, which_handlers/1]).

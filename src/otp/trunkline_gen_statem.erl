@@ -13,7 +13,7 @@ ok
 -moduledoc #{since => <<"0.5.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([call/2, call/3, cast/2]).
 -export([send_request/2, send_request/4, wait_response/1, wait_response/2, wait_response/3,

@@ -29,7 +29,7 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 %% outcome. Arguments that are none of ours go on to erpc, which says what it says of them on the
 %% release that runs.
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([call/2, call/3, call/4, call/5, cast/2, cast/4]).
 -export([multicall/2, multicall/3, multicall/4, multicall/5, multicast/2, multicast/4]).

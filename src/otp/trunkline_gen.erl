@@ -25,7 +25,7 @@ A request to a node whose Trunkline is older than 0.5.0 goes as `gen` sends it, 
 %% distribution: there the caller monitors the server itself, and a reply by lane could come after
 %% the 'DOWN' of a server that replies and ends.
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([call/3, call/4, send_request/3, send_request/5, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).

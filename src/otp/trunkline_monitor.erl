@@ -17,7 +17,7 @@
 -module(trunkline_monitor).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../lane/trunkline_route.hrl").
 
 -export([monitor/1, demonitor/2, cancel/3, by_force/4]).
 

@@ -38,7 +38,7 @@ Calls, system messages and exit signals are never dropped. A process that sends 
 -moduledoc #{since => <<"0.4.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([start_link/3, start_link/4, open/1, open/2, done/2, close/1, info/1]).
 

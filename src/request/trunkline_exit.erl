@@ -13,7 +13,7 @@
 -module(trunkline_exit).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../lane/trunkline_route.hrl").
 
 -export([exit/2, signal/3, direct/3]).
 

@@ -14,7 +14,7 @@ Otherwise they are the functions of `trunkline`.
 -moduledoc #{since => <<"0.5.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
--include("trunkline_errors.hrl").
+-include("../trunkline_errors.hrl").
 
 -export([call/2, call/3, cast/2, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
 -export([send_request/2, send_request/4, wait_response/2, wait_response/3,

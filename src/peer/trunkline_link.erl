@@ -73,7 +73,7 @@
 -moduledoc false.
 -behaviour(gen_statem).
 
--include("trunkline_route.hrl").
+-include("../lane/trunkline_route.hrl").
 -include_lib("kernel/include/logger.hrl").
 
 -export([start_link/2, notify/2, leave/1, drain/2]).
