@@ -276,29 +276,7 @@ send(To, Message) when is_list(To) ->
     ok = multicast(To, Message),
     Message;
 send(To, Message) ->
-    case trunkline_inboxes:enter(To, Message, infinity) of
-        none -> send_on(To, Message);
-        {Keeper, Wrapped} -> _ = send_on(Keeper, Wrapped), Message;
-        refused -> Message                   % and counted: see trunkline_inbox
-    end.
-
-send_on(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message);
-send_on({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message);
-send_on(To, Message) ->
-    erlang:send(To, Message).
-
-send_lane(Node, Addressee, To, Message) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message) of
-        ok ->
-            Message;
-        direct ->
-            trunkline_sender:fallback(Node),
-            erlang:send(To, Message);
-        unreachable ->
-            Message                          % dropped, as `!' does
-    end.
+    trunkline_send:send(To, Message).
 
 -doc "
 Sends a message, as `erlang:send/3` does.
@@ -318,41 +296,10 @@ ok
 -spec send(destination(), term(), [send_option()]) -> ok | nosuspend | noconnect.
 send(To, Message, Options) ->
     case options(Options, infinity, connect) of
-        {Patience, _} = How ->
-            case trunkline_inboxes:enter(To, Message, Patience) of
-                none ->
-                    send_on(To, Message, How, Options);
-                {Keeper, Wrapped} ->
-                    case send_on(Keeper, Wrapped, How, Options) of
-                        ok -> ok;
-                        Refused -> trunkline_inboxes:cancel(Keeper, Wrapped), Refused
-                    end;
-                refused ->
-                    ok;
-                nosuspend ->
-                    nosuspend
-            end;
+        {_, _} = How ->
+            trunkline_send:send(To, Message, How, Options);
         badarg ->
             ?BAD_ARGUMENT(badarg, [To, Message, Options])
-    end.
-
-send_on(To, Message, How, Options) when is_pid(To), node(To) =/= node();
-                                        is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message, How, Options);
-send_on({Name, Node} = To, Message, How, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message, How, Options);
-send_on(To, Message, _, Options) ->
-    erlang:send(To, Message, Options).
-
-send_lane(Node, Addressee, To, Message, {Patience, Connect}, Options) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
-        direct ->
-            trunkline_sender:fallback(Node),
-            erlang:send(To, Message, Options);
-        unreachable ->
-            ok;                              % dropped, as erlang:send/3 does
-        Answer ->
-            Answer
     end.
 
 options([nosuspend | Options], _, Connect) -> options(Options, nosuspend, Connect);
@@ -903,10 +850,7 @@ What is going on at this node. No process is asked: the counters are read.
 -doc #{since => <<"0.1.0">>}.
 -spec info() -> info().
 info() ->
-    #{running => whereis(trunkline_sup) =/= undefined,
-      peers => maps:map(fun peer_info/2, trunkline_peers:all()),
-      fallbacks => trunkline_sender:fallbacks(),
-      listener => trunkline_listener:info()}.
+    trunkline_info:all().
 
 -doc "
 What is going on between this node and another one. The result is `undefined` if nothing is known of
@@ -921,10 +865,7 @@ that node. A node that is not connected is forgotten after an hour.
 -doc #{since => <<"0.1.0">>}.
 -spec info(node()) -> peer_info() | undefined.
 info(Node) ->
-    case trunkline_peers:lookup(Node) of
-        none -> undefined;
-        Peer -> peer_info(Node, Peer)
-    end.
+    trunkline_info:peer(Node).
 
 -doc "
 The options of the application: what each is set to, and what it means. While Trunkline runs the
@@ -982,64 +923,6 @@ await_up_until(Node, Deadline) ->
                 false -> receive after 10 -> await_up_until(Node, Deadline) end
             end
     end.
-
-peer_info(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
-    #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
-      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
-      lost_unreachable := Unreachable} = Counted = trunkline_stats:read(Stats, peer),
-    Route = trunkline_route:lookup(Node),
-    {Release, Protocol} = case Agreement of
-                              #{release := R, protocol := P} -> {R, P};
-                              none -> {undefined, undefined}
-                          end,
-    #{state => State, since => Since, release => Release, protocol => Protocol,
-      round_trip => case Counted of
-                        #{round_trip := 0} -> undefined;
-                        #{round_trip := Time} -> Time
-                    end,
-      lanes => lanes(Route, Stats),
-      batches => batches(Counted),
-      large => large(Route, Counted),
-      fallbacks => Fallbacks, sessions => Sessions,
-      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
-                unreachable => Unreachable}}.
-
-lanes(none, _) ->
-    [];
-lanes(Route, Stats) ->
-    [lane_info(Level, trunkline_stats:read(Stats, {lane, Ix}))
-     || {Ix, Level} <- trunkline_route:levels(Route)].
-
-large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
-               bulk_congestion_control := CongestionControl,
-               large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
-    Pending = case Route of
-                  none -> 0;
-                  _ -> trunkline_route:bulk_level(Route)
-              end,
-    #{by => if Connections > 0 -> connections;
-               ByDistribution > 0 -> distribution;
-               true -> none
-            end,
-      connections => Connections, congestion_control => name(CongestionControl),
-      pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
-      messages => Messages, bytes => Bytes, broken => Broken}.
-
-batches(#{lane_connections := Connections, lane_by_connections := By, lane_congestion_control := CongestionControl}) ->
-    #{by => case By of
-                1 -> connections;
-                0 -> distribution
-            end,
-      connections => Connections, congestion_control => name(CongestionControl)}.
-
-%% What the system says of the newest connection.
-name(0) -> undefined;
-name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
-
-lane_info(Level, #{batches := Batches, messages := Messages} = Lane) ->
-    Lane#{queued_messages => trunkline_gate:messages(Level),
-          queued_bytes => trunkline_gate:bytes(Level),
-          mean_batch => Messages / max(1, Batches)}.
 
 -doc "
 Looks for five seconds at what the distribution's connections do, prints what there is to gain, and

@@ -118,7 +118,7 @@ counters(Port) ->
     end.
 
 lanes(Node) ->
-    try trunkline:info(Node) of
+    try trunkline_info:peer(Node) of
         #{state := up, lanes := [_ | _] = Lanes} ->
             Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
             #{messages => Sum(messages), batches => Sum(batches), waits => Sum(waits)};

@@ -76,7 +76,7 @@ is_option(_) -> false.
 may(_, _) when node() =:= nonode@nohost ->
     not_alive;
 may(Node, Force) ->
-    case lists:member(Node, nodes(connected)) andalso trunkline:info(Node) of
+    case lists:member(Node, nodes(connected)) andalso trunkline_info:peer(Node) of
         false -> noconnection;
         #{state := up} when Force -> ok;
         #{state := up} -> is_quiet(Node);
@@ -137,7 +137,7 @@ counter(Parent, N) ->
     end.
 
 send(plain, To, Message) -> To ! Message;
-send(lane, To, Message) -> trunkline:send(To, Message).
+send(lane, To, Message) -> trunkline_send:send(To, Message).
 
 %% --- calls -----------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ caller(Way, Server, Until, N) ->
     end.
 
 call(plain, Server, Request) -> gen_server:call(Server, Request, infinity);
-call(lane, Server, Request) -> trunkline:call(Server, Request, infinity).
+call(lane, Server, Request) -> trunkline_call:call(Server, Request, infinity, {trunkline, call, [Server, Request]}).
 
 %% Answers what it is asked.
 -spec server() -> ok.

@@ -1,10 +1,49 @@
-%% What becomes of a command (trunkline_agent, trunkline_exit, trunkline_executor) that cannot reach
-%% the peer. These decisions look at the command alone; a message to a process is none, and is
-%% always missed.
+%% Commands: what travels in the place of an addressee, where a message is not simply for a process.
+%%
+%% They are part of the protocol between two nodes. trunkline_agent carries them out at the other
+%% end; what becomes of one that cannot get there is decided here, by the command alone.
 -module(trunkline_command).
 -moduledoc false.
 
--export([is_news/1, is_missed/1]).
+-export([wrap/2, is_news/1, is_missed/1]).
+
+-export_type([command/0, apply/0, exit/0, caller/0, label/0, object/0, wrap/0]).
+
+-dialyzer({no_improper_lists, [wrap/2]}).
+
+%% The message is the request, the reply, or the reason.
+-type command() :: {call, server(), Caller :: pid(), caller()}
+                 | {call, server(), Caller :: pid(), caller(), label()}
+                 | {cancel, server(), caller()}
+                 | {reply, caller()}
+                 | {reply, caller(), Pid :: pid()}            % behind a large message
+                 | {down, server(), caller()}
+                 | {monitor, server(), Caller :: pid(), reference()}
+                 | {demonitor, reference()}
+                 | {ended, object(), Caller :: pid(), reference()}
+                 | exit()
+                 | apply().
+%% The message is the reason.
+-type exit() :: {exit, pid(), Sender :: pid()}.
+%% The message is the function and its arguments. `nobody': the outcome is of no interest.
+-type apply() :: {apply, caller() | nobody, GroupLeader :: pid()}.
+
+-type server() :: pid() | atom().
+%% The caller's alias, which names the request.
+-type caller() :: reference().
+%% What the server knows a request by: '$gen_call', if the command does not say it.
+-type label() :: term().
+%% What is monitored, as 'DOWN' names it.
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
+%% How the message of a command looks to the process that receives it.
+-type wrap() :: {call, label(), gen_server:from()}
+              | {reply, caller()}
+              | {down, object() | atom(), caller()}.
+
+-spec wrap(wrap(), Message :: term()) -> term().
+wrap({call, Label, From}, Request) -> {Label, From, Request};
+wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
+wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
 %% For a caller who waits: it reaches him by plain distribution as well.
 -spec is_news(trunkline_lane:to()) -> boolean().
@@ -12,7 +51,7 @@ is_news(To) -> is_one_of(To, [reply, down, ended]).
 
 %% Whether it counts as lost if it ends with its lane. What takes something back does not, nor does
 %% what is told again: a process that monitors another, or waits for its reply, hears of the lane's
-%% end, and asks once more.
+%% end, and asks once more. A message to a process is always missed.
 -spec is_missed(trunkline_lane:to()) -> boolean().
 is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended]).
 

@@ -63,7 +63,7 @@
 -type to() :: pid()
             | atom()                                     % a registered name
             | reference()                                % an alias
-            | trunkline_agent:command()
+            | trunkline_command:command()
             | trunkline_multicast:command().             % and the message is encoded
 -type entry() :: nonempty_improper_list(to() | marked(), Message :: term()).
 -type serial() :: pos_integer().                   % of a large message, or of a batch, in its lane
@@ -105,7 +105,7 @@
          parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
-         answered = #{} :: #{Agent :: pid() => [{trunkline_agent:caller(), Server :: pid()}]},
+         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          %% Batches: the number of the next one, that of the last one that is known to
          %% have arrived, and that of the last one that the trunk has got; and whether
          %% they go by the trunk.

@@ -67,9 +67,9 @@ single(Node, Addressees, {Singles, Groups}) ->
         lists:partition(fun(To) -> trunkline_inboxes:is_bounded(trunkline_by_node:destination(To, Node)) end, Addressees),
     {[trunkline_by_node:destination(To, Node) || To <- Inboxes] ++ Singles, Groups#{Node => Others}}.
 
-singly(Destinations, #cast{message = Message, options = Options} = Cast) ->
+singly(Destinations, #cast{message = Message, how = How, options = Options} = Cast) ->
     lists:foldl(fun(To, C) ->
-                        case trunkline:send(To, Message, Options) of
+                        case trunkline_send:send(To, Message, How, Options) of
                             ok -> C;
                             Why -> not_sent(Why, [To], C)
                         end

@@ -33,48 +33,26 @@
 -module(trunkline_agent).
 -moduledoc false.
 
--export([new/1, step/3, address/2, wrap/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
+-export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
 
--export_type([agent/0, command/0, caller/0, label/0, tag/0, request/0, wrap/0]).
+-export_type([agent/0, tag/0, request/0]).
 
--dialyzer({no_improper_lists, [address/2, wrap/2, ask/6]}).
+-dialyzer({no_improper_lists, [address/2, ask/6]}).
 
-%% The caller's alias, which names the request.
--type caller() :: reference().
-%% What travels in the place of an addressee; the message is the request, the
-%% reply, or the reason.
--type command() :: {call, Server :: pid() | atom(), Caller :: pid(), caller()}
-                 | {call, Server :: pid() | atom(), Caller :: pid(), caller(), label()}
-                 | {cancel, Server :: pid() | atom(), caller()}
-                 | {reply, caller()}
-                 | {reply, caller(), Pid :: pid()}            % behind a large message
-                 | {down, Server :: pid() | atom(), caller()}
-                 | {monitor, Server :: pid() | atom(), Caller :: pid(), reference()}
-                 | {demonitor, reference()}
-                 | {ended, object(), Caller :: pid(), reference()}
-                 | trunkline_exit:command()
-                 | trunkline_executor:command().
-%% What is monitored, as 'DOWN' names it.
--type object() :: pid() | {RegisteredName :: atom(), node()}.
-%% What the server knows a request by: '$gen_call', if the command does not say it.
--type label() :: term().
 %% The tag in From, beside the caller's pid.
 -type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
--type request() :: {caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
-%% What makes of a command's message the one that somebody gets.
--type wrap() :: {call, label(), gen_server:from()} | {reply, caller()} | {down, object() | atom(), caller()}.
-
+-type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         callers = #{} :: #{caller() => []}}).       % whose reply is awaited
+         callers = #{} :: #{trunkline_command:caller() => []}}).       % whose reply is awaited
 -record(agent,
         {route :: trunkline_route:route(),
          retired = false :: boolean(),               % its session has ended
          servers = #{} :: #{pid() => #server{}},
-         executors = #{} :: #{pid() => caller()},
-         %% {caller's reference, monitor}, {monitor, caller's reference, Caller, object()}
+         executors = #{} :: #{pid() => trunkline_command:caller()},
+         %% {caller's reference, monitor}, {monitor, caller's reference, Caller, trunkline_command:object()}
          monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
@@ -85,7 +63,7 @@ new(Route) ->
     #agent{route = Route}.
 
 %% A command has come by lane.
--spec step(command(), Message :: term(), agent()) -> agent().
+-spec step(trunkline_command:command(), Message :: term(), agent()) -> agent().
 step({apply, Caller, _} = Command, Message, Agent) ->
     case trunkline_executor:start(Command, Message) of
         system_limit when Caller =/= nobody ->
@@ -103,7 +81,7 @@ step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
             Agent;
         _ ->
             {Ref, Wrap, Agent1} = address(Command, Agent),
-            Ref ! wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
+            Ref ! trunkline_command:wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
             ok = delivered(Command),
             Agent1
     end;
@@ -115,7 +93,7 @@ step(Command, Message, Agent) ->
         {nobody, Agent1} ->
             Agent1;
         {To, Wrap, Agent1} ->
-            To ! wrap(Wrap, Message),
+            To ! trunkline_command:wrap(Wrap, Message),
             ok = delivered(Command),
             Agent1
     end.
@@ -127,7 +105,7 @@ delivered(_) -> ok.
 
 %% Does what the command asks for, but does not send the message; answers to whom
 %% it should be sent and how.
--spec address(command(), agent()) -> {To :: pid() | reference(), wrap(), agent()} | {nobody, agent()}.
+-spec address(trunkline_command:command(), agent()) -> {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
 address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
@@ -198,13 +176,8 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
             Agent
     end.
 
--spec wrap(wrap(), Message :: term()) -> term().
-wrap({call, Label, From}, Request) -> {Label, From, Request};
-wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
-wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
-
 %% What the command brings is lost on this side: the caller need not wait for a reply.
--spec broken(command(), agent()) -> agent().
+-spec broken(trunkline_command:command(), agent()) -> agent().
 broken({call, Server, Pid, Caller}, Agent) ->
     broken({call, Server, Pid, Caller, '$gen_call'}, Agent);
 broken({call, Server, _, Caller, _}, Agent) ->
@@ -221,7 +194,7 @@ broken(_, Agent) ->
 
 %% Who gets what the command brings. `unknown': it may be anybody, or it is not said before
 %% the command's turn.
--spec receiver(command()) -> pid() | {name, atom()} | unknown.
+-spec receiver(trunkline_command:command()) -> pid() | {name, atom()} | unknown.
 receiver({call, Server, _, _}) -> pid_or_name(Server);
 receiver({call, Server, _, _, _}) -> pid_or_name(Server);
 receiver({cancel, Server, _}) -> pid_or_name(Server);
@@ -235,13 +208,13 @@ pid_or_name(Pid) when is_pid(Pid) -> Pid;
 pid_or_name(Name) -> {name, Name}.
 
 %% The same command, for the process that has the name.
--spec for(pid(), command()) -> command().
+-spec for(pid(), trunkline_command:command()) -> trunkline_command:command().
 for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
 for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
 for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller}.
 
 %% A lane has taken these servers' replies to these callers.
--spec answered([{caller(), Server :: pid()}], agent()) -> agent().
+-spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
 answered(Requests, Agent) ->
     lists:foldl(fun settle/2, Agent, Requests).
 
@@ -254,7 +227,7 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     end.
 
 %% That process, which the agent's own watches, is going to execute what the command asks for.
--spec executed_by(pid(), trunkline_executor:command(), agent()) -> agent().
+-spec executed_by(pid(), trunkline_command:apply(), agent()) -> agent().
 executed_by(_, {apply, nobody, _}, Agent) ->
     Agent;
 executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
@@ -311,7 +284,7 @@ is_awaited(#agent{servers = Servers, executors = Executors}) ->
 
 %% At the sending node: there is no agent any more that the command could reach. Who waits for a
 %% reply may wait still.
--spec direct(command(), Message :: term(), node()) -> ok.
+-spec direct(trunkline_command:command(), Message :: term(), node()) -> ok.
 direct({call, Server, Pid, Caller}, Message, Node) ->
     direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
 direct({call, Server, Pid, Caller, Label}, Message, Node) ->
@@ -346,7 +319,7 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
                    Outcome = try {ok, erpc:call(Node, M, F, A)}
                              catch Class:Reason -> {Class, Reason}
                              end,
-                   Caller ! wrap({reply, Caller}, Outcome)
+                   Caller ! trunkline_command:wrap({reply, Caller}, Outcome)
            end,
     case lists:member(Node, nodes(connected)) andalso trunkline_process:start(fun() -> spawn(Call) end) of
         {ok, _} ->
@@ -356,13 +329,13 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
             ok
     end;
 direct({reply, Caller}, Message, _) ->
-    tell(Caller, wrap({reply, Caller}, Message));
+    tell(Caller, trunkline_command:wrap({reply, Caller}, Message));
 direct({reply, Caller, _}, Message, _) ->
-    tell(Caller, wrap({reply, Caller}, Message));
+    tell(Caller, trunkline_command:wrap({reply, Caller}, Message));
 direct({down, Server, Caller}, Reason, _) ->
-    tell(Caller, wrap({down, Server, Caller}, Reason));
+    tell(Caller, trunkline_command:wrap({down, Server, Caller}, Reason));
 direct({ended, Object, _, Ref}, Reason, _) ->
-    tell(Ref, wrap({down, Object, Ref}, Reason));
+    tell(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
 direct(_, _, _) ->
     ok.
 
@@ -374,14 +347,14 @@ ask(Object, Label, Pid, Caller, Message, Sent) ->
     ok = trunkline_process:outlive(self()),
     Its = monitor(process, Pid),
     receive
-        {[alias | Ref], Reply} -> Caller ! wrap({reply, Caller}, Reply);
-        {'DOWN', Ref, process, _, Reason} -> Caller ! wrap({down, Object, Caller}, Reason);
+        {[alias | Ref], Reply} -> Caller ! trunkline_command:wrap({reply, Caller}, Reply);
+        {'DOWN', Ref, process, _, Reason} -> Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
         {'DOWN', Its, process, _, _} -> ok
     end.
 
 %% A server has replied to a lane that has retired. If there are others by now, the reply takes that of
 %% the server's messages.
--spec pass_on(trunkline_route:route() | none, caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
+-spec pass_on(trunkline_route:route() | none, trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
 pass_on(none, Caller, _, Reply, Node) ->
     direct({reply, Caller}, Reply, Node);
 pass_on(Route, Caller, {Pid, Server}, Reply, _) ->

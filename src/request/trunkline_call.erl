@@ -29,7 +29,7 @@
                        deadline/1]}).
 
 -type server_ref() :: gen_server:server_ref().
--type label() :: trunkline_agent:label().
+-type label() :: trunkline_command:label().
 -type patience() :: trunkline_sender:patience().
 %% The caller watches the server, and the id is OTP's own; or the server is at that node, and the
 %% caller watches an inlet.

@@ -21,10 +21,8 @@
 
 -export([start/2, run/2, is_done/2]).
 
--export_type([command/0, outcome/0]).
+-export_type([outcome/0]).
 
-%% `nobody': the outcome is of no interest.
--type command() :: {apply, trunkline_agent:caller() | nobody, GroupLeader :: pid()}.
 %% As erpc:multicall/5 words it.
 -type outcome() :: {ok, term()}
                  | {throw, term()}
@@ -36,7 +34,7 @@
 
 %% The calling process is an inlet, and monitors the executor of a call. Whatever is wrong
 %% with the message is found in the new process.
--spec start(command(), Message :: term()) -> pid() | system_limit.
+-spec start(trunkline_command:apply(), Message :: term()) -> pid() | system_limit.
 start({apply, nobody, _} = Command, Message) ->
     start(Command, Message, []);
 start(Command, Message) ->
@@ -55,7 +53,7 @@ start(Command, Message, Options) ->
 -spec is_done(pid(), ExitReason :: term()) -> boolean().
 is_done(Executor, Reason) -> Reason =:= Executor.
 
--spec run(command(), Message :: term()) -> term().
+-spec run(trunkline_command:apply(), Message :: term()) -> term().
 run({apply, nobody, Leader}, {M, F, A}) ->
     true = group_leader(Leader, self()),
     try
@@ -85,7 +83,7 @@ run({apply, Caller, Leader}, {M, F, A}) ->
     case trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect) of
         direct ->
             %% The link may have been drained, and the session goes on.
-            _ = erlang:send(Caller, trunkline_agent:wrap({reply, Caller}, Outcome), [noconnect]);
+            _ = erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Outcome), [noconnect]);
         _ ->
             %% Whoever is not reachable any more has heard of it already.
             ok

@@ -17,11 +17,6 @@
 
 -export([exit/2, signal/3, direct/3]).
 
--export_type([command/0]).
-
-%% What travels in the place of an addressee; the message is the reason.
--type command() :: {exit, pid(), Sender :: pid()}.
-
 %% As erlang:exit/2.
 -spec exit(pid() | port(), Reason :: term()) -> true.
 exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
@@ -109,7 +104,7 @@ resume(Pid) ->
     end.
 
 %% At the sender's node, by the lane: there is no session any more, or the peer is another release.
--spec direct(command(), Reason :: term(), node()) -> ok.
+-spec direct(trunkline_command:exit(), Reason :: term(), node()) -> ok.
 direct({exit, Pid, Sender}, Reason, Node) ->
     %% (Not on another connection.)
     case lists:member(Node, nodes(connected)) of

@@ -44,6 +44,7 @@
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
 -export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).
 -export([retired/1, is_present/2]).
+-export([command/3, force/4, cancel/3]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -462,7 +463,7 @@ inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
 caller_ended(Caller) ->
     lists:foreach(fun([Ref, Session, Object]) ->
                           take_back(Caller, Ref, Session),
-                          trunkline_monitor:cancel(Object, Caller, Ref)
+                          cancel(Object, Caller, Ref)
                   end, ets:select(?MODULE, [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [['$1', '$2', '$3']]}])),
     true = ets:delete(?WATCHED, Caller).
 
@@ -488,7 +489,7 @@ lost(Session, S) ->
     lists:foreach(fun({Caller, Ref, Object}) ->
                           down(Ref, Object, noconnection),
                           leave(Caller, Ref),
-                          trunkline_monitor:cancel(Object, Caller, Ref)
+                          cancel(Object, Caller, Ref)
                   end, monitors(Session)),
     S.
 
@@ -548,7 +549,7 @@ lanes_of(Node) ->
 %% The caller's lane, that it takes its place among its other messages.
 move_to_lanes(Monitors, From, Inlets, Route) ->
     [begin
-         ok = trunkline_monitor:by_force(Route, Object, Caller, Ref),
+         ok = force(Route, Object, Caller, Ref),
          Monitor
      end || {Caller, Ref, Object} = Monitor <- Monitors, move(Monitor, From, element(1, Inlets))].
 
@@ -567,3 +568,27 @@ monitors(Session) ->
 down(Ref, Object, Reason) ->
     Ref ! {'DOWN', Ref, process, Object, Reason},
     ok.
+
+%% --- what goes by lane -----------------------------------------------------------
+
+-spec command(object(), Caller :: pid(), reference()) -> trunkline_command:command().
+command(Pid, Caller, Ref) when is_pid(Pid) -> {monitor, Pid, Caller, Ref};
+command({Name, _}, Caller, Ref) -> {monitor, Name, Caller, Ref}.
+
+%% In whatever state the lanes are.
+-spec force(trunkline_route:route(), object(), Caller :: pid(), reference()) -> ok.
+force(Route, Object, Caller, Ref) ->
+    trunkline_sender:force(Route, {command(Object, Caller, Ref), []}, Caller).
+
+%% The server need not be monitored any more for that caller. This must not wait, and it
+%% takes the caller's lane, behind what it takes back.
+-spec cancel(object(), Caller :: pid(), reference()) -> ok.
+cancel(Object, Caller, Ref) ->
+    Node = case Object of
+               {_, N} -> N;
+               Pid -> node(Pid)
+           end,
+    case trunkline_route:lookup(Node) of
+        none -> ok;
+        Route -> trunkline_sender:force(Route, {{demonitor, Ref}, []}, Caller)
+    end.

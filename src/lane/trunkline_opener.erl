@@ -32,10 +32,10 @@
 %% executor.
 -type address() :: {To :: pid() | atom() | reference() | trunkline_multicast:command(),
                     Receiver :: pid() | any,
-                    plain | trunkline_agent:wrap()}
+                    plain | trunkline_command:wrap()}
                  | nobody
-                 | {executor, trunkline_executor:command()}
-                 | {signal, trunkline_exit:command()}.
+                 | {executor, trunkline_command:apply()}
+                 | {signal, trunkline_command:exit()}.
 
 %% ms: so long what comes behind an exit signal waits for a process that does not get to run.
 -define(SIGNAL, 1000).
@@ -101,7 +101,7 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = case Wrap of
                   plain -> Message;
-                  _ -> trunkline_agent:wrap(Wrap, Message)
+                  _ -> trunkline_command:wrap(Wrap, Message)
               end,
     case is_pid(Receiver) andalso process_info(Receiver, message_queue_data) of
         {message_queue_data, on_heap} ->

@@ -19,7 +19,7 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([monitor/1, demonitor/2, cancel/3, by_force/4]).
+-export([monitor/1, demonitor/2]).
 
 -type object() :: pid() | atom() | {RegisteredName :: atom(), node()}.
 
@@ -38,13 +38,13 @@ elsewhere(Node, Object) ->
 by_lane(Node, Object, Inlets) ->
     Ref = alias([reply]),
     case trunkline_monitors:enter(Ref, Object, Node, Inlets)
-        andalso trunkline_sender:hand_over(Node, command(Object, self(), Ref), []) of
+        andalso trunkline_sender:hand_over(Node, trunkline_monitors:command(Object, self(), Ref), []) of
         ok ->
             %% If the connection has been lost meanwhile the caller may have been told so before,
             %% and now another session begins with a monitor that nobody waits for.
             is_process_alive(element(1, Inlets))
                 orelse trunkline_monitors:lookup(Ref) =/= none
-                orelse cancel(Object, self(), Ref),
+                orelse trunkline_monitors:cancel(Object, self(), Ref),
             Ref;
         false ->
             plain(Node, Object, Ref);
@@ -58,7 +58,7 @@ refused(_, Node, Object, Ref) ->
     case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
             %% It begins: what is in a lane now is the first that leaves it.
-            by_force(Route, Object, self(), Ref),
+            trunkline_monitors:force(Route, Object, self(), Ref),
             Ref;
         _ ->
             plain(Node, Object, Ref)
@@ -75,14 +75,6 @@ plain(Node, Object, Ref) ->
             erlang:monitor(process, Object)
     end.
 
-command(Pid, Caller, Ref) when is_pid(Pid) -> {monitor, Pid, Caller, Ref};
-command({Name, _}, Caller, Ref) -> {monitor, Name, Caller, Ref}.
-
-%% In whatever state the lanes are.
--spec by_force(trunkline_route:route(), pid() | {atom(), node()}, Caller :: pid(), reference()) -> ok.
-by_force(Route, Object, Caller, Ref) ->
-    trunkline_sender:force(Route, {command(Object, Caller, Ref), []}, Caller).
-
 %% As erlang:demonitor/2, also of a monitor that is erlang's own: who has the reference
 %% need not know which way was taken.
 -spec demonitor(reference(), [flush | info]) -> boolean().
@@ -91,7 +83,7 @@ demonitor(Ref, Options) ->
         {ok, Object, Session} ->
             case unalias(Ref) of
                 true ->
-                    cancel(Object, self(), Ref),
+                    trunkline_monitors:cancel(Object, self(), Ref),
                     ok = trunkline_monitors:take_back(self(), Ref, Session),
                     true;
                 false ->
@@ -103,16 +95,3 @@ demonitor(Ref, Options) ->
 
 are_options([Option | Options]) when Option =:= flush; Option =:= info -> are_options(Options);
 are_options(Options) -> Options =:= [].
-
-%% The server need not be monitored any more for that caller. This must not wait, and it
-%% takes the caller's lane, behind what it takes back.
--spec cancel(object(), Caller :: pid(), reference()) -> ok.
-cancel(Object, Caller, Ref) ->
-    Node = case Object of
-               {_, N} -> N;
-               Pid -> node(Pid)
-           end,
-    case trunkline_route:lookup(Node) of
-        none -> ok;
-        Route -> trunkline_sender:force(Route, {{demonitor, Ref}, []}, Caller)
-    end.

@@ -1,0 +1,69 @@
+%% One message to one destination, as trunkline:send/2,3 do it: by way of its inbox if it has one,
+%% by lane if it is at another node that has lanes, and else by plain distribution.
+-module(trunkline_send).
+-moduledoc false.
+
+-export([send/2, send/4]).
+
+-spec send(trunkline:destination(), Message) -> Message.
+send(To, Message) ->
+    case trunkline_inboxes:enter(To, Message, infinity) of
+        none -> send_on(To, Message);
+        {Keeper, Wrapped} -> _ = send_on(Keeper, Wrapped), Message;
+        refused -> Message                   % and counted: see trunkline_inbox
+    end.
+
+send_on(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message);
+send_on({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message);
+send_on(To, Message) ->
+    erlang:send(To, Message).
+
+send_lane(Node, Addressee, To, Message) ->
+    case trunkline_sender:hand_over(Node, Addressee, Message) of
+        ok ->
+            Message;
+        direct ->
+            trunkline_sender:fallback(Node),
+            erlang:send(To, Message);
+        unreachable ->
+            Message                          % dropped, as `!' does
+    end.
+
+%% The options are those of erlang:send/3 that `How' has been made of.
+-spec send(trunkline:destination(), term(), trunkline_sender:how(), [nosuspend | noconnect]) ->
+          ok | nosuspend | noconnect.
+send(To, Message, {Patience, _} = How, Options) ->
+    case trunkline_inboxes:enter(To, Message, Patience) of
+        none ->
+            send_on(To, Message, How, Options);
+        {Keeper, Wrapped} ->
+            case send_on(Keeper, Wrapped, How, Options) of
+                ok -> ok;
+                Refused -> trunkline_inboxes:cancel(Keeper, Wrapped), Refused
+            end;
+        refused ->
+            ok;
+        nosuspend ->
+            nosuspend
+    end.
+
+send_on(To, Message, How, Options) when is_pid(To), node(To) =/= node();
+                                        is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message, How, Options);
+send_on({Name, Node} = To, Message, How, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message, How, Options);
+send_on(To, Message, _, Options) ->
+    erlang:send(To, Message, Options).
+
+send_lane(Node, Addressee, To, Message, {Patience, Connect}, Options) ->
+    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+        direct ->
+            trunkline_sender:fallback(Node),
+            erlang:send(To, Message, Options);
+        unreachable ->
+            ok;                              % dropped, as erlang:send/3 does
+        Answer ->
+            Answer
+    end.

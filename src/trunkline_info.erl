@@ -1,0 +1,81 @@
+%% What goes on at this node, in the words of trunkline:info/0,1.
+%%
+%% No process is asked: the peers' table and the counters are read, so that the answer comes while
+%% every process involved is stuck.
+-module(trunkline_info).
+-moduledoc false.
+
+-export([all/0, peer/1]).
+
+-spec all() -> trunkline:info().
+all() ->
+    #{running => whereis(trunkline_sup) =/= undefined,
+      peers => maps:map(fun peer/2, trunkline_peers:all()),
+      fallbacks => trunkline_sender:fallbacks(),
+      listener => trunkline_listener:info()}.
+
+-spec peer(node()) -> trunkline:peer_info() | undefined.
+peer(Node) ->
+    case trunkline_peers:lookup(Node) of
+        none -> undefined;
+        Peer -> peer(Node, Peer)
+    end.
+
+peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
+    #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
+      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
+      lost_unreachable := Unreachable} = Counted = trunkline_stats:read(Stats, peer),
+    Route = trunkline_route:lookup(Node),
+    {Release, Protocol} = case Agreement of
+                              #{release := R, protocol := P} -> {R, P};
+                              none -> {undefined, undefined}
+                          end,
+    #{state => State, since => Since, release => Release, protocol => Protocol,
+      round_trip => case Counted of
+                        #{round_trip := 0} -> undefined;
+                        #{round_trip := Time} -> Time
+                    end,
+      lanes => lanes(Route, Stats),
+      batches => batches(Counted),
+      large => large(Route, Counted),
+      fallbacks => Fallbacks, sessions => Sessions,
+      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
+                unreachable => Unreachable}}.
+
+lanes(none, _) ->
+    [];
+lanes(Route, Stats) ->
+    [lane(Level, trunkline_stats:read(Stats, {lane, Ix}))
+     || {Ix, Level} <- trunkline_route:levels(Route)].
+
+large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
+               bulk_congestion_control := CongestionControl,
+               large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
+    Pending = case Route of
+                  none -> 0;
+                  _ -> trunkline_route:bulk_level(Route)
+              end,
+    #{by => if Connections > 0 -> connections;
+               ByDistribution > 0 -> distribution;
+               true -> none
+            end,
+      connections => Connections, congestion_control => name(CongestionControl),
+      pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
+      messages => Messages, bytes => Bytes, broken => Broken}.
+
+batches(#{lane_connections := Connections, lane_by_connections := By,
+          lane_congestion_control := CongestionControl}) ->
+    #{by => case By of
+                1 -> connections;
+                0 -> distribution
+            end,
+      connections => Connections, congestion_control => name(CongestionControl)}.
+
+%% What the system says of the newest connection.
+name(0) -> undefined;
+name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
+
+lane(Level, #{batches := Batches, messages := Messages} = Lane) ->
+    Lane#{queued_messages => trunkline_gate:messages(Level),
+          queued_bytes => trunkline_gate:bytes(Level),
+          mean_batch => Messages / max(1, Batches)}.

@@ -1,0 +1,108 @@
+%% The shape of the source: which folder of src/ may call which, and that no modules call each
+%% other in a circle. What is left to do stands in `exceptions/0' and `circles/0', with the reason;
+%% both lists only get shorter.
+-module(house_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
+-export([folders/1, no_circles/1]).
+
+suite() -> [{timetrap, {minutes, 5}}].
+
+all() -> [folders, no_circles].
+
+%% A folder calls those that are named here, and the modules that lie in src/ itself.
+may_call(channel) -> [];
+may_call(bulk) -> [channel];
+may_call(lane) -> [bulk, channel];
+may_call(request) -> [lane];
+may_call(otp) -> [request, lane, api];           % some of them are only names for the API
+may_call(inbox) -> [lane];
+may_call(peer) -> [request, lane, bulk, channel];     % starts and connects all of these
+may_call(root) -> [];
+may_call(api) -> [peer, inbox, otp, request, lane, bulk, channel].
+
+%% These of src/ call the folders. The others are what all folders use.
+api() ->
+    [trunkline, trunkline_app, trunkline_sup, trunkline_info, trunkline_advise,
+     trunkline_compare, trunkline_options, trunkline_errors].
+
+%% {Caller, Called}, both modules.
+exceptions() ->
+    [%% The next release of the lanes hands them what they call here (issue 14, items 2 and 5).
+     {trunkline_carrier, trunkline_fragments},
+     {trunkline_carrier_dist, trunkline_fragments},
+     {trunkline_dock, trunkline_inlet},
+     {trunkline_dock, trunkline_reassembly},
+     {trunkline_inlet, trunkline_agent},
+     {trunkline_inlet, trunkline_monitors},
+     {trunkline_lane, trunkline_agent},
+     {trunkline_lane, trunkline_link},
+     {trunkline_opener, trunkline_executor},
+     {trunkline_opener, trunkline_exit},
+     {trunkline_trunk, trunkline_fragments},
+     {trunkline_trunk, trunkline_parcel},
+     {trunkline_trunk, trunkline_quantum},
+     %% A message to an inbox enters its gate first.
+     {trunkline_call, trunkline_inboxes},
+     {trunkline_multicast, trunkline_inboxes},
+     {trunkline_send, trunkline_inboxes},
+     {trunkline_link, trunkline_inboxes}].
+
+%% Modules that call each other. Each circle as a sorted list.
+circles() ->
+    [[trunkline_inbox_server, trunkline_inboxes, trunkline_keeper],
+     [trunkline_lane, trunkline_link, trunkline_link_sup, trunkline_links],
+     [trunkline_monitors, trunkline_watcher],
+     [trunkline_tls, trunkline_transport]].
+
+init_per_suite(Config) ->
+    Ebin = filename:dirname(code:which(trunkline)),
+    Root = command:root(),
+    {ok, _} = xref:start(?MODULE, [{xref_mode, functions}]),
+    ok = xref:set_default(?MODULE, [{warnings, false}]),
+    {ok, Modules} = xref:add_directory(?MODULE, Ebin),
+    {ok, Calls} = xref:q(?MODULE, "E || AM"),
+    stopped = xref:stop(?MODULE),
+    Edges = lists:usort([{From, To} || {{From, _, _}, {To, _, _}} <- Calls, From =/= To,
+                                       lists:member(From, Modules), lists:member(To, Modules)]),
+    [{root, Root}, {folders, folders_of(Root)}, {edges, Edges} | Config].
+
+end_per_suite(_) -> ok.
+
+folders(Config) ->
+    Folders = ?config(folders, Config),
+    Upwards = [Edge || {From, To} = Edge <- ?config(edges, Config),
+                       not is_allowed(maps:get(From, Folders), maps:get(To, Folders))],
+    ?assertEqual([], Upwards -- exceptions()),
+    ?assertEqual({no_longer_needed, []}, {no_longer_needed, exceptions() -- Upwards}).
+
+is_allowed(Folder, Folder) -> true;
+is_allowed(_, root) -> true;
+is_allowed(From, To) -> lists:member(To, may_call(From)).
+
+no_circles(Config) ->
+    Graph = digraph:new(),
+    {From, To} = lists:unzip(?config(edges, Config)),
+    lists:foreach(fun(Module) -> digraph:add_vertex(Graph, Module) end, From ++ To),
+    lists:foreach(fun({A, B}) -> digraph:add_edge(Graph, A, B) end, ?config(edges, Config)),
+    Circles = [lists:sort(Circle) || Circle <- digraph_utils:strong_components(Graph), length(Circle) > 1],
+    ?assertEqual(lists:sort(circles()), lists:sort(Circles)).
+
+%% The folder of each module: `api' or `root' for those in src/ itself.
+folders_of(Root) ->
+    Sources = filelib:wildcard("src/**/*.erl", Root),
+    maps:from_list([begin
+                        Module = list_to_atom(filename:basename(Source, ".erl")),
+                        {Module, folder(filename:split(Source), Module)}
+                    end || Source <- Sources]).
+
+folder(["src", _], Module) ->
+    case lists:member(Module, api()) of
+        true -> api;
+        false -> root
+    end;
+folder(["src", Folder, _], _) ->
+    list_to_atom(Folder).
