@@ -38,8 +38,10 @@ Time-outs are in milliseconds, sizes in bytes. `options/0` says what can be conf
 -export([info/0, info/1, options/0, await_up/2]).
 -export([advise/0, advise/1, compare/1, compare/2]).
 
--export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
--export_type([send_option/0, info/0, peer_info/0, lane_info/0, large_info/0, batches_info/0, option_info/0, drain_error/0]).
+-export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0,
+              response_timeout/0]).
+-export_type([send_option/0, info/0, peer_info/0, lane_info/0, large_info/0, batches_info/0,
+              option_info/0, drain_error/0]).
 -export_type([advise_options/0, advice/0, compare_options/0, comparison/0, compare_error/0]).
 
 -doc "
@@ -338,7 +340,8 @@ Destinations}`.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multicast([destination()], term(), [send_option()]) -> ok | {not_sent, [{send_option(), [destination()]}]}.
+-spec multicast([destination()], term(), [send_option()]) ->
+          ok | {not_sent, [{send_option(), [destination()]}]}.
 multicast(Destinations, Message, Options) ->
     case multicast(Destinations, Message, Options, options(Options, infinity, connect)) of
         [] -> ok;
@@ -418,7 +421,8 @@ in the lane.
 -doc #{since => <<"0.1.0">>}.
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
-    trunkline_call:call(ServerRef, Request, Timeout, {?MODULE, call, [ServerRef, Request, Timeout]}).
+    trunkline_call:call(ServerRef, Request, Timeout,
+                        {?MODULE, call, [ServerRef, Request, Timeout]}).
 
 -doc "
 Calls the servers of a name at this node and at all connected nodes, and waits for all of them, as
@@ -444,7 +448,8 @@ does.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+-spec multi_call([node()], Name :: atom(), term()) ->
+          {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request) ->
     multi_call(Nodes, Name, Request, infinity).
 
@@ -461,7 +466,8 @@ The error is `badarg` if one of the list is no node, as in OTP 27.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+-spec multi_call([node()], Name :: atom(), term(), timeout()) ->
+          {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request, Timeout)
   when is_list(Nodes), is_atom(Name), Timeout =:= infinity;
        is_list(Nodes), is_atom(Name), is_integer(Timeout), Timeout >= 0 ->
@@ -523,7 +529,8 @@ The result is the new collection.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
+          request_id_collection().
 send_request(ServerRef, Request, Label, ReqIdCollection) ->
     trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
 
@@ -561,7 +568,8 @@ no_request
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIdCollection, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:wait_response(ReqIdCollection, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete],
+           trunkline_call:wait_response(ReqIdCollection, Timeout, Delete)).
 
 -doc "
 Waits for the response to a request, as `gen_server:receive_response/2` does. After `timeout` the
@@ -592,7 +600,8 @@ are given up: none of them arrives.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIdCollection, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete], trunkline_call:receive_response(ReqIdCollection, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete],
+           trunkline_call:receive_response(ReqIdCollection, Timeout, Delete)).
 
 -doc "
 Whether a message is the response to a request, as `gen_server:check_response/2` says. If it is not,
@@ -626,7 +635,8 @@ none, or `no_request` if the collection is empty.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIdCollection, Delete) ->
-    ?NAMED(badarg, [Message, ReqIdCollection, Delete], trunkline_call:check_response(Message, ReqIdCollection, Delete)).
+    ?NAMED(badarg, [Message, ReqIdCollection, Delete],
+           trunkline_call:check_response(Message, ReqIdCollection, Delete)).
 
 -doc "
 An empty collection of request ids, as `gen_server:reqids_new/0`. The servers of a collection's
@@ -667,7 +677,8 @@ collection already.
 -doc #{since => <<"0.5.0">>}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIdCollection) ->
-    ?NAMED(badarg, [RequestId, Label, ReqIdCollection], trunkline_call:reqids_add(RequestId, Label, ReqIdCollection)).
+    ?NAMED(badarg, [RequestId, Label, ReqIdCollection],
+           trunkline_call:reqids_add(RequestId, Label, ReqIdCollection)).
 
 -doc "
 The ids of a collection, each with its label. The error is `badarg` if this is none.
@@ -982,5 +993,6 @@ The error is `badarg` if this is no node, for an unknown option, or a value that
 -spec compare(node(), compare_options()) ->
           {ok, comparison()} | {error, compare_error()}.
 compare(Node, Options) ->
-    is_atom(Node) andalso trunkline_compare:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
+    is_atom(Node) andalso trunkline_compare:are_options(Options)
+        orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
     trunkline_compare:compare(Node, Options).

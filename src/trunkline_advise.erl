@@ -34,8 +34,11 @@
           %% Suspended senders, unless another process uses the system monitor.
           suspended := #{times := per_second(), share := float()} | undefined,
           %% undefined: Trunkline has no session with that node
-          lanes := #{messages := per_second(), batches := per_second(), waits := per_second()} | undefined}.
--type advice() :: #{figures := figures(), gain := none | batches | waits | large | in_use, text := [string()]}.
+          lanes := #{messages := per_second(), batches := per_second(),
+                     waits := per_second()} | undefined}.
+-type advice() ::
+          #{figures := figures(), gain := none | batches | waits | large | in_use,
+            text := [string()]}.
 
 %% ms
 -define(TIME, 5000).
@@ -86,7 +89,8 @@ is_option(_) -> false.
 look(Time, Nodes) ->
     Began = erlang:monotonic_time(millisecond),
     Before = [{Node, read(Node, Controller)}
-              || {Node, Controller} <- erlang:system_info(dist_ctrl), Nodes =:= all orelse lists:member(Node, Nodes)],
+              || {Node, Controller} <- erlang:system_info(dist_ctrl),
+                 Nodes =:= all orelse lists:member(Node, Nodes)],
     Suspended = suspended(Began + Time),
     Took = max(1, erlang:monotonic_time(millisecond) - Began),
     Controllers = maps:from_list(erlang:system_info(dist_ctrl)),
@@ -99,7 +103,10 @@ read(Node, Controller) ->
 
 %% With TLS the controller is a process, linked to the connection's, which has the port.
 socket(Port) when is_port(Port) -> Port;
-socket(Pid) when is_pid(Pid) -> hd(ports(links(Pid)) ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)]) ++ [none]).
+socket(Pid) when is_pid(Pid) ->
+    hd(ports(links(Pid))
+       ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)])
+       ++ [none]).
 
 ports(Links) -> [Port || Port <- Links, is_port(Port)].
 
@@ -128,13 +135,15 @@ lanes(Node) ->
         error:badarg -> undefined              % Trunkline does not run
     end.
 
-figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, socket := Socket}, Suspended, Took) ->
+figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, socket := Socket},
+        Suspended, Took) ->
     Rate = fun(Key, Old, New) -> max(0, maps:get(Key, New) - maps:get(Key, Old)) * 1000 / Took end,
     #{node => Node,
       socket => case {C0, C1} of
                     {#{}, #{send_pend := Pending}} ->
                         #{writes => Rate(send_cnt, C0, C1), sent_bytes => Rate(send_oct, C0, C1),
-                          packets_received => Rate(recv_cnt, C0, C1), received_bytes => Rate(recv_oct, C0, C1),
+                          packets_received => Rate(recv_cnt, C0, C1),
+                          received_bytes => Rate(recv_oct, C0, C1),
                           pending_bytes => Pending};
                     _ ->
                         undefined
@@ -145,11 +154,14 @@ figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, soc
                     end,
       suspended => case Suspended of
                        unknown -> undefined;
-                       #{Socket := {Times, Waited}} -> #{times => Times * 1000 / Took, share => min(1.0, Waited / Took)};
+                       #{Socket := {Times, Waited}} ->
+                           #{times => Times * 1000 / Took, share => min(1.0, Waited / Took)};
                        #{} -> #{times => 0.0, share => 0.0}
                    end,
       lanes => case {L0, L1} of
-                   {#{}, #{}} -> maps:from_list([{Key, Rate(Key, L0, L1)} || Key <- [messages, batches, waits]]);
+                   {#{}, #{}} ->
+                       maps:from_list([{Key, Rate(Key, L0, L1)}
+                                       || Key <- [messages, batches, waits]]);
                    _ -> undefined
                end}.
 
@@ -186,12 +198,15 @@ watch(Until, Waiting, Sum, Budget) ->
     receive
         {monitor, Pid, busy_dist_port, Port} when is_integer(Budget) ->
             {Times, Waited} = maps:get(Port, Sum, {0, 0}),
-            watch(Until, Waiting#{Pid => Port}, add(Now, Waiting, Sum#{Port => {Times + 1, Waited}}), Budget - 1)
+            watch(Until, Waiting#{Pid => Port},
+                  add(Now, Waiting, Sum#{Port => {Times + 1, Waited}}), Budget - 1)
     after Pause ->
             Sum1 = add(Now, Waiting, Sum),
             case left(Until) of
                 0 -> maps:map(fun(_, {Times, Waited}) -> {Times, Waited / 1000} end, Sum1);
-                _ -> watch(Until, maps:filter(fun(Pid, _) -> is_suspended(Pid) end, Waiting), Sum1, Budget)
+                _ ->
+                    watch(Until, maps:filter(fun(Pid, _) -> is_suspended(Pid) end, Waiting),
+                          Sum1, Budget)
             end
     end.
 
@@ -199,7 +214,9 @@ watch(Until, Waiting, Sum, Budget) ->
 add(Before, Waiting, Sum) ->
     Elapsed = erlang:monotonic_time(microsecond) - Before,
     lists:foldl(fun(Port, Sum1) ->
-                        maps:update_with(Port, fun({Times, Waited}) -> {Times, Waited + Elapsed} end, Sum1)
+                        maps:update_with(Port,
+                                         fun({Times, Waited}) -> {Times, Waited + Elapsed} end,
+                                         Sum1)
                 end, Sum, lists:usort(maps:values(Waiting))).
 
 is_suspended(Pid) -> process_info(Pid, status) =:= {status, suspended}.
@@ -216,29 +233,36 @@ judge(#{lanes := #{}} = Figures) ->
     {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)};
 judge(Figures) ->
     case {is_busy(Figures), is_large(Figures), is_waiting(Figures)} of
-        {true, _, _} -> {batches, traffic(Figures) ++ batches(Figures) ++ waits(Figures) ++ what_to_do()};
+        {true, _, _} ->
+            {batches, traffic(Figures) ++ batches(Figures) ++ waits(Figures) ++ what_to_do()};
         {_, true, _} -> {large, traffic(Figures) ++ large() ++ waits(Figures) ++ what_to_do()};
         {_, _, true} -> {waits, traffic(Figures) ++ waits(Figures) ++ what_to_do()};
         _ -> {none, traffic(Figures) ++ waits(Figures) ++ ["There is nothing to gain here."]}
     end.
 
-is_busy(#{socket := #{writes := Writes}} = Figures) -> Writes >= ?BUSY andalso mean(Figures) < ?SMALL;
+is_busy(#{socket := #{writes := Writes}} = Figures) ->
+    Writes >= ?BUSY andalso mean(Figures) < ?SMALL;
 is_busy(_) -> false.
 
-is_large(#{socket := #{sent_bytes := Bytes}} = Figures) -> Bytes >= ?LARGE_RATE andalso mean(Figures) >= ?SMALL;
+is_large(#{socket := #{sent_bytes := Bytes}} = Figures) ->
+    Bytes >= ?LARGE_RATE andalso mean(Figures) >= ?SMALL;
 is_large(_) -> false.
 
 mean(#{socket := #{writes := Writes, sent_bytes := Bytes}}) -> Bytes / max(1, Writes).
 
-traffic(#{socket := #{writes := Writes, packets_received := Received, pending_bytes := Pending}} = Figures) ->
-    [text("~ts writes/s of ~ts; ~ts messages/s arrive.", [count(Writes), bytes(mean(Figures)), count(Received)])]
+traffic(#{socket := #{writes := Writes, packets_received := Received,
+                      pending_bytes := Pending}} = Figures) ->
+    [text("~ts writes/s of ~ts; ~ts messages/s arrive.",
+          [count(Writes), bytes(mean(Figures)), count(Received)])]
         ++ [text("~ts wait in the socket.", [bytes(Pending)]) || Pending > 0].
 
 batches(#{socket := #{writes := Writes}, round_trip := RoundTrip}) ->
     Batches = Writes / batch(Writes, RoundTrip),
     Saved = (Writes * ?PLAIN_COST - Batches * ?BATCH_COST - Writes * ?MESSAGE_COST) / 1.0e6,
-    [text("Batches would make about ~ts of them, and fewer the busier the nodes are.", [count(Batches)])]
-        ++ [text("That is ~b % of a processor less, on both nodes together.", [round(Saved * 100)]) || Saved >= 0.01].
+    [text("Batches would make about ~ts of them, and fewer the busier the nodes are.",
+          [count(Batches)])]
+        ++ [text("That is ~b % of a processor less, on both nodes together.", [round(Saved * 100)])
+            || Saved >= 0.01].
 
 %% What comes to a lane while a batch is in flight goes together.
 batch(Writes, RoundTrip) ->
@@ -253,7 +277,8 @@ is_waiting(#{suspended := #{share := Share}}) -> Share >= ?WAITING;
 is_waiting(_) -> false.
 
 large() ->
-    ["Large messages hold up the small ones behind them, and the heartbeat. Trunkline sends them beside."].
+    ["Large messages hold up the small ones behind them, and the heartbeat. "
+     "Trunkline sends them beside."].
 
 waits(#{suspended := undefined}) ->
     ["Whether senders were suspended is not known: another process uses the system monitor."];
@@ -267,7 +292,8 @@ what_to_do() ->
 
 %% What goes by lane,
 by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}}) ->
-    [text("~ts messages/s go by lane, ~.1f in a batch.", [count(Messages), Messages / max(1.0, Batches)])]
+    [text("~ts messages/s go by lane, ~.1f in a batch.",
+          [count(Messages), Messages / max(1.0, Batches)])]
         ++ [text("Senders waited ~ts times a second for room in a lane.",
                  [count(Waits)]) || Waits >= 1].
 

@@ -50,8 +50,9 @@ load() ->
                 [] ->
                     ok;
                 Needed ->
-                    ?LOG_ERROR("trunkline: these modules are not in the code path: ~tp. Was the build "
-                               "interrupted, or done twice at the same time?", [Needed]),
+                    ?LOG_ERROR("trunkline: these modules are not in the code path: ~tp. "
+                               "Was the build interrupted, or done twice at the same time?",
+                               [Needed]),
                     {error, {missing, Needed}}
             end
     end.
@@ -83,8 +84,11 @@ stop(State) ->
 
 withdraw({Node, Route}) ->
     ok = trunkline_route:set_path(direct, Route),
-    case lists:sum([trunkline_gate:messages(Level) || {_, Level} <- trunkline_route:levels(Route)]) of
+    case lists:sum([trunkline_gate:messages(Level)
+                    || {_, Level} <- trunkline_route:levels(Route)]) of
         0 -> ok;
-        Left -> ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them", [Node, Left])
+        Left ->
+            ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them",
+                         [Node, Left])
     end,
     trunkline_route:withdraw(Node).

@@ -84,7 +84,8 @@ may(Node, Force) ->
     end.
 
 is_quiet(Node) ->
-    Runnable = [erpc:call(N, erlang, statistics, [total_run_queue_lengths]) || N <- [node(), Node], _ <- lists:seq(1, 20)],
+    Runnable = [erpc:call(N, erlang, statistics, [total_run_queue_lengths])
+                || N <- [node(), Node], _ <- lists:seq(1, 20)],
     Limit = ?RUNNABLE * 20 * 2 * erlang:system_info(schedulers_online),
     case lists:sum(Runnable) > Limit orelse trunkline_advise:look(?LOOK, [Node]) of
         true -> busy;
@@ -96,7 +97,8 @@ measure(Node, Options) ->
     Each = ?SHARE * maps:get(time, Options, ?TIME) / (3 * 2 * ?ROUNDS),
     Bytes = maps:get(bytes, Options, ?BYTES) div (2 * ?ROUNDS),
     Way = fun(W) ->
-                  #{one_way => one_way(W, Node, Each), calls => calls(W, Node, Each), ping => ping(W, Node, Each, Bytes)}
+                  #{one_way => one_way(W, Node, Each), calls => calls(W, Node, Each),
+                    ping => ping(W, Node, Each, Bytes)}
           end,
     Measured = [{W, Way(W)} || _ <- lists:seq(1, ?ROUNDS), W <- [plain, lane]],
     maps:from_list([{What, result([{W, maps:get(What, Figures)} || {W, Figures} <- Measured])}
@@ -157,7 +159,8 @@ caller(Way, Server, Until, N) ->
     end.
 
 call(plain, Server, Request) -> gen_server:call(Server, Request, infinity);
-call(lane, Server, Request) -> trunkline_call:call(Server, Request, infinity, {trunkline, call, [Server, Request]}).
+call(lane, Server, Request) ->
+    trunkline_call:call(Server, Request, infinity, {trunkline, call, [Server, Request]}).
 
 %% Answers what it is asked.
 -spec server() -> ok.
@@ -234,7 +237,8 @@ percentile(Percent, Values) ->
     lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).
 
 print(Node, #{one_way := OneWay, calls := Calls, ping := Ping}) ->
-    io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n", [node(), Node, ?ROUNDS]),
+    io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n",
+              [node(), Node, ?ROUNDS]),
     io:format("  ~-42ts ~33ts ~33ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
     row("messages/s one way, ~b senders", [?SENDERS], "higher", OneWay),
     row("calls/s, ~b callers", [?CALLERS], "higher", Calls),
@@ -245,4 +249,5 @@ row(Format, Args, Better, #{plain := Plain, lane := Lane, ratio := Ratio}) ->
               [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio, Better]).
 
 spread(Values) ->
-    io_lib:format("~b (~b .. ~b)", [round(V) || V <- [median(Values), lists:min(Values), lists:max(Values)]]).
+    io_lib:format("~b (~b .. ~b)",
+                  [round(V) || V <- [median(Values), lists:min(Values), lists:max(Values)]]).

@@ -50,7 +50,8 @@ chunk(Forms) ->
 %% What stands before a function or a type is about it.
 entries([{attribute, _, doc, Doc} | Forms], Docs, Specs) ->
     entries(Forms, [Doc | Docs], Specs);
-entries([{attribute, Anno, Kind, {Name, _, Args}} = Type | Forms], Docs, Specs) when Kind =:= type; Kind =:= opaque ->
+entries([{attribute, Anno, Kind, {Name, _, Args}} = Type | Forms], Docs, Specs)
+  when Kind =:= type; Kind =:= opaque ->
     [entry({type, Name, length(Args)}, Anno, [Type], Docs) | entries(Forms, [], Specs)];
 entries([{function, Anno, Name, Arity, _} | Forms], Docs, Specs) ->
     Spec = [maps:get({Name, Arity}, Specs) || is_map_key({Name, Arity}, Specs)],
@@ -64,7 +65,8 @@ entry(What, Anno, Signature, Docs) ->
     {What, Anno, [one_line(erl_pp:form(Form)) || Form <- Signature], text(Docs), metadata(Docs)}.
 
 %% Which the shell breaks where it wants.
-one_line(Text) -> unicode:characters_to_binary(lists:join(" ", string:lexemes(lists:flatten(Text), " \n"))).
+one_line(Text) ->
+    unicode:characters_to_binary(lists:join(" ", string:lexemes(lists:flatten(Text), " \n"))).
 
 -spec text([doc()]) -> #{binary() => binary()} | none | hidden.
 text(Docs) ->

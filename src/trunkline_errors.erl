@@ -7,9 +7,10 @@
 
 -export([format_error/2]).
 
--type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count | pid
-              | destination | destinations | manager | send_options | options | inbox
-              | server_name | proper_list | time | deadline | statem_time | call_time | request | erpc_request | requests.
+-type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function
+              | count | pid | destination | destinations | manager | send_options | options
+              | inbox | server_name | proper_list | time | deadline | statem_time | call_time
+              | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
 format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->
@@ -54,7 +55,8 @@ kinds(multi_call, 4) -> [nodes, name, any, time];
 kinds(call, 3) -> [any, any, statem_time];
 kinds(notify, 2) -> [manager, any];
 kinds(Wait, 2) when Wait =:= wait_response; Wait =:= receive_response -> [request, deadline];
-kinds(Wait, 3) when Wait =:= wait_response; Wait =:= receive_response -> [requests, deadline, boolean];
+kinds(Wait, 3) when Wait =:= wait_response; Wait =:= receive_response ->
+    [requests, deadline, boolean];
 kinds(check_response, 2) -> [any, request];
 kinds(check_response, 3) -> [any, requests, boolean];
 kinds(Of, 1) when Of =:= reqids_size; Of =:= reqids_to_list -> [requests];
@@ -90,9 +92,11 @@ is_right(destinations, Value) ->
     catch error:_ -> false
     end;
 is_right(manager, Value) -> not is_list(Value);
-is_right(send_options, Value) -> is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
+is_right(send_options, Value) ->
+    is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
 is_right(options, Value) -> is_map(Value);
-is_right(time, Value) -> Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
+is_right(time, Value) ->
+    Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
 is_right(deadline, Value) -> trunkline_deadline:until(Value) =/= badarg;
 is_right(call_time, Value) -> is_map(Value) orelse is_right(deadline, Value);
 is_right(statem_time, {Kind, _}) -> lists:member(Kind, [clean_timeout, dirty_timeout]);
@@ -108,7 +112,8 @@ is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRig
 is_list_of(_, Rest) -> Rest =:= [].
 
 %% What it must be where the values are right in themselves: it names nothing, or nothing any more.
-is_suspicious(Kind) -> lists:member(Kind, [options, call_time, inbox, pid, request, erpc_request, requests]).
+is_suspicious(Kind) ->
+    lists:member(Kind, [options, call_time, inbox, pid, request, erpc_request, requests]).
 
 text(atom) -> "not an atom";
 text(list) -> "not a list";

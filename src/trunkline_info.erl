@@ -60,7 +60,8 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
                true -> none
             end,
       connections => Connections, congestion_control => name(CongestionControl),
-      pending_messages => trunkline_gate:messages(Pending), pending_bytes => trunkline_gate:bytes(Pending),
+      pending_messages => trunkline_gate:messages(Pending),
+      pending_bytes => trunkline_gate:bytes(Pending),
       messages => Messages, bytes => Bytes, broken => Broken}.
 
 batches(#{lane_connections := Connections, lane_by_connections := By,

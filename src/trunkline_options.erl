@@ -51,72 +51,96 @@
 %% In the order in which people should read them.
 -spec table() -> [entry()].
 table() ->
-    [#{name => lanes, type => {integer, 1, 64}, default => default_lanes(), unit => "lanes", since => "0.1.0",
+    [#{name => lanes, type => {integer, 1, 64}, default => default_lanes(),
+       unit => "lanes", since => "0.1.0",
        default_text => "number of schedulers, at least 2 and at most 8",
        what => "Lanes to each peer. The smaller value of the two nodes counts.",
-       touch => "Rarely. More lanes use more schedulers at both nodes; fewer lanes make larger batches."},
-     #{name => queue_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 1 bsl 18, unit => "bytes", since => "0.1.0",
+       touch => "Rarely. More lanes use more schedulers at both nodes; "
+                "fewer lanes make larger batches."},
+     #{name => queue_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 1 bsl 18,
+       unit => "bytes", since => "0.1.0",
        what => "Bytes that may wait in one lane. At this bound senders wait.",
-       touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network is idle. "
-                "Lower it to bound memory: each peer can take `lanes` times as much."},
-     #{name => window_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 20, unit => "bytes", since => "0.1.0",
-       what => "Bytes of one lane that may be in flight, at most. The window begins with 4 MB and follows "
-               "bandwidth and distance. The smaller value of the two nodes counts.",
+       touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network "
+                "is idle. Lower it to bound memory: each peer can take `lanes` times as much."},
+     #{name => window_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 20,
+       unit => "bytes", since => "0.1.0",
+       what => "Bytes of one lane that may be in flight, at most. The window begins with 4 MB and "
+               "follows bandwidth and distance. The smaller value of the two nodes counts.",
        touch => "Raise it for a path on which bandwidth times round trip is more. "
                 "Lower it to bound what a slow peer can make this node keep."},
-     #{name => batch_bytes, type => {size, 1 bsl 8, 1 bsl 26}, default => 64 bsl 10, unit => "bytes", since => "0.1.0",
+     #{name => batch_bytes, type => {size, 1 bsl 8, 1 bsl 26}, default => 64 bsl 10,
+       unit => "bytes", since => "0.1.0",
        what => "Bytes in one batch, at most.",
-       touch => "Rarely. On a slow network smaller batches let a message of another lane leave sooner."},
-     #{name => large_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 10, unit => "bytes", since => "0.2.0",
+       touch => "Rarely. On a slow network smaller batches let a message of another lane "
+                "leave sooner."},
+     #{name => large_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 10,
+       unit => "bytes", since => "0.2.0",
        what => "A message of this external size or more is large: it travels beside the lanes.",
        touch => "Lower it if messages just below it delay the small ones. "
                 "Raise it if most messages are just above it."},
-     #{name => bulk_bytes, type => {size, 1 bsl 10, 1 bsl 33}, default => 64 bsl 20, unit => "bytes", since => "0.2.0",
-       what => "Bytes of large messages to one peer, waiting and in flight. At this bound their senders wait. "
-               "The smaller value of the two nodes counts.",
-       touch => "Raise it if many processes send large messages to a far peer. Lower it to bound memory."},
-     #{name => bulk_connections, type => {integer, 1, 64}, default => 1, unit => "connections", since => "0.2.0",
+     #{name => bulk_bytes, type => {size, 1 bsl 10, 1 bsl 33}, default => 64 bsl 20,
+       unit => "bytes", since => "0.2.0",
+       what => "Bytes of large messages to one peer, waiting and in flight. At this bound their "
+               "senders wait. The smaller value of the two nodes counts.",
+       touch => "Raise it if many processes send large messages to a far peer. "
+                "Lower it to bound memory."},
+     #{name => bulk_connections, type => {integer, 1, 64}, default => 1,
+       unit => "connections", since => "0.2.0",
        what => "Connections for large messages to each near peer.",
        touch => "Raise it if one connection cannot fill the network, and processors are idle."},
-     #{name => far_connections, type => {integer, 1, 64}, default => 16, unit => "connections", since => "0.3.0",
-       what => "Connections for large messages, and as many for batches, to each far peer, at most.",
-       touch => "Lower it if a firewall or an address translation limits the number of connections. "
-                "Raise it for paths that lose many packets."},
-     #{name => bulk_idle, type => {time, 1, ?DAY}, default => 60_000, unit => "ms", since => "0.2.0",
+     #{name => far_connections, type => {integer, 1, 64}, default => 16,
+       unit => "connections", since => "0.3.0",
+       what => "Connections for large messages, and as many for batches, to each far peer, "
+               "at most.",
+       touch => "Lower it if a firewall or an address translation limits the number of "
+                "connections. Raise it for paths that lose many packets."},
+     #{name => bulk_idle, type => {time, 1, ?DAY}, default => 60_000,
+       unit => "ms", since => "0.2.0",
        what => "A connection that has nothing to do is closed after this time.",
        touch => "Lower it if connections are scarce. "
                 "Raise it if large messages are rare, and the time to connect matters."},
-     #{name => bulk_transport, type => {transport, [auto, tcp, tls, dist]}, default => auto, unit => "", since => "0.2.0",
-       what => "How large messages travel. `auto`: by TLS connections if the distribution uses TLS, else by TCP "
-               "connections. `dist`: by the distribution's own connection.",
+     #{name => bulk_transport, type => {transport, [auto, tcp, tls, dist]}, default => auto,
+       unit => "", since => "0.2.0",
+       what => "How large messages travel. `auto`: by TLS connections if the distribution uses "
+               "TLS, else by TCP connections. `dist`: by the distribution's own connection.",
        touch => "Use `dist` if peers can reach no port but the distribution's. "
                 "Use `tls` to encrypt large messages beside a distribution without TLS."},
-     #{name => lane_transport, type => {transport, [auto, dist, tcp, tls]}, default => auto, unit => "", since => "0.2.0",
-       what => "How batches travel. `auto`: by the distribution's own connection, and to a far peer by other "
-               "connections when the distribution is the limit.",
+     #{name => lane_transport, type => {transport, [auto, dist, tcp, tls]}, default => auto,
+       unit => "", since => "0.2.0",
+       what => "How batches travel. `auto`: by the distribution's own connection, and to a far "
+               "peer by other connections when the distribution is the limit.",
        touch => "Use `dist` if peers can reach no port but the distribution's. "
                 "Use `tcp` or `tls` to keep batches away from the distribution's connection."},
-     #{name => congestion_control, type => congestion_control, default => auto, unit => "", since => "0.3.0",
-       what => "Congestion control of the connections to far peers. `auto`: BBR where the kernel has it. "
-               "`default`: the kernel's own. Linux only.",
+     #{name => congestion_control, type => congestion_control, default => auto,
+       unit => "", since => "0.3.0",
+       what => "Congestion control of the connections to far peers. `auto`: BBR where the kernel "
+               "has it. `default`: the kernel's own. Linux only.",
        touch => "Use `default` if BBR is not wanted in your network."},
-     #{name => connection_timeout, type => {time, 1000, ?DAY}, default => 10_000, unit => "ms", since => "0.3.0",
+     #{name => connection_timeout, type => {time, 1000, ?DAY}, default => 10_000,
+       unit => "ms", since => "0.3.0",
        what => "A connection whose path is dead is given up after this time.",
-       touch => "Lower it to leave a dead path sooner. Raise it if your network often pauses for longer."},
-     #{name => listen_address, type => own_address, default => undefined, unit => "", since => "0.2.0",
-       what => "The address of this host where peers connect. `undefined`: where the distribution listens.",
+       touch => "Lower it to leave a dead path sooner. "
+                "Raise it if your network often pauses for longer."},
+     #{name => listen_address, type => own_address, default => undefined,
+       unit => "", since => "0.2.0",
+       what => "The address of this host where peers connect. "
+               "`undefined`: where the distribution listens.",
        touch => "Set it on a host with several networks."},
-     #{name => listen_ports, type => ports, default => {0, 0}, unit => "", since => "0.2.0",
+     #{name => listen_ports, type => ports, default => {0, 0},
+       unit => "", since => "0.2.0",
        what => "The port where peers connect: the first free one from the lowest to the highest. "
                "`{0, 0}`: the system chooses.",
        touch => "Set it where a firewall or a network policy must allow the port."},
-     #{name => advertise_address, type => address, default => undefined, unit => "", since => "1.0.0",
-       what => "The address that peers are told to connect to. `undefined`: `listen_address`, or the address at which "
-               "the peer has found the distribution.",
-       touch => "Set it if peers reach this node at another address than its own: behind an address translation, "
-                "a load balancer or a sidecar."},
-     #{name => advertise_port, type => port, default => undefined, unit => "", since => "1.0.0",
-       what => "The port that peers are told to connect to. `undefined`: the port where this node listens.",
+     #{name => advertise_address, type => address, default => undefined,
+       unit => "", since => "1.0.0",
+       what => "The address that peers are told to connect to. `undefined`: `listen_address`, or "
+               "the address at which the peer has found the distribution.",
+       touch => "Set it if peers reach this node at another address than its own: behind an "
+                "address translation, a load balancer or a sidecar."},
+     #{name => advertise_port, type => port, default => undefined,
+       unit => "", since => "1.0.0",
+       what => "The port that peers are told to connect to. "
+               "`undefined`: the port where this node listens.",
        touch => "Set it if something between the nodes maps the port to another one."}].
 
 %% One lane can keep a scheduler busy, and eight can fill a connection.
@@ -153,9 +177,11 @@ check([], Env, Options) ->
 
 %% Beside the others. Two transports need two ports; and what maps one port to another must know
 %% where this node listens.
-fits(listen_ports, #{listen_ports := {Port, Port}, lane_transport := Lanes, bulk_transport := Bulk}) when Port > 0 ->
+fits(listen_ports, #{listen_ports := {Port, Port}, lane_transport := Lanes, bulk_transport := Bulk})
+  when Port > 0 ->
     length(lists:usort([trunkline_transport:choose(T) || T <- [Lanes, Bulk], T =/= dist])) < 2;
-fits(advertise_port, #{advertise_port := Port, listen_ports := {Lowest, Highest}}) when Port =/= undefined ->
+fits(advertise_port, #{advertise_port := Port, listen_ports := {Lowest, Highest}})
+  when Port =/= undefined ->
     Lowest =:= Highest andalso Lowest > 0;
 fits(_, _) ->
     true.
@@ -178,9 +204,12 @@ value({size, Least, Most}, Value) -> in_range(quantity(Value, size_units()), Lea
 value({time, Least, Most}, Value) -> in_range(quantity(Value, time_units()), Least, Most);
 value({transport, Values}, Value) ->
     ok_if(lists:member(Value, Values)
-          andalso (not lists:member(Value, [tcp, tls]) orelse element(1, trunkline_transport:choose(Value)) =:= ok), Value);
+          andalso (not lists:member(Value, [tcp, tls])
+                   orelse element(1, trunkline_transport:choose(Value)) =:= ok), Value);
 value(congestion_control, Value) ->
-    ok_if(is_atom(Value) andalso (lists:member(Value, [auto, default]) orelse trunkline_socket:accepts(Value)), Value);
+    ok_if(is_atom(Value)
+          andalso (lists:member(Value, [auto, default]) orelse trunkline_socket:accepts(Value)),
+          Value);
 value(Type, undefined) when Type =:= own_address; Type =:= address; Type =:= port ->
     {ok, undefined};
 value(own_address, Value) ->
@@ -190,7 +219,8 @@ value(address, Value) ->
     Address = ip_address(Value),
     ok_if(Address =/= error andalso lists:usort(tuple_to_list(Address)) =/= [0], Address);
 value(ports, {Lowest, Highest}) ->
-    ok_if(is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest, {Lowest, Highest});
+    ok_if(is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest,
+          {Lowest, Highest});
 value(ports, Port) ->
     ok_if(is_port_number(Port) andalso Port > 0, {Port, Port});
 value(port, Port) ->
@@ -199,7 +229,8 @@ value(port, Port) ->
 ok_if(true, Value) -> {ok, Value};
 ok_if(false, _) -> error.
 
-in_range(Value, Least, Most) -> ok_if(is_integer(Value) andalso Value >= Least andalso Value =< Most, Value).
+in_range(Value, Least, Most) ->
+    ok_if(is_integer(Value) andalso Value >= Least andalso Value =< Most, Value).
 
 is_port_number(Port) -> is_integer(Port) andalso Port >= 0 andalso Port =< 65535.
 
@@ -240,10 +271,12 @@ ip_address(Value) ->
 explain({bad_option, Name, Value}) ->
     case entry(Name) of
         #{type := Type} ->
-            io_lib:format("trunkline: option ~ts must be ~ts~ts, and is ~0tp", [Name, type(Type), offered(Type), Value]);
+            io_lib:format("trunkline: option ~ts must be ~ts~ts, and is ~0tp",
+                          [Name, type(Type), offered(Type), Value]);
         none ->
             io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
-                          [Name, Value, lists:join(", ", [atom_to_list(N) || #{name := N} <- table()])])
+                          [Name, Value,
+                           lists:join(", ", [atom_to_list(N) || #{name := N} <- table()])])
     end.
 
 %% What a value must be.
@@ -255,12 +288,14 @@ type({transport, Values}) ->
     ["one of ", lists:join(", ", [atom_to_list(V) || V <- Values]),
      " (tcp only if the distribution does not use TLS, and tls only with the application ssl, "
      "and a certificate in -ssl_dist_optfile or -ssl_dist_opt)"];
-type(congestion_control) -> "auto, default, or a name that the kernel has loaded and lets this user take";
-type(own_address) -> "undefined, or an address of this host, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
+type(congestion_control) ->
+    "auto, default, or a name that the kernel has loaded and lets this user take";
+type(own_address) ->
+    "undefined, or an address of this host, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
 type(address) -> "undefined, or an address to connect to, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
 type(ports) ->
-    "a port, or a pair {Lowest, Highest}, with two ports at least if batches and large messages use "
-    "different transports";
+    "a port, or a pair {Lowest, Highest}, with two ports at least if batches and large messages "
+    "use different transports";
 type(port) -> "undefined, or a port; listen_ports must then be one port".
 
 offered(congestion_control) ->
@@ -273,7 +308,8 @@ offered(_) ->
 
 %% A value as people write it.
 -spec text(type(), term()) -> iolist().
-text({size, _, _}, Bytes) -> quantity_text(Bytes, [{1 bsl 30, "GB"}, {1 bsl 20, "MB"}, {1 bsl 10, "KB"}, {1, "B"}]);
+text({size, _, _}, Bytes) ->
+    quantity_text(Bytes, [{1 bsl 30, "GB"}, {1 bsl 20, "MB"}, {1 bsl 10, "KB"}, {1, "B"}]);
 text({time, _, _}, Ms) -> quantity_text(Ms, [{?DAY, "d"}, {1000, "s"}, {1, "ms"}]);
 text(_, Value) -> io_lib:format("~0tp", [Value]).
 

@@ -7,7 +7,8 @@
 -module(trunkline_peers).
 -moduledoc false.
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, can/2, is_audience/1, audience/0]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, can/2, is_audience/1,
+         audience/0]).
 
 -export_type([peer/0, state/0]).
 
@@ -38,10 +39,13 @@ create() ->
 put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabilities, state := State,
             stand_in := StandIn} = Peer) ->
     Session = case Agreement of
-                  #{} when State =:= opening; State =:= up; State =:= closing -> list_to_tuple(Inlets);
+                  #{} when State =:= opening; State =:= up; State =:= closing ->
+                      list_to_tuple(Inlets);
                   _ -> {}
               end,
-    in_table(fun() -> ets:insert(?MODULE, {Node, {Session, Capabilities, State, StandIn}, Peer}) end).
+    in_table(fun() ->
+                     ets:insert(?MODULE, {Node, {Session, Capabilities, State, StandIn}, Peer})
+             end).
 
 -spec delete(node()) -> ok.
 delete(Node) ->
@@ -89,8 +93,9 @@ has_spoken(Node) ->
     end.
 
 %% What the calling process should watch while something of its is in a lane to Node, and
-%% an answer is awaited: the inlet by which it comes, or, while there may be a session, a stand-in. That ends
-%% when the session ends. `none': there are no lanes. `direct': the peer's Trunkline cannot do that.
+%% an answer is awaited: the inlet by which it comes, or, while there may be a session, a
+%% stand-in. That ends when the session ends. `none': there are no lanes. `direct': the peer's
+%% Trunkline cannot do that.
 -spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
 watch(Node, Capability) ->
     case inlets(Node, Capability) of
@@ -113,8 +118,8 @@ stand_in(Node, Capability) ->
         error:badarg -> none
     end.
 
-%% All inlets of the session: what has come by it is delivered when they have ended. From when they are
-%% there, before the peer knows them, until the peer takes leave or they end.
+%% All inlets of the session: what has come by it is delivered when they have ended. They are told
+%% from when they are there, before the peer knows them, until the peer takes leave or they end.
 -spec session(node(), trunkline_handshake:capability()) -> tuple() | none | direct.
 session(Node, Capability) ->
     case inlets(Node, Capability) of

@@ -82,8 +82,8 @@ format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
 unexpected(Module, Message) ->
     case put(?MODULE, unexpected) of
         undefined ->
-            ?LOG_WARNING("trunkline: ~ts ~tp got a message that means nothing to it: ~ts. It ignores "
-                         "this one, and all such that come later without a word",
+            ?LOG_WARNING("trunkline: ~ts ~tp got a message that means nothing to it: ~ts. "
+                         "It ignores this one, and all such that come later without a word",
                          [Module, self(), describe(Message)]);
         unexpected ->
             ok

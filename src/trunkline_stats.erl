@@ -20,22 +20,26 @@
 -define(PEER_FIELDS,
         [{fallbacks, counter, "messages sent with plain distribution for want of lanes"},
          {lost_queued, counter, "messages lost in a lane's queue when the peer went"},
-         {lost_unconfirmed, counter, "messages sent and not acknowledged when the session ended: they may have arrived"},
+         {lost_unconfirmed, counter,
+          "messages sent and not acknowledged when the session ended: they may have arrived"},
          {lost_crashed, counter, "messages in lanes that were killed"},
          {lost_unreachable, counter, "messages that were kept while no connection could be made"},
          {sessions, counter, "times the lanes to this peer came up"},
          {large_messages, counter, "large messages sent"},
          {large_bytes, counter, "bytes of them"},
-         {large_carried_bytes, counter, "bytes of large messages given to a connection, or to the distribution"},
+         {large_carried_bytes, counter,
+          "bytes of large messages given to a connection, or to the distribution"},
          {large_arrived_bytes, counter, "bytes of large messages received, complete or not"},
          {large_broken, counter, "large messages that arrived and could not be delivered"},
          {bulk_connections, gauge, "connections for large messages to the peer"},
          {bulk_by_distribution, gauge, "1 while they go by distribution"},
-         {bulk_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
+         {bulk_congestion_control, gauge,
+          "of the newest of them: its name's first eight bytes, as a number"},
          {batches_arrived_bytes, counter, "bytes of batches received by connections of their own"},
          {lane_connections, gauge, "connections for batches to the peer"},
          {lane_by_connections, gauge, "1 while batches go by them"},
-         {lane_congestion_control, gauge, "of the newest of them: its name's first eight bytes, as a number"},
+         {lane_congestion_control, gauge,
+          "of the newest of them: its name's first eight bytes, as a number"},
          {far, gauge, "1 if the peer is far"},
          {round_trip, gauge, "us: the shortest between the links of late; 0 is not known"}]).
 
@@ -81,7 +85,8 @@ get(Stats, Scope, Field) ->
 -spec sum(stats(), field()) -> integer().
 sum(Stats, Field) ->
     #{size := Size} = counters:info(Stats),
-    lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lists:seq(1, (Size - ?PEER_CELLS) div ?LANE_CELLS)]).
+    lists:sum([get(Stats, {lane, Ix}, Field)
+               || Ix <- lists:seq(1, (Size - ?PEER_CELLS) div ?LANE_CELLS)]).
 
 %% For a field with one writer.
 -spec peak(stats(), scope(), field(), integer()) -> ok.

@@ -22,7 +22,8 @@
 start_link(Options) ->
     supervisor:start_link({local, ?MODULE}, ?MODULE, Options).
 
--spec init(trunkline_options:options()) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
+-spec init(trunkline_options:options()) ->
+          {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
 init(Options) ->
     ok = trunkline_peers:create(),
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 10},
