@@ -42,8 +42,9 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -dialyzer({no_improper_lists, [ask/6, await/2]}).
 %% erpc's own ids, of which the reference must be known.
--dialyzer({no_opaque, [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
-                       check_response/2, outcome/2, abandon/1, reference/1]}).
+-dialyzer({no_opaque,
+           [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
+            check_response/2, outcome/2, abandon/1, reference/1]}).
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
 %% What raises in every case; of erpc's functions Dialyzer thinks so.
@@ -63,7 +64,8 @@ How an execution has ended, as `erpc:multicall/4` tells it: `{ok, Result}`, or `
 -type outcome() :: {ok, Result :: term()}
                  | {throw, term()}
                  | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
-                 | {error, {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
+                 | {error,
+                    {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
 
 -doc "
 Options in the place of a time-out, as `erpc` takes them since OTP 28.
@@ -87,7 +89,8 @@ Request ids, each with a label. See `reqids_new/0`.
 -type mfargs() :: {module(), Function :: atom(), Args :: [term()]}.
 
 -define(IS_CALL(Node, M, F, A), is_atom(Node), is_atom(M), is_atom(F), is_list(A)).
--define(IS_BY_LANE(Id), is_reference(element(1, Id)), element(2, Id) =:= lane, tuple_size(Id) =:= 2).
+-define(IS_BY_LANE(Id), is_reference(element(1, Id)), element(2, Id) =:= lane,
+        tuple_size(Id) =:= 2).
 %% Of what erpc sends.
 -define(BAD(Args), ?BAD_ARGUMENT({erpc, badarg}, Args)).
 -define(NAMED(Args, Expression), ?NAMED({erpc, badarg}, Args, Expression)).
@@ -148,7 +151,8 @@ error is `{erpc, timeout}`; without a connection it is `{erpc, noconnection}`.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time() | options()) -> term().
+-spec call(node(), module(), Function :: atom(), Args :: [term()], timeout_time() | options()) ->
+          term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
     [Outcome] = collect([Node], {M, F, A}, Deadline),
@@ -209,11 +213,12 @@ timeout}}`. No node is asked late because of one before it in the list.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multicall([node()], module(), Function :: atom(), Args :: [term()], timeout_time() | options()) ->
-          [outcome()].
+-spec multicall([node()], module(), Function :: atom(), Args :: [term()],
+                timeout_time() | options()) -> [outcome()].
 multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
-        true -> collect(Nodes, {M, F, A}, ?NAMED([Nodes, M, F, A, Timeout], call_deadline(Timeout)));
+        true ->
+            collect(Nodes, {M, F, A}, ?NAMED([Nodes, M, F, A, Timeout], call_deadline(Timeout)));
         false -> ?BAD([Nodes, M, F, A, Timeout])
     end;
 multicall(Nodes, M, F, A, Timeout) ->
@@ -222,7 +227,9 @@ multicall(Nodes, M, F, A, Timeout) ->
 -spec collect([node()], mfargs(), trunkline_deadline:deadline()) -> [outcome()].
 collect(Nodes, MFA, Deadline) ->
     trunkline_gather:each(Nodes, MFA, Deadline, fun watch/2,
-                          fun(Way, Node, Patience, Others) -> ask(Way, Node, Patience, Others, MFA, Deadline) end).
+                          fun(Way, Node, Patience, Others) ->
+                                  ask(Way, Node, Patience, Others, MFA, Deadline)
+                          end).
 
 %% For trunkline_gather: it has the wait in the function that makes the reference.
 ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
@@ -322,7 +329,9 @@ multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
         true ->
             _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun way/2,
-                                      fun(Way, Node, Patience, Others) -> tell(Way, Node, Patience, Others, {M, F, A}) end),
+                                      fun(Way, Node, Patience, Others) ->
+                                              tell(Way, Node, Patience, Others, {M, F, A})
+                                      end),
             ok;
         false ->
             ?BAD([Nodes, M, F, A])
@@ -340,7 +349,8 @@ way(Node, _) ->
 tell(direct, Node, _, Others, {M, F, A}) ->
     {cast_plain(Node, M, F, A), Others()};
 tell(lane, Node, Patience, Others, MFA) ->
-    case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, MFA, Patience, connect) of
+    case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, MFA, Patience,
+                                    connect) of
         Refused when Refused =:= direct; Refused =:= nosuspend -> Refused;
         _ -> {ok, Others()}
     end;
@@ -383,7 +393,8 @@ and adds its id to the collection, with that label. The result is the new collec
           request_id_collection().
 send_request(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
     request(Node, M, F, A);
-send_request(Node, Fun, Label, Collection) when is_atom(Node), is_function(Fun, 0), is_map(Collection) ->
+send_request(Node, Fun, Label, Collection)
+  when is_atom(Node), is_function(Fun, 0), is_map(Collection) ->
     reqids_add(request(Node, erlang, apply, [Fun, []]), Label, Collection);
 send_request(Node, Second, Third, Fourth) ->
     ?BAD([Node, Second, Third, Fourth]).
@@ -477,7 +488,8 @@ receive_response(Collection, Timeout, Delete) when map_size(Collection) > 0, is_
     Deadline = ?NAMED([Collection, Timeout, Delete], deadline(Timeout)),
     case trunkline_reqids:wait(Collection, trunkline_deadline:left(Deadline)) of
         timeout ->
-            lists:foreach(fun({Id, _}) -> abandon(Id) end, ?NAMED([Collection, Timeout, Delete], reqids_to_list(Collection))),
+            lists:foreach(fun({Id, _}) -> abandon(Id) end,
+                          ?NAMED([Collection, Timeout, Delete], reqids_to_list(Collection))),
             error({erpc, timeout});
         Answer ->
             of_collection(Answer, Collection, Delete, fun(Value) -> Value end)

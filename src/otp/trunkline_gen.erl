@@ -152,7 +152,8 @@ result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or 
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:wait_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:wait_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as `gen:receive_response/2`
@@ -182,7 +183,8 @@ given up: none of them arrives.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:receive_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:receive_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Whether a message is the response to a request, as `gen:check_response/2` says. If it is not, the
@@ -212,7 +214,8 @@ collection is empty.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
-    ?NAMED(badarg, [Message, ReqIds, Delete], trunkline_call:check_response(Message, ReqIds, Delete)).
+    ?NAMED(badarg, [Message, ReqIds, Delete],
+           trunkline_call:check_response(Message, ReqIds, Delete)).
 
 -doc "
 An empty collection of request ids, as `gen:reqids_new/0`.

@@ -18,12 +18,14 @@ ok
 -include("../trunkline_errors.hrl").
 
 -export([notify/2, sync_notify/2, call/3, call/4]).
--export([add_handler/3, add_sup_handler/3, delete_handler/3, swap_handler/3, swap_sup_handler/3, which_handlers/1]).
+-export([add_handler/3, add_sup_handler/3, delete_handler/3, swap_handler/3, swap_sup_handler/3,
+         which_handlers/1]).
 -export([send_request/3, send_request/5, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([emgr_ref/0, handler/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
+-export_type([emgr_ref/0, handler/0, request_id/0, request_id_collection/0, response/0,
+              response_timeout/0]).
 
 -doc "
 An event manager: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via, Module,
@@ -116,7 +118,8 @@ exits as that does.
 -doc #{since => <<"0.5.0">>}.
 -spec call(emgr_ref(), handler(), term()) -> term().
 call(Manager, Handler, Query) ->
-    trunkline_call:call(Manager, self(), {call, Handler, Query}, 5000, {gen_event, call, [Manager, Handler, Query]}).
+    trunkline_call:call(Manager, self(), {call, Handler, Query}, 5000,
+                        {gen_event, call, [Manager, Handler, Query]}).
 
 -doc "
 Like `call/3`, with a time-out in milliseconds, or `infinity`.
@@ -191,7 +194,8 @@ ok
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec swap_sup_handler(emgr_ref(), {handler(), term()}, {handler(), term()}) -> ok | {error, term()}.
+-spec swap_sup_handler(emgr_ref(), {handler(), term()}, {handler(), term()}) ->
+          ok | {error, term()}.
 swap_sup_handler(Manager, {Handler1, Args1}, {Handler2, Args2}) ->
     ask(Manager, {swap_sup_handler, Handler1, Args1, Handler2, Args2, self()}).
 
@@ -236,7 +240,8 @@ The result is the new collection.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec send_request(emgr_ref(), handler(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
+-spec send_request(emgr_ref(), handler(), term(), Label :: term(), request_id_collection()) ->
+          request_id_collection().
 send_request(Manager, Handler, Query, Label, ReqIds) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}, Label, ReqIds).
 
@@ -253,7 +258,8 @@ no time-out.
 -doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:wait_response(RequestId, Timeout))).
+    ?NAMED(badarg, [RequestId, Timeout],
+           response(trunkline_call:wait_response(RequestId, Timeout))).
 
 -doc "
 Waits for the next response to one of a collection of requests, as `gen_event:wait_response/3` does.
@@ -268,7 +274,8 @@ The result is `{Response, Label, Ids}`, `no_request` if the collection is empty,
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:wait_response(ReqIds, Timeout, Delete))).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           labelled(trunkline_call:wait_response(ReqIds, Timeout, Delete))).
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
@@ -283,7 +290,8 @@ error is `badarg` if this is no request id, or no time-out.
 -doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id(), response_timeout()) -> response() | timeout.
 receive_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], response(trunkline_call:receive_response(RequestId, Timeout))).
+    ?NAMED(badarg, [RequestId, Timeout],
+           response(trunkline_call:receive_response(RequestId, Timeout))).
 
 -doc "
 Waits for the next response to one of a collection of requests, as `gen_event:receive_response/3`
@@ -298,7 +306,8 @@ are given up: none of them arrives.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], labelled(trunkline_call:receive_response(ReqIds, Timeout, Delete))).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           labelled(trunkline_call:receive_response(ReqIds, Timeout, Delete))).
 
 -doc "
 Whether a message is the response to a request, as `gen_event:check_response/2` says. If it is not,
@@ -312,7 +321,8 @@ the result is `no_reply`.
 -doc #{since => <<"0.5.0">>}.
 -spec check_response(Message :: term(), request_id()) -> response() | no_reply.
 check_response(Message, RequestId) ->
-    ?NAMED(badarg, [Message, RequestId], response(trunkline_call:check_response(Message, RequestId))).
+    ?NAMED(badarg, [Message, RequestId],
+           response(trunkline_call:check_response(Message, RequestId))).
 
 -doc "
 Whether a message is the response to one of a collection of requests, as
@@ -328,7 +338,8 @@ or `no_request` if the collection is empty.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
-    ?NAMED(badarg, [Message, ReqIds, Delete], labelled(trunkline_call:check_response(Message, ReqIds, Delete))).
+    ?NAMED(badarg, [Message, ReqIds, Delete],
+           labelled(trunkline_call:check_response(Message, ReqIds, Delete))).
 
 %% A manager's own errors are replies to it.
 response({reply, {error, _} = Error}) -> Error;

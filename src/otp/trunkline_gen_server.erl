@@ -83,7 +83,8 @@ in the lane.
 -doc #{since => <<"0.5.0">>}.
 -spec call(server_ref(), term(), timeout()) -> term().
 call(ServerRef, Request, Timeout) ->
-    trunkline_call:call(ServerRef, Request, Timeout, {gen_server, call, [ServerRef, Request, Timeout]}).
+    trunkline_call:call(ServerRef, Request, Timeout,
+                        {gen_server, call, [ServerRef, Request, Timeout]}).
 
 -doc "
 Calls the servers of a name at this node and at all connected nodes, and waits for all of them, as
@@ -108,7 +109,8 @@ does.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multi_call([node()], Name :: atom(), term()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+-spec multi_call([node()], Name :: atom(), term()) ->
+          {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request) -> trunkline:multi_call(Nodes, Name, Request).
 
 -doc "
@@ -122,7 +124,8 @@ Calls the servers of a name at these nodes, and waits for up to `Timeout` millis
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec multi_call([node()], Name :: atom(), term(), timeout()) -> {Replies :: [{node(), term()}], BadNodes :: [node()]}.
+-spec multi_call([node()], Name :: atom(), term(), timeout()) ->
+          {Replies :: [{node(), term()}], BadNodes :: [node()]}.
 multi_call(Nodes, Name, Request, Timeout) -> trunkline:multi_call(Nodes, Name, Request, Timeout).
 
 -doc "
@@ -187,8 +190,10 @@ The result is the new collection.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
-send_request(ServerRef, Request, Label, ReqIds) -> trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
+          request_id_collection().
+send_request(ServerRef, Request, Label, ReqIds) ->
+    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
@@ -218,7 +223,8 @@ If `Delete` is `true` the request is not in the new collection any more.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:wait_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:wait_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
@@ -248,7 +254,8 @@ are given up: none of them arrives.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:receive_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:receive_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Whether a message is the response to a request, as `gen_server:check_response/2` says. If it is not,
@@ -278,7 +285,8 @@ none, or `no_request` if the collection is empty.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
-    ?NAMED(badarg, [Message, ReqIds, Delete], trunkline_call:check_response(Message, ReqIds, Delete)).
+    ?NAMED(badarg, [Message, ReqIds, Delete],
+           trunkline_call:check_response(Message, ReqIds, Delete)).
 
 -doc "
 An empty collection of request ids, as `gen_server:reqids_new/0`.

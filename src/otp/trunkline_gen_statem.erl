@@ -17,7 +17,8 @@ ok
 
 -export([call/2, call/3, cast/2]).
 -export([send_request/2, send_request/4, wait_response/1, wait_response/2, wait_response/3,
-         receive_response/1, receive_response/2, receive_response/3, check_response/2, check_response/3]).
+         receive_response/1, receive_response/2, receive_response/3, check_response/2,
+         check_response/3]).
 -export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
 -export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
@@ -88,7 +89,8 @@ call(ServerRef, Request, Timeout) ->
             {_, _} -> ?BAD_ARGUMENT(badarg, [ServerRef, Request, Timeout]);
             _ -> Timeout
         end,
-    trunkline_call:call(ServerRef, '$gen_call', Request, T, {gen_statem, call, [ServerRef, Request, Timeout]}).
+    trunkline_call:call(ServerRef, '$gen_call', Request, T,
+                        {gen_statem, call, [ServerRef, Request, Timeout]}).
 
 -doc "
 Sends an event to a server and does not wait for it, as `gen_statem:cast/2` does.
@@ -127,8 +129,10 @@ The result is the new collection.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) -> request_id_collection().
-send_request(ServerRef, Request, Label, ReqIds) -> trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
+          request_id_collection().
+send_request(ServerRef, Request, Label, ReqIds) ->
+    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
 
 -doc "
 Waits for the response to a request without a limit in time, as `gen_statem:wait_response/1` does.
@@ -171,7 +175,8 @@ If `Delete` is `true` the request is not in the new collection any more.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:wait_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:wait_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Waits for the response to a request without a limit in time, as `gen_statem:receive_response/1`
@@ -215,7 +220,8 @@ are given up: none of them arrives.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete], trunkline_call:receive_response(ReqIds, Timeout, Delete)).
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           trunkline_call:receive_response(ReqIds, Timeout, Delete)).
 
 -doc "
 Whether a message is the response to a request, as `gen_statem:check_response/2` says. If it is not,
@@ -245,7 +251,8 @@ none, or `no_request` if the collection is empty.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
-    ?NAMED(badarg, [Message, ReqIds, Delete], trunkline_call:check_response(Message, ReqIds, Delete)).
+    ?NAMED(badarg, [Message, ReqIds, Delete],
+           trunkline_call:check_response(Message, ReqIds, Delete)).
 
 -doc "
 An empty collection of request ids, as `gen_statem:reqids_new/0`.

@@ -56,15 +56,17 @@ table() ->
       [{call, [3, 4]}, {send_request, [3, 5]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
        {check_response, [2, 3]} | RequestIds]},
      {gen_server, gen_server, trunkline_gen_server,
-      [{call, [2, 3]}, {cast, [2]}, {multi_call, [2, 3, 4]}, {abcast, [2, 3]}, {send_request, [2, 4]},
-       {wait_response, [2, 3]}, {receive_response, [2, 3]}, {check_response, [2, 3]} | RequestIds]},
+      [{call, [2, 3]}, {cast, [2]}, {multi_call, [2, 3, 4]}, {abcast, [2, 3]},
+       {send_request, [2, 4]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
+       {check_response, [2, 3]} | RequestIds]},
      {gen_statem, gen_statem, trunkline_gen_statem,
       [{call, [2, 3]}, {cast, [2]}, {send_request, [2, 4]}, {wait_response, [1, 2, 3]},
        {receive_response, [1, 2, 3]}, {check_response, [2, 3]} | RequestIds]},
      {gen_event, gen_event, trunkline_gen_event,
-      [{notify, [2]}, {sync_notify, [2]}, {call, [3, 4]}, {send_request, [3, 5]}, {wait_response, [2, 3]},
-       {receive_response, [2, 3]}, {check_response, [2, 3]}, {add_handler, [3]}, {delete_handler, [3]},
-       {swap_handler, [3]}, {which_handlers, [1]} | RequestIds]},
+      [{notify, [2]}, {sync_notify, [2]}, {call, [3, 4]}, {send_request, [3, 5]},
+       {wait_response, [2, 3]}, {receive_response, [2, 3]}, {check_response, [2, 3]},
+       {add_handler, [3]}, {delete_handler, [3]}, {swap_handler, [3]}, {which_handlers, [1]}
+       | RequestIds]},
      {erpc, erpc, trunkline_erpc,
       [{call, [2, 3, 4, 5]}, {cast, [2, 4]}, {multicall, [2, 3, 4, 5]}, {multicast, [2, 4]},
        {send_request, [2, 4, 6]}, {wait_response, [1, 2, 3]}, {receive_response, [1, 2, 3]},
@@ -170,7 +172,8 @@ all() -> [Class || {Class, _, _, _} <- table()].
 
 %% A function of the module, and one that it imports, hides a BIF of that name.
 names(Forms) ->
-    maps:from_list([{Name, Module} || {attribute, _, import, {Module, Names}} <- Forms, Name <- Names]
+    maps:from_list([{Name, Module}
+                    || {attribute, _, import, {Module, Names}} <- Forms, Name <- Names]
                    ++ [{{Name, Arity}, local} || {function, _, Name, Arity, _} <- Forms]).
 
 forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Options) ->
@@ -179,7 +182,8 @@ forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Options) ->
 forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Options) ->
     %% An import of what is transformed would be an unused one.
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
-    Used = [Name || {Function, Arity} = Name <- Names, target({Module, Function, Arity}, Scope) =:= none],
+    Used = [Name || {Function, Arity} = Name <- Names,
+                    target({Module, Function, Arity}, Scope) =:= none],
     {[{attribute, Anno, import, {Module, Used}} | Rest], Warnings};
 forms([Form | Forms], File, Scope, Options) ->
     {Transformed, #seen{warnings = Found}} = case is_code(Form) of
@@ -197,7 +201,8 @@ forms([], _, _, _) ->
 
 %% Other attributes may contain any term.
 is_code({function, _, _, _, _}) -> true;
-is_code({attribute, _, Kind, _}) -> lists:member(Kind, [record, spec, callback, type, opaque, nominal]);
+is_code({attribute, _, Kind, _}) ->
+    lists:member(Kind, [record, spec, callback, type, opaque, nominal]);
 is_code(_) -> false.
 
 is_silent(Form, {_, _, Warning}, Options) ->
@@ -212,10 +217,13 @@ is_silent(Form, {_, _, Warning}, Options) ->
 
 %% From the inside out, in the order of the text. Of several clauses one is executed: what
 %% happens in one does not come before what happens in the next.
-walk([Clause | _] = Clauses, Scope, #seen{sent = Before} = Seen) when element(1, Clause) =:= clause ->
+walk([Clause | _] = Clauses, Scope, #seen{sent = Before} = Seen)
+  when element(1, Clause) =:= clause ->
     lists:mapfoldl(fun(Each, #seen{sent = Sent} = Seen0) ->
-                           {Walked, Seen1} = walk(tuple_to_list(Each), Scope, Seen0#seen{sent = Before}),
-                           {list_to_tuple(Walked), Seen1#seen{sent = lists:usort(Seen1#seen.sent ++ Sent)}}
+                           {Walked, Seen1} =
+                               walk(tuple_to_list(Each), Scope, Seen0#seen{sent = Before}),
+                           {list_to_tuple(Walked),
+                            Seen1#seen{sent = lists:usort(Seen1#seen.sent ++ Sent)}}
                    end, Seen, Clauses);
 walk([Tree | Trees], Scope, Seen) ->
     {Walked, Seen1} = walk(Tree, Scope, Seen),
@@ -238,14 +246,17 @@ rewrite({call, Anno, Callee, Args} = Tree, Scope, Seen) ->
         {MFA, _} ->
             call(Tree, Anno, MFA, Args, Scope, Seen)
     end;
-rewrite({'fun', Anno, {function, {atom, _, Module}, {atom, _, Function}, {integer, _, Arity}}} = Tree, Scope, Seen) ->
+rewrite({'fun', Anno,
+         {function, {atom, _, Module}, {atom, _, Function}, {integer, _, Arity}}} = Tree,
+        Scope, Seen) ->
     reference(Tree, Anno, {Module, Function, Arity}, Scope, Seen);
 rewrite({'fun', Anno, {function, Function, Arity}} = Tree, Scope, Seen) ->
     reference(Tree, Anno, origin(Function, Arity, Scope), Scope, Seen);
 rewrite({remote_type, Anno, [{atom, _, Module}, {atom, _, Type} = Name, []]} = Tree, Scope, Seen)
   when Type =:= request_id; Type =:= request_id_collection ->
     case lists:keyfind(Module, 2, selected(Scope)) of
-        {_, _, Target, _} when Module =/= erlang -> {{remote_type, Anno, [{atom, Anno, Target}, Name, []]}, Seen};
+        {_, _, Target, _} when Module =/= erlang ->
+            {{remote_type, Anno, [{atom, Anno, Target}, Name, []]}, Seen};
         _ -> {Tree, Seen}
     end;
 rewrite(Tree, _, Seen) ->
@@ -320,8 +331,10 @@ is_here(Argument, _, Args, Scope) ->
 applied(Tree, Anno, Module, Function, List, Scope, Seen) ->
     case elements(List) of
         unknown ->
-            Known = lists:append([Functions || {_, M, _, Functions} <- selected(Scope), M =:= Module]),
-            {Tree, warn_if(lists:keymember(Function, 1, Known), Anno, {unknown_arguments, Module, Function}, Seen)};
+            Known =
+                lists:append([Functions || {_, M, _, Functions} <- selected(Scope), M =:= Module]),
+            {Tree, warn_if(lists:keymember(Function, 1, Known), Anno,
+                           {unknown_arguments, Module, Function}, Seen)};
         Args ->
             call(Tree, Anno, {Module, Function, length(Args)}, Args, Scope, Seen)
     end.
@@ -348,7 +361,9 @@ reference(Tree, Anno, MFA, Scope, Seen) ->
                     {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)}
             end;
         {Module, Function, Arity} ->
-            {{'fun', Anno, {function, {atom, Anno, Module}, {atom, Anno, Function}, {integer, Anno, Arity}}}, Seen}
+            {{'fun', Anno,
+              {function, {atom, Anno, Module}, {atom, Anno, Function}, {integer, Anno, Arity}}},
+             Seen}
     end.
 
 %% What a call calls; `unknown' where only the module can be seen.
@@ -377,11 +392,13 @@ target({Module, Function, Arity}, Scope) ->
 target(unknown, _) ->
     none.
 
-selected(#{classes := Classes}) -> [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
+selected(#{classes := Classes}) ->
+    [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
 is_selected(Class, #{classes := Classes}) -> lists:member(Class, Classes).
 is_any_selected(#{classes := Classes}) -> Classes =/= [].
 %% Is it a module all of whose requests are transformed?
-is_transformed(Module, Scope) -> Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
+is_transformed(Module, Scope) ->
+    Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
 
 is_self({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, self, 0};
 is_self(_, _) -> false.
@@ -442,12 +459,13 @@ format_error({order, {M, F, A}}) ->
                {erlang, send, 2} -> "`!'";
                _ -> io_lib:format("~w:~tw/~w", [M, F, A])
            end,
-    [What, " and what this function sent to the same process before go by different ways, one by Trunkline, "
-     "one by the distribution: their order is not defined"];
+    [What, " and what this function sent to the same process before go by different ways, "
+     "one by Trunkline, one by the distribution: their order is not defined"];
 format_error({left, {M, F, A}, Meaning}) ->
     [io_lib:format("~w:~tw/~w is not transformed: ", [M, F, A]), meaning(Meaning)];
 format_error({unknown_arguments, M, F}) ->
-    io_lib:format("apply of ~w:~tw with arguments that are not listed here: not transformed", [M, F]);
+    io_lib:format("apply of ~w:~tw with arguments that are not listed here: not transformed",
+                  [M, F]);
 format_error({unknown_function, M}) ->
     io_lib:format("call of a function of ~w that is not named here: not transformed", [M]);
 format_error(options_of_monitor) ->

@@ -6,11 +6,12 @@
 %%       └──── reply <══ inlet <══════════ lane <──────────── reply ──────────┘
 %%
 %% The server sees the request that gen_server:call/2 would have sent (or gen_event's
-%% functions, whose requests have another label), with the caller's own pid in From. The tag beside it makes gen_server:reply/2 send the
-%% reply to a lane, from whatever process it is given: OTP's own form for proxies,
-%% `[[alias | Lane] | ...]'. It is the lane that the server's own messages to that
-%% node take, so that a reply keeps its place among them. A server that answers
-%% to the pid by hand reaches the caller directly.
+%% functions, whose requests have another label), with the caller's own pid in From.
+%% The tag beside it makes gen_server:reply/2 send the reply to a lane, from whatever
+%% process calls it: OTP's own form for proxies, `[[alias | Lane] | ...]'. It is the
+%% lane that the server's own messages to that node take, so that a reply keeps its
+%% place among them. A server that answers to the pid by hand reaches the caller
+%% directly.
 %%
 %% Only the server's node watches the server. When it ends, those callers are told
 %% by lane whose reply no lane has reported. (If the report comes late a caller is
@@ -33,7 +34,8 @@
 -module(trunkline_agent).
 -moduledoc false.
 
--export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4, sweep/1]).
+-export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
+         sweep/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
 
 -export_type([agent/0, tag/0, request/0]).
@@ -41,7 +43,8 @@
 -dialyzer({no_improper_lists, [address/2, ask/6]}).
 
 %% The tag in From, beside the caller's pid.
--type tag() :: nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
+-type tag() ::
+          nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
 -type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 -record(server,
         {monitor :: reference(),
@@ -52,7 +55,8 @@
          retired = false :: boolean(),               % its session has ended
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => trunkline_command:caller()},
-         %% {caller's reference, monitor}, {monitor, caller's reference, Caller, trunkline_command:object()}
+         %% {caller's reference, monitor} and
+         %% {monitor, caller's reference, Caller, trunkline_command:object()}
          monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
@@ -105,7 +109,8 @@ delivered(_) -> ok.
 
 %% Does what the command asks for, but does not send the message; answers to whom
 %% it should be sent and how.
--spec address(trunkline_command:command(), agent()) -> {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
+-spec address(trunkline_command:command(), agent()) ->
+          {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
 address({reply, Caller}, Agent) ->
     {Caller, {reply, Caller}, Agent};
 address({reply, Caller, _}, Agent) ->
@@ -120,7 +125,8 @@ address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Ro
             #{} -> #server{monitor = monitor(process, Server),
                            lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
-    Agent1 = Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
+    Agent1 =
+        Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
     {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
 address({call, Name, Pid, Caller, Label}, Agent) ->
     case whereis(Name) of
@@ -221,7 +227,8 @@ answered(Requests, Agent) ->
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
         #{Server := #server{callers = Callers} = Known} ->
-            Agent#agent{servers = Servers#{Server := Known#server{callers = maps:remove(Caller, Callers)}}};
+            Agent#agent{servers = Servers#{Server := Known#server{callers =
+                                                              maps:remove(Caller, Callers)}}};
         #{} ->
             Agent
     end.
@@ -245,7 +252,8 @@ down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
             no_reply(Pid, Reason, Agent)
     end.
 
-no_reply(Executor, Reason, #agent{executors = Executors} = Agent) when is_map_key(Executor, Executors) ->
+no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
+  when is_map_key(Executor, Executors) ->
     {Caller, Executors1} = maps:take(Executor, Executors),
     trunkline_executor:is_done(Executor, Reason)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
@@ -280,7 +288,8 @@ retired(Agent) ->
 -spec is_awaited(agent()) -> boolean().
 is_awaited(#agent{servers = Servers, executors = Executors}) ->
     map_size(Executors) > 0
-        orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end, maps:values(Servers)).
+        orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end,
+                         maps:values(Servers)).
 
 %% At the sending node: there is no agent any more that the command could reach. Who waits for a
 %% reply may wait still.
@@ -295,7 +304,8 @@ direct({call, Server, Pid, Caller, Label}, Message, Node) ->
     Sender = self(),
     Sent = make_ref(),
     Ask = fun() -> ask(Object, Label, Pid, Caller, Message, fun() -> Sender ! Sent end) end,
-    case lists:member(Node, nodes(connected)) andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
+    case lists:member(Node, nodes(connected))
+        andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
         {ok, {_, Monitor}} ->
             %% It keeps its place among what the calling process sends.
             receive
@@ -321,7 +331,8 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
                              end,
                    Caller ! trunkline_command:wrap({reply, Caller}, Outcome)
            end,
-    case lists:member(Node, nodes(connected)) andalso trunkline_process:start(fun() -> spawn(Call) end) of
+    case lists:member(Node, nodes(connected))
+        andalso trunkline_process:start(fun() -> spawn(Call) end) of
         {ok, _} ->
             ok;
         _ ->
@@ -348,13 +359,15 @@ ask(Object, Label, Pid, Caller, Message, Sent) ->
     Its = monitor(process, Pid),
     receive
         {[alias | Ref], Reply} -> Caller ! trunkline_command:wrap({reply, Caller}, Reply);
-        {'DOWN', Ref, process, _, Reason} -> Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
+        {'DOWN', Ref, process, _, Reason} ->
+            Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
         {'DOWN', Its, process, _, _} -> ok
     end.
 
-%% A server has replied to a lane that has retired. If there are others by now, the reply takes that of
-%% the server's messages.
--spec pass_on(trunkline_route:route() | none, trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
+%% A server has replied to a lane that has retired. If there are new lanes by now, the reply
+%% takes the one of the server's messages.
+-spec pass_on(trunkline_route:route() | none, trunkline_command:caller(),
+              {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
 pass_on(none, Caller, _, Reply, Node) ->
     direct({reply, Caller}, Reply, Node);
 pass_on(Route, Caller, {Pid, Server}, Reply, _) ->

@@ -25,8 +25,8 @@
 
 -dialyzer({no_improper_lists, [call_lane/5, reply_or/2, send_plain/4]}).
 %% What is none of ours, and OTP's own ids.
--dialyzer({no_opaque, [wait_response/2, wait_response/3, receive_response/2, check_response/2, check_response/3,
-                       deadline/1]}).
+-dialyzer({no_opaque, [wait_response/2, wait_response/3, receive_response/2,
+                       check_response/2, check_response/3, deadline/1]}).
 
 -type server_ref() :: gen_server:server_ref().
 -type label() :: trunkline_command:label().
@@ -89,7 +89,8 @@ call_lane(Node, Server, Label, Request, Deadline) ->
     case watch(Node, capability(Label), Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request, Deadline, connect) of
+            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request, Deadline,
+                                            connect) of
                 ok ->
                     receive
                         {[alias | Ref], Reply} ->
@@ -120,7 +121,8 @@ call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
     try gen:call(Process, Label, Request, Timeout) of
         {ok, Reply} -> Reply
     catch
-        exit:{nodedown, Node} when is_pid(Process), Node =:= node(Process) -> fail(gen_reason(noconnection, Node, ServerRef), Who);
+        exit:{nodedown, Node} when is_pid(Process), Node =:= node(Process) ->
+            fail(gen_reason(noconnection, Node, ServerRef), Who);
         exit:Reason -> fail(Reason, Who)
     end.
 
@@ -144,13 +146,15 @@ send_request(ServerRef, Label, Request) ->
             failed(ServerRef, Reason)
     end.
 
--spec send_request(server_ref(), label(), term(), trunkline_reqids:label(), request_id_collection()) ->
-          request_id_collection().
+-spec send_request(server_ref(), label(), term(), trunkline_reqids:label(),
+                   request_id_collection()) -> request_id_collection().
 send_request(ServerRef, Label, Request, IdLabel, Ids) when is_map(Ids) ->
     reqids_add(send_request(ServerRef, Label, Request), IdLabel, Ids).
 
--spec reqids_add(request_id(), trunkline_reqids:label(), request_id_collection()) -> request_id_collection().
-reqids_add(Id, Label, Ids) when ?IS_BY_LANE(Id) -> trunkline_reqids:add(element(1, Id), Id, Label, Ids);
+-spec reqids_add(request_id(), trunkline_reqids:label(), request_id_collection()) ->
+          request_id_collection().
+reqids_add(Id, Label, Ids) when ?IS_BY_LANE(Id) ->
+    trunkline_reqids:add(element(1, Id), Id, Label, Ids);
 reqids_add(Id, Label, Ids) when is_reference(Id) -> trunkline_reqids:add(Id, Id, Label, Ids);
 reqids_add(_, _, _) -> error(badarg).
 
@@ -187,7 +191,8 @@ submit(direct, Ref, Node, Name, Request, _) ->
     ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
     {ok, Ref};
 submit(_, Ref, Node, Name, Request, Patience) ->
-    case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience, connect) of
+    case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience,
+                                    connect) of
         ok -> {ok, {Ref, Node, Name}};
         Refused -> Refused
     end.
@@ -309,7 +314,8 @@ reply_or(Ref, Else) ->
 
 %% The inlet to watch, when there is a session; waits until that is clear. `direct': the
 %% peer has no lanes, or cannot do that.
--spec watch(node(), trunkline_handshake:capability(), patience()) -> pid() | direct | unreachable | nosuspend | timeout.
+-spec watch(node(), trunkline_handshake:capability(), patience()) ->
+          pid() | direct | unreachable | nosuspend | timeout.
 watch(Node, Capability, Patience) ->
     case trunkline_peers:watch(Node, Capability) of
         none ->

@@ -27,7 +27,8 @@
 -type outcome() :: {ok, term()}
                  | {throw, term()}
                  | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
-                 | {error, {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
+                 | {error,
+                    {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
 
 %% More arguments than a function can have.
 -define(MAX_ARITY, 255).
@@ -44,7 +45,9 @@ start(Command, Message) ->
     end.
 
 start(Command, Message, Options) ->
-    case trunkline_process:start(fun() -> spawn_opt(?MODULE, run, [Command, Message], Options) end) of
+    case trunkline_process:start(fun() ->
+                                         spawn_opt(?MODULE, run, [Command, Message], Options)
+                                 end) of
         {ok, Started} -> Started;
         {error, system_limit} -> system_limit
     end.

@@ -46,7 +46,8 @@ when_clear(Node, Command, Reason) ->
         unreachable ->
             true;
         _ ->
-            without_lanes(trunkline_peers:lookup(Node), trunkline_route:lookup(Node), Node, Command, Reason)
+            without_lanes(trunkline_peers:lookup(Node), trunkline_route:lookup(Node), Node,
+                          Command, Reason)
     end.
 
 %% They may have opened since.
@@ -114,7 +115,8 @@ direct({exit, Pid, Sender}, Reason, Node) ->
 
 direct(Pid, Sender, Reason, Node) ->
     _ = case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
-            true -> erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
+            true ->
+                erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
             false -> erlang:exit(Pid, Reason)
         end,
     ok.

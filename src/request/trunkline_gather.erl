@@ -3,7 +3,8 @@
 %% The calling process itself asks, so that its requests keep their place among its other
 %% messages, and no reply can come late: each is sent to an alias. A node whose lane is full, or
 %% whose session has yet to begin, keeps no other from being asked: it is put off, and a process
-%% waits in the caller's stead (the caller itself, if no process can be started). Then the nodes are asked in whatever order they become ready.
+%% waits in the caller's stead (the caller itself, if no process can be started). Then the nodes
+%% are asked in whatever order they become ready.
 %%
 %% Each request is a level of a recursion: the function that makes it has all later ones made,
 %% and only then waits for the reference that it has made itself. Thus the compiler lets the
@@ -22,8 +23,9 @@
 -type way() :: pid() | lane | direct | unreachable | timeout.
 -type watch() :: fun((node(), trunkline_sender:patience()) -> way() | nosuspend).
 %% Asks and has the others asked, then waits; or tells that it cannot be asked in that way.
--type ask(Answer) :: fun((way(), node(), trunkline_sender:patience(), Others :: fun(() -> answers(Answer))) ->
-                                {Answer, answers(Answer)} | way() | nosuspend).
+-type ask(Answer) ::
+          fun((way(), node(), trunkline_sender:patience(), Others :: fun(() -> answers(Answer))) ->
+                     {Answer, answers(Answer)} | way() | nosuspend).
 -type answers(Answer) :: [{pos_integer(), Answer}].
 -type place() :: {pos_integer(), node()}.          % in the list of nodes
 
@@ -34,7 +36,8 @@
          ask :: ask(term())}).
 
 %% The answers are in the order of the nodes. The message is what is sent to each of them.
--spec each([node()], Message :: term(), trunkline_deadline:deadline(), watch(), ask(Answer)) -> [Answer].
+-spec each([node()], Message :: term(), trunkline_deadline:deadline(), watch(), ask(Answer)) ->
+          [Answer].
 each(Nodes, Message, Deadline, Watch, Ask) ->
     Each = #each{message = Message, deadline = Deadline, watch = Watch, ask = Ask},
     [Answer || {_, Answer} <- lists:keysort(1, next(lists:enumerate(Nodes), #{}, Each))].
@@ -60,10 +63,12 @@ next([], Waits, Each) ->
     end.
 
 %% What: what it is that would have to be waited for.
-turn(nosuspend, What, {_, Node} = Place, _, Places, Waits, #each{watch = Watch, deadline = Deadline} = Each) ->
+turn(nosuspend, What, {_, Node} = Place, _, Places, Waits,
+     #each{watch = Watch, deadline = Deadline} = Each) ->
     case wait(What, Node, Each) of
         {ok, {_, Ref}} -> next(Places, Waits#{Ref => Place}, Each);
-        {error, system_limit} -> turn(Watch(Node, Deadline), session, Place, Deadline, Places, Waits, Each)
+        {error, system_limit} ->
+            turn(Watch(Node, Deadline), session, Place, Deadline, Places, Waits, Each)
     end;
 turn(Way, _, {N, Node} = Place, Patience, Places, Waits, #each{ask = Ask} = Each) ->
     case Ask(Way, Node, Patience, fun() -> next(Places, Waits, Each) end) of

@@ -8,9 +8,9 @@
 %% Hence the 'DOWN' comes after everything that the server has sent to the caller, as
 %% with erlang:monitor/2, which a process on this node is monitored with.
 %%
-%% This never waits for a session. Without lanes a process beside the caller watches the server by OTP's
-%% means (trunkline_watcher), and when lanes open they get the monitor; when they are given up it
-%% goes back. Only a session that goes with its connection ends it, with noconnection.
+%% This never waits for a session. Without lanes a process beside the caller watches the server
+%% by OTP's means (trunkline_watcher). When lanes open they get the monitor; when they are given
+%% up it goes back. Only a session that goes with its connection ends it, with noconnection.
 %%
 %% The reference is an alias that the first message sent to it takes away. So there is one
 %% 'DOWN', whoever sends it first. trunkline_monitors keeps in a table what is monitored by whom.
@@ -25,7 +25,8 @@
 
 -spec monitor(object()) -> reference().
 monitor(Pid) when is_pid(Pid), node(Pid) =/= node() -> elsewhere(node(Pid), Pid);
-monitor({Name, Node} = Object) when is_atom(Name), is_atom(Node), Node =/= node() -> elsewhere(Node, Object);
+monitor({Name, Node} = Object) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    elsewhere(Node, Object);
 monitor(Object) -> erlang:monitor(process, Object).
 
 elsewhere(_, Object) when node() =:= nonode@nohost -> erlang:monitor(process, Object);
@@ -38,7 +39,8 @@ elsewhere(Node, Object) ->
 by_lane(Node, Object, Inlets) ->
     Ref = alias([reply]),
     case trunkline_monitors:enter(Ref, Object, Node, Inlets)
-        andalso trunkline_sender:hand_over(Node, trunkline_monitors:command(Object, self(), Ref), []) of
+        andalso trunkline_sender:hand_over(
+                  Node, trunkline_monitors:command(Object, self(), Ref), []) of
         ok ->
             %% If the connection has been lost meanwhile the caller may have been told so before,
             %% and now another session begins with a monitor that nobody waits for.

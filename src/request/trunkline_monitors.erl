@@ -5,21 +5,22 @@
 %%
 %%     {{Caller, Ref}, Session, Object, Known}
 %%
-%% and another one, small and often read, for each that the keeper, a process of this module, watches:
+%% Another one, small and often read, has a row for each that the keeper, a process of this
+%% module, watches:
 %%
 %%     {Caller, {}}                                  when it dies its monitors are taken back
 %%     {Session, Inlets, Node, Connection}           when all of these have ended
 %%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
 %%     {{retired, Inlet}}                            an inlet whose session has ended before it does
 %%
-%% A session of lanes is named by the first of its inlets. They deliver what has arrived before they
-%% end or retire, in no order among them; therefore a session ends when all have. If the connection has been
-%% lost with it, its callers are told noconnection. If not - Trunkline has stopped here or there, or
-%% something of ours was killed - nothing has happened to the processes: the next session gets their
-%% monitors, or if there is none, the watcher does, which uses OTP's means. After an end in good
-%% order both sides have delivered all, so that the 'DOWN' still comes last. (When something was
-%% killed, it may come before messages that were in flight then.) Should the process end while
-%% nobody watches, the reason is noproc.
+%% A session of lanes is named by the first of its inlets. They deliver what has arrived before
+%% they end or retire, in no order among them; therefore a session ends when all have. If the
+%% connection has been lost with it, its callers are told noconnection. If not - Trunkline has
+%% stopped here or there, or something of ours was killed - nothing has happened to the
+%% processes: the next session gets their monitors, or if there is none, the watcher does, which
+%% uses OTP's means. After an end in good order both sides have delivered all, so that the 'DOWN'
+%% still comes last. (When something was killed, it may come before messages that were in flight
+%% then.) Should the process end while nobody watches, the reason is noproc.
 %%
 %% {plain, Watcher} is a session too. As soon as lanes open, the monitors are moved to them: before
 %% the peer can send anything by lane. From then on the watcher only notes, for a while, how a
@@ -70,7 +71,8 @@
 create() ->
     case ets:info(?WATCHED, owner) of
         undefined ->
-            ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
+            ?MODULE =
+                ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
             ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
             ok;
         Owner when Owner =:= self() ->
@@ -102,11 +104,15 @@ close() ->
     end.
 
 leave_alone() ->
-    case trunkline_process:start(fun() -> gen_server:start(?MODULE, alone, [{hibernate_after, 0}]) end) of
+    case trunkline_process:start(fun() ->
+                                         gen_server:start(?MODULE, alone, [{hibernate_after, 0}])
+                                 end) of
         {ok, {ok, Keeper}} ->
-            lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end, [?MODULE, ?WATCHED]);
+            lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end,
+                          [?MODULE, ?WATCHED]);
         {error, system_limit} ->
-            lists:foreach(fun({{_, Ref}, _, Object, _}) -> down(Ref, Object, noconnection) end, ets:tab2list(?MODULE)),
+            lists:foreach(fun({{_, Ref}, _, Object, _}) -> down(Ref, Object, noconnection) end,
+                          ets:tab2list(?MODULE)),
             true = ets:delete(?MODULE),
             true = ets:delete(?WATCHED),
             ok
@@ -214,8 +220,8 @@ leave(Caller, Ref) ->
         error:badarg -> ok
     end.
 
-%% The caller wants to hear no more. (It may have been moved since its row was read: then for nothing
-%% is sent what nobody hears.)
+%% The caller wants to hear no more. (If the monitor has been moved since its row was read, this
+%% is sent in vain, to one who does not watch.)
 -spec take_back(Caller :: pid(), reference(), session()) -> ok.
 take_back(Caller, Ref, Session) ->
     leave(Caller, Ref),
@@ -309,7 +315,8 @@ retired(Inlet) ->
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
-    gen_server:start_link({local, ?MODULE}, ?MODULE, supervised, [{spawn_opt, [{message_queue_data, off_heap}]}]).
+    gen_server:start_link({local, ?MODULE}, ?MODULE, supervised,
+                          [{spawn_opt, [{message_queue_data, off_heap}]}]).
 
 -spec init(supervised | alone) -> {ok, #keeper{}}.
 init(How) ->
@@ -323,7 +330,8 @@ init(How) ->
             ok
     end,
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
-                           ({Session, Inlets, Node, Connection}, S) -> watch_session(Session, Inlets, Node, Connection, S);
+                           ({Session, Inlets, Node, Connection}, S) ->
+                                watch_session(Session, Inlets, Node, Connection, S);
                            ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
                         end, #keeper{}, ets:tab2list(?WATCHED)),
@@ -341,7 +349,8 @@ first(Inlet) -> Inlet.
 node_of({_, Node}) -> Node;
 node_of(Pid) -> node(Pid).
 
--spec handle_call(term(), gen_server:from(), #keeper{}) -> {reply, ok | pid() | system_limit | {error, badarg}, #keeper{}}.
+-spec handle_call(term(), gen_server:from(), #keeper{}) ->
+          {reply, ok | pid() | system_limit | {error, badarg}, #keeper{}}.
 handle_call({watch, Caller, Session, Inlets, Node}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
     {reply, ok, watch_session(Session, Inlets, Node, watch_caller(Caller, S))};
 handle_call({plain, Caller, Node}, _, S) when is_pid(Caller), is_atom(Node) ->
@@ -420,16 +429,20 @@ watch_caller(Caller, #keeper{watched = Watched} = S) ->
 watch_session(Session, Inlets, Node, S) ->
     watch_session(Session, Inlets, Node, trunkline_watcher:connection(Node), S).
 
-watch_session(Session, Inlets, Node, Connection, #keeper{watched = Watched, sessions = Sessions} = S) ->
+watch_session(Session, Inlets, Node, Connection,
+              #keeper{watched = Watched, sessions = Sessions} = S) ->
     case [Inlet || Inlet <- tuple_to_list(Inlets), not is_of_session(Inlet, Watched)] of
         [] ->
             S;
         New ->
-            Monitors = maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}} || Inlet <- New]),
+            Monitors =
+                maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}}
+                                || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Connection}),
             _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
             S#keeper{watched = maps:merge(Watched, Monitors),
-                     sessions = Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
+                     sessions =
+                         Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
     end.
 
 is_of_session(Inlet, Watched) ->
@@ -455,7 +468,8 @@ watcher(Node, S) ->
 
 inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
     case Sessions of
-        #{Session := 1} -> session_ended(Session, S#keeper{sessions = maps:remove(Session, Sessions)});
+        #{Session := 1} ->
+            session_ended(Session, S#keeper{sessions = maps:remove(Session, Sessions)});
         #{Session := N} -> S#keeper{sessions = Sessions#{Session := N - 1}}
     end.
 
@@ -464,7 +478,9 @@ caller_ended(Caller) ->
     lists:foreach(fun([Ref, Session, Object]) ->
                           take_back(Caller, Ref, Session),
                           cancel(Object, Caller, Ref)
-                  end, ets:select(?MODULE, [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [['$1', '$2', '$3']]}])),
+                  end,
+                  ets:select(?MODULE,
+                             [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [['$1', '$2', '$3']]}])),
     true = ets:delete(?WATCHED, Caller).
 
 %% The mark has to go first, but a successor must find what this process has not done: in
@@ -480,7 +496,8 @@ session_ended(Session, S) ->
 session_ended(Session, Node, Connection, S) ->
     case {trunkline_watcher:connection(Node), Session} of
         {none, _} -> lost(Session, S);
-        {Now, {plain, _}} -> go_on(Session, Node, Now, S);     % it was killed: nobody knows of which one
+        %% The watcher was killed: nobody knows which connection it had.
+        {Now, {plain, _}} -> go_on(Session, Node, Now, S);
         {Connection, _} -> go_on(Session, Node, Connection, S);
         {_, _} -> lost(Session, S)
     end.
@@ -560,7 +577,8 @@ move({Caller, Ref, Object}, From, To) ->
                 _ -> '$1'
             end,
     1 =:= ets:select_replace(?MODULE, [{{{Caller, Ref}, From, '_', '$1'}, [],
-                                        [{{{{Caller, Ref}}, {const, To}, {const, Object}, Known}}]}]).
+                                        [{{{{Caller, Ref}}, {const, To}, {const, Object},
+                                           Known}}]}]).
 
 monitors(Session) ->
     ets:select(?MODULE, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).

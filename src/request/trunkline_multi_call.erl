@@ -10,7 +10,8 @@
          deadline :: trunkline_deadline:deadline()}).
 
 %% As gen_server:multi_call/4: both lists are in the order of the nodes.
--spec multi_call([node()], Name :: atom(), term(), timeout()) -> {[{node(), Reply :: term()}], Bad :: [node()]} | badarg.
+-spec multi_call([node()], Name :: atom(), term(), timeout()) ->
+          {[{node(), Reply :: term()}], Bad :: [node()]} | badarg.
 multi_call([Node], Name, Request, infinity) when Node =:= node() ->
     %% That one may be the caller: it would wait for ever.
     try trunkline_call:call(Name, '$gen_call', Request, infinity, none) of
@@ -27,8 +28,12 @@ multi_call(Nodes, Name, Request, Timeout) ->
 multi_call_all(Nodes, Name, Request, Deadline) ->
     Call = #call{name = Name, request = Request, deadline = Deadline},
     Answers = trunkline_gather:each(Nodes, Request, Deadline,
-                                    fun(Node, Patience) -> trunkline_call:watch(Node, request, Patience) end,
-                                    fun(Way, Node, Patience, Others) -> ask(Way, Node, Patience, Others, Call) end),
+                                    fun(Node, Patience) ->
+                                            trunkline_call:watch(Node, request, Patience)
+                                    end,
+                                    fun(Way, Node, Patience, Others) ->
+                                            ask(Way, Node, Patience, Others, Call)
+                                    end),
     {[Reply || {_, _} = Reply <- Answers], [Node || {Node} <- Answers]}.
 
 are_nodes(Nodes) when length(Nodes) >= 0 -> lists:all(fun is_atom/1, Nodes);
@@ -51,8 +56,10 @@ ask(Way, Node, Patience, Others, #call{name = Name, request = Request, deadline 
         {ok, Id} ->
             Answers = Others(),
             Response = receive
-                           {[alias | Ref], _} = Message -> trunkline_call:check_response(Message, Id);
-                           {[[alias | _] | {Ref, _, _}], _} = Message -> trunkline_call:check_response(Message, Id);
+                           {[alias | Ref], _} = Message ->
+                               trunkline_call:check_response(Message, Id);
+                           {[[alias | _] | {Ref, _, _}], _} = Message ->
+                               trunkline_call:check_response(Message, Id);
                            {'DOWN', Ref, process, _, _} -> bad
                        after trunkline_deadline:left(Deadline) ->
                                trunkline_call:receive_response(Id, 0)

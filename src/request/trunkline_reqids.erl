@@ -3,10 +3,10 @@
 %%
 %% A request is named by a reference in whatever answers it:
 %%
-%%     {[alias | Ref], Reply}                        a reply, sent to the alias Ref
-%%     {[[alias | Lane] | {Ref, _, _}], Reply}       one that a server sent by hand (trunkline_agent)
-%%     {'DOWN', Ref, process, _, _}                  there will be none
-%%     {spawn_reply, Ref, error, _}                  erpc's, if no process could be started
+%%     {[alias | Ref], Reply}                     a reply, sent to the alias Ref
+%%     {[[alias | Lane] | {Ref, _, _}], Reply}    one that a server sent by hand (trunkline_agent)
+%%     {'DOWN', Ref, process, _, _}               there will be none
+%%     {spawn_reply, Ref, error, _}               erpc's, if no process could be started
 %%
 %% What an id is, and what an answer means, is known to whoever makes the requests. To OTP's
 %% modules a collection is a map from the references to the labels; such a one is understood too,
@@ -22,7 +22,8 @@
 -dialyzer({no_improper_lists, [add/4]}).
 
 -type label() :: term().
--type collection(Id) :: #{reference() => nonempty_improper_list(?MODULE, nonempty_improper_list(Id, label()))}.
+-type collection(Id) ::
+          #{reference() => nonempty_improper_list(?MODULE, nonempty_improper_list(Id, label()))}.
 
 -spec new() -> collection(_).
 new() -> #{}.
@@ -33,7 +34,8 @@ size(_) -> error(badarg).
 
 %% An id, and the reference by which answers name it.
 -spec add(reference(), Id, label(), collection(Id)) -> collection(Id).
-add(Ref, Id, Label, Ids) when is_map(Ids), not is_map_key(Ref, Ids) -> Ids#{Ref => [?MODULE, Id | Label]};
+add(Ref, Id, Label, Ids) when is_map(Ids), not is_map_key(Ref, Ids) ->
+    Ids#{Ref => [?MODULE, Id | Label]};
 add(_, _, _, _) -> error(badarg).
 
 -spec to_list(collection(Id)) -> [{Id, label()}].

@@ -2,9 +2,10 @@
 %% which keeps them.
 %%
 %% A stand-in ends, and with it the wait, when the connection cannot be made or is lost, when the
-%% session that the requests have gone by has ended, and when their link has died before there was one. If it
-%% turns out that the peer has no lanes, and the requests have gone by plain distribution, it lasts as
-%% long as the connection. There is one for all who ask until then, and it ends too when nobody watches it.
+%% session that the requests have gone by has ended, and when their link has died before there was
+%% one. If it turns out that the peer has no lanes, and the requests have gone by plain
+%% distribution, it lasts as long as the connection. There is one for all who ask until then, and
+%% it ends too when nobody watches it.
 -module(trunkline_stand_in).
 -moduledoc false.
 -behaviour(gen_server).
@@ -22,7 +23,10 @@
 %% For the calling process, which is a link. `none': the node has no process left.
 -spec start(Link :: pid()) -> pid() | none.
 start(Link) ->
-    case trunkline_process:start(fun() -> gen_server:start(?MODULE, Link, [{hibernate_after, ?HIBERNATE}]) end) of
+    case trunkline_process:start(fun() ->
+                                         gen_server:start(?MODULE, Link,
+                                                          [{hibernate_after, ?HIBERNATE}])
+                                 end) of
         {ok, {ok, StandIn}} -> StandIn;
         {error, system_limit} -> none
     end.

@@ -43,12 +43,13 @@
 
 -spec start(node()) -> pid().
 start(Node) ->
-    {ok, Watcher} = gen_server:start(?MODULE, Node, [{hibernate_after, ?HIBERNATE},
-                                                     {spawn_opt, [{message_queue_data, off_heap}]}]),
+    {ok, Watcher} = gen_server:start(?MODULE, Node,
+                                     [{hibernate_after, ?HIBERNATE},
+                                      {spawn_opt, [{message_queue_data, off_heap}]}]),
     Watcher.
 
-%% The calling process monitors that process from here on: what it sends next comes behind. It has a row in
-%% trunkline_monitors already. `gone': this watcher is.
+%% The calling process monitors that process from here on: what it sends next comes behind. It
+%% has a row in trunkline_monitors already. `gone': this watcher is.
 -spec monitor(pid(), reference(), object()) -> ok | gone.
 monitor(Watcher, Ref, Object) ->
     try gen_server:call(Watcher, {monitor, self(), Ref, Object}, infinity)
@@ -89,7 +90,8 @@ init(Node) ->
     rest(false),
     {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
 
--spec handle_call(term(), gen_server:from(), #watcher{}) -> {reply, ok | {error, badarg}, #watcher{}}.
+-spec handle_call(term(), gen_server:from(), #watcher{}) ->
+          {reply, ok | {error, badarg}, #watcher{}}.
 handle_call({monitor, Caller, Ref, Object}, _, S) ->
     ok = watch({Caller, Ref, Object}, S),
     {reply, ok, S};
@@ -101,13 +103,15 @@ handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
     %% To monitor makes a connection, if there is none.
     Connection =:= connection(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
-                                      %% Whoever takes it back deletes the row first, and tells then.
-                                      trunkline_monitors:is_plain(Caller, Ref, self()) andalso watch(Monitor, S)
+                                      %% Whoever takes it back deletes the row first.
+                                      trunkline_monitors:is_plain(Caller, Ref, self())
+                                          andalso watch(Monitor, S)
                               end, Monitors),
     Connection =:= connection(Node)
         orelse lists:foreach(fun({Caller, Ref, Object}) ->
                                      forget(Ref, S),
-                                     trunkline_monitors:ended(Caller, Ref, self(), Object, noconnection)
+                                     trunkline_monitors:ended(Caller, Ref, self(), Object,
+                                                              noconnection)
                              end, Monitors),
     {noreply, S};
 handle_cast({demonitor, Ref}, S) ->
@@ -140,7 +144,8 @@ handle_info({ended_before, _, _, _} = Asked, S) ->
     handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _}) ->
-                          trunkline_monitors:is_plain(Caller, Ref, self()) orelse moved_away(Caller, Ref, S)
+                          trunkline_monitors:is_plain(Caller, Ref, self())
+                              orelse moved_away(Caller, Ref, S)
                   end, Monitors),
     {noreply, S};
 handle_info({rest, HasRested}, #watcher{monitors = Monitors} = S) ->
