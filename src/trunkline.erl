@@ -140,7 +140,8 @@ Why `compare/2` has no figures: this node is not distributed, there is no connec
 that node do not go by lane, the system is busy, or a process has failed.
 ".
 -doc #{since => <<"0.6.0">>}.
--type compare_error() :: not_alive | noconnection | no_trunkline | busy | {failed, term()}.
+-type compare_error() :: not_alive | stopped | noconnection | no_trunkline | busy | timeout
+                       | {failed, term()}.
 
 -doc "
 What `info/0` answers:
@@ -907,6 +908,10 @@ text(Chars) -> unicode:characters_to_binary(Chars).
 Waits until messages to that node go by lane, for up to `Timeout` milliseconds. It does not connect
 to the node. This is for tests and for scripts: senders need not wait for anything.
 
+When the time is over the result is `{error, Reason}`: Trunkline does not run at this node
+(`stopped`), the nodes are not connected (`noconnection`), the other node has not spoken of Trunkline
+(`no_trunkline`), or the two are still agreeing (`timeout`).
+
 The error is `badarg` if this is no node, or no time-out.
 
 ```erlang
@@ -917,7 +922,8 @@ ok
 ```
 ".
 -doc #{since => <<"0.6.0">>}.
--spec await_up(node(), timeout()) -> ok | {error, timeout}.
+-spec await_up(node(), timeout()) ->
+          ok | {error, stopped | noconnection | no_trunkline | timeout}.
 await_up(Node, Timeout) when is_atom(Node), Timeout =:= infinity;
                              is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
     await_up_until(Node, trunkline_deadline:in(Timeout));
@@ -925,14 +931,25 @@ await_up(Node, Timeout) ->
     ?BAD_ARGUMENT(badarg, [Node, Timeout]).
 
 await_up_until(Node, Deadline) ->
-    case info(Node) of
+    Info = info(Node),
+    case Info of
         #{state := up} ->
             ok;
         _ ->
             case trunkline_deadline:has_passed(Deadline) of
-                true -> {error, timeout};
+                true -> {error, why_not_up(Node, Info)};
                 false -> receive after 10 -> await_up_until(Node, Deadline) end
             end
+    end.
+
+why_not_up(Node, Info) ->
+    IsConnected = lists:member(Node, nodes(connected)),
+    case {whereis(trunkline_sup), Info} of
+        {undefined, _} -> stopped;
+        _ when not IsConnected -> noconnection;
+        {_, undefined} -> no_trunkline;
+        {_, #{state := greeting}} -> no_trunkline;
+        _ -> timeout
     end.
 
 -doc "

@@ -71,7 +71,7 @@ advise(Options) ->
     Nodes = maps:get(nodes, Options, all),
     Advice = [#{figures => Figures, gain => Gain, text => Text}
               || Figures <- look(Time, Nodes), {Gain, Text} <- [judge(Figures)]],
-    print(Time, Advice),
+    print(Time, Nodes, Advice),
     Advice.
 
 -spec are_options(term()) -> boolean().
@@ -291,6 +291,8 @@ what_to_do() ->
      "parse transform trunkline_transform, which needs no edit."].
 
 %% What goes by lane,
+by_lane(#{lanes := #{messages := Messages}}) when Messages == 0 ->
+    ["No messages went by lane in this time. Look again under load."];
 by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}}) ->
     [text("~ts messages/s go by lane, ~.1f in a batch.",
           [count(Messages), Messages / max(1.0, Batches)])]
@@ -307,13 +309,18 @@ beside_lanes(_) ->
 
 %% --- printing --------------------------------------------------------------------
 
-print(Time, Advice) ->
+print(Time, Nodes, Advice) ->
     io:format("~ts: ~b connection~ts, looked at for ~.1f s~n",
               [node(), length(Advice), plural(length(Advice)), Time / 1000]),
     lists:foreach(fun(#{figures := #{node := Node}, text := [First | More]}) ->
                           io:format("~n  to ~ts: ~ts~n", [Node, First]),
                           lists:foreach(fun(Line) -> io:format("    ~ts~n", [Line]) end, More)
-                  end, Advice).
+                  end, Advice),
+    Missing = case Nodes of
+                  all -> [];
+                  _ -> Nodes -- [Node || #{figures := #{node := Node}} <- Advice]
+              end,
+    lists:foreach(fun(Node) -> io:format("~n  to ~tp: not connected~n", [Node]) end, Missing).
 
 plural(1) -> "";
 plural(_) -> "s".

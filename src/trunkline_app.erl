@@ -23,7 +23,8 @@ start(_, _) ->
                     Error
             end;
         {error, Bad} ->
-            ?LOG_ERROR("~ts", [trunkline_options:explain(Bad)]),
+            ?LOG_ERROR("~ts. Trunkline does not start; messages go by plain distribution",
+                       [trunkline_options:explain(Bad)]),
             {error, Bad}
     end.
 

@@ -16,13 +16,18 @@
 -type options() :: #{time => 1000..10_000,             % ms in all
                      bytes => pos_integer(),           % of large messages in all
                      force => boolean()}.              % also on a busy system
--type result() :: #{plain := [number()], lane := [number()], ratio := float()}.       % of medians
+-type result() :: #{plain := [number()], lane := [number()],
+                    ratio := float(),                  % of medians
+                    clear := boolean()}.               % the two ranges do not overlap
 -type report() :: #{one_way := result(),               % messages a second
                     calls := result(),                 % calls a second
                     ping := result()}.                 % us, 99th percentile
--type error() :: not_alive | noconnection | no_trunkline | busy | {failed, term()}.
+-type error() :: not_alive | stopped | noconnection | no_trunkline | busy | timeout
+               | {failed, term()}.
 
 -define(TIME, 10_000).
+%% ms beyond that, for a node that does not respond.
+-define(GRACE, 5_000).
 -define(BYTES, 2_000_000_000).
 -define(ROUNDS, 3).
 %% Part of a measurement's time that goes to starting and ending it.
@@ -42,26 +47,37 @@
 -define(WRITES, 1000).
 -define(LOOK, 500).
 
-%% Prints a table and answers the figures. Refuses: `not_alive' (this node is not distributed),
-%% `noconnection', `no_trunkline' (messages to that node do not go by lane), `busy'.
+%% Prints a table and returns the figures. It refuses if this node is not distributed (`not_alive'),
+%% if Trunkline does not run here (`stopped') or messages to that node do not go by lane
+%% (`no_trunkline'), without a connection (`noconnection'), and on a busy system (`busy'). It gives up
+%% (`timeout') on a node that does not respond.
 -spec compare(node(), options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
+    Self = self(),
+    {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), measured(Node, Options)} end),
+    receive
+        {Pid, {ok, Report} = Measured} ->
+            demonitor(Ref, [flush]),
+            print(Node, Report),
+            Measured;
+        {Pid, {error, _} = Error} ->
+            demonitor(Ref, [flush]),
+            Error;
+        {'DOWN', Ref, process, Pid, noconnection} ->
+            {error, noconnection};
+        {'DOWN', Ref, process, Pid, Reason} ->
+            {error, {failed, Reason}}
+    after maps:get(time, Options, ?TIME) + ?GRACE ->
+            exit(Pid, kill),
+            receive {'DOWN', Ref, process, Pid, _} -> ok end,
+            receive {Pid, _} -> ok after 0 -> ok end,
+            {error, timeout}
+    end.
+
+measured(Node, Options) ->
     case may(Node, maps:get(force, Options, false)) of
-        ok ->
-            Self = self(),
-            {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), measure(Node, Options)} end),
-            receive
-                {Pid, Report} ->
-                    demonitor(Ref, [flush]),
-                    print(Node, Report),
-                    {ok, Report};
-                {'DOWN', Ref, process, Pid, noconnection} ->
-                    {error, noconnection};
-                {'DOWN', Ref, process, Pid, Reason} ->
-                    {error, {failed, Reason}}
-            end;
-        Refused ->
-            {error, Refused}
+        ok -> {ok, measure(Node, Options)};
+        Refused -> {error, Refused}
     end.
 
 -spec are_options(term()) -> boolean().
@@ -76,7 +92,9 @@ is_option(_) -> false.
 may(_, _) when node() =:= nonode@nohost ->
     not_alive;
 may(Node, Force) ->
+    Running = whereis(trunkline_sup) =/= undefined,
     case lists:member(Node, nodes(connected)) andalso trunkline_info:peer(Node) of
+        _ when not Running -> stopped;
         false -> noconnection;
         #{state := up} when Force -> ok;
         #{state := up} -> is_quiet(Node);
@@ -107,7 +125,8 @@ measure(Node, Options) ->
 result(Figures) ->
     Plain = [F || {plain, F} <- Figures],
     Lane = [F || {lane, F} <- Figures],
-    #{plain => Plain, lane => Lane, ratio => median(Lane) / median(Plain)}.
+    #{plain => Plain, lane => Lane, ratio => median(Lane) / median(Plain),
+      clear => lists:min(Lane) > lists:max(Plain) orelse lists:max(Lane) < lists:min(Plain)}.
 
 %% --- one way -------------------------------------------------------------------
 
@@ -236,17 +255,21 @@ median(Values) -> percentile(50, Values).
 percentile(Percent, Values) ->
     lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).
 
-print(Node, #{one_way := OneWay, calls := Calls, ping := Ping}) ->
+print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
     io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n",
               [node(), Node, ?ROUNDS]),
-    io:format("  ~-42ts ~33ts ~33ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
-    row("messages/s one way, ~b senders", [?SENDERS], "higher", OneWay),
-    row("calls/s, ~b callers", [?CALLERS], "higher", Calls),
-    row("us for a call beside 10 MB messages, p99", [], "lower", Ping).
+    io:format("  ~-48ts ~31ts ~31ts  ~ts~n", ["", "OTP (plain)", "Trunkline (lane)", "ratio"]),
+    row("one_way: messages/s, ~b senders", [?SENDERS], "higher", OneWay),
+    row("calls: calls/s, ~b callers", [?CALLERS], "higher", Calls),
+    row("ping: us for a call beside 10 MB messages, p99", [], "lower", Ping),
+    [io:format("~n* The ranges overlap: no clear difference. These nodes may be too busy to tell.~n")
+     || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
+    ok.
 
-row(Format, Args, Better, #{plain := Plain, lane := Lane, ratio := Ratio}) ->
-    io:format("  ~-42ts ~33ts ~33ts  ~.2f (~ts is better)~n",
-              [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio, Better]).
+row(Format, Args, Better, #{plain := Plain, lane := Lane, ratio := Ratio, clear := Clear}) ->
+    io:format("  ~-48ts ~31ts ~31ts  ~.2f~ts (~ts is better)~n",
+              [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio,
+               case Clear of true -> ""; false -> "*" end, Better]).
 
 spread(Values) ->
     io_lib:format("~b (~b .. ~b)",

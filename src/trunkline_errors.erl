@@ -7,15 +7,15 @@
 
 -export([format_error/2]).
 
--type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function
-              | count | pid | destination | destinations | manager | send_options | options
+-type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count
+              | pid | destination | destinations | manager | send_options | {options, module()}
               | inbox | server_name | proper_list | time | deadline | statem_time | call_time
               | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
 format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->
     Places = lists:zip3(lists:seq(1, length(Args)), kinds(Module, Function, Args), Args),
-    case [{N, text(Kind)} || {N, Kind, Arg} <- Places, not is_right(Kind, Arg)] of
+    case [{N, text(Kind, Arg)} || {N, Kind, Arg} <- Places, not is_right(Kind, Arg)] of
         [] -> maps:from_list([{N, text(Kind)} || {N, Kind, _} <- Places, is_suspicious(Kind)]);
         Wrong -> maps:from_list(Wrong)
     end;
@@ -45,6 +45,10 @@ kinds(trunkline_erpc, Function, Args) ->
                   _ -> Kind
               end || Kind <- kinds(Function, length(Args))]
     end;
+kinds(_, advise, [_]) ->
+    [{options, trunkline_advise}];
+kinds(_, compare, [_, _]) ->
+    [node, {options, trunkline_compare}];
 kinds(_, Function, Args) ->
     kinds(Function, length(Args)).
 
@@ -63,8 +67,6 @@ kinds(Of, 1) when Of =:= reqids_size; Of =:= reqids_to_list -> [requests];
 kinds(reqids_add, 3) -> [request, any, requests];
 kinds(drain, 2) -> [other_node, time];
 kinds(await_up, 2) -> [node, time];
-kinds(advise, 1) -> [options];
-kinds(compare, 2) -> [node, options];
 kinds(start_link, 3) -> [atom, any, proper_list];
 kinds(start_link, 4) -> [server_name, atom, any, proper_list];
 kinds(done, 2) -> [inbox, count];
@@ -94,7 +96,7 @@ is_right(destinations, Value) ->
 is_right(manager, Value) -> not is_list(Value);
 is_right(send_options, Value) ->
     is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
-is_right(options, Value) -> is_map(Value);
+is_right({options, Module}, Value) -> Module:are_options(Value);
 is_right(time, Value) ->
     Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
 is_right(deadline, Value) -> trunkline_deadline:until(Value) =/= badarg;
@@ -112,8 +114,25 @@ is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRig
 is_list_of(_, Rest) -> Rest =:= [].
 
 %% What it must be where the values are right in themselves: it names nothing, or nothing any more.
-is_suspicious(Kind) ->
-    lists:member(Kind, [options, call_time, inbox, pid, request, erpc_request, requests]).
+is_suspicious(Kind) -> lists:member(Kind, [call_time, inbox, pid, request, erpc_request, requests]).
+
+%% What is wrong with it, or what it should be.
+text({options, _}, Value) when not is_map(Value) ->
+    "not a map";
+text({options, Module}, Options) ->
+    Bad = [Option || {Key, Value} = Option <- maps:to_list(Options),
+                     not Module:are_options(#{Key => Value})],
+    io_lib:format("invalid option ~0tp => ~0tP", tuple_to_list(hd(Bad)) ++ [20]);
+text(destinations, [_ | _] = Value) ->
+    case [{N, To} || {N, To} <- numbered(Value, 1), not is_right(destination, To)] of
+        [{N, To} | _] -> io_lib:format("element ~b is no destination: ~0tP", [N, To, 20]);
+        [] -> text(destinations)
+    end;
+text(Kind, _) ->
+    text(Kind).
+
+numbered([Element | Rest], N) -> [{N, Element} | numbered(Rest, N + 1)];
+numbered(_, _) -> [].                        % it may be no proper list
 
 text(atom) -> "not an atom";
 text(list) -> "not a list";
@@ -131,7 +150,6 @@ text(inbox) -> "not an inbox";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
 text(destinations) -> "not a list of destinations";
 text(send_options) -> "invalid option in list";
-text(options) -> "not a map, or invalid option in map";
 text(call_time) -> "invalid time value, or invalid option in map";
 text(Kind) when Kind =:= time; Kind =:= deadline; Kind =:= statem_time -> "invalid time value";
 text(Kind) when Kind =:= request; Kind =:= erpc_request ->

@@ -10,7 +10,7 @@ suite() -> [{timetrap, {minutes, 5}}].
 all() ->
     [little_traffic, small_messages, large_messages, suspended_senders, lanes_in_use, unknown_counters,
      without_trunkline, quiet_connection, observed_by_another, by_lane, disconnected, advise_badarg,
-     compared, compare_refuses, compare_badarg, compare_interrupted].
+     compared, compare_refuses, compare_badarg, compare_stopped, compare_interrupted].
 
 %% --- judging -------------------------------------------------------------------
 
@@ -37,6 +37,8 @@ lanes_in_use(_) ->
     Lanes = #{messages => 100_000.0, batches => 1000.0, waits => 0.0},
     {in_use, Text} = judge(#{socket => socket(1000, 4000), lanes => Lanes}),
     ?assert(says("100,000 messages/s go by lane, 100.0 in a batch", Text)),
+    {in_use, Idle} = judge(#{socket => socket(1, 60), lanes => #{messages => 0.0, batches => 0.0, waits => 0.0}}),
+    ?assert(says("No messages went by lane", Idle)),
     ?assertNot(says("beside the lanes", Text)),
     {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
     ?assert(says("20,000 writes/s of 60 bytes go beside the lanes", Beside)).
@@ -138,7 +140,8 @@ compared(_) ->
     [begin
          ?assertEqual({3, 3}, {length(Plain), length(Lane)}),
          ?assert(lists:all(fun(Figure) -> Figure > 0 end, [Ratio | Plain ++ Lane]))
-     end || #{plain := Plain, lane := Lane, ratio := Ratio} <- maps:values(Report)],
+     end || #{plain := Plain, lane := Lane, ratio := Ratio, clear := Clear} <- maps:values(Report),
+            is_boolean(Clear)],
     %% Nothing is left of it at the other node.
     ok = cluster:await(fun() -> cluster:call(B, ?MODULE, processes_of_compare, []) =:= 0 end),
     cluster:stop_all([A, B]).
@@ -150,8 +153,12 @@ processes_of_compare() ->
 compare_refuses(_) ->
     [A, B, C] = Nodes = cluster:start_all([[], none, []]),
     ?assertEqual({error, noconnection}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
+    ?assertEqual({error, noconnection}, cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
     ok = cluster:connect(A, B),
     ?assertEqual({error, no_trunkline}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
+    ?assertEqual({error, no_trunkline}, cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
+    ?assertEqual({error, stopped}, cluster:call(B, trunkline, compare, [cluster:node_of(A)])),
+    ?assertEqual({error, stopped}, cluster:call(B, trunkline, await_up, [cluster:node_of(A), 0])),
     ok = cluster:connect(A, C),
     ok = cluster:await_up(A, C),
     Load = cluster:call(A, ?MODULE, start_load, [cluster:node_of(C)]),
@@ -166,6 +173,15 @@ compare_badarg(_) ->
     [?assertError(badarg, trunkline:compare(Node, Options))
      || {Node, Options} <- [{"a@b", #{}}, {'a@b', []}, {'a@b', #{time => 999}}, {'a@b', #{time => 20_000}},
                             {'a@b', #{bytes => 0}}, {'a@b', #{force => yes}}, {'a@b', #{x => 1}}]].
+
+%% It gives up on a node that stands still.
+compare_stopped(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:suspend(B),
+    ?assertEqual({error, timeout},
+                 cluster:call(A, trunkline, compare, [cluster:node_of(B), #{time => 1000}])),
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
 
 compare_interrupted(_) ->
     {A, B} = cluster:pair([]),
