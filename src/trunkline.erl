@@ -909,8 +909,8 @@ Waits until messages to that node go by lane, for up to `Timeout` milliseconds. 
 to the node. This is for tests and for scripts: senders need not wait for anything.
 
 When the time is over the result is `{error, Reason}`: Trunkline does not run at this node
-(`stopped`), the nodes are not connected (`noconnection`), the other node has not spoken of Trunkline
-(`no_trunkline`), or the two are still agreeing (`timeout`).
+(`stopped`), the nodes are not connected (`noconnection`), the other node has not spoken of
+Trunkline (`no_trunkline`), or the two are still agreeing (`timeout`).
 
 The error is `badarg` if this is no node, or no time-out.
 

@@ -49,8 +49,8 @@
 
 %% Prints a table and returns the figures. It refuses if this node is not distributed (`not_alive'),
 %% if Trunkline does not run here (`stopped') or messages to that node do not go by lane
-%% (`no_trunkline'), without a connection (`noconnection'), and on a busy system (`busy'). It gives up
-%% (`timeout') on a node that does not respond.
+%% (`no_trunkline'), without a connection (`noconnection'), and on a busy system (`busy'). It gives
+%% up (`timeout') on a node that does not respond.
 -spec compare(node(), options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
     Self = self(),
@@ -262,7 +262,7 @@ print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
     row("one_way: messages/s, ~b senders", [?SENDERS], "higher", OneWay),
     row("calls: calls/s, ~b callers", [?CALLERS], "higher", Calls),
     row("ping: us for a call beside 10 MB messages, p99", [], "lower", Ping),
-    [io:format("~n* The ranges overlap: no clear difference. These nodes may be too busy to tell.~n")
+    [io:format("~n* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
      || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
     ok.
 
