@@ -13,14 +13,16 @@
          tls_beside_plain/1, nothing_for_tls/1, only_where_it_is_used/1, without_ssl/1,
          without_settings/1,
          wrong_settings/1, lanes_over_tls/1, connection_broken/1]).
--export([verify/3]).
+-export([closed_before_tls/1]).
+-export([verify/3, closed_sockets/1]).
 
 suite() -> [{timetrap, {minutes, 12}}].
 
 all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_version,
           strangers, silent_strangers, bad_frames, quiet_log, foreign_peer,
           verify_fun_of_distribution, no_server_certificate, tcp_beside_tls, insisting_peer,
-          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls, connection_broken].
+          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls, connection_broken,
+          closed_before_tls].
 
 -define(KEPT, {bulk_idle, 3_600_000}).
 -define(LONG, 60_000).
@@ -547,6 +549,22 @@ stop(Node, Pid) -> cluster:call(Node, erlang, send, [Pid, stop]).
 link_of(A, B) ->
     NodeA = cluster:node_of(A),
     cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end).
+
+%% The socket has gone when it is to become a TLS connection: an error, and no crash.
+closed_before_tls(Config) ->
+    A = cluster:start([], peer:random_name("trunkline_test"), file(Config, whole(Config))),
+    ?assertMatch([{error, _}, {error, _}], cluster:call(A, ?MODULE, closed_sockets, [host()])),
+    cluster:stop(A).
+
+closed_sockets(Host) ->
+    [begin
+         {ok, Listening} = gen_tcp:listen(0, [{active, false}]),
+         {ok, Port} = inet:port(Listening),
+         {ok, Socket} = gen_tcp:connect("localhost", Port, [{active, false}]),
+         ok = gen_tcp:close(Socket),
+         ok = gen_tcp:close(Listening),
+         trunkline_tls:secure(Side, Socket, 1000)
+     end || Side <- [{client, Host}, server]].
 
 host() ->
     {ok, Host} = inet:gethostname(),

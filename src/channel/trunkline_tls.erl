@@ -64,13 +64,24 @@ secure({client, Host}, Socket, Timeout) ->
     %% A node without settings does not expect a peer to want TLS.
     case whereis(ssl_sup) =/= undefined orelse start_ssl() of
         Running when Running =:= true; Running =:= ok ->
-            ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout);
+            upgrade(fun() ->
+                            ssl:connect(Socket, [{active, false} | Name ++ Settings], Timeout)
+                    end);
         {error, _} = Error ->
             Error
     end;
 secure(server, Socket, Timeout) ->
     %% Whoever comes to the port could write into the log.
-    ssl:handshake(Socket, [{active, false}, {log_level, none} | settings(server)], Timeout).
+    Options = [{active, false}, {log_level, none} | settings(server)],
+    upgrade(fun() -> ssl:handshake(Socket, Options, Timeout) end).
+
+%% A socket that has been closed meanwhile has no options that ssl could read, and it expects some.
+upgrade(Secure) ->
+    try
+        Secure()
+    catch
+        error:{badmatch, {error, _} = Error} -> Error
+    end.
 
 -spec give(ssl:sslsocket(), pid()) -> ok | {error, term()}.
 give(Socket, Pid) -> ssl:controlling_process(Socket, Pid).
