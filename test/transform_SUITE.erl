@@ -350,7 +350,7 @@ ourselves(_) ->
     _ = application:load(trunkline),
     {ok, Modules} = application:get_key(trunkline, modules),
     [begin
-         Source = filename:join([project(), "src", atom_to_list(Module) ++ ".erl"]),
+         [Source] = filelib:wildcard(filename:join([project(), "src/**", atom_to_list(Module) ++ ".erl"])),
          ?assertMatch({Module, {ok, Module, _, []}},
                       {Module, compile:file(Source, [binary, return, nowarn_trunkline_transform | transform()])})
      end || Module <- Modules, lists:prefix("trunkline", atom_to_list(Module))].
