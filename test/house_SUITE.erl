@@ -45,10 +45,7 @@ exceptions() ->
      {trunkline_trunk, trunkline_fragments},
      {trunkline_trunk, trunkline_parcel},
      {trunkline_trunk, trunkline_quantum},
-     %% A message to an inbox enters its gate first.
-     {trunkline_call, trunkline_inboxes},
-     {trunkline_multicast, trunkline_inboxes},
-     {trunkline_send, trunkline_inboxes},
+     %% A link says what kind of node it has greeted: one of 0.5.0 is told of all inboxes.
      {trunkline_link, trunkline_inboxes}].
 
 %% Modules that call each other. Each circle as a sorted list.

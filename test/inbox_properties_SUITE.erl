@@ -4,9 +4,9 @@
 -include("counterexample.hrl").
 
 -export([all/0]).
--export([mail/1, share/1, flood/1, flood_in_turn/1, left_alone/1]).
+-export([mail/1, share/1, flood/1, flood_in_turn/1, left_alone/1, visits/1]).
 
-all() -> [mail, share, flood, flood_in_turn, left_alone].
+all() -> [mail, share, flood, flood_in_turn, left_alone, visits].
 
 -define(TESTS, 300).
 
@@ -129,7 +129,7 @@ share_step() ->
                {3, {arrive, Node}}, {3, {arrive_all, Node}},
                {6, {leave, wide(1, 1000)}}, {1, leave_all},
                {3, {credit, Node}}, {2, {credit_all, Node}},
-               {3, {pass, Node, size()}}, {2, flush}, {3, {wait, milliseconds()}}, {2, quiet}, {1, {restart, Node}}]).
+               {3, {pass, Node, size()}}, {1, {stray, Node, size()}}, {2, flush}, {3, {wait, milliseconds()}}, {2, quiet}, {1, {restart, Node}}]).
 
 size() -> oneof([wide(1, 200), wide(1, 5000)]).
 
@@ -166,6 +166,10 @@ share_step({leave, Any}, #sim{here = Here} = Sim) ->
     leave(Source, Charge, Sim#sim{here = Before ++ After});
 share_step(leave_all, Sim) ->
     again({leave, 0}, Sim);
+%% Of a process whose node does not know the inbox.
+share_step({stray, N, Bytes}, #sim{nodes = Nodes} = Sim) ->
+    #{N := #node{source = {Name, _}}} = Nodes,
+    arrive(trunkline_share:stranger(Name), charge(Bytes), Sim);
 share_step({credit, N}, #sim{nodes = Nodes, back = Back} = Sim) ->
     case lists:keytake(N, 1, Back) of
         {value, {N, Source, Left, Window}, Back1} ->
@@ -251,7 +255,8 @@ number({Name, _}) -> "node" ++ N = atom_to_list(Name), list_to_integer(N).
 recounted(#sim{now = Now, bound = {Bytes, Messages} = Bound, known = Known, share = State} = Sim) ->
     First = trunkline_share:first(Bound, block),
     IsActive = fun(#known{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
-    Over = [Source || {Source, #known{held = 0, owed = 0}} <- maps:to_list(Known), is_before_another(Source, Known)],
+    Over = [Source || {Source, #known{held = 0, owed = 0, told = Told} = K} <- maps:to_list(Known),
+                      is_before_another(Source, Known) orelse not IsActive(K) andalso Told =:= First],
     Active = length(lists:filter(IsActive, maps:values(maps:without(Over, Known)))),
     Share = part(Active + 1, Bound),
     {B, M} = Share,
@@ -262,7 +267,8 @@ recounted(#sim{now = Now, bound = {Bytes, Messages} = Bound, known = Known, shar
     Sim#sim{counted = Now,
             known = maps:map(fun(Source, K) ->
                                      #{Source := #{window := {WB, WM} = Window}} = Windows,
-                                     true = case IsActive(K) andalso not is_before_another(Source, Known) of
+                                     true = case IsActive(K) andalso not is_before_another(Source, Known)
+                                                andalso not trunkline_share:is_stranger(Source) of
                                                 true -> WB >= min(B, LeastB) andalso WB =< B andalso WM >= min(M, LeastM) andalso WM =< M;
                                                 false -> Window =:= First
                                             end,
@@ -314,8 +320,7 @@ settle(#sim{bound = Bound} = Sim) ->
     First = trunkline_share:first(Bound, block),
     true = lists:all(fun(#node{window = Window}) -> Window =:= First end, maps:values(Quiet#sim.nodes)),
     #sim{share = Share, back = []} = steps([{wait, ?RECOUNT}, flush], Quiet),
-    Left = maps:keys(trunkline_share:sources(Share)),
-    length(Left) =:= length(lists:usort([Name || {Name, _} <- Left])).
+    trunkline_share:sources(Share) =:= #{}.
 
 steps(Steps, #sim{nodes = Nodes} = Sim) ->
     lists:foldl(fun(Step, S) when Step =:= arrive_all; Step =:= credit_all ->
@@ -350,12 +355,31 @@ prop_flood() ->
 flood_step(Nodes) ->
     Node = range(1, Nodes),
     frequency([{2, {send, Node, wide(1, ?LARGEST)}}, {6, {fill, Node, wide(1, ?LARGEST)}},
+               {1, {stray, Node, wide(1, ?LARGEST)}}, {1, {flood, Node, wide(1, ?LARGEST)}},
                {3, {leave, wide(1, 1000)}}, {1, leave_all}, {1, flush}, {2, {wait, milliseconds()}}]).
 
 flood_step({fill, _, _} = Step, Sim) ->
     case flood_step(setelement(1, Step, send), Sim) of
         Sim -> Sim;
         Sim1 -> flood_step(Step, Sim1)
+    end;
+%% What a node sends that does not know the inbox yet is in, or it is not.
+flood_step({stray, N, _} = Step, #sim{nodes = Nodes, known = Known} = Sim) ->
+    #{N := #node{source = {Name, _}}} = Nodes,
+    case trunkline_share:is_granted(trunkline_share:stranger(Name), Sim#sim.share) of
+        true ->
+            Sim1 = share_step(Step, Sim),
+            told(case maps:keys(Sim1#sim.known) -- maps:keys(Known) of
+                     [] -> Sim1;
+                     [_] -> flush(Sim1)
+                 end);
+        false ->
+            Sim
+    end;
+flood_step({flood, N, Bytes}, Sim) ->
+    case flood_step({stray, N, Bytes}, Sim) of
+        Sim -> Sim;
+        Sim1 -> flood_step({flood, N, Bytes}, Sim1)
     end;
 flood_step(leave_all, #sim{here = []} = Sim) ->
     Sim;
@@ -377,11 +401,14 @@ within(#sim{nodes = Nodes, bound = Bound} = Sim) ->
     Sum = outstanding(Sim),
     {Bytes, Messages} = Bound,
     {B, M} = trunkline_share:first(Bound, block),
-    N = maps:size(Nodes),
+    %% (Each node may be known by some messages and unknown by others.)
+    N = 2 * maps:size(Nodes),
     true = bytes(Sum) =< Bytes + N * (B + ?LARGEST) andalso messages(Sum) =< Messages + N * (M + 1),
     sound(Sim).
 
-outstanding(#sim{nodes = Nodes}) -> lists:sum([Level || #node{level = Level} <- maps:values(Nodes)]).
+outstanding(#sim{nodes = Nodes, here = Here}) ->
+    lists:sum([Level || #node{level = Level} <- maps:values(Nodes)]
+              ++ [Charge || {Source, Charge} <- Here, trunkline_share:is_stranger(Source)]).
 
 %% Also if nothing leaves while one after the other comes.
 flood_in_turn(_) ->
@@ -404,3 +431,189 @@ left_alone(_) ->
     Sends = flood_step(flush, flood_step({wait, ?RECOUNT}, flood_step({send, 100, 100}, Last))),
     #sim{nodes = #{100 := #node{window = Window}}} = Sends,
     true = Window =:= part(2, Bound).
+
+%% --- guests and hosts: what two nodes know of each other's inboxes ---------------------------
+
+%% Of two processes, whose connection breaks now and then, and with it what is on the way, and
+%% which are killed now and then: when all has arrived, the rows there are those of the inboxes
+%% that are here and that the guest is known to know; without a connection there are none. And
+%% the next message makes any inbox known.
+visits(_) -> counterexample:check(3000, 50, prop_visits()).
+
+-record(side, {process, mailbox = [], monitors = #{}}).     % Monitor => the process there
+-record(world, {guests, hosts,
+                here = #side{}, there = #side{},
+                inboxes = #{},                        % Inbox => Name
+                rows = [],
+                to_there = [], to_here = [],          % on the way, oldest first
+                late = {[], []},                      % the same, news of deaths that may be overtaken
+                connected = false, busy = false}).
+
+prop_visits() ->
+    ?ALL(Steps, many(visit_step()),
+         begin
+             World = #world{connected = Connected, inboxes = Inboxes} =
+                 quiet_visit(lists:foldl(fun visit_step/2, world(), Steps)),
+             Rows = lists:sort(World#world.rows),
+             true = Rows =:= lists:sort([I || I <- maps:keys(Inboxes), is_known(I, World)]),
+             true = Connected orelse Rows =:= [],
+             All = quiet_visit(lists:foldl(fun(I, W) -> flush_visits(visit_step(met, I, W)) end,
+                                           quiet_visit(visit_step(connect, World)),
+                                           maps:keys(Inboxes))),
+             lists:sort(All#world.rows) =:= lists:sort(maps:keys(Inboxes))
+         end).
+
+is_known(Inbox, #world{guests = Guests}) ->
+    trunkline_guests:who_knows(Inbox, Guests) =:= [there].
+
+visit_step() ->
+    Any = range(1, 5),
+    frequency([{6, {met, Any}}, {2, {start, range(1, 3)}}, {2, {stop, Any}}, {1, {changed, Any}}, {8, {arrive, oneof([here, there])}},
+               {8, {handle, oneof([here, there])}},
+               {2, {break, wide(0, 3), wide(0, 3)}}, {3, connect}, {2, late}, {1, {kill, oneof([here, there])}},
+               {1, {busy, boolean()}}]).
+
+world() ->
+    #world{guests = trunkline_guests:new(), hosts = trunkline_hosts:new(),
+           here = #side{process = process()}, there = #side{process = process()}, connected = true}.
+
+process() -> spawn(fun() -> ok end).
+
+visit_step({start, Name}, #world{inboxes = Inboxes, guests = G} = W) ->
+    %% (They are looked at only as keys.)
+    I = erlang:unique_integer([positive]),
+    flush_visits(W#world{inboxes = Inboxes#{I => Name}, guests = trunkline_guests:named(I, Name, G)});
+visit_step({What, Any}, #world{inboxes = Inboxes} = W)
+  when What =:= met; What =:= stop; What =:= changed ->
+    case maps:keys(Inboxes) of
+        [] -> W;
+        Is -> flush_visits(visit_step(What, lists:nth(Any rem length(Is) + 1, Is), W))
+    end;
+visit_step({arrive, there}, #world{to_there = [M | Ms], there = Side} = W) ->
+    W#world{to_there = Ms, there = arrived(M, Side)};
+visit_step({arrive, here}, #world{to_here = [M | Ms], here = Side} = W) ->
+    W#world{to_here = Ms, here = arrived(M, Side)};
+visit_step({handle, there}, #world{there = #side{mailbox = [M | Ms]} = Side} = W) ->
+    flush_visits(there(M, W#world{there = Side#side{mailbox = Ms}}));
+visit_step({handle, here}, #world{here = #side{mailbox = [M | Ms]} = Side} = W) ->
+    flush_visits(here(M, W#world{here = Side#side{mailbox = Ms}}));
+%% So many messages each way have arrived before, the others are lost.
+visit_step({break, N, M}, #world{connected = true, to_there = ToThere, to_here = ToHere} = W) ->
+    W1 = again(fun(W0) -> visit_step({arrive, there}, W0) end, N, W#world{to_there = lists:sublist(ToThere, N)}),
+    W2 = again(fun(W0) -> visit_step({arrive, here}, W0) end, M, W1#world{to_here = lists:sublist(ToHere, M)}),
+    W2#world{connected = false, to_there = [], to_here = [], late = {[], []}, busy = false,
+             there = all_down(W2#world.there), here = all_down(W2#world.here)};
+visit_step(connect, W) ->
+    W#world{connected = true};
+visit_step(late, #world{late = {LateThere, LateHere}, to_there = ToThere, to_here = ToHere} = W) ->
+    W#world{late = {[], []}, to_there = ToThere ++ LateThere, to_here = ToHere ++ LateHere};
+visit_step({busy, Busy}, W) ->
+    flush_visits(W#world{busy = Busy});
+visit_step({kill, there}, #world{there = #side{process = Pid}} = W) ->
+    W1 = died(Pid, W),
+    W1#world{there = #side{process = process()}, hosts = trunkline_hosts:new(), rows = []};
+visit_step({kill, here}, #world{here = #side{process = Pid}} = W) ->
+    W1 = died(Pid, W),
+    W1#world{here = #side{process = process()}, guests = trunkline_guests:new()};
+visit_step(_, W) ->
+    W.
+
+visit_step(met, I, #world{inboxes = Inboxes, guests = G} = W) ->
+    W#world{guests = trunkline_guests:met(there, I, maps:get(I, Inboxes), G)};
+visit_step(stop, I, #world{inboxes = Inboxes, guests = G} = W) ->
+    W#world{inboxes = maps:remove(I, Inboxes), guests = trunkline_guests:ended(I, G)};
+visit_step(changed, I, #world{guests = G} = W) ->
+    W#world{guests = trunkline_guests:changed(I, G)}.
+
+again(_, 0, W) -> W;
+again(Step, N, W) -> again(Step, N - 1, Step(W)).
+
+arrived({'DOWN', Monitor} = M, #side{mailbox = Box, monitors = Monitors} = Side) ->
+    Side#side{mailbox = Box ++ [M], monitors = maps:remove(Monitor, Monitors)};
+arrived(M, #side{mailbox = Box} = Side) ->
+    Side#side{mailbox = Box ++ [M]}.
+
+all_down(#side{mailbox = Box, monitors = Monitors} = Side) ->
+    Side#side{mailbox = Box ++ [{'DOWN', M} || M <- maps:keys(Monitors)], monitors = #{}}.
+
+%% News of that is behind all that it has sent, and perhaps behind what the next one sends.
+died(_, #world{connected = false} = W) ->
+    W;
+died(Pid, #world{late = {LateThere, LateHere}, here = Here, there = There} = W) ->
+    W#world{late = {LateThere ++ told_of(Pid, There), LateHere ++ told_of(Pid, Here)}}.
+
+told_of(Pid, #side{monitors = Monitors}) ->
+    [{'DOWN', M} || {M, P} <- maps:to_list(Monitors), P =:= Pid].
+
+there({inboxes, Visit, Pid, List}, #world{hosts = H0} = W) ->
+    {Forgotten, H} = trunkline_hosts:heard(Pid, Visit, H0),
+    lists:foldl(fun({I, ended}, #world{hosts = H1, rows = Rows} = W1) ->
+                        W1#world{hosts = trunkline_hosts:forgets(node(), I, H1), rows = Rows -- [I]};
+                   ({I, here}, #world{hosts = H1, rows = Rows} = W1) ->
+                        W1#world{hosts = trunkline_hosts:knows(node(), I, H1), rows = lists:usort([I | Rows])}
+                end, W#world{hosts = H, rows = W#world.rows -- Forgotten}, List);
+there({over, Visit}, #world{hosts = H} = W) ->
+    gone(trunkline_hosts:over(Visit, H), W);
+there({'DOWN', M}, #world{hosts = H} = W) ->
+    gone(trunkline_hosts:down(M, H), W).
+
+gone({Forgotten, H}, #world{rows = Rows} = W) -> W#world{hosts = H, rows = Rows -- Forgotten}.
+
+here({visiting, Visit}, #world{guests = G} = W) ->
+    W#world{guests = trunkline_guests:speaks_of(there, Visit, G)};
+here({'DOWN', M}, #world{guests = G} = W) ->
+    W#world{guests = trunkline_guests:down(M, G)}.
+
+%% What trunkline_inboxes does after each event.
+flush_visits(#world{guests = G, hosts = H} = W) ->
+    W1 = lists:foldl(fun({there, News}, W0) -> tell_guest(News, W0) end, W, trunkline_guests:due(G)),
+    lists:foldl(fun tell_host/2, W1, trunkline_hosts:due(H)).
+
+tell_guest([], W) ->
+    W;
+tell_guest(_, #world{connected = false, guests = G} = W) ->
+    W#world{guests = trunkline_guests:is_away(there, G)};
+tell_guest(_, #world{busy = true} = W) ->
+    W;
+tell_guest([News | Rest], #world{guests = G, to_there = To, inboxes = Inboxes, here = Here, there = There} = W) ->
+    Message = case News of
+                  {over, _} -> News;
+                  {inboxes, Visit, Is} ->
+                      {inboxes, Visit, Here#side.process,
+                       [case Inboxes of #{I := _} -> {I, here}; #{} -> {I, ended} end || I <- Is]}
+              end,
+    W1 = W#world{to_there = To ++ [Message]},
+    case trunkline_guests:told(there, News, G) of
+        {ok, G1} ->
+            tell_guest(Rest, W1#world{guests = G1});
+        {monitor, G1} ->
+            M = make_ref(),
+            tell_guest(Rest, W1#world{guests = trunkline_guests:monitored(there, M, G1),
+                                      here = monitors(M, There#side.process, Here)})
+    end.
+
+monitors(M, Pid, #side{monitors = Monitors} = Side) -> Side#side{monitors = Monitors#{M => Pid}}.
+
+tell_host({Pid, _}, #world{connected = false, hosts = H} = W) ->
+    gone(trunkline_hosts:is_away(node(Pid), H), W);
+tell_host(_, #world{busy = true} = W) ->
+    W;
+tell_host({Pid, Visit}, #world{hosts = H, to_here = To, here = #side{process = Now}, there = There,
+                              late = {LateThere, LateHere}} = W) ->
+    M = make_ref(),
+    W#world{hosts = trunkline_hosts:introduced(Pid, M, H), to_here = To ++ [{visiting, Visit}],
+            there = monitors(M, Pid, There),
+            late = {LateThere ++ [{'DOWN', M} || Pid =/= Now], LateHere}}.      % it has died
+
+%% All that can arrive has arrived, and has been answered.
+quiet_visit(W) ->
+    Steps = [{busy, false}, late, {arrive, here}, {arrive, there}, {handle, here}, {handle, there}],
+    case lists:foldl(fun visit_step/2, W, Steps) of
+        #world{to_there = [], to_here = [], here = #side{mailbox = []}, there = #side{mailbox = []}} = W1 ->
+            case flush_visits(W1) of
+                W1 -> W1;
+                W2 -> quiet_visit(W2)
+            end;
+        W1 ->
+            quiet_visit(W1)
+    end.

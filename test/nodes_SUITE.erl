@@ -106,8 +106,13 @@ lanes_and_inboxes(ArgsA, ArgsB) ->
 
 await_all(A, B, Names) ->
     cluster:await_up(A, B),
-    [cluster:await(fun() -> cluster:call(X, trunkline_inboxes, is_bounded, [{Name, cluster:node_of(Y)}]) end)
+    [cluster:await(fun() -> gets_known(X, {Name, cluster:node_of(Y)}) end)
      || {X, Y} <- [{A, B}, {B, A}], Name <- Names].
+
+%% By the first message.
+gets_known(X, Inbox) ->
+    hello = cluster:call(X, trunkline, send, [Inbox, hello]),
+    cluster:call(X, trunkline_inboxes, is_bounded, [Inbox]).
 
 start(Env, Args) ->
     cluster:start(Env, peer:random_name("trunkline_test"), cluster:dist_arguments() ++ Args).

@@ -269,7 +269,7 @@ info(Inbox) ->
     case trunkline_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
             #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
-            All = lists:usort([node() | maps:keys(Nodes)]),
+            All = lists:usort([node() | maps:keys(Nodes)] ++ trunkline_inboxes:who_knows(Keeper)),
             Senders = lists:zip(All, erpc:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK)),
             Info#{nodes := lists:foldl(fun({Node, {ok, Who}}, Map) ->
                                                Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};

@@ -2,53 +2,63 @@
 %% for room in one.
 %%
 %%     sender                     here                              keeper of the inbox
-%%       |                         | <── introduced: name, bounds ── |
-%%       | enter: a gate of ours   |                                 |
-%%       | ── [Source, Charge | Message], by lane or not ──────────> |
-%%       | enter: full             | <── credit: left, window ────── |
-%%       | ── wait ──────────────> |                                 |
-%%       | <───────── try again ── |                                 |
+%%       | the first message ──────────────────────── by lane ───> |
+%%       |                         | <── what it is, its bounds ── |  by trunkline_inboxes
+%%       | enter: a gate of ours   |                               |  there
+%%       | ── [Source, Charge | Message], by lane or not ────────> |
+%%       | enter: full             | <── credit: left, window ──── |
+%%       | ── wait ──────────────> |                               |
+%%       | <───────── try again ── |                               |
 %%
-%% Each node has a gate of its own for each inbox, so that a sender waits before it sends,
-%% where it is, and nothing waits in a lane. The gate's window is what the keeper grants
-%% (trunkline_share). A node learns of another's inboxes when the two meet, and of each new
-%% one when it starts.
+%% Each node has a gate of its own for each inbox that it knows, so that a sender waits before
+%% it sends, where it is, and nothing waits in a lane. The gate's window is what the keeper
+%% grants (trunkline_share).
+%%
+%% A node knows the inboxes of its own, and those to which it has sent. What comes by lane from
+%% a node that does not know yet is marked as a stranger's where it arrives (arrived/2). Its
+%% keeper sees that, and has the node told (met/2). What is said between the nodes, and that
+%% it is taken back when one of them goes, is decided by trunkline_guests, where the inboxes
+%% are, and trunkline_hosts, where the senders are. The process there is monitored, and no
+%% inbox is. (A node of release 0.5.0 wants to be told of all inboxes, and tells of all of its
+%% own. Then each has a monitor.)
 %%
 %% A sender that is killed between the gate and the inbox, or a message that is lost on the
 %% way, leaves its charge in the gate. Therefore, while anything is outstanding, the inbox is
 %% asked each second what it holds. If for LOST that has never been all of it, the node begins
-%% anew, with another gate and another source: what the old one counted is of no consequence.
+%% again, with another gate and another source: what the old one counted is of no consequence.
+%% Only gates where something has happened are looked at. One that nobody uses is not: what was
+%% left behind in it does no harm until somebody does.
 -module(trunkline_inboxes).
 -moduledoc false.
 -behaviour(gen_server).
+-behaviour(trunkline_bounded).
 
--export([has_spoken/1]).
--export([start_link/0, enter/3, cancel/2, are_there/0, is_bounded/1, is_refusing/1, keeper/1, senders/1]).
--export([register/5, handle/1, tell/2]).
+-export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
+-export([arrived/2, has_spoken/1]).
+-export([register/5, met/2, full/2, handle/1, keeper/1, senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([key/0, patience/0]).
-
--dialyzer({no_improper_lists, [enter_gate/5]}).
+-dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
 
 -define(TABLE, ?MODULE).
 %% ms between two looks at what is outstanding
 -define(AUDIT, 1000).
 -define(LOST, 10_000).
 -define(AGAIN, 1).
+%% ms: a connection that was busy may be no more.
 -define(LATER, 100).
--define(SLOTS, 1024).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
-%% is full (an odd number), and how many messages have been refused.
+%% is full (an odd number), how many messages have been refused, and 1 while the gate is
+%% looked at from time to time.
 -define(LEVEL, 1).
 -define(BYTES, 2).
 -define(MESSAGES, 3).
 -define(FULL, 4).
 -define(REFUSED, 5).
+-define(WATCHED, 6).
 
--type key() :: pid() | atom() | {atom(), node()}.
--type patience() :: nosuspend | infinity | integer().     % monotonic ms
+-type key() :: trunkline_bounded:key().
 -type policy() :: trunkline_mail:policy().
 -type inbox() :: {Keeper :: pid(), Name :: atom(), policy(), Bound :: trunkline_share:window()}.
 
@@ -58,49 +68,34 @@
          gate :: atomics:atomics_ref(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own, {keeper :: pid(), inbox :: inbox(), work :: trunkline_inbox_server:handle(), server :: pid() | none}).
+-record(own,
+        {inbox :: inbox(),
+         work :: trunkline_inbox_server:handle(),
+         server :: pid() | none,
+         full = 0 :: non_neg_integer()}).
 
 %% What this node's gate for an inbox has seen.
 -record(account,
         {keys :: [key()],
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
          missing = none :: none | integer()}).  % ms: since when the inbox has had less
--record(state, {accounts = #{} :: #{Keeper :: pid() => #account{}}}).
+-record(state,
+        {accounts = #{} :: #{Keeper :: pid() => #account{}},
+         watched = #{} :: #{Keeper :: pid() => []},
+         audit_timer = false :: boolean(),
+         guests = trunkline_guests:new() :: trunkline_guests:guests(),
+         hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
+         busy_timer = false :: boolean(),
+         %% Nodes of release 0.5.0.
+         old = #{} :: #{node() => []}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 %% --- for senders ------------------------------------------------------------------
 
-%% `none': it is not an inbox that bounds its senders: send as ever. Otherwise who gets what,
-%% once there is room. `refused': there is none, and the inbox does not want its senders to
-%% wait.
--spec enter(key(), term(), patience()) -> none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
-enter(Key, Message, Patience) ->
-    case may_be(Key) of
-        false -> none;
-        true -> find_and_enter(Key, Message, Patience, new)
-    end.
-
-%% Most destinations are no inboxes. That is seen in an array of numbers: how many of the keys
-%% that have this hash are. A look at the table itself costs three times as much.
-may_be(Key) ->
-    case persistent_term:get(?MODULE, none) of
-        none -> false;                     % this node has never heard of an inbox
-        Filter -> atomics:get(Filter, slot(Key)) > 0
-    end.
-
-slot(Key) -> erlang:phash2(Key, ?SLOTS) + 1.
-
-filter() ->
-    case persistent_term:get(?MODULE, none) of
-        none ->
-            Filter = atomics:new(?SLOTS, [{signed, true}]),
-            ok = persistent_term:put(?MODULE, Filter),
-            Filter;
-        Filter ->
-            Filter
-    end.
+-spec enter(key(), term(), trunkline_bounded:patience()) -> trunkline_bounded:entered().
+enter(Key, Message, Patience) -> find_and_enter(Key, Message, Patience, new).
 
 find_and_enter(Key, Message, Patience, Ticket) ->
     case lookup(Key) of
@@ -108,7 +103,8 @@ find_and_enter(Key, Message, Patience, Ticket) ->
         Row -> enter_gate(Row, Key, Message, Patience, Ticket)
     end.
 
-enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy}, Key, Message, Patience, Ticket) ->
+enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy}, Key, Message,
+           Patience, Ticket) ->
     Charge = trunkline_gate:charge(Message),
     Level = atomics:add_get(Gate, ?LEVEL, Charge) - Charge,
     case is_below(Level, Gate) andalso not (Policy =:= reject andalso is_full(Gate)) of
@@ -117,18 +113,27 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
         false ->
             atomics:sub(Gate, ?LEVEL, Charge),
             IsOwn = is_own(Keeper),
-            if Patience =:= nosuspend -> nosuspend;
-               Policy =:= reject -> atomics:add(Gate, ?REFUSED, 1), refused;
+            if Patience =:= nosuspend ->
+                    ok = watch_full(Keeper, Gate),
+                    nosuspend;
+               Policy =:= reject ->
+                    atomics:add(Gate, ?REFUSED, 1),
+                    ok = watch_full(Keeper, Gate),
+                    refused;
                IsOwn ->
-                    %% Who else should make room for it?
+                    %% The owner may always send to itself: only it can make room.
                     atomics:add(Gate, ?LEVEL, Charge),
                     {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
                     What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
                     case trunkline_room:wait(?MODULE, What, Patience) of
-                        {again, Ticket1} -> find_and_enter(Key, Message, Patience, Ticket1);
-                        timeout -> timeout;
-                        down -> receive after ?AGAIN -> find_and_enter(Key, Message, Patience, new) end
+                        {again, Ticket1} ->
+                            find_and_enter(Key, Message, Patience, Ticket1);
+                        timeout ->
+                            timeout;
+                        down ->
+                            receive after ?AGAIN -> ok end,
+                            find_and_enter(Key, Message, Patience, new)
                     end
             end
     end.
@@ -142,6 +147,13 @@ is_below(Level, Gate) ->
 
 is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
 
+%% What is outstanding may be lost, and then no credit tells that something is going on.
+watch_full(Keeper, Gate) ->
+    case atomics:get(Gate, ?WATCHED) of
+        0 -> gen_server:cast(?MODULE, {watch, Keeper});
+        _ -> ok
+    end.
+
 %% Whether the inbox is the calling process's own.
 is_own(Keeper) ->
     trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined.
@@ -154,18 +166,14 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
         _ -> ok
     end.
 
-%% Whether this node has ever heard of an inbox.
--spec are_there() -> boolean().
-are_there() -> persistent_term:get(?MODULE, none) =/= none.
-
 %% Whether it is an inbox that bounds its senders: they have to enter.
 -spec is_bounded(key()) -> boolean().
-is_bounded(Key) -> may_be(Key) andalso lookup(Key) =/= none.
+is_bounded(Key) -> lookup(Key) =/= none.
 
 %% Whether a call should not even be tried.
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
-    case may_be(Key) andalso lookup(Key) of
+    case lookup(Key) of
         #row{policy = reject, gate = Gate} ->
             is_full(Gate) orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
         _ ->
@@ -180,23 +188,72 @@ lookup(Key) ->
         error:badarg -> none               % not running
     end.
 
-%% --- for links ----------------------------------------------------------------------
+%% --- for inlets and links -----------------------------------------------------------
 
-%% That node runs Trunkline, as is known now.
+%% What goes to an inbox of this node, and was sent by a process whose node does not know it,
+%% is marked with that node. (Calls are always admitted: their keepers see whose they are.)
+-spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
+    [Entry | arrived(Node, Entries)];
+arrived(Node, [[_ | {'$gen_call', _, _}] = Entry | Entries]) ->
+    [Entry | arrived(Node, Entries)];
+arrived(Node, [[To | Message] = Entry | Entries]) when is_pid(To); is_atom(To) ->
+    [case bounded_here(To) of
+         none -> Entry;
+         Keeper -> [Keeper | stranger(Node, Message)]
+     end | arrived(Node, Entries)];
+arrived(Node, [[{each, Addressees} | Encoded] = Entry | Entries]) ->
+    case lists:partition(fun(To) -> bounded_here(To) =/= none end, Addressees) of
+        {[], _} -> [Entry | arrived(Node, Entries)];
+        {Inboxes, Others} -> arrived_at_each(Inboxes, Others, Encoded, arrived(Node, Entries), Node)
+    end;
+arrived(Node, [Entry | Entries]) ->
+    [Entry | arrived(Node, Entries)];
+arrived(_, []) ->
+    [].
+
+arrived_at_each(Inboxes, Others, Encoded, Entries, Node) ->
+    Message = trunkline_multicast:decode(Encoded),
+    arrived(Node, [[To | Message] || To <- Inboxes]) ++ [[{each, Others} | Encoded] | Entries].
+
+bounded_here(To) ->
+    case (is_pid(To) orelse is_atom(To)) andalso trunkline_bounded:may_be(To) andalso lookup(To) of
+        #row{keeper = To} -> To;
+        #row{keeper = Keeper} ->
+            %% A name may belong to another process already.
+            case whereis(To) of
+                Keeper -> Keeper;
+                _ -> none
+            end;
+        _ -> none
+    end.
+
+stranger(Node, Message) ->
+    ['$inbox', trunkline_share:stranger(Node), trunkline_gate:charge(Message) | Message].
+
+%% That node runs Trunkline, and what it can do is known now.
 -spec has_spoken(node()) -> ok.
 has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 
 %% --- for inboxes ------------------------------------------------------------------
 
 %% By a keeper, of itself and its server, if that is one.
--spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(), Work :: trunkline_inbox_server:handle(),
-               Server :: pid() | none) ->
+-spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(),
+               Work :: trunkline_inbox_server:handle(), Server :: pid() | none) ->
           ok | {error, not_started}.
 register(Name, Policy, Bound, Work, Server) ->
     try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work, Server}, infinity)
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
+
+%% By a keeper: a node has sent to it that does not know what it is.
+-spec met(Keeper :: pid(), node()) -> ok.
+met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
+
+%% By a keeper whose senders do not wait: it is full (an odd number), or no more.
+-spec full(Keeper :: pid(), non_neg_integer()) -> ok.
+full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 
 %% How the consumer tells the keeper what it has done.
 -spec handle(pid()) -> trunkline_inbox_server:handle().
@@ -226,18 +283,24 @@ senders(Keeper) ->
                      none -> 0
                  end}.
 
+%% The other nodes that know that inbox of this node.
+-spec who_knows(Keeper :: pid()) -> [node()].
+who_knows(Keeper) ->
+    try gen_server:call(?MODULE, {who_knows, Keeper})
+    catch exit:_ -> []                      % it has just ended
+    end.
+
 %% --- the process --------------------------------------------------------------------
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
-    ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key}, {read_concurrency, true}]),
+    ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key},
+                              {read_concurrency, true}]),
     %% (Of the one before, if there was.)
-    are_there()
-        andalso lists:foreach(fun(Slot) -> atomics:put(filter(), Slot, 0) end, lists:seq(1, ?SLOTS)),
-    ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
-    lists:foreach(fun(Node) -> tell(Node, {introduce, node()}) end, trunkline_peers:audience()),
-    _ = erlang:start_timer(?AUDIT, self(), audit),
-    {ok, #state{}}.
+    ok = trunkline_bounded:clear(),
+    Peers = maps:to_list(trunkline_peers:all()),
+    {ok, lists:foldl(fun greeted/2, #state{},
+                     [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Inbox, Work, Server}, _, S) ->
@@ -247,26 +310,34 @@ handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
                 #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
                 #{} -> 0
             end, S};
+handle_call({who_knows, Keeper}, _, #state{guests = Guests} = S) ->
+    {reply, trunkline_guests:who_knows(Keeper, Guests), S};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
-handle_cast({has_spoken, Node}, S) ->
-    %% A node that is not hidden has been told when it came.
-    case lists:member(Node, nodes(hidden)) of
-        true -> tell(Node, {introduce, node()}), introduce(Node);
-        false -> ok
-    end,
+handle_cast({met, Keeper, Node}, S) ->
+    {noreply, introduce(Keeper, Node, S)};
+handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
+    {noreply, watch(Keeper, S)};
+handle_cast({watch, _}, S) ->
     {noreply, S};
+handle_cast({full, Keeper, Number}, S) ->
+    {noreply, own_is_full(Keeper, Number, S)};
+handle_cast({has_spoken, Node}, S) ->
+    {noreply, greeted(Node, S)};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accounts} = S) when is_reference(Ref) ->
+handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accounts} = S)
+  when is_reference(Ref) ->
     {noreply, case Accounts of
                   #{Keeper := #account{waiters = Waiters} = Account} ->
-                      update(Keeper, release(Keeper, Account#account{waiters = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}), S);
+                      Added = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters),
+                      watch(Keeper, update(Keeper,
+                                           release(Keeper, Account#account{waiters = Added}), S));
                   #{} ->
                       ok = trunkline_room:answer(Ref, {again, new}),
                       S
@@ -274,54 +345,34 @@ handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accoun
 handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{accounts = Accounts} = S) ->
     {noreply, case Accounts of
                   #{Keeper := #account{waiters = Waiters} = Account} ->
-                      update(Keeper, Account#account{waiters = trunkline_waiters:remove(Ref, Waiters)}, S);
+                      Removed = trunkline_waiters:remove(Ref, Waiters),
+                      update(Keeper, Account#account{waiters = Removed}, S);
                   #{} ->
                       S
               end};
-handle_info({credit, Keeper, Source, Left, {Bytes, Messages}}, #state{accounts = Accounts} = S) when is_integer(Left) ->
-    {noreply, case lookup(Keeper) of
-                  #row{gate = Gate, source = Source} ->
-                      #{Keeper := Account} = Accounts,
-                      atomics:sub(Gate, ?LEVEL, Left),
-                      atomics:put(Gate, ?BYTES, Bytes),
-                      atomics:put(Gate, ?MESSAGES, Messages),
-                      update(Keeper, release(Keeper, Account), S);
-                  _ ->
-                      S                        % of an earlier beginning
-              end};
+handle_info({credit, Keeper, Source, Left, Window}, S) when is_integer(Left) ->
+    {noreply, credit(Keeper, Source, Left, Window, S)};
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
-    case lookup(Keeper) of
-        #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
-        none -> ok
-    end,
+    ok = set_full(Keeper, Number),
     {noreply, S};
 handle_info({register, Inbox, Work, Server}, S) ->
     {noreply, own(Inbox, Work, Server, S)};
+handle_info({inboxes, Visit, Host, Inboxes}, S) when is_reference(Visit), is_pid(Host) ->
+    {noreply, heard(Host, Visit, Inboxes, S)};
+handle_info({visiting, Visit, Node}, #state{guests = Guests} = S) when is_reference(Visit) ->
+    {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
+handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
+    {noreply, forget(trunkline_hosts:over(Visit, Hosts), S)};
 handle_info({introduce, Node}, S) when is_atom(Node) ->
-    introduce(Node),
-    {noreply, S};
+    {noreply, introduce_all(Node, S)};
 handle_info({introduced, Inboxes}, S) when is_list(Inboxes) ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
-handle_info({nodeup, Node, _}, S) ->
-    trunkline_peers:is_audience(Node) andalso introduce(Node),
-    {noreply, S};
-handle_info({'DOWN', _, process, Keeper, Reason}, #state{accounts = Accounts} = S) ->
-    %% The next connection may be there already, and what was said on it.
-    Reason =:= noconnection andalso tell(node(Keeper), {introduce, node()}),
-    Reason =:= killed andalso kill_server(Keeper),
-    true = ets:delete(?TABLE, {own, Keeper}),
-    {noreply, case maps:take(Keeper, Accounts) of
-                  {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
-                      lists:foreach(fun(Key) -> forget(Key, Keeper) end, Keys),
-                      {Ws, _} = trunkline_waiters:release_all(Waiters),
-                      lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-                      S#state{accounts = Accounts1};
-                  error ->
-                      S
-              end};
-handle_info({timeout, _, audit}, #state{accounts = Accounts} = S) ->
-    _ = erlang:start_timer(?AUDIT, self(), audit),
-    {noreply, S#state{accounts = maps:map(fun look/2, Accounts)}};
+handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
+    {noreply, down(Monitor, Object, Reason, S)};
+handle_info({timeout, _, audit}, S) ->
+    {noreply, audit(S#state{audit_timer = false})};
+handle_info({timeout, _, busy}, S) ->
+    {noreply, flush(S#state{busy_timer = false})};
 handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
     ok = tell(Node, What),
     {noreply, S};
@@ -333,35 +384,237 @@ handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when 
                   _ ->
                       S
               end};
-handle_info({nodedown, _, _}, S) ->
-    {noreply, S};                            % the monitors of its inboxes tell
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-update(Keeper, Account, #state{accounts = Accounts} = S) -> S#state{accounts = Accounts#{Keeper := Account}}.
+update(Keeper, Account, #state{accounts = Accounts} = S) ->
+    S#state{accounts = Accounts#{Keeper := Account}}.
 
-own({Keeper, _, _, _} = Inbox, Work, Server, S) ->
-    true = ets:insert(?TABLE, {own, {own, Keeper}, #own{keeper = Keeper, inbox = Inbox, work = Work, server = Server}}),
-    lists:foreach(fun(Node) -> tell(Node, {introduced, [Inbox]}) end, trunkline_peers:audience()),
-    introduced(Inbox, S).
+%% --- inboxes of this node -------------------------------------------------------------
 
-introduce(Node) ->
-    case [Inbox || #own{inbox = Inbox} <- ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])] of
-        [] -> ok;
-        Inboxes -> tell(Node, {introduced, Inboxes})
+own({Keeper, Name, Policy, _} = Inbox, Work, Server, #state{guests = Guests} = S) ->
+    Own = #own{inbox = Inbox, work = Work, server = Server},
+    true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
+    _ = monitor(process, Keeper),
+    S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
+    case Name =/= undefined andalso is_bounding(Policy) of
+        true -> flush(S1#state{guests = trunkline_guests:named(Keeper, Name, Guests)});
+        false -> S1
+    end.
+
+%% An inbox whose policy is to drop bounds nobody.
+is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
+
+introduce(Keeper, Node, #state{guests = Guests} = S) ->
+    case lookup({own, Keeper}) of
+        {own, _, #own{inbox = {_, Name, _, _}}} ->
+            case trunkline_peers:can(Node, inboxes) of
+                true -> flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
+                false -> S
+            end;
+        none ->
+            S
+    end.
+
+own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
+    case lookup({own, Keeper}) of
+        {own, Key, Own} ->
+            true = ets:insert(?TABLE, {own, Key, Own#own{full = Number}}),
+            ok = set_full(Keeper, Number),
+            tell_old({full, Keeper, Number},
+                     flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)}));
+        none ->
+            S
     end.
 
 %% Its supervisor has killed the keeper, and means the server, which may trap exits.
-kill_server(Keeper) ->
+own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
     case lookup({own, Keeper}) of
-        {own, _, #own{server = Server}} when is_pid(Server) -> exit(Server, kill);
-        _ -> true
+        {own, Key, #own{server = Server}} ->
+            Reason =:= killed andalso is_pid(Server) andalso exit(Server, kill),
+            true = ets:delete(?TABLE, Key),
+            flush(S#state{guests = trunkline_guests:ended(Keeper, Guests)});
+        none ->
+            S
     end.
 
+%% --- inboxes of other nodes -----------------------------------------------------------
+
+heard(Host, Visit, Inboxes, #state{hosts = Hosts} = S) ->
+    S1 = forget(trunkline_hosts:heard(Host, Visit, Hosts), S),
+    flush(lists:foldl(fun(Inbox, S2) -> heard_of(Inbox, node(Host), S2) end, S1, Inboxes)).
+
+heard_of({Keeper, ended}, Node, #state{hosts = Hosts} = S) ->
+    forget({[Keeper], trunkline_hosts:forgets(Node, Keeper, Hosts)}, S);
+heard_of({Keeper, Name, Policy, Bound, Full}, Node, #state{hosts = Hosts} = S) ->
+    S1 = row({Keeper, Name, Policy, Bound}, S),
+    ok = set_full(Keeper, Full),
+    S1#state{hosts = trunkline_hosts:knows(Node, Keeper, Hosts)};
+heard_of(_, _, S) ->
+    S.
+
+%% --- what is known of an inbox, of whatever node --------------------------------------
+
+%% A name that two of them have belongs to the newer.
+row({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
+  when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
+       not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
+    Gate = atomics:new(?WATCHED, [{signed, true}]),
+    {B, M} = trunkline_share:first(Bound, Policy),
+    atomics:put(Gate, ?BYTES, B),
+    atomics:put(Gate, ?MESSAGES, M),
+    Keys = [Keeper | names(Name, node(Keeper))],
+    lists:foreach(fun(Key) -> ok = trunkline_bounded:add(Key, ?MODULE) end, Keys),
+    Row = #row{key = Keeper, keeper = Keeper, gate = Gate, policy = Policy, source = source()},
+    true = ets:insert(?TABLE, [Row#row{key = Key} || Key <- Keys]),
+    S1 = S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}},
+    trunkline_bounded:is_crowded() andalso trunkline_bounded:grow(all_keys(S1)),
+    S1;
+row(_, S) ->
+    S.
+
+names(undefined, _) -> [];
+names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
+names(Name, Node) -> [{Name, Node}].
+
+%% Greater than any before, also than those of an earlier life of this node.
+source() ->
+    Unique = erlang:unique_integer([positive, monotonic]) band 16#ffffffff,
+    {node(), (erlang:system_time(second) bsl 32) bor Unique}.
+
+all_keys(#state{accounts = Accounts}) ->
+    lists:append([Keys || #account{keys = Keys} <- maps:values(Accounts)]).
+
+%% Each change has a number, since they may overtake each other.
+set_full(Keeper, Number) ->
+    case lookup(Keeper) of
+        #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
+        none -> ok
+    end.
+
+forget({Keepers, Hosts}, S) ->
+    lists:foldl(fun forget_one/2, S#state{hosts = Hosts}, Keepers).
+
+forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
+    case maps:take(Keeper, Accounts) of
+        {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
+            lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Keys),
+            {Ws, _} = trunkline_waiters:release_all(Waiters),
+            lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
+            S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)};
+        error ->
+            S
+    end.
+
+%% (A name may belong to another one already.)
+forget_key(Key, Keeper) ->
+    case lookup(Key) of
+        #row{keeper = Keeper} -> true = ets:delete(?TABLE, Key);
+        _ -> true
+    end,
+    trunkline_bounded:remove(Key).
+
+%% An inbox has ended, or one who has told of inboxes, or one who was told.
+down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
+    flush(S#state{guests = trunkline_guests:down(Monitor, Guests)});
+down(_, Keeper, Reason, S) when node(Keeper) =:= node() ->
+    forget_one(Keeper, own_ended(Keeper, Reason, S));
+down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->
+    %% The next connection to a node of release 0.5.0 may be there already, and what was said
+    %% on it.
+    _ = is_map_key(Pid, Accounts) andalso Reason =:= noconnection
+        andalso tell(node(Pid), {introduce, node()}),
+    forget_one(Pid, forget(trunkline_hosts:down(Monitor, Hosts), S)).
+
+%% --- what other nodes are told --------------------------------------------------------
+
+%% At once, if the connections take it.
+flush(#state{guests = Guests, hosts = Hosts} = S) ->
+    Guests1 = lists:foldl(fun({Node, News}, G) -> tell_guest(Node, News, G) end, Guests,
+                          trunkline_guests:due(Guests)),
+    S1 = lists:foldl(fun tell_host/2, S#state{guests = Guests1}, trunkline_hosts:due(Hosts)),
+    case {trunkline_guests:due(S1#state.guests), trunkline_hosts:due(S1#state.hosts)} of
+        {[], []} -> S1;
+        _ -> busy_timer(S1)
+    end.
+
+busy_timer(#state{busy_timer = false} = S) ->
+    _ = erlang:start_timer(?LATER, self(), busy),
+    S#state{busy_timer = true};
+busy_timer(S) ->
+    S.
+
+tell_guest(_, [], Guests) ->
+    Guests;
+tell_guest(Node, [News | Others], Guests) ->
+    case erlang:send({?MODULE, Node}, in_full(News), [noconnect, nosuspend]) of
+        ok ->
+            case trunkline_guests:told(Node, News, Guests) of
+                {ok, Guests1} ->
+                    tell_guest(Node, Others, Guests1);
+                {monitor, Guests1} ->
+                    %% (A busy connection would suspend this process here, too.)
+                    Monitor = monitor(process, {?MODULE, Node}),
+                    tell_guest(Node, Others, trunkline_guests:monitored(Node, Monitor, Guests1))
+            end;
+        nosuspend ->
+            Guests;
+        noconnect ->
+            trunkline_guests:is_away(Node, Guests)
+    end.
+
+in_full({over, Visit}) -> {over, Visit};
+in_full({inboxes, Visit, Keepers}) -> {inboxes, Visit, self(), [in_full(K) || K <- Keepers]};
+in_full(Keeper) ->
+    case lookup({own, Keeper}) of
+        {own, _, #own{inbox = {_, Name, Policy, Bound}, full = Full}} ->
+            {Keeper, Name, Policy, Bound, Full};
+        none ->
+            {Keeper, ended}
+    end.
+
+tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
+    case erlang:send({?MODULE, node(Host)}, {visiting, Visit, node()}, [noconnect, nosuspend]) of
+        ok -> S#state{hosts = trunkline_hosts:introduced(Host, monitor(process, Host), Hosts)};
+        nosuspend -> S;
+        noconnect -> forget(trunkline_hosts:is_away(node(Host), Hosts), S)
+    end.
+
+%% --- nodes of release 0.5.0 -----------------------------------------------------------
+
+%% They introduce all of their inboxes, and themselves monitor all that are introduced to them.
+greeted(Node, #state{old = Old} = S) ->
+    case trunkline_peers:can(Node, inboxes) of
+        true ->
+            S#state{old = maps:remove(Node, Old)};
+        false ->
+            ok = tell(Node, {introduce, node()}),
+            introduce_all(Node, S)
+    end.
+
+introduce_all(Node, #state{old = Old} = S) ->
+    All = ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}]),
+    case [Inbox || #own{inbox = Inbox} <- All] of
+        [] -> ok;
+        Inboxes -> tell(Node, {introduced, Inboxes})
+    end,
+    S#state{old = Old#{Node => []}}.
+
+introduced({Keeper, _, _, _} = Inbox, #state{accounts = Accounts} = S)
+  when is_pid(Keeper), node(Keeper) =/= node(), not is_map_key(Keeper, Accounts) ->
+    _ = monitor(process, Keeper),
+    row(Inbox, S);
+introduced(_, S) ->
+    S.
+
+tell_old(What, #state{old = Old} = S) ->
+    Connected = maps:with(nodes(connected), Old),
+    lists:foreach(fun(Node) -> tell(Node, What) end, maps:keys(Connected)),
+    S#state{old = Connected}.
+
 %% At once, so that nobody hears of an inbox before; but if the connection is busy, not by
-%% itself. (Where nobody has that name it is lost, as it should be.)
--spec tell(node(), term()) -> ok.
+%% itself. (Where no process has that name it is lost, as it should be.)
 tell(Node, What) ->
     case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
         nosuspend -> tell_later(Node, What);
@@ -376,54 +629,53 @@ tell_later(Node, What) ->
         {error, system_limit} -> _ = erlang:start_timer(?LATER, ?MODULE, {tell, Node, What}), ok
     end.
 
-%% An inbox whose policy is to drop bounds nobody. A name that has two belongs to the newer.
-introduced({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
-  when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages), not is_map_key(Keeper, Accounts),
-       (Policy =:= block orelse Policy =:= reject) ->
-    Filter = filter(),
-    _ = monitor(process, Keeper),
-    Gate = atomics:new(?REFUSED, [{signed, true}]),
-    {B, M} = trunkline_share:first(Bound, Policy),
-    atomics:put(Gate, ?BYTES, B),
-    atomics:put(Gate, ?MESSAGES, M),
-    Keys = [Keeper | names(Name, node(Keeper))],
-    Source = {node(), epoch()},
-    lists:foreach(fun(Key) -> atomics:add(Filter, slot(Key), 1) end, Keys),
-    true = ets:insert(?TABLE, [#row{key = Key, keeper = Keeper, gate = Gate, policy = Policy, source = Source} || Key <- Keys]),
-    S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}};
-introduced({Keeper, _, _, _}, #state{accounts = Accounts} = S)
-  when is_pid(Keeper), node(Keeper) =:= node(), not is_map_key(Keeper, Accounts) ->
-    _ = monitor(process, Keeper),
-    S;
-introduced(_, S) ->
-    S.
-
-%% Greater than any before, also than those of an earlier life of this node.
-epoch() -> (erlang:system_time(second) bsl 32) bor (erlang:unique_integer([positive, monotonic]) band 16#ffffffff).
-
-names(undefined, _) -> [];
-names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
-names(Name, Node) -> [{Name, Node}].
-
-%% (A name may belong to another one already.)
-forget(Key, Keeper) ->
-    atomics:sub(filter(), slot(Key), 1),
-    case lookup(Key) of
-        #row{keeper = Keeper} -> ets:delete(?TABLE, Key);
-        _ -> true
-    end.
-
 %% --- what is outstanding --------------------------------------------------------------
 
-%% Whoever was told of room and killed before he took it has left it to the others.
-look(Keeper, Account) ->
+credit(Keeper, Source, Left, {Bytes, Messages}, #state{accounts = Accounts} = S) ->
+    case lookup(Keeper) of
+        #row{gate = Gate, source = Source} ->
+            #{Keeper := Account} = Accounts,
+            Level = atomics:sub_get(Gate, ?LEVEL, Left),
+            atomics:put(Gate, ?BYTES, Bytes),
+            atomics:put(Gate, ?MESSAGES, Messages),
+            S1 = update(Keeper, release(Keeper, Account), S),
+            if Level =:= 0 -> S1;
+               true -> watch(Keeper, S1)
+            end;
+        _ ->
+            S                                % of an earlier beginning
+    end.
+
+watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
+    S;
+watch(Keeper, #state{watched = Watched} = S) ->
+    #row{gate = Gate} = lookup(Keeper),
+    atomics:put(Gate, ?WATCHED, 1),
+    audit_timer(S#state{watched = Watched#{Keeper => []}}).
+
+audit_timer(#state{audit_timer = false, watched = Watched} = S) when map_size(Watched) > 0 ->
+    _ = erlang:start_timer(?AUDIT, self(), audit),
+    S#state{audit_timer = true};
+audit_timer(S) ->
+    S.
+
+audit(#state{watched = Watched} = S) ->
+    audit_timer(lists:foldl(fun look/2, S, maps:keys(Watched))).
+
+%% A sender that was told of room, and was killed before it took it, has left it to the others.
+look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
+    #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
     #row{gate = Gate, source = Source} = lookup(Keeper),
-    case atomics:get(Gate, ?LEVEL) of
-        0 ->
-            release(Keeper, Account#account{missing = none});
+    case {atomics:get(Gate, ?LEVEL), trunkline_waiters:is_empty(Waiters)} of
+        {0, true} ->
+            atomics:put(Gate, ?WATCHED, 0),
+            update(Keeper, Account#account{missing = none},
+                   S#state{watched = maps:remove(Keeper, Watched)});
+        {0, false} ->
+            update(Keeper, release(Keeper, Account#account{missing = none}), S);
         _ ->
             _ = erlang:send(Keeper, ['$inbox_audit', self(), Source], [noconnect, nosuspend]),
-            release(Keeper, Account)
+            update(Keeper, release(Keeper, Account), S)
     end.
 
 audited(Held, #row{gate = Gate, keeper = Keeper} = Row, #account{missing = Missing} = Account) ->
@@ -432,18 +684,21 @@ audited(Held, #row{gate = Gate, keeper = Keeper} = Row, #account{missing = Missi
         Held -> Account#account{missing = none};
         _ when Missing =:= none -> Account#account{missing = Now};
         _ when Now - Missing < ?LOST -> Account;
-        _ -> release(Keeper, begin_anew(Row, Account))
+        _ -> release(Keeper, begin_again(Row, Account))
     end.
 
-%% Whoever has the old row still enters the old gate, once.
-begin_anew(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
-    New = atomics:new(?REFUSED, [{signed, true}]),
-    lists:foreach(fun(Cell) -> atomics:put(New, Cell, atomics:get(Gate, Cell)) end, [?BYTES, ?MESSAGES, ?FULL, ?REFUSED]),
-    Source = {node(), epoch()},
+%% Senders that have read the old row still enter the old gate, once.
+begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
+    New = atomics:new(?WATCHED, [{signed, true}]),
+    lists:foreach(fun(Cell) -> atomics:put(New, Cell, atomics:get(Gate, Cell)) end,
+                  [?BYTES, ?MESSAGES, ?FULL, ?REFUSED, ?WATCHED]),
+    Source = source(),
     lists:foreach(fun(Key) ->
                           case lookup(Key) of
-                              #row{keeper = Keeper} = Row -> ets:insert(?TABLE, Row#row{gate = New, source = Source});
-                              _ -> true
+                              #row{keeper = Keeper} = Row ->
+                                  ets:insert(?TABLE, Row#row{gate = New, source = Source});
+                              _ ->
+                                  true
                           end
                   end, Keys),
     Account#account{missing = none}.
@@ -461,6 +716,7 @@ release(Keeper, #account{waiters = Waiters} = Account) ->
                        false -> 0
                    end,
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
-            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Released),
+            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end,
+                          Released),
             Account#account{waiters = Waiters1}
     end.

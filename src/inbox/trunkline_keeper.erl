@@ -44,6 +44,8 @@
 -define(CREDIT, 20).                  % what has left is told to its senders' node
 -define(AGAIN, 100).
 -define(QUIET, 1000).
+-define(FORGET, 11_000).              % who has sent nothing meanwhile is forgotten
+-define(MEET_AGAIN, 1000).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
 %% Time in queue: less than 2^N us, for N in 0 .. 31.
@@ -66,6 +68,7 @@
          full = 0 :: non_neg_integer(),                     % how often it became that, or was it no more
          credit_timer = false :: boolean(),
          hurried = false :: boolean(),
+         met = #{} :: #{node() => Milliseconds :: integer()},    % who was told what this is
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
 %% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
@@ -220,13 +223,12 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
     receive
         ['$inbox', {Node, Epoch} = Source, Charge | Message]
           when is_atom(Node), is_integer(Epoch), is_integer(Charge), Charge > 0 ->
-            Now = erlang:monotonic_time(microsecond),
-            {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Charge, S#keeper.share),
-            Kind = case S#keeper.options of
-                       #{policy := reject} -> other;
-                       #{} -> granted
-                   end,
-            loop(accept(Kind, Source, Charge, Now, Message, credit_timer(Credits, S#keeper{share = Share})));
+            loop(case trunkline_share:is_stranger(Source) of
+                     false -> sent(Source, Charge, Message, S);
+                     true -> strange(Source, Charge, Message, meet(Node, ?MEET_AGAIN, S))
+                 end);
+        {'$gen_call', {Caller, _}, _} = Call when is_pid(Caller), node(Caller) =/= node() ->
+            loop(plain(call, Call, called(node(Caller), S)));
         {'$gen_call', _, _} = Call ->
             loop(plain(call, Call, S));
         '$inbox_more' ->
@@ -246,8 +248,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             signal(Reason, Exit, S),
             loop(S);
         {timeout, _, '$inbox_credit'} ->
-            {Credits, Share} = trunkline_share:flush(erlang:monotonic_time(millisecond), S#keeper.share),
-            loop(credit_timer(pay(Credits, S#keeper{share = Share, credit_timer = false})));
+            loop(credit_timer(flush(S#keeper{credit_timer = false})));
         ['$inbox_audit', Pid, Source] when is_pid(Pid) ->
             Held = trunkline_share:held(Source, S#keeper.share),
             _ = erlang:send(Pid, {held, self(), Source, Held}, [noconnect, nosuspend]),
@@ -267,18 +268,60 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
     end.
 
 %% Once it was quiet for so long it gives its memory back. (A time limit of the receive
-%% would cost every wait a timer.)
+%% would cost every wait a timer.) It wakes once or twice to forget who has sent.
 quiet(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
     case trunkline_mail:level(Mail) of
-        0 -> proc_lib:hibernate(?MODULE, loop, [calm(S#keeper{quiet = off})]);
+        0 -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
         _ -> loop(quiet_timer(hurry_no_more(S)))
     end;
 quiet(S) ->
     loop(quiet_timer(hurry_no_more(S))).
 
-quiet_timer(S) ->
-    _ = erlang:start_timer(?QUIET, self(), '$inbox_quiet'),
+quiet_timer(S) -> quiet_timer(?QUIET, S).
+
+quiet_timer(Time, S) ->
+    _ = erlang:start_timer(Time, self(), '$inbox_quiet'),
     S#keeper{quiet = S#keeper.serial}.
+
+forget(S0) ->
+    #keeper{share = Share} = S = flush(S0#keeper{met = #{}}),
+    case map_size(trunkline_share:sources(Share)) of
+        0 -> S#keeper{quiet = off};
+        _ -> quiet_timer(?FORGET, S)
+    end.
+
+sent(Source, Charge, Message, S) ->
+    Now = erlang:monotonic_time(microsecond),
+    {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Charge, S#keeper.share),
+    Kind = case S#keeper.options of
+               #{policy := reject} -> other;
+               #{} -> granted
+           end,
+    accept(Kind, Source, Charge, Now, Message, credit_timer(Credits, S#keeper{share = Share})).
+
+%% From a node that does not know that this is an inbox, and whose senders did not wait. (The
+%% others will.)
+strange(Source, Charge, Message, #keeper{share = Share, mail = Mail, dropped = Dropped} = S) ->
+    case trunkline_share:is_granted(Source, Share) of
+        true -> sent(Source, Charge, Message, S);
+        false -> hurry(S#keeper{mail = trunkline_mail:refused(Mail), dropped = Dropped + 1})
+    end.
+
+%% The node is told, and told again after a while if it still seems not to know.
+meet(Node, After, #keeper{met = Met} = S) ->
+    Now = erlang:monotonic_time(millisecond),
+    case Met of
+        #{Node := Before} when Now - Before < After ->
+            S;
+        #{} ->
+            ok = trunkline_inboxes:met(self(), Node),
+            Recent = maps:filter(fun(_, Before) -> Now - Before < ?FORGET end, Met),
+            S#keeper{met = Recent#{Node => Now}}
+    end.
+
+%% Where senders do not wait callers should know, too: then they do not even call.
+called(Node, #keeper{options = #{policy := reject}} = S) -> meet(Node, ?FORGET, S);
+called(_, S) -> S.
 
 %% Whoever sends with `!' does not wait, and must not fill the keeper's own mailbox instead:
 %% what is not going to be kept costs as little as can be.
@@ -415,28 +458,30 @@ credit_timer(#keeper{credit_timer = false} = S) ->
 credit_timer(S) ->
     S.
 
+flush(#keeper{share = Share} = S) ->
+    {Credits, Share1} = trunkline_share:flush(erlang:monotonic_time(millisecond), Share),
+    pay(Credits, S#keeper{share = Share1}).
+
 %% A connection that is busy must not hold this up: what cannot be said now is said later.
 pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 
+%% Strangers have no gate.
 pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S) ->
-    case erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend]) of
+    case trunkline_share:is_stranger(Source) orelse erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend]) of
         nosuspend -> S#keeper{share = trunkline_share:unpaid(Credit, Share)};
         _ -> S
     end.
 
 %% Where nobody waits, calls should not even be sent while it is full, and until it is half
-%% empty. Each change has a number, the full ones odd, since they may overtake each other.
+%% empty. Each change has a number, and the full ones are odd.
 full(#keeper{options = #{policy := reject}, full = N, mail = Mail} = S) ->
     case N band 1 =:= 0 andalso trunkline_mail:is_full(Mail)
         orelse N band 1 =:= 1 andalso trunkline_mail:is_half_empty(Mail) of
-        true -> tell_full(N + 1), S#keeper{full = N + 1};
+        true -> ok = trunkline_inboxes:full(self(), N + 1), S#keeper{full = N + 1};
         false -> S
     end;
 full(S) ->
     S.
-
-tell_full(N) ->
-    lists:foreach(fun(Node) -> trunkline_inboxes:tell(Node, {full, self(), N}) end, [node() | trunkline_peers:audience()]).
 
 %% trunkline_inboxes was killed, or the application has stopped.
 again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->
@@ -447,6 +492,7 @@ again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, message
         Pid ->
             Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
                    server(S#keeper.kind, S#keeper.consumer)},
+            ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 

@@ -15,7 +15,7 @@
 -module(trunkline_mail).
 -moduledoc false.
 
--export([new/2, in/4, refuse/1, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
+-export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
 
 -export_type([mail/0, policy/0, class/0, kind/0, item/1]).
 
@@ -57,11 +57,15 @@ in(Class, other, Item, M) ->
 -spec refuse(mail()) -> {refused, mail()} | admitted.
 refuse(#mail{policy = drop_oldest}) ->
     admitted;
-refuse(#mail{dropped = Dropped} = M) ->
+refuse(M) ->
     case is_full(M) of
-        true -> {refused, M#mail{dropped = Dropped + 1}};
+        true -> {refused, refused(M)};
         false -> admitted
     end.
+
+%% A message was dropped before it came here.
+-spec refused(mail()) -> mail().
+refused(#mail{dropped = Dropped} = M) -> M#mail{dropped = Dropped + 1}.
 
 %% The oldest go, normal ones first. If nothing may go there is no room for the new one.
 make_room(Class, Item, Dropped, M) ->

@@ -1,6 +1,7 @@
 %% How an inbox shares its bound among the nodes that send to it.
 %%
 %%     senders' node                                    inbox
+%%       | ── message of a stranger ─────────────────────> |
 %%       |  <--------------------- introduced: a little -- |
 %%       | ── message, charged ──────────────────────────> |  it is active: its
 %%       |  <------------------------- window: its share -- |  share of the bound
@@ -19,13 +20,18 @@
 %% what is too much is dropped there.
 %%
 %% A source is a node, and a number that it takes for each new beginning, greater than the
-%% ones before: what is left of an earlier one is of no consequence.
+%% ones before: what is left of an earlier one is of no consequence. The first source of all is
+%% that of a node that has not heard of the inbox yet, the stranger.
+%%
+%% A source that has sent nothing for a while is forgotten: it may send again as any other that
+%% is not known.
 %%
 %% This module decides, and does nothing.
 -module(trunkline_share).
 -moduledoc false.
 
 -export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
+-export([stranger/1, is_stranger/1, is_granted/2]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
 
@@ -55,6 +61,8 @@
 -define(RECOUNT, 100).
 %% So many nodes that are not active may have as much as one that is.
 -define(IDLE, 64).
+%% Before any beginning.
+-define(STRANGER, 0).
 
 -spec new(Bound :: window(), trunkline_mail:policy()) -> share().
 new(Bound, Policy) -> #share{bound = Bound, policy = Policy}.
@@ -65,6 +73,33 @@ part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 -spec first(Bound :: window(), trunkline_mail:policy()) -> window().
 first(Bound, reject) -> Bound;
 first(Bound, _) -> part(?IDLE, Bound).
+
+-spec stranger(node()) -> source().
+stranger(Node) -> {Node, ?STRANGER}.
+
+-spec is_stranger(source()) -> boolean().
+is_stranger({_, Epoch}) -> Epoch =:= ?STRANGER.
+
+%% Whether one more message of a stranger is in: if it has no more here than any node has before
+%% it has sent, or than the others leave of the bound.
+-spec is_granted(source(), share()) -> boolean().
+is_granted(Name, #share{bound = Bound, policy = Policy, sources = Sources}) ->
+    Held = case Sources of
+               #{Name := #source{held = H}} -> H;
+               #{} -> 0
+           end,
+    is_below(Held, first(Bound, Policy))
+        orelse is_below(Held, subtract(Bound, maps:fold(fun promised/3, {0, 0},
+                                                        maps:remove(Name, Sources)))).
+
+promised(Name, #source{held = Held, may = May, window = Window}, Sum) ->
+    add(Sum, case is_stranger(Name) of
+                 true -> unpack(Held);
+                 false -> most(May, Window)
+             end).
+
+is_below(Charge, {Bytes, Messages}) ->
+    trunkline_gate:bytes(Charge) < Bytes andalso trunkline_gate:messages(Charge) < Messages.
 
 -spec arrived(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
@@ -123,10 +158,22 @@ credit(Name, #share{sources = Sources} = S) ->
 recount(Now, #share{bound = Bound, policy = Policy, sources = Sources} = S) ->
     First = first(Bound, Policy),
     IsActive = fun(#source{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
-    Newest = maps:fold(fun({Node, Epoch}, _, Map) -> Map#{Node => max(Epoch, maps:get(Node, Map, Epoch))} end, #{}, Sources),
+    Newest = maps:fold(fun({Node, Epoch}, _, Map) ->
+                               Map#{Node => max(Epoch, maps:get(Node, Map, Epoch))}
+                       end, #{}, Sources),
     IsOld = fun({Node, Epoch}) -> Epoch < maps:get(Node, Newest) end,
-    Kept = maps:map(fun(Name, Source) -> settle(IsOld(Name), IsActive(Source), First, Source) end,
-                    maps:filter(fun(Name, #source{held = Held, owed = Owed}) -> Held + Owed > 0 orelse not IsOld(Name) end, Sources)),
+    IsOver = fun(Name, Source) ->
+                     is_even(Source) andalso (IsOld(Name)
+                                              orelse not IsActive(Source) andalso knows(First, Source))
+             end,
+    %% Windows are only for those who know them.
+    IsSharing = fun(Name, Source) ->
+                        Policy =/= reject andalso not is_stranger(Name) andalso not IsOld(Name)
+                            andalso IsActive(Source)
+                end,
+    Kept = maps:map(fun(Name, Source) ->
+                            settle(is_stranger(Name) orelse IsOld(Name), Source)
+                    end, maps:filter(fun(Name, Source) -> not IsOver(Name, Source) end, Sources)),
     Active = length([active || Source <- maps:values(Kept), IsActive(Source)]),
     Promised = maps:fold(fun(_, #source{may = May} = Source, Sum) ->
                                  add(Sum, case IsActive(Source) of
@@ -134,19 +181,28 @@ recount(Now, #share{bound = Bound, policy = Policy, sources = Sources} = S) ->
                                               false -> most({0, 0}, subtract(May, First))
                                           end)
                          end, {0, 0}, Kept),
+    Share = part(Active + 1, Bound),
     S#share{counted = Now,
             sources = maps:map(fun(Name, Source) ->
-                                       Source#source{window = case IsActive(Source) andalso Policy =/= reject andalso not IsOld(Name) of
-                                                                  true -> window(part(Active + 1, Bound), Promised, Source, {Bound, First});
-                                                                  false -> First
-                                                              end}
+                                       Source#source{window =
+                                                         case IsSharing(Name, Source) of
+                                                             true -> window(Share, Promised, Source,
+                                                                            {Bound, First});
+                                                             false -> First
+                                                         end}
                                end, Kept)}.
 
-%% What it may still have outstanding: of an earlier beginning what is here; and what a source
-%% that is quiet, and knows it, had under way has arrived or is lost.
-settle(true, _, _, #source{held = Held, owed = Owed} = Source) -> Source#source{may = unpack(Held + Owed)};
-settle(_, false, First, #source{owed = 0, told = First} = Source) -> Source#source{may = First};
-settle(_, _, _, Source) -> Source.
+%% Nothing is here, and nothing has left that it does not know of.
+is_even(#source{held = Held, owed = Owed}) -> Held + Owed =:= 0.
+
+knows(Window, #source{told = Told}) -> Told =:= Window.
+
+%% What an earlier beginning may still have outstanding is what is here. So it is with a
+%% stranger, which has no window.
+settle(true, #source{held = Held, owed = Owed} = Source) ->
+    Source#source{may = unpack(Held + Owed)};
+settle(false, Source) ->
+    Source.
 
 window({Bytes, Messages}, Promised, #source{may = May}, {Bound, {LeastBytes, LeastMessages}}) ->
     {FreeBytes, FreeMessages} = add(subtract(Bound, Promised), May),

@@ -55,7 +55,7 @@
 %% Bytes of large messages that the lane need not hear of at once.
 -define(TELL, 524288).
 
--dialyzer({no_improper_lists, [deliver/4]}).
+-dialyzer({no_improper_lists, [deliver/4, deliver_opened/3]}).
 
 -type serial() :: pos_integer().             % of a large message, or of a batch
 -type batch() :: {trunkline_pace:ack() | full, trunkline_gate:charge(), [trunkline_lane:entry()]}.
@@ -156,8 +156,8 @@ loop(S) ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
             %% To whom it goes is not known, or these are many: see trunkline_opener.
-            ok = deliver(To, Message),
-            loop(opener_ended(Opener, opener_delivered(Opener, S)));
+            S1 = deliver_opened(To, Message, S),
+            loop(opener_ended(Opener, opener_delivered(Opener, S1)));
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
@@ -189,7 +189,7 @@ loop(S) ->
 
 %% The next one, and those behind it that are here already.
 batch(Ack, Charge, Entries, #inlet{next = Next, early = Early} = S) ->
-    {Waiting, S1} = deliver(Entries, S#inlet.agent, 0, S),
+    {Waiting, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
     S2 = delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}),
     case Early of
         #{Next + 1 := Parcel} ->
@@ -222,7 +222,7 @@ deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S)
                                            S#inlet.turns),
     case Items of
         [] -> deliver(Entries, Agent, Waiting + Charge, S#inlet{turns = Turns});
-        [_] -> deliver([[To1 | Message] | Entries], Agent, Waiting, S#inlet{turns = Turns})
+        [_] -> deliver(arrived([[To1 | Message]], S) ++ Entries, Agent, Waiting, S#inlet{turns = Turns})
     end;
 deliver([[{notice, Charge, Number, Sender, To} | Sizes] | Entries], Agent, Waiting, S) ->
     S1 = noticed(Number, #large{sender = Sender, receiver = receiver(To), to = To, sizes = Sizes,
@@ -233,11 +233,15 @@ deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
 deliver([], Agent, Waiting, S) ->
     {Waiting, S#inlet{agent = Agent}}.
 
-deliver({each, Addressees}, Message) ->
-    trunkline_multicast:deliver(Addressees, Message);
-deliver(To, Message) ->
-    To ! Message,
-    ok.
+%% Some may be for destinations that should have bounded their senders.
+arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).
+
+%% A message that an opener has decoded.
+deliver_opened({each, Addressees}, Message, S) ->
+    lists:foldl(fun(To, S1) -> deliver_opened(To, Message, S1) end, S, Addressees);
+deliver_opened(To, Message, S) ->
+    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
+    S1.
 
 %% --- large messages -----------------------------------------------------------
 
@@ -319,7 +323,7 @@ item({large, Number}, {Ended, #inlet{large = All} = S}) ->
         #{Number := Large} -> {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
     end;
 item({message, Charge, Entry}, {Ended, S}) ->
-    {0, S1} = deliver([Entry], S#inlet.agent, 0, S),
+    {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
     {Ended, acknowledge(Charge, S1)}.
 
 %% It is delivered when it is its turn and it is here.

@@ -57,15 +57,18 @@ send(Groups, Message, How, Options) ->
 
 %% Inboxes, each of which has a gate of its own; and all others.
 singles(Groups) ->
-    case trunkline_inboxes:are_there() of
+    case trunkline_bounded:are_there() of
         false -> {[], Groups};
         true -> maps:fold(fun single/3, {[], #{}}, Groups)
     end.
 
 single(Node, Addressees, {Singles, Groups}) ->
     {Inboxes, Others} =
-        lists:partition(fun(To) -> trunkline_inboxes:is_bounded(trunkline_by_node:destination(To, Node)) end, Addressees),
+        lists:partition(fun(To) -> is_bounded(trunkline_by_node:destination(To, Node)) end, Addressees),
     {[trunkline_by_node:destination(To, Node) || To <- Inboxes] ++ Singles, Groups#{Node => Others}}.
+
+is_bounded(To) when is_pid(To); is_tuple(To) -> trunkline_bounded:is_bounded(To);
+is_bounded(_) -> false.                      % an alias, or a port
 
 singly(Destinations, #cast{message = Message, how = How, options = Options} = Cast) ->
     lists:foldl(fun(To, C) ->

@@ -7,7 +7,7 @@
 
 -spec send(trunkline:destination(), Message) -> Message.
 send(To, Message) ->
-    case trunkline_inboxes:enter(To, Message, infinity) of
+    case trunkline_bounded:enter(To, Message, infinity) of
         none -> send_on(To, Message);
         {Keeper, Wrapped} -> _ = send_on(Keeper, Wrapped), Message;
         refused -> Message                   % and counted: see trunkline_inbox
@@ -35,13 +35,13 @@ send_lane(Node, Addressee, To, Message) ->
 -spec send(trunkline:destination(), term(), trunkline_sender:how(), [nosuspend | noconnect]) ->
           ok | nosuspend | noconnect.
 send(To, Message, {Patience, _} = How, Options) ->
-    case trunkline_inboxes:enter(To, Message, Patience) of
+    case trunkline_bounded:enter(To, Message, Patience) of
         none ->
             send_on(To, Message, How, Options);
         {Keeper, Wrapped} ->
             case send_on(Keeper, Wrapped, How, Options) of
                 ok -> ok;
-                Refused -> trunkline_inboxes:cancel(Keeper, Wrapped), Refused
+                Refused -> trunkline_bounded:cancel(Keeper, Wrapped), Refused
             end;
         refused ->
             ok;

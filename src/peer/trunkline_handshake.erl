@@ -41,7 +41,9 @@
 %% `monitor': processes are monitored, by the agent beside them.
 %% `drain': a session goes on without messages, for replies, after a goodbye.
 %% `exit': exit signals go by lane.
--define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain, exit]).
+%% `inboxes': the node asks for no news of inboxes to which it has not sent.
+-define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain, exit,
+                       inboxes]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 

@@ -65,7 +65,7 @@ call_at({nowhere, Reason}, _, _, _, _, Who) ->
     fail(Reason, Who);
 call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
     Process = process(Node, Server),
-    trunkline_inboxes:is_refusing(Process) andalso fail(overload, Who),
+    trunkline_bounded:is_refusing(Process) andalso fail(overload, Who),
     Deadline = trunkline_deadline:in(Timeout),
     case Node =/= node() andalso call_lane(Node, Server, Label, Request, Deadline) of
         {reply, Reply} ->

@@ -1,0 +1,162 @@
+%% Which other nodes know of which inboxes of this node, and what they have to be told.
+%%
+%% A node does not hear of an inbox before it sends to it. Then it is a guest, and hears of
+%% what concerns it: that inbox, its end, and the next one that takes its name.
+%%
+%%     here, trunkline_inboxes                              there, trunkline_inboxes
+%%       | <───────────── the first message for an inbox, by lane ─ |
+%%       | ── {inboxes, Visit, Pid, [what it is]} ────────────────> |  a row for it
+%%       | <──────────────────────────── {visiting, Visit, Node} ── |
+%%       |    each monitors the other                               |
+%%       | ── {inboxes, Visit, Pid, [it is full, or has ended]} ──> |
+%%
+%% All that one node knows of the other's inboxes is one visit. It is over when either process
+%% ends, or the connection does. Both are told of that by their monitors, but not at the same
+%% time, and one may have begun to take the next visit for this one. Therefore a visit has a
+%% reference. Here it is said of one that is over: when it ends, and whenever the guest speaks
+%% of it. There the next visit ends the one before (trunkline_hosts).
+%%
+%% Nothing is queued: what a guest has to be told is a set of inboxes, of which it is told how
+%% they are when the connection takes it.
+%%
+%% This module decides, and does nothing.
+-module(trunkline_guests).
+-moduledoc false.
+
+-export([new/0, met/4, named/3, changed/2, ended/2, down/2, speaks_of/3]).
+-export([due/1, told/3, monitored/3, is_away/2, who_knows/2]).
+
+-export_type([guests/0, visit/0, news/0]).
+
+-type visit() :: reference().
+-type inbox() :: pid().
+%% What is to be told.
+-type news() :: {over, visit()} | {inboxes, visit(), [inbox()]}.
+
+-record(guest,
+        {visit = none :: none | visit(),
+         monitor = none :: none | reference(),             % of the process there
+         inboxes = #{} :: #{inbox() => []},                % that it knows, or is about to
+         %% Those of all that it has ever known: it probably wants the next one as well.
+         names = #{} :: #{atom() => []},
+         changed = #{} :: #{inbox() => []},
+         over = [] :: [visit()]}).
+-record(guests,
+        {nodes = #{} :: #{node() => #guest{}},
+         due = #{} :: #{node() => []}}).
+-opaque guests() :: #guests{}.
+
+-spec new() -> guests().
+new() -> #guests{}.
+
+%% It has sent to this inbox, and does not know what it is. (If it should, it is told again.)
+-spec met(node(), inbox(), Name :: atom(), guests()) -> guests().
+met(Node, Inbox, Name, #guests{nodes = Nodes} = G) ->
+    case Nodes of
+        #{Node := #guest{visit = Visit} = Guest} when Visit =/= none ->
+            tell(Node, Inbox, know(Inbox, Name, Guest), G);
+        #{} ->
+            Guest = maps:get(Node, Nodes, #guest{}),
+            tell(Node, Inbox, know(Inbox, Name, Guest#guest{visit = make_ref()}), G)
+    end.
+
+know(Inbox, Name, #guest{inboxes = Inboxes, names = Names} = Guest) ->
+    Guest#guest{inboxes = Inboxes#{Inbox => []},
+                names = case Name of
+                            undefined -> Names;
+                            _ -> Names#{Name => []}
+                        end}.
+
+tell(Node, Inbox, #guest{changed = Changed} = Guest, G) ->
+    put_guest(Node, Guest#guest{changed = Changed#{Inbox => []}}, G).
+
+put_guest(Node, #guest{visit = none, over = []}, #guests{nodes = Nodes, due = Due}) ->
+    #guests{nodes = maps:remove(Node, Nodes), due = maps:remove(Node, Due)};
+put_guest(Node, #guest{changed = Changed, over = Over} = Guest,
+          #guests{nodes = Nodes, due = Due}) ->
+    #guests{nodes = Nodes#{Node => Guest},
+            due = case map_size(Changed) =:= 0 andalso Over =:= [] of
+                      true -> maps:remove(Node, Due);
+                      false -> Due#{Node => []}
+                  end}.
+
+%% A new inbox has this name. Who knew the one before knows this one at once.
+-spec named(inbox(), Name :: atom(), guests()) -> guests().
+named(Inbox, Name, G) ->
+    each(fun(Node, #guest{names = Names} = Guest, G1) when is_map_key(Name, Names) ->
+                 tell(Node, Inbox, know(Inbox, Name, Guest), G1);
+            (_, _, G1) ->
+                 G1
+         end, G).
+
+%% There is something new about it for those who know it.
+-spec changed(inbox(), guests()) -> guests().
+changed(Inbox, G) ->
+    each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
+                 tell(Node, Inbox, Guest, G1);
+            (_, _, G1) ->
+                 G1
+         end, G).
+
+-spec ended(inbox(), guests()) -> guests().
+ended(Inbox, G) ->
+    each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
+                 tell(Node, Inbox, Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}, G1);
+            (_, _, G1) ->
+                 G1
+         end, G).
+
+each(Step, #guests{nodes = Nodes} = G) -> maps:fold(Step, G, Nodes).
+
+%% The process there has ended, or the connection has.
+-spec down(Monitor :: reference(), guests()) -> guests().
+down(Monitor, G) ->
+    each(fun(Node, #guest{monitor = M, visit = Visit, over = Over}, G1) when M =:= Monitor ->
+                 put_guest(Node, #guest{over = [Visit | Over]}, G1);
+            (_, _, G1) ->
+                 G1
+         end, G).
+
+%% The guest has heard of that visit.
+-spec speaks_of(node(), visit(), guests()) -> guests().
+speaks_of(Node, Visit, #guests{nodes = Nodes} = G) ->
+    case maps:get(Node, Nodes, #guest{}) of
+        #guest{visit = Visit} -> G;
+        #guest{over = Over} = Guest ->
+            put_guest(Node, Guest#guest{over = [Visit | lists:delete(Visit, Over)]}, G)
+    end.
+
+%% What is to be told now, to which nodes.
+-spec due(guests()) -> [{node(), [news(), ...]}].
+due(#guests{nodes = Nodes, due = Due}) ->
+    [{Node, news(maps:get(Node, Nodes))} || Node <- maps:keys(Due)].
+
+news(#guest{visit = Visit, changed = Changed, over = Over}) ->
+    [{over, Ended} || Ended <- Over]
+        ++ [{inboxes, Visit, maps:keys(Changed)} || map_size(Changed) > 0].
+
+%% That was said. `monitor': the process there is to be monitored now.
+-spec told(node(), news(), guests()) -> {ok | monitor, guests()}.
+told(Node, {over, Visit}, #guests{nodes = Nodes} = G) ->
+    #{Node := #guest{over = Over} = Guest} = Nodes,
+    {ok, put_guest(Node, Guest#guest{over = lists:delete(Visit, Over)}, G)};
+told(Node, {inboxes, Visit, _}, #guests{nodes = Nodes} = G) ->
+    #{Node := #guest{visit = Visit, monitor = Monitor} = Guest} = Nodes,
+    {case Monitor of
+         none -> monitor;
+         _ -> ok
+     end, put_guest(Node, Guest#guest{changed = #{}}, G)}.
+
+-spec monitored(node(), reference(), guests()) -> guests().
+monitored(Node, Monitor, #guests{nodes = Nodes} = G) ->
+    #{Node := Guest} = Nodes,
+    G#guests{nodes = Nodes#{Node := Guest#guest{monitor = Monitor}}}.
+
+%% There is no connection, thus there is nothing to say.
+-spec is_away(node(), guests()) -> guests().
+is_away(Node, #guests{nodes = Nodes, due = Due}) ->
+    #guests{nodes = maps:remove(Node, Nodes), due = maps:remove(Node, Due)}.
+
+-spec who_knows(inbox(), guests()) -> [node()].
+who_knows(Inbox, #guests{nodes = Nodes}) ->
+    [Node || {Node, #guest{inboxes = Inboxes}} <- maps:to_list(Nodes), is_map_key(Inbox, Inboxes)].

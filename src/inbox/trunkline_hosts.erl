@@ -1,0 +1,96 @@
+%% Of which other nodes this node knows inboxes, and by which visit: see trunkline_guests,
+%% which is the other side of this.
+%%
+%% The first that is heard of a visit begins it, and ends the one before: its inboxes may
+%% have gone, or come to know another process there. The host has to know which visit this
+%% node believes in, and this node must know when the process there ends. Both are done when
+%% the connection takes it (due/1, introduced/3).
+%%
+%% This module decides, and does nothing.
+-module(trunkline_hosts).
+-moduledoc false.
+
+-export([new/0, heard/3, knows/3, forgets/3, over/2, down/2, due/1, introduced/3, is_away/2]).
+
+-export_type([hosts/0]).
+
+-type visit() :: trunkline_guests:visit().
+-type inbox() :: pid().
+
+-record(host,
+        {pid :: pid(),                                 % the process there
+         visit :: visit(),
+         monitor = none :: none | reference(),
+         inboxes = #{} :: #{inbox() => []}}).
+-record(hosts,
+        {nodes = #{} :: #{node() => #host{}},
+         due = #{} :: #{node() => []}}).
+-opaque hosts() :: #hosts{}.
+
+-spec new() -> hosts().
+new() -> #hosts{}.
+
+%% Of that process, by that visit. Answers the inboxes that are to be forgotten.
+-spec heard(pid(), visit(), hosts()) -> {[inbox()], hosts()}.
+heard(Pid, Visit, #hosts{nodes = Nodes, due = Due} = H) ->
+    Node = node(Pid),
+    case Nodes of
+        #{Node := #host{visit = Visit}} ->
+            {[], H};
+        #{} ->
+            {Forgotten, _} = is_away(Node, H),
+            {Forgotten, #hosts{nodes = Nodes#{Node => #host{pid = Pid, visit = Visit}},
+                               due = Due#{Node => []}}}
+    end.
+
+%% There is a row now for this inbox of a node of which was heard.
+-spec knows(node(), inbox(), hosts()) -> hosts().
+knows(Node, Inbox, #hosts{nodes = Nodes} = H) ->
+    #{Node := #host{inboxes = Inboxes} = Host} = Nodes,
+    H#hosts{nodes = Nodes#{Node := Host#host{inboxes = Inboxes#{Inbox => []}}}}.
+
+-spec forgets(node(), inbox(), hosts()) -> hosts().
+forgets(Node, Inbox, #hosts{nodes = Nodes} = H) ->
+    case Nodes of
+        #{Node := #host{inboxes = Inboxes} = Host} ->
+            H#hosts{nodes = Nodes#{Node := Host#host{inboxes = maps:remove(Inbox, Inboxes)}}};
+        #{} ->
+            H
+    end.
+
+%% The host says so. Answers the inboxes that are to be forgotten.
+-spec over(visit(), hosts()) -> {[inbox()], hosts()}.
+over(Visit, H) -> first(fun(#host{visit = V}) -> V =:= Visit end, H).
+
+%% So does a monitor.
+-spec down(Monitor :: reference(), hosts()) -> {[inbox()], hosts()}.
+down(Monitor, H) -> first(fun(#host{monitor = M}) -> M =:= Monitor end, H).
+
+first(Is, #hosts{nodes = Nodes} = H) ->
+    case [Node || {Node, Host} <- maps:to_list(Nodes), Is(Host)] of
+        [Node] -> is_away(Node, H);
+        [] -> {[], H}
+    end.
+
+%% Who should hear of which visit, and be monitored.
+-spec due(hosts()) -> [{pid(), visit()}].
+due(#hosts{nodes = Nodes, due = Due}) ->
+    [{Pid, Visit} || Node <- maps:keys(Due),
+                     #host{pid = Pid, visit = Visit} <- [maps:get(Node, Nodes)]].
+
+-spec introduced(pid(), Monitor :: reference(), hosts()) -> hosts().
+introduced(Pid, Monitor, #hosts{nodes = Nodes, due = Due}) ->
+    Node = node(Pid),
+    #{Node := Host} = Nodes,
+    #hosts{nodes = Nodes#{Node := Host#host{monitor = Monitor}}, due = maps:remove(Node, Due)}.
+
+%% The visit to that node, if there is one, is over. Answers the inboxes that are to be
+%% forgotten.
+-spec is_away(node(), hosts()) -> {[inbox()], hosts()}.
+is_away(Node, #hosts{nodes = Nodes, due = Due} = H) ->
+    case maps:take(Node, Nodes) of
+        {#host{inboxes = Inboxes}, Nodes1} ->
+            {maps:keys(Inboxes), #hosts{nodes = Nodes1, due = maps:remove(Node, Due)}};
+        error ->
+            {[], H}
+    end.

@@ -1,0 +1,145 @@
+%% Destinations that bound their senders: whether there are any, and who knows more of them.
+%%
+%% Most destinations are no such thing, and whoever sends to one of those should pay next to
+%% nothing for the question. Therefore it is asked of an array of numbers first: how many
+%% bounded destinations have this hash. A look at a table costs three times as much. A node
+%% that has never heard of a bounded destination does not even have the array.
+%%
+%%     may_be(To) ── no ──> send as ever
+%%         │ perhaps
+%%         └──────────────> the module that keeps them: this behaviour (trunkline_inboxes)
+%%
+%% The array has two slots or more for each destination. When it becomes too small there is
+%% another one, four times as large. That replaces a persistent term, which makes every
+%% process of the node collect its garbage: it happens some five times in the life of a node
+%% with 100,000 inboxes.
+%%
+%% The lanes know this module, and not the one that keeps the destinations.
+-module(trunkline_bounded).
+-moduledoc false.
+
+-export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
+-export([clear/0, add/2, remove/1, is_crowded/0, grow/1]).
+
+-export_type([key/0, patience/0, entered/0]).
+
+-type key() :: pid() | atom() | {atom(), node()}.
+-type patience() :: nosuspend | infinity | integer().     % monotonic ms
+%% `none': it does not bound its senders: send as ever. Otherwise who gets what, once there is
+%% room. `refused': there is none, and it does not want its senders to wait.
+-type entered() :: none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
+
+%% Waits for room.
+-callback enter(key(), Message :: term(), patience()) -> entered().
+%% It could not be sent after all.
+-callback cancel(pid(), Wrapped :: term()) -> ok.
+%% Whether it bounds its senders, who have to ask for room then.
+-callback is_bounded(key()) -> boolean().
+%% Whether a call should not even be tried.
+-callback is_refusing(key()) -> boolean().
+%% What has come from that node by lane. Its senders may not have known of a destination.
+-callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+
+-define(SLOTS, 1024).
+%% The slot behind the others counts all destinations.
+-define(ALL(Slots), ((Slots) + 1)).
+
+%% --- for senders and inlets -------------------------------------------------------------
+
+%% Before each message that is sent.
+-spec enter(key(), Message :: term(), patience()) -> entered().
+enter(Key, Message, Patience) ->
+    case persistent_term:get(?MODULE, none) of
+        none ->
+            none;
+        {Filter, Slots, Module} ->
+            case is_set(Key, Filter, Slots) of
+                false -> none;
+                true -> Module:enter(Key, Message, Patience)
+            end
+    end.
+
+-spec cancel(pid(), Wrapped :: term()) -> ok.
+cancel(Pid, Wrapped) ->
+    {_, _, Module} = persistent_term:get(?MODULE),
+    Module:cancel(Pid, Wrapped).
+
+%% Whether this node has ever heard of one.
+-spec are_there() -> boolean().
+are_there() -> persistent_term:get(?MODULE, none) =/= none.
+
+%% Not if it is `false'.
+-spec may_be(key()) -> boolean().
+may_be(Key) ->
+    case persistent_term:get(?MODULE, none) of
+        none -> false;
+        {Filter, Slots, _} -> is_set(Key, Filter, Slots)
+    end.
+
+-spec is_bounded(key()) -> boolean().
+is_bounded(Key) ->
+    case persistent_term:get(?MODULE, none) of
+        none -> false;
+        {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_bounded(Key)
+    end.
+
+-spec is_refusing(key()) -> boolean().
+is_refusing(Key) ->
+    case persistent_term:get(?MODULE, none) of
+        none -> false;
+        {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_refusing(Key)
+    end.
+
+-spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+arrived(Node, Entries) ->
+    case persistent_term:get(?MODULE, none) of
+        none -> Entries;
+        {_, _, Module} -> Module:arrived(Node, Entries)
+    end.
+
+is_set(Key, Filter, Slots) -> atomics:get(Filter, slot(Key, Slots)) > 0.
+
+slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
+
+%% --- for the process that keeps them, which is the only one that writes -------------------
+
+%% There are none any more.
+-spec clear() -> ok.
+clear() ->
+    case persistent_term:get(?MODULE, none) of
+        none -> ok;
+        {Filter, Slots, _} -> [atomics:put(Filter, Slot, 0) || Slot <- lists:seq(1, ?ALL(Slots))], ok
+    end.
+
+new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).
+
+%% Before others can look it up in that module.
+-spec add(key(), module()) -> ok.
+add(Key, Module) ->
+    are_there() orelse persistent_term:put(?MODULE, {new(?SLOTS), ?SLOTS, Module}),
+    count(Key, 1).
+
+%% As often as it was added.
+-spec remove(key()) -> ok.
+remove(Key) -> count(Key, -1).
+
+count(Key, N) ->
+    {Filter, Slots, _} = persistent_term:get(?MODULE),
+    count(Key, N, Filter, Slots).
+
+count(Key, N, Filter, Slots) ->
+    atomics:add(Filter, slot(Key, Slots), N),
+    atomics:add(Filter, ?ALL(Slots), N).
+
+-spec is_crowded() -> boolean().
+is_crowded() ->
+    {Filter, Slots, _} = persistent_term:get(?MODULE),
+    atomics:get(Filter, ?ALL(Slots)) * 2 > Slots.
+
+%% All that are there, each as often as it was added.
+-spec grow([key()]) -> ok.
+grow(Keys) ->
+    {_, Slots, Module} = persistent_term:get(?MODULE),
+    Filter = new(4 * Slots),
+    lists:foreach(fun(Key) -> count(Key, 1, Filter, 4 * Slots) end, Keys),
+    persistent_term:put(?MODULE, {Filter, 4 * Slots, Module}).
