@@ -5,9 +5,9 @@
 %% bounded destinations have this hash. A look at a table costs three times as much. A node
 %% that has never heard of a bounded destination does not even have the array.
 %%
-%%     may_be(To) ── no ──> send as ever
-%%         │ perhaps
-%%         └──────────────> the module that keeps them: this behaviour (trunkline_inboxes)
+%%     how many have this hash? ── none ──> send as ever
+%%         │ some
+%%         └──────────────────────────────> the module that keeps them: see the callbacks
 %%
 %% The array has two slots or more for each destination. When it becomes too small there is
 %% another one, four times as large. That replaces a persistent term, which makes every
