@@ -6,7 +6,6 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([goodbye_without_session/1]).
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
@@ -22,7 +21,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_while_opening,
           stopped_after_crash,
-          refusals_are_no_progress, busy_connection, nobody_misses, goodbye_without_session].
+          refusals_are_no_progress, busy_connection, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -686,17 +685,6 @@ link_killed(_) ->
     ?assertEqual(ok, drain(A, B)),
     plain(A, B),
     cluster:stop_all([A, B]).
-
-%% A peer that takes leave is answered as soon as the lanes are through, session or not.
-goodbye_without_session(_) ->
-    {Ref, Theirs} = {make_ref(), make_ref()},
-    Lane = spawn(fun() -> ok end),
-    self() ! {goodbye, self(), Theirs},
-    self() ! {lane_drained, Ref, Lane},
-    Say = fun(To, Message) -> To ! Message, ok end,
-    ?assertEqual(ok, trunkline_leave:take(#{session => none, say => Say, lanes => [Lane], ref => Ref},
-                                          trunkline_stats:new(1), infinity)),
-    receive {goodbye_ok, Theirs} -> ok end.
 
 %% B's link is killed before it has answered that A takes leave. Who waits for a reply hears of that.
 peers_link_killed(_) ->

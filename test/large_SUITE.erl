@@ -745,8 +745,7 @@ find(Victim, Node) ->
             hd([Pid || Pid <- Links, is_a(trunkline_dock, Pid)]);
         _ ->
             %% One that is held cannot be asked what it carries, but the link knows.
-            {_, Data} = sys:get_state(Link, ?LONG),
-            [Bulk, Trunk] = [Pid || Pid <- tuple_to_list(Data), is_a(trunkline_trunk, Pid)],
+            [Bulk, Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)), is_a(trunkline_trunk, Pid)],
             case Victim of
                 bulk -> Bulk;
                 trunk -> Trunk

@@ -12,8 +12,8 @@
 -module(trunkline_speaker).
 -moduledoc false.
 
--export([start_link/1, session/2, say/4, watch/3, unwatch/2, finish/1]).
--export([init/2, loop/1]).
+-export([start_link/0, session/2, say/4, watch/3, unwatch/2, finish/1]).
+-export([init/1, loop/1]).
 
 -type name() :: {RegisteredName :: atom(), node()}.
 
@@ -22,14 +22,15 @@
 
 -record(speaker,
         {link :: pid(),
-         session :: reference(),
+         session = none :: none | reference(),
          watched = #{} :: #{reference() => reference()}}).      % {watch => monitor, monitor => watch}
 
-%% The caller is the link, in that session.
--spec start_link(Session :: reference()) -> pid().
-start_link(Session) ->
-    proc_lib:start_link(?MODULE, init, [self(), Session]).
+%% The caller is the link.
+-spec start_link() -> pid().
+start_link() ->
+    proc_lib:start_link(?MODULE, init, [self()]).
 
+%% From now on it is in that session.
 -spec session(pid(), reference()) -> ok.
 session(Speaker, Session) ->
     Speaker ! {session, Session},
@@ -64,11 +65,11 @@ finish(Speaker) ->
             ok
     end.
 
--spec init(pid(), reference()) -> ok.
-init(Link, Session) ->
+-spec init(pid()) -> ok.
+init(Link) ->
     _ = monitor(process, Link),
     proc_lib:init_ack(Link, self()),
-    loop(#speaker{link = Link, session = Session}).
+    loop(#speaker{link = Link}).
 
 -spec loop(#speaker{}) -> ok.
 loop(#speaker{link = Link, watched = Watched} = S0) ->

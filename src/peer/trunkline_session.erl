@@ -1,0 +1,710 @@
+%% A session, as one of its two peers sees it: every decision, and no process.
+%%
+%% An event goes in; out come the new state and the effects that follow from it, in order:
+%%
+%%     {Session1, Effects} = step(Event, Session)
+%%
+%% trunkline_link is the process around this module. It turns messages into events, carries the
+%% effects out, and decides nothing. Nothing here reads a clock, a table or a counter, and all that
+%% is taken from outside is new references. So a property test can play two sessions against each
+%% other, thousands of times a second (session_SUITE).
+%%
+%% The protocol. A session begins when two links greet each other, and ends with either of them, or
+%% with the connection:
+%%
+%%     link at A                                   link at B
+%%       | -- hello (what I can do, my session) ---> |    each, when the nodes connect
+%%       | <--- hello (what I can do, my session) -- |    (by way of trunkline_links)
+%%       |                                           |
+%%       | -- open (my lanes) ---------------------> |    each for its own lanes
+%%       | <------- opened (inlets for them, dock) - |
+%%       |                                           |
+%%       | == batches ==============> inlets         |    up: my lanes have inlets,
+%%       | <============== batches == lanes          |    and so have yours
+%%       |                                           |
+%%       | -- goodbye -----------------------------> |    to stop, or to drain: both close their
+%%       | == what the lanes hold =================> |    gates, and deliver what is inside
+%%       | <================ what its lanes hold === |
+%%       | <--------------------------- goodbye_ok - |    its lanes are through
+%%       |                                           |
+%%       |       from here on: plain distribution    |
+%%
+%% Both may say goodbye at the same time. Each then answers the other when its own lanes are
+%% through.
+%%
+%% The phases. The path tells a refused sender what to do, the order is the last that the lanes
+%% were given:
+%%
+%%     phase      what is going on                        path             order to the lanes
+%%     -------------------------------------------------------------------------------------------
+%%     down       no connection; what is sent makes one   down; lanes,     absent
+%%                                                        while it is made
+%%     greeting   connected, without lanes                direct           none, direct, or send
+%%     holding    will the peer have lanes again?         lanes            hold
+%%     opening    agreed; lanes and inlets are prepared   as before        hold (direct first, if
+%%                                                                         the lanes must change)
+%%     up         messages go by lane                     lanes            send
+%%     closing    the lanes deliver what they have        wait, or direct  drain (send), or direct
+%%     finishing  the inlets deliver what has arrived     as before        as before
+%%     drained    given up until the nodes connect anew   direct           send, or no lanes
+%%     ended      the link ends too
+%%
+%%               nodeup                hello             opened
+%%       down ──────────> greeting ────────────> opening ──────> up
+%%        ^ │                ^ ^                  ^   │           │
+%%        │ │ nodeup,        │ │        hello     │   │ the peer's link dies
+%%        │ │ with lanes     │ │  ┌───────────────┤   v           v
+%%        │ └────────────────│─│──│────────────> holding <────────┤
+%%        │                  │ │  │                 │ no Trunkline│ goodbye, either way
+%%        │                  │ └──│──── the peer ───┴──> closing <┘
+%%     nodedown              │    │     has left            │ we leave
+%%     (from any)            └────│── Trunkline stops ── drained <── finishing ──> ended
+%%                                │   there                               (stop)
+%%                                └─ a hello in greeting or closing opens, too
+%%
+%% What goes wrong ends the session, in one of two ways:
+%%
+%%   * The connection is lost. What the lanes hold is lost with it, and counted. Nothing that was
+%%     meant for one connection travels on the next one, therefore a session has a new name then.
+%%   * The peer's link dies, or Trunkline stops there. The lanes keep what they have. If another
+%%     link says hello they go on with it. If the peer runs no trunkline_links any more they
+%%     deliver by plain distribution, and senders follow them.
+%%
+%% In both cases the inlets deliver what has arrived, and no others start before these have ended.
+%% So nothing overtakes.
+%%
+%% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
+%% have got in the one before may not have been delivered yet, and plain distribution would overtake
+%% it. Both wait as long as something moves (effect patience, event stalled), and give up then.
+%% After a drain the session stays, for replies to requests that were under way and for news of
+%% monitored processes, until the connection is lost. A peer that does not know of this (it lacks
+%% the capability drain) is told that the session has ended.
+%%
+%% While the node is down the lanes keep what comes. The first message makes a connection, and when
+%% that fails what the lanes have is lost.
+-module(trunkline_session).
+-moduledoc false.
+
+-export([new/1, step/2]).
+-export([phase/1, peer/1, agreement/1, capabilities/1]).
+
+-export_type([session/0, phase/0, event/0, effect/0, shape/0, request/0, what/0, role/0, timer/0]).
+
+-type phase() :: down | greeting | holding | opening | up | closing | finishing | drained | ended.
+
+%% How many lanes, from what charge on a message is large, and the limit of all large ones.
+-type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge() | infinity,
+                  Limit :: trunkline_gate:charge()}.
+
+-type config() ::
+        #{link := pid(),                                 % this one
+          hello := trunkline_handshake:hello(),
+          no_hello := trunkline_handshake:hello(),       % there shall be no lanes
+          large_bytes := pos_integer(),
+          node := down | drained | {connected, IsAudience :: boolean()},
+          lanes := none | {shape(), [pid()]},            % empty ones
+          capabilities := [trunkline_handshake:capability()],   % the last agreed
+          has_met := boolean()}.                         % there was a session with the peer
+
+-type request() :: stop | {drain, Answer :: reference(), trunkline_deadline:deadline()}.
+%% Whom a link watches: the peer's link; the process whose absence says that there is no Trunkline,
+%% or none any more; a name that no process has, which only Erlang nodes answer.
+-type role() :: peer | absence | asked.
+-type what() :: lanes | inlets | trunks.
+-type timer() :: retry | finish | forget.
+
+-type event() ::
+        %% The node. A node that is no audience may be no Erlang node: it is not to be spoken to
+        %% unless it has spoken of Trunkline itself. `again': an event may have been missed.
+        {nodeup | again, IsAudience :: boolean()} | nodedown
+      | {down, role(), Reason :: term()}
+        %% From the peer's link.
+      | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
+      | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}
+      | {opened, reference(), Inlets :: [pid()], Dock :: pid() | none}
+      | {goodbye, pid(), reference()}
+      | {goodbye_ok, reference()}
+        %% From this node.
+      | connect                          % a lane has a message for a node that is down
+      | request()
+        %% What came of effects.
+      | {started, lanes, [pid()]} | {started, inlets, {[pid()], Dock :: pid() | none}} | {started, trunks}
+      | {system_limit, what()}
+      | lanes_ready                      % all have done what they were told last
+      | finished                         % no inlet of an earlier session is left
+      | stalled                          % nothing has moved, or the deadline has passed
+      | {timeout, timer()}.
+
+-type effect() ::
+        {session, reference()}           % the name of the next one; what was said and is not sent
+                                         % yet, nor watched, belongs to the one before
+      | {say, links | pid(), Message :: tuple()}
+      | {watch, role(), links | supervisor | nobody | pid()} | {unwatch, role()}
+      | {path, trunkline_gate:path()}
+        %% To the lanes, if there are any; see lanes_ready.
+      | {order, hold | direct | drain | {absent, trunkline_room:lost()}
+              | {send, Inlets :: [pid()], WindowBytes :: pos_integer()}}
+        %% Answered by an event, before any other one. What lanes are there end, new ones hold.
+      | {start, {lanes, shape()}
+              | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
+              | {trunks, Dock :: pid()}}
+        %% The inlets deliver and end, or outlive the session beside their counterparts, for those
+        %% who wait for replies. All else that is of the session ends.
+      | {end_session, finish | {retire, Counterparts :: [pid()]}}
+      | give_up_lanes
+      | {dismiss, again | {gone, trunkline_room:lost()}}     % who waits for room, or a session
+      | {enter, phase()}
+      | {patience, trunkline_deadline:deadline() | none}
+      | {timer, timer(), Milliseconds :: pos_integer()}
+      | {answer, reference(), ok | timeout | noconnection}
+      | {refused, malformed | incompatible, Hello :: term()}
+      | forget                           % the peer
+      | stop.
+
+%% ms
+-define(AGAIN, 200).               % when there was no process left
+-define(FINISH, 1000).             % for what has arrived
+-define(RETIRE, 2000).             % the same, when somebody may wait for replies
+-define(FORGET, 3_600_000).        % a peer that is gone for so long,
+-define(FORGET_STRANGER, 1000).    % or one that never was more than a node
+
+-record(peer,
+        {link :: pid(),
+         session :: reference(),                     % its name there
+         agreement :: trunkline_handshake:agreement()}).
+
+-record(session,
+        {config :: config(),
+         phase = down :: phase(),
+         name = make_ref() :: reference(),
+         is_audience = true :: boolean(),
+         has_met :: boolean(),
+         absence = none :: none | watched,
+         peer = none :: none | #peer{},
+         capabilities :: [trunkline_handshake:capability()],
+         %% Our lanes: what they were told last, and whether they have done it; and their way up.
+         lanes = none :: none | {shape(), [pid()]},
+         path = direct :: trunkline_gate:path(),
+         mode = hold :: hold | direct | absent | send,
+         is_ready = true :: boolean(),
+         opening = none :: none | reference(),
+         opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
+         %% The peer's lanes, and our inlets for them.
+         wanted = none :: none | {reference(), [pid()]},
+         inlets = none :: none | {[pid()], Dock :: pid() | none},
+         is_finishing = false :: boolean(),          % inlets of earlier sessions are left
+         %% Goodbyes that have not been answered: the one that we have said, and the peer's.
+         ours = none :: none | reference(),
+         theirs = none :: none | reference(),
+         %% What is being done to leave, what is asked for next, and who has said hello meanwhile.
+         leaving = none :: none | request(),
+         result = ok :: ok | timeout,
+         is_patient = false :: boolean(),            % the effect patience is in force
+         requests = [] :: [request()],
+         greeted = none :: none | event(),
+         effects = [] :: [effect()]}).               % of this step, the last one first
+-opaque session() :: #session{}.
+
+-spec new(config()) -> {session(), [effect()]}.
+new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := HasMet} = Config) ->
+    S0 = #session{config = Config, lanes = Lanes, capabilities = Capabilities, has_met = HasMet},
+    S = effect({session, S0#session.name}, S0),
+    effects(case Node of
+                down -> down(lost_queued, S);
+                drained -> be_drained(S);
+                {connected, IsAudience} -> connected(S#session{is_audience = IsAudience})
+            end).
+
+-spec step(event(), session()) -> {session(), [effect()]}.
+step(Event, S) -> effects(next(event(Event, S))).
+
+-spec phase(session()) -> phase().
+phase(#session{phase = Phase}) -> Phase.
+
+-spec peer(session()) -> pid() | none.
+peer(#session{peer = #peer{link = Link}}) -> Link;
+peer(_) -> none.
+
+-spec agreement(session()) -> trunkline_handshake:agreement() | none.
+agreement(#session{peer = #peer{agreement = Agreement}}) -> Agreement;
+agreement(_) -> none.
+
+%% That the peer and this node had in the last session.
+-spec capabilities(session()) -> [trunkline_handshake:capability()].
+capabilities(#session{capabilities = Capabilities}) -> Capabilities.
+
+%% --- events ---------------------------------------------------------------
+
+-spec event(event(), #session{}) -> #session{}.
+event(_, #session{phase = ended} = S) ->
+    S;
+
+%% The node comes and goes.
+event({Up, IsAudience}, #session{phase = down} = S) when Up =:= nodeup; Up =:= again ->
+    connected(S#session{is_audience = IsAudience});
+event(Change, #session{leaving = stop, peer = none} = S)
+  when Change =:= nodedown; element(1, Change) =:= nodeup ->
+    S;                                 % what the lanes still have goes by what connection there is
+event({nodeup, IsAudience}, S) ->
+    %% If there is a session it belongs to an earlier connection, and the news of its end is
+    %% still under way.
+    case disconnected(S) of
+        #session{phase = down} = S1 -> connected(S1#session{is_audience = IsAudience});
+        S1 -> S1
+    end;
+event({again, IsAudience}, #session{phase = Phase} = S)
+  when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up ->
+    hail(say_open(S#session{is_audience = IsAudience}));
+event({again, _}, S) ->
+    S;
+event(nodedown, #session{phase = Phase, peer = Peer} = S)
+  when Phase =:= greeting; Phase =:= drained; Phase =/= down, Peer =:= none ->
+    disconnected(S);
+event(nodedown, S) ->
+    S;                                 % to watch the peer's link will tell
+event(connect, #session{phase = down, absence = none, lanes = {_, _}} = S) ->
+    expect(links, path(lanes, S));
+event(connect, S) ->
+    S;
+
+%% What is watched is not there, or ends.
+event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
+    disconnected(S);
+event({down, peer, _}, #session{peer = #peer{}} = S) ->
+    bereaved(S);
+event({down, absence, noconnection}, #session{phase = down} = S) ->
+    down(lost_unreachable, S#session{absence = none});
+event({down, absence, noconnection}, S) ->
+    disconnected(S#session{absence = none});
+event({down, absence, _}, #session{phase = Phase} = S) ->
+    absent(Phase, S#session{absence = none});
+event({down, asked, noproc}, #session{phase = Phase} = S) when Phase =:= greeting; Phase =:= holding ->
+    say_hello(true, S);
+event({down, _, _}, S) ->
+    S;
+
+%% The handshake.
+event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session = Name}} = S) ->
+    case S#session.phase of
+        _ when not Answer -> S;
+        drained -> S;
+        _ -> say_open(say_hello(false, S))
+    end;
+event({hello, _, _, _, _} = Hello, #session{leaving = Leaving} = S) when Leaving =/= none ->
+    S#session{greeted = Hello};
+event({hello, _, _, _, Answer}, #session{phase = drained} = S) ->
+    case Answer of
+        true -> decline(S);
+        false -> S
+    end;
+event({hello, Link, Name, Hello, Answer}, S) ->
+    greeted(Link, Name, Hello, Answer, S#session{is_audience = true});
+event({open, Link, Name, Ref, Lanes}, #session{name = Name, peer = #peer{link = Link}} = S) ->
+    wanted(Ref, Lanes, S);
+event({open, _, _, _, _}, S) ->
+    S;
+event({opened, Ref, Inlets, Dock},
+      #session{phase = opening, opening = Ref, opened = none,
+               peer = #peer{agreement = #{lanes := N}}} = S) when length(Inlets) =:= N ->
+    proceed(S#session{opened = {Inlets, Dock}});
+event({opened, _, _, _}, S) ->
+    S;
+
+%% Goodbyes.
+event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}, opened = {_, _}} = S)
+  when Phase =:= opening; Phase =:= up; Phase =:= closing ->
+    peer_leaves(S#session{theirs = Ref});
+event({goodbye, Link, Ref}, S) ->
+    say(Link, {goodbye_ok, Ref}, S);
+event({goodbye_ok, Ref}, #session{phase = closing, ours = Ref} = S) ->
+    closing(S#session{ours = none});
+event({goodbye_ok, _}, S) ->
+    S;
+
+%% Requests to leave wait for each other, and while the session opens.
+event(Request, #session{requests = Requests} = S)
+  when Request =:= stop; element(1, Request) =:= drain ->
+    S#session{requests = Requests ++ [Request]};
+event(stalled, #session{phase = Phase, leaving = none, requests = [Request | Requests]} = S)
+  when Phase =:= opening; Phase =:= holding ->
+    leave(Request, end_session(finish, unexpect(S#session{requests = Requests})));
+event(stalled, #session{phase = closing, leaving = Leaving} = S) when Leaving =/= none ->
+    finish(?FINISH, end_session(finish, S#session{result = timeout}));
+event(stalled, S) ->
+    S;
+
+%% What came of effects.
+event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
+    S1 = S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true},
+    proceed(path(case Path of
+                     direct -> direct;
+                     _ -> lanes
+                 end, S1));
+event({started, inlets, Inlets}, #session{phase = opening} = S) ->
+    proceed(say_opened(S#session{inlets = Inlets}));
+event({started, trunks}, #session{phase = opening} = S) ->
+    be_up(S);
+event({system_limit, _}, S) ->
+    effect({timer, retry, ?AGAIN}, S);
+event(lanes_ready, #session{phase = opening} = S) ->
+    proceed(S#session{is_ready = true});
+event(lanes_ready, #session{phase = closing} = S) ->
+    closing(S#session{is_ready = true});
+event(lanes_ready, S) ->
+    S#session{is_ready = true};
+event(finished, #session{phase = opening} = S) ->
+    proceed(S#session{is_finishing = false});
+event(finished, #session{phase = finishing} = S) ->
+    has_left(S#session{is_finishing = false});
+event(finished, S) ->
+    S#session{is_finishing = false};
+event({timeout, retry}, #session{phase = opening} = S) ->
+    proceed(S);
+event({timeout, finish}, #session{phase = finishing} = S) ->
+    has_left(S);
+event({timeout, forget}, #session{phase = down, absence = none} = S) ->
+    %% The runtime system may still name the node among those that are connected.
+    forget_later(effect(forget, S));
+event({timeout, forget}, #session{phase = down} = S) ->
+    forget_later(S);
+event({timeout, _}, S) ->
+    S.
+
+%% What was put off, as soon as it can be done.
+next(#session{phase = ended} = S) ->
+    S;
+next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
+  when Phase =/= opening, Phase =/= holding ->
+    next(leave(Request, S#session{requests = Requests}));
+next(#session{leaving = none, greeted = {_, _, _, _, _} = Hello} = S) ->
+    next(event(Hello, S#session{greeted = none}));
+next(S) ->
+    patience(S).
+
+%% For the first of those who wait to leave.
+patience(#session{leaving = none, requests = [], is_patient = true} = S) ->
+    effect({patience, none}, S#session{is_patient = false});
+patience(#session{leaving = none, requests = [Request | _], is_patient = false} = S) ->
+    patience(Request, S);
+patience(S) ->
+    S.
+
+patience(Request, S) -> effect({patience, deadline(Request)}, S#session{is_patient = true}).
+
+%% --- the connection -------------------------------------------------------
+
+connected(S) -> hold(hail(S)).
+
+%% Says hello to a node that may have such a link. A hidden node may be none of Erlang's, as C
+%% nodes are: those do not know of monitors, and the runtime system sends them none, while an
+%% Erlang node answers at once that it has no process of this name, which none can have.
+hail(#session{is_audience = true} = S) -> say_hello(true, unwatch(asked, S));
+hail(S) -> watch(asked, nobody, S).
+
+%% Until the peer says hello, or it is clear that it will not.
+hold(#session{lanes = none} = S) -> enter(greeting, S);
+hold(S) -> enter(holding, expect(links, order(hold, path(lanes, S)))).
+
+%% The connection is lost. Who leaves hears of it, or has nothing left to do but to finish.
+disconnected(#session{phase = down} = S) ->
+    S;
+disconnected(#session{leaving = Leaving} = S) ->
+    Name = make_ref(),
+    S1 = effect({session, Name}, unwatch(asked, unexpect(end_session(finish, S)))),
+    S2 = S1#session{name = Name, greeted = none, leaving = none},
+    case Leaving of
+        none -> down(lost_queued, S2);
+        {drain, Answer, _} -> answer(Answer, noconnection, down(lost_queued, S2));
+        stop -> finish(?FINISH, order({absent, lost_queued}, S2#session{leaving = stop}))
+    end.
+
+%% What was to go by the connection that was lost, or that could not be made, is lost.
+down(Lost, S) ->
+    S1 = dismiss({gone, Lost}, path(down, order({absent, Lost}, S))),
+    forget_later(enter(down, S1)).
+
+%% Of a peer with which there has been no session there is nothing to keep.
+forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S);
+forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
+
+%% With a peer that had lanes before it must become clear whether it will have lanes again. If no
+%% process there has the name, it will not; else a link of its says hello. To a node that is down
+%% this makes a connection, and tells if that fails.
+expect(Whom, S) -> watch(absence, Whom, S#session{absence = watched}).
+
+unexpect(#session{absence = none} = S) -> S;
+unexpect(S) -> unwatch(absence, S#session{absence = none}).
+
+%% Trunkline does not run at the peer, or not any more.
+absent(drained, S) -> enter(greeting, S);
+absent(Phase, S) when Phase =:= greeting; Phase =:= holding -> without_lanes(S);
+absent(_, S) -> S.
+
+%% --- the way up -----------------------------------------------------------
+
+%% A link at the peer that we did not know has said hello.
+greeted(Link, Name, Hello, Answer, #session{config = #{hello := Ours}, peer = Peer} = S) ->
+    case {trunkline_handshake:agree(Ours, Hello), Peer} of
+        {{error, malformed}, #peer{}} ->
+            effect({refused, malformed, Hello}, S);        % no link says that
+        {_, #peer{}} ->
+            %% The news that the session before has ended is still under way.
+            greeted(Link, Name, Hello, Answer, bereaved(S));
+        {{ok, Agreement}, none} ->
+            Agreed = #peer{link = Link, session = Name, agreement = Agreement},
+            agreed(watch(peer, Link, unexpect(reply(Answer, S#session{peer = Agreed}))));
+        {{error, drained}, none} ->
+            without_lanes(unexpect(reply(Answer, S)));
+        {{error, Why}, none} ->
+            without_lanes(unexpect(effect({refused, Why, Hello}, reply(Answer, S))))
+    end.
+
+reply(true, S) -> say_hello(false, S);
+reply(false, S) -> S.
+
+%% What the lanes hold may be more than the peer can do, if it could do more before.
+agreed(#session{peer = #peer{agreement = #{capabilities := Capabilities}}, capabilities = Before} = S) ->
+    S1 = enter(opening, S#session{capabilities = Capabilities}),
+    proceed(case Before -- Capabilities of
+                [] -> S1;
+                _ -> order(direct, S1)
+            end).
+
+%% Does what can be done next on the way up.
+proceed(#session{is_ready = false} = S) ->
+    S;
+proceed(#session{lanes = Lanes, mode = Mode} = S) ->
+    case {shape(S), Lanes} of
+        {Shape, {Shape, _}} -> open(S);
+        {Shape, none} -> effect({start, {lanes, Shape}}, S);
+        {Shape, _} when Mode =:= direct -> effect({start, {lanes, Shape}}, S);
+        %% Other lanes must not start before these have delivered.
+        _ -> order(direct, path(case S of
+                                    #session{path = direct} -> direct;
+                                    _ -> wait
+                                end, S))
+    end.
+
+open(#session{opening = none} = S) ->
+    open(say_open(S#session{opening = make_ref()}));
+open(#session{mode = direct} = S) ->
+    %% A server may reply to a request of the new session before the lanes may send.
+    order(hold, S);
+open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
+    effect({start, {inlets, Lanes, window(S)}}, S);
+open(#session{opened = {_, Dock}, inlets = {_, _}} = S) when Dock =/= none ->
+    effect({start, {trunks, Dock}}, S);
+open(#session{opened = {_, none}, inlets = {_, _}} = S) ->
+    be_up(S);
+open(S) ->
+    S.
+
+be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
+    S1 = order({send, Inlets, window(S)}, S#session{has_met = true}),
+    S2 = dismiss(again, enter(up, path(lanes, S1))),
+    case Theirs of
+        none -> S2;
+        _ -> peer_leaves(S2)
+    end.
+
+%% The peer tells its lanes. It may ask again, if it does not know whether we have heard it.
+wanted(Ref, Lanes, #session{wanted = {Ref, Lanes}, inlets = {_, _}} = S) ->
+    say_opened(S);
+wanted(Ref, Lanes, #session{phase = opening, inlets = none, peer = #peer{agreement = #{lanes := N}}} = S)
+  when length(Lanes) =:= N ->
+    proceed(S#session{wanted = {Ref, Lanes}});
+wanted(_, _, S) ->
+    S.
+
+window(#session{peer = #peer{agreement = #{window_bytes := Window}}}) -> Window.
+
+%% As this peer's lanes have to be.
+shape(#session{config = #{large_bytes := LargeBytes},
+               peer = #peer{agreement = #{lanes := N, capabilities := Capabilities,
+                                          bulk_bytes := BulkBytes}}}) ->
+    {N,
+     case lists:member(large, Capabilities) of
+         true -> trunkline_gate:least(LargeBytes);
+         false -> infinity
+     end,
+     trunkline_gate:limit(BulkBytes)}.
+
+%% --- the way down ---------------------------------------------------------
+
+%% The peer's link is gone, the connection is not. After a goodbye who waits for a reply goes on to
+%% wait, if its inlet's counterpart is still there.
+bereaved(#session{phase = closing, leaving = Leaving} = S) ->
+    S1 = order(direct, end_session(retire, S)),
+    closing(case Leaving of
+                none -> S1;
+                _ -> patience(Leaving, S1)
+            end);
+bereaved(#session{phase = drained} = S) ->
+    enter(drained, order(direct, end_session(retire, S)));
+bereaved(#session{phase = greeting} = S) ->
+    plain(order(direct, end_session(retire, S)));
+bereaved(#session{path = direct} = S) ->
+    plain(order(direct, end_session(finish, S)));
+bereaved(S) ->
+    hold(end_session(finish, S)).
+
+%% It will not have lanes: senders use plain distribution, once lanes that hold messages have
+%% delivered them so.
+without_lanes(#session{phase = holding} = S) -> closing(enter(closing, order(direct, path(wait, S))));
+without_lanes(#session{phase = greeting} = S) -> plain(S);
+without_lanes(S) -> S.
+
+plain(S) -> dismiss(again, enter(greeting, path(direct, S))).
+
+peer_leaves(#session{phase = up} = S) ->
+    closing(enter(closing, order(drain, path(wait, S))));
+peer_leaves(#session{phase = closing} = S) ->
+    closing(S);
+peer_leaves(#session{phase = opening} = S) ->
+    S.                                 % as soon as the lanes are ready this is up
+
+leave({drain, Answer, _}, #session{phase = down} = S) ->
+    answer(Answer, noconnection, S);
+leave({drain, Answer, _}, #session{phase = drained} = S) ->
+    answer(Answer, ok, S);
+leave(Request, S) ->
+    S1 = farewell(Request, S#session{leaving = Request, result = ok}),
+    closing(enter(closing, patience(Request, S1))).
+
+%% In a session both sides deliver what they have. Without one the lanes do so by plain
+%% distribution. Where the peer has left before there is nothing to drain.
+farewell(_, #session{lanes = none} = S) ->
+    S;
+farewell({drain, _, _}, #session{phase = greeting} = S) ->
+    S;
+farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase, config = #{link := Self}} = S) ->
+    Ref = make_ref(),
+    S1 = say(Link, {goodbye, Self, Ref}, wait(S#session{ours = Ref})),
+    case Phase of
+        closing -> S1;
+        _ -> order(drain, S1)
+    end;
+farewell(_, S) ->
+    order(direct, wait(S)).
+
+wait(#session{path = direct} = S) -> S;
+wait(S) -> path(wait, S).
+
+%% Our lanes are through, and so are the peer's, or they will be: who has said goodbye is waited for.
+closing(#session{is_ready = false} = S) ->
+    S;
+closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when Theirs =/= none ->
+    closing(say(Link, {goodbye_ok, Theirs}, S#session{theirs = none}));
+closing(#session{ours = none} = S) ->
+    through(S);
+closing(S) ->
+    S.
+
+through(#session{leaving = none} = S) ->
+    plain(S);
+through(#session{leaving = stop} = S) ->
+    %% From here on nobody needs the lanes. Inlets may have to deliver, and wait for replies.
+    S1 = dismiss(again, enter(drained, path(direct, S))),
+    finish(?RETIRE, end_session(retire, S1));
+through(#session{leaving = {drain, Answer, _}, peer = #peer{agreement = #{capabilities := Capabilities}}} = S) ->
+    case lists:member(drain, Capabilities) of
+        true -> answer(Answer, ok, be_drained(S#session{leaving = none}));
+        false -> finish(?FINISH, end_session(finish, S))
+    end;
+through(S) ->
+    finish(?FINISH, S).
+
+%% Until nothing that has arrived is left, or for so long.
+finish(Milliseconds, #session{is_finishing = true} = S) ->
+    enter(finishing, effect({timer, finish, Milliseconds}, S));
+finish(_, S) ->
+    has_left(S).
+
+has_left(#session{leaving = stop} = S) ->
+    effect(stop, S#session{phase = ended});
+has_left(#session{leaving = {drain, Answer, _}, result = Result} = S) ->
+    %% The session has ended here, so it must there.
+    Without = S#session{leaving = none, lanes = none, mode = hold, is_ready = true},
+    S1 = be_drained(effect(give_up_lanes, Without)),
+    S2 = answer(Answer, Result, S1),
+    case S2 of
+        #session{is_audience = true} -> decline(S2);
+        _ -> S2
+    end.
+
+%% Until the connection is lost, or Trunkline stops at the peer.
+be_drained(S) -> enter(drained, expect(supervisor, dismiss(again, path(direct, S)))).
+
+%% Whatever is left of it. After a goodbye that was answered, or will not be, the inlets retire.
+end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
+    S1 = case Peer of
+             none -> S;
+             _ -> unwatch(peer, S)
+         end,
+    S2 = S1#session{peer = none, opening = none, opened = none, wanted = none, inlets = none,
+                    ours = none, theirs = none},
+    case {Peer, Inlets, Opened} of
+        {none, _, _} ->
+            S2;
+        {_, {_, _}, {Counterparts, _}} when How =:= retire ->
+            effect({end_session, {retire, Counterparts}}, S2#session{is_finishing = true});
+        {_, {_, _}, _} ->
+            effect({end_session, finish}, S2#session{is_finishing = true});
+        {_, none, _} ->
+            effect({end_session, finish}, S2)
+    end.
+
+deadline(stop) -> infinity;
+deadline({drain, _, Deadline}) -> Deadline.
+
+%% --- effects --------------------------------------------------------------
+
+effects(#session{effects = Effects} = S) -> {S#session{effects = []}, lists:reverse(Effects)}.
+
+effect(Effect, #session{effects = Effects} = S) -> S#session{effects = [Effect | Effects]}.
+
+enter(Phase, S) -> effect({enter, Phase}, S#session{phase = Phase}).
+
+say(To, Message, S) -> effect({say, To, Message}, S).
+
+say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name} = S) ->
+    say(links, {hello, Link, Name, Hello, Answer}, S).
+
+%% Whatever has been said before.
+decline(#session{config = #{link := Link, no_hello := NoHello}} = S) ->
+    say(links, {hello, Link, make_ref(), NoHello, false}, S).
+
+say_open(#session{config = #{link := Link}, opening = Ref, opened = none, lanes = {_, Lanes},
+                  peer = #peer{session = Name}} = S) when Ref =/= none ->
+    say(links, {open, Link, Name, Ref, Lanes}, S);
+say_open(S) ->
+    S.
+
+%% A peer that does not know of a dock does not ask for one.
+say_opened(#session{wanted = {Ref, _}, inlets = {Inlets, none}, peer = #peer{link = Link}} = S) ->
+    say(Link, {opened, Ref, Inlets}, S);
+say_opened(#session{wanted = {Ref, _}, inlets = {Inlets, Dock}, peer = #peer{link = Link}} = S) ->
+    say(Link, {opened, Ref, Inlets, Dock}, S).
+
+watch(Role, Whom, S) -> effect({watch, Role, Whom}, S).
+
+unwatch(Role, S) -> effect({unwatch, Role}, S).
+
+path(_, #session{lanes = none} = S) -> S#session{path = direct};
+path(Path, S) -> effect({path, Path}, S#session{path = Path}).
+
+%% To drain the lanes need not change.
+order(_, #session{lanes = none} = S) ->
+    S;
+order(Order, #session{mode = Mode} = S) ->
+    Mode1 = case Order of
+                drain -> Mode;
+                {absent, _} -> absent;
+                {send, _, _} -> send;
+                _ -> Order
+            end,
+    effect({order, Order}, S#session{mode = Mode1, is_ready = false}).
+
+dismiss(Answer, S) -> effect({dismiss, Answer}, S).
+
+answer(To, Result, S) -> effect({answer, To, Result}, S).
