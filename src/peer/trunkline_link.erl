@@ -121,7 +121,7 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                     Config = #{link => self(), hello => Hello,
                                no_hello => trunkline_handshake:no_hello(Options),
                                large_bytes => LargeBytes,
-                               node => if Drained -> drained;
+                               node => if Drained -> {drained, trunkline_peers:is_audience(Node)};
                                           Connected -> {connected, trunkline_peers:is_audience(Node)};
                                           true -> down
                                        end,

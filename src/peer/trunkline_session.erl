@@ -101,7 +101,7 @@
           hello := trunkline_handshake:hello(),
           no_hello := trunkline_handshake:hello(),       % there shall be no lanes
           large_bytes := pos_integer(),
-          node := down | drained | {connected, IsAudience :: boolean()},
+          node := down | {connected | drained, IsAudience :: boolean()},
           lanes := none | {shape(), [pid()]},            % empty ones
           capabilities := [trunkline_handshake:capability()],   % the last agreed
           has_met := boolean()}.                         % there was a session with the peer
@@ -211,8 +211,9 @@ new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := Has
     S = effect({session, S0#session.name}, S0),
     effects(case Node of
                 down -> down(lost_queued, S);
-                drained -> be_drained(S);
-                {connected, IsAudience} -> connected(S#session{is_audience = IsAudience})
+                {connected, IsAudience} -> connected(S#session{is_audience = IsAudience});
+                %% The link before this one may not have answered a hello.
+                {drained, IsAudience} -> decline(be_drained(S#session{is_audience = IsAudience}))
             end).
 
 -spec step(event(), session()) -> {session(), [effect()]}.
@@ -294,7 +295,7 @@ event({hello, _, _, _, _} = Hello, #session{leaving = Leaving} = S) when Leaving
     S#session{greeted = Hello};
 event({hello, _, _, _, Answer}, #session{phase = drained} = S) ->
     case Answer of
-        true -> decline(S);
+        true -> decline(S#session{is_audience = true});
         false -> S
     end;
 event({hello, Link, Name, Hello, Answer}, S) ->
@@ -473,16 +474,13 @@ agreed(#session{peer = #peer{agreement = #{capabilities := Capabilities}}, capab
 %% Does what can be done next on the way up.
 proceed(#session{is_ready = false} = S) ->
     S;
-proceed(#session{lanes = Lanes, mode = Mode} = S) ->
+proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
     case {shape(S), Lanes} of
         {Shape, {Shape, _}} -> open(S);
         {Shape, none} -> effect({start, {lanes, Shape}}, S);
-        {Shape, _} when Mode =:= direct -> effect({start, {lanes, Shape}}, S);
-        %% Other lanes must not start before these have delivered.
-        _ -> order(direct, path(case S of
-                                    #session{path = direct} -> direct;
-                                    _ -> wait
-                                end, S))
+        {Shape, _} when Mode =:= direct, Path =/= lanes -> effect({start, {lanes, Shape}}, S);
+        %% Other lanes must not start before these have delivered, and nobody enters them any more.
+        _ -> order(direct, wait(S))
     end.
 
 open(#session{opening = none} = S) ->
@@ -626,11 +624,7 @@ has_left(#session{leaving = {drain, Answer, _}, result = Result} = S) ->
     %% The session has ended here, so it must there.
     Without = S#session{leaving = none, lanes = none, mode = hold, is_ready = true},
     S1 = be_drained(effect(give_up_lanes, Without)),
-    S2 = answer(Answer, Result, S1),
-    case S2 of
-        #session{is_audience = true} -> decline(S2);
-        _ -> S2
-    end.
+    decline(answer(Answer, Result, S1)).
 
 %% Until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, expect(supervisor, dismiss(again, path(direct, S)))).
@@ -671,6 +665,8 @@ say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name
     say(links, {hello, Link, Name, Hello, Answer}, S).
 
 %% Whatever has been said before.
+decline(#session{is_audience = false} = S) ->
+    S;
 decline(#session{config = #{link := Link, no_hello := NoHello}} = S) ->
     say(links, {hello, Link, make_ref(), NoHello, false}, S).
 

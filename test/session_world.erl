@@ -1,0 +1,809 @@
+%% Two peers, a and b, without a process or a node: each has a session (trunkline_session), and
+%% what a link does around it is done symbolically. The world is played step by step, and every
+%% queue in it can take its time:
+%%
+%%     sender ── gate ──> lane ══ batch ══╗              ╔══> inlet ──> what b has got
+%%                          ^            wire (a to b)   ║
+%%     link <── mailbox     │             ║              ║
+%%       └──> speaker ──────┼─────────────╝              ╚══> link, by its mailbox
+%%
+%% A wire keeps the order, breaks with what is on it, and tells both ends of that behind what has
+%% arrived. News that a process has ended comes behind what it has sent. Lanes keep messages in
+%% lists; a batch is one message, and its acknowledgement is one too.
+%%
+%% run/2 plays a history: commands, which are faults and whatever users do, and `{go, N}', which
+%% lets one of the queues go on. Then it lets all of them go on until nothing is left to do, and
+%% looks at how things stand. It raises an exception as soon as something is not as promised.
+-module(session_world).
+
+-export([run/2, final/1]).
+
+-define(PEERS, [a, b]).
+-define(SENDERS, [1, 2, 3]).
+-define(OTHER(X), case X of a -> b; b -> a end).
+
+%% A process is {Kind, Peer, Number}.
+-record(lane, {mode = hold, to = none, backlog = [], flight = [], serial = 1, drain = none,
+               mailbox = []}).
+-record(inlet, {lane, next = 1, finishing = false, mailbox = []}).
+-record(link, {session, name = none, mailbox = [], speech = [], watched = #{}, order = none,
+               lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
+               room = [], knows = none}).
+-record(peer, {life = 1,                     % incarnation
+               app = running,                % stopping, stopped
+               release = new,
+               is_full = false,
+               sees = none,                  % the connection, as net_kernel does, and
+               other = none,                 % the other's incarnation
+               connecting = [],              % watches that wait for a connection
+               pid = none, link = none,      % the link
+               route = none, shape = none,   % {Path, Lanes}
+               row = none,                   % the state that the link has shown
+               lanes = #{}, inlets = #{},
+               watches = #{},                % our monitors: Ref => link
+               watched = [],                 % theirs: {Ref, object}
+               senders = #{},                % number => {last, waiting message or none}
+               answers = [], asked = 0}).
+-record(world, {peers, wire = #{a => [], b => []},        % to that peer
+                connection = none, next = 1,
+                got = #{}, last = #{}, sent = #{},
+                is_good = true,              % nothing may be lost
+                is_hasty = false}).          % somebody has given up waiting: order is not promised
+
+%% --- a history ------------------------------------------------------------
+
+%% Both peers are of some release.
+run({ReleaseA, ReleaseB}, Commands) ->
+    W = connect(#world{peers = #{a => #peer{release = ReleaseA}, b => #peer{release = ReleaseB}}}),
+    Connected = lists:foldl(fun(X, W1) -> act({wire, X}, W1) end, W, ?PEERS),
+    settled(lists:foldl(fun command/2, Connected, Commands)).
+
+command({go, N}, W) ->
+    case actions(W) of
+        [] -> W;
+        Actions -> act(lists:nth(N rem length(Actions) + 1, Actions), W)
+    end;
+command({send, X, I}, W) ->
+    send(X, I, W);
+command({stop, X}, W) ->
+    case peer(X, W) of
+        #peer{app = running, link = none} = P -> stopped(X, put_peer(X, P#peer{app = stopping, route = none}, W));
+        #peer{app = running} = P -> mail(X, leave, put_peer(X, P#peer{app = stopping}, W));
+        _ -> W
+    end;
+command({start, X}, W) ->
+    case peer(X, W) of
+        #peer{app = stopped} = P -> ensure(X, again, put_peer(X, P#peer{app = running}, W));
+        _ -> W
+    end;
+command({drain, X}, W) ->
+    case peer(X, W) of
+        #peer{app = running, link = #link{}, sees = C} = P when C =/= none ->
+            mail(X, {drain, make_ref(), infinity}, put_peer(X, P#peer{asked = P#peer.asked + 1}, W));
+        _ ->
+            W
+    end;
+command({full, X}, W) ->
+    P = peer(X, W),
+    put_peer(X, P#peer{is_full = not P#peer.is_full}, W);
+command({again, X}, W) ->                    % its trunkline_links was killed
+    case peer(X, W) of
+        #peer{app = running, sees = C} when C =/= none -> ensure(X, again, W);
+        _ -> W
+    end;
+%% From here on all is allowed to lose messages.
+command({unreachable, X}, W) ->
+    #peer{connecting = Connecting} = P = peer(X, W),
+    lists:foldl(fun({Ref, _}, W1) -> mail(X, {'DOWN', Ref, noconnection}, W1) end,
+                put_peer(X, P#peer{connecting = []}, bad(W)), Connecting);
+command(connect, W) ->
+    connect(W);
+command({break, Keep}, W) ->
+    break(Keep, bad(W));
+command({crash, X}, W) ->
+    crash(X, bad(W));
+command({kill, X, Release}, W) ->
+    kill(X, Release, bad(W));
+command({stall, X}, W) ->
+    case peer(X, W) of
+        #peer{link = #link{is_patient = true}} -> step(X, stalled, hasty(W));
+        _ -> W
+    end;
+command({give_up, X}, W) ->
+    case peer(X, W) of
+        #peer{link = #link{timers = Timers}} = P ->
+            case lists:member(finish, Timers) of
+                true -> fire(X, finish, P, hasty(W));
+                false -> W
+            end;
+        _ ->
+            W
+    end.
+
+bad(W) -> W#world{is_good = false}.
+hasty(W) -> W#world{is_good = false, is_hasty = true}.
+
+%% Whatever can go on goes on, until nothing can.
+settled(W0) ->
+    W1 = lists:foldl(fun(X, W) -> P = peer(X, W), put_peer(X, P#peer{is_full = false}, W) end, W0, ?PEERS),
+    W2 = quiet(20_000, W1),
+    ok = at_rest(W2),
+    W3 = quiet(20_000, connect(W2)),
+    ok = at_rest(W3),
+    ok = agreed(W3),
+    W3.
+
+quiet(0, W) ->
+    error({no_rest, actions(W)});
+quiet(N, W) ->
+    case actions(W) of
+        [] ->
+            case lasts(W) of
+                [] -> W;
+                Lasts when W#world.is_good -> error({waits_in_vain, Lasts});
+                [Last | _] -> quiet(N - 1, act(Last, W))
+            end;
+        Actions ->
+            quiet(N - 1, act(lists:nth(N * 7919 rem length(Actions) + 1, Actions), W))
+    end.
+
+%% --- how things must be -----------------------------------------------------
+
+at_rest(#world{is_good = IsGood} = W) ->
+    lists:foreach(
+      fun(X) ->
+              P = peer(X, W),
+              [error({still_waits, X, I}) || {I, {_, Waiting}} <- maps:to_list(P#peer.senders), Waiting =/= none],
+              [error({left_in_lane, X, Id, L}) || {Id, L} <- maps:to_list(P#peer.lanes),
+                                                  L#lane.backlog =/= [] orelse L#lane.mailbox =/= []],
+              P#peer.app =:= stopping andalso error({does_not_stop, X, P}),
+              length(P#peer.answers) =:= P#peer.asked orelse error({no_answer, X, P#peer.answers, P#peer.asked}),
+              IsGood andalso [error({not_drained, X, Why}) || Why <- P#peer.answers, Why =/= ok]
+      end, ?PEERS),
+    [error({lost, Key, Sent, length(maps:get(Key, W#world.got, []))})
+     || IsGood, {Key, Sent} <- maps:to_list(W#world.sent), length(maps:get(Key, W#world.got, [])) =/= Sent],
+    ok.
+
+%% With a connection: both have lanes, or neither has, and one of them has given them up.
+agreed(W) ->
+    [A, B] = Both = [phase(peer(X, W)) || X <- ?PEERS],
+    case Both of
+        [up, up] -> ok;
+        [stopped, _] when B =:= stopped; B =:= greeting -> ok;
+        [greeting, stopped] -> ok;
+        [drained, _] when B =:= greeting; B =:= drained -> ok;
+        [greeting, drained] -> ok;
+        _ -> error({do_not_agree, A, B})
+    end,
+    case [maps:remove(release, trunkline_session:agreement((peer(X, W))#peer.link#link.session))
+          || X <- ?PEERS, Both =:= [up, up]] of
+        [] -> ok;
+        [Agreement, Agreement] -> ok
+    end.
+
+phase(#peer{link = none}) -> stopped;
+phase(#peer{link = #link{session = S}}) -> trunkline_session:phase(S).
+
+%% For statistics.
+final(#world{sent = Sent, got = Got, is_good = IsGood} = W) ->
+    #{phases => [phase(peer(X, W)) || X <- ?PEERS], good => IsGood,
+      sent => lists:sum(maps:values(Sent)),
+      got => lists:sum([length(Ns) || Ns <- maps:values(Got)])}.
+
+%% --- what can go on -----------------------------------------------------------
+
+actions(#world{wire = Wire} = W) ->
+    [{wire, X} || X <- ?PEERS, maps:get(X, Wire) =/= []]
+        ++ lists:append([actions(X, peer(X, W)) || X <- ?PEERS]).
+
+actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Connecting} = P) ->
+    case Link of
+        none when P#peer.app =/= stopped, P#peer.pid =:= dead -> [{restart, X}];
+        none -> [];
+        #link{mailbox = Mailbox, speech = Speech, timers = Timers} ->
+            [{link, X} || Mailbox =/= []] ++ [{speaker, X} || Speech =/= []]
+                ++ [{retry, X} || lists:member(retry, Timers)]
+    end
+        ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
+        ++ [{inlet, X, Id} || {Id, #inlet{mailbox = M, finishing = F}} <- lists:sort(maps:to_list(Inlets)),
+                              M =/= [] orelse F]
+        ++ [{connect, X} || Connecting =/= []].
+
+%% When nothing else can.
+lasts(W) ->
+    [{give_up, X} || X <- ?PEERS, phase(peer(X, W)) =:= finishing]
+        ++ [{stall, X} || X <- ?PEERS, #link{is_patient = true} <- [(peer(X, W))#peer.link]].
+
+act({wire, X}, #world{wire = Wire} = W) ->
+    [Item | Items] = maps:get(X, Wire),
+    arrives(Item, X, W#world{wire = Wire#{X := Items}});
+act({restart, X}, W) ->
+    #peer{senders = Senders, app = App} = peer(X, W),
+    W1 = try_again(X, maps:keys(Senders), start_link(X, W)),
+    case App of
+        stopping -> mail(X, leave, W1);
+        running -> W1
+    end;
+act({link, X}, W) ->
+    #peer{link = #link{mailbox = [Message | Mailbox]} = L} = P = peer(X, W),
+    message(Message, X, put_peer(X, P#peer{link = L#link{mailbox = Mailbox}}, W));
+act({speaker, X}, W) ->
+    #peer{link = #link{speech = [{Name, What} | Speech]} = L} = P = peer(X, W),
+    W1 = put_peer(X, P#peer{link = L#link{speech = Speech}}, W),
+    case L#link.name of
+        Name -> speak(What, X, W1);
+        _ -> W1
+    end;
+act({retry, X}, W) ->
+    fire(X, retry, peer(X, W), W);
+act({lane, X, Id}, W) ->
+    #peer{lanes = Lanes} = P = peer(X, W),
+    #{Id := #lane{mailbox = [Item | Mailbox]} = L} = Lanes,
+    lane(Item, X, Id, put_peer(X, P#peer{lanes = Lanes#{Id := L#lane{mailbox = Mailbox}}}, W));
+act({inlet, X, Id}, W) ->
+    inlet(X, Id, W);
+act({connect, X}, W) ->
+    P = peer(X, W),
+    Refs = P#peer.connecting,
+    W1 = connect(put_peer(X, P#peer{connecting = []}, W)),
+    lists:foldl(fun({Ref, Object}, W2) -> put_on(?OTHER(X), {watch, Ref, Object}, W2) end, W1, Refs);
+act({give_up, X}, W) ->
+    command({give_up, X}, W);
+act({stall, X}, W) ->
+    command({stall, X}, W).
+
+fire(X, Name, #peer{link = L} = P, W) ->
+    step(X, {timeout, Name}, put_peer(X, P#peer{link = L#link{timers = lists:delete(Name, L#link.timers)}}, W)).
+
+%% --- the connection -----------------------------------------------------------
+
+connect(#world{connection = none, next = C} = W) ->
+    lists:foldl(fun(X, W1) ->
+                        #peer{life = Life} = peer(?OTHER(X), W1),
+                        put_on(X, {up, C, Life}, W1)
+                end, W#world{connection = C, next = C + 1}, ?PEERS);
+connect(W) ->
+    W.
+
+%% So many items on each wire still arrive.
+break(_, #world{connection = none} = W) ->
+    W;
+break(Keep, #world{connection = C, wire = Wire} = W) ->
+    %% That it was there is known in any case.
+    Cut = fun(Items) ->
+                  {Before, Now} = case lists:splitwith(fun(Item) -> element(1, Item) =/= up end, Items) of
+                                      {_, []} -> {[], Items};
+                                      {Others, [Up | Rest]} -> {Others ++ [Up], Rest}
+                                  end,
+                  Before ++ lists:sublist(Now, Keep) ++ [{broken, C}]
+          end,
+    W1 = W#world{connection = none, wire = maps:map(fun(_, Items) -> Cut(Items) end, Wire)},
+    lists:foldl(fun(X, W2) -> P = peer(X, W2), put_peer(X, P#peer{watched = []}, W2) end, W1, ?PEERS).
+
+put_on(X, Item, #world{wire = Wire} = W) -> W#world{wire = Wire#{X := maps:get(X, Wire) ++ [Item]}}.
+
+%% From X to the other peer, if there is the connection that X sees.
+transmit(X, Item, #world{connection = C} = W) ->
+    case peer(X, W) of
+        #peer{sees = C} when C =/= none -> put_on(?OTHER(X), Item, W);
+        _ -> W
+    end.
+
+is_connected(X, #world{connection = C} = W) -> C =/= none andalso (peer(X, W))#peer.sees =:= C.
+
+arrives({up, C, Life}, X, W) ->
+    P = peer(X, W),
+    ensure(X, {nodeup, Life}, put_peer(X, P#peer{sees = C, other = Life}, W));
+arrives({broken, _}, X, W) ->
+    #peer{watches = Watches} = P = peer(X, W),
+    W1 = put_peer(X, P#peer{sees = none, watches = #{}}, W),
+    %% Who is told first is a matter of chance.
+    Nodedown = fun(W2) -> mail(X, nodedown, W2) end,
+    Downs = fun(W2) -> lists:foldl(fun(Ref, W3) -> mail(X, {'DOWN', Ref, noconnection}, W3) end, W2, lists:sort(maps:keys(Watches))) end,
+    case erlang:phash2(Watches) rem 2 of
+        0 -> Nodedown(Downs(W1));
+        1 -> Downs(Nodedown(W1))
+    end;
+arrives({to, links, Event}, X, W) ->
+    case peer(X, W) of
+        #peer{app = running} -> ensure(X, {event, Event}, W);
+        #peer{app = stopping} -> mail(X, {event, Event}, W);
+        #peer{app = stopped} -> W
+    end;
+arrives({to, Pid, Event}, X, W) ->
+    case peer(X, W) of
+        #peer{pid = Pid} -> mail(X, {event, Event}, W);
+        _ -> W
+    end;
+arrives({watch, Ref, Object}, X, W) ->
+    P = peer(X, W),
+    case is_there(Object, P) of
+        true -> put_peer(X, P#peer{watched = [{Ref, Object} | P#peer.watched]}, W);
+        false -> transmit(X, {'DOWN', Ref, noproc}, W)
+    end;
+arrives({'DOWN', Ref, Reason}, X, W) ->
+    #peer{watches = Watches} = P = peer(X, W),
+    case maps:take(Ref, Watches) of
+        {_, Watches1} -> mail(X, {'DOWN', Ref, Reason}, put_peer(X, P#peer{watches = Watches1}, W));
+        error -> W
+    end;
+arrives({batch, Inlet, Batch}, X, W) ->
+    #peer{inlets = Inlets} = P = peer(X, W),
+    case Inlets of
+        #{Inlet := I} ->
+            put_peer(X, P#peer{inlets = Inlets#{Inlet := I#inlet{mailbox = I#inlet.mailbox ++ [Batch]}}}, W);
+        #{} ->
+            W
+    end;
+arrives({ack, Lane, Inlet, Serial}, X, W) ->
+    to_lane(X, Lane, {ack, Inlet, Serial}, W);
+arrives({plain, Message}, X, W) ->
+    got(X, Message, W).
+
+is_there(links, #peer{app = App}) -> App =/= stopped;
+is_there(supervisor, #peer{app = App}) -> App =/= stopped;
+is_there(nobody, _) -> false;
+is_there(Pid, #peer{pid = Pid}) -> true;
+is_there(_, _) -> false.
+
+%% Those who watch them hear of it.
+ended(X, Objects, Reason, W) ->
+    #peer{watched = Watched} = P = peer(X, W),
+    {Told, Left} = lists:partition(fun({_, Object}) -> lists:member(Object, Objects) end, lists:reverse(Watched)),
+    lists:foldl(fun({Ref, _}, W1) -> transmit(X, {'DOWN', Ref, Reason}, W1) end,
+                put_peer(X, P#peer{watched = lists:reverse(Left)}, W), Told).
+
+%% --- nodes and links ------------------------------------------------------------
+
+%% trunkline_links passes something to the link, and starts one if there is none.
+ensure(X, Event, W) ->
+    case peer(X, W) of
+        #peer{app = running, link = none, pid = Pid} when Pid =/= dead -> mail(X, Event, start_link(X, W));
+        _ -> mail(X, Event, W)
+    end.
+
+start_link(X, W) ->
+    #peer{route = Route, shape = Shape, row = Row, sees = C, other = Knows, lanes = Lanes, release = Release} = P = peer(X, W),
+    {Pid, W1} = new(link, X, W),
+    Node = if C =:= none -> down;
+              Row =:= drained -> {drained, true};
+              true -> {connected, true}
+           end,
+    %% The lanes of the link before are dead.
+    Old = case Route of
+              {_, Ids} when Row =/= drained; C =:= none -> Ids;
+              _ -> []
+          end,
+    {Ids1, W2} = lists:mapfoldl(fun(_, W0) -> new(lane, X, W0) end, W1, Old),
+    Hello = hello(Release),
+    P1 = P#peer{pid = Pid,
+                route = case Ids1 of
+                            [] -> none;
+                            _ -> {wait, Ids1}
+                        end,
+                lanes = maps:merge(maps:without(Old, Lanes), maps:from_list([{Id, #lane{}} || Id <- Ids1]))},
+    {Session, Effects} =
+        trunkline_session:new(#{link => Pid, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
+                                large_bytes => 65536, node => Node,
+                                lanes => case Ids1 of
+                                             [] -> none;
+                                             _ -> {Shape, Ids1}
+                                         end,
+                                capabilities => [], has_met => Row =/= none}),
+    L = #link{session = Session, lanes = Ids1, knows = Knows},
+    carried_out(X, Effects, put_peer(X, P1#peer{link = L}, W2)).
+
+hello(Release) ->
+    Capabilities = [request, multicast],
+    {N, More} = case Release of
+                    new -> {2, [large, monitor, drain, exit]};
+                    wide -> {3, [large, monitor, drain, exit]};
+                    '0.5.0' -> {2, [large, monitor, drain]};
+                    '0.4.0' -> {3, [large]};
+                    ancient -> {1, []}
+                end,
+    #{protocol => {2, 2}, capabilities => Capabilities ++ More, lanes => N, window_bytes => 1000,
+      bulk_bytes => 1000 * N, release => atom_to_list(Release)}.
+
+%% The link is killed, and with it its lanes, and the inlets.
+crash(X, W) ->
+    case peer(X, W) of
+        #peer{link = none} ->
+            W;
+        #peer{pid = Pid, link = L} = P ->
+            P1 = without_link(P, L),
+            W1 = ended(X, [Pid], killed, put_peer(X, P1#peer{pid = dead}, W)),
+            try_again(X, maps:keys(P#peer.senders), W1)
+    end.
+
+without_link(#peer{lanes = Lanes, inlets = Inlets} = P, L) ->
+    P#peer{link = none, lanes = maps:without(L#link.lanes, Lanes),
+           inlets = maps:without(L#link.inlets ++ L#link.finishing, Inlets),
+           watches = #{}, connecting = [], answers = [], asked = 0}.     % who asks sees that it ends
+
+%% The node comes back at once as another incarnation, with that release, or without Trunkline.
+kill(X, Release, W) ->
+    W1 = break(0, W),
+    #peer{life = Life, senders = Senders} = peer(X, W1),
+    %% Its mail is lost with it. The other side hears of the end.
+    P = #peer{life = Life + 1, senders = maps:map(fun(_, {Last, _}) -> {Last, none} end, Senders)},
+    P1 = case Release of
+             none -> P#peer{app = stopped};
+             _ -> P#peer{release = Release}
+         end,
+    W2 = put_peer(X, P1, W1),
+    W2#world{wire = (W2#world.wire)#{X := []}}.
+
+%% Trunkline is stopped there.
+stopped(X, W) ->
+    P = peer(X, W),
+    W1 = ended(X, [links, supervisor], shutdown, put_peer(X, P#peer{app = stopped, row = none, pid = none}, W)),
+    try_again(X, maps:keys(P#peer.senders), W1).
+
+%% --- a link ---------------------------------------------------------------------
+
+mail(X, Message, W) ->
+    case peer(X, W) of
+        #peer{link = #link{mailbox = Mailbox} = L} = P -> put_peer(X, P#peer{link = L#link{mailbox = Mailbox ++ [Message]}}, W);
+        _ -> W
+    end.
+
+message({nodeup, Life}, X, W) ->
+    #peer{link = L} = P = peer(X, W),
+    step(X, {nodeup, true}, put_peer(X, P#peer{link = L#link{knows = Life}}, W));
+message(again, X, W) ->
+    step(X, {again, true}, W);
+message(leave, X, W) ->
+    #peer{lanes = Lanes, link = L} = peer(X, W),
+    case [Id || Id <- L#link.lanes, #lane{backlog = B, mailbox = M} <- [maps:get(Id, Lanes)], B =/= [] orelse M =/= []] of
+        [] -> step(X, stop, W);
+        _ -> step(X, stop, step(X, connect, W))
+    end;
+message({event, {opened, Ref, Inlets}}, X, W) ->
+    step(X, {opened, Ref, Inlets, none}, W);
+message({event, Event}, X, W) ->
+    step(X, Event, W);
+message({'DOWN', Ref, Reason}, X, W) ->
+    #peer{link = #link{watched = Watched} = L} = P = peer(X, W),
+    case [Role || {Role, R} <- maps:to_list(Watched), R =:= Ref] of
+        [Role] -> step(X, {down, Role, Reason}, put_peer(X, P#peer{link = L#link{watched = maps:remove(Role, Watched)}}, W));
+        [] -> W
+    end;
+message({ready, Ref, Lane}, X, W) ->
+    case peer(X, W) of
+        #peer{link = #link{order = {Ref, Lanes}} = L} = P ->
+            case lists:delete(Lane, Lanes) of
+                [] -> step(X, lanes_ready, put_peer(X, P#peer{link = L#link{order = none}}, W));
+                Left -> put_peer(X, P#peer{link = L#link{order = {Ref, Left}}}, W)
+            end;
+        _ -> W
+    end;
+message({finished, Inlet}, X, W) ->
+    #peer{link = #link{finishing = Finishing} = L} = P = peer(X, W),
+    W1 = put_peer(X, P#peer{link = L#link{finishing = lists:delete(Inlet, Finishing)}}, W),
+    case Finishing of
+        [Inlet] -> step(X, finished, W1);
+        _ -> W1
+    end;
+message({wait, I}, X, W) ->
+    case peer(X, W) of
+        #peer{route = {wait, _}, link = L} = P -> put_peer(X, P#peer{link = L#link{room = [I | L#link.room]}}, W);
+        _ -> try_again(X, [I], W)
+    end;
+message(Event, X, W) ->
+    step(X, Event, W).
+
+step(X, Event, W) ->
+    #peer{link = L} = P = peer(X, W),
+    {Session, Effects} = trunkline_session:step(Event, L#link.session),
+    carried_out(X, Effects, put_peer(X, P#peer{link = L#link{session = Session}}, W)).
+
+carried_out(X, Effects, W) ->
+    {Events, W1} = lists:foldl(fun(Effect, {Es, W0}) ->
+                                       case effect(Effect, X, W0) of
+                                           {Event, W2} -> {Es ++ [Event], W2};
+                                           W2 -> {Es, W2}
+                                       end
+                               end, {[], W}, Effects),
+    case {Events, (peer(X, W1))#peer.link} of
+        {[Event], _} ->
+            step(X, Event, W1);
+        {[], #link{session = S}} ->
+            case trunkline_session:phase(S) of
+                ended -> ends(X, W1);
+                _ -> W1
+            end;
+        {[], none} ->
+            W1
+    end.
+
+effect({session, Name}, X, W) ->
+    link(X, fun(L) -> L#link{name = Name} end, W);
+effect({say, To, Message}, X, W) ->
+    link(X, fun(#link{name = Name} = L) -> L#link{speech = L#link.speech ++ [{Name, {say, To, Message}}]} end, W);
+effect({watch, Role, Whom}, X, W) ->
+    Ref = make_ref(),
+    link(X, fun(#link{name = Name, watched = Watched} = L) ->
+                    L#link{watched = Watched#{Role => Ref}, speech = L#link.speech ++ [{Name, {watch, Ref, Whom}}]}
+            end, W);
+effect({unwatch, Role}, X, W) ->
+    link(X, fun(#link{watched = Watched} = L) -> L#link{watched = maps:remove(Role, Watched)} end, W);
+effect({path, Path}, X, W) ->
+    #peer{route = {_, Lanes}} = P = peer(X, W),
+    put_peer(X, P#peer{route = {Path, Lanes}}, W);
+effect({order, Order}, X, W) ->
+    #peer{link = #link{lanes = [_ | _] = Lanes}} = peer(X, W),
+    Ref = make_ref(),
+    W1 = link(X, fun(L) -> L#link{order = {Ref, Lanes}} end, W),
+    lists:foldl(fun({Ix, Lane}, W2) ->
+                        to_lane(X, Lane, case Order of
+                                             drain -> {drain, Ref};
+                                             {send, Inlets, _} -> {mode, Ref, {send, lists:nth(Ix, Inlets)}};
+                                             {absent, _} -> {mode, Ref, absent};
+                                             Mode -> {mode, Ref, Mode}
+                                         end, W2)
+                end, W1, lists:enumerate(Lanes));
+effect({start, What}, X, W) ->
+    case peer(X, W) of
+        #peer{is_full = true} -> {{system_limit, element(1, What)}, W};
+        _ -> start(What, X, W)
+    end;
+effect({end_session, _}, X, W) ->
+    #peer{link = #link{inlets = Inlets, finishing = Finishing} = L, inlets = All} = P = peer(X, W),
+    put_peer(X, P#peer{link = L#link{inlets = [], finishing = Inlets ++ Finishing},
+                       inlets = maps:map(fun(Id, I) ->
+                                                 case lists:member(Id, Inlets) of
+                                                     true -> I#inlet{finishing = true};
+                                                     false -> I
+                                                 end
+                                         end, All)}, W);
+effect(give_up_lanes, X, W) ->
+    #peer{link = L, lanes = Lanes} = P = peer(X, W),
+    put_peer(X, P#peer{route = none, lanes = maps:without(L#link.lanes, Lanes),
+                       link = L#link{lanes = [], order = none}}, W);
+effect({dismiss, Answer}, X, W) ->
+    #peer{link = #link{room = Room} = L, senders = Senders} = P = peer(X, W),
+    W1 = put_peer(X, P#peer{link = L#link{room = []}}, W),
+    case Answer of
+        again ->
+            try_again(X, Room, W1);
+        {gone, _} ->
+            Given = maps:map(fun(I, {Last, Waiting}) ->
+                                     case lists:member(I, Room) of
+                                         true -> {Last, none};
+                                         false -> {Last, Waiting}
+                                     end
+                             end, Senders),
+            P1 = peer(X, W1),
+            put_peer(X, P1#peer{senders = Given}, W1)
+    end;
+effect({enter, finishing}, _, W) ->
+    W;
+effect({enter, Phase}, X, W) ->
+    P = peer(X, W),
+    put_peer(X, P#peer{row = Phase}, W);
+effect({patience, Deadline}, X, W) ->
+    link(X, fun(L) -> L#link{is_patient = Deadline =/= none} end, W);
+effect({timer, forget, _}, _, W) ->
+    W;
+effect({timer, Name, _}, X, W) ->
+    link(X, fun(L) -> L#link{timers = [Name | lists:delete(Name, L#link.timers)]} end, W);
+effect({answer, _, Result}, X, W) ->
+    P = peer(X, W),
+    put_peer(X, P#peer{answers = [Result | P#peer.answers]}, W);
+effect(stop, _, W) ->
+    W.
+
+start({lanes, {N, _, _} = Shape}, X, W) ->
+    {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(lane, X, W0) end, W, lists:seq(1, N)),
+    #peer{link = L, lanes = Lanes} = P = peer(X, W1),
+    [error({lanes_not_empty, X, Id}) || Id <- L#link.lanes, #lane{backlog = B, mailbox = M} <- [maps:get(Id, Lanes)],
+                                        B =/= [] orelse M =/= []],
+    Kept = maps:without(L#link.lanes, Lanes),
+    {{started, lanes, Ids},
+     put_peer(X, P#peer{link = L#link{lanes = Ids, order = none}, route = {wait, Ids}, shape = Shape,
+                        lanes = maps:merge(Kept, maps:from_list([{Id, #lane{}} || Id <- Ids]))}, W1)};
+start({inlets, Theirs, _}, X, W) ->
+    case peer(X, W) of
+        #peer{link = #link{finishing = [_ | _]}} -> error({inlets_too_early, X});
+        _ -> ok
+    end,
+    {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(inlet, X, W0) end, W, Theirs),
+    #peer{link = L, inlets = Inlets, release = Release} = P = peer(X, W1),
+    Agreed = trunkline_session:agreement(L#link.session),
+    Dock = case lists:member(large, maps:get(capabilities, Agreed)) of
+               true -> {dock, X, Release};
+               false -> none
+           end,
+    New = maps:from_list([{Id, #inlet{lane = Lane}} || {Id, Lane} <- lists:zip(Ids, Theirs)]),
+    {{started, inlets, {Ids, Dock}}, put_peer(X, P#peer{link = L#link{inlets = Ids}, inlets = maps:merge(Inlets, New)}, W1)};
+start({trunks, _}, _, W) ->
+    {{started, trunks}, W}.
+
+link(X, Fun, W) ->
+    #peer{link = L} = P = peer(X, W),
+    put_peer(X, P#peer{link = Fun(L)}, W).
+
+%% The session has ended, and the link ends in good order: what it has said leaves before that.
+ends(X, W) ->
+    W1 = lists:foldl(fun({Name, What}, W0) ->
+                             case peer(X, W0) of
+                                 #peer{link = #link{name = Name}} -> speak(What, X, W0);
+                                 _ -> W0
+                             end
+                     end, W, (peer(X, W))#peer.link#link.speech),
+    #peer{pid = Pid, link = L} = P = peer(X, W1),
+    P1 = without_link(P, L),
+    stopped(X, ended(X, [Pid], shutdown, put_peer(X, P1#peer{route = none}, W1))).
+
+speak({say, To, Message}, X, W) ->
+    transmit(X, {to, To, Message}, W);
+speak({watch, Ref, Object}, X, W) ->
+    P = peer(X, W),
+    P1 = P#peer{watches = (P#peer.watches)#{Ref => P#peer.pid}},
+    case is_connected(X, W) of
+        true -> transmit(X, {watch, Ref, Object}, put_peer(X, P1, W));
+        false when P#peer.sees =:= none, Object =:= links ->
+            put_peer(X, P1#peer{connecting = P1#peer.connecting ++ [{Ref, Object}]}, W);
+        false when P#peer.sees =:= none -> mail(X, {'DOWN', Ref, noconnection}, W);
+        false -> put_peer(X, P1, W)               % the news that it is broken comes
+    end.
+
+%% --- senders and lanes ------------------------------------------------------------
+
+send(X, I, W) ->
+    #peer{senders = Senders} = P = peer(X, W),
+    case maps:get(I, Senders, {0, none}) of
+        {Last, none} ->
+            Message = {{X, I}, Last + 1},
+            Key = {X, I},
+            Sent = W#world.sent,
+            hand_over(X, I, Message,
+                      put_peer(X, P#peer{senders = Senders#{I => {Last + 1, none}}},
+                               W#world{sent = Sent#{Key => maps:get(Key, Sent, 0) + 1}}));
+        _ ->
+            W                                      % it waits
+    end.
+
+%% For which incarnation a message is that is handed over now, if that is known.
+stamp(#peer{link = #link{session = S, knows = Life}}) ->
+    case trunkline_session:phase(S) of
+        down -> any;
+        _ -> Life
+    end;
+stamp(_) ->
+    any.
+
+hand_over(X, I, Message, W) ->
+    #peer{route = Route, senders = Senders} = P = peer(X, W),
+    case Route of
+        none -> transmit(X, {plain, Message}, W);
+        {direct, _} -> transmit(X, {plain, Message}, W);
+        {wait, _} ->
+            {Last, _} = maps:get(I, Senders),
+            W1 = put_peer(X, P#peer{senders = Senders#{I := {Last, Message}}}, W),
+            mail(X, {wait, I}, W1);
+        {_, Lanes} ->
+            {Sender, N} = Message,
+            to_lane(X, lists:nth(I rem length(Lanes) + 1, Lanes), {message, {Sender, N, stamp(P)}}, W)
+    end.
+
+try_again(X, Is, W) ->
+    lists:foldl(fun(I, W0) ->
+                        #peer{senders = Senders, route = Route, link = Link} = P = peer(X, W0),
+                        case maps:get(I, Senders) of
+                            {_, none} -> W0;
+                            %% Nobody is there to wait at; it comes back.
+                            {_, _} when Link =:= none, element(1, Route) =:= wait -> W0;
+                            {Last, Message} ->
+                                hand_over(X, I, Message, put_peer(X, P#peer{senders = Senders#{I := {Last, none}}}, W0))
+                        end
+                end, W, Is).
+
+to_lane(X, Lane, Item, W) ->
+    #peer{lanes = Lanes} = P = peer(X, W),
+    case Lanes of
+        #{Lane := L} -> put_peer(X, P#peer{lanes = Lanes#{Lane := L#lane{mailbox = L#lane.mailbox ++ [Item]}}}, W);
+        #{} -> W
+    end.
+
+lane({message, Message}, X, Id, W) ->
+    #lane{mode = Mode, backlog = Backlog} = get_lane(X, Id, W),
+    case Mode of
+        send -> batch(X, Id, Message, W);
+        direct -> plain(X, Id, Message, W);
+        _ ->
+            W1 = update_lane(X, Id, fun(L) -> L#lane{backlog = Backlog ++ [Message]} end, W),
+            case Mode =:= absent andalso Backlog =:= [] of
+                true -> mail(X, connect, W1);
+                false -> W1
+            end
+    end;
+lane({ack, Inlet, Serial}, X, Id, W) ->
+    drained(X, Id, update_lane(X, Id, fun(#lane{to = To, flight = Flight} = L) when To =:= Inlet ->
+                                       L#lane{flight = [S || S <- Flight, S > Serial]};
+                                  (L) -> L
+                               end, W));
+lane({drain, Ref}, X, Id, W) ->
+    drained(X, Id, update_lane(X, Id, fun(L) -> L#lane{drain = Ref} end, W));
+lane({mode, Ref, Mode}, X, Id, W) ->
+    #lane{backlog = Backlog} = get_lane(X, Id, W),
+    W1 = update_lane(X, Id, fun(L) ->
+                             L1 = L#lane{flight = [], drain = none, backlog = []},
+                             case Mode of
+                                 {send, Inlet} -> L1#lane{mode = send, to = Inlet, serial = 1};
+                                 hold -> L1#lane{mode = hold, backlog = Backlog};
+                                 _ -> L1#lane{mode = Mode}
+                             end
+                     end, W),
+    W2 = case Mode of
+             {send, _} -> lists:foldl(fun(M, W0) -> batch(X, Id, M, W0) end, W1, Backlog);
+             direct -> lists:foldl(fun(M, W0) -> plain(X, Id, M, W0) end, W1, Backlog);
+             _ -> W1
+         end,
+    mail(X, {ready, Ref, Id}, W2).
+
+get_lane(X, Id, W) -> maps:get(Id, (peer(X, W))#peer.lanes).
+
+update_lane(X, Id, Fun, W) ->
+    #peer{lanes = Lanes} = P = peer(X, W),
+    #{Id := L} = Lanes,
+    put_peer(X, P#peer{lanes = Lanes#{Id := Fun(L)}}, W).
+
+batch(X, Id, Message, W) ->
+    #lane{to = Inlet, serial = Serial} = get_lane(X, Id, W),
+    transmit(X, {batch, Inlet, {Serial, Message}},
+             update_lane(X, Id, fun(L) -> L#lane{serial = Serial + 1, flight = L#lane.flight ++ [Serial]} end, W)).
+
+%% Nothing that was meant for one connection travels on the next one, unless the lane is late: the
+%% link has told it so already.
+plain(X, Id, {Sender, N, Stamp}, W) ->
+    #lane{mailbox = Mailbox} = get_lane(X, Id, W),
+    case peer(X, W) of
+        #peer{link = #link{knows = Life}} when Stamp =/= any, Stamp =/= Life ->
+            lists:keymember(mode, 1, Mailbox) orelse error({for_another_incarnation, X, {Sender, N}}),
+            W;
+        _ ->
+            transmit(X, {plain, {Sender, N}}, W)
+    end.
+
+drained(X, Id, W) ->
+    case get_lane(X, Id, W) of
+        #lane{drain = Ref, flight = [], backlog = [], mailbox = Mailbox} when Ref =/= none ->
+            case [M || {message, M} <- Mailbox] of
+                [] -> mail(X, {ready, Ref, Id}, update_lane(X, Id, fun(L) -> L#lane{drain = none} end, W));
+                _ -> W
+            end;
+        _ ->
+            W
+    end.
+
+inlet(X, Id, W) ->
+    #peer{inlets = Inlets} = P = peer(X, W),
+    #{Id := #inlet{mailbox = Mailbox, next = Next, lane = Lane} = I} = Inlets,
+    case Mailbox of
+        [{Next, {Sender, N, Stamp}} | Left] ->
+            Stamp =:= any orelse Stamp =:= P#peer.life orelse error({at_another_incarnation, X, {Sender, N}}),
+            W1 = got(X, {Sender, N}, put_peer(X, P#peer{inlets = Inlets#{Id := I#inlet{mailbox = Left, next = Next + 1}}}, W)),
+            transmit(X, {ack, Lane, Id, Next}, W1);
+        [_ | Left] ->
+            put_peer(X, P#peer{inlets = Inlets#{Id := I#inlet{mailbox = Left}}}, W);
+        [] ->
+            mail(X, {finished, Id}, put_peer(X, P#peer{inlets = maps:remove(Id, Inlets)}, W))
+    end.
+
+%% Once, and in order.
+got(X, {{From, I}, N}, #world{got = Got, last = Last, is_hasty = IsHasty} = W) ->
+    Key = {From, I},
+    Ns = maps:get(Key, Got, []),
+    not lists:member(N, Ns) orelse error({twice, X, From, I, N}),
+    IsHasty orelse maps:get({From, I}, Last, 0) < N orelse error({overtaken, X, From, I, N, Last}),
+    W#world{got = Got#{Key => [N | Ns]}, last = Last#{{From, I} => N}}.
+
+%% ------------------------------------------------------------------------------
+
+peer(X, #world{peers = Peers}) -> maps:get(X, Peers).
+
+put_peer(X, P, #world{peers = Peers} = W) -> W#world{peers = Peers#{X := P}}.
+
+new(Kind, X, #world{next = N} = W) -> {{Kind, X, N}, W#world{next = N + 1}}.
