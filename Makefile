@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct nemesis elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct properties nemesis elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -24,6 +24,10 @@ test: dialyzer xref ct elixir
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
 	@tools/need erlang rebar3 common_test proper wan $(if $(SUITE),,elixir)
 	LANES=$(LANES) tools/with-epmd tools/suites $(SUITE)
+
+properties: ## 100,000 random histories of two sessions, of each kind; another number: HISTORIES=1000000
+	@tools/need erlang rebar3 common_test proper
+	HISTORIES=$(or $(HISTORIES),100000) rebar3 ct --suite test/session_SUITE
 
 nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=... repeats a round
 	@tools/need erlang rebar3 common_test

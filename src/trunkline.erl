@@ -164,7 +164,7 @@ What is going on between this node and another one:
 
 - `state`: `up` when messages go by lane. `greeting`: connected, and nothing has been heard of
   Trunkline there. `opening`, `holding`, `closing`: the two nodes are agreeing, or the other one
-  starts again, or leaves. `drained`: see `drain/1`. `down`: not connected;
+  starts again, or one of them leaves. `drained`: see `drain/1`. `down`: not connected;
 - `since`: when this state began (system time, ms);
 - `release` and `protocol`: of Trunkline at the other node;
 - `round_trip`: the shortest one of the last minutes (us);

@@ -17,7 +17,7 @@
                | opening     % the two links are agreeing
                | up          % messages go by lane
                | holding     % the peer's link has died; lanes keep what they have
-               | closing     % the peer is taking leave
+               | closing     % one of the two leaves; lanes deliver what they have
                | drained.    % the lanes have been given up until the nodes connect anew
 -type peer() ::
         #{state := state(),

@@ -15,22 +15,22 @@ suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_faults, any_event].
 
-check(Property) ->
-    Tests = list_to_integer(os:getenv("HISTORIES", "2000")),
-    counterexample:check(Tests, 2000, Property).
+histories() -> list_to_integer(os:getenv("HISTORIES", "3000")).
+
+check(Tests, Property) -> counterexample:check(Tests, 2000, Property).
 
 %% Longer than PropEr's lists are.
 many(Type) -> ?SIZED(Size, resize(6 * Size, list(resize(Size, Type)))).
 
 %% Trunkline stops and starts, links are drained, nodes are full, and the connection stays.
 in_good_order(_) ->
-    check(?ALL({Releases, Commands}, {releases(), many(good())},
-               is_map(session_world:final(session_world:run(Releases, Commands))))).
+    check(histories(), ?ALL({Releases, Commands}, {releases(), many(good())},
+                            is_map(session_world:final(session_world:run(Releases, Commands))))).
 
 %% Connections break, nodes die, links crash, and patience ends.
 with_faults(_) ->
-    check(?ALL({Releases, Commands}, {releases(), many(frequency([{20, good()}, {1, bad()}]))},
-               is_map(session_world:final(session_world:run(Releases, Commands))))).
+    check(histories(), ?ALL({Releases, Commands}, {releases(), many(frequency([{20, good()}, {1, bad()}]))},
+                            is_map(session_world:final(session_world:run(Releases, Commands))))).
 
 releases() -> {release(), release()}.
 
@@ -48,4 +48,76 @@ bad() ->
 
 peer() -> oneof([a, b]).
 
-any_event(_) -> ok.
+%% --- every event in every state -------------------------------------------------------------
+
+%% A walk: at each step every event is tried, and one of them is taken. What was said or watched
+%% before may come late, and what nobody should say comes too.
+any_event(_) ->
+    Nodes = [down, {connected, true}, {connected, false}, {drained, true}],
+    check(histories() div 5, ?ALL({Node, Steps}, {oneof(Nodes), list({range(0, 10_000), boolean()})},
+                                  walk(Steps, start(Node)))).
+
+start(Node) ->
+    Hello = hello([large, drain], 2),
+    done(trunkline_session:new(#{link => here, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
+                                 large_bytes => 1000, node => Node, lanes => none, capabilities => [],
+                                 has_met => false}),
+         true, #{refs => [stray], lanes => none}).
+
+hello(Capabilities, Lanes) ->
+    #{protocol => {2, 2}, capabilities => Capabilities, lanes => Lanes, window_bytes => 1000,
+      bulk_bytes => 1000, release => "x"}.
+
+walk([], _) ->
+    true;
+walk([{N, IsFull} | Steps], {Session, Known}) ->
+    Events = events(Known),
+    lists:foreach(fun(Event) -> done(trunkline_session:step(Event, Session), IsFull, Known) end, Events),
+    Event = lists:nth(N rem length(Events) + 1, Events),
+    walk(Steps, done(trunkline_session:step(Event, Session), IsFull, Known)).
+
+events(#{refs := Refs}) ->
+    Links = [there, another],
+    Hellos = [hello([large, drain], 2), hello([], 3), (hello([], 1))#{protocol := {0, 0}},
+              (hello([], 1))#{protocol := {7, 8}}, #{}],
+    [{Up, Is} || Up <- [nodeup, again], Is <- [true, false]]
+        ++ [{down, Role, Reason} || Role <- [peer, absence, asked], Reason <- [noconnection, noproc, killed]]
+        ++ [{hello, Link, Name, Hello, Answer}
+            || Link <- Links, Name <- [one, two], Hello <- Hellos, Answer <- [true, false]]
+        ++ [{open, Link, Ref, mine, Lanes} || Link <- Links, Ref <- Refs, Lanes <- [[l1], [l1, l2], [l1, l2, l3]]]
+        ++ [{opened, Ref, Inlets, Dock} || Ref <- Refs, Inlets <- [[i1], [i1, i2], [i1, i2, i3]], Dock <- [none, dock]]
+        ++ [{goodbye, Link, theirs} || Link <- Links]
+        ++ [{goodbye_ok, Ref} || Ref <- Refs]
+        ++ [nodedown, connect, stop, {drain, me, infinity}, lanes_ready, finished, stalled,
+            {timeout, retry}, {timeout, finish}, {timeout, forget}].
+
+%% The effects make sense: lanes are told something only while there are any, and what is to be
+%% started comes once in a step. It is answered.
+done({Session, Effects}, IsFull, Known) ->
+    Known1 = lists:foldl(fun effect/2, Known, Effects),
+    case {[What || {start, What} <- Effects], IsFull} of
+        {[], _} ->
+            Ends = trunkline_session:phase(Session) =:= ended,
+            Ends =:= (lists:member(stop, Effects) orelse maps:is_key(stop, Known1)) orelse error({ended, Effects}),
+            {Session, Known1};
+        {[What], true} ->
+            done(trunkline_session:step({system_limit, element(1, What)}, Session), true, Known1);
+        {[{lanes, {N, _, _}}], false} ->
+            Lanes = lists:seq(1, N),
+            done(trunkline_session:step({started, lanes, Lanes}, Session), false, Known1#{lanes := Lanes});
+        {[{inlets, Theirs, _}], false} ->
+            done(trunkline_session:step({started, inlets, {Theirs, here}}, Session), false, Known1);
+        {[{trunks, _}], false} ->
+            done(trunkline_session:step({started, trunks}, Session), false, Known1)
+    end.
+
+effect({session, Name}, Known) -> knows(Name, Known);
+effect({say, there, {goodbye, here, Ref}}, Known) -> knows(Ref, Known);
+effect({say, links, {open, here, _, Ref, Lanes}}, #{lanes := Lanes} = Known) -> knows(Ref, Known);
+effect({order, {send, Inlets, _}}, #{lanes := Lanes} = Known) when length(Inlets) =:= length(Lanes) -> Known;
+effect({Told, _}, #{lanes := Lanes} = Known) when Told =:= path; Told =:= order -> true = is_list(Lanes), Known;
+effect(give_up_lanes, Known) -> Known#{lanes := none};
+effect(stop, Known) -> Known#{stop => true};
+effect(_, Known) -> Known.
+
+knows(Ref, #{refs := Refs} = Known) -> Known#{refs := lists:sublist([Ref | lists:delete(Ref, Refs)], 4)}.
