@@ -16,7 +16,7 @@
 %% looks at how things stand. It raises an exception as soon as something is not as promised.
 -module(session_world).
 
--export([run/2, final/1]).
+-export([run/2]).
 
 -define(PEERS, [a, b]).
 -define(SENDERS, [1, 2, 3]).
@@ -46,7 +46,8 @@
                answers = [], asked = 0}).
 -record(world, {peers, wire = #{a => [], b => []},        % to that peer
                 connection = none, next = 1,
-                got = #{}, last = #{}, sent = #{},
+                held = [],                   % what does not go on for a while
+                got = #{}, sent = #{},           % by senders
                 is_good = true,              % nothing may be lost
                 is_hasty = false}).          % somebody has given up waiting: order is not promised
 
@@ -67,9 +68,12 @@ command({send, X, I}, W) ->
     send(X, I, W);
 command({stop, X}, W) ->
     case peer(X, W) of
-        #peer{app = running, link = none} = P -> stopped(X, put_peer(X, P#peer{app = stopping, route = none}, W));
-        #peer{app = running} = P -> mail(X, leave, put_peer(X, P#peer{app = stopping}, W));
-        _ -> W
+        #peer{app = running, link = none} = P ->
+            stopped(X, put_peer(X, P#peer{app = stopping, route = none}, W));
+        #peer{app = running} = P ->
+            mail(X, leave, put_peer(X, P#peer{app = stopping}, W));
+        _ ->
+            W
     end;
 command({start, X}, W) ->
     case peer(X, W) of
@@ -78,14 +82,18 @@ command({start, X}, W) ->
     end;
 command({drain, X}, W) ->
     case peer(X, W) of
-        #peer{app = running, link = #link{}, sees = C} = P when C =/= none ->
-            mail(X, {drain, make_ref(), infinity}, put_peer(X, P#peer{asked = P#peer.asked + 1}, W));
+        #peer{app = running, link = #link{}, sees = C, asked = Asked} = P when C =/= none ->
+            mail(X, {drain, make_ref(), infinity}, put_peer(X, P#peer{asked = Asked + 1}, W));
         _ ->
             W
     end;
 command({full, X}, W) ->
-    P = peer(X, W),
-    put_peer(X, P#peer{is_full = not P#peer.is_full}, W);
+    change(X, fun(#peer{is_full = IsFull} = P) -> P#peer{is_full = not IsFull} end, W);
+command({hold, Kind, X}, #world{held = Held} = W) ->
+    W#world{held = case lists:member({Kind, X}, Held) of
+                       true -> lists:delete({Kind, X}, Held);
+                       false -> [{Kind, X} | Held]
+                   end};
 command({again, X}, W) ->                    % its trunkline_links was killed
     case peer(X, W) of
         #peer{app = running, sees = C} when C =/= none -> ensure(X, again, W);
@@ -111,9 +119,9 @@ command({stall, X}, W) ->
     end;
 command({give_up, X}, W) ->
     case peer(X, W) of
-        #peer{link = #link{timers = Timers}} = P ->
+        #peer{link = #link{timers = Timers}} ->
             case lists:member(finish, Timers) of
-                true -> fire(X, finish, P, hasty(W));
+                true -> fire(X, finish, hasty(W));
                 false -> W
             end;
         _ ->
@@ -125,13 +133,13 @@ hasty(W) -> W#world{is_good = false, is_hasty = true}.
 
 %% Whatever can go on goes on, until nothing can.
 settled(W0) ->
-    W1 = lists:foldl(fun(X, W) -> P = peer(X, W), put_peer(X, P#peer{is_full = false}, W) end, W0, ?PEERS),
-    W2 = quiet(20_000, W1),
+    W1 = lists:foldl(fun(X, W) -> change(X, fun(P) -> P#peer{is_full = false} end, W) end,
+                     W0, ?PEERS),
+    W2 = quiet(20_000, W1#world{held = []}),
     ok = at_rest(W2),
     W3 = quiet(20_000, connect(W2)),
     ok = at_rest(W3),
-    ok = agreed(W3),
-    W3.
+    agreed(W3).
 
 quiet(0, W) ->
     error({no_rest, actions(W)});
@@ -149,19 +157,22 @@ quiet(N, W) ->
 
 %% --- how things must be -----------------------------------------------------
 
-at_rest(#world{is_good = IsGood} = W) ->
+at_rest(#world{is_good = IsGood, sent = Sent, got = Got} = W) ->
     lists:foreach(
       fun(X) ->
-              P = peer(X, W),
-              [error({still_waits, X, I}) || {I, {_, Waiting}} <- maps:to_list(P#peer.senders), Waiting =/= none],
-              [error({left_in_lane, X, Id, L}) || {Id, L} <- maps:to_list(P#peer.lanes),
-                                                  L#lane.backlog =/= [] orelse L#lane.mailbox =/= []],
-              P#peer.app =:= stopping andalso error({does_not_stop, X, P}),
-              length(P#peer.answers) =:= P#peer.asked orelse error({no_answer, X, P#peer.answers, P#peer.asked}),
-              IsGood andalso [error({not_drained, X, Why}) || Why <- P#peer.answers, Why =/= ok]
+              #peer{senders = Senders, lanes = Lanes, app = App, answers = Answers, asked = Asked} =
+                  peer(X, W),
+              [error({still_waits, X, I})
+               || {I, {_, Waiting}} <- maps:to_list(Senders), Waiting =/= none],
+              [error({left_in_lane, X, Id, L})
+               || {Id, L} <- maps:to_list(Lanes),
+                  L#lane.backlog =/= [] orelse L#lane.mailbox =/= []],
+              App =:= stopping andalso error({does_not_stop, X}),
+              length(Answers) =:= Asked orelse error({no_answer, X, Answers, Asked}),
+              [error({not_drained, X, Why}) || IsGood, Why <- Answers, Why =/= ok]
       end, ?PEERS),
-    [error({lost, Key, Sent, length(maps:get(Key, W#world.got, []))})
-     || IsGood, {Key, Sent} <- maps:to_list(W#world.sent), length(maps:get(Key, W#world.got, [])) =/= Sent],
+    [error({lost, Key, N, length(maps:get(Key, Got, []))})
+     || IsGood, {Key, N} <- maps:to_list(Sent), length(maps:get(Key, Got, [])) =/= N],
     ok.
 
 %% With a connection: both have lanes, or neither has, and one of them has given them up.
@@ -184,17 +195,12 @@ agreed(W) ->
 phase(#peer{link = none}) -> stopped;
 phase(#peer{link = #link{session = S}}) -> trunkline_session:phase(S).
 
-%% For statistics.
-final(#world{sent = Sent, got = Got, is_good = IsGood} = W) ->
-    #{phases => [phase(peer(X, W)) || X <- ?PEERS], good => IsGood,
-      sent => lists:sum(maps:values(Sent)),
-      got => lists:sum([length(Ns) || Ns <- maps:values(Got)])}.
-
 %% --- what can go on -----------------------------------------------------------
 
-actions(#world{wire = Wire} = W) ->
-    [{wire, X} || X <- ?PEERS, maps:get(X, Wire) =/= []]
-        ++ lists:append([actions(X, peer(X, W)) || X <- ?PEERS]).
+actions(#world{wire = Wire, held = Held} = W) ->
+    All = [{wire, X} || X <- ?PEERS, maps:get(X, Wire) =/= []]
+        ++ lists:append([actions(X, peer(X, W)) || X <- ?PEERS]),
+    [Action || Action <- All, not lists:member({element(1, Action), element(2, Action)}, Held)].
 
 actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Connecting} = P) ->
     case Link of
@@ -205,8 +211,8 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
                 ++ [{retry, X} || lists:member(retry, Timers)]
     end
         ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
-        ++ [{inlet, X, Id} || {Id, #inlet{mailbox = M, finishing = F}} <- lists:sort(maps:to_list(Inlets)),
-                              M =/= [] orelse F]
+        ++ [{inlet, X, Id} || {Id, I} <- lists:sort(maps:to_list(Inlets)),
+                              I#inlet.mailbox =/= [] orelse I#inlet.finishing]
         ++ [{connect, X} || Connecting =/= []].
 
 %% When nothing else can.
@@ -225,35 +231,32 @@ act({restart, X}, W) ->
         running -> W1
     end;
 act({link, X}, W) ->
-    #peer{link = #link{mailbox = [Message | Mailbox]} = L} = P = peer(X, W),
-    message(Message, X, put_peer(X, P#peer{link = L#link{mailbox = Mailbox}}, W));
+    #peer{link = #link{mailbox = [Message | Mailbox]}} = peer(X, W),
+    message(Message, X, change_link(X, fun(L) -> L#link{mailbox = Mailbox} end, W));
 act({speaker, X}, W) ->
-    #peer{link = #link{speech = [{Name, What} | Speech]} = L} = P = peer(X, W),
-    W1 = put_peer(X, P#peer{link = L#link{speech = Speech}}, W),
-    case L#link.name of
-        Name -> speak(What, X, W1);
-        _ -> W1
-    end;
+    #peer{link = #link{speech = [Said | Speech]}} = peer(X, W),
+    speak(Said, X, change_link(X, fun(L) -> L#link{speech = Speech} end, W));
 act({retry, X}, W) ->
-    fire(X, retry, peer(X, W), W);
+    fire(X, retry, W);
 act({lane, X, Id}, W) ->
-    #peer{lanes = Lanes} = P = peer(X, W),
-    #{Id := #lane{mailbox = [Item | Mailbox]} = L} = Lanes,
-    lane(Item, X, Id, put_peer(X, P#peer{lanes = Lanes#{Id := L#lane{mailbox = Mailbox}}}, W));
+    #lane{mailbox = [Item | Mailbox]} = get_lane(X, Id, W),
+    lane(Item, X, Id, change_lane(X, Id, fun(L) -> L#lane{mailbox = Mailbox} end, W));
 act({inlet, X, Id}, W) ->
     inlet(X, Id, W);
 act({connect, X}, W) ->
     P = peer(X, W),
     Refs = P#peer.connecting,
     W1 = connect(put_peer(X, P#peer{connecting = []}, W)),
-    lists:foldl(fun({Ref, Object}, W2) -> put_on(?OTHER(X), {watch, Ref, Object}, W2) end, W1, Refs);
+    lists:foldl(fun({Ref, Object}, W2) -> put_on(?OTHER(X), {watch, Ref, Object}, W2) end,
+                W1, Refs);
 act({give_up, X}, W) ->
     command({give_up, X}, W);
 act({stall, X}, W) ->
     command({stall, X}, W).
 
-fire(X, Name, #peer{link = L} = P, W) ->
-    step(X, {timeout, Name}, put_peer(X, P#peer{link = L#link{timers = lists:delete(Name, L#link.timers)}}, W)).
+fire(X, Name, W) ->
+    Fired = fun(#link{timers = Timers} = L) -> L#link{timers = lists:delete(Name, Timers)} end,
+    step(X, {timeout, Name}, change_link(X, Fired, W)).
 
 %% --- the connection -----------------------------------------------------------
 
@@ -270,17 +273,19 @@ break(_, #world{connection = none} = W) ->
     W;
 break(Keep, #world{connection = C, wire = Wire} = W) ->
     %% That it was there is known in any case.
-    Cut = fun(Items) ->
-                  {Before, Now} = case lists:splitwith(fun(Item) -> element(1, Item) =/= up end, Items) of
+    Cut = fun(_, Items) ->
+                  IsBefore = fun(Item) -> element(1, Item) =/= up end,
+                  {Before, Now} = case lists:splitwith(IsBefore, Items) of
                                       {_, []} -> {[], Items};
                                       {Others, [Up | Rest]} -> {Others ++ [Up], Rest}
                                   end,
                   Before ++ lists:sublist(Now, Keep) ++ [{broken, C}]
           end,
-    W1 = W#world{connection = none, wire = maps:map(fun(_, Items) -> Cut(Items) end, Wire)},
-    lists:foldl(fun(X, W2) -> P = peer(X, W2), put_peer(X, P#peer{watched = []}, W2) end, W1, ?PEERS).
+    W1 = W#world{connection = none, wire = maps:map(Cut, Wire)},
+    lists:foldl(fun(X, W2) -> change(X, fun(P) -> P#peer{watched = []} end, W2) end, W1, ?PEERS).
 
-put_on(X, Item, #world{wire = Wire} = W) -> W#world{wire = Wire#{X := maps:get(X, Wire) ++ [Item]}}.
+put_on(X, Item, #world{wire = Wire} = W) ->
+    W#world{wire = Wire#{X := maps:get(X, Wire) ++ [Item]}}.
 
 %% From X to the other peer, if there is the connection that X sees.
 transmit(X, Item, #world{connection = C} = W) ->
@@ -292,18 +297,17 @@ transmit(X, Item, #world{connection = C} = W) ->
 is_connected(X, #world{connection = C} = W) -> C =/= none andalso (peer(X, W))#peer.sees =:= C.
 
 arrives({up, C, Life}, X, W) ->
-    P = peer(X, W),
-    ensure(X, {nodeup, Life}, put_peer(X, P#peer{sees = C, other = Life}, W));
+    ensure(X, {nodeup, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
 arrives({broken, _}, X, W) ->
     #peer{watches = Watches} = P = peer(X, W),
     W1 = put_peer(X, P#peer{sees = none, watches = #{}}, W),
-    %% Who is told first is a matter of chance.
-    Nodedown = fun(W2) -> mail(X, nodedown, W2) end,
-    Downs = fun(W2) -> lists:foldl(fun(Ref, W3) -> mail(X, {'DOWN', Ref, noconnection}, W3) end, W2, lists:sort(maps:keys(Watches))) end,
-    case erlang:phash2(Watches) rem 2 of
-        0 -> Nodedown(Downs(W1));
-        1 -> Downs(Nodedown(W1))
-    end;
+    Downs = [{'DOWN', Ref, noconnection} || Ref <- lists:sort(maps:keys(Watches))],
+    %% What comes first is a matter of chance.
+    Messages = case erlang:phash2(Watches) rem 2 of
+                   0 -> Downs ++ [nodedown];
+                   1 -> [nodedown | Downs]
+               end,
+    lists:foldl(fun(Message, W2) -> mail(X, Message, W2) end, W1, Messages);
 arrives({to, links, Event}, X, W) ->
     case peer(X, W) of
         #peer{app = running} -> ensure(X, {event, Event}, W);
@@ -316,22 +320,24 @@ arrives({to, Pid, Event}, X, W) ->
         _ -> W
     end;
 arrives({watch, Ref, Object}, X, W) ->
-    P = peer(X, W),
+    #peer{watched = Watched} = P = peer(X, W),
     case is_there(Object, P) of
-        true -> put_peer(X, P#peer{watched = [{Ref, Object} | P#peer.watched]}, W);
+        true -> put_peer(X, P#peer{watched = [{Ref, Object} | Watched]}, W);
         false -> transmit(X, {'DOWN', Ref, noproc}, W)
     end;
 arrives({'DOWN', Ref, Reason}, X, W) ->
     #peer{watches = Watches} = P = peer(X, W),
     case maps:take(Ref, Watches) of
-        {_, Watches1} -> mail(X, {'DOWN', Ref, Reason}, put_peer(X, P#peer{watches = Watches1}, W));
-        error -> W
+        {_, Watches1} ->
+            mail(X, {'DOWN', Ref, Reason}, put_peer(X, P#peer{watches = Watches1}, W));
+        error ->
+            W
     end;
 arrives({batch, Inlet, Batch}, X, W) ->
-    #peer{inlets = Inlets} = P = peer(X, W),
+    #peer{inlets = Inlets} = peer(X, W),
     case Inlets of
-        #{Inlet := I} ->
-            put_peer(X, P#peer{inlets = Inlets#{Inlet := I#inlet{mailbox = I#inlet.mailbox ++ [Batch]}}}, W);
+        #{Inlet := #inlet{mailbox = Mailbox} = I} ->
+            put_inlets(X, Inlets#{Inlet := I#inlet{mailbox = Mailbox ++ [Batch]}}, W);
         #{} ->
             W
     end;
@@ -349,49 +355,59 @@ is_there(_, _) -> false.
 %% Those who watch them hear of it.
 ended(X, Objects, Reason, W) ->
     #peer{watched = Watched} = P = peer(X, W),
-    {Told, Left} = lists:partition(fun({_, Object}) -> lists:member(Object, Objects) end, lists:reverse(Watched)),
+    {Told, Left} = lists:partition(fun({_, Object}) -> lists:member(Object, Objects) end, Watched),
     lists:foldl(fun({Ref, _}, W1) -> transmit(X, {'DOWN', Ref, Reason}, W1) end,
-                put_peer(X, P#peer{watched = lists:reverse(Left)}, W), Told).
+                put_peer(X, P#peer{watched = Left}, W), lists:reverse(Told)).
 
 %% --- nodes and links ------------------------------------------------------------
 
 %% trunkline_links passes something to the link, and starts one if there is none.
 ensure(X, Event, W) ->
     case peer(X, W) of
-        #peer{app = running, link = none, pid = Pid} when Pid =/= dead -> mail(X, Event, start_link(X, W));
-        _ -> mail(X, Event, W)
+        #peer{app = running, link = none, pid = Pid} when Pid =/= dead ->
+            mail(X, Event, start_link(X, W));
+        _ ->
+            mail(X, Event, W)
     end.
 
 start_link(X, W) ->
-    #peer{route = Route, shape = Shape, row = Row, sees = C, other = Knows, lanes = Lanes, release = Release} = P = peer(X, W),
+    #peer{route = Route, shape = Shape, row = Row, sees = C, other = Knows, release = Release} =
+        peer(X, W),
     {Pid, W1} = new(link, X, W),
     Node = if C =:= none -> down;
               Row =:= drained -> {drained, true};
               true -> {connected, true}
            end,
     %% The lanes of the link before are dead.
-    Old = case Route of
-              {_, Ids} when Row =/= drained; C =:= none -> Ids;
-              _ -> []
-          end,
-    {Ids1, W2} = lists:mapfoldl(fun(_, W0) -> new(lane, X, W0) end, W1, Old),
+    {Lanes, W2} = case Route of
+                      {_, Old} when Row =/= drained; C =:= none -> new_lanes(X, length(Old), W1);
+                      _ -> {[], W1}
+                  end,
+    W3 = change(X, fun(P) ->
+                           P#peer{pid = Pid,
+                                  route = case Lanes of
+                                              [] -> none;
+                                              _ -> {wait, Lanes}
+                                          end}
+                   end, W2),
     Hello = hello(Release),
-    P1 = P#peer{pid = Pid,
-                route = case Ids1 of
-                            [] -> none;
-                            _ -> {wait, Ids1}
-                        end,
-                lanes = maps:merge(maps:without(Old, Lanes), maps:from_list([{Id, #lane{}} || Id <- Ids1]))},
     {Session, Effects} =
-        trunkline_session:new(#{link => Pid, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
+        trunkline_session:new(#{link => Pid, hello => Hello,
+                                no_hello => Hello#{protocol := {0, 0}},
                                 large_bytes => 65536, node => Node,
-                                lanes => case Ids1 of
+                                lanes => case Lanes of
                                              [] -> none;
-                                             _ -> {Shape, Ids1}
+                                             _ -> {Shape, Lanes}
                                          end,
                                 capabilities => [], has_met => Row =/= none}),
-    L = #link{session = Session, lanes = Ids1, knows = Knows},
-    carried_out(X, Effects, put_peer(X, P1#peer{link = L}, W2)).
+    L = #link{session = Session, lanes = Lanes, knows = Knows},
+    carried_out(X, Effects, change(X, fun(P) -> P#peer{link = L} end, W3)).
+
+new_lanes(X, N, W) ->
+    {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(lane, X, W0) end, W, lists:seq(1, N)),
+    New = maps:from_list([{Id, #lane{}} || Id <- Ids]),
+    Add = fun(#peer{lanes = Lanes} = P) -> P#peer{lanes = maps:merge(Lanes, New)} end,
+    {Ids, change(X, Add, W1)}.
 
 hello(Release) ->
     Capabilities = [request, multicast],
@@ -419,14 +435,15 @@ crash(X, W) ->
 without_link(#peer{lanes = Lanes, inlets = Inlets} = P, L) ->
     P#peer{link = none, lanes = maps:without(L#link.lanes, Lanes),
            inlets = maps:without(L#link.inlets ++ L#link.finishing, Inlets),
-           watches = #{}, connecting = [], answers = [], asked = 0}.     % who asks sees that it ends
+           %% Whoever has asked sees that it ends.
+           watches = #{}, connecting = [], answers = [], asked = 0}.
 
 %% The node comes back at once as another incarnation, with that release, or without Trunkline.
 kill(X, Release, W) ->
     W1 = break(0, W),
-    #peer{life = Life, senders = Senders} = peer(X, W1),
+    #peer{life = Life} = peer(X, W1),
     %% Its mail is lost with it. The other side hears of the end.
-    P = #peer{life = Life + 1, senders = maps:map(fun(_, {Last, _}) -> {Last, none} end, Senders)},
+    P = #peer{life = Life + 1},
     P1 = case Release of
              none -> P#peer{app = stopped};
              _ -> P#peer{release = Release}
@@ -436,26 +453,28 @@ kill(X, Release, W) ->
 
 %% Trunkline is stopped there.
 stopped(X, W) ->
-    P = peer(X, W),
-    W1 = ended(X, [links, supervisor], shutdown, put_peer(X, P#peer{app = stopped, row = none, pid = none}, W)),
-    try_again(X, maps:keys(P#peer.senders), W1).
+    #peer{senders = Senders} = peer(X, W),
+    W1 = change(X, fun(P) -> P#peer{app = stopped, row = none, pid = none} end, W),
+    try_again(X, maps:keys(Senders), ended(X, [links, supervisor], shutdown, W1)).
 
 %% --- a link ---------------------------------------------------------------------
 
 mail(X, Message, W) ->
     case peer(X, W) of
-        #peer{link = #link{mailbox = Mailbox} = L} = P -> put_peer(X, P#peer{link = L#link{mailbox = Mailbox ++ [Message]}}, W);
-        _ -> W
+        #peer{link = none} ->
+            W;
+        _ ->
+            change_link(X, fun(#link{mailbox = Mailbox} = L) ->
+                                   L#link{mailbox = Mailbox ++ [Message]}
+                           end, W)
     end.
 
 message({nodeup, Life}, X, W) ->
-    #peer{link = L} = P = peer(X, W),
-    step(X, {nodeup, true}, put_peer(X, P#peer{link = L#link{knows = Life}}, W));
+    step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, W));
 message(again, X, W) ->
     step(X, {again, true}, W);
 message(leave, X, W) ->
-    #peer{lanes = Lanes, link = L} = peer(X, W),
-    case [Id || Id <- L#link.lanes, #lane{backlog = B, mailbox = M} <- [maps:get(Id, Lanes)], B =/= [] orelse M =/= []] of
+    case not_empty(X, W) of
         [] -> step(X, stop, W);
         _ -> step(X, stop, step(X, connect, W))
     end;
@@ -464,39 +483,53 @@ message({event, {opened, Ref, Inlets}}, X, W) ->
 message({event, Event}, X, W) ->
     step(X, Event, W);
 message({'DOWN', Ref, Reason}, X, W) ->
-    #peer{link = #link{watched = Watched} = L} = P = peer(X, W),
+    #peer{link = #link{watched = Watched}} = peer(X, W),
     case [Role || {Role, R} <- maps:to_list(Watched), R =:= Ref] of
-        [Role] -> step(X, {down, Role, Reason}, put_peer(X, P#peer{link = L#link{watched = maps:remove(Role, Watched)}}, W));
+        [Role] -> step(X, {down, Role, Reason}, not_watched(X, Role, W));
         [] -> W
     end;
 message({ready, Ref, Lane}, X, W) ->
-    case peer(X, W) of
-        #peer{link = #link{order = {Ref, Lanes}} = L} = P ->
-            case lists:delete(Lane, Lanes) of
-                [] -> step(X, lanes_ready, put_peer(X, P#peer{link = L#link{order = none}}, W));
-                Left -> put_peer(X, P#peer{link = L#link{order = {Ref, Left}}}, W)
-            end;
-        _ -> W
+    case (peer(X, W))#peer.link of
+        #link{order = {Ref, [Lane]}} ->
+            step(X, lanes_ready, change_link(X, fun(L) -> L#link{order = none} end, W));
+        #link{order = {Ref, Lanes}} ->
+            Left = lists:delete(Lane, Lanes),
+            change_link(X, fun(L) -> L#link{order = {Ref, Left}} end, W);
+        _ ->
+            W
     end;
 message({finished, Inlet}, X, W) ->
-    #peer{link = #link{finishing = Finishing} = L} = P = peer(X, W),
-    W1 = put_peer(X, P#peer{link = L#link{finishing = lists:delete(Inlet, Finishing)}}, W),
+    #peer{link = #link{finishing = Finishing}} = peer(X, W),
+    W1 = change_link(X, fun(L) -> L#link{finishing = lists:delete(Inlet, Finishing)} end, W),
     case Finishing of
         [Inlet] -> step(X, finished, W1);
         _ -> W1
     end;
 message({wait, I}, X, W) ->
     case peer(X, W) of
-        #peer{route = {wait, _}, link = L} = P -> put_peer(X, P#peer{link = L#link{room = [I | L#link.room]}}, W);
-        _ -> try_again(X, [I], W)
+        #peer{route = {wait, _}} ->
+            change_link(X, fun(#link{room = Room} = L) -> L#link{room = [I | Room]} end, W);
+        _ ->
+            try_again(X, [I], W)
     end;
 message(Event, X, W) ->
     step(X, Event, W).
 
 step(X, Event, W) ->
-    #peer{link = L} = P = peer(X, W),
-    {Session, Effects} = trunkline_session:step(Event, L#link.session),
-    carried_out(X, Effects, put_peer(X, P#peer{link = L#link{session = Session}}, W)).
+    #peer{link = #link{session = Before}} = peer(X, W),
+    {Session, Effects} = trunkline_session:step(Event, Before),
+    carried_out(X, Effects, change_link(X, fun(L) -> L#link{session = Session} end, W)).
+
+not_watched(X, Role, W) ->
+    change_link(X, fun(#link{watched = Watched} = L) ->
+                           L#link{watched = maps:remove(Role, Watched)}
+                   end, W).
+
+%% Our lanes that have something.
+not_empty(X, W) ->
+    #peer{link = #link{lanes = Ids}, lanes = Lanes} = peer(X, W),
+    [Id || Id <- Ids, #lane{backlog = Backlog, mailbox = Mailbox} <- [maps:get(Id, Lanes)],
+           Backlog =/= [] orelse Mailbox =/= []].
 
 carried_out(X, Effects, W) ->
     {Events, W1} = lists:foldl(fun(Effect, {Es, W0}) ->
@@ -518,149 +551,148 @@ carried_out(X, Effects, W) ->
     end.
 
 effect({session, Name}, X, W) ->
-    link(X, fun(L) -> L#link{name = Name} end, W);
-effect({say, To, Message}, X, W) ->
-    link(X, fun(#link{name = Name} = L) -> L#link{speech = L#link.speech ++ [{Name, {say, To, Message}}]} end, W);
+    change_link(X, fun(L) -> L#link{name = Name} end, W);
+effect({say, _, _} = Say, X, W) ->
+    said(X, Say, W);
 effect({watch, Role, Whom}, X, W) ->
     Ref = make_ref(),
-    link(X, fun(#link{name = Name, watched = Watched} = L) ->
-                    L#link{watched = Watched#{Role => Ref}, speech = L#link.speech ++ [{Name, {watch, Ref, Whom}}]}
-            end, W);
+    said(X, {watch, Ref, Whom},
+         change_link(X, fun(#link{watched = Watched} = L) ->
+                                L#link{watched = Watched#{Role => Ref}}
+                        end, W));
 effect({unwatch, Role}, X, W) ->
-    link(X, fun(#link{watched = Watched} = L) -> L#link{watched = maps:remove(Role, Watched)} end, W);
+    not_watched(X, Role, W);
 effect({path, Path}, X, W) ->
-    #peer{route = {_, Lanes}} = P = peer(X, W),
-    put_peer(X, P#peer{route = {Path, Lanes}}, W);
+    change(X, fun(#peer{route = {_, Lanes}} = P) -> P#peer{route = {Path, Lanes}} end, W);
 effect({order, Order}, X, W) ->
     #peer{link = #link{lanes = [_ | _] = Lanes}} = peer(X, W),
     Ref = make_ref(),
-    W1 = link(X, fun(L) -> L#link{order = {Ref, Lanes}} end, W),
-    lists:foldl(fun({Ix, Lane}, W2) ->
-                        to_lane(X, Lane, case Order of
-                                             drain -> {drain, Ref};
-                                             {send, Inlets, _} -> {mode, Ref, {send, lists:nth(Ix, Inlets)}};
-                                             {absent, _} -> {mode, Ref, absent};
-                                             Mode -> {mode, Ref, Mode}
-                                         end, W2)
-                end, W1, lists:enumerate(Lanes));
+    Item = fun(Ix) ->
+                   case Order of
+                       drain -> {drain, Ref};
+                       {send, Inlets, _} -> {mode, Ref, {send, lists:nth(Ix, Inlets)}};
+                       {absent, _} -> {mode, Ref, absent};
+                       Mode -> {mode, Ref, Mode}
+                   end
+           end,
+    lists:foldl(fun({Ix, Lane}, W1) -> to_lane(X, Lane, Item(Ix), W1) end,
+                change_link(X, fun(L) -> L#link{order = {Ref, Lanes}} end, W),
+                lists:enumerate(Lanes));
 effect({start, What}, X, W) ->
     case peer(X, W) of
         #peer{is_full = true} -> {{system_limit, element(1, What)}, W};
         _ -> start(What, X, W)
     end;
 effect({end_session, _}, X, W) ->
-    #peer{link = #link{inlets = Inlets, finishing = Finishing} = L, inlets = All} = P = peer(X, W),
-    put_peer(X, P#peer{link = L#link{inlets = [], finishing = Inlets ++ Finishing},
-                       inlets = maps:map(fun(Id, I) ->
-                                                 case lists:member(Id, Inlets) of
-                                                     true -> I#inlet{finishing = true};
-                                                     false -> I
-                                                 end
-                                         end, All)}, W);
+    #peer{link = #link{inlets = Ended, finishing = Finishing}} = peer(X, W),
+    change(X, fun(#peer{inlets = Inlets} = P) ->
+                      Finish = fun(Id, I) ->
+                                       I#inlet{finishing = lists:member(Id, Ended ++ Finishing)}
+                               end,
+                      P#peer{inlets = maps:map(Finish, Inlets)}
+              end,
+           change_link(X, fun(L) -> L#link{inlets = [], finishing = Ended ++ Finishing} end, W));
 effect(give_up_lanes, X, W) ->
-    #peer{link = L, lanes = Lanes} = P = peer(X, W),
-    put_peer(X, P#peer{route = none, lanes = maps:without(L#link.lanes, Lanes),
-                       link = L#link{lanes = [], order = none}}, W);
+    #peer{link = #link{lanes = Ids}} = peer(X, W),
+    change(X, fun(#peer{lanes = Lanes} = P) ->
+                      P#peer{route = none, lanes = maps:without(Ids, Lanes)}
+              end,
+           change_link(X, fun(L) -> L#link{lanes = [], order = none} end, W));
 effect({dismiss, Answer}, X, W) ->
-    #peer{link = #link{room = Room} = L, senders = Senders} = P = peer(X, W),
-    W1 = put_peer(X, P#peer{link = L#link{room = []}}, W),
+    #peer{link = #link{room = Room}} = peer(X, W),
+    W1 = change_link(X, fun(L) -> L#link{room = []} end, W),
     case Answer of
-        again ->
-            try_again(X, Room, W1);
-        {gone, _} ->
-            Given = maps:map(fun(I, {Last, Waiting}) ->
-                                     case lists:member(I, Room) of
-                                         true -> {Last, none};
-                                         false -> {Last, Waiting}
-                                     end
-                             end, Senders),
-            P1 = peer(X, W1),
-            put_peer(X, P1#peer{senders = Given}, W1)
+        again -> try_again(X, Room, W1);
+        {gone, _} -> lists:foldl(fun(I, W2) -> waits(X, I, none, W2) end, W1, Room)
     end;
 effect({enter, finishing}, _, W) ->
     W;
 effect({enter, Phase}, X, W) ->
-    P = peer(X, W),
-    put_peer(X, P#peer{row = Phase}, W);
+    change(X, fun(P) -> P#peer{row = Phase} end, W);
 effect({patience, Deadline}, X, W) ->
-    link(X, fun(L) -> L#link{is_patient = Deadline =/= none} end, W);
+    change_link(X, fun(L) -> L#link{is_patient = Deadline =/= none} end, W);
 effect({timer, forget, _}, _, W) ->
     W;
 effect({timer, Name, _}, X, W) ->
-    link(X, fun(L) -> L#link{timers = [Name | lists:delete(Name, L#link.timers)]} end, W);
+    change_link(X, fun(#link{timers = Timers} = L) ->
+                           L#link{timers = [Name | lists:delete(Name, Timers)]}
+                   end, W);
 effect({answer, _, Result}, X, W) ->
-    P = peer(X, W),
-    put_peer(X, P#peer{answers = [Result | P#peer.answers]}, W);
+    change(X, fun(#peer{answers = Answers} = P) -> P#peer{answers = [Result | Answers]} end, W);
 effect(stop, _, W) ->
     W.
 
 start({lanes, {N, _, _} = Shape}, X, W) ->
-    {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(lane, X, W0) end, W, lists:seq(1, N)),
-    #peer{link = L, lanes = Lanes} = P = peer(X, W1),
-    [error({lanes_not_empty, X, Id}) || Id <- L#link.lanes, #lane{backlog = B, mailbox = M} <- [maps:get(Id, Lanes)],
-                                        B =/= [] orelse M =/= []],
-    Kept = maps:without(L#link.lanes, Lanes),
-    {{started, lanes, Ids},
-     put_peer(X, P#peer{link = L#link{lanes = Ids, order = none}, route = {wait, Ids}, shape = Shape,
-                        lanes = maps:merge(Kept, maps:from_list([{Id, #lane{}} || Id <- Ids]))}, W1)};
+    [error({lanes_not_empty, X, Ids}) || [_ | _] = Ids <- [not_empty(X, W)]],
+    #peer{link = #link{lanes = Old}} = peer(X, W),
+    {Ids, W1} = new_lanes(X, N, W),
+    W2 = change(X, fun(#peer{lanes = Lanes} = P) ->
+                           P#peer{route = {wait, Ids}, shape = Shape,
+                                  lanes = maps:without(Old, Lanes)}
+                   end, W1),
+    {{started, lanes, Ids}, change_link(X, fun(L) -> L#link{lanes = Ids, order = none} end, W2)};
 start({inlets, Theirs, _}, X, W) ->
-    case peer(X, W) of
-        #peer{link = #link{finishing = [_ | _]}} -> error({inlets_too_early, X});
-        _ -> ok
-    end,
+    #peer{link = #link{session = Session, finishing = Finishing}} = peer(X, W),
+    Finishing =:= [] orelse error({inlets_too_early, X}),
     {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(inlet, X, W0) end, W, Theirs),
-    #peer{link = L, inlets = Inlets, release = Release} = P = peer(X, W1),
-    Agreed = trunkline_session:agreement(L#link.session),
-    Dock = case lists:member(large, maps:get(capabilities, Agreed)) of
-               true -> {dock, X, Release};
+    #{capabilities := Capabilities} = trunkline_session:agreement(Session),
+    Dock = case lists:member(large, Capabilities) of
+               true -> {dock, X};
                false -> none
            end,
     New = maps:from_list([{Id, #inlet{lane = Lane}} || {Id, Lane} <- lists:zip(Ids, Theirs)]),
-    {{started, inlets, {Ids, Dock}}, put_peer(X, P#peer{link = L#link{inlets = Ids}, inlets = maps:merge(Inlets, New)}, W1)};
+    W2 = change(X, fun(#peer{inlets = Inlets} = P) -> P#peer{inlets = maps:merge(Inlets, New)} end,
+                W1),
+    {{started, inlets, {Ids, Dock}}, change_link(X, fun(L) -> L#link{inlets = Ids} end, W2)};
 start({trunks, _}, _, W) ->
     {{started, trunks}, W}.
 
-link(X, Fun, W) ->
-    #peer{link = L} = P = peer(X, W),
-    put_peer(X, P#peer{link = Fun(L)}, W).
-
 %% The session has ended, and the link ends in good order: what it has said leaves before that.
 ends(X, W) ->
-    W1 = lists:foldl(fun({Name, What}, W0) ->
-                             case peer(X, W0) of
-                                 #peer{link = #link{name = Name}} -> speak(What, X, W0);
-                                 _ -> W0
-                             end
-                     end, W, (peer(X, W))#peer.link#link.speech),
+    #peer{link = #link{speech = Speech}} = peer(X, W),
+    W1 = lists:foldl(fun(Said, W0) -> speak(Said, X, W0) end, W, Speech),
     #peer{pid = Pid, link = L} = P = peer(X, W1),
     P1 = without_link(P, L),
     stopped(X, ended(X, [Pid], shutdown, put_peer(X, P1#peer{route = none}, W1))).
 
-speak({say, To, Message}, X, W) ->
+said(X, What, W) ->
+    change_link(X, fun(#link{name = Name, speech = Speech} = L) ->
+                           L#link{speech = Speech ++ [{Name, What}]}
+                   end, W).
+
+%% Only what belongs to the session as it is.
+speak({Name, What}, X, W) ->
+    case peer(X, W) of
+        #peer{link = #link{name = Name}} -> spoken(What, X, W);
+        _ -> W
+    end.
+
+spoken({say, To, Message}, X, W) ->
     transmit(X, {to, To, Message}, W);
-speak({watch, Ref, Object}, X, W) ->
-    P = peer(X, W),
-    P1 = P#peer{watches = (P#peer.watches)#{Ref => P#peer.pid}},
+spoken({watch, Ref, Object}, X, W) ->
+    #peer{watches = Watches, connecting = Connecting, sees = C, pid = Pid} = P = peer(X, W),
+    P1 = P#peer{watches = Watches#{Ref => Pid}},
     case is_connected(X, W) of
-        true -> transmit(X, {watch, Ref, Object}, put_peer(X, P1, W));
-        false when P#peer.sees =:= none, Object =:= links ->
-            put_peer(X, P1#peer{connecting = P1#peer.connecting ++ [{Ref, Object}]}, W);
-        false when P#peer.sees =:= none -> mail(X, {'DOWN', Ref, noconnection}, W);
-        false -> put_peer(X, P1, W)               % the news that it is broken comes
+        true ->
+            transmit(X, {watch, Ref, Object}, put_peer(X, P1, W));
+        false when C =:= none, Object =:= links ->
+            put_peer(X, P1#peer{connecting = Connecting ++ [{Ref, Object}]}, W);
+        false when C =:= none ->
+            mail(X, {'DOWN', Ref, noconnection}, W);
+        false ->
+            put_peer(X, P1, W)               % the news that it is broken comes
     end.
 
 %% --- senders and lanes ------------------------------------------------------------
 
-send(X, I, W) ->
-    #peer{senders = Senders} = P = peer(X, W),
+%% A message is {Sender, Number}. In another incarnation of the node the sender is another, too.
+send(X, I, #world{sent = Sent} = W) ->
+    #peer{senders = Senders, life = Life} = P = peer(X, W),
     case maps:get(I, Senders, {0, none}) of
         {Last, none} ->
-            Message = {{X, I}, Last + 1},
-            Key = {X, I},
-            Sent = W#world.sent,
-            hand_over(X, I, Message,
-                      put_peer(X, P#peer{senders = Senders#{I => {Last + 1, none}}},
-                               W#world{sent = Sent#{Key => maps:get(Key, Sent, 0) + 1}}));
+            N = Last + 1,
+            W1 = put_peer(X, P#peer{senders = Senders#{I => {N, none}}}, W),
+            hand_over(X, I, {{X, I, Life}, N}, W1#world{sent = Sent#{{X, I, Life} => N}});
         _ ->
             W                                      % it waits
     end.
@@ -675,36 +707,40 @@ stamp(_) ->
     any.
 
 hand_over(X, I, Message, W) ->
-    #peer{route = Route, senders = Senders} = P = peer(X, W),
+    #peer{route = Route} = P = peer(X, W),
     case Route of
         none -> transmit(X, {plain, Message}, W);
         {direct, _} -> transmit(X, {plain, Message}, W);
         {wait, _} ->
-            {Last, _} = maps:get(I, Senders),
-            W1 = put_peer(X, P#peer{senders = Senders#{I := {Last, Message}}}, W),
-            mail(X, {wait, I}, W1);
+            mail(X, {wait, I}, waits(X, I, Message, W));
         {_, Lanes} ->
             {Sender, N} = Message,
-            to_lane(X, lists:nth(I rem length(Lanes) + 1, Lanes), {message, {Sender, N, stamp(P)}}, W)
+            Lane = lists:nth(I rem length(Lanes) + 1, Lanes),
+            to_lane(X, Lane, {message, {Sender, N, stamp(P)}}, W)
     end.
 
-try_again(X, Is, W) ->
-    lists:foldl(fun(I, W0) ->
-                        #peer{senders = Senders, route = Route, link = Link} = P = peer(X, W0),
-                        case maps:get(I, Senders) of
-                            {_, none} -> W0;
-                            %% Nobody is there to wait at; it comes back.
-                            {_, _} when Link =:= none, element(1, Route) =:= wait -> W0;
-                            {Last, Message} ->
-                                hand_over(X, I, Message, put_peer(X, P#peer{senders = Senders#{I := {Last, none}}}, W0))
-                        end
-                end, W, Is).
+try_again(X, Is, W) -> lists:foldl(fun(I, W1) -> tries_again(X, I, W1) end, W, Is).
+
+tries_again(X, I, W) ->
+    #peer{senders = Senders, route = Route, link = Link} = peer(X, W),
+    case maps:get(I, Senders) of
+        {_, none} -> W;
+        %% Nobody is there to wait at; it comes back.
+        _ when Link =:= none, element(1, Route) =:= wait -> W;
+        {_, Message} -> hand_over(X, I, Message, waits(X, I, none, W))
+    end.
+
+waits(X, I, Message, W) ->
+    change(X, fun(#peer{senders = #{I := {Last, _}} = Senders} = P) ->
+                      P#peer{senders = Senders#{I := {Last, Message}}}
+              end, W).
 
 to_lane(X, Lane, Item, W) ->
-    #peer{lanes = Lanes} = P = peer(X, W),
-    case Lanes of
-        #{Lane := L} -> put_peer(X, P#peer{lanes = Lanes#{Lane := L#lane{mailbox = L#lane.mailbox ++ [Item]}}}, W);
-        #{} -> W
+    case (peer(X, W))#peer.lanes of
+        #{Lane := #lane{mailbox = Mailbox}} ->
+            change_lane(X, Lane, fun(L) -> L#lane{mailbox = Mailbox ++ [Item]} end, W);
+        #{} ->
+            W
     end.
 
 lane({message, Message}, X, Id, W) ->
@@ -713,22 +749,22 @@ lane({message, Message}, X, Id, W) ->
         send -> batch(X, Id, Message, W);
         direct -> plain(X, Id, Message, W);
         _ ->
-            W1 = update_lane(X, Id, fun(L) -> L#lane{backlog = Backlog ++ [Message]} end, W),
+            W1 = change_lane(X, Id, fun(L) -> L#lane{backlog = Backlog ++ [Message]} end, W),
             case Mode =:= absent andalso Backlog =:= [] of
                 true -> mail(X, connect, W1);
                 false -> W1
             end
     end;
 lane({ack, Inlet, Serial}, X, Id, W) ->
-    drained(X, Id, update_lane(X, Id, fun(#lane{to = To, flight = Flight} = L) when To =:= Inlet ->
+    drained(X, Id, change_lane(X, Id, fun(#lane{to = To, flight = Flight} = L) when To =:= Inlet ->
                                        L#lane{flight = [S || S <- Flight, S > Serial]};
                                   (L) -> L
                                end, W));
 lane({drain, Ref}, X, Id, W) ->
-    drained(X, Id, update_lane(X, Id, fun(L) -> L#lane{drain = Ref} end, W));
+    drained(X, Id, change_lane(X, Id, fun(L) -> L#lane{drain = Ref} end, W));
 lane({mode, Ref, Mode}, X, Id, W) ->
     #lane{backlog = Backlog} = get_lane(X, Id, W),
-    W1 = update_lane(X, Id, fun(L) ->
+    W1 = change_lane(X, Id, fun(L) ->
                              L1 = L#lane{flight = [], drain = none, backlog = []},
                              case Mode of
                                  {send, Inlet} -> L1#lane{mode = send, to = Inlet, serial = 1};
@@ -745,15 +781,15 @@ lane({mode, Ref, Mode}, X, Id, W) ->
 
 get_lane(X, Id, W) -> maps:get(Id, (peer(X, W))#peer.lanes).
 
-update_lane(X, Id, Fun, W) ->
+change_lane(X, Id, Fun, W) ->
     #peer{lanes = Lanes} = P = peer(X, W),
     #{Id := L} = Lanes,
     put_peer(X, P#peer{lanes = Lanes#{Id := Fun(L)}}, W).
 
 batch(X, Id, Message, W) ->
-    #lane{to = Inlet, serial = Serial} = get_lane(X, Id, W),
-    transmit(X, {batch, Inlet, {Serial, Message}},
-             update_lane(X, Id, fun(L) -> L#lane{serial = Serial + 1, flight = L#lane.flight ++ [Serial]} end, W)).
+    #lane{to = Inlet, serial = Serial, flight = Flight} = get_lane(X, Id, W),
+    Sent = fun(L) -> L#lane{serial = Serial + 1, flight = [Serial | Flight]} end,
+    transmit(X, {batch, Inlet, {Serial, Message}}, change_lane(X, Id, Sent, W)).
 
 %% Nothing that was meant for one connection travels on the next one, unless the lane is late: the
 %% link has told it so already.
@@ -761,7 +797,8 @@ plain(X, Id, {Sender, N, Stamp}, W) ->
     #lane{mailbox = Mailbox} = get_lane(X, Id, W),
     case peer(X, W) of
         #peer{link = #link{knows = Life}} when Stamp =/= any, Stamp =/= Life ->
-            lists:keymember(mode, 1, Mailbox) orelse error({for_another_incarnation, X, {Sender, N}}),
+            lists:keymember(mode, 1, Mailbox)
+                orelse error({for_another_incarnation, X, {Sender, N}}),
             W;
         _ ->
             transmit(X, {plain, {Sender, N}}, W)
@@ -771,39 +808,48 @@ drained(X, Id, W) ->
     case get_lane(X, Id, W) of
         #lane{drain = Ref, flight = [], backlog = [], mailbox = Mailbox} when Ref =/= none ->
             case [M || {message, M} <- Mailbox] of
-                [] -> mail(X, {ready, Ref, Id}, update_lane(X, Id, fun(L) -> L#lane{drain = none} end, W));
-                _ -> W
+                [] ->
+                    mail(X, {ready, Ref, Id},
+                         change_lane(X, Id, fun(L) -> L#lane{drain = none} end, W));
+                _ ->
+                    W
             end;
         _ ->
             W
     end.
 
 inlet(X, Id, W) ->
-    #peer{inlets = Inlets} = P = peer(X, W),
+    #peer{inlets = Inlets, life = Life} = peer(X, W),
     #{Id := #inlet{mailbox = Mailbox, next = Next, lane = Lane} = I} = Inlets,
     case Mailbox of
         [{Next, {Sender, N, Stamp}} | Left] ->
-            Stamp =:= any orelse Stamp =:= P#peer.life orelse error({at_another_incarnation, X, {Sender, N}}),
-            W1 = got(X, {Sender, N}, put_peer(X, P#peer{inlets = Inlets#{Id := I#inlet{mailbox = Left, next = Next + 1}}}, W)),
-            transmit(X, {ack, Lane, Id, Next}, W1);
+            Stamp =:= any orelse Stamp =:= Life
+                orelse error({at_another_incarnation, X, {Sender, N}}),
+            W1 = put_inlets(X, Inlets#{Id := I#inlet{mailbox = Left, next = Next + 1}}, W),
+            transmit(X, {ack, Lane, Id, Next}, got(X, {Sender, N}, W1));
         [_ | Left] ->
-            put_peer(X, P#peer{inlets = Inlets#{Id := I#inlet{mailbox = Left}}}, W);
+            put_inlets(X, Inlets#{Id := I#inlet{mailbox = Left}}, W);
         [] ->
-            mail(X, {finished, Id}, put_peer(X, P#peer{inlets = maps:remove(Id, Inlets)}, W))
+            mail(X, {finished, Id}, put_inlets(X, maps:remove(Id, Inlets), W))
     end.
 
+put_inlets(X, Inlets, W) -> change(X, fun(P) -> P#peer{inlets = Inlets} end, W).
+
 %% Once, and in order.
-got(X, {{From, I}, N}, #world{got = Got, last = Last, is_hasty = IsHasty} = W) ->
-    Key = {From, I},
-    Ns = maps:get(Key, Got, []),
-    not lists:member(N, Ns) orelse error({twice, X, From, I, N}),
-    IsHasty orelse maps:get({From, I}, Last, 0) < N orelse error({overtaken, X, From, I, N, Last}),
-    W#world{got = Got#{Key => [N | Ns]}, last = Last#{{From, I} => N}}.
+got(X, {Sender, N}, #world{got = Got, is_hasty = IsHasty} = W) ->
+    Ns = maps:get(Sender, Got, []),
+    not lists:member(N, Ns) orelse error({twice, X, Sender, N}),
+    IsHasty orelse Ns =:= [] orelse N > hd(Ns) orelse error({overtaken, X, Sender, N, hd(Ns)}),
+    W#world{got = Got#{Sender => [N | Ns]}}.
 
 %% ------------------------------------------------------------------------------
 
 peer(X, #world{peers = Peers}) -> maps:get(X, Peers).
 
 put_peer(X, P, #world{peers = Peers} = W) -> W#world{peers = Peers#{X := P}}.
+
+change(X, Fun, W) -> put_peer(X, Fun(peer(X, W)), W).
+
+change_link(X, Fun, W) -> change(X, fun(#peer{link = L} = P) -> P#peer{link = Fun(L)} end, W).
 
 new(Kind, X, #world{next = N} = W) -> {{Kind, X, N}, W#world{next = N + 1}}.

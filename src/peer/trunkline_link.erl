@@ -34,8 +34,10 @@
                | again                          % an event may have been missed
                | connect                        % a lane has a message for a node that is down
                | leave                          % end, after all is delivered
-               | {drain, Answer :: reference(), trunkline_deadline:deadline()}   % the same, but stay
-               | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
+                 %% the same, but stay
+               | {drain, Answer :: reference(), trunkline_deadline:deadline()}
+               | {hello, pid(), Session :: reference(), trunkline_handshake:hello(),
+                  Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
@@ -63,7 +65,7 @@
          bulk = none :: none | pid(),
          trunk = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
-         retired = [] :: [pid()],                    % of these, which are through: for those who wait
+         retired = [] :: [pid()],                    % of these: through, and there for callers
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
@@ -91,7 +93,8 @@ leave(Links) ->
 -spec drain([pid()], trunkline_deadline:deadline()) -> [ok | {error, Reason :: term()}].
 drain(Links, Deadline) ->
     Refs = [monitor(process, Link, [{alias, reply_demonitor}]) || Link <- Links],
-    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref, Deadline}) end, lists:zip(Links, Refs)),
+    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref, Deadline}) end,
+                  lists:zip(Links, Refs)),
     [receive
          {Ref, ok} -> ok;
          {Ref, Why} -> {error, Why};
@@ -113,16 +116,17 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
         end,
     case trunkline_process:start(fun trunkline_speaker:start_link/0) of
         {ok, Speaker} ->
-            D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker, session = none,
-                      reach = trunkline_reach:new(Node, Options, Stats)},
+            D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
+                      session = none, reach = trunkline_reach:new(Node, Options, Stats)},
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
-                    Hello = trunkline_handshake:hello(Options),
-                    Config = #{link => self(), hello => Hello,
+                    IsAudience = trunkline_peers:is_audience(Node),
+                    Config = #{link => self(),
+                               hello => trunkline_handshake:hello(Options),
                                no_hello => trunkline_handshake:no_hello(Options),
                                large_bytes => LargeBytes,
-                               node => if Drained -> {drained, trunkline_peers:is_audience(Node)};
-                                          Connected -> {connected, trunkline_peers:is_audience(Node)};
+                               node => if Drained -> {drained, IsAudience};
+                                          Connected -> {connected, IsAudience};
                                           true -> down
                                        end,
                                lanes => OurLanes, capabilities => Capabilities,
@@ -229,8 +233,11 @@ message({lane_mode, Ref, Lane, {Queued, Unconfirmed}}, #link{lost = {Q, U}} = D)
     end;
 message({retired, Inlet}, #link{finishing = Finishing, retired = Retired} = D) ->
     case lists:member(Inlet, Finishing) of
-        true -> finished(Inlet, D#link{retired = [Inlet | lists:filter(fun is_process_alive/1, Retired)]});
-        false -> D
+        true ->
+            Alive = lists:filter(fun is_process_alive/1, Retired),
+            finished(Inlet, D#link{retired = [Inlet | Alive]});
+        false ->
+            D
     end;
 message({'EXIT', Pid, Reason}, #link{finishing = Finishing} = D) ->
     case lists:member(Pid, Finishing) of
@@ -271,8 +278,8 @@ message(Message, D) ->
 
 %% Of a session that has ended, or of something that has been overtaken.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
-    lists:member(element(1, Message), [hello, open, opened, goodbye, goodbye_ok, ping, pong,
-                                       lane_mode, lane_drained, room, wait, unwait, drain, timeout]);
+    lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_mode,
+                                       lane_drained, room, wait, unwait, drain, timeout]);
 is_late(_) ->
     false.
 
@@ -460,18 +467,19 @@ start({trunks, Dock}, #link{node = Node, options = Options, stats = Stats} = D) 
         {error, system_limit} -> {{system_limit, trunks}, D}
     end.
 
-end_session(How, #link{inlets = Inlets, finishing = Finishing, stats = Stats} = D) ->
+end_session(How, #link{inlets = Inlets, finishing = Finishing, reach = Reach} = D) ->
+    #link{bulk = Bulk, trunk = Trunk, dock = Dock, stats = Stats} = D,
     ok = end_inlets(How, Inlets),
-    lists:foreach(fun end_with_session/1, [P || P <- [D#link.bulk, D#link.trunk, D#link.dock], P =/= none]),
+    lists:foreach(fun end_with_session/1, [P || P <- [Bulk, Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
-    D1 = cancel(ping, cancel(look, D)),
-    write(D1#link{inlets = [], finishing = Inlets ++ Finishing, bulk = none, trunk = none, dock = none,
-                  reach = trunkline_reach:down(D1#link.reach)}).
+    write(cancel(ping, cancel(look, D#link{inlets = [], finishing = Inlets ++ Finishing,
+                                           bulk = none, trunk = none, dock = none,
+                                           reach = trunkline_reach:down(Reach)}))).
 
 end_inlets(finish, Inlets) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets);
 end_inlets({retire, Counterparts}, Inlets) ->
-    %% The nodes remain connected, and all has been delivered: who waits for a reply goes on to wait.
+    %% The nodes remain connected, and all has been delivered: who waits for a reply may go on.
     lists:foreach(fun({Inlet, Counterpart}) ->
                           ok = trunkline_process:outlive(Inlet),
                           trunkline_inlet:retire(Inlet, Counterpart)
@@ -594,7 +602,8 @@ do_without_lanes(Reason, #link{retired = Retired} = D) ->
 
 %% What dead lanes leave behind. Those that retire do what they can with what they have, and count
 %% the rest themselves; what they have sent last has not been acknowledged yet, and may well arrive.
-count_lost(Field, Are, #link{node = Node, stats = Stats, route = #route{gate = Gate, lanes = Lanes}}) ->
+count_lost(Field, Are, #link{node = Node, stats = Stats, route = Route}) ->
+    #route{gate = Gate, lanes = Lanes} = Route,
     Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
     InFlight = lists:sum([F || {F, _} <- Left]),
     Lost = InFlight + lists:sum([Inside || {_, Inside} <- Left]),
@@ -618,8 +627,10 @@ left_behind(Gate, Ix, Stats) ->
 lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
 lanes(_) -> [].
 
-is_empty(#link{route = none}) -> true;
-is_empty(#link{route = Route}) -> lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
+is_empty(#link{route = none}) ->
+    true;
+is_empty(#link{route = Route}) ->
+    lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
 
 path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
 path(_) -> direct.
@@ -681,14 +692,17 @@ write(#link{node = Node, session = Session, shown = {State, Since}} = D) ->
 %% Requests that are in the lanes before there is a session, or none.
 stand_in(_, #link{route = none, stand_in = none} = D) ->
     D;
-stand_in(State, #link{inlets = [], stand_in = none} = D) when State =:= down; State =:= holding; State =:= opening ->
+stand_in(State, #link{inlets = [], stand_in = none} = D)
+  when State =:= down; State =:= holding; State =:= opening ->
     D#link{stand_in = trunkline_stand_in:start(self())};
 stand_in(_, #link{stand_in = none} = D) ->
     D;
-stand_in(State, #link{inlets = [_ | _] = Inlets, stand_in = StandIn} = D) when State =:= opening; State =:= up ->
+stand_in(State, #link{inlets = [_ | _] = Inlets, stand_in = StandIn} = D)
+  when State =:= opening; State =:= up ->
     ok = trunkline_stand_in:session(StandIn, Inlets),
     D#link{stand_in = none};
-stand_in(State, #link{node = Node, stand_in = StandIn} = D) when State =:= greeting; State =:= drained ->
+stand_in(State, #link{node = Node, stand_in = StandIn} = D)
+  when State =:= greeting; State =:= drained ->
     ok = trunkline_stand_in:plain(StandIn, Node),
     D#link{stand_in = none};
 stand_in(_, D) ->
@@ -711,8 +725,8 @@ report(#link{node = Node, lost = {0, Unconfirmed}} = D) ->
                 "have arrived", [Node, Unconfirmed]),
     reported(D);
 report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
-    ?LOG_WARNING("trunkline: ~b messages to ~ts were lost, which were queued; it had not acknowledged "
-                 "another ~b, which may have arrived", [Queued, Node, Unconfirmed]),
+    ?LOG_WARNING("trunkline: ~b messages to ~ts were lost, which were queued; it had not "
+                 "acknowledged another ~b, which may have arrived", [Queued, Node, Unconfirmed]),
     reported(D).
 
 reported(D) -> timer(report, ?REPORT, D#link{lost = {0, 0}, reported = true}).

@@ -49,18 +49,16 @@
 %%     drained    given up until the nodes connect anew   direct           send, or no lanes
 %%     ended      the link ends too
 %%
-%%               nodeup                hello             opened
-%%       down ──────────> greeting ────────────> opening ──────> up
-%%        ^ │                ^ ^                  ^   │           │
-%%        │ │ nodeup,        │ │        hello     │   │ the peer's link dies
-%%        │ │ with lanes     │ │  ┌───────────────┤   v           v
-%%        │ └────────────────│─│──│────────────> holding <────────┤
-%%        │                  │ │  │                 │ no Trunkline│ goodbye, either way
-%%        │                  │ └──│──── the peer ───┴──> closing <┘
-%%     nodedown              │    │     has left            │ we leave
-%%     (from any)            └────│── Trunkline stops ── drained <── finishing ──> ended
-%%                                │   there                               (stop)
-%%                                └─ a hello in greeting or closing opens, too
+%%     down ── nodeup ──> greeting ── hello ──> opening ── opened ──> up ── goodbye ──> closing
+%%                                                                                      │
+%%     greeting <──────────── the peer has left, or has no Trunkline ───────────────────┤
+%%     drained <───────────── we drain (by way of finishing, if the session ends) ──────┤
+%%     ended <── finishing <─ we stop ──────────────────────────────────────────────────┘
+%%
+%%     opening, up ── the peer's link dies ──> holding ── hello ──> opening
+%%     down ── nodeup, with lanes ───────────> holding ── no Trunkline there ──> closing
+%%     drained ── Trunkline stops there ─────> greeting
+%%     any of them ── the connection is lost ──> down
 %%
 %% What goes wrong ends the session, in one of two ways:
 %%
@@ -128,7 +126,9 @@
       | connect                          % a lane has a message for a node that is down
       | request()
         %% What came of effects.
-      | {started, lanes, [pid()]} | {started, inlets, {[pid()], Dock :: pid() | none}} | {started, trunks}
+      | {started, lanes, [pid()]}
+      | {started, inlets, {[pid()], Dock :: pid() | none}}
+      | {started, trunks}
       | {system_limit, what()}
       | lanes_ready                      % all have done what they were told last
       | finished                         % no inlet of an earlier session is left
@@ -279,7 +279,8 @@ event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
 event({down, absence, _}, #session{phase = Phase} = S) ->
     absent(Phase, S#session{absence = none});
-event({down, asked, noproc}, #session{phase = Phase} = S) when Phase =:= greeting; Phase =:= holding ->
+event({down, asked, noproc}, #session{phase = Phase} = S)
+  when Phase =:= greeting; Phase =:= holding ->
     say_hello(true, S);
 event({down, _, _}, S) ->
     S;
@@ -464,7 +465,8 @@ reply(true, S) -> say_hello(false, S);
 reply(false, S) -> S.
 
 %% What the lanes hold may be more than the peer can do, if it could do more before.
-agreed(#session{peer = #peer{agreement = #{capabilities := Capabilities}}, capabilities = Before} = S) ->
+agreed(#session{capabilities = Before} = S) ->
+    #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
     S1 = enter(opening, S#session{capabilities = Capabilities}),
     proceed(case Before -- Capabilities of
                 [] -> S1;
@@ -508,7 +510,8 @@ be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
 %% The peer tells its lanes. It may ask again, if it does not know whether we have heard it.
 wanted(Ref, Lanes, #session{wanted = {Ref, Lanes}, inlets = {_, _}} = S) ->
     say_opened(S);
-wanted(Ref, Lanes, #session{phase = opening, inlets = none, peer = #peer{agreement = #{lanes := N}}} = S)
+wanted(Ref, Lanes, #session{phase = opening, inlets = none,
+                            peer = #peer{agreement = #{lanes := N}}} = S)
   when length(Lanes) =:= N ->
     proceed(S#session{wanted = {Ref, Lanes}});
 wanted(_, _, S) ->
@@ -548,9 +551,12 @@ bereaved(S) ->
 
 %% It will not have lanes: senders use plain distribution, once lanes that hold messages have
 %% delivered them so.
-without_lanes(#session{phase = holding} = S) -> closing(enter(closing, order(direct, path(wait, S))));
-without_lanes(#session{phase = greeting} = S) -> plain(S);
-without_lanes(S) -> S.
+without_lanes(#session{phase = holding} = S) ->
+    closing(enter(closing, order(direct, path(wait, S))));
+without_lanes(#session{phase = greeting} = S) ->
+    plain(S);
+without_lanes(S) ->
+    S.
 
 plain(S) -> dismiss(again, enter(greeting, path(direct, S))).
 
@@ -575,7 +581,8 @@ farewell(_, #session{lanes = none} = S) ->
     S;
 farewell({drain, _, _}, #session{phase = greeting} = S) ->
     S;
-farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase, config = #{link := Self}} = S) ->
+farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase} = S) ->
+    #session{config = #{link := Self}} = S,
     Ref = make_ref(),
     S1 = say(Link, {goodbye, Self, Ref}, wait(S#session{ours = Ref})),
     case Phase of
@@ -588,7 +595,7 @@ farewell(_, S) ->
 wait(#session{path = direct} = S) -> S;
 wait(S) -> path(wait, S).
 
-%% Our lanes are through, and so are the peer's, or they will be: who has said goodbye is waited for.
+%% Goes on when our lanes are through, and the peer has answered our goodbye, if there was one.
 closing(#session{is_ready = false} = S) ->
     S;
 closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when Theirs =/= none ->
@@ -604,7 +611,8 @@ through(#session{leaving = stop} = S) ->
     %% From here on nobody needs the lanes. Inlets may have to deliver, and wait for replies.
     S1 = dismiss(again, enter(drained, path(direct, S))),
     finish(?RETIRE, end_session(retire, S1));
-through(#session{leaving = {drain, Answer, _}, peer = #peer{agreement = #{capabilities := Capabilities}}} = S) ->
+through(#session{leaving = {drain, Answer, _}, peer = #peer{agreement = Agreement}} = S) ->
+    #{capabilities := Capabilities} = Agreement,
     case lists:member(drain, Capabilities) of
         true -> answer(Answer, ok, be_drained(S#session{leaving = none}));
         false -> finish(?FINISH, end_session(finish, S))

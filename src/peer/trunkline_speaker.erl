@@ -23,7 +23,7 @@
 -record(speaker,
         {link :: pid(),
          session = none :: none | reference(),
-         watched = #{} :: #{reference() => reference()}}).      % {watch => monitor, monitor => watch}
+         watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and back
 
 %% The caller is the link.
 -spec start_link() -> pid().
