@@ -40,7 +40,7 @@ good() ->
     frequency([{30, {go, range(0, 1000)}}, {8, {send, peer(), range(1, 3)}},
                {1, {stop, peer()}}, {2, {start, peer()}}, {1, {drain, peer()}},
                {1, {full, peer()}}, {1, {again, peer()}},
-               {2, {hold, oneof([wire, link, speaker, lane, inlet]), peer()}}]).
+               {2, {hold, oneof([wire, link, speaker, news, lane, inlet]), peer()}}]).
 
 bad() ->
     frequency([{4, {break, range(0, 20)}}, {4, connect}, {3, {crash, peer()}},

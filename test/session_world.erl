@@ -5,7 +5,8 @@
 %%     sender ── gate ──> lane ══ batch ══╗              ╔══> inlet ──> what b has got
 %%                          ^            wire (a to b)   ║
 %%     link <── mailbox     │             ║              ║
-%%       └──> speaker ──────┼─────────────╝              ╚══> link, by its mailbox
+%%       └──> speaker ──────┼─────────────╝              ╚══> link, by its mailbox, and
+%%                                                            the news of monitors apart
 %%
 %% A wire keeps the order, breaks with what is on it, and tells both ends of that behind what has
 %% arrived. News that a process has ended comes behind what it has sent. Lanes keep messages in
@@ -26,7 +27,7 @@
 -record(lane, {mode = hold, to = none, backlog = [], flight = [], serial = 1, drain = none,
                mailbox = []}).
 -record(inlet, {lane, next = 1, finishing = false, mailbox = []}).
--record(link, {session, name = none, mailbox = [], speech = [], watched = #{}, order = none,
+-record(link, {session, name = none, mailbox = [], speech = [], news = [], watched = #{}, order = none,
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
                room = [], knows = none}).
 -record(peer, {life = 1,                     % incarnation
@@ -102,7 +103,7 @@ command({again, X}, W) ->                    % its trunkline_links was killed
 %% From here on all is allowed to lose messages.
 command({unreachable, X}, W) ->
     #peer{connecting = Connecting} = P = peer(X, W),
-    lists:foldl(fun({Ref, _}, W1) -> mail(X, {'DOWN', Ref, noconnection}, W1) end,
+    lists:foldl(fun({Ref, _}, W1) -> news(X, Ref, noconnection, W1) end,
                 put_peer(X, P#peer{connecting = []}, bad(W)), Connecting);
 command(connect, W) ->
     connect(W);
@@ -206,8 +207,9 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
     case Link of
         none when P#peer.app =/= stopped, P#peer.pid =:= dead -> [{restart, X}];
         none -> [];
-        #link{mailbox = Mailbox, speech = Speech, timers = Timers} ->
+        #link{mailbox = Mailbox, speech = Speech, news = News, timers = Timers} ->
             [{link, X} || Mailbox =/= []] ++ [{speaker, X} || Speech =/= []]
+                ++ [{news, X} || News =/= []]
                 ++ [{retry, X} || lists:member(retry, Timers)]
     end
         ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
@@ -233,6 +235,9 @@ act({restart, X}, W) ->
 act({link, X}, W) ->
     #peer{link = #link{mailbox = [Message | Mailbox]}} = peer(X, W),
     message(Message, X, change_link(X, fun(L) -> L#link{mailbox = Mailbox} end, W));
+act({news, X}, W) ->
+    #peer{link = #link{news = [Message | News]}} = peer(X, W),
+    mail(X, Message, change_link(X, fun(L) -> L#link{news = News} end, W));
 act({speaker, X}, W) ->
     #peer{link = #link{speech = [Said | Speech]}} = peer(X, W),
     speak(Said, X, change_link(X, fun(L) -> L#link{speech = Speech} end, W));
@@ -301,13 +306,8 @@ arrives({up, C, Life}, X, W) ->
 arrives({broken, _}, X, W) ->
     #peer{watches = Watches} = P = peer(X, W),
     W1 = put_peer(X, P#peer{sees = none, watches = #{}}, W),
-    Downs = [{'DOWN', Ref, noconnection} || Ref <- lists:sort(maps:keys(Watches))],
-    %% What comes first is a matter of chance.
-    Messages = case erlang:phash2(Watches) rem 2 of
-                   0 -> Downs ++ [nodedown];
-                   1 -> [nodedown | Downs]
-               end,
-    lists:foldl(fun(Message, W2) -> mail(X, Message, W2) end, W1, Messages);
+    lists:foldl(fun(Ref, W2) -> news(X, Ref, noconnection, W2) end, mail(X, nodedown, W1),
+                lists:sort(maps:keys(Watches)));
 arrives({to, links, Event}, X, W) ->
     case peer(X, W) of
         #peer{app = running} -> ensure(X, {event, Event}, W);
@@ -329,7 +329,7 @@ arrives({'DOWN', Ref, Reason}, X, W) ->
     #peer{watches = Watches} = P = peer(X, W),
     case maps:take(Ref, Watches) of
         {_, Watches1} ->
-            mail(X, {'DOWN', Ref, Reason}, put_peer(X, P#peer{watches = Watches1}, W));
+            news(X, Ref, Reason, put_peer(X, P#peer{watches = Watches1}, W));
         error ->
             W
     end;
@@ -466,6 +466,17 @@ mail(X, Message, W) ->
         _ ->
             change_link(X, fun(#link{mailbox = Mailbox} = L) ->
                                    L#link{mailbox = Mailbox ++ [Message]}
+                           end, W)
+    end.
+
+%% That a monitor has fired is told by the speaker, which may take its time.
+news(X, Ref, Reason, W) ->
+    case peer(X, W) of
+        #peer{link = none} ->
+            W;
+        _ ->
+            change_link(X, fun(#link{news = News} = L) ->
+                                   L#link{news = News ++ [{'DOWN', Ref, Reason}]}
                            end, W)
     end.
 
@@ -678,7 +689,7 @@ spoken({watch, Ref, Object}, X, W) ->
         false when C =:= none, Object =:= links ->
             put_peer(X, P1#peer{connecting = Connecting ++ [{Ref, Object}]}, W);
         false when C =:= none ->
-            mail(X, {'DOWN', Ref, noconnection}, W);
+            news(X, Ref, noconnection, W);
         false ->
             put_peer(X, P1, W)               % the news that it is broken comes
     end.

@@ -177,12 +177,13 @@
         {config :: config(),
          phase = down :: phase(),
          name = make_ref() :: reference(),
-         is_audience = true :: boolean(),
-         has_met :: boolean(),
+         is_audience = true :: boolean(),            % see event()
+         has_met :: boolean(),                       % there was a session
          absence = none :: none | watched,
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
-         %% Our lanes: what they were told last, and whether they have done it; and their way up.
+         %% Our lanes; what they were told last, and whether they have done it; what the peer is
+         %% asked to open for them, and what it has opened.
          lanes = none :: none | {shape(), [pid()]},
          path = direct :: trunkline_gate:path(),
          mode = hold :: hold | direct | absent | send,
@@ -196,12 +197,11 @@
          %% Goodbyes that have not been answered: the one that we have said, and the peer's.
          ours = none :: none | reference(),
          theirs = none :: none | reference(),
-         %% What is being done to leave, what is asked for next, and who has said hello meanwhile.
+         %% What is being done to leave, and what is asked for next.
          leaving = none :: none | request(),
          result = ok :: ok | timeout,
          is_patient = false :: boolean(),            % the effect patience is in force
          requests = [] :: [request()],
-         greeted = none :: none | event(),
          effects = [] :: [effect()]}).               % of this step, the last one first
 -opaque session() :: #session{}.
 
@@ -292,15 +292,13 @@ event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session
         drained -> S;
         _ -> say_open(say_hello(false, S))
     end;
-event({hello, _, _, _, _} = Hello, #session{leaving = Leaving} = S) when Leaving =/= none ->
-    S#session{greeted = Hello};
 event({hello, _, _, _, Answer}, #session{phase = drained} = S) ->
     case Answer of
         true -> decline(S#session{is_audience = true});
         false -> S
     end;
-event({hello, Link, Name, Hello, Answer}, S) ->
-    greeted(Link, Name, Hello, Answer, S#session{is_audience = true});
+event({hello, _, _, _, _} = Hello, S) ->
+    greeted(Hello, S#session{is_audience = true});
 event({open, Link, Name, Ref, Lanes}, #session{name = Name, peer = #peer{link = Link}} = S) ->
     wanted(Ref, Lanes, S);
 event({open, _, _, _, _}, S) ->
@@ -378,8 +376,6 @@ next(#session{phase = ended} = S) ->
 next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
   when Phase =/= opening, Phase =/= holding ->
     next(leave(Request, S#session{requests = Requests}));
-next(#session{leaving = none, greeted = {_, _, _, _, _} = Hello} = S) ->
-    next(event(Hello, S#session{greeted = none}));
 next(S) ->
     patience(S).
 
@@ -413,7 +409,7 @@ disconnected(#session{phase = down} = S) ->
 disconnected(#session{leaving = Leaving} = S) ->
     Name = make_ref(),
     S1 = effect({session, Name}, unwatch(asked, unexpect(end_session(finish, S)))),
-    S2 = S1#session{name = Name, greeted = none, leaving = none},
+    S2 = S1#session{name = Name, leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
         {drain, Answer, _} -> answer(Answer, noconnection, down(lost_queued, S2));
@@ -438,20 +434,26 @@ unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
 
 %% Trunkline does not run at the peer, or not any more.
-absent(drained, S) -> enter(greeting, S);
-absent(Phase, S) when Phase =:= greeting; Phase =:= holding -> without_lanes(S);
-absent(_, S) -> S.
+absent(drained, S) ->
+    hail(enter(greeting, S));          % it may have started again, and been declined
+absent(Phase, S) when Phase =:= greeting; Phase =:= holding ->
+    without_lanes(S);
+absent(_, S) ->
+    S.
 
 %% --- the way up -----------------------------------------------------------
 
 %% A link at the peer that we did not know has said hello.
-greeted(Link, Name, Hello, Answer, #session{config = #{hello := Ours}, peer = Peer} = S) ->
+greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leaving = Leaving} = S) ->
+    #session{config = #{hello := Ours}} = S,
     case {trunkline_handshake:agree(Ours, Hello), Peer} of
         {{error, malformed}, #peer{}} ->
             effect({refused, malformed, Hello}, S);        % no link says that
         {_, #peer{}} ->
             %% The news that the session before has ended is still under way.
-            greeted(Link, Name, Hello, Answer, bereaved(S));
+            event(Event, bereaved(S));
+        {_, none} when Leaving =/= none ->
+            S;                         % it is told in the end, or finds out
         {{ok, Agreement}, none} ->
             Agreed = #peer{link = Link, session = Name, agreement = Agreement},
             agreed(watch(peer, Link, unexpect(reply(Answer, S#session{peer = Agreed}))));
