@@ -276,7 +276,7 @@ reply_at_the_start(A, B, Link, Server) ->
     end.
 
 %% In the link, a gen_statem, when its inlets are there. What comes next stays in its mailbox.
-stop_at_opened(Node, {in, {info, Opened}, opening}, _) when element(1, Opened) =:= opened ->
+stop_at_opened(Node, {in, Opened}, _) when element(1, Opened) =:= opened ->
     case trunkline_peers:lookup(Node) of
         #{inlets := []} -> done;
         #{} -> receive go_on -> done end
