@@ -708,14 +708,15 @@ send(X, I, #world{sent = Sent} = W) ->
             W                                      % it waits
     end.
 
-%% For which incarnation a message is that is handed over now, if that is known.
+%% For which incarnation a message is that is handed over now, if that is known, and what the peer
+%% must be able to do.
 stamp(#peer{link = #link{session = S, knows = Life}}) ->
-    case trunkline_session:phase(S) of
-        down -> any;
-        _ -> Life
-    end;
+    {case trunkline_session:phase(S) of
+         down -> any;
+         _ -> Life
+     end, trunkline_session:capabilities(S)};
 stamp(_) ->
-    any.
+    {any, []}.
 
 hand_over(X, I, Message, W) ->
     #peer{route = Route} = P = peer(X, W),
@@ -804,7 +805,7 @@ batch(X, Id, Message, W) ->
 
 %% Nothing that was meant for one connection travels on the next one, unless the lane is late: the
 %% link has told it so already.
-plain(X, Id, {Sender, N, Stamp}, W) ->
+plain(X, Id, {Sender, N, {Stamp, _}}, W) ->
     #lane{mailbox = Mailbox} = get_lane(X, Id, W),
     case peer(X, W) of
         #peer{link = #link{knows = Life}} when Stamp =/= any, Stamp =/= Life ->
@@ -830,10 +831,12 @@ drained(X, Id, W) ->
     end.
 
 inlet(X, Id, W) ->
-    #peer{inlets = Inlets, life = Life} = peer(X, W),
+    #peer{inlets = Inlets, life = Life, release = Release} = peer(X, W),
     #{Id := #inlet{mailbox = Mailbox, next = Next, lane = Lane} = I} = Inlets,
     case Mailbox of
-        [{Next, {Sender, N, Stamp}} | Left] ->
+        [{Next, {Sender, N, {Stamp, Needed}}} | Left] ->
+            Needed -- maps:get(capabilities, hello(Release)) =:= []
+                orelse error({cannot_do, X, {Sender, N}}),
             Stamp =:= any orelse Stamp =:= Life
                 orelse error({at_another_incarnation, X, {Sender, N}}),
             W1 = put_inlets(X, Inlets#{Id := I#inlet{mailbox = Left, next = Next + 1}}, W),

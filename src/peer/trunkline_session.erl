@@ -243,9 +243,9 @@ event(_, #session{phase = ended} = S) ->
 %% The node comes and goes.
 event({Up, IsAudience}, #session{phase = down} = S) when Up =:= nodeup; Up =:= again ->
     connected(S#session{is_audience = IsAudience});
-event(Change, #session{leaving = stop, peer = none} = S)
+event(Change, #session{phase = closing, leaving = stop, absence = watched} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
-    S;                                 % what the lanes still have goes by what connection there is
+    S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, IsAudience}, S) ->
     %% If there is a session it belongs to an earlier connection, and the news of its end is
     %% still under way.
@@ -327,7 +327,7 @@ event(Request, #session{requests = Requests} = S)
     S#session{requests = Requests ++ [Request]};
 event(stalled, #session{phase = Phase, leaving = none, requests = [Request | Requests]} = S)
   when Phase =:= opening; Phase =:= holding ->
-    leave(Request, end_session(finish, unexpect(S#session{requests = Requests})));
+    leave(Request, end_session(finish, S#session{requests = Requests}));
 event(stalled, #session{phase = closing, leaving = Leaving} = S) when Leaving =/= none ->
     finish(?FINISH, end_session(finish, S#session{result = timeout}));
 event(stalled, S) ->
@@ -573,9 +573,13 @@ leave({drain, Answer, _}, #session{phase = down} = S) ->
     answer(Answer, noconnection, S);
 leave({drain, Answer, _}, #session{phase = drained} = S) ->
     answer(Answer, ok, S);
-leave(Request, S) ->
-    S1 = farewell(Request, S#session{leaving = Request, result = ok}),
-    closing(enter(closing, patience(Request, S1))).
+leave(Request, #session{phase = Phase} = S) ->
+    S1 = case Phase of
+             down -> S;                % what the lanes keep goes by the connection that is made
+             _ -> unexpect(S)
+         end,
+    S2 = farewell(Request, S1#session{leaving = Request, result = ok}),
+    closing(enter(closing, patience(Request, S2))).
 
 %% In a session both sides deliver what they have. Without one the lanes do so by plain
 %% distribution. Where the peer has left before there is nothing to drain.
