@@ -10,9 +10,11 @@
 -module(bench).
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
+-export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0,
+         collect_garbage/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
--export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3, encode/1]).
+-export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
+         encode/1]).
 
 -export_type([variant/0, result/0, target/0]).
 
@@ -75,7 +77,8 @@ all_in_turn(Variants) ->
 %% Turns a measurement of N things, which answers how many there were a second
 %% (or a list that starts with it), into one with an N that takes as long as it
 %% should, found once.
--spec sized(fun((pos_integer()) -> Figures)) -> fun(() -> Figures) when Figures :: number() | [number()].
+-spec sized(fun((pos_integer()) -> Figures)) -> fun(() -> Figures)
+          when Figures :: number() | [number()].
 sized(Measure) ->
     PerSecond = case Measure(5000) of
                     [Rate | _] -> Rate;
@@ -224,18 +227,22 @@ say(Format, Args) -> io:format(Format ++ "~n", Args).
 table(Unit, Bases, {Case, Variants}) ->
     say("~n~ts", [Case]),
     say("  ~-40ts ~12ts ~23ts~ts", ["", Unit, "lowest .. highest",
-                                    [io_lib:format(" ~14ts", [["/ ", atom_to_list(B)]]) || B <- Bases]]),
+                                    [io_lib:format(" ~14ts", [["/ ", atom_to_list(B)]])
+                                     || B <- Bases]]),
     lists:foreach(
       fun({Variant, Values}) ->
               say("  ~-40ts ~12ts ~10ts .. ~10ts~ts",
-                  [title(Variant, Variants), number(median(Values)), number(lists:min(Values)), number(lists:max(Values)),
+                  [title(Variant, Variants), number(median(Values)), number(lists:min(Values)),
+                   number(lists:max(Values)),
                    [io_lib:format(" ~14.2f", [ratio(Variant, Base, Variants)]) || Base <- Bases]])
       end, Variants).
 
 %% Many results of the same variants in one table: a line for each result.
 -spec overview([{Unit :: string(), result()}]) -> ok.
 overview([{_, {_, Variants}} | _] = Results) ->
-    say("  ~-52ts~ts", ["median (lowest .. highest)", [io_lib:format(" ~34ts", [title(V, Variants)]) || {V, _} <- Variants]]),
+    say("  ~-52ts~ts",
+        ["median (lowest .. highest)",
+         [io_lib:format(" ~34ts", [title(V, Variants)]) || {V, _} <- Variants]]),
     lists:foreach(
       fun({Unit, {Case, Vs}}) ->
               say("  ~-52ts~ts", [[Case, ", ", Unit],
@@ -293,9 +300,11 @@ finish(Bench, Results, Targets) ->
              targets => [json_target(T) || T <- Targets]},
     say("~ts", [encode(Json)]).
 
-verdict(#{at_least := Bound, measured := M}) when M >= Bound -> io_lib:format("met (at least ~p)", [Bound]);
+verdict(#{at_least := Bound, measured := M}) when M >= Bound ->
+    io_lib:format("met (at least ~p)", [Bound]);
 verdict(#{at_least := Bound}) -> io_lib:format("MISSED (at least ~p)", [Bound]);
-verdict(#{at_most := Bound, measured := M}) when M =< Bound -> io_lib:format("met (at most ~p)", [Bound]);
+verdict(#{at_most := Bound, measured := M}) when M =< Bound ->
+    io_lib:format("met (at most ~p)", [Bound]);
 verdict(#{at_most := Bound}) -> io_lib:format("MISSED (at most ~p)", [Bound]).
 
 json_result(Unit, {Case, Variants}) ->
@@ -304,7 +313,8 @@ json_result(Unit, {Case, Variants}) ->
                     [{Variant, #{median => median(Values), min => lists:min(Values),
                                  max => lists:max(Values),
                                  ratios => maps:from_list([{Base, ratio(Variant, Base, Variants)}
-                                                           || {Base, Bs} <- Variants, Base =/= Variant,
+                                                           || {Base, Bs} <- Variants,
+                                                              Base =/= Variant,
                                                               median(Bs) =/= 0])}}
                      || {Variant, Values} <- Variants])}.
 
@@ -315,7 +325,8 @@ json_target(#{name := Name} = Target) ->
 %% OTP 25 has no json module. Only what benchmarks print.
 -spec encode(term()) -> iolist().
 encode(Map) when is_map(Map) ->
-    ["{", lists:join(",", [[$", atom_to_list(K), "\":", encode(V)] || {K, V} <- lists:sort(maps:to_list(Map))]), "}"];
+    ["{", lists:join(",", [[$", atom_to_list(K), "\":", encode(V)]
+                           || {K, V} <- lists:sort(maps:to_list(Map))]), "}"];
 encode(List) when is_list(List) ->
     ["[", lists:join(",", [encode(E) || E <- List]), "]"];
 encode(Text) when is_binary(Text) ->

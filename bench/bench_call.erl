@@ -17,7 +17,8 @@ run() ->
     Cases = [measure(Callers, N, Node, Servers) || N <- [1, 16], Callers <- bench:callers()],
     bench:stop_peer(Peer),
     bench:finish("call",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()],
+                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
+                  || Unit <- units()],
                  targets(maps:from_list(Cases))).
 
 units() -> ["calls/s", "us p50", "us p99"].
@@ -29,13 +30,19 @@ measure(Callers, N, Node, Servers) ->
                 To = lists:sublist(maps:get(At, Servers), N),
                 {V, bench:sized(fun(Calls) ->
                                         bench:tune(Node, V =:= tuned),
-                                        bench:calls(Callers, max(20, Calls div Callers), fun(I, Term) -> call(V, lists:nth(I rem N + 1, To), Term) end)
+                                        bench:calls(Callers, max(20, Calls div Callers),
+                                                    fun(I, Term) ->
+                                                            call(V, lists:nth(I rem N + 1, To),
+                                                                 Term)
+                                                    end)
                                 end)}
         end,
     Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]]),
     Figures = bench:by_unit(units(), Measured),
     Case = name(Callers, N),
-    lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)}) end, units()),
+    lists:foreach(fun(Unit) ->
+                          bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)})
+                  end, units()),
     {Case, Figures}.
 
 name(Callers, Servers) -> lists:concat([Callers, " to ", Servers]).
@@ -52,8 +59,10 @@ targets(Cases) ->
          end,
     [bench:target(Name, Kind, Bound, Measured)
      || {Name, Kind, Bound, Measured} <-
-            [{"100 to 1, calls/s: Trunkline / stock", at_least, 4, Of("100 to 1", "calls/s", stock)},
-             {"100 to 1, calls/s: Trunkline / tuned", at_least, 2.5, Of("100 to 1", "calls/s", tuned)},
+            [{"100 to 1, calls/s: Trunkline / stock", at_least, 4,
+              Of("100 to 1", "calls/s", stock)},
+             {"100 to 1, calls/s: Trunkline / tuned", at_least, 2.5,
+              Of("100 to 1", "calls/s", tuned)},
              {"100 to 1, p99: Trunkline / stock", at_most, 0.5, Of("100 to 1", "us p99", stock)},
              {"1 to 1, p50: Trunkline / stock", at_most, 1.15, Of("1 to 1", "us p50", stock)}],
         Measured =/= none].

@@ -9,8 +9,9 @@ main() -> bench:run(fun run/0).
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("Two Erlang nodes run on this machine, with Trunkline on both. Three things are measured~n"
-              "between them, in turn by distributed Erlang (!, gen_server:call) and by Trunkline:~n~n"
+    bench:say("Two Erlang nodes run on this machine, with Trunkline on both. "
+              "Three things are measured~nbetween them, in turn by distributed Erlang "
+              "(!, gen_server:call) and by Trunkline:~n~n"
               "  * eight processes send small messages, as many as they can;~n"
               "  * fifty processes call one server;~n"
               "  * one process calls a server while messages of 10 MB go the same way.~n", []),

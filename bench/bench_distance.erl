@@ -10,9 +10,9 @@
 %% Every measurement has new connections of its own, which know nothing of the one
 %% before; what they learn in the first 100 round trips does not count (a loss-based
 %% congestion control takes that long to come down to what it will be), except with 10 MB,
-%% where all of it counts. The kernel's congestion control is cubic; Trunkline asks for BBR at its own
-%% sockets. Two variants say what that does: `!' where the route says BBR, and
-%% Trunkline where it may not have it.
+%% where all of it counts. The kernel's congestion control is cubic; Trunkline asks for
+%% BBR at its own sockets. Two variants say what that does: `!' where the route says BBR,
+%% and Trunkline where it may not have it.
 %%
 %% The whole of it takes half an hour. LINKS="{10,1} {100,0}" (round trip in ms, loss in
 %% per cent) and WORK="small large" choose a part of it, and leave out the targets that
@@ -44,23 +44,29 @@ run() ->
                false -> []
            end,
     Arguments = ["-setcookie", atom_to_list(erlang:get_cookie())],
-    [{A, _, _}, {_, B, _} = PeerB] = [wan:start_node(Wan, Site, atom_to_list(Site), Arguments) || Site <- [a, b]],
+    [{A, _, _}, {_, B, _} = PeerB] =
+        [wan:start_node(Wan, Site, atom_to_list(Site), Arguments) || Site <- [a, b]],
     Sites = {Wan, A, element(1, PeerB), B},
-    bench:say("~nTwo sites, one link between them; ~b rounds, each variant once a round, two cores for all of it.",
+    bench:say("~nTwo sites, one link between them; ~b rounds, each variant once a round, "
+              "two cores for all of it.",
               [bench:rounds()]),
     Results = [{{Link, Work}, measure(Link, Work, Sites)} || Link <- links(), Work <- works(Link)],
     Open = [{{Link, open_loop}, open_loop(Link, Results, Sites)}
-            || Link <- [{10, 0}, {10, 1}], wanted("WORK", open_loop), lists:keymember({Link, small}, 1, Results)],
+            || Link <- [{10, 0}, {10, 1}], wanted("WORK", open_loop),
+               lists:keymember({Link, small}, 1, Results)],
     lists:foreach(fun(Peer) -> peer:stop(Peer) end, [A, element(1, PeerB)]),
     ok = wan:close(Wan),
     write_data(Results),
     bench:finish("distance",
                  Echo ++ [{Unit, [{name(Link, Work), maps:get(Unit, Figures)}]}
-                          || {{Link, Work}, Figures} <- Results ++ Open, Unit <- lists:sort(maps:keys(Figures))],
+                          || {{Link, Work}, Figures} <- Results ++ Open,
+                             Unit <- lists:sort(maps:keys(Figures))],
                  targets(maps:from_list(Results ++ Open))).
 
 -spec links() -> [link()].
-links() -> [L || L <- [{0, 0}, {10, 0}, {50, 0}, {100, 0}, {10, 0.1}, {10, 1}, {100, 0.1}], wanted("LINKS", L)].
+links() ->
+    [L || L <- [{0, 0}, {10, 0}, {50, 0}, {100, 0}, {10, 0.1}, {10, 1}, {100, 0.1}],
+          wanted("LINKS", L)].
 
 -spec works(link()) -> [work()].
 works(Link) ->
@@ -74,7 +80,8 @@ outstanding(_) -> [100, 1000, 10_000].
 wanted(Variable, What) ->
     case os:getenv(Variable) of
         false -> true;
-        Chosen -> lists:member(lists:flatten(io_lib:format("~w", [What])), string:lexemes(Chosen, " "))
+        Chosen ->
+            lists:member(lists:flatten(io_lib:format("~w", [What])), string:lexemes(Chosen, " "))
     end.
 
 %% The same node next door says what there is to win; what a lost packet costs depends on
@@ -92,10 +99,12 @@ variants(_, _) -> [stock, tuned, trunkline].
 %% --- one measurement ------------------------------------------------------------
 
 measure(Link, Work, Sites) ->
-    Measured = bench:all_in_turn([{V, fun() -> once(V, Link, Work, Sites) end} || V <- variants(Link, Work)]),
+    Measured = bench:all_in_turn([{V, fun() -> once(V, Link, Work, Sites) end}
+                                  || V <- variants(Link, Work)]),
     Unit = unit(Work),
     Values = [{V, [R || {R, _} <- Rs]} || {V, Rs} <- Measured],
-    bench:table(Unit, [stock | [tuned || lists:keymember(tuned, 1, Values)]], {name(Link, Work), Values}),
+    bench:table(Unit, [stock | [tuned || lists:keymember(tuned, 1, Values)]],
+                {name(Link, Work), Values}),
     emulator([Stats || {_, Rs} <- Measured, {_, Stats} <- Rs]),
     #{Unit => Values}.
 
@@ -159,7 +168,8 @@ pieces(_, _) -> 8.
 %% The link itself must not be what is measured.
 emulator(All) ->
     Most = fun(Key) -> lists:max([maps:get(Key, S) || S <- All]) end,
-    bench:say("  emulator: at most ~.2f of a processor; ~b packets dropped by a full queue, ~b at most in it; "
+    bench:say("  emulator: at most ~.2f of a processor; "
+              "~b packets dropped by a full queue, ~b at most in it; "
               "on the mean at most ~b us late", [Most(share), Most(full), Most(most), Most(late)]).
 
 %% --- open loop ---------------------------------------------------------------------
@@ -168,13 +178,18 @@ open_loop(Link, Results, Sites) ->
     {_, #{"messages/s" := Capacities}} = lists:keyfind({Link, small}, 1, Results),
     Variants = [V || V <- [stock, tuned, trunkline], lists:keymember(V, 1, Capacities)],
     Measured = bench:all_in_turn([{V, fun() ->
-                                              Rate = round(bench:median(proplists:get_value(V, Capacities)) / 2),
+                                              Rate = round(bench:median(
+                                                             proplists:get_value(V, Capacities))
+                                                           / 2),
                                               once(V, Link, {open_loop, Rate}, Sites)
                                       end} || V <- Variants]),
-    Figures = maps:from_list([{Unit, [{V, [lists:nth(I, Late) || {Late, _} <- Rs]} || {V, Rs} <- Measured]}
-                              || {I, Unit} <- [{1, "us p50"}, {2, "us p99"}, {3, "us p99.9"}, {4, "us longest"}]]),
+    Figures = maps:from_list(
+                [{Unit, [{V, [lists:nth(I, Late) || {Late, _} <- Rs]} || {V, Rs} <- Measured]}
+                 || {I, Unit} <- [{1, "us p50"}, {2, "us p99"}, {3, "us p99.9"},
+                                  {4, "us longest"}]]),
     bench:say("~nhalf of each variant's capacity, ~s", [link_name(Link)]),
-    bench:overview([{Unit, {"after it was due", maps:get(Unit, Figures)}} || Unit <- lists:sort(maps:keys(Figures))]),
+    bench:overview([{Unit, {"after it was due", maps:get(Unit, Figures)}}
+                    || Unit <- lists:sort(maps:keys(Figures))]),
     emulator([Stats || {_, Rs} <- Measured, {_, Stats} <- Rs]),
     Figures.
 
@@ -201,9 +216,11 @@ link_name({RoundTrip, Loss}) ->
 targets(Results) ->
     lists:append(
       [ratio(Link, Work, trunkline_next_door, Least, Results)
-       || {Link, Work, Least} <- [{{10, 0}, small, 0.95}, {{100, 0}, small, 0.95}, {{10, 0}, {calls, 10_000}, 0.9}]]
+       || {Link, Work, Least} <- [{{10, 0}, small, 0.95}, {{100, 0}, small, 0.95},
+                                  {{10, 0}, {calls, 10_000}, 0.9}]]
       ++ [ratio(Link, Work, stock, Least, Results)
-          || {Link, Work, Least} <- [{{100, 0}, large, 4}, {{10, 1}, small, 20}, {{10, 1}, large, 20}, {{100, 0.1}, small, 50}]]
+          || {Link, Work, Least} <- [{{100, 0}, large, 4}, {{10, 1}, small, 20},
+                                     {{10, 1}, large, 20}, {{100, 0.1}, small, 50}]]
       ++ [[bench:target("open loop at half of capacity, 10 ms: p99 of Trunkline in ms", at_most, 10,
                         bench:median(proplists:get_value(trunkline, P99)) / 1000)]
           || #{{{10, 0}, open_loop} := #{"us p99" := P99}} <- [Results]]).
@@ -213,10 +230,12 @@ ratio(Link, Work, Base, Least, Results) ->
     case Results of
         #{{Link, Work} := #{Unit := Values}} ->
             Name = [name(Link, Work), ": Trunkline / ", case Base of
-                                                            trunkline_next_door -> "Trunkline next door";
+                                                            trunkline_next_door ->
+                                                                "Trunkline next door";
                                                             stock -> "!"
                                                         end],
-            [bench:target(lists:flatten(Name), at_least, Least, bench:ratio(trunkline, Base, Values))];
+            [bench:target(lists:flatten(Name), at_least, Least,
+                          bench:ratio(trunkline, Base, Values))];
         #{} ->
             []
     end.
@@ -226,9 +245,14 @@ ratio(Link, Work, Base, Least, Results) ->
 write_data(Results) ->
     File = "_build/distance.dat",
     Lines = [io_lib:format("~w ~w ~s ~s ~.1f ~.1f ~.1f~n",
-                           [RoundTrip, Loss, work(Work), V, float(bench:median(Vs)), float(lists:min(Vs)), float(lists:max(Vs))])
-             || {{{RoundTrip, Loss}, Work}, Figures} <- Results, {V, Vs} <- maps:get(unit(Work), Figures)],
-    ok = file:write_file(File, ["# round trip (ms), loss (%), work, variant, median, lowest, highest\n" | Lines]),
+                           [RoundTrip, Loss, work(Work), V, float(bench:median(Vs)),
+                            float(lists:min(Vs)), float(lists:max(Vs))])
+             || {{{RoundTrip, Loss}, Work}, Figures} <- Results,
+                {V, Vs} <- maps:get(unit(Work), Figures)],
+    ok =
+        file:write_file(File,
+                        ["# round trip (ms), loss (%), work, variant, median, lowest, highest\n"
+                         | Lines]),
     bench:say("~nthe figures for the plots are in ~s", [File]).
 
 work({calls, N}) -> io_lib:format("calls~b", [N]);

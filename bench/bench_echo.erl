@@ -4,10 +4,11 @@
 %%
 %% Two sites with tools/wan between them, and one node at each that is both its echo
 %% server and its clients: on two processors, a node for each of them made no difference
-%% to the processor time of a request that we could tell from noise. Every worker has a connection to the server of each site
-%% ({packet, 2}, nodelay; the server {active, once}), and again and again picks one
-%% uniformly at random, sends 1 KB and waits for the same bytes. Its own site is always
-%% next door, over the namespace's own address.
+%% to the processor time of a request that we could tell from noise. Every worker has a
+%% connection to the server of each site ({packet, 2}, nodelay; the server
+%% {active, once}), and again and again picks one uniformly at random, sends 1 KB and
+%% waits for the same bytes. Its own site is always next door, over the namespace's own
+%% address.
 %%
 %% A case has its own connections. They are opened while the link has neither delay nor
 %% limit, then it gets both, the workers start, and after a while ROUNDS windows of half
@@ -23,8 +24,9 @@
 -export([start/2, connect/3, go/0, counts/0, rest/0, stop/0]).      % at a site
 -export([init/1, handle_call/3, handle_cast/2]).
 
--type setting() :: #{workers := pos_integer(), round_trip := non_neg_integer(), limit := pos_integer(),
-                     congestion := binary()}.
+-type setting() ::
+          #{workers := pos_integer(), round_trip := non_neg_integer(), limit := pos_integer(),
+            congestion := binary()}.
 %% Lists have a value a window, and all else is of all windows together. own and far
 %% are mean latencies in ms of requests to a site; idle, emulator and others (who are not
 %% of this benchmark, and what the kernel charges to nobody) are parts of the processors'
@@ -70,13 +72,15 @@ run() ->
 %% which afterwards has no delay and no limit.
 -spec measure(Wan :: pid()) -> [{Unit :: string(), [bench:result()]}].
 measure(Wan) ->
-    Nodes = [wan:start_node(Wan, Site, peer:random_name(echo), ["+sbwt", "none", "+sbwtdcpu", "none", "+sbwtdio", "none"])
+    Nodes = [wan:start_node(Wan, Site, peer:random_name(echo),
+                            ["+sbwt", "none", "+sbwtdcpu", "none", "+sbwtdio", "none"])
              || Site <- ?SITES],
     Peers = [Peer || {Peer, _, _} <- Nodes],
     ok = lists:foreach(fun(Peer) -> peer:call(Peer, bench, log_briefly, []) end, Peers),
     bench:say("~nEcho over plain TCP, 1 KB, closed loop, two sites; ~w windows of ~.2f s a case",
               [bench:rounds(), window() / 1000]),
-    Unloaded = [figures(Wan, Peers, setting(?UNLOADED, RoundTrip, ?NO_LIMIT)) || RoundTrip <- ?ROUND_TRIPS],
+    Unloaded = [figures(Wan, Peers, setting(?UNLOADED, RoundTrip, ?NO_LIMIT))
+                || RoundTrip <- ?ROUND_TRIPS],
     Grid = grid(Wan, Peers, Unloaded),
     Queues = queues(Wan, Peers),
     Tcp = tcp(Wan, Peers),
@@ -90,11 +94,15 @@ setting(Workers, RoundTrip, Limit) ->
 %% --- the cases -----------------------------------------------------------------
 
 grid(Wan, Peers, Unloaded) ->
-    bench:say("~nrequests/s, their mean latency (ms), the closed loop's requests/s (workers / latency when unloaded), "
-              "idle processors~n"
-              "~8ts~ts", ["workers", [io_lib:format("   ~32ts", [io_lib:format("~w ms round trip", [R])]) || R <- ?ROUND_TRIPS]]),
+    bench:say("~nrequests/s, their mean latency (ms), the closed loop's requests/s "
+              "(workers / latency when unloaded), idle processors~n"
+              "~8ts~ts",
+              ["workers",
+               [io_lib:format("   ~32ts", [io_lib:format("~w ms round trip", [R])])
+                || R <- ?ROUND_TRIPS]]),
     [begin
-         Row = [figures(Wan, Peers, setting(Workers, RoundTrip, ?NO_LIMIT)) || RoundTrip <- ?ROUND_TRIPS],
+         Row = [figures(Wan, Peers, setting(Workers, RoundTrip, ?NO_LIMIT))
+                || RoundTrip <- ?ROUND_TRIPS],
          bench:say("~8w~ts", [Workers, [cell(F, expected(F, Unloaded)) || F <- Row]]),
          Row
      end || Workers <- ?WORKERS].
@@ -105,23 +113,27 @@ cell(#{rate := Rate, latency := Latency, idle := Idle}, Expected) ->
 %% What these workers do a second when nobody waits for anything but the way. Half of
 %% the requests are to either site; what the unloaded workers happened to pick is not.
 expected(#{setting := #{workers := Workers, round_trip := RoundTrip}}, Unloaded) ->
-    [#{own := Own, far := Far}] = [U || #{setting := #{round_trip := R}} = U <- Unloaded, R =:= RoundTrip],
+    [#{own := Own, far := Far}] =
+        [U || #{setting := #{round_trip := R}} = U <- Unloaded, R =:= RoundTrip],
     Workers / ((Own + Far) / 2) * 1000.
 
 queues(Wan, Peers) ->
     bench:say("~nThe same at ~w ms round trip, with a packet queue in the link~n"
               "~8ts ~8ts ~12ts ~12ts ~9ts ~9ts ~15ts ~10ts ~9ts ~5ts ~6ts ~9ts",
-              [?QUEUE_ROUND_TRIP, "queue", "workers", "requests/s", "queue's cap", "own, ms", "far, ms", "retransmitted",
-               "time-outs", "dropped", "most", "idle", "emulator"]),
-    [[say_queue(figures(Wan, Peers, setting(Workers, ?QUEUE_ROUND_TRIP, Limit))) || Workers <- ?QUEUE_WORKERS]
+              [?QUEUE_ROUND_TRIP, "queue", "workers", "requests/s", "queue's cap", "own, ms",
+               "far, ms", "retransmitted", "time-outs", "dropped", "most", "idle", "emulator"]),
+    [[say_queue(figures(Wan, Peers, setting(Workers, ?QUEUE_ROUND_TRIP, Limit)))
+      || Workers <- ?QUEUE_WORKERS]
      || Limit <- ?QUEUES].
 
-say_queue(#{setting := #{workers := Workers, limit := Limit}, retransmitted := Retransmitted} = F) ->
+say_queue(#{setting := #{workers := Workers, limit := Limit},
+            retransmitted := Retransmitted} = F) ->
     #{rate := Rate, own := Own, far := Far, timeouts := Timeouts, full := Full, most := Most,
       idle := Idle, emulator := Emulator} = F,
     bench:say("~8w ~8w ~12w ~12w ~9.2f ~9.2f ~8w ~4.1f % ~10w ~9w ~5w ~4w % ~7w %",
-              [Limit, Workers, round(Rate), round(cap(F)), Own, Far, Retransmitted, 100 * part_retransmitted(F), Timeouts, Full,
-               Most, percent(Idle), percent(Emulator)]),
+              [Limit, Workers, round(Rate), round(cap(F)), Own, Far, Retransmitted,
+               100 * part_retransmitted(F), Timeouts, Full, Most, percent(Idle),
+               percent(Emulator)]),
     F.
 
 %% The requests a second that a queue lets through: it passes limit / delay packets a
@@ -133,9 +145,11 @@ part_retransmitted(#{retransmitted := N, packets := Packets}) -> N / max(1, Pack
 tcp(Wan, Peers) ->
     #{workers := Workers, round_trip := RoundTrip, limit := Limit} = ?TCP_CASE,
     Cubic = setting(Workers, RoundTrip, Limit),
-    bench:say("~nTCP's settings: ~w workers, ~w ms, a queue of ~w packets~n~40ts ~12ts ~15ts ~10ts ~6ts",
+    bench:say("~nTCP's settings: ~w workers, ~w ms, a queue of ~w packets~n"
+              "~40ts ~12ts ~15ts ~10ts ~6ts",
               [Workers, RoundTrip, Limit, "", "requests/s", "retransmitted", "time-outs", "idle"]),
-    [{Name, say_tcp(Name, tcp(Name, Wan, Peers, Cubic))} || Name <- [cubic, no_idle_restart] ++ [bbr || has_bbr(Wan)]].
+    [{Name, say_tcp(Name, tcp(Name, Wan, Peers, Cubic))}
+     || Name <- [cubic, no_idle_restart] ++ [bbr || has_bbr(Wan)]].
 
 tcp(cubic, Wan, Peers, Setting) ->
     figures(Wan, Peers, Setting);
@@ -150,12 +164,16 @@ tcp(bbr, Wan, Peers, Setting) ->
 idle_restart(Wan, Value) ->
     lists:foreach(
       fun(Site) ->
-              "" = wan:run(Wan, Site, io_lib:format("sh -c 'echo ~w > /proc/sys/net/ipv4/tcp_slow_start_after_idle'", [Value]))
+              "" = wan:run(Wan, Site,
+                           io_lib:format("sh -c 'echo ~w > "
+                                         "/proc/sys/net/ipv4/tcp_slow_start_after_idle'", [Value]))
       end, ?SITES).
 
-say_tcp(Name, #{rate := Rate, retransmitted := Retransmitted, timeouts := Timeouts, idle := Idle} = F) ->
+say_tcp(Name,
+        #{rate := Rate, retransmitted := Retransmitted, timeouts := Timeouts, idle := Idle} = F) ->
     bench:say("~40ts ~12w ~8w ~4.1f % ~10w ~4w %",
-              [tcp_name(Name), round(Rate), Retransmitted, 100 * part_retransmitted(F), Timeouts, percent(Idle)]),
+              [tcp_name(Name), round(Rate), Retransmitted, 100 * part_retransmitted(F), Timeouts,
+               percent(Idle)]),
     F.
 
 tcp_name(cubic) -> "cubic";
@@ -163,7 +181,9 @@ tcp_name(no_idle_restart) -> "cubic, tcp_slow_start_after_idle 0";
 tcp_name(bbr) -> "bbr".
 
 has_bbr(Wan) ->
-    Known = string:lexemes(wan:run(Wan, hd(?SITES), "cat /proc/sys/net/ipv4/tcp_available_congestion_control"), " \n"),
+    Known = string:lexemes(
+              wan:run(Wan, hd(?SITES), "cat /proc/sys/net/ipv4/tcp_available_congestion_control"),
+              " \n"),
     case lists:member("bbr", Known) of
         true -> true;
         false -> bench:say("(this kernel has no bbr)", []), false
@@ -172,11 +192,14 @@ has_bbr(Wan) ->
 %% --- one case --------------------------------------------------------------------
 
 -spec figures(pid(), [pid()], setting()) -> figures().
-figures(Wan, Peers, #{workers := Workers, round_trip := RoundTrip, limit := Limit, congestion := Congestion} = Setting) ->
+figures(Wan, Peers,
+        #{workers := Workers, round_trip := RoundTrip, limit := Limit,
+          congestion := Congestion} = Setting) ->
     Addresses = [wan:address(N) || N <- lists:seq(1, length(?SITES))],
     Sites = lists:zip(Peers, Addresses),
     _ = [at(Peer, start, [Own, Congestion]) || {Peer, Own} <- Sites],
-    _ = [at(Peer, connect, [Workers div length(?SITES), [Own | Addresses -- [Own]], Congestion]) || {Peer, Own} <- Sites],
+    _ = [at(Peer, connect, [Workers div length(?SITES), [Own | Addresses -- [Own]], Congestion])
+         || {Peer, Own} <- Sites],
     ok = wan:set(Wan, ?LINK, #{delay => RoundTrip / 2, limit => Limit}),
     _ = [at(Peer, go, []) || Peer <- Peers],
     timer:sleep(?WARM + 5 * RoundTrip),
@@ -194,18 +217,22 @@ count(Wan, Peers) ->
     Processors = processors(),
     T0 = erlang:monotonic_time(microsecond),
     First = readings(Peers),
-    Readings = [First | [timer:sleep(window()) =:= ok andalso readings(Peers) || _ <- lists:seq(1, bench:rounds())]],
+    Readings = [First | [timer:sleep(window()) =:= ok andalso readings(Peers)
+                         || _ <- lists:seq(1, bench:rounds())]],
     Time = erlang:monotonic_time(microsecond) - T0,
     Idle = idle(Processors, processors()),
-    [Retransmitted, Timeouts] = lists:zipwith(fun(After, Before) -> After - Before end, segments(Wan), Segments),
+    [Retransmitted, Timeouts] =
+        lists:zipwith(fun(After, Before) -> After - Before end, segments(Wan), Segments),
     #{cpu := Emulator, packets := Packets, full := Full, most := Most} = wan:stats(Wan, ?LINK),
     {Rate, [OwnN, OwnUs, FarN, FarUs, Sites]} = between(First, lists:last(Readings)),
     Used = (Sites + Emulator) / (Time * cores()),
     Windows = lists:zipwith(fun between/2, lists:droplast(Readings), tl(Readings)),
     Latencies = [mean(N1 + N2, Us1 + Us2) || {_, [N1, Us1, N2, Us2, _]} <- Windows],
     #{rates => [R || {R, _} <- Windows], latencies => Latencies,
-      rate => Rate, latency => mean(OwnN + FarN, OwnUs + FarUs), own => mean(OwnN, OwnUs), far => mean(FarN, FarUs),
-      retransmitted => Retransmitted, timeouts => Timeouts, full => Full, packets => Packets, most => Most,
+      rate => Rate, latency => mean(OwnN + FarN, OwnUs + FarUs), own => mean(OwnN, OwnUs),
+      far => mean(FarN, FarUs),
+      retransmitted => Retransmitted, timeouts => Timeouts, full => Full, packets => Packets,
+      most => Most,
       idle => Idle, emulator => Emulator / (Time * cores()), others => max(0.0, 1 - Idle - Used),
       cost => (Sites + Emulator) / max(1, OwnN + FarN)}.
 
@@ -216,9 +243,12 @@ readings(Peers) -> [at(Peer, counts, []) || Peer <- Peers].
 
 %% Requests a second, and all counters, of both sites.
 between(Before, After) ->
-    Differences = [{T1 - T0, lists:zipwith(fun erlang:'-'/2, C1, C0)} || {{T0, C0}, {T1, C1}} <- lists:zip(Before, After)],
+    Differences = [{T1 - T0, lists:zipwith(fun erlang:'-'/2, C1, C0)}
+                   || {{T0, C0}, {T1, C1}} <- lists:zip(Before, After)],
     Rate = lists:sum([(OwnN + FarN) / Us * 1.0e6 || {Us, [OwnN, _, FarN, _, _]} <- Differences]),
-    {Rate, lists:foldl(fun({_, C}, Sum) -> lists:zipwith(fun erlang:'+'/2, C, Sum) end, [0, 0, 0, 0, 0], Differences)}.
+    {Rate,
+     lists:foldl(fun({_, C}, Sum) -> lists:zipwith(fun erlang:'+'/2, C, Sum) end, [0, 0, 0, 0, 0],
+                 Differences)}.
 
 %% In ms.
 mean(N, Us) -> Us / max(1, N) / 1000.
@@ -227,7 +257,9 @@ mean(N, Us) -> Us / max(1, N) / 1000.
 segments(Wan) ->
     Counters = [string:lexemes(Line, " ")
                 || Site <- ?SITES,
-                   Line <- string:lexemes(wan:run(Wan, Site, "nstat -asz TcpRetransSegs TcpExtTCPTimeouts"), "\n")],
+                   Line <- string:lexemes(
+                             wan:run(Wan, Site, "nstat -asz TcpRetransSegs TcpExtTCPTimeouts"),
+                             "\n")],
     [lists:sum([list_to_integer(Value) || [N, Value | _] <- Counters, N =:= Name])
      || Name <- ["TcpRetransSegs", "TcpExtTCPTimeouts"]].
 
@@ -250,12 +282,14 @@ percent(Part) -> round(100 * Part).
 %% A process that everything at the site is linked to: its echo server, and its workers.
 -spec start(Address :: string(), Congestion :: binary()) -> ok.
 start(Address, Congestion) ->
-    {ok, _} = gen_server:start({local, ?MODULE}, ?MODULE, {Address, Congestion}, [{spawn_opt, [{priority, high}]}]),
+    {ok, _} = gen_server:start({local, ?MODULE}, ?MODULE, {Address, Congestion},
+                               [{spawn_opt, [{priority, high}]}]),
     ok.
 
 %% So many workers, connected to the servers there, the own site's first.
 -spec connect(Workers :: pos_integer(), Addresses :: [string()], Congestion :: binary()) -> ok.
-connect(Workers, Addresses, Congestion) -> gen_server:call(?MODULE, {connect, Workers, Addresses, Congestion}, ?PATIENCE).
+connect(Workers, Addresses, Congestion) ->
+    gen_server:call(?MODULE, {connect, Workers, Addresses, Congestion}, ?PATIENCE).
 
 -spec go() -> ok.
 go() -> gen_server:call(?MODULE, go).
@@ -288,7 +322,8 @@ init({Address, Congestion}) ->
 
 handle_call({connect, N, Addresses, Congestion}, _, {[], Counters}) ->
     Site = self(),
-    Workers = [spawn_link(fun() -> worker(Site, Addresses, Congestion, Counters) end) || _ <- lists:seq(1, N)],
+    Workers = [spawn_link(fun() -> worker(Site, Addresses, Congestion, Counters) end)
+               || _ <- lists:seq(1, N)],
     lists:foreach(fun(Worker) -> receive {connected, Worker} -> ok end end, Workers),
     {reply, ok, {Workers, Counters}};
 handle_call(go, _, {Workers, _} = State) ->
@@ -296,7 +331,9 @@ handle_call(go, _, {Workers, _} = State) ->
     {reply, ok, State};
 handle_call(counts, _, {_, Counters} = State) ->
     {Runtime, _} = statistics(runtime),
-    {reply, {erlang:monotonic_time(microsecond), [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [Runtime * 1000]}, State};
+    {reply,
+     {erlang:monotonic_time(microsecond),
+      [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [Runtime * 1000]}, State};
 handle_call(rest, _, {Workers, Counters}) ->
     Monitors = [monitor(process, Worker) || Worker <- Workers],
     lists:foreach(fun(Worker) -> unlink(Worker), exit(Worker, kill) end, Workers),
@@ -376,21 +413,25 @@ explain(Unloaded, Grid, Queues, Tcp) ->
 explain_others(Cells) ->
     Others = bench:median([Part || #{others := Part} <- Cells]),
     Others > ?BUSY andalso
-        bench:say("- Others have ~w % of the processors (a median): what the processors limit would be more without them, and "
-                  "cases differ by what others did meanwhile.", [percent(Others)]).
+        bench:say("- Others have ~w % of the processors (a median): what the processors limit "
+                  "would be more without them, and cases differ by what others did meanwhile.",
+                  [percent(Others)]).
 
 explain_loop(Unloaded, Cells) ->
     Parts = [{Rate / expected(F, Unloaded), F} || #{rate := Rate} = F <- Cells],
     {Near, Rest} = lists:partition(fun({Part, _}) -> Part >= 1 - ?NEAR end, Parts),
-    bench:say("- Closed loop: ~w of ~w cells have at least ~.2f of workers / unloaded latency (a median of ~.2f).",
+    bench:say("- Closed loop: ~w of ~w cells have at least ~.2f of workers / unloaded latency "
+              "(a median of ~.2f).",
               [length(Near), length(Parts), 1 - ?NEAR, median_or_0([Part || {Part, _} <- Near])]),
     Rest =/= [] andalso explain_rest(Rest).
 
 explain_rest(Rest) ->
     {Busy, Idle} = lists:partition(fun({_, F}) -> is_busy(F) end, Rest),
-    bench:say("  The other ~w have ~.2f to ~.2f of it: in ~w of them the processors are the limit (idle for less than ~w %; "
+    bench:say("  The other ~w have ~.2f to ~.2f of it: "
+              "in ~w of them the processors are the limit (idle for less than ~w %; "
               "others have ~w %, a median), in ~w not.",
-              [length(Rest), lists:min([P || {P, _} <- Rest]), lists:max([P || {P, _} <- Rest]), length(Busy), percent(?BUSY),
+              [length(Rest), lists:min([P || {P, _} <- Rest]), lists:max([P || {P, _} <- Rest]),
+               length(Busy), percent(?BUSY),
                percent(median_or_0([Others || {_, #{others := Others}} <- Busy])), length(Idle)]).
 
 median_or_0([]) -> 0.0;
@@ -402,7 +443,8 @@ is_busy(#{idle := Idle}) -> Idle < ?BUSY.
 explain_distance(Grid) ->
     [NextDoor | Far] = lists:last(Grid),
     #{setting := #{workers := Workers}, rate := Rate, cost := Cost} = NextDoor,
-    bench:say("- The VM and its processors, ~w workers: next door ~w requests/s, ~ts.", [Workers, round(Rate), load(NextDoor)]),
+    bench:say("- The VM and its processors, ~w workers: next door ~w requests/s, ~ts.",
+              [Workers, round(Rate), load(NextDoor)]),
     lists:foreach(
       fun(#{setting := #{round_trip := RoundTrip}, rate := R, cost := C} = F) ->
               bench:say("  At ~w ms ~.2f of it, ~ts: ~ts.",
@@ -410,18 +452,22 @@ explain_distance(Grid) ->
       end, Far).
 
 load(#{idle := Idle, cost := Cost, emulator := Emulator, others := Others}) ->
-    io_lib:format("~.1f us of the processors for a request; they are idle for ~w %, the emulator has ~w %, others have ~w %",
+    io_lib:format("~.1f us of the processors for a request; "
+                  "they are idle for ~w %, the emulator has ~w %, others have ~w %",
                   [Cost, percent(Idle), percent(Emulator), percent(Others)]).
 
 capacity(Part, _, _) when Part >= 1 - ?NEAR -> "distance costs latency, not capacity";
-capacity(_, Cost, true) -> io_lib:format("the processors are the limit, and a request costs them ~.2f times as much", [Cost]);
+capacity(_, Cost, true) ->
+    io_lib:format("the processors are the limit, and a request costs them ~.2f times as much",
+                  [Cost]);
 capacity(_, _, false) -> "the processors are not the limit".
 
 %% The longest queue is what the others are measured against.
 explain_queues(Queues) ->
     Longest = lists:last(Queues),
     bench:say("- The link's queue, at ~w ms, ~w to ~w workers, against one of ~w packets:",
-              [?QUEUE_ROUND_TRIP, hd(?QUEUE_WORKERS), lists:last(?QUEUE_WORKERS), lists:last(?QUEUES)]),
+              [?QUEUE_ROUND_TRIP, hd(?QUEUE_WORKERS), lists:last(?QUEUE_WORKERS),
+               lists:last(?QUEUES)]),
     lists:foreach(fun(Row) -> explain_queue(Row, Longest) end, Queues).
 
 explain_queue([#{setting := #{limit := Limit}} | _] = Row, Longest) ->
@@ -430,8 +476,9 @@ explain_queue([#{setting := #{limit := Limit}} | _] = Row, Longest) ->
     [Dropped, Timeouts] = [lists:sum([maps:get(K, F) || F <- Row]) || K <- [full, timeouts]],
     bench:say("  ~w packets: ~w to ~w requests/s, ~.2f to ~.2f of limit / delay each way, "
               "~.2f to ~.2f of the longest queue's; ~ts.",
-              [Limit, round(lists:min(Rates)), round(lists:max(Rates)), lists:min(Rates) / cap(hd(Row)),
-               lists:max(Rates) / cap(hd(Row)), lists:min(Parts), lists:max(Parts), queue_limits(Dropped, Timeouts, Parts)]).
+              [Limit, round(lists:min(Rates)), round(lists:max(Rates)),
+               lists:min(Rates) / cap(hd(Row)), lists:max(Rates) / cap(hd(Row)), lists:min(Parts),
+               lists:max(Parts), queue_limits(Dropped, Timeouts, Parts)]).
 
 queue_limits(0, _, _) ->
     "it drops nothing, and is not the limit";
@@ -460,7 +507,8 @@ differs(#{rates := As}, #{rates := Bs}) ->
 %% --- for bench_distance and finish/3 --------------------------------------------------
 
 results(Grid, Queues, Tcp) ->
-    Cells = [{title("echo, ~w workers", [Workers]), [{name("rtt_~w", R), F} || #{setting := #{round_trip := R}} = F <- Row]}
+    Cells = [{title("echo, ~w workers", [Workers]),
+              [{name("rtt_~w", R), F} || #{setting := #{round_trip := R}} = F <- Row]}
              || [#{setting := #{workers := Workers}} | _] = Row <- Grid],
     Rows = [{title("echo, ~w ms, a queue of ~w packets", [?QUEUE_ROUND_TRIP, Limit]),
              [{name("workers_~w", W), F} || #{setting := #{workers := W}} = F <- Row]}
@@ -473,7 +521,9 @@ results(Grid, Queues, Tcp) ->
      {"time-outs", figure(timeouts, Rows ++ Settings)},
      {"dropped", figure(full, Rows ++ Settings)}].
 
-figure(Key, Cases) -> [{Case, [{Variant, values(maps:get(Key, F))} || {Variant, F} <- Variants]} || {Case, Variants} <- Cases].
+figure(Key, Cases) ->
+    [{Case, [{Variant, values(maps:get(Key, F))} || {Variant, F} <- Variants]}
+     || {Case, Variants} <- Cases].
 
 values(Values) when is_list(Values) -> Values;
 values(Part) when is_float(Part) -> [percent(Part)];

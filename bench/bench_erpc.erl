@@ -11,11 +11,13 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("remote procedure calls; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
+    bench:say("remote procedure calls; ~b rounds, two cores shared by both nodes",
+              [bench:rounds()]),
     Cases = [measure(Callers, Node) || Callers <- bench:callers()],
     bench:stop_peer(Peer),
     bench:finish("erpc",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()],
+                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
+                  || Unit <- units()],
                  targets(maps:from_list(Cases))).
 
 units() -> ["calls/s", "us p50", "us p99"].
@@ -25,7 +27,8 @@ measure(Callers, Node) ->
         fun(V) ->
                 {V, bench:sized(fun(Calls) ->
                                         bench:tune(Node, V =:= tuned),
-                                        bench:calls(Callers, max(20, Calls div Callers), fun(_, N) -> call(V, Node, [N]) end)
+                                        bench:calls(Callers, max(20, Calls div Callers),
+                                                    fun(_, N) -> call(V, Node, [N]) end)
                                 end)}
         end,
     Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, rpc, trunkline]]),
@@ -34,7 +37,9 @@ measure(Callers, Node) ->
                1 -> "1 caller";
                _ -> lists:concat([Callers, " callers"])
            end,
-    lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)}) end, units()),
+    lists:foreach(fun(Unit) ->
+                          bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)})
+                  end, units()),
     {Case, Figures}.
 
 %% With a limit in time erpc executes a function for this node in a process of its own, as
@@ -56,5 +61,6 @@ targets(Cases) ->
          end,
     [bench:target(Name, Kind, Bound, Measured)
      || {Name, Kind, Bound, Measured} <-
-            [{"100 callers, calls/s: Trunkline / stock", at_least, 3, Of("100 callers", "calls/s", stock)}],
+            [{"100 callers, calls/s: Trunkline / stock", at_least, 3,
+              Of("100 callers", "calls/s", stock)}],
         Measured =/= none].

@@ -31,9 +31,12 @@ run() ->
     Of = fun(Unit) -> [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases] end,
     [{_, Rates} | _] = Of("delivered/s"),
     bench:finish("fanout", [{Unit, Of(Unit)} || Unit <- units()],
-                 [bench:target("one node, delivered/s: Trunkline / !", at_least, 8, bench:ratio(trunkline, stock, Rates)),
-                  bench:target("one node, delivered/s: Trunkline / relay", at_least, 1.2, bench:ratio(trunkline, relay, Rates))
-                  | [bench:target(Case ++ ", caller's time: Trunkline / !", at_most, 0.02, bench:ratio(trunkline, stock, Variants))
+                 [bench:target("one node, delivered/s: Trunkline / !", at_least, 8,
+                               bench:ratio(trunkline, stock, Rates)),
+                  bench:target("one node, delivered/s: Trunkline / relay", at_least, 1.2,
+                               bench:ratio(trunkline, relay, Rates))
+                  | [bench:target(Case ++ ", caller's time: Trunkline / !", at_most, 0.02,
+                                  bench:ratio(trunkline, stock, Variants))
                      || {Case, Variants} <- Of("us, caller")]]).
 
 units() -> ["delivered/s", "us, caller"].
@@ -44,14 +47,17 @@ measure(Case, Nodes, Message) ->
     Variant = fun(V) ->
                       Places = case V of same -> Here; _ -> There end,
                       {V, fun() ->
-                                  lists:foreach(fun(Node) -> bench:tune(Node, V =:= tuned) end, Nodes),
+                                  lists:foreach(fun(Node) -> bench:tune(Node, V =:= tuned) end,
+                                                Nodes),
                                   fan_outs(V, Places, Message)
                           end}
               end,
     Variants = [same, stock, tuned, relay, trunkline],
     Measured = bench:in_turn([Variant(V) || V <- Variants]),
     Figures = bench:by_unit(units(), Measured),
-    lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned, relay], {Case, maps:get(Unit, Figures)}) end, units()),
+    lists:foreach(fun(Unit) ->
+                          bench:table(Unit, [stock, tuned, relay], {Case, maps:get(Unit, Figures)})
+                  end, units()),
     lists:foreach(fun(#place{owner = Owner}) -> exit(Owner, kill) end, Here ++ There),
     {Case, Figures}.
 
@@ -62,19 +68,26 @@ start(Node, N) -> erpc:call(Node, ?MODULE, start_receivers, [{N, {?MODULE, node(
 fan_outs(Variant, Places, Message) ->
     Pids = mixed([P || #place{pids = P} <- Places]),
     %% (In the same order: it decides how well the receiving node's caches work.)
-    Relays = [{Relay, [Pid || Pid <- Pids, node(Pid) =:= node(Relay)]} || #place{relay = Relay} <- Places],
+    Relays = [{Relay, [Pid || Pid <- Pids, node(Pid) =:= node(Relay)]}
+              || #place{relay = Relay} <- Places],
     Send = case Variant of
                trunkline -> fun() -> trunkline:multicast(Pids, Message) end;
-               relay -> fun() -> lists:foreach(fun({Relay, Ps}) -> Relay ! {each, Ps, Message} end, Relays) end;
+               relay ->
+                   fun() ->
+                           lists:foreach(fun({Relay, Ps}) -> Relay ! {each, Ps, Message} end,
+                                         Relays)
+                   end;
                _ -> fun() -> lists:foreach(fun(Pid) -> Pid ! Message end, Pids) end
            end,
     {Pid, Ref} = spawn_monitor(fun() ->
                                        true = register(?MODULE, self()),
-                                       exit([fan_out(Send, length(Places)) || _ <- lists:seq(1, ?TIMES)])
+                                       exit([fan_out(Send, length(Places))
+                                             || _ <- lists:seq(1, ?TIMES)])
                                end),
     receive
         {'DOWN', Ref, process, Pid, Times} ->
-            [length(Pids) / bench:median([All || {_, All} <- Times]) * 1.0e6, bench:median([Caller || {Caller, _} <- Times])]
+            [length(Pids) / bench:median([All || {_, All} <- Times]) * 1.0e6,
+             bench:median([Caller || {Caller, _} <- Times])]
     end.
 
 fan_out(Send, Places) ->
@@ -97,8 +110,10 @@ start_receivers({N, Tell}) ->
     Starter = self(),
     Owner = spawn(fun() ->
                           Count = atomics:new(1, []),
-                          Pids = [spawn_link(fun() -> receiver(Count, N, Tell) end) || _ <- lists:seq(1, N)],
-                          Starter ! #place{pids = Pids, relay = spawn_link(fun relay/0), owner = self()},
+                          Pids = [spawn_link(fun() -> receiver(Count, N, Tell) end)
+                                  || _ <- lists:seq(1, N)],
+                          Starter ! #place{pids = Pids, relay = spawn_link(fun relay/0),
+                                           owner = self()},
                           receive after infinity -> ok end
                   end),
     receive #place{owner = Owner} = Place -> Place end.

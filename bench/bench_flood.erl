@@ -17,11 +17,14 @@ run() ->
     ok = bench_qr:start(),
     ok = erpc:call(Node, bench_qr, start, []),
     Pongs = maps:from_list([{V, pong_of(V, Node)} || V <- variants()]),
-    bench:say("~nThe flood: ~b processes here each send one ping to a process on another node, which~n"
-              "answers a collector here. Two nodes on this machine, ~b rounds, each variant once a round.",
+    bench:say("~nThe flood: ~b processes here each send one ping to a process on another node, "
+              "which~nanswers a collector here. "
+              "Two nodes on this machine, ~b rounds, each variant once a round.",
               [?N, bench:rounds()]),
     Case = "pings answered",
-    Result = {Case, bench:in_turn([{V, fun() -> flood(V, Node, maps:get(V, Pongs)) end} || V <- variants()])},
+    Result =
+        {Case,
+         bench:in_turn([{V, fun() -> flood(V, Node, maps:get(V, Pongs)) end} || V <- variants()])},
     bench:stop_peer(Peer),
     bench:table("/minute", [same, stock, tuned], Result),
     explain(),
@@ -76,15 +79,19 @@ explain() ->
       "  gathers some of them. qr gathers 100 at a time in one process. Trunkline sends what has~n"
       "  queued up while its lanes were busy, without waiting for more.~n"
       "~nThe same experiment in 2009 (messages/minute, Roberto Ostinelli and his readers)~n"
-      "  machine                                            same node   two nodes, !   two nodes, qr~n"
+      "  machine                                            same node   two nodes, !"
+      "   two nodes, qr~n"
       "  MacBook 2.0 GHz Core 2 Duo, OS X, R12B-5              5.3 M        0.70 M         2.1 M~n"
       "  the same, R13B01                                      3.6 M        0.7  M         2.3 M~n"
       "  Ubuntu 8.10, 2.5 GHz Core 2 Duo                      11.7 M        4.8  M         3.6 M~n"
       "  Ubuntu 9.04, virtual machine, 1 processor             4.6 M        1.6  M         0.96 M~n"
       "  Windows XP, 3.0 GHz E8400                            24.7 M        2.2  M         5.1 M~n"
       "  2 x HP DL380, Ubuntu 8.04, one machine                5.3 M        1.7  M         3.1 M~n"
-      "  Athlon64 X2, R13B, 1 M pings                          5.46 M       3.14 M         2.68 M", []).
+      "  Athlon64 X2, R13B, 1 M pings                          5.46 M       3.14 M         2.68 M",
+      []).
 
 targets({_, Variants}) ->
-    [bench:target("flood: Trunkline / " ++ Name, at_least, Bound, bench:ratio(trunkline, Base, Variants))
-     || {Base, Name, Bound} <- [{same, "same node", 0.8}, {stock, "stock", 3}, {tuned, "tuned", 1.7}]].
+    [bench:target("flood: Trunkline / " ++ Name, at_least, Bound,
+                  bench:ratio(trunkline, Base, Variants))
+     || {Base, Name, Bound} <- [{same, "same node", 0.8}, {stock, "stock", 3},
+                                {tuned, "tuned", 1.7}]].

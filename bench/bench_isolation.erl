@@ -28,11 +28,13 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("~nIsolation: ~b senders each stream ~b messages of ~b MB to another node; three probes ask~n"
+    bench:say("~nIsolation: ~b senders each stream ~b messages of ~b MB to another node; "
+              "three probes ask~n"
               "that node something each millisecond. ~b rounds, each variant once a round.",
               [?SENDERS, ?EACH, ?LARGE div 1_000_000, bench:rounds()]),
     Large = binary:copy(<<"x">>, ?LARGE),
-    Measured = bench:in_turn([{V, fun() -> isolation(V, Node, Large) end} || V <- [idle, stock, tuned, trunkline]]),
+    Measured = bench:in_turn([{V, fun() -> isolation(V, Node, Large) end}
+                              || V <- [idle, stock, tuned, trunkline]]),
     bench:stop_peer(Peer),
     Rate = {"large messages", figure(rate, proplists:delete(idle, Measured))},
     Results = [{Unit, {Name ++ ", " ++ Figure, figure({Probe, Key}, Measured)}}
@@ -88,7 +90,8 @@ load(idle, _, _, Probes) ->
 load(Variant, Node, Large, Probes) ->
     Receivers = [erlang:spawn_opt(Node, ?MODULE, receiver, [self(), ?EACH, ?LARGE], [link, monitor])
                  || _ <- lists:seq(1, ?SENDERS)],
-    Senders = [spawn_opt(fun() -> receive go -> stream(Variant, To, 1, Large) end end, [link, monitor])
+    Senders = [spawn_opt(fun() -> receive go -> stream(Variant, To, 1, Large) end end,
+                         [link, monitor])
                || {To, _} <- Receivers],
     T0 = now_us(),
     _ = [P ! go || P <- [S || {S, _} <- Senders] ++ Probes],

@@ -49,8 +49,10 @@ main() ->
     bench:run(fun run/0).
 
 run() ->
-    bench:say("~nMailbox; ~b rounds, each variant once a round, two cores shared by both nodes", [bench:rounds()]),
-    Measured = with_peer([], [F || {Which, F} <- experiments(), Which =/= "5"]) ++ one_lane([F || {"5", F} <- experiments()]),
+    bench:say("~nMailbox; ~b rounds, each variant once a round, two cores shared by both nodes",
+              [bench:rounds()]),
+    Measured = with_peer([], [F || {Which, F} <- experiments(), Which =/= "5"])
+        ++ one_lane([F || {"5", F} <- experiments()]),
     bench:finish("mailbox", [{Unit, [Result]} || {Unit, Result, _} <- Measured],
                  lists:append([Targets || {_, _, Targets} <- Measured])).
 
@@ -60,7 +62,9 @@ experiments() ->
            {"5", fun beside_waiters/1}, {"6", fun long/1}],
     case os:getenv("EXPERIMENTS") of
         false -> All;
-        Some -> [Experiment || {Which, _} = Experiment <- All, lists:member(Which, string:lexemes(Some, " "))]
+        Some ->
+            [Experiment
+             || {Which, _} = Experiment <- All, lists:member(Which, string:lexemes(Some, " "))]
     end.
 
 with_peer(Args, Experiments) ->
@@ -81,8 +85,10 @@ places(Node) -> [{"one node", node()}, {"two nodes", Node}].
 consumers(Node) ->
     [begin
          Ms = bench:in_turn([{V, fun() -> consumer_ms(V, At) end}
-                             || V <- [asynchronous, synchronous, queue_keeper, inbox, inbox_eight]]),
-         Case = lists:concat(["1. ", ?MESSAGES, " messages, ", ?INTERACTIONS, " selective receives each, ", Where]),
+                             || V <- [asynchronous, synchronous, queue_keeper, inbox,
+                                      inbox_eight]]),
+         Case = lists:concat(["1. ", ?MESSAGES, " messages, ", ?INTERACTIONS,
+                              " selective receives each, ", Where]),
          measured("ms", [synchronous], {Case, Ms},
                   [bench:target("1. ms, " ++ Where ++ ": inbox / synchronous", at_most, 1.0,
                                 bench:ratio(inbox, synchronous, Ms))])
@@ -118,7 +124,8 @@ front(queue_keeper, _) ->
     Keeper = spawn_link(fun() -> queue_keeper(Consumer, queue:new(), idle) end),
     {Keeper, fun(_) -> Keeper ! done end};
 front(Variant, At) ->
-    {ok, Inbox} = trunkline_inbox:open(case Variant of inbox -> #{}; inbox_eight -> #{work => 8} end),
+    {ok, Inbox} =
+        trunkline_inbox:open(case Variant of inbox -> #{}; inbox_eight -> #{work => 8} end),
     ok = await_known(Inbox, At),
     {Inbox, fun(_) -> trunkline_inbox:done(Inbox, 1) end}.
 
@@ -147,7 +154,9 @@ queue_keeper(Consumer, Queue, State) ->
     receive
         done ->
             case queue:out(Queue) of
-                {{value, Message}, Queue1} -> Consumer ! Message, queue_keeper(Consumer, Queue1, busy);
+                {{value, Message}, Queue1} ->
+                    Consumer ! Message,
+                    queue_keeper(Consumer, Queue1, busy);
                 {empty, _} -> queue_keeper(Consumer, Queue, idle)
             end;
         Message when State =:= idle ->
@@ -161,7 +170,8 @@ queue_keeper(Consumer, Queue, State) ->
 produce(Parent, Variant, To) ->
     Parent ! {ready, self()},
     receive go -> ok end,
-    lists:foreach(fun(I) -> produce_one(Variant, To, {work, self(), I}) end, lists:seq(1, ?MESSAGES)).
+    lists:foreach(fun(I) -> produce_one(Variant, To, {work, self(), I}) end,
+                  lists:seq(1, ?MESSAGES)).
 
 produce_one(synchronous, To, Message) ->
     To ! Message,
@@ -176,7 +186,8 @@ produce_one(_, To, Message) ->
 servers(Node) ->
     [begin
          Ms = bench:in_turn([{V, fun() -> server_ms(V, At) end} || V <- [plain, inbox]]),
-         Case = lists:concat(["2. ", ?MESSAGES, " casts, ", ?INTERACTIONS, " gen_server:calls each, ", Where]),
+         Case = lists:concat(["2. ", ?MESSAGES, " casts, ", ?INTERACTIONS,
+                              " gen_server:calls each, ", Where]),
          measured("ms", [plain], {Case, Ms}, [])
      end || {Where, At} <- places(Node)].
 
@@ -192,13 +203,17 @@ server_ms(Variant, At) ->
 %% --- 3: a server with nothing else to do ---------------------------------------------------
 
 idle(Node) ->
-    Times = [call_times(Where, At, Most) || {{Where, At}, Most} <- lists:zip(places(Node), [2.0, 1.1])],
+    Times =
+        [call_times(Where, At, Most) || {{Where, At}, Most} <- lists:zip(places(Node), [2.0, 1.1])],
     Times ++ [cast_rates(Where, At) || {Where, At} <- places(Node)].
 
 call_times(Where, At, Most) ->
     Way = if At =:= node() -> gen_server; true -> trunkline end,
     Us = with_both(At, fun(Server) ->
-                               Measure = bench:sized(fun(N) -> erpc:call(At, ?MODULE, ask, [Way, Server, N]) end),
+                               Measure =
+                                   bench:sized(fun(N) ->
+                                                       erpc:call(At, ?MODULE, ask, [Way, Server, N])
+                                               end),
                                fun() -> lists:last(Measure()) end
                        end),
     Case = lists:concat(["3. p50 of a call to an idle server, ", Where, ", ", Way, ":call"]),
@@ -208,9 +223,13 @@ call_times(Where, At, Most) ->
 
 cast_rates(Where, At) ->
     Rates = with_both(At, fun(Server) ->
-                                  bench:sized(fun(N) -> erpc:call(At, ?MODULE, cast_all, [trunkline, Server, item, N]) end)
+                                  bench:sized(fun(N) ->
+                                                      erpc:call(At, ?MODULE, cast_all,
+                                                                [trunkline, Server, item, N])
+                                              end)
                           end),
-    measured("messages/s", [plain], {"3. casts to a fast server, " ++ Where ++ ", trunkline:cast", Rates}, []).
+    measured("messages/s", [plain],
+             {"3. casts to a fast server, " ++ Where ++ ", trunkline:cast", Rates}, []).
 
 %% Without and with an inbox, in turn.
 with_both(At, ToMeasure) ->
@@ -242,14 +261,18 @@ cast_all(Way, Server, Request, N) ->
 %% --- 4: a slow server that is flooded ------------------------------------------------------
 
 flooded(Node) ->
-    bench:say("~n4. A server that needs ~b ms for a message, flooded for ~b s, or until the node has ~b MB more~n"
-              "     plain            no inbox; 4 senders here and 4 at the other node, by trunkline:cast~n"
+    bench:say("~n4. A server that needs ~b ms for a message, flooded for ~b s, or until the node "
+              "has ~b MB more~n"
+              "     plain            no inbox; "
+              "4 senders here and 4 at the other node, by trunkline:cast~n"
               "     inbox            the same, with an inbox of ~b MB~n"
               "     inbox_and_stock  the same, and 2 senders more here, by gen_server:cast~n",
               [?SLOW, ?FLOOD div 1000, ?ENOUGH div 1_000_000, ?INBOX div 1_000_000]),
-    Measured = bench:all_in_turn([{V, fun() -> flood_one(V, Node) end} || V <- [plain, inbox, inbox_and_stock]]),
+    Measured = bench:all_in_turn([{V, fun() -> flood_one(V, Node) end}
+                                  || V <- [plain, inbox, inbox_and_stock]]),
     Figure = fun(Key) -> [{V, [maps:get(Key, M) || M <- Ms]} || {V, Ms} <- Measured] end,
-    Results = [{Unit, {"4. " ++ Case, Figure(Key)}, [target(V, Ms) || Key =:= memory, {V, Ms} <- Figure(Key), V =/= plain]}
+    Results = [{Unit, {"4. " ++ Case, Figure(Key)},
+                [target(V, Ms) || Key =:= memory, {V, Ms} <- Figure(Key), V =/= plain]}
                || {Key, Case, Unit} <- [{memory, "server and inbox, most memory", "MB"},
                                         {growth, "node, most above rest", "MB"},
                                         {server, "server, longest mailbox", "messages"},
@@ -277,8 +300,10 @@ flood_one(Variant, Node) ->
     Rest = erlang:memory(total),
     Priority = process_flag(priority, max),
     T0 = now_ms(),
-    Senders = [erlang:spawn(At, ?MODULE, flood, [{trunkline, Inbox}]) || At <- [node(), Node], _ <- lists:seq(1, 4)]
-        ++ [spawn(?MODULE, flood, [{gen_server, Inbox}]) || Variant =:= inbox_and_stock, _ <- [1, 2]],
+    Senders = [erlang:spawn(At, ?MODULE, flood, [{trunkline, Inbox}])
+               || At <- [node(), Node], _ <- lists:seq(1, 4)]
+        ++ [spawn(?MODULE, flood, [{gen_server, Inbox}])
+            || Variant =:= inbox_and_stock, _ <- [1, 2]],
     Most = sample(T0 + ?FLOOD, Rest, Processes, #{}),
     Ms = now_ms() - T0,
     ok = kill(Senders),
@@ -321,10 +346,15 @@ one_lane(Experiments) ->
 beside_waiters(Node) ->
     #{lanes := [_]} = trunkline:info(Node),
     Rates = bench:in_turn([{alone, bench:sized(fun(N) -> rate(Node, N) end)},
-                           {beside_blocked, bench:sized(fun(N) -> beside_blocked(Node, fun() -> rate(Node, N) end) end)}]),
-    Case = lists:concat(["5. one lane, on which ", ?BLOCKED, " senders are blocked by a full inbox"]),
+                           {beside_blocked,
+                            bench:sized(fun(N) ->
+                                                beside_blocked(Node, fun() -> rate(Node, N) end)
+                                        end)}]),
+    Case =
+        lists:concat(["5. one lane, on which ", ?BLOCKED, " senders are blocked by a full inbox"]),
     [measured("messages/s", [alone], {Case, Rates},
-              [bench:target("5. messages/s on one lane: beside blocked senders / alone", at_least, 0.9,
+              [bench:target("5. messages/s on one lane: beside blocked senders / alone",
+                            at_least, 0.9,
                             bench:ratio(beside_blocked, alone, Rates))])].
 
 %% For peers that come later.
@@ -382,15 +412,20 @@ long(Node) ->
     Ways = [{"`!'", none, ?SENDS, fun(I) -> Server ! {item, I} end},
             {"trunkline:send", 1.5, ?SENDS, fun(I) -> trunkline:send(Server, {item, I}) end},
             {"trunkline:cast", none, ?SENDS, fun(_) -> trunkline:cast(Server, item) end},
-            {"gen_server:call", none, ?CALLS, fun(I) -> gen_server:call(Server, {echo, I}, infinity) end},
-            {"trunkline:call", 1.5, ?CALLS, fun(I) -> trunkline:call(Server, {echo, I}, infinity) end},
-            {"trunkline:send, an inbox", none, ?SENDS, fun(I) -> trunkline:send(Inbox, {item, I}) end}],
-    bench:say("~n6. One message or call to another node, from a process with ~b messages in its mailbox~n", [?LONG]),
+            {"gen_server:call", none, ?CALLS,
+             fun(I) -> gen_server:call(Server, {echo, I}, infinity) end},
+            {"trunkline:call", 1.5, ?CALLS,
+             fun(I) -> trunkline:call(Server, {echo, I}, infinity) end},
+            {"trunkline:send, an inbox", none, ?SENDS,
+             fun(I) -> trunkline:send(Inbox, {item, I}) end}],
+    bench:say("~n6. One message or call to another node, "
+              "from a process with ~b messages in its mailbox~n", [?LONG]),
     Results = [begin
                    Us = bench:in_turn([{V, fun() -> us_each(Length, N, Fun, [Server, Inbox]) end}
                                        || {V, Length} <- [{empty, 0}, {long, ?LONG}]]),
                    {"us", {"6. " ++ Way, Us},
-                    [bench:target("6. us of a " ++ Way ++ ": long mailbox / empty", at_most, Most, bench:ratio(long, empty, Us))
+                    [bench:target("6. us of a " ++ Way ++ ": long mailbox / empty", at_most, Most,
+                                  bench:ratio(long, empty, Us))
                      || is_number(Most)]}
                end || {Way, Most, N, Fun} <- Ways],
     bench:overview([{Unit, Result} || {Unit, Result, _} <- Results]),
@@ -426,7 +461,8 @@ start(inbox, Options) ->
 -spec init([]) -> {ok, Handled :: non_neg_integer()}.
 init([]) -> {ok, 0}.
 
--spec handle_call(term(), gen_server:from(), non_neg_integer()) -> {reply, term(), non_neg_integer()}.
+-spec handle_call(term(), gen_server:from(), non_neg_integer()) ->
+          {reply, term(), non_neg_integer()}.
 handle_call({echo, Term}, _, N) -> {reply, Term, N};
 handle_call(handled, _, N) -> {reply, N, 0}.
 

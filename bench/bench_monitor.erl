@@ -13,14 +13,16 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("~b monitors of processes on another node; ~b rounds, two cores shared by both nodes", [?MONITORS, bench:rounds()]),
+    bench:say("~b monitors of processes on another node; ~b rounds, two cores shared by both nodes",
+              [?MONITORS, bench:rounds()]),
     Cases = [measure(Name, Callers, Servers, Node)
              || {Name, Callers, Servers} <- [{"1 process monitors 100,000", 1, ?MONITORS},
                                              {"100 processes monitor 1,000 each", 100, ?MONITORS},
                                              {"1,000 processes monitor the same 100", 1000, 100}]],
     bench:stop_peer(Peer),
     bench:finish("monitor",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()],
+                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
+                  || Unit <- units()],
                  lists:append([targets(Case, Figures) || {Case, Figures} <- Cases])).
 
 units() -> ["ms, set and fired", "ms, set", "ms, fired"].
@@ -33,11 +35,14 @@ measure(Name, Callers, Servers, Node) ->
                     end} || V <- [same, stock, tuned, trunkline]],
     Measured = bench:in_turn(Variants),
     Figures = bench:by_unit(units(), Measured),
-    lists:foreach(fun(Unit) -> bench:table(Unit, [stock, tuned], {Name, maps:get(Unit, Figures)}) end, units()),
+    lists:foreach(fun(Unit) ->
+                          bench:table(Unit, [stock, tuned], {Name, maps:get(Unit, Figures)})
+                  end, units()),
     {Name, Figures}.
 
 targets(Case, #{"ms, set and fired" := Variants}) ->
-    [bench:target(lists:concat([Case, ": Trunkline / ", Base]), at_most, 1, bench:ratio(trunkline, Base, Variants))
+    [bench:target(lists:concat([Case, ": Trunkline / ", Base]), at_most, 1,
+                  bench:ratio(trunkline, Base, Variants))
      || Base <- [stock, tuned]].
 
 %% [ms until all has been heard, of it until they are set, and after that]. Set are they when
@@ -49,7 +54,8 @@ round(Variant, Callers, N, Node) ->
     Self = self(),
     Refs = [spawn_monitor(fun() ->
                                   Mine = case N of
-                                             ?MONITORS -> lists:sublist(Pids, (I - 1) * Each + 1, Each);
+                                             ?MONITORS ->
+                                                 lists:sublist(Pids, (I - 1) * Each + 1, Each);
                                              _ -> Pids
                                          end,
                                   caller(Variant, Self, Parent, Mine)
@@ -93,7 +99,8 @@ hear(N) -> receive {'DOWN', _, process, _, stopped} -> hear(N - 1) end.
 start_servers(Bench, N) ->
     Self = self(),
     Parent = spawn(fun() ->
-                           Pids = [spawn_link(fun() -> receive after infinity -> ok end end) || _ <- lists:seq(1, N)],
+                           Pids = [spawn_link(fun() -> receive after infinity -> ok end end)
+                                   || _ <- lists:seq(1, N)],
                            Self ! {self(), Pids},
                            _ = monitor(process, Bench),
                            parent()

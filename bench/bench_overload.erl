@@ -28,7 +28,8 @@ run() ->
     bench:say("~nOverload: ~b senders flood another node, which is stopped after ~b s for ~b s.~n"
               "~b rounds, each variant once a round.",
               [?SENDERS, ?BEFORE div 1000, ?STOPPED div 1000, bench:rounds()]),
-    Measured = bench:in_turn([{V, fun() -> overload(V, Node) end} || V <- [stock, tuned, trunkline]]),
+    Measured =
+        bench:in_turn([{V, fun() -> overload(V, Node) end} || V <- [stock, tuned, trunkline]]),
     bench:stop_peer(Peer),
     Figure = fun(Key) -> [{V, [maps:get(Key, M) || M <- Ms]} || {V, Ms} <- Measured] end,
     Results = [{Unit, [{Case, Figure(Key)}]} || {Key, Case, Unit} <- figures()],
@@ -59,7 +60,8 @@ over_time(Times, Memory) ->
       fun({T, {_, Variants}}) ->
               bench:say("  ~5.1f s ~ts  ~ts",
                         [T / 1000,
-                         [io_lib:format("  ~ts ~8.1f", [V, float(bench:median(Values))]) || {V, Values} <- Variants],
+                         [io_lib:format("  ~ts ~8.1f", [V, float(bench:median(Values))])
+                          || {V, Values} <- Variants],
                          if T < ?BEFORE -> "flood";
                             T < ?BEFORE + ?STOPPED -> "flood, the other node is stopped";
                             true -> "flood, it has continued"
@@ -69,10 +71,12 @@ over_time(Times, Memory) ->
 %% What Trunkline may keep: for each lane the queue, what is under way (and by
 %% one batch more), and as much again in the distribution's buffers.
 targets(#{trunkline := Ms}) ->
-    {ok, #{lanes := Lanes, queue_bytes := Queue, window_bytes := Window, batch_bytes := Batch}} = trunkline_options:load(),
+    {ok, #{lanes := Lanes, queue_bytes := Queue, window_bytes := Window, batch_bytes := Batch}} =
+        trunkline_options:load(),
     Bounds = Lanes * (Queue + Window + Batch) / 1.0e6,
     Most = fun(Key) -> lists:max([maps:get(Key, M) || M <- Ms]) end,
-    [bench:target("most growth of memory, MB (bounds and 32 MB)", at_most, round(Bounds + 32), Most(growth)),
+    [bench:target("most growth of memory, MB (bounds and 32 MB)", at_most, round(Bounds + 32),
+                  Most(growth)),
      bench:target("accepted and not arrived, all rounds", at_most, 0, Most(missing)),
      bench:target("arrived out of order, all rounds", at_most, 0, Most(odd))].
 
@@ -85,7 +89,8 @@ overload(Variant, Node) ->
     Rest = erlang:memory(total),
     Sent = counters:new(?SENDERS, []),
     Stop = atomics:new(1, []),
-    Receivers = [erlang:spawn(Node, ?MODULE, receiver, [self(), 0]) || _ <- lists:seq(1, ?SENDERS + 1)],
+    Receivers =
+        [erlang:spawn(Node, ?MODULE, receiver, [self(), 0]) || _ <- lists:seq(1, ?SENDERS + 1)],
     Echo = erlang:spawn(Node, ?MODULE, echo, []),
     Start = now_ms(),
     Sampler = spawn_opt(fun() -> sampler(Start, Rest, Sent, []) end, [link, {priority, max}]),
@@ -93,7 +98,8 @@ overload(Variant, Node) ->
     _ = [spawn_link(fun() -> flood(Variant, To, 1, {Sent, Ix}, Stop) end)
          || {Ix, To} <- lists:zip(lists:seq(1, ?SENDERS), Flooded)],
     Self = self(),
-    Trier = spawn_opt(fun() -> Self ! {self(), try_each_ms(Variant, Tried, Stop)} end, [link, {priority, high}]),
+    Trier = spawn_opt(fun() -> Self ! {self(), try_each_ms(Variant, Tried, Stop)} end,
+                      [link, {priority, high}]),
     pause_until(Start + ?BEFORE),
     "" = os:cmd("kill -STOP " ++ OsPid),
     StoppedAt = now_ms() - Start,
@@ -105,7 +111,8 @@ overload(Variant, Node) ->
     pause_until(Start + ?BEFORE + ?STOPPED + 1200),
     atomics:put(Stop, 1, 1),
     {Ok, NoSuspend, Longest} = receive {Trier, Tries} -> Tries end,
-    Arrived = [receive {arrived, R, Received, Odd, Last} -> {Last - Received, Odd} end || R <- Receivers],
+    Arrived =
+        [receive {arrived, R, Received, Odd, Last} -> {Last - Received, Odd} end || R <- Receivers],
     Samples = samples(Sampler),
     Rate = rate(200, StoppedAt, Samples),
     #{growth => lists:max([M || {_, M, _} <- Samples]),

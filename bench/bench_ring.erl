@@ -29,7 +29,8 @@ run() ->
     Peers = [bench:start_peer(["-connect_all", "false"]) || _ <- lists:seq(2, ?NODES)],
     Nodes = [node() | [Node || {_, Node} <- Peers]],
     Ring = lists:zip(Nodes, tl(Nodes) ++ [hd(Nodes)]),
-    bench:say("~nThe ring: ~b nodes, ~b senders on each, and every one sends ~b MB around, ~b hops.~n"
+    bench:say("~nThe ring: ~b nodes, ~b senders on each, "
+              "and every one sends ~b MB around, ~b hops.~n"
               "~b rounds, each variant once a round.",
               [?NODES, ?SENDERS, ?LARGE div 1_000_000, ?HOPS, bench:rounds()]),
     lists:foreach(fun connect/1, Ring),
@@ -63,7 +64,9 @@ connect({Node, Next}) ->
 %% --- one measurement ----------------------------------------------------------------
 
 ring(Variant, Ring) ->
-    lists:foreach(fun({Node, Next}) -> ok = erpc:call(Node, bench, tune, [Next, Variant =:= tuned]) end, Ring),
+    lists:foreach(fun({Node, Next}) ->
+                          ok = erpc:call(Node, bench, tune, [Next, Variant =:= tuned])
+                  end, Ring),
     bench:collect_garbage([Node || {Node, _} <- Ring]),
     %% The connections are in use before it begins: something small goes around.
     _ = go_around(Variant, 1, [hd(Ring)], 1),
@@ -78,7 +81,8 @@ ring(Variant, Ring) ->
 %% are the last to be told, so that what they send does not hold up the word to
 %% the others.
 go_around(Variant, Slots, Ring, Size) ->
-    Senders = [erlang:spawn_opt(Node, ?MODULE, sender, [self(), Variant, Slot, Next, Size], [link, monitor])
+    Senders = [erlang:spawn_opt(Node, ?MODULE, sender, [self(), Variant, Slot, Next, Size],
+                                [link, monitor])
                || {Node, Next} <- tl(Ring) ++ [hd(Ring)], Slot <- lists:seq(1, Slots)],
     _ = [receive {ready, S} -> ok end || {S, _} <- Senders],
     T0 = now_us(),

@@ -7,7 +7,8 @@
 -module(bench_site).
 -behaviour(gen_server).
 
--export([small/3, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1, settle/1]).
+-export([small/3, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1,
+         settle/1]).
 -export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
 
 -type how() :: '!' | trunkline.
@@ -77,7 +78,8 @@ start_counting(N, Node) ->
 
 start_counter(Parent, N) ->
     Count = counters:new(N, []),
-    Receivers = [spawn_opt(fun() -> receiver(Count, I) end, [link, {message_queue_data, off_heap}]) || I <- lists:seq(1, N)],
+    Receivers = [spawn_opt(fun() -> receiver(Count, I) end, [link, {message_queue_data, off_heap}])
+                 || I <- lists:seq(1, N)],
     Parent ! {receivers, self(), Receivers},
     counter(Count, N).
 
@@ -93,7 +95,8 @@ counter(Count, N) ->
             Before = sum(Count, N),
             timer:sleep(Time),
             After = sum(Count, N),
-            From ! {rate, self(), (After - Before) / (erlang:monotonic_time(microsecond) - T0) * 1.0e6},
+            From ! {rate, self(),
+                    (After - Before) / (erlang:monotonic_time(microsecond) - T0) * 1.0e6},
             counter(Count, N);
         {await, From, Number} ->
             await(Count, N, Number),
@@ -161,10 +164,17 @@ open_loop(How, Node, Rate, {Warm, Time}) ->
     Each = Rate div ?PAIRS,
     Receivers = [spawn(Node, fun() -> late(Self, #{}) end) || _ <- lists:seq(1, ?PAIRS)],
     Start = os:system_time(microsecond) + 20_000,
-    Senders = [spawn_link(fun() -> due(How, R, Start, 0, Each, Each * (Warm + Time) div 1000, Warm * 1000) end)
+    Senders = [spawn_link(fun() ->
+                                  due(How, R, Start, 0, Each, Each * (Warm + Time) div 1000,
+                                      Warm * 1000)
+                          end)
                || R <- Receivers],
-    Late = lists:foldl(fun(R, Sum) -> receive {late, R, L} -> maps:merge_with(fun(_, A, B) -> A + B end, Sum, L) end end,
-                       #{}, Receivers),
+    Late = lists:foldl(fun(R, Sum) ->
+                               receive
+                                   {late, R, L} ->
+                                       maps:merge_with(fun(_, A, B) -> A + B end, Sum, L)
+                               end
+                       end, #{}, Receivers),
     _ = [unlink(S) || S <- Senders],
     Sorted = lists:keysort(1, maps:to_list(Late)),
     Total = lists:sum([N || {_, N} <- Sorted]),
@@ -217,7 +227,8 @@ configure(Env) ->
     ok = logger:set_primary_config(level, none),           % "stopped", and what it cost
     _ = application:stop(trunkline),
     _ = application:load(trunkline),
-    lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end, application:get_all_env(trunkline)),
+    lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
+                  application:get_all_env(trunkline)),
     lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end, Env),
     {ok, _} = application:ensure_all_started(trunkline),
     %% Not that the other side's stop has cost something.
@@ -229,16 +240,20 @@ disconnect(Node) ->
     await(fun() -> nodes() =:= [] end),
     ok.
 
-%% A new connection, with Trunkline up, and knowing how far it is, and with what it has ready for that.
+%% A new connection. Trunkline is up, knows how far it is, and has ready what it needs for that.
 -spec connect(node()) -> ok.
 connect(Node) ->
     true = net_kernel:connect_node(Node),
     bench:await_up(node(), Node),
-    await(fun() -> is_known(trunkline:info(Node)) andalso is_known(erpc:call(Node, trunkline, info, [node()])) end),
+    await(fun() ->
+                  is_known(trunkline:info(Node))
+                      andalso is_known(erpc:call(Node, trunkline, info, [node()]))
+          end),
     ok.
 
 is_known(#{round_trip := undefined}) -> false;
-is_known(#{round_trip := Time, batches := #{connections := N}}) -> N > 0 orelse not trunkline_distance:is_far(Time).
+is_known(#{round_trip := Time, batches := #{connections := N}}) ->
+    N > 0 orelse not trunkline_distance:is_far(Time).
 
 await(Fun) -> Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun)).
 

@@ -12,7 +12,8 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
+    bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes",
+              [bench:rounds()]),
     Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- [1, 8, 100]],
     bench:stop_peer(Peer),
     bench:finish("throughput", [{"messages/s", Results}], targets(Results)).
@@ -24,8 +25,12 @@ kinds() ->
     end.
 
 measure(Pairs, Kind, Node) ->
-    Variant = fun(V) -> {V, bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)} end,
-    Result = {name(Pairs, Kind), bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
+    Variant = fun(V) ->
+                      {V,
+                       bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)}
+              end,
+    Result = {name(Pairs, Kind),
+              bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
     bench:table("messages/s", [same, stock, tuned], Result),
     Result.
 
@@ -41,10 +46,12 @@ rate(Variant, Pairs, Kind, Node, Each) ->
     bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
-    Receivers = [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
+    Receivers =
+        [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
     _ = [receive {ready, R} -> ok end || R <- Receivers],
-    Senders = [spawn_link(fun() -> receive go -> send(Variant, Kind, message(Kind), R, Each) end end)
-               || R <- Receivers],
+    Senders =
+        [spawn_link(fun() -> receive go -> send(Variant, Kind, message(Kind), R, Each) end end)
+         || R <- Receivers],
     T0 = erlang:monotonic_time(),
     _ = [S ! go || S <- Senders],
     _ = [receive {done, R} -> ok end || R <- Receivers],
@@ -93,6 +100,7 @@ targets(Results) ->
                                 {name(8, ping), same, 0.5},
                                 {name(8, b100), stock, 7}, {name(8, b1000), stock, 4.5}],
         {C, Variants} <- Results, C =:= Case]
-        ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution", at_least, 0.75,
+        ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution",
+                         at_least, 0.75,
                          bench:ratio(trunkline_tcp, trunkline, Variants))
             || {C, Variants} <- Results, C =:= name(8, ping)].
