@@ -8,9 +8,10 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() ->
-    [little_traffic, small_messages, large_messages, suspended_senders, lanes_in_use, unknown_counters,
-     without_trunkline, quiet_connection, observed_by_another, by_lane, disconnected, advise_badarg,
-     compared, compare_refuses, compare_badarg, compare_stopped, compare_interrupted].
+    [little_traffic, small_messages, large_messages, suspended_senders, lanes_in_use,
+     unknown_counters, without_trunkline, quiet_connection, observed_by_another, by_lane,
+     disconnected, advise_badarg, compared, compare_refuses, compare_badarg, compare_stopped,
+     compare_interrupted].
 
 %% --- judging -------------------------------------------------------------------
 
@@ -30,14 +31,17 @@ large_messages(_) ->
     ?assert(says("Large messages hold up", Text)).
 
 suspended_senders(_) ->
-    {waits, Text} = judge(#{socket => socket(500, 1000), suspended => #{times => 10.0, share => 0.12}}),
+    {waits, Text} =
+        judge(#{socket => socket(500, 1000), suspended => #{times => 10.0, share => 0.12}}),
     ?assert(says("suspended 12 % of the time", Text)).
 
 lanes_in_use(_) ->
     Lanes = #{messages => 100_000.0, batches => 1000.0, waits => 0.0},
     {in_use, Text} = judge(#{socket => socket(1000, 4000), lanes => Lanes}),
     ?assert(says("100,000 messages/s go by lane, 100.0 in a batch", Text)),
-    {in_use, Idle} = judge(#{socket => socket(1, 60), lanes => #{messages => 0.0, batches => 0.0, waits => 0.0}}),
+    {in_use, Idle} =
+        judge(
+          #{socket => socket(1, 60), lanes => #{messages => 0.0, batches => 0.0, waits => 0.0}}),
     ?assert(says("No messages went by lane", Idle)),
     ?assertNot(says("beside the lanes", Text)),
     {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
@@ -62,7 +66,8 @@ says(What, Text) -> lists:any(fun(Line) -> string:find(Line, What) =/= nomatch e
 without_trunkline(_) ->
     [A, B] = Nodes = cluster:start_all([none, none]),
     ok = cluster:connect(A, B),
-    [#{gain := batches, figures := #{node := Node, socket := #{writes := Writes, sent_bytes := Bytes}}}] =
+    [#{gain := batches,
+       figures := #{node := Node, socket := #{writes := Writes, sent_bytes := Bytes}}}] =
         cluster:call(A, ?MODULE, under_load, [cluster:node_of(B)]),
     ?assertEqual(cluster:node_of(B), Node),
     ?assert(Writes > 1000),
@@ -90,7 +95,8 @@ quiet_connection(_) ->
     ?assertMatch([#{gain := none}, #{gain := none}],
                  cluster:call(A, trunkline, advise, [#{time => 50}])),
     ?assertMatch([#{gain := none, figures := #{suspended := #{share := +0.0}}}],
-                 cluster:call(A, trunkline, advise, [#{time => 50, nodes => [cluster:node_of(C)]}])),
+                 cluster:call(A, trunkline, advise,
+                              [#{time => 50, nodes => [cluster:node_of(C)]}])),
     cluster:stop_all(Nodes).
 
 %% A system monitor that is there stays, and it is said that suspensions are not known.
@@ -109,7 +115,8 @@ with_system_monitor() ->
 by_lane(_) ->
     {A, B} = cluster:pair([]),
     ?assertMatch([#{gain := in_use, figures := #{lanes := #{messages := _}}}],
-                 cluster:call(A, trunkline, advise, [#{time => 50, nodes => [cluster:node_of(B)]}])),
+                 cluster:call(A, trunkline, advise,
+                              [#{time => 50, nodes => [cluster:node_of(B)]}])),
     cluster:stop_all([A, B]).
 
 %% A node that goes meanwhile is left out.
@@ -118,7 +125,8 @@ disconnected(_) ->
     ok = cluster:connect(A, B),
     Self = self(),
     Node = cluster:node_of(B),
-    spawn_link(fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 1000, nodes => [Node]}]) end),
+    spawn_link(
+      fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 1000, nodes => [Node]}]) end),
     %% It looks while another process is the system monitor's.
     ok = cluster:await(fun() -> cluster:call(A, erlang, system_monitor, []) =/= undefined end),
     true = cluster:call(A, erlang, disconnect_node, [Node]),
@@ -135,7 +143,8 @@ advise_badarg(_) ->
 compared(_) ->
     {A, B} = cluster:pair([]),
     {ok, Report} = cluster:call(A, trunkline, compare,
-                                [cluster:node_of(B), #{time => 1500, bytes => 100_000_000, force => true}]),
+                                [cluster:node_of(B),
+                                 #{time => 1500, bytes => 100_000_000, force => true}]),
     ?assertEqual([calls, one_way, ping], lists:sort(maps:keys(Report))),
     [begin
          ?assertEqual({3, 3}, {length(Plain), length(Lane)}),
@@ -153,10 +162,12 @@ processes_of_compare() ->
 compare_refuses(_) ->
     [A, B, C] = Nodes = cluster:start_all([[], none, []]),
     ?assertEqual({error, noconnection}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
-    ?assertEqual({error, noconnection}, cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
+    ?assertEqual({error, noconnection},
+                 cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
     ok = cluster:connect(A, B),
     ?assertEqual({error, no_trunkline}, cluster:call(A, trunkline, compare, [cluster:node_of(B)])),
-    ?assertEqual({error, no_trunkline}, cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
+    ?assertEqual({error, no_trunkline},
+                 cluster:call(A, trunkline, await_up, [cluster:node_of(B), 0])),
     ?assertEqual({error, stopped}, cluster:call(B, trunkline, compare, [cluster:node_of(A)])),
     ?assertEqual({error, stopped}, cluster:call(B, trunkline, await_up, [cluster:node_of(A), 0])),
     ok = cluster:connect(A, C),
@@ -171,8 +182,9 @@ start_load(Node) ->
 
 compare_badarg(_) ->
     [?assertError(badarg, trunkline:compare(Node, Options))
-     || {Node, Options} <- [{"a@b", #{}}, {'a@b', []}, {'a@b', #{time => 999}}, {'a@b', #{time => 20_000}},
-                            {'a@b', #{bytes => 0}}, {'a@b', #{force => yes}}, {'a@b', #{x => 1}}]].
+     || {Node, Options} <- [{"a@b", #{}}, {'a@b', []}, {'a@b', #{time => 999}},
+                            {'a@b', #{time => 20_000}}, {'a@b', #{bytes => 0}},
+                            {'a@b', #{force => yes}}, {'a@b', #{x => 1}}]].
 
 %% It gives up on a node that stands still.
 compare_stopped(_) ->

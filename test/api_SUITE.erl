@@ -10,14 +10,16 @@
          init_per_group/2, end_per_group/2, init_per_testcase/2, end_per_testcase/2]).
 -export([send/1, send_errors/1, send_options/1, send_alias/1, cast/1, call/1, call_exits/1,
          call_names/1, call_timeout/1, replies/1, requests/1, request_errors/1, check/1]).
--export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1, options/1, loaded/1, info/1, info_without/1,
+-export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1,
+         options/1, loaded/1, info/1, info_without/1,
          send_options_down/1]).
 -export([here/3]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info, info_without,
+          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info,
+          info_without,
           send_options_down].
 
 groups() ->
@@ -91,7 +93,8 @@ destinations(Config) ->
 send(Config) ->
     lists:foreach(
       fun(To) ->
-              {ok, {hello, To}} = both(Config, {erlang, send}, {trunkline, send}, [To, {hello, To}]),
+              {ok, {hello, To}} =
+                  both(Config, {erlang, send}, {trunkline, send}, [To, {hello, To}]),
               await_seen(Config, [{info, {hello, To}}, {info, {hello, To}}])
       end, destinations(Config)).
 
@@ -108,7 +111,8 @@ send_errors(Config) ->
     {ok, x} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x]),
     {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [no_such_option]]),
     {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, nosuspend]),
-    {error, badarg} = both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [nosuspend | noconnect]]),
+    {error, badarg} =
+        both(Config, {erlang, send}, {trunkline, send}, [Dead, x, [nosuspend | noconnect]]),
     %% And whatever else is odd. (To a list, send/2 is a multicast.)
     Odd = fun() ->
                   odd:differences(erlang, trunkline,
@@ -116,22 +120,29 @@ send_errors(Config) ->
                                    {send, fun(_) -> [{no_such_name, There}, {just, x}, []] end},
                                    {exit, fun(_) -> [Dead, {just, why}] end},
                                    {monitor, fun(_) -> [process, {no_such_name, There}] end},
-                                   {demonitor, fun(M) -> [M:monitor(process, {no_such_name, There})] end},
-                                   {demonitor, fun(M) -> [M:monitor(process, {no_such_name, There}), []] end}], pairs)
+                                   {demonitor,
+                                    fun(M) -> [M:monitor(process, {no_such_name, There})] end},
+                                   {demonitor,
+                                    fun(M) -> [M:monitor(process, {no_such_name, There}), []] end}],
+                                  pairs)
           end,
     {Differences, N} = cluster:call(?config(a, Config), Odd),
     ct:log("~b calls", [N]),
-    ?assertEqual([], [D || {Name, Args, _, _} = D <- Differences, not (Name =:= send andalso length(Args) =:= 2 andalso is_list(hd(Args)))]).
+    ?assertEqual([],
+                 [D || {Name, Args, _, _} = D <- Differences,
+                       not (Name =:= send andalso length(Args) =:= 2 andalso is_list(hd(Args)))]).
 
 send_options(Config) ->
     lists:foreach(
       fun(Options) ->
               lists:foreach(
                 fun(To) ->
-                        {ok, ok} = both(Config, {erlang, send}, {trunkline, send}, [To, Options, Options]),
+                        {ok, ok} =
+                            both(Config, {erlang, send}, {trunkline, send}, [To, Options, Options]),
                         await_seen(Config, [{info, Options}, {info, Options}])
                 end, destinations(Config))
-      end, [[], [nosuspend], [noconnect], [nosuspend, noconnect], [noconnect, nosuspend, noconnect]]),
+      end,
+      [[], [nosuspend], [noconnect], [nosuspend, noconnect], [noconnect, nosuspend, noconnect]]),
     Nowhere = {test_gen_server, 'no_such_node@localhost'},
     {ok, noconnect} = both(Config, {erlang, send}, {trunkline, send}, [Nowhere, x, [noconnect]]).
 
@@ -147,15 +158,17 @@ send_options_down(_) ->
     Silent = fun() -> Absent(), cluster:suspend(B) end,
     Up = fun() -> cluster:continue(B), cluster:connect(A, B), cluster:await_up(A, B) end,
     Send = fun(Module, Before, Options) ->
-                   cluster:call(A, fun() ->
-                                           Start = erlang:monotonic_time(millisecond),
-                                           [ok = Module:send(To, first, []) || before <- [Before]],
-                                           Answer = Module:send(To, x, Options),
-                                           {Answer, erlang:monotonic_time(millisecond) - Start < 50_000}
-                                   end)
+                   cluster:call(
+                     A, fun() ->
+                                Start = erlang:monotonic_time(millisecond),
+                                [ok = Module:send(To, first, []) || before <- [Before]],
+                                Answer = Module:send(To, x, Options),
+                                {Answer, erlang:monotonic_time(millisecond) - Start < 50_000}
+                        end)
            end,
     Table = [{{Situation, Options},
-              [begin Up(), Prepare(), Send(Module, Before, Options) end || Module <- [erlang, trunkline]]}
+              [begin Up(), Prepare(), Send(Module, Before, Options) end
+               || Module <- [erlang, trunkline]]}
              || {Situation, Prepare, Before} <- [{connected, fun() -> ok end, none},
                                                  {absent, Absent, none},
                                                  {connecting, Absent, before},
@@ -172,7 +185,9 @@ send_options_down(_) ->
     [?assertEqual({Case, Otp}, {Case, Ours}) || {Case, [Otp, Ours]} <- Table ++ Dead],
     ?assertMatch([noconnect, noconnect, noconnect, noconnect, noconnect, noconnect],
                  [Answer || {_, [{Answer, _}, _]} <- Table ++ Dead, Answer =/= ok]),
-    ?assertEqual([], [Late || {_, Answers} = Late <- Table ++ Dead, lists:keymember(false, 2, Answers)]),
+    ?assertEqual([],
+                 [Late
+                  || {_, Answers} = Late <- Table ++ Dead, lists:keymember(false, 2, Answers)]),
     cluster:stop(A).
 
 send_alias(Config) ->
@@ -183,7 +198,9 @@ send_alias(Config) ->
                                         receive {Pid, Alias} -> Alias end
                                 end),
     %% By one process: what two have sent has no order.
-    [one, two] = cluster:call(?config(a, Config), fun() -> [trunkline:send(Alias, Message) || Message <- [one, two]] end),
+    [one, two] =
+        cluster:call(?config(a, Config),
+                     fun() -> [trunkline:send(Alias, Message) || Message <- [one, two]] end),
     ?assertEqual([one, two], cluster:call(There, fun() -> alias_owner ! {got, self()},
                                                           receive {got, Got} -> Got end
                                                  end)).
@@ -212,12 +229,18 @@ call(Config) ->
     There = cluster:node_of(?config(there, Config)),
     lists:foreach(
       fun(To) ->
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}]),
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}, infinity]),
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}, 10000]),
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {elsewhere, hello}]),
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {by_hand, hello}, 10000]),
-              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [To, {echo_late, hello, 20}]),
+              {ok, hello} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call},
+                                 [To, {echo, hello}, infinity]),
+              {ok, hello} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, {echo, hello}, 10000]),
+              {ok, hello} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, {elsewhere, hello}]),
+              {ok, hello} = both(Config, {gen_server, call}, {trunkline, call},
+                                 [To, {by_hand, hello}, 10000]),
+              {ok, hello} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, {echo_late, hello, 20}]),
               {ok, {Pid, Node}} = at(Config, {trunkline, call}, [To, from_pid]),
               ?assertEqual({true, cluster:node_of(?config(a, Config))}, {is_pid(Pid), Node})
       end, [?config(gen_statem, Config), {test_gen_statem, There} | destinations(Config)]).
@@ -233,7 +256,8 @@ call_exits(Config) ->
                         Result
                     end || Module <- [gen_server, trunkline]]
            end,
-    Names = [{Kind, {list_to_atom("test_" ++ atom_to_list(Kind)), There}} || Kind <- [gen_server, gen_statem]],
+    Names = [{Kind, {list_to_atom("test_" ++ atom_to_list(Kind)), There}}
+             || Kind <- [gen_server, gen_statem]],
     lists:foreach(
       fun({Kind, Name}) ->
               _ = cluster:call(?config(there, Config), server, stop_all, []),
@@ -243,33 +267,46 @@ call_exits(Config) ->
                         [Expected, Ours] = Stop(Request, Kind, Name),
                         ?assertEqual(Expected, Ours),
                         {exit, _, call, _} = Ours
-                end, [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed}, {exit, {a, reason}}])
+                end,
+                [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed},
+                 {exit, {a, reason}}])
       end, Names),
-    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{no_such_name, There}, x]),
-    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [no_such_name, x]),
-    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [?config(gen_server, Config), x]),
+    {exit, noproc, call, _} =
+        both(Config, {gen_server, call}, {trunkline, call}, [{no_such_name, There}, x]),
+    {exit, noproc, call, _} =
+        both(Config, {gen_server, call}, {trunkline, call}, [no_such_name, x]),
+    {exit, noproc, call, _} =
+        both(Config, {gen_server, call}, {trunkline, call}, [?config(gen_server, Config), x]),
     {exit, {nodedown, 'no_such_node@localhost'}, call, _} =
         both(Config, {gen_server, call}, {trunkline, call}, [{x, 'no_such_node@localhost'}, x]).
 
 server_gone(Config) ->
-    cluster:await(fun() -> cluster:call(?config(there, Config), fun() -> [] =:= [N || N <- [test_gen_server, test_gen_statem],
-                                                                          whereis(N) =/= undefined] end) end).
+    cluster:await(
+      fun() ->
+              cluster:call(?config(there, Config),
+                           fun() -> [] =:= [N || N <- [test_gen_server, test_gen_statem],
+                                     whereis(N) =/= undefined] end) end).
 
 %% Names of other registries.
 call_names(Config) ->
     Pid = ?config(gen_server, Config),
     ok = cluster:call(?config(a, Config), persistent_term, put, [via_test, Pid]),
-    {ok, hello} = both(Config, {gen_server, call}, {trunkline, call}, [{via, via_test, known}, {echo, hello}]),
-    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{via, via_test, unknown}, {echo, hello}]),
-    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [{global, unknown}, {echo, hello}]),
+    {ok, hello} = both(Config, {gen_server, call}, {trunkline, call},
+                       [{via, via_test, known}, {echo, hello}]),
+    {exit, noproc, call, _} = both(Config, {gen_server, call}, {trunkline, call},
+                                   [{via, via_test, unknown}, {echo, hello}]),
+    {exit, noproc, call, _} =
+        both(Config, {gen_server, call}, {trunkline, call}, [{global, unknown}, {echo, hello}]),
     {ok, ok} = both(Config, {gen_server, cast}, {trunkline, cast}, [{via, via_test, known}, hi]),
     await_seen(Config, [{cast, hi}, {cast, hi}]).
 
 call_timeout(Config) ->
     lists:foreach(
       fun(To) ->
-              {exit, timeout, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [To, never, 50]),
-              {exit, timeout, call, _} = both(Config, {gen_server, call}, {trunkline, call}, [To, never, 0]),
+              {exit, timeout, call, _} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, never, 50]),
+              {exit, timeout, call, _} =
+                  both(Config, {gen_server, call}, {trunkline, call}, [To, never, 0]),
               {exit, _, call, _} = at(Config, {gen_server, call}, [To, never, bad]),
               {exit, _, call, _} = at(Config, {trunkline, call}, [To, never, bad])
       end, destinations(Config)).
@@ -281,7 +318,11 @@ replies(Config) ->
               Mail = cluster:call(
                        ?config(a, Config),
                        fun() ->
-                               {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {echo_told, late, self()}, 20) end),
+                               {exit, {timeout, _}} =
+                                   traffic:attempt(
+                                     fun() ->
+                                             trunkline:call(To, {echo_told, late, self()}, 20)
+                                     end),
                                ok = server:tell(1),
                                two = trunkline:call(To, {echo_late, two, 100}),
                                receive Any -> Any after 100 -> none end
@@ -309,10 +350,15 @@ requests(Config) ->
               Run = each_module(
                       Config,
                       fun(M) ->
-                                      [{reply, 1} = M:receive_response(M:send_request(To, {echo, 1}), ?LONG),
-                                       {reply, 2} = M:wait_response(M:send_request(To, {echo, 2}), infinity),
-                                       {reply, 3} = M:receive_response(M:send_request(To, {echo, 3}),
-                                                                       {abs, erlang:monotonic_time(millisecond) + ?LONG}),
+                                      [{reply, 1} =
+                                           M:receive_response(M:send_request(To, {echo, 1}), ?LONG),
+                                       {reply, 2} =
+                                           M:wait_response(M:send_request(To, {echo, 2}), infinity),
+                                       {reply, 3} =
+                                           M:receive_response(M:send_request(To, {echo, 3}),
+                                                              {abs,
+                                                               erlang:monotonic_time(millisecond)
+                                                                   + ?LONG}),
                                        begin
                                            Late = M:send_request(To, {echo_told, 4, self()}),
                                            timeout = M:wait_response(Late, 0),
@@ -328,8 +374,10 @@ requests(Config) ->
                                        end,
                                        %% many at a time, answers taken in another order
                                        begin
-                                           Ids = [{N, M:send_request(To, {echo, N})} || N <- lists:seq(1, 100)],
-                                           [{reply, N} = M:receive_response(Id, ?LONG) || {N, Id} <- lists:reverse(Ids)]
+                                           Ids = [{N, M:send_request(To, {echo, N})}
+                                                  || N <- lists:seq(1, 100)],
+                                           [{reply, N} = M:receive_response(Id, ?LONG)
+                                            || {N, Id} <- lists:reverse(Ids)]
                                        end]
                       end),
               ?assertEqual(Run(gen_server), Run(trunkline))
@@ -339,9 +387,14 @@ request_errors(Config) ->
     There = cluster:node_of(?config(there, Config)),
     lists:foreach(
       fun(To) ->
-              Run = each_module(Config, fun(M) -> M:receive_response(M:send_request(To, {echo, 1}), ?LONG) end),
+              Run =
+                  each_module(Config,
+                              fun(M) ->
+                                      M:receive_response(M:send_request(To, {echo, 1}), ?LONG)
+                              end),
               ?assertEqual({To, Run(gen_server)}, {To, Run(trunkline)})
-      end, [{no_such_name, There}, no_such_name, {global, no_such_name}, {x, 'no_such_node@localhost'}]).
+      end,
+      [{no_such_name, There}, no_such_name, {global, no_such_name}, {x, 'no_such_node@localhost'}]).
 
 check(Config) ->
     lists:foreach(
@@ -378,17 +431,23 @@ abandoned_calls(Config) ->
     A = ?config(a, Config),
     There = ?config(lanes, Config),
     {ok, Pid} = cluster:call(There, server, start, [gen_server]),
-    Inlets = fun() -> cluster:call(There, fun() ->
-                                                  #{inlets := Pids} = trunkline_peers:lookup(cluster:node_of(A)),
-                                                  lists:sum([begin garbage_collect(P), {memory, M} = process_info(P, memory), M end
-                                                             || P <- Pids])
-                                          end) end,
+    Inlets = fun() -> cluster:call(
+                        There,
+                        fun() ->
+                                #{inlets := Pids} = trunkline_peers:lookup(cluster:node_of(A)),
+                                lists:sum([begin garbage_collect(P),
+                                                 {memory, M} = process_info(P, memory), M end
+                                           || P <- Pids])
+                        end) end,
     Before = Inlets(),
     cluster:call(A, fun() ->
-                            _ = [traffic:attempt(fun() -> trunkline:call(Pid, never, 0) end) || _ <- lists:seq(1, 20000)],
-                            _ = [timeout = trunkline:receive_response(trunkline:send_request(Pid, never), 0)
+                            _ = [traffic:attempt(fun() -> trunkline:call(Pid, never, 0) end)
                                  || _ <- lists:seq(1, 20000)],
-                            _ = [trunkline:call(Pid, {by_hand, hello}, infinity) || _ <- lists:seq(1, 5000)],
+                            _ = [timeout = trunkline:receive_response(
+                                             trunkline:send_request(Pid, never), 0)
+                                 || _ <- lists:seq(1, 20000)],
+                            _ = [trunkline:call(Pid, {by_hand, hello}, infinity)
+                                 || _ <- lists:seq(1, 5000)],
                             ok
                     end),
     %% Kept, each would be some 100 bytes.
@@ -406,8 +465,9 @@ session_ends(_) ->
               {ok, Pid} = cluster:call(B, server, start, [gen_server]),
               NodeB = cluster:node_of(B),
               ok = cluster:call(A, fun() -> waiters(Pid) end),
-              cluster:await(fun() -> #{lanes := Ls} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
-                                     2 =:= lists:sum([N || #{received_messages := N} <- Ls]) end),
+              cluster:await(
+                fun() -> #{lanes := Ls} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                         2 =:= lists:sum([N || #{received_messages := N} <- Ls]) end),
               End(A, B),
               ?assertEqual([{error, {noconnection, Pid}}, {nodedown, NodeB}],
                            cluster:call(A, fun waited/0)),
@@ -427,17 +487,24 @@ session_ends(_) ->
 waiters(Pid) ->
     Collector = spawn(fun() -> collect([]) end),
     register(waited, Collector),
-    spawn(fun() -> Collector ! trunkline:receive_response(trunkline:send_request(Pid, never), infinity) end),
     spawn(fun() ->
-                  {exit, {Reason, {trunkline, call, _}}} = traffic:attempt(fun() -> trunkline:call(Pid, never, infinity) end),
+                  Collector ! trunkline:receive_response(
+                                trunkline:send_request(Pid, never), infinity)
+          end),
+    spawn(fun() ->
+                  {exit, {Reason, {trunkline, call, _}}} =
+                      traffic:attempt(fun() -> trunkline:call(Pid, never, infinity) end),
                   Collector ! Reason
           end),
     ok.
 
 collect(Got) when length(Got) =:= 2 ->
-    receive {got, From} -> From ! {got, lists:sort(fun(X, Y) -> element(1, X) < element(1, Y) end, Got)} end;
+    receive {got, From} ->
+                From ! {got, lists:sort(fun(X, Y) -> element(1, X) < element(1, Y) end, Got)}
+    end;
 collect(Got) ->
-    receive Reason when not is_pid(Reason), element(1, Reason) =/= got -> collect([Reason | Got]) end.
+    receive Reason
+              when not is_pid(Reason), element(1, Reason) =/= got -> collect([Reason | Got]) end.
 
 waited() ->
     waited ! {got, self()},
@@ -459,7 +526,8 @@ long_mailbox(Config) ->
                                 _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
                                 {Short, reductions(Pid)}
                         end),
-    ct:log("reductions of 100 calls, sends and casts: ~b with no mail, ~b with 100,000 messages", [Short, Long]),
+    ct:log("reductions of 100 calls, sends and casts: ~b with no mail, ~b with 100,000 messages",
+           [Short, Long]),
     ?assert(Long < Short + 100_000),
     cluster:call(There, server, stop_all, []).
 
@@ -485,35 +553,46 @@ options(_) ->
               Words = lists:flatten(trunkline_options:explain({bad_option, Key, Value})),
               ?assertNotEqual(nomatch, string:find(Words, atom_to_list(Key)))
       end,
-      [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}}, {listen_address, "192.0.2.1"}, {advertise_port, 9100},
-       {lanes, 0}, {lanes, 65}, {lanes, "4"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
-       {batch_bytes, 1 bsl 40}, {no_such_option, 1}]),
+      [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}},
+       {listen_address, "192.0.2.1"}, {advertise_port, 9100}, {lanes, 0}, {lanes, 65}, {lanes, "4"},
+       {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5}, {batch_bytes, 1 bsl 40},
+       {no_such_option, 1}]),
     %% Sizes, times and addresses as people write them.
     lists:foreach(
       fun({Key, Text, Value}) ->
               ?assertEqual({ok, Defaults#{Key := Value}}, trunkline_options:check([{Key, Text}])),
-              ?assertEqual({ok, Defaults#{Key := Value}}, trunkline_options:check([{Key, unicode:characters_to_binary(Text)}]))
+              ?assertEqual({ok, Defaults#{Key := Value}},
+                           trunkline_options:check([{Key, unicode:characters_to_binary(Text)}]))
       end,
-      [{queue_bytes, "2048", 2048}, {queue_bytes, "2048 B", 2048}, {queue_bytes, "64KB", 65536}, {window_bytes, " 64 mb ", 64 bsl 20},
-       {window_bytes, "64MiB", 64 bsl 20}, {bulk_bytes, "2GB", 2 bsl 30}, {bulk_idle, "1500", 1500}, {bulk_idle, "1500ms", 1500},
-       {connection_timeout, "10s", 10_000}, {connection_timeout, "2 min", 120_000}, {bulk_idle, "24h", 86_400_000},
-       {bulk_idle, "1d", 86_400_000}, {listen_address, "127.0.0.1", {127, 0, 0, 1}},
-       {advertise_address, "10.0.0.3", {10, 0, 0, 3}}, {advertise_address, "fd00::3", {16#fd00, 0, 0, 0, 0, 0, 0, 3}}]),
+      [{queue_bytes, "2048", 2048}, {queue_bytes, "2048 B", 2048}, {queue_bytes, "64KB", 65536},
+       {window_bytes, " 64 mb ", 64 bsl 20}, {window_bytes, "64MiB", 64 bsl 20},
+       {bulk_bytes, "2GB", 2 bsl 30}, {bulk_idle, "1500", 1500}, {bulk_idle, "1500ms", 1500},
+       {connection_timeout, "10s", 10_000}, {connection_timeout, "2 min", 120_000},
+       {bulk_idle, "24h", 86_400_000}, {bulk_idle, "1d", 86_400_000},
+       {listen_address, "127.0.0.1", {127, 0, 0, 1}},
+       {advertise_address, "10.0.0.3", {10, 0, 0, 3}},
+       {advertise_address, "fd00::3", {16#fd00, 0, 0, 0, 0, 0, 0, 3}}]),
     ?assertEqual({ok, Defaults#{listen_ports := {9100, 9100}, advertise_port := 9200}},
                  trunkline_options:check([{advertise_port, 9200}, {listen_ports, 9100}])),
     Node = cluster:start(none),
-    Value = fun(Option) -> maps:get(value, maps:get(Option, cluster:call(Node, trunkline, options, []))) end,
+    Value = fun(Option) ->
+                    maps:get(value, maps:get(Option, cluster:call(Node, trunkline, options, [])))
+            end,
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
     ok = cluster:call(Node, application, load, [trunkline]),
     ok = cluster:call(Node, application, set_env, [trunkline, large_bytes, "4KB"]),
     ?assertEqual(4096, Value(large_bytes)),
-    ?assertMatch({error, {{bad_option, lanes, 0}, _}}, cluster:call(Node, cluster, start_trunkline, [[{lanes, 0}]])),
+    ?assertMatch({error, {{bad_option, lanes, 0}, _}},
+                 cluster:call(Node, cluster, start_trunkline, [[{lanes, 0}]])),
     ?assertEqual(0, Value(lanes)),
-    ok = cluster:call(Node, cluster, start_trunkline, [[{lanes, 1}, {connection_timeout, <<"7s">>}]]),
+    ok = cluster:call(Node, cluster, start_trunkline,
+                      [[{lanes, 1}, {connection_timeout, <<"7s">>}]]),
     %% What it uses, whatever the environment has become.
     ok = cluster:call(Node, application, set_env, [trunkline, lanes, 5]),
-    ?assertEqual({1, 7000, maps:get(queue_bytes, Defaults)}, {Value(lanes), Value(connection_timeout), Value(queue_bytes)}),
-    ?assertMatch(#{default := 10_000, unit := <<"ms">>, must_be := <<"a time from", _/binary>>, what := <<_, _/binary>>,
+    ?assertEqual({1, 7000, maps:get(queue_bytes, Defaults)},
+                 {Value(lanes), Value(connection_timeout), Value(queue_bytes)}),
+    ?assertMatch(#{default := 10_000, unit := <<"ms">>, must_be := <<"a time from", _/binary>>,
+                   what := <<_, _/binary>>,
                    when_to_change := <<_, _/binary>>, since := <<"0.3.0">>},
                  maps:get(connection_timeout, cluster:call(Node, trunkline, options, []))),
     cluster:stop(Node).
@@ -533,7 +612,8 @@ loaded(_) ->
                   Ref = trunkline:monitor(process, Sleeper),
                   true = trunkline:demonitor(Ref),
                   1 = trunkline:call(Server, {echo, 1}, ?LONG),
-                  {[{There, 2}], []} = trunkline:multi_call([There], test_gen_server, {echo, 2}, ?LONG),
+                  {[{There, 2}], []} =
+                      trunkline:multi_call([There], test_gen_server, {echo, 2}, ?LONG),
                   There = trunkline_erpc:call(There, erlang, node, []),
                   [{ok, There}] = trunkline_erpc:multicall([There], erlang, node, []),
                   x = trunkline:send(Sleeper, x),
@@ -546,15 +626,19 @@ loaded(_) ->
                   trunkline:drain()
           end,
     _ = [cluster:call(N, erlang, spawn, [Stop]) || N <- [A, B]],
-    [cluster:await(fun() -> cluster:call(N, fun() -> erlang:process_info(whereis(code_server), status) end)
-                                =:= {status, suspended} end) || N <- [A, B]],
+    [cluster:await(
+       fun() -> cluster:call(N, fun() -> erlang:process_info(whereis(code_server), status) end)
+                    =:= {status, suspended} end) || N <- [A, B]],
     ?assertEqual(ok, cluster:call(A, Use)),
     cluster:stop_all([A, B]).
 
 %% A node without Trunkline, or where it has stopped, does not look like a healthy one.
 info_without(_) ->
     Node = cluster:start(none),
-    Info = fun() -> #{running := Running, peers := #{}} = cluster:call(Node, trunkline, info, []), Running end,
+    Info = fun() ->
+                   #{running := Running, peers := #{}} = cluster:call(Node, trunkline, info, []),
+                   Running
+           end,
     ?assertEqual(false, Info()),
     ok = cluster:call(Node, cluster, start_trunkline, [[]]),
     ?assertEqual(true, Info()),
@@ -569,20 +653,26 @@ info(Config) ->
     Sum = fun(Field, #{lanes := Lanes}) -> lists:sum([maps:get(Field, L) || L <- Lanes]) end,
     %% What the cases before have sent has left the lanes.
     AllSent = fun() -> Info = cluster:call(A, trunkline, info, [NodeB]),
-                       [0, 0] =:= [Sum(Field, Info) || Field <- [queued_messages, in_flight_messages]] orelse Info end,
+                       [0, 0]
+                           =:= [Sum(Field, Info) || Field <- [queued_messages, in_flight_messages]]
+                           orelse Info end,
     cluster:await(AllSent),
     #{peers := Before, fallbacks := Fallbacks} = cluster:call(A, trunkline, info, []),
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
     [PlainPid] = cluster:call(Plain, traffic, start_receivers, [1]),
-    [normal, normal] = cluster:call(A, traffic, play_all, [[{Id, [{send, Pid, 10} || _ <- lists:seq(1, 500)]} || Id <- [1, 2]]]),
-    [normal] = cluster:call(A, traffic, play_all, [[{1, [{send, PlainPid, 10} || _ <- lists:seq(1, 50)]}]]),
+    [normal, normal] =
+        cluster:call(A, traffic, play_all,
+                     [[{Id, [{send, Pid, 10} || _ <- lists:seq(1, 500)]} || Id <- [1, 2]]]),
+    [normal] = cluster:call(A, traffic, play_all,
+                            [[{1, [{send, PlainPid, 10} || _ <- lists:seq(1, 50)]}]]),
     cluster:await(fun() -> 1000 =:= cluster:call(B, traffic, count, [Pid]) end),
     cluster:await(AllSent),
     #{peers := #{NodeB := Peer}, fallbacks := Fallbacks1} = cluster:call(A, trunkline, info, []),
     ?assertEqual(Fallbacks + 50, Fallbacks1),
     ?assertMatch(#{state := up, protocol := 2, release := [_ | _]}, Peer),
     ?assertEqual(1000, Sum(messages, Peer) - Sum(messages, maps:get(NodeB, Before))),
-    ?assertEqual({0, 0, 0}, {Sum(queued_messages, Peer), Sum(queued_bytes, Peer), Sum(in_flight_bytes, Peer)}),
+    ?assertEqual({0, 0, 0},
+                 {Sum(queued_messages, Peer), Sum(queued_bytes, Peer), Sum(in_flight_bytes, Peer)}),
     ?assert(Sum(batches, Peer) > Sum(batches, maps:get(NodeB, Before))),
     #{peers := #{} = Theirs} = cluster:call(B, trunkline, info, []),
     ?assert(Sum(received_messages, maps:get(cluster:node_of(A), Theirs)) >= 1000),

@@ -14,7 +14,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
-          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up, binaries_do_not_keep_batches,
+          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up,
+          binaries_do_not_keep_batches,
           bound_while_connecting].
 
 
@@ -35,8 +36,8 @@ stopped_peer(_) ->
     Peak = lists:max([begin receive after 20 -> ok end, memory(A) end || _ <- lists:seq(1, 50)]),
     ?assertEqual(Still, lanes(A, B)),
     lists:foreach(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
-                          %% at half of the bound they would go on; one message beyond the bound, one
-                          %% batch beyond the window
+                          %% At half of the bound they would go on. One message goes beyond the
+                          %% bound, one batch beyond the window.
                           ?assert(Q >= 65536 div 2),
                           ?assert(Q =< 65536 + 4000),
                           ?assert(F =< 2 * 65536 + 4000)
@@ -44,8 +45,10 @@ stopped_peer(_) ->
     ct:log("memory of the sending node: ~b before, at most ~b while blocked", [Before, Peak]),
     ?assert(Peak < Before + 2 * 3 * 65536 + 32_000_000),
     cluster:continue(B),
-    cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) > 20_000 end),
-    Stopped = [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams],
+    cluster:await(
+      fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) > 20_000 end),
+    Stopped =
+        [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams],
     lists:foreach(
       fun({Id, To, N}) ->
               cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
@@ -65,9 +68,11 @@ await_blocked(A, B, Senders) ->
 is_blocked(Node, Senders) ->
     #{link := Link} = trunkline_peers:lookup(Node),
     {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
-    Waiting = fun() -> lists:all(fun(P) -> process_info(P, [status, current_function]) =:=
-                                               [{status, waiting}, {current_function, {trunkline_room, wait, 3}}]
-                                 end, Senders) end,
+    Waiting = fun() -> lists:all(
+                         fun(P) -> process_info(P, [status, current_function]) =:=
+                                       [{status, waiting},
+                                        {current_function, {trunkline_room, wait, 3}}]
+                         end, Senders) end,
     Waiting() andalso lists:all(fun is_idle/1, tuple_to_list(element(3, Route)))
         andalso is_idle(Link) andalso Waiting().
 
@@ -102,9 +107,11 @@ thousand_blocked(_) ->
     {A, B, Pids} = blocked(1000, 5),
     cluster:continue(B),
     await_done(A, 1000),
-    cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= 5000 end),
+    cluster:await(
+      fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= 5000 end),
     Got = lists:append([cluster:call(B, traffic, received, [P]) || P <- Pids]),
-    lists:foreach(fun(Id) -> ?assertEqual([1, 2, 3, 4, 5], [N || {I, N} <- Got, I =:= Id]) end, lists:seq(1, 1000)),
+    lists:foreach(fun(Id) -> ?assertEqual([1, 2, 3, 4, 5], [N || {I, N} <- Got, I =:= Id]) end,
+                  lists:seq(1, 1000)),
     cluster:stop_all([A, B]).
 
 %% A stopped node, four receivers there, and so many senders that wait for it.
@@ -122,14 +129,18 @@ await_done(A, Senders) ->
 %% are blocked. (Not nearly all: there is room for some 260 messages, and those who
 %% are not preempted send all of theirs at once.)
 blocked_senders(A, B, Pids, Senders, Messages) ->
-    ok = cluster:call(A, fun() ->
-                                 register(done, spawn(fun() -> done(0) end)),
-                                 Play = fun(Id) -> [{send, lists:nth(Id rem length(Pids) + 1, Pids), 1000}
-                                                    || _ <- lists:seq(1, Messages)] end,
-                                 _ = [spawn(fun() -> [normal] = traffic:play_all([{Id, Play(Id)}]), done ! done end)
-                                      || Id <- lists:seq(1, Senders)],
-                                 ok
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      register(done, spawn(fun() -> done(0) end)),
+                      Play = fun(Id) -> [{send, lists:nth(Id rem length(Pids) + 1, Pids), 1000}
+                                         || _ <- lists:seq(1, Messages)] end,
+                      _ = [spawn(fun() ->
+                                         [normal] = traffic:play_all([{Id, Play(Id)}]),
+                                         done ! done
+                                 end)
+                           || Id <- lists:seq(1, Senders)],
+                      ok
+              end),
     cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders div 2 end).
 
 done(N) ->
@@ -147,7 +158,11 @@ released_on_nodedown(_) ->
     {A, B, _} = blocked(1000, 2),
     cluster:kill(B),
     await_done(A, 1000),
-    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> Q + F =:= 0 end, lanes(A, B)) end),
+    cluster:await(fun() ->
+                          lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
+                                            Q + F =:= 0
+                                    end, lanes(A, B))
+                  end),
     cluster:await_state(A, B, down),
     cluster:stop(A).
 
@@ -157,8 +172,10 @@ losses_add_up(_) ->
     cluster:kill(B),
     await_done(A, 200),
     cluster:await(fun() ->
-                          #{lost := #{queued := Q, unconfirmed := U, unreachable := X, crashed := 0}} = Info = info(A, B),
-                          Confirmed = lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,
+                          #{lost := #{queued := Q, unconfirmed := U, unreachable := X,
+                                      crashed := 0}} = Info = info(A, B),
+                          Confirmed =
+                              lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,
                           Fallbacks = maps:get(fallbacks, Info),
                           case Q + U + X + Confirmed + Fallbacks of
                               1000 -> true;
@@ -177,17 +194,29 @@ call_while_full(_) ->
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
     cluster:suspend(B),
     blocked_senders(A, B, [Pid], 200, 5),
-    Results = cluster:call(A, fun() -> [traffic:attempt(fun() -> trunkline:call(Server, {echo, N}, 50) end) || N <- lists:seq(1, 20)] end),
+    Results =
+        cluster:call(A,
+                     fun() ->
+                             [traffic:attempt(fun() -> trunkline:call(Server, {echo, N}, 50) end)
+                              || N <- lists:seq(1, 20)]
+                     end),
     [?assertMatch({exit, {timeout, {trunkline, call, _}}}, R) || R <- Results],
     cluster:continue(B),
-    cluster:await(fun() -> hello =:= cluster:call(A, fun() -> trunkline:call(Server, {echo, hello}, infinity) end) end),
+    cluster:await(
+      fun() ->
+              hello
+                  =:= cluster:call(A,
+                                   fun() -> trunkline:call(Server, {echo, hello}, infinity) end)
+      end),
     cluster:stop_all([A, B]).
 
 %% A message may be larger than the queue, the window and the batch.
 larger_than_all_bounds(_) ->
-    {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, 1024}, {window_bytes, 1024}, {batch_bytes, 256}]),
+    {A, B} =
+        cluster:pair([{lanes, 1}, {queue_bytes, 1024}, {window_bytes, 1024}, {batch_bytes, 256}]),
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
-    Script = [{Kind, Pid, Bytes} || Bytes <- [1, 5_000_000, 10, 3_000_001, 1_000_002, 255, 256, 257, 1024],
+    Script = [{Kind, Pid, Bytes}
+              || Bytes <- [1, 5_000_000, 10, 3_000_001, 1_000_002, 255, 256, 257, 1024],
                                     Kind <- [send, call, cast]],
     [normal, normal] = cluster:call(A, traffic, play_all, [[{1, Script}, {2, Script}]]),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 2 * length(Script) end),
@@ -209,7 +238,8 @@ fair(_) ->
     Before = Arrived(),
     cluster:await(fun() ->
                           Shares = [After - N || {After, N} <- lists:zip(Arrived(), Before)],
-                          (lists:sum(Shares) > 30_000 andalso lists:min(Shares) * 5 > lists:max(Shares)) orelse {false, Shares}
+                          (lists:sum(Shares) > 30_000 andalso lists:min(Shares) * 5
+                               > lists:max(Shares)) orelse {false, Shares}
                   end, 60_000),
     cluster:stop_all([A, B]).
 
@@ -225,7 +255,11 @@ killed_senders(_) ->
                                       end || N <- lists:seq(1, 1000)],
                                  ok
                          end),
-    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
+    cluster:await(fun() ->
+                          lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
+                                            {Q, F} =:= {0, 0}
+                                    end, lanes(A, B))
+                  end),
     ok = cluster:call(A, fun() -> trunkline:send(Pid, {from, last, 1, x}), ok end),
     cluster:await(fun() -> is_map_key(last, cluster:call(B, traffic, summary, [Pid])) end),
     cluster:stop_all([A, B]).
@@ -245,22 +279,26 @@ waiters_gave_up(_) ->
     Stream = cluster:call(A, traffic, stream, [Pid, 1, 1000]),
     await_blocked(A, B, [Stream]),
     Before = cluster:call(A, Link),
-    ok = cluster:call(A, fun() ->
-                                 %% (Between half of the bound and all of it there may be room for some.)
-                                 _ = [traffic:attempt(fun() -> trunkline:call(Pid, count, 0) end) || _ <- lists:seq(1, 20000)],
-                                 ok
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      %% (Between half of the bound and all of it there may be room for some.)
+                      _ = [traffic:attempt(fun() -> trunkline:call(Pid, count, 0) end)
+                           || _ <- lists:seq(1, 20000)],
+                      ok
+              end),
     cluster:await(fun() -> case cluster:call(A, Link) of
                                M when M < Before + 100_000 -> true;
                                M -> {Before, M}
                            end end),
-    ok = cluster:call(A, fun() ->
-                                 Waiting = [spawn_monitor(fun() -> trunkline:send(Pid, x) end) || _ <- lists:seq(1, 2000)],
-                                 lists:foreach(fun({P, Ref}) ->
-                                                       exit(P, kill),
-                                                       receive {'DOWN', Ref, process, P, _} -> ok end
-                                               end, Waiting)
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      Waiting = [spawn_monitor(fun() -> trunkline:send(Pid, x) end)
+                                 || _ <- lists:seq(1, 2000)],
+                      lists:foreach(fun({P, Ref}) ->
+                                            exit(P, kill),
+                                            receive {'DOWN', Ref, process, P, _} -> ok end
+                                    end, Waiting)
+              end),
     cluster:continue(B),
     N = cluster:call(A, traffic, stop_stream, [Stream]),
     cluster:await(fun() -> case cluster:call(B, traffic, summary, [Pid]) of
@@ -274,16 +312,17 @@ waiters_gave_up(_) ->
 binaries_do_not_keep_batches(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     Keeper = cluster:call(B, fun() -> spawn(fun() -> keeper([], 0) end) end),
-    ok = cluster:call(A, fun() ->
-                                 %% one in a hundred is kept: 300 bytes out of 30 kB
-                                 _ = [trunkline:send(Keeper, {case N rem 100 of 0 -> keep; _ -> drop end,
-                                                              binary:copy(<<N:32>>, 75)})
-                                      || N <- lists:seq(1, 100_000)],
-                                 trunkline:send(Keeper, {report, self()}),
-                                 receive {kept, Kept, Referenced} ->
-                                         {Kept, true} = {Kept, Referenced < 10 * Kept}, ok
-                                 end
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      %% one in a hundred is kept: 300 bytes out of 30 kB
+                      _ = [trunkline:send(Keeper, {case N rem 100 of 0 -> keep; _ -> drop end,
+                                                   binary:copy(<<N:32>>, 75)})
+                           || N <- lists:seq(1, 100_000)],
+                      trunkline:send(Keeper, {report, self()}),
+                      receive {kept, Kept, Referenced} ->
+                              {Kept, true} = {Kept, Referenced < 10 * Kept}, ok
+                      end
+              end),
     cluster:stop_all([A, B]).
 
 keeper(Kept, N) ->
@@ -297,10 +336,12 @@ keeper(Kept, N) ->
             To ! {kept, N, lists:sum([binary:referenced_byte_size(B) || B <- Kept])}
     end.
 
-%% While a connection is being made the lanes keep no more than at any other time; whoever sends
-%% more waits, or is told. What was accepted arrives, or is counted when the node turns out to be dead.
+%% While a connection is being made the lanes keep no more than at any other time. Whoever sends
+%% more waits, or is told. What was accepted arrives, or is counted when the node turns out to be
+%% dead.
 bound_while_connecting(_) ->
-    {A, B} = cluster:pair(?SMALL, ?SMALL, cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
+    {A, B} = cluster:pair(?SMALL, ?SMALL,
+                          cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
     NodeB = cluster:node_of(B),
     [Pid] = cluster:call(B, traffic, start_receivers, [1]),
     Silent = fun() ->
@@ -314,24 +355,37 @@ bound_while_connecting(_) ->
     ?assert(Refused > 100),
     [?assert(Q =< 65536 + 4000) || #{queued_bytes := Q} <- lanes(A, B)],
     %% Large messages, up to their own bound.
-    Large = cluster:call(A, fun() -> [trunkline:send(Pid, binary:copy(<<"x">>, 10_000_000), [nosuspend]) || _ <- lists:seq(1, 20)] end),
+    Large =
+        cluster:call(A,
+                     fun() ->
+                             [trunkline:send(Pid, binary:copy(<<"x">>, 10_000_000), [nosuspend])
+                              || _ <- lists:seq(1, 20)]
+                     end),
     ?assertEqual([nosuspend, ok], lists:usort(Large)),
     blocked_senders(A, B, [Pid], 100, 5),
     cluster:continue(B),
     await_done(A, 100),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= length(Ok) + 500 end),
     Got = cluster:call(B, traffic, received, [Pid]),
-    ?assertMatch([], [Id || Id <- lists:seq(2, 100), [N || {I, N} <- Got, I =:= Id] =/= [1, 2, 3, 4, 5]]),
-    ?assertEqual(length(Got), length(lists:usort(Got)) + length([N || N <- lists:seq(1, 5), lists:member(N, Ok)])),
+    ?assertMatch([],
+                 [Id
+                  || Id <- lists:seq(2, 100), [N || {I, N} <- Got, I =:= Id] =/= [1, 2, 3, 4, 5]]),
+    ?assertEqual(length(Got), length(lists:usort(Got))
+                                  + length([N || N <- lists:seq(1, 5), lists:member(N, Ok)])),
     cluster:await_up(A, B),
-    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
+    cluster:await(fun() ->
+                          lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
+                                            {Q, F} =:= {0, 0}
+                                    end, lanes(A, B))
+                  end),
     Silent(),
     ok = cluster:call(A, fun() -> unregister(done), ok end),
     blocked_senders(A, B, [Pid], 100, 5),
     cluster:kill(B),
     await_done(A, 100),
     cluster:await(fun() ->
-                          #{lost := #{queued := Q, unreachable := X, crashed := 0}} = Info = info(A, B),
+                          #{lost := #{queued := Q, unreachable := X, crashed := 0}} = Info =
+                              info(A, B),
                           {Q, X} =:= {0, 500} orelse Info
                   end),
     ?assertEqual([0, 0], [Q || #{queued_bytes := Q} <- lanes(A, B)]),

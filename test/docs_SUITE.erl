@@ -27,30 +27,44 @@ options_page(Config) ->
 
 %% What a user calls. All other modules are Trunkline's own.
 modules() ->
-    [trunkline, trunkline_erpc, trunkline_pg, trunkline_inbox, trunkline_gen, trunkline_gen_server, trunkline_gen_statem,
-     trunkline_gen_event, trunkline_transform].
+    [trunkline, trunkline_erpc, trunkline_pg, trunkline_inbox, trunkline_gen, trunkline_gen_server,
+     trunkline_gen_statem, trunkline_gen_event, trunkline_transform].
 
 %% Each function and each type that others can use has a text, and says since when it exists;
 %% each function has an example.
 public(_) ->
     lists:foreach(
       fun(Module) ->
-              {ok, #docs_v1{format = Format, module_doc = About, metadata = Metadata, docs = Docs}} = code:get_doc(Module),
+              {ok,
+               #docs_v1{format = Format, module_doc = About, metadata = Metadata, docs = Docs}} =
+                  code:get_doc(Module),
               ?assertEqual(<<"text/markdown">>, Format),
-              ?assertMatch({Module, #{<<"en">> := <<_:50/binary, _/binary>>}, #{since := <<_, _/binary>>}}, {Module, About, Metadata}),
-              {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(Module), [abstract_code]),
-              Functions = [{function, F, A} || {F, A} <- Module:module_info(exports), F =/= module_info],
+              ?assertMatch({Module, #{<<"en">> := <<_:50/binary, _/binary>>},
+                            #{since := <<_, _/binary>>}}, {Module, About, Metadata}),
+              {ok, {_, [{abstract_code, {_, Forms}}]}} =
+                  beam_lib:chunks(code:which(Module), [abstract_code]),
+              Functions =
+                  [{function, F, A} || {F, A} <- Module:module_info(exports), F =/= module_info],
               Types = [{type, T, A} || {attribute, _, export_type, Ts} <- Forms, {T, A} <- Ts],
               ?assertNotEqual([], Functions),
               Documented = maps:from_list([{What, {Text, Since, Signature}}
-                                           || {What, _, Signature, #{<<"en">> := Text}, #{since := Since}} <- Docs]),
+                                           || {What, _, Signature, #{<<"en">> := Text},
+                                               #{since := Since}} <- Docs]),
               ?assertEqual({Module, []}, {Module, (Functions ++ Types) -- maps:keys(Documented)}),
-              ?assertEqual({Module, []}, {Module, [What || {What, {Text, _, _}} <- maps:to_list(Documented), byte_size(Text) < 20]}),
-              ?assertEqual({Module, []}, {Module, [What || {What, {_, Since, _}} <- maps:to_list(Documented),
-                                                           re:run(Since, "^[01]\\.[0-9]\\.0$") =:= nomatch]}),
-              ?assertEqual({Module, []}, {Module, [What || {{function, _, _} = What, {Text, _, _}} <- maps:to_list(Documented),
-                                                           string:find(Text, "```erlang\n") =:= nomatch]}),
-              ?assertEqual({Module, []}, {Module, [What || {What, {_, _, []}} <- maps:to_list(Documented)]})
+              ?assertEqual({Module, []},
+                           {Module,
+                            [What || {What, {Text, _, _}} <- maps:to_list(Documented),
+                                     byte_size(Text) < 20]}),
+              ?assertEqual({Module, []},
+                           {Module, [What || {What, {_, Since, _}} <- maps:to_list(Documented),
+                                             re:run(Since, "^[01]\\.[0-9]\\.0$") =:= nomatch]}),
+              ?assertEqual({Module, []},
+                           {Module,
+                            [What
+                             || {{function, _, _} = What, {Text, _, _}} <- maps:to_list(Documented),
+                                     string:find(Text, "```erlang\n") =:= nomatch]}),
+              ?assertEqual({Module, []},
+                           {Module, [What || {What, {_, _, []}} <- maps:to_list(Documented)]})
       end, modules()).
 
 %% The documentation does not show these.
@@ -65,22 +79,32 @@ internal(_) ->
 is_hidden(Module) ->
     {ok, #docs_v1{module_doc = About}} = code:get_doc(Module),
     About =:= hidden
-        orelse About =:= none andalso proplists:get_value(moduledoc, Module:module_info(attributes)) =:= [false].
+        orelse About =:= none
+        andalso proplists:get_value(moduledoc, Module:module_info(attributes)) =:= [false].
 
 %% What h/1,2,3 print.
 in_the_shell(_) ->
     {ok, Docs} = code:get_doc(trunkline),
-    Text = fun(Chars) -> re:replace(unicode:characters_to_list(Chars), "\e\\[[0-9;]*m", "", [global, unicode, {return, list}]) end,
+    Text = fun(Chars) ->
+                   re:replace(unicode:characters_to_list(Chars), "\e\\[[0-9;]*m", "",
+                              [global, unicode, {return, list}])
+           end,
     lists:foreach(
-      fun({Printed, Words}) -> [?assertMatch({W, S} when is_list(S), {W, string:find(Text(Printed), W)}) || W <- Words] end,
-      [{shell_docs:render(trunkline, Docs), ["Messages between Erlang nodes, batched, ordered and bounded."]},
-       {shell_docs:render(trunkline, send, Docs), ["send(", "Sends a message, as", "nosuspend", "trunkline:send(Pid, {price, 17})."]},
+      fun({Printed, Words}) ->
+              [?assertMatch({W, S} when is_list(S), {W, string:find(Text(Printed), W)})
+               || W <- Words]
+      end,
+      [{shell_docs:render(trunkline, Docs),
+        ["Messages between Erlang nodes, batched, ordered and bounded."]},
+       {shell_docs:render(trunkline, send, Docs),
+        ["send(", "Sends a message, as", "nosuspend", "trunkline:send(Pid, {price, 17})."]},
        {shell_docs:render(trunkline, call, 3, Docs), ["call(", "1000", "0.1.0"]},
        {shell_docs:render_type(trunkline, peer_info, Docs), ["peer_info()", "round_trip"]}]).
 
 check(Root, Page) ->
     Port = open_port({spawn_executable, os:find_executable("escript")},
-                     [{args, [filename:join(Root, "tools/options"), "--check", Page]}, exit_status, stderr_to_stdout,
+                     [{args, [filename:join(Root, "tools/options"), "--check", Page]}, exit_status,
+                      stderr_to_stdout,
                       {env, [{"ERL_LIBS", filename:dirname(code:lib_dir(trunkline))}]}]),
     said(Port, "").
 

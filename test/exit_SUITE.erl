@@ -6,17 +6,19 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
-         to_name_and_large/1, when_lanes_open/1, connects/1, trap_exit_changes/1, one_that_does_not_run/1,
-         drained/1, stopped_and_continued/1, before_lanes_open/1]).
+         to_name_and_large/1, when_lanes_open/1, connects/1, trap_exit_changes/1,
+         one_that_does_not_run/1, drained/1, stopped_and_continued/1, before_lanes_open/1]).
 -export([ahead_of_report/1, is_through/2]).
--export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1, while/2]).
+-export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1,
+         while/2]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained, stopped_and_continued,
+          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained,
+          stopped_and_continued,
           before_lanes_open].
 
 %% --- what OTP documents ---------------------------------------------------------------
@@ -218,8 +220,10 @@ before_lanes_open(Rounds, _) ->
     Result = case cluster:call(A, fun() -> state(NodeB) end) of
                  opening ->
                      Start = erlang:monotonic_time(millisecond),
-                     Sender = cluster:call(A, fun() -> spawn(?MODULE, ahead_of_report, [NodeB]) end),
-                     cluster:await(fun() -> cluster:call(A, ?MODULE, is_through, [Sender, Link]) end),
+                     Sender =
+                         cluster:call(A, fun() -> spawn(?MODULE, ahead_of_report, [NodeB]) end),
+                     cluster:await(
+                       fun() -> cluster:call(A, ?MODULE, is_through, [Sender, Link]) end),
                      cluster:call(A, erlang, send, [Link, go_on]),
                      cluster:await_lanes(A, B),
                      Time = erlang:monotonic_time(millisecond) - Start,
@@ -247,7 +251,8 @@ ahead_of_report(Node) ->
 is_through(Sender, Link) ->
     {messages, Messages} = process_info(Link, messages),
     lists:keymember(wait, 1, Messages)
-        orelse process_info(Sender, current_function) =:= {current_function, {?MODULE, ahead_of_report, 1}}.
+        orelse process_info(Sender, current_function)
+        =:= {current_function, {?MODULE, ahead_of_report, 1}}.
 
 %% A signal to a node that is not connected waits in the lane, as a message does.
 connects(_) ->

@@ -7,10 +7,13 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
--export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1, casts/1, multi_calls/1]).
--export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1, mixed_collection/1, order/1, long_mailbox/1,
-         server_dies/1, processes_killed/1, node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
+         end_per_group/2]).
+-export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1,
+         casts/1, multi_calls/1]).
+-export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1,
+         mixed_collection/1, order/1, long_mailbox/1, server_dies/1, processes_killed/1,
+         node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
 -export([held/3, alone/0, counting/1]).
 
 -define(NOWHERE, 'no_such_node@localhost').
@@ -20,11 +23,13 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          odd_arguments, names_once, everywhere, bad_nodes, late_replies, unknown_label, mixed_collection, order, long_mailbox,
-          server_dies, processes_killed, node_goes, not_alive, stopped_host, asked_while_down].
+          odd_arguments, names_once, everywhere, bad_nodes, late_replies, unknown_label,
+          mixed_collection, order, long_mailbox, server_dies, processes_killed, node_goes,
+          not_alive, stopped_host, asked_while_down].
 
 groups() ->
-    Table = [calls, server_ends, requests, collections, request_errors, events, managers, casts, multi_calls],
+    Table = [calls, server_ends, requests, collections, request_errors, events, managers, casts,
+             multi_calls],
     [{local, [], Table}, {plain, [], Table}, {lanes, [], Table}].
 
 init_per_suite(Config) ->
@@ -57,7 +62,8 @@ way(Group, Config) ->
     There = cluster:node_of(?config(Group, Config)),
     #{fallbacks := All, peers := #{There := #{lanes := Lanes, fallbacks := Fallbacks}}} =
         cluster:call(?config(a, Config), trunkline, info, []),
-    {lists:sum([N || #{messages := N} <- Lanes]), case Group of plain -> All; lanes -> Fallbacks end}.
+    {lists:sum([N || #{messages := N} <- Lanes]),
+     case Group of plain -> All; lanes -> Fallbacks end}.
 
 %% --- how a dialogue is held ---------------------------------------------------------
 
@@ -80,7 +86,8 @@ compare(Config, Kind, Name, Dialogue, To) ->
                              serving(Config, Kind),
                              cluster:call(?config(a, Config), ?MODULE, held, [Dialogue, M, To])
                          end || M <- [Kind | ours(Kind)]],
-    _ = [?assertEqual({Name, To, M, Expected}, {Name, To, M, End}) || {M, End} <- lists:zip(ours(Kind), Ends)],
+    _ = [?assertEqual({Name, To, M, Expected}, {Name, To, M, End})
+         || {M, End} <- lists:zip(ours(Kind), Ends)],
     {Name, element(1, Expected)}.
 
 %% One that has died is replaced. (Its name stands for it in what is compared.)
@@ -104,7 +111,8 @@ name(Kind) -> list_to_atom("test_" ++ atom_to_list(Kind)).
 
 names(Config, Kind) ->
     Node = cluster:node_of(?config(there, Config)),
-    [pid, {name(Kind), Node}, {via, via_test, known}] ++ [name(Kind) || Node =:= cluster:node_of(?config(a, Config))].
+    [pid, {name(Kind), Node}, {via, via_test, known}]
+        ++ [name(Kind) || Node =:= cluster:node_of(?config(a, Config))].
 
 %% At the caller's node, in a process of its own. How it ends, and its mail. (After an error nobody
 %% has waited for the reply: it may be there, or not yet.)
@@ -125,8 +133,10 @@ ending(Dialogue, Module, To) ->
     try Dialogue(Module, To) of
         Result -> {ok, Result}
     catch
-        exit:{Reason, {M, F, Args}} when M =:= trunkline, Module =:= trunkline -> {exit, without_stack(Reason), {gen_server, F, Args}};
-        exit:{Reason, {M, _, _} = Who} when M =:= gen_server; M =:= gen_statem; M =:= gen_event -> {exit, without_stack(Reason), Who};
+        exit:{Reason, {M, F, Args}} when M =:= trunkline, Module =:= trunkline ->
+            {exit, without_stack(Reason), {gen_server, F, Args}};
+        exit:{Reason, {M, _, _} = Who} when M =:= gen_server; M =:= gen_statem; M =:= gen_event ->
+            {exit, without_stack(Reason), Who};
         Class:Reason -> {Class, without_stack(Reason)}
     end.
 
@@ -152,7 +162,8 @@ each(Funs) -> [catching(F) || F <- Funs].
 catching(Fun) ->
     try {ok, Fun()}
     catch
-        exit:{Reason, {trunkline, Name, Args}} -> {exit, {without_stack(Reason), {gen_server, Name, Args}}};
+        exit:{Reason, {trunkline, Name, Args}} ->
+            {exit, {without_stack(Reason), {gen_server, Name, Args}}};
         Class:Reason -> {Class, without_stack(Reason)}
     end.
 
@@ -161,8 +172,9 @@ catching(Fun) ->
 calls(Config) ->
     Large = binary:copy(<<"large">>, 50_000),
     Times = [infinity, ?LONG, bad, -1, 1.5, 16#100000000, {abs, 5}],
-    Statem = [{clean_timeout, ?LONG}, {clean_timeout, infinity}, {dirty_timeout, ?LONG}, {dirty_timeout, infinity},
-              {clean_timeout, bad}, {dirty_timeout, -1}, {other_timeout, 5}],
+    Statem = [{clean_timeout, ?LONG}, {clean_timeout, infinity}, {dirty_timeout, ?LONG},
+              {dirty_timeout, infinity}, {clean_timeout, bad}, {dirty_timeout, -1},
+              {other_timeout, 5}],
     Short = [0, 20, 30],
     ShortStatem = [{clean_timeout, 20}, {dirty_timeout, 20}],
     lists:foreach(
@@ -173,16 +185,21 @@ calls(Config) ->
                         {large, fun(M, To) -> M:call(To, {echo, Large}) end},
                         {elsewhere, fun(M, To) -> M:call(To, {elsewhere, hello}) end},
                         {by_hand, fun(M, To) -> M:call(To, {by_hand, hello}, ?LONG) end},
-                        {late, fun(M, To) -> {catching(fun() -> M:call(To, {echo_told, late, alias()}, 10) end), server:tell(1),
-                                              M:call(To, {echo_late, two, 30})} end}]
+                        {late,
+                         fun(M, To) ->
+                                 {catching(fun() -> M:call(To, {echo_told, late, alias()}, 10) end),
+                                  server:tell(1),
+                                  M:call(To, {echo_late, two, 30})} end}]
                        ++ [{{echo, T}, fun(M, To) -> M:call(To, {echo, T}, T) end}
                            || T <- Times ++ [T || Kind =:= gen_statem, T <- Statem]]
                        ++ [{{never, T}, fun(M, To) -> M:call(To, never, T) end}
                            || T <- Short ++ [T || Kind =:= gen_statem, T <- ShortStatem]]),
               ?assertMatch({_, {ok, hello}}, lists:keyfind(echo, 1, Ends)),
               ?assertMatch({_, {ok, Large}}, lists:keyfind(large, 1, Ends)),
-              ?assertMatch({_, {exit, timeout, {Kind, call, [_, never, 20]}}}, lists:keyfind({never, 20}, 1, Ends)),
-              _ = both(Config, Kind, [pid], [{Bad, fun(M, _) -> M:call(Bad, x, ?LONG) end} || Bad <- nobody(Config)])
+              ?assertMatch({_, {exit, timeout, {Kind, call, [_, never, 20]}}},
+                           lists:keyfind({never, 20}, 1, Ends)),
+              _ = both(Config, Kind, [pid],
+                       [{Bad, fun(M, _) -> M:call(Bad, x, ?LONG) end} || Bad <- nobody(Config)])
       end, [gen_server, gen_statem]).
 
 %% Servers that are not there, and what is no server.
@@ -190,19 +207,25 @@ nobody(Config) ->
     There = cluster:node_of(?config(there, Config)),
     Dead = cluster:call(?config(there, Config), fun() -> {P, R} = spawn_monitor(fun() -> ok end),
                                                          receive {'DOWN', R, _, _, _} -> P end end),
-    [Dead, no_such_name, {no_such_name, There}, {global, no_such_name}, {via, via_test, unknown}, {via, no_such_module, x},
-     {x, ?NOWHERE}, "nonsense", {a, b, c}, {"a", There}, {a, "node"}, 17].
+    [Dead, no_such_name, {no_such_name, There}, {global, no_such_name}, {via, via_test, unknown},
+     {via, no_such_module, x}, {x, ?NOWHERE}, "nonsense", {a, b, c}, {"a", There}, {a, "node"}, 17].
 
 %% It dies of the request: its reason is the caller's.
 server_ends(Config) ->
     lists:foreach(
       fun(Kind) ->
-              Requests = [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed}, {exit, {a, reason}}],
+              Requests = [{stop, normal}, {stop, shutdown}, {stop, {shutdown, why}}, {exit, killed},
+                          {exit, {a, reason}}],
               Ends = both(Config, Kind,
                           [{R, fun(M, To) -> M:call(To, R) end} || R <- Requests]
-                          ++ [{{id, R}, fun(M, To) -> M:receive_response(M:send_request(To, R), ?LONG) end} || R <- Requests]
-                          ++ [{{ids, R}, fun(M, To) -> receive_all(M, [{To, R, one}]) end} || R <- Requests]),
-              ?assertMatch({_, {exit, {shutdown, why}, {Kind, call, [_, {stop, {shutdown, why}} | _]}}},
+                          ++ [{{id, R},
+                               fun(M, To) -> M:receive_response(M:send_request(To, R), ?LONG) end}
+                              || R <- Requests]
+                          ++ [{{ids, R}, fun(M, To) -> receive_all(M, [{To, R, one}]) end}
+                              || R <- Requests]),
+              ?assertMatch({_,
+                            {exit, {shutdown, why},
+                             {Kind, call, [_, {stop, {shutdown, why}} | _]}}},
                            lists:keyfind({stop, {shutdown, why}}, 1, Ends))
       end, [gen_server, gen_statem]).
 
@@ -215,32 +238,54 @@ requests(Config, Kind) ->
              Config, Kind,
              [{{Receive, T}, fun(M, To) -> M:Receive(request(M, To, {echo, T}), from_now(T)) end}
               || Receive <- [wait_response, receive_response], T <- Times]
-             ++ [{wait_again, fun(M, To) -> Id = request(M, To, {echo_told, x, self()}),
-                                            Early = [M:wait_response(Id, T) || T <- [0, 5, from_now({abs, -9})]],
-                                            ok = server:tell(1),
-                                            Early ++ [M:wait_response(Id, ?LONG)] end},
-                 {too_late, fun(M, To) -> Id = request(M, To, {echo_told, x, self()}),
-                                          {M:receive_response(Id, 5), server:tell(1), answer(M, request(M, To, {echo_late, y, 40}))} end},
-                 {past, fun(M, To) -> {M:receive_response(request(M, To, {echo_told, x, self()}), from_now({abs, -9})), server:tell(1)} end},
-                 {check, fun(M, To) ->
-                                 Id = request(M, To, {echo, 1}),
-                                 receive Message ->
-                                         [M:check_response(Mail, Id) || Mail <- [unrelated, {make_ref(), x}, {[alias | make_ref()], x},
-                                                                                 {'DOWN', make_ref(), process, self(), x}, Message]]
-                                 end
-                         end},
+             ++ [{wait_again,
+                  fun(M, To) -> Id = request(M, To, {echo_told, x, self()}),
+                                Early =
+                                    [M:wait_response(Id, T) || T <- [0, 5, from_now({abs, -9})]],
+                                ok = server:tell(1),
+                                Early ++ [M:wait_response(Id, ?LONG)] end},
+                 {too_late,
+                  fun(M, To) -> Id = request(M, To, {echo_told, x, self()}),
+                                {M:receive_response(Id, 5), server:tell(1),
+                                 answer(M, request(M, To, {echo_late, y, 40}))} end},
+                 {past,
+                  fun(M, To) ->
+                          {M:receive_response(request(M, To, {echo_told, x, self()}),
+                                              from_now({abs, -9})), server:tell(1)}
+                  end},
+                 {check,
+                  fun(M, To) ->
+                          Id = request(M, To, {echo, 1}),
+                          receive Message ->
+                                  [M:check_response(Mail, Id)
+                                   || Mail <- [unrelated, {make_ref(), x},
+                                               {[alias | make_ref()], x},
+                                               {'DOWN', make_ref(), process, self(), x}, Message]]
+                          end
+                  end},
                  {check_bad, fun(M, _) -> M:check_response(unrelated, no_id) end},
-                 {many, fun(M, To) -> Ids = [{N, request(M, To, {echo, N})} || N <- lists:seq(1, 100)],
-                                      [{N, answer(M, Id)} || {N, Id} <- lists:reverse(Ids)] end}]
-             ++ [{by_hand, fun(M, To) -> answer(M, request(M, To, {by_hand, x})) end} || Kind =/= gen_event]
-             ++ [{one_arity, fun(M, To) -> {M:wait_response(request(M, To, {echo, 1})), M:receive_response(request(M, To, {echo, 2}))} end}
+                 {many,
+                  fun(M, To) -> Ids = [{N, request(M, To, {echo, N})} || N <- lists:seq(1, 100)],
+                                [{N, answer(M, Id)} || {N, Id} <- lists:reverse(Ids)] end}]
+             ++ [{by_hand, fun(M, To) -> answer(M, request(M, To, {by_hand, x})) end}
+                 || Kind =/= gen_event]
+             ++ [{one_arity,
+                  fun(M, To) ->
+                          {M:wait_response(request(M, To, {echo, 1})),
+                           M:receive_response(request(M, To, {echo, 2}))}
+                  end}
                  || Kind =:= gen_statem]),
-    ?assertEqual({wait_again, {ok, [timeout, timeout, timeout, {reply, x}]}}, lists:keyfind(wait_again, 1, Ends)),
-    ?assertEqual({check, {ok, [no_reply, no_reply, no_reply, no_reply, {reply, 1}]}}, lists:keyfind(check, 1, Ends)),
-    ?assertEqual({{wait_response, bad}, {error, badarg}}, lists:keyfind({wait_response, bad}, 1, Ends)).
+    ?assertEqual({wait_again, {ok, [timeout, timeout, timeout, {reply, x}]}},
+                 lists:keyfind(wait_again, 1, Ends)),
+    ?assertEqual({check, {ok, [no_reply, no_reply, no_reply, no_reply, {reply, 1}]}},
+                 lists:keyfind(check, 1, Ends)),
+    ?assertEqual({{wait_response, bad}, {error, badarg}},
+                 lists:keyfind({wait_response, bad}, 1, Ends)).
 
-request(M, To, Request) when M =:= gen_event; M =:= trunkline_gen_event -> M:send_request(To, manager, Request);
-request(M, To, Request) when M =:= gen; M =:= trunkline_gen -> M:send_request(To, '$gen_call', Request);
+request(M, To, Request) when M =:= gen_event; M =:= trunkline_gen_event ->
+    M:send_request(To, manager, Request);
+request(M, To, Request) when M =:= gen; M =:= trunkline_gen ->
+    M:send_request(To, '$gen_call', Request);
 request(M, To, Request) -> M:send_request(To, Request).
 
 request(M, To, Request, Label, Ids) when M =:= gen_event; M =:= trunkline_gen_event ->
@@ -257,7 +302,8 @@ from_now(T) -> T.
 
 %% All answers to a collection, by label.
 receive_all(M, Requests) ->
-    Ids = lists:foldl(fun({To, Request, Label}, Ids) -> request(M, To, Request, Label, Ids) end, M:reqids_new(), Requests),
+    Ids = lists:foldl(fun({To, Request, Label}, Ids) -> request(M, To, Request, Label, Ids) end,
+                      M:reqids_new(), Requests),
     lists:sort(receive_rest(M, receive_response, Ids)).
 
 receive_rest(M, Receive, Ids) ->
@@ -270,12 +316,18 @@ collections(Config) ->
     lists:foreach(fun(Kind) -> collections(Config, Kind) end, [gen_server, gen_statem, gen_event]).
 
 collections(Config, Kind) ->
-    Three = fun(M, To) -> lists:foldl(fun(N, Ids) -> request(M, To, {echo, N}, {label, N}, Ids) end, M:reqids_new(), [1, 2, 3]) end,
+    Three = fun(M, To) ->
+                    lists:foldl(fun(N, Ids) -> request(M, To, {echo, N}, {label, N}, Ids) end,
+                                M:reqids_new(), [1, 2, 3])
+            end,
     Ends = both(
              Config, Kind,
-             [{empty, fun(M, _) -> Ids = M:reqids_new(),
-                                   {M:reqids_size(Ids), M:reqids_to_list(Ids), M:wait_response(Ids, infinity, true),
-                                    M:receive_response(Ids, infinity, false), M:check_response(x, Ids, true)} end},
+             [{empty,
+               fun(M, _) -> Ids = M:reqids_new(),
+                            {M:reqids_size(Ids), M:reqids_to_list(Ids),
+                             M:wait_response(Ids, infinity, true),
+                             M:receive_response(Ids, infinity, false),
+                             M:check_response(x, Ids, true)} end},
               {bad, fun(M, To) ->
                             Ids = M:reqids_new(),
                             Id = request(M, To, {echo, 1}),
@@ -299,18 +351,27 @@ collections(Config, Kind) ->
                              M:receive_response(Id, ?LONG)}
                     end},
               {add, fun(M, To) ->
-                            Ids = M:reqids_add(request(M, To, {echo, 1}), a, M:reqids_add(request(M, To, {echo, 2}), a, M:reqids_new())),
+                            Ids =
+                                M:reqids_add(request(M, To, {echo, 1}), a,
+                                             M:reqids_add(request(M, To, {echo, 2}), a,
+                                                          M:reqids_new())),
                             Labels = [L || {_, L} <- M:reqids_to_list(Ids)],
                             Answers = [answer(M, Id) || {Id, _} <- M:reqids_to_list(Ids)],
                             {M:reqids_size(Ids), Labels, lists:sort(Answers)}
                     end},
-              {delete, fun(M, To) -> Ids = Three(M, To), {M:reqids_size(Ids), lists:sort(receive_rest(M, receive_response, Ids))} end},
-              {wait_delete, fun(M, To) -> lists:sort(receive_rest(M, wait_response, Three(M, To))) end},
+              {delete,
+               fun(M, To) ->
+                       Ids = Three(M, To),
+                       {M:reqids_size(Ids), lists:sort(receive_rest(M, receive_response, Ids))}
+               end},
+              {wait_delete,
+               fun(M, To) -> lists:sort(receive_rest(M, wait_response, Three(M, To))) end},
               {keep, fun(M, To) ->
                              Ids = Three(M, To),
                              Answers = [M:receive_response(Ids, ?LONG, false) || _ <- [1, 2, 3]],
-                             {lists:sort([{L, R} || {R, L, Same} <- Answers, Same =:= Ids]), M:wait_response(Ids, 0, true),
-                              M:receive_response(Ids, 0, true), M:reqids_size(Ids)}
+                             {lists:sort([{L, R} || {R, L, Same} <- Answers, Same =:= Ids]),
+                              M:wait_response(Ids, 0, true), M:receive_response(Ids, 0, true),
+                              M:reqids_size(Ids)}
                      end},
               {wait_again, fun(M, To) ->
                                    Ids = request(M, To, {echo_told, x, self()}, l, M:reqids_new()),
@@ -319,12 +380,14 @@ collections(Config, Kind) ->
                                    {R, L, Ids} = M:wait_response(Ids, ?LONG, false),
                                    {R, L}
                            end},
-              {too_late, fun(M, To) ->
-                                 Ids = request(M, To, {echo_told, x, self()}, l, request(M, To, {echo_told, y, self()}, l, M:reqids_new())),
-                                 Timeout = M:receive_response(Ids, 5, true),
-                                 ok = server:tell(2),
-                                 {Timeout, answer(M, request(M, To, {echo_late, z, 60}))}
-                         end},
+              {too_late,
+               fun(M, To) ->
+                       Ids = request(M, To, {echo_told, x, self()}, l,
+                                     request(M, To, {echo_told, y, self()}, l, M:reqids_new())),
+                       Timeout = M:receive_response(Ids, 5, true),
+                       ok = server:tell(2),
+                       {Timeout, answer(M, request(M, To, {echo_late, z, 60}))}
+               end},
               {times, fun(M, To) ->
                               Ids = Three(M, To),
                               {_, _, Ids1} = M:receive_response(Ids, from_now({abs, ?LONG}), true),
@@ -334,23 +397,34 @@ collections(Config, Kind) ->
                               timeout = M:wait_response(Late, from_now({abs, -9}), true),
                               ok = server:tell(1),
                               {Reply, l, Ids4} = M:wait_response(Late, ?LONG, true),
-                              {M:reqids_size(Ids3), M:receive_response(Ids3, from_now({abs, -9}), true), Reply, M:reqids_size(Ids4)}
+                              {M:reqids_size(Ids3),
+                               M:receive_response(Ids3, from_now({abs, -9}), true), Reply,
+                               M:reqids_size(Ids4)}
                       end},
-              {check, fun(M, To) ->
-                              Ids = Three(M, To),
-                              no_reply = M:check_response(unrelated, Ids, true),
-                              no_reply = M:check_response({[alias | make_ref()], x}, Ids, true),
-                              no_reply = M:check_response({'DOWN', make_ref(), process, self(), x}, Ids, true),
-                              {R, L, Ids} = receive First -> M:check_response(First, Ids, false) end,
-                              {R1, L1, Ids1} = receive Second -> M:check_response(Second, Ids, true) end,
-                              {R2, L2, Ids2} = receive Third -> M:check_response(Third, Ids1, true) end,
-                              {lists:sort([{L, R}, {L1, R1}, {L2, R2}]), M:reqids_size(Ids2)}
-                      end},
-              {many, fun(M, To) -> receive_all(M, [{To, {echo, N}, N} || N <- lists:seq(1, 200)]) end},
-              {others, fun(M, To) -> receive_all(M, [{To, {echo, 1}, 1}, {To, {echo, 2}, 2}
-                                                     | [{Nobody, {echo, 1}, {3, Nobody}} || Nobody <- lists:sublist(nobody_now(), 5)]]) end}]
-             ++ [{by_hand, fun(M, To) -> receive_all(M, [{To, {by_hand, N}, N} || N <- [1, 2, 3]]) end} || Kind =/= gen_event]),
-    ?assertEqual({delete, {ok, {3, [{0, no_request} | [{{label, N}, {reply, N}} || N <- [1, 2, 3]]]}}}, lists:keyfind(delete, 1, Ends)),
+              {check,
+               fun(M, To) ->
+                       Ids = Three(M, To),
+                       no_reply = M:check_response(unrelated, Ids, true),
+                       no_reply = M:check_response({[alias | make_ref()], x}, Ids, true),
+                       no_reply =
+                           M:check_response({'DOWN', make_ref(), process, self(), x}, Ids, true),
+                       {R, L, Ids} = receive First -> M:check_response(First, Ids, false) end,
+                       {R1, L1, Ids1} = receive Second -> M:check_response(Second, Ids, true) end,
+                       {R2, L2, Ids2} = receive Third -> M:check_response(Third, Ids1, true) end,
+                       {lists:sort([{L, R}, {L1, R1}, {L2, R2}]), M:reqids_size(Ids2)}
+               end},
+              {many,
+               fun(M, To) -> receive_all(M, [{To, {echo, N}, N} || N <- lists:seq(1, 200)]) end},
+              {others,
+               fun(M, To) -> receive_all(M, [{To, {echo, 1}, 1}, {To, {echo, 2}, 2}
+                                             | [{Nobody, {echo, 1}, {3, Nobody}}
+                                                || Nobody <- lists:sublist(nobody_now(), 5)]]) end}]
+             ++ [{by_hand,
+                  fun(M, To) -> receive_all(M, [{To, {by_hand, N}, N} || N <- [1, 2, 3]]) end}
+                 || Kind =/= gen_event]),
+    ?assertEqual({delete,
+                  {ok, {3, [{0, no_request} | [{{label, N}, {reply, N}} || N <- [1, 2, 3]]]}}},
+                 lists:keyfind(delete, 1, Ends)),
     ?assertMatch({keep, {ok, {[_, _, _], timeout, timeout, 3}}}, lists:keyfind(keep, 1, Ends)),
     ?assertMatch({too_late, {ok, {timeout, {reply, z}}}}, lists:keyfind(too_late, 1, Ends)).
 
@@ -359,7 +433,8 @@ nobody_now() ->
     {P, R} = spawn_monitor(fun() -> ok end),
     receive {'DOWN', R, _, _, _} -> ok end,
     persistent_term:put(dead, persistent_term:get(dead, P)),
-    [persistent_term:get(dead), no_such_name, {no_such_name, node(persistent_term:get(via_test))}, {global, no_such_name},
+    [persistent_term:get(dead), no_such_name, {no_such_name, node(persistent_term:get(via_test))},
+     {global, no_such_name},
      {x, ?NOWHERE}].
 
 request_errors(Config) ->
@@ -367,8 +442,11 @@ request_errors(Config) ->
       fun(Kind) ->
               _ = both(Config, Kind, [pid],
                        lists:append(
-                         [[{{id, Nobody}, fun(M, _) -> answer(M, request(M, Nobody, {echo, 1})) end},
-                           {{ids, Nobody}, fun(M, _) -> receive_all(M, [{Nobody, {echo, 1}, l}]) end}] || Nobody <- nobody(Config)]))
+                         [[{{id, Nobody},
+                            fun(M, _) -> answer(M, request(M, Nobody, {echo, 1})) end},
+                           {{ids, Nobody},
+                            fun(M, _) -> receive_all(M, [{Nobody, {echo, 1}, l}]) end}]
+                          || Nobody <- nobody(Config)]))
       end, [gen_server, gen_statem, gen_event]).
 
 events(Config) ->
@@ -378,27 +456,47 @@ events(Config) ->
              [{echo, fun(M, To) -> M:call(To, manager, {echo, hello}) end},
               {large, fun(M, To) -> M:call(To, manager, {echo, Large}, infinity) end},
               {bad_handler, fun(M, To) -> M:call(To, no_handler, x) end},
-              {notify, fun(M, To) -> ok = M:notify(To, one), ok = M:sync_notify(To, two), ok = M:notify(To, Large),
-                                     M:call(To, manager, seen) end},
-              {late, fun(M, To) -> {catching(fun() -> M:call(To, manager, {echo_told, x, alias()}, 10) end), server:tell(1),
-                                   M:call(To, manager, {echo_late, y, 30})} end},
-              {error_reply, fun(M, To) -> [answer(M, request(M, To, {echo, E})) || E <- [{error, why}, error, {error, a, b}]] end},
-              {error_wait, fun(M, To) -> M:wait_response(M:send_request(To, no_handler, x), ?LONG) end},
-              {error_check, fun(M, To) -> Id = M:send_request(To, no_handler, x), receive Mail -> M:check_response(Mail, Id) end end},
-              {error_labels, fun(M, To) ->
-                                     Ids = M:send_request(To, no_handler, x, l, M:reqids_new()),
-                                     {R, l, Ids} = M:wait_response(Ids, ?LONG, false),
-                                     Ids1 = M:send_request(To, no_handler, x, l, M:reqids_new()),
-                                     {R1, l, _} = receive Mail -> M:check_response(Mail, Ids1, true) end,
-                                     {R, R1, receive_all(M, [{To, {echo, {error, why}}, l}])}
-                             end}]
-             ++ [{{time, T}, fun(M, To) -> M:call(To, manager, {echo, x}, T) end} || T <- [?LONG, bad, -1, {abs, 5}]]),
+              {notify,
+               fun(M, To) ->
+                       ok = M:notify(To, one),
+                       ok = M:sync_notify(To, two),
+                       ok = M:notify(To, Large),
+                             M:call(To, manager, seen) end},
+              {late,
+               fun(M, To) ->
+                       {catching(fun() -> M:call(To, manager, {echo_told, x, alias()}, 10) end),
+                        server:tell(1),
+                       M:call(To, manager, {echo_late, y, 30})} end},
+              {error_reply,
+               fun(M, To) ->
+                       [answer(M, request(M, To, {echo, E}))
+                        || E <- [{error, why}, error, {error, a, b}]]
+               end},
+              {error_wait,
+               fun(M, To) -> M:wait_response(M:send_request(To, no_handler, x), ?LONG) end},
+              {error_check,
+               fun(M, To) ->
+                       Id = M:send_request(To, no_handler, x),
+                       receive Mail -> M:check_response(Mail, Id) end
+               end},
+              {error_labels,
+               fun(M, To) ->
+                       Ids = M:send_request(To, no_handler, x, l, M:reqids_new()),
+                       {R, l, Ids} = M:wait_response(Ids, ?LONG, false),
+                       Ids1 = M:send_request(To, no_handler, x, l, M:reqids_new()),
+                       {R1, l, _} = receive Mail -> M:check_response(Mail, Ids1, true) end,
+                       {R, R1, receive_all(M, [{To, {echo, {error, why}}, l}])}
+               end}]
+             ++ [{{time, T}, fun(M, To) -> M:call(To, manager, {echo, x}, T) end}
+                 || T <- [?LONG, bad, -1, {abs, 5}]]),
     _ = both(Config, gen_event, [pid],
              [{{F, Nobody}, fun(M, _) -> apply(M, F, [Nobody | Args]) end}
                  || Nobody <- nobody(Config),
-                    {F, Args} <- [{call, [manager, x]}, {call, [manager, x, ?LONG]}, {notify, [x]}, {sync_notify, [x]},
-                                  {which_handlers, []}, {add_handler, [manager, []]}, {delete_handler, [manager, []]}]]),
-    ?assertEqual({notify, {ok, [{event, one}, {event, two}, {event, Large}]}}, lists:keyfind(notify, 1, Ends)),
+                    {F, Args} <- [{call, [manager, x]}, {call, [manager, x, ?LONG]}, {notify, [x]},
+                                  {sync_notify, [x]}, {which_handlers, []},
+                                  {add_handler, [manager, []]}, {delete_handler, [manager, []]}]]),
+    ?assertEqual({notify, {ok, [{event, one}, {event, two}, {event, Large}]}},
+                 lists:keyfind(notify, 1, Ends)),
     ?assertEqual({error_wait, {ok, {error, bad_module}}}, lists:keyfind(error_wait, 1, Ends)).
 
 %% What is done to the handlers. (Each dialogue leaves the manager as it was, or ends it.)
@@ -407,50 +505,78 @@ managers(Config) ->
     Ends = both(
              Config, gen_event,
              [{which, fun(M, To) -> M:which_handlers(To) end},
-              {add, fun(M, To) -> {M:add_handler(To, Two, []), M:which_handlers(To), M:delete_handler(To, Two, x), M:delete_handler(To, Two, x)} end},
-              {add_bad, fun(M, To) -> {M:add_handler(To, Two, fail), without_stack(M:add_handler(To, Two, crash)),
-                                       element(1, M:add_handler(To, no_such_module, []))} end},
+              {add,
+               fun(M, To) ->
+                       {M:add_handler(To, Two, []), M:which_handlers(To),
+                        M:delete_handler(To, Two, x), M:delete_handler(To, Two, x)}
+               end},
+              {add_bad,
+               fun(M, To) ->
+                       {M:add_handler(To, Two, fail), without_stack(M:add_handler(To, Two, crash)),
+                        element(1, M:add_handler(To, no_such_module, []))} end},
               {swap, fun(M, To) ->
                              ok = M:add_handler(To, Two, []),
                              ok = M:notify(To, one),
-                             {M:swap_handler(To, {Two, x}, {{manager, three}, y}), M:call(To, {manager, three}, seen),
+                             {M:swap_handler(To, {Two, x}, {{manager, three}, y}),
+                              M:call(To, {manager, three}, seen),
                               M:swap_handler(To, {{manager, four}, x}, {{manager, five}, fail}),
-                              M:delete_handler(To, {manager, five}, x), M:delete_handler(To, {manager, three}, x),
+                              M:delete_handler(To, {manager, five}, x),
+                              M:delete_handler(To, {manager, three}, x),
                               M:call(To, manager, seen)}
                      end},
-              {supervised, fun(M, To) ->
-                                   ok = M:add_sup_handler(To, Two, []),
-                                   ok = M:swap_sup_handler(To, {Two, x}, {{manager, three}, y}),
-                                   [] = M:delete_handler(To, {manager, three}, done),
-                                   Self = self(),
-                                   %% (They may come behind the last reply.)
-                                   {receive {gen_event_EXIT, Two, {swapped, Handler, Self}} -> Handler end,
-                                    receive {gen_event_EXIT, {manager, three}, Reason} -> Reason end}
-                           end},
+              {supervised,
+               fun(M, To) ->
+                       ok = M:add_sup_handler(To, Two, []),
+                       ok = M:swap_sup_handler(To, {Two, x}, {{manager, three}, y}),
+                       [] = M:delete_handler(To, {manager, three}, done),
+                       Self = self(),
+                       %% (They may come behind the last reply.)
+                       {receive {gen_event_EXIT, Two, {swapped, Handler, Self}} -> Handler end,
+                        receive {gen_event_EXIT, {manager, three}, Reason} -> Reason end}
+               end},
               {crash, fun(M, To) ->
                               ok = M:add_handler(To, Two, []),
-                              {element(1, M:call(To, Two, crash)), element(1, M:call(To, Two, x)), M:which_handlers(To)}
+                              {element(1, M:call(To, Two, crash)), element(1, M:call(To, Two, x)),
+                               M:which_handlers(To)}
                       end},
-              {remove, fun(M, To) -> ok = M:add_handler(To, Two, []), {M:call(To, Two, remove), M:which_handlers(To)} end},
-              {no_answer, fun(M, To) -> ok = M:add_handler(To, Two, []), {element(1, M:call(To, Two, nonsense)), M:which_handlers(To)} end},
-              {ends, fun(M, To) -> gen_event:stop(To, why, infinity), element(1, catching(fun() -> M:which_handlers(To) end)) end}]),
+              {remove,
+               fun(M, To) ->
+                       ok = M:add_handler(To, Two, []),
+                       {M:call(To, Two, remove), M:which_handlers(To)}
+               end},
+              {no_answer,
+               fun(M, To) ->
+                       ok = M:add_handler(To, Two, []),
+                       {element(1, M:call(To, Two, nonsense)), M:which_handlers(To)}
+               end},
+              {ends,
+               fun(M, To) ->
+                       gen_event:stop(To, why, infinity),
+                       element(1, catching(fun() -> M:which_handlers(To) end))
+               end}]),
     ?assertEqual({which, {ok, [manager]}}, lists:keyfind(which, 1, Ends)),
-    ?assertEqual({supervised, {ok, {{manager, three}, normal}}}, lists:keyfind(supervised, 1, Ends)),
+    ?assertEqual({supervised, {ok, {{manager, three}, normal}}},
+                 lists:keyfind(supervised, 1, Ends)),
     %% With the caller its handlers go.
     serving(Config, gen_event),
     To = {test_gen_event, cluster:node_of(?config(there, Config))},
-    ok = cluster:call(?config(a, Config), fun() -> trunkline_gen_event:add_sup_handler(To, Two, []) end),
-    cluster:await(fun() -> case cluster:call(?config(a, Config), trunkline_gen_event, which_handlers, [To]) of
-                               [manager] -> true;
-                               Other -> Other
-                           end end).
+    ok = cluster:call(?config(a, Config),
+                      fun() -> trunkline_gen_event:add_sup_handler(To, Two, []) end),
+    cluster:await(
+      fun() -> case cluster:call(?config(a, Config), trunkline_gen_event, which_handlers, [To]) of
+                   [manager] -> true;
+                   Other -> Other
+               end end).
 
 casts(Config) ->
     lists:foreach(
       fun(Kind) ->
-              _ = both(Config, Kind, [pid], [{{cast, Nobody}, fun(M, _) -> M:cast(Nobody, x) end} || Nobody <- nobody(Config)])
+              _ = both(Config, Kind, [pid],
+                       [{{cast, Nobody}, fun(M, _) -> M:cast(Nobody, x) end}
+                        || Nobody <- nobody(Config)])
       end, [gen_server, gen_statem]),
-    Ends = both(Config, gen_server, [{cast, fun(M, To) -> {M:cast(To, one), M:cast(To, two), M:call(To, seen)} end}]),
+    Ends = both(Config, gen_server,
+                [{cast, fun(M, To) -> {M:cast(To, one), M:cast(To, two), M:call(To, seen)} end}]),
     ?assertMatch([{cast, {ok, {ok, ok, [{cast, one}, {cast, two}]}}} | _], Ends).
 
 %% Of one node; more in everywhere/1.
@@ -472,8 +598,10 @@ multi_calls(Config) ->
               {no_node, fun(M, _) -> no_node(M, [There, "node", 17], Name) end},
               {ends, fun(M, _) -> M:multi_call([There], Name, {stop, normal}) end},
               {by_hand, fun(M, _) -> M:multi_call([There], Name, {echo, x}) end},
-              {late, fun(M, _) -> {M:multi_call([There], Name, {echo_told, x, self()}, 10), server:tell(1),
-                                    M:call({Name, There}, {echo_late, y, 40})} end},
+              {late,
+               fun(M, _) ->
+                       {M:multi_call([There], Name, {echo_told, x, self()}, 10), server:tell(1),
+                         M:call({Name, There}, {echo_late, y, 40})} end},
               {bad, fun(M, _) -> each([fun() -> M:multi_call(There, Name, x) end,
                                        fun() -> M:multi_call([There], "name", x) end,
                                        fun() -> M:multi_call([There], Name, x, bad) end,
@@ -484,11 +612,15 @@ multi_calls(Config) ->
                                        fun() -> M:abcast([There], "name", x) end,
                                        fun() -> M:abcast([There, "node"], Name, x) end]) end},
               {myself, fun(M, _) -> register(myself, self()), myself(M) end},
-              {abcast, fun(M, _) -> serve_no_more(M, Name, There), {M:abcast([There, ?NOWHERE], Name, one), M:abcast([There], Name, two),
-                                                                     M:abcast([There], no_such_name, x), M:call({Name, There}, seen)} end}]),
+              {abcast,
+               fun(M, _) ->
+                       serve_no_more(M, Name, There),
+                       {M:abcast([There, ?NOWHERE], Name, one), M:abcast([There], Name, two),
+                         M:abcast([There], no_such_name, x), M:call({Name, There}, seen)} end}]),
     ?assertEqual({one, {ok, {[{There, x}], []}}}, lists:keyfind(one, 1, Ends)),
     ?assertEqual({nobody, {ok, {[], [There, ?NOWHERE]}}}, lists:keyfind(nobody, 1, Ends)),
-    ?assertEqual({abcast, {ok, {abcast, abcast, abcast, [{cast, one}, {cast, two}]}}}, lists:keyfind(abcast, 1, Ends)).
+    ?assertEqual({abcast, {ok, {abcast, abcast, abcast, [{cast, one}, {cast, two}]}}},
+                 lists:keyfind(abcast, 1, Ends)).
 
 %% OTP 25 passes over what is no node, OTP 27 does not.
 no_node(M, Nodes, Name) ->
@@ -512,12 +644,19 @@ serve_no_more(M, Name, There) -> _ = M:call({Name, There}, seen), ok.
 %% Whatever is not right is answered as OTP's modules answer it on the release that runs.
 odd_arguments(Config) ->
     A = ?config(a, Config),
-    _ = [true = cluster:call(?config(There, Config), fun() -> register(silent, spawn(timer, sleep, [infinity])) end)
+    _ = [true = cluster:call(?config(There, Config),
+                             fun() -> register(silent, spawn(timer, sleep, [infinity])) end)
          || There <- [a, plain, lanes]],
     Compared = [begin
                     Node = cluster:node_of(?config(There, Config)),
-                    _ = [fresh([{there, ?config(There, Config)}, {a, A}], K) || K <- [gen_server, gen_statem, gen_event]],
-                    {Differences, N} = cluster:call(A, fun() -> odd:differences(Kind, Ours, odd_table(Kind, Node), Which) end),
+                    _ = [fresh([{there, ?config(There, Config)}, {a, A}], K)
+                         || K <- [gen_server, gen_statem, gen_event]],
+                    {Differences, N} =
+                        cluster:call(A,
+                                     fun() ->
+                                             odd:differences(Kind, Ours,
+                                                             odd_table(Kind, Node), Which)
+                                     end),
                     ?assertEqual({There, Ours, []}, {There, Ours, Differences}),
                     {There, Ours, N}
                 end || {There, Which} <- [{a, pairs}, {plain, singles}, {lanes, singles}],
@@ -528,7 +667,8 @@ odd_table(Kind, Node) ->
     To = {name(Kind), Node},
     Silent = {silent, Node},                 % does not answer
     Echo = {just, {echo, x}},
-    Handler = [{just, Second} || {K, Second} <- [{gen_event, manager}, {gen, '$gen_call'}], K =:= Kind],
+    Handler =
+        [{just, Second} || {K, Second} <- [{gen_event, manager}, {gen, '$gen_call'}], K =:= Kind],
     Id = fun(M) -> request(M, Silent, x) end,
     Ids = fun(M) -> request(M, Silent, x, label, M:reqids_new()) end,
     [{send_request, fun(_) -> [Silent | Handler] ++ [Echo] end},
@@ -559,7 +699,8 @@ odd_table(gen_server, Node, To, Echo) ->
      {multi_call, fun(_) -> [Nodes, silent, Echo, Time] end}];
 odd_table(gen_statem, _, To, Echo) ->
     %% (For what is no request they wait for ever.)
-    Once = [{Wait, fun(M) -> [{just, M:send_request(To, element(2, Echo))}] end} || Wait <- [wait_response, receive_response]],
+    Once = [{Wait, fun(M) -> [{just, M:send_request(To, element(2, Echo))}] end}
+            || Wait <- [wait_response, receive_response]],
     [{cast, fun(_) -> [To, {just, x}] end} | Once];
 odd_table(gen, _, _, _) ->
     [];
@@ -574,24 +715,31 @@ odd_table(gen_event, _, To, _) ->
      {swap_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end},
      {swap_sup_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end}].
 
-%% A name is looked up once: a second answer could be another one. (Also where there are inboxes, which
-%% may refuse a call.)
+%% A name is looked up once: a second answer could be another one. (Also where there are inboxes,
+%% which may refuse a call.)
 names_once(Config) ->
     A = ?config(a, Config),
     lists:foreach(
       fun(There) ->
               ok = cluster:call(?config(There, Config), server, stop_all, []),
               {ok, Pid} = cluster:call(?config(There, Config), server, start, [gen_server]),
-              Lookups = cluster:call(A, fun() ->
-                                                {ok, _} = trunkline_inbox:open(#{}),
-                                                [begin
-                                                     Counter = counters:new(1, []),
-                                                     Call({via, via_test, {counted, Counter, Pid}}),
-                                                     counters:get(Counter, 1)
-                                                 end || Call <- [fun(To) -> hello = trunkline:call(To, {echo, hello}) end,
-                                                                 fun(To) -> ok = trunkline:cast(To, hello) end,
-                                                                 fun(To) -> _ = trunkline:send_request(To, {echo, hello}) end]]
-                                        end),
+              Lookups = cluster:call(
+                          A, fun() ->
+                                     {ok, _} = trunkline_inbox:open(#{}),
+                                     [begin
+                                          Counter = counters:new(1, []),
+                                          Call({via, via_test, {counted, Counter, Pid}}),
+                                          counters:get(Counter, 1)
+                                      end
+                                      || Call <- [fun(To) ->
+                                                          hello = trunkline:call(To, {echo, hello})
+                                                  end,
+                                                  fun(To) -> ok = trunkline:cast(To, hello) end,
+                                                  fun(To) ->
+                                                          _ = trunkline:send_request(To,
+                                                                                     {echo, hello})
+                                                  end]]
+                             end),
               ?assertEqual({There, [1, 1, 1]}, {There, Lookups})
       end, [a, plain, lanes]).
 
@@ -600,11 +748,13 @@ names_once(Config) ->
 %% All nodes, in any order, with servers at some.
 everywhere(Config) ->
     [A, Plain, Lanes] = Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
-    _ = [begin ok = cluster:call(N, server, stop_all, []), {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
+    _ = [begin ok = cluster:call(N, server, stop_all, []),
+               {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
     [NodeA, NodeP, NodeL] = Names = [cluster:node_of(N) || N <- Nodes],
     Each = fun(Dialogue) ->
                    introduce([{a, A}], none),
-                   [Expected | Ends] = [cluster:call(A, ?MODULE, held, [Dialogue, M, none]) || M <- [gen_server | ours(gen_server)]],
+                   [Expected | Ends] = [cluster:call(A, ?MODULE, held, [Dialogue, M, none])
+                                        || M <- [gen_server | ours(gen_server)]],
                    _ = [?assertEqual(Expected, End) || End <- Ends],
                    {End, []} = Expected,
                    End
@@ -613,21 +763,36 @@ everywhere(Config) ->
     Node = {apply, node},
     lists:foreach(
       fun(In) ->
-              ?assertEqual({ok, {Answers(In), []}}, Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node) end)),
-              ?assertEqual({ok, {Answers(In), []}}, Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node, ?LONG) end)),
+              ?assertEqual({ok, {Answers(In), []}},
+                           Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node) end)),
+              ?assertEqual({ok, {Answers(In), []}},
+                           Each(fun(M, _) -> M:multi_call(In, test_gen_server, Node, ?LONG) end)),
               ?assertEqual({ok, {Answers(In), [?NOWHERE, 'another@localhost']}},
-                           Each(fun(M, _) -> M:multi_call([?NOWHERE | In] ++ ['another@localhost'], test_gen_server, Node, ?LONG) end))
-      end, [Names, lists:reverse(Names), [NodeP, NodeA, NodeL], [NodeL, NodeL, NodeA, NodeP, NodeL]]),
+                           Each(fun(M, _) ->
+                                        M:multi_call([?NOWHERE | In] ++ ['another@localhost'],
+                                                     test_gen_server, Node, ?LONG)
+                                end))
+      end,
+      [Names, lists:reverse(Names), [NodeP, NodeA, NodeL], [NodeL, NodeL, NodeA, NodeP, NodeL]]),
     {ok, {Replies, []}} = Each(fun(M, _) -> M:multi_call(test_gen_server, Node) end),
     ?assertEqual(lists:sort(Answers(Names)), lists:sort(Replies)),
     %% (to be connected for it)
-    ?assertEqual({ok, {Answers(Names), []}}, Each(fun(M, _) -> true = erlang:disconnect_node(NodeP), M:multi_call(Names, test_gen_server, Node, ?LONG) end)),
-    {ok, {[_, _], [NodeL]}} = begin ok = cluster:call(Lanes, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node) end) end,
-    {ok, {[_], [NodeP, NodeL]}} = begin ok = cluster:call(Plain, server, stop_all, []), Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node, ?LONG) end) end,
+    ?assertEqual({ok, {Answers(Names), []}},
+                 Each(fun(M, _) ->
+                              true = erlang:disconnect_node(NodeP),
+                              M:multi_call(Names, test_gen_server, Node, ?LONG)
+                      end)),
+    {ok, {[_, _], [NodeL]}} =
+        begin ok = cluster:call(Lanes, server, stop_all, []),
+              Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node) end) end,
+    {ok, {[_], [NodeP, NodeL]}} =
+        begin ok = cluster:call(Plain, server, stop_all, []),
+              Each(fun(M, _) -> M:multi_call(Names, test_gen_server, Node, ?LONG) end) end,
     _ = [{ok, _} = cluster:call(N, server, start, [gen_server]) || N <- [Plain, Lanes]],
     {ok, [abcast, abcast, {[{_, Seen}, {_, Seen}, {_, Seen}], []}]} =
         Each(fun(M, _) -> _ = M:multi_call(Names, test_gen_server, seen),
-                          [M:abcast(test_gen_server, one), M:abcast(Names, test_gen_server, two), M:multi_call(Names, test_gen_server, seen)] end),
+                          [M:abcast(test_gen_server, one), M:abcast(Names, test_gen_server, two),
+                           M:multi_call(Names, test_gen_server, seen)] end),
     ?assertEqual([{cast, one}, {cast, two}], Seen),
     _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
 
@@ -640,7 +805,12 @@ bad_nodes(_) ->
     _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
     Ask = fun(In, Timeout) ->
                   introduce([{a, A}], none),
-                  {End, Mail} = cluster:call(A, ?MODULE, held, [fun(M, _) -> M:multi_call(In, test_gen_server, {apply, node}, Timeout) end, trunkline, none]),
+                  {End, Mail} =
+                      cluster:call(A, ?MODULE, held,
+                                   [fun(M, _) ->
+                                            M:multi_call(In, test_gen_server,
+                                                         {apply, node}, Timeout)
+                                    end, trunkline, none]),
                   ?assertEqual([], Mail),
                   End
           end,
@@ -660,7 +830,8 @@ bad_nodes(_) ->
     cluster:await_state(A, B, down),
     Answers({[{N, N} || N <- [NodeD, NodeC, NodeA]], [NodeB]}, [NodeB, NodeD, NodeC, NodeA], 2000),
     %% others have lost theirs too
-    _ = [begin true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(N)]), cluster:await_state(A, N, down),
+    _ = [begin true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(N)]),
+               cluster:await_state(A, N, down),
                cluster:await_state(N, A, down) end || N <- [C, D]],
     Answers({[{N, N} || N <- [NodeC, NodeA, NodeD]], [NodeB]}, [NodeB, NodeC, NodeA, NodeD], 4000),
     cluster:continue(B),
@@ -676,13 +847,15 @@ bad_nodes(_) ->
     cluster:continue(B),
     cluster:kill(D),
     cluster:await_state(A, D, down),
-    ?assertEqual({ok, {[{N, N} || N <- [NodeB, NodeC]], [NodeD]}}, Ask([NodeB, NodeD, NodeC], infinity)),
+    ?assertEqual({ok, {[{N, N} || N <- [NodeB, NodeC]], [NodeD]}},
+                 Ask([NodeB, NodeD, NodeC], infinity)),
     cluster:stop_all(Nodes).
 
 %% All lanes, each by a sender of its own, until each says no.
 fill(To, N) ->
     Senders = [spawn_monitor(fun() -> fill_one(To, N) end) || _ <- lists:seq(1, 30)],
-    lists:foreach(fun({_, Ref}) -> receive {'DOWN', Ref, process, _, normal} -> ok end end, Senders).
+    lists:foreach(fun({_, Ref}) -> receive {'DOWN', Ref, process, _, normal} -> ok end end,
+                  Senders).
 
 fill_one(To, N) when N > 0 ->
     case trunkline:send(To, binary:copy(<<"x">>, 3000), [nosuspend]) of
@@ -695,14 +868,20 @@ late_replies(Config) ->
     A = ?config(a, Config),
     Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
     Names = [cluster:node_of(N) || N <- Nodes],
-    _ = [begin ok = cluster:call(N, server, stop_all, []), {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
+    _ = [begin ok = cluster:call(N, server, stop_all, []),
+               {ok, _} = cluster:call(N, server, start, [gen_server]) end || N <- Nodes],
     introduce(Config, none),
     {{ok, End}, Mail} =
         cluster:call(A, ?MODULE, held,
                      [fun(M, _) ->
-                              {[], Names} = M:multi_call(Names, test_gen_server, {echo_told, x, self()}, 10),
-                              Ids = lists:foldl(fun(N, Ids) -> M:send_request({test_gen_server, N}, {echo_told, y, self()}, N, Ids) end,
-                                                M:reqids_new(), Names),
+                              {[], Names} =
+                                  M:multi_call(Names, test_gen_server, {echo_told, x, self()}, 10),
+                              Ids = lists:foldl(
+                                      fun(N, Ids) ->
+                                              M:send_request({test_gen_server, N},
+                                                             {echo_told, y, self()}, N, Ids)
+                                      end,
+                                      M:reqids_new(), Names),
                               timeout = M:receive_response(Ids, 10, true),
                               ok = server:tell(2 * length(Names)),
                               M:multi_call(Names, test_gen_server, {echo_late, z, 100})
@@ -717,9 +896,15 @@ unknown_label(_) ->
     {ok, _} = cluster:call(B, server, start, [gen_event]),
     Fallbacks = fun() -> #{fallbacks := N} = cluster:call(A, trunkline, info, [NodeB]), N end,
     To = {test_gen_event, NodeB},
-    Ask = fun() -> cluster:call(A, fun() -> [trunkline_gen_event:call(To, manager, {echo, 1}), trunkline_gen_event:which_handlers(To),
-                                             trunkline_gen_event:receive_response(trunkline_gen_event:send_request(To, manager, {echo, 2}), ?LONG)]
-                                   end) end,
+    Ask = fun() ->
+                  cluster:call(A,
+                               fun() ->
+                                       [trunkline_gen_event:call(To, manager, {echo, 1}),
+                                        trunkline_gen_event:which_handlers(To),
+                                        trunkline_gen_event:receive_response(
+                                          trunkline_gen_event:send_request(To, manager, {echo, 2}),
+                                          ?LONG)]
+                               end) end,
     ?assertEqual({[1, [manager], {reply, 2}], 0}, {Ask(), Fallbacks()}),
     ok = cluster:call(A, fun() ->
                                  #{capabilities := All} = Peer = trunkline_peers:lookup(NodeB),
@@ -733,12 +918,14 @@ mixed_collection(Config) ->
     A = ?config(a, Config),
     Nodes = [?config(N, Config) || N <- [a, plain, lanes]],
     _ = [begin ok = cluster:call(N, server, stop_all, []),
-               _ = [{ok, _} = cluster:call(N, server, start, [Kind]) || Kind <- [gen_server, gen_statem]] end || N <- Nodes],
+               _ = [{ok, _} = cluster:call(N, server, start, [Kind])
+                    || Kind <- [gen_server, gen_statem]] end || N <- Nodes],
     Requests = [{{Name, cluster:node_of(N)}, {echo, {Name, I}}, {cluster:node_of(N), Name, I}}
                 || N <- Nodes, Name <- [test_gen_server, test_gen_statem], I <- lists:seq(1, 50)]
         ++ [{{no_such_name, cluster:node_of(N)}, x, {cluster:node_of(N), none, 0}} || N <- Nodes],
     introduce(Config, none),
-    [End, End] = [cluster:call(A, ?MODULE, held, [fun(M, _) -> receive_all(M, Requests) end, Module, none])
+    [End, End] = [cluster:call(A, ?MODULE, held,
+                               [fun(M, _) -> receive_all(M, Requests) end, Module, none])
                   || Module <- [gen_server, trunkline]],
     ?assertMatch({{ok, [{0, no_request} | _]}, []}, End),
     ?assertEqual(304, length(element(2, element(1, End)))),
@@ -754,7 +941,8 @@ order(Config) ->
       fun(Kind) ->
               ok = cluster:call(Lanes, server, stop_all, []),
               {ok, Pid} = cluster:call(Lanes, server, start, [Kind]),
-              Seen = cluster:call(A, fun() -> sent_in_order(Kind, Pid, name(Kind), There, Large) end),
+              Seen =
+                  cluster:call(A, fun() -> sent_in_order(Kind, Pid, name(Kind), There, Large) end),
               ?assertEqual(lists:seq(1, 1000), [N || {_, {N, _}} <- Seen])
       end, [gen_server, gen_event]),
     ok = cluster:call(Lanes, server, stop_all, []).
@@ -768,7 +956,9 @@ sent_in_order(Kind, Pid, Name, There, Large) ->
                   {gen_server, 0} -> noted = trunkline_gen_server:call(To, {note, Term});
                   {gen_server, 1} -> abcast = trunkline_gen_server:abcast([There], Name, Term);
                   {gen_server, 2} -> _ = trunkline_gen_server:send_request(To, {note, Term});
-                  {gen_server, 3} -> {[{There, noted}], []} = trunkline_gen_server:multi_call([There], Name, {note, Term});
+                  {gen_server, 3} ->
+                      {[{There, noted}], []} =
+                          trunkline_gen_server:multi_call([There], Name, {note, Term});
                   {gen_server, 4} -> ok = trunkline_gen_server:cast(To, Term);
                   {gen_event, 0} -> noted = trunkline_gen_event:call(To, manager, {note, Term});
                   {gen_event, 1} -> ok = trunkline_gen_event:sync_notify(To, Term);
@@ -786,22 +976,29 @@ sent_in_order(Kind, Pid, Name, There, Large) ->
 long_mailbox(Config) ->
     Nodes = [?config(N, Config) || N <- [a, lanes, plain]],
     _ = [begin ok = cluster:call(N, server, stop_all, []),
-               _ = [{ok, _} = cluster:call(N, server, start, [Kind]) || Kind <- [gen_server, gen_statem, gen_event]] end || N <- Nodes],
+               _ = [{ok, _} = cluster:call(N, server, start, [Kind])
+                    || Kind <- [gen_server, gen_statem, gen_event]] end || N <- Nodes],
     Names = [cluster:node_of(N) || N <- Nodes],
     There = lists:nth(2, Names),
     Work = fun() ->
                    {reductions, Before} = process_info(self(), reductions),
                    _ = [begin
                             N = trunkline_gen_server:call({test_gen_server, There}, {echo, N}),
-                            N = trunkline_gen_statem:call({test_gen_statem, There}, {echo, N}, {clean_timeout, ?LONG}),
-                            N = trunkline_gen_event:call({test_gen_event, There}, manager, {echo, N}),
-                            {[_, _, _], []} = trunkline:multi_call(Names, test_gen_server, {echo, N}, ?LONG)
+                            N = trunkline_gen_statem:call({test_gen_statem, There}, {echo, N},
+                                                          {clean_timeout, ?LONG}),
+                            N = trunkline_gen_event:call({test_gen_event, There}, manager,
+                                                         {echo, N}),
+                            {[_, _, _], []} = trunkline:multi_call(
+                                                Names, test_gen_server, {echo, N}, ?LONG)
                         end || N <- lists:seq(1, 20)],
                    {reductions, After} = process_info(self(), reductions),
                    After - Before
            end,
-    {Short, Long} = cluster:call(?config(a, Config), fun() -> Short = Work(), _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
-                                                               {Short, Work()} end),
+    {Short, Long} = cluster:call(?config(a, Config),
+                                 fun() ->
+                                         Short = Work(),
+                                         _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
+                                           {Short, Work()} end),
     ct:log("reductions: ~b with no mail, ~b with 100,000 messages", [Short, Long]),
     ?assert(Long < Short + 100_000),
     _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
@@ -817,9 +1014,11 @@ server_dies(Config) ->
               ok = cluster:call(There, server, stop_all, []),
               {ok, Pid} = cluster:call(There, server, start, [gen_server]),
               Waiting = waiters(A, Pid, cluster:node_of(There)),
-              cluster:await(fun() -> 5 =:= cluster:call(There, fun() -> gen_server:call(Pid, waiting) end) end),
+              cluster:await(
+                fun() -> 5 =:= cluster:call(There, fun() -> gen_server:call(Pid, waiting) end) end),
               true = cluster:call(There, erlang, exit, [Pid, kill]),
-              Expected = [{call, {exit, {killed, gen_server}}}, {collection, [{1, {error, {killed, Pid}}}, {2, {error, {killed, Pid}}}]},
+              Expected = [{call, {exit, {killed, gen_server}}},
+                          {collection, [{1, {error, {killed, Pid}}}, {2, {error, {killed, Pid}}}]},
                           {multi_call, {[], [node(Pid)]}}, {request, {error, {killed, Pid}}}],
               ?assertEqual(Expected, outcomes(Waiting))
       end, [a, plain, lanes]).
@@ -831,19 +1030,29 @@ processes_killed(_) ->
     NodeB = cluster:node_of(B),
     {ok, Pid} = cluster:call(B, server, start, [gen_server]),
     Expected = [{call, {exit, {{nodedown, NodeB}, gen_server}}},
-                {collection, [{1, {error, {noconnection, Pid}}}, {2, {error, {noconnection, Pid}}}]},
+                {collection,
+                 [{1, {error, {noconnection, Pid}}}, {2, {error, {noconnection, Pid}}}]},
                 {multi_call, {[], [NodeB]}}, {request, {error, {noconnection, Pid}}}],
     lists:foreach(
       fun({Victim, At, Other}) ->
-              anew:lanes(A, B, fun() ->
-                                       Waiting = waiters(A, Pid, NodeB),
-                                       cluster:await(fun() -> 5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end) end),
-                                       cluster:call(At, fun() -> kill(Victim, cluster:node_of(Other)) end),
-                                       ?assertEqual({Victim, Expected}, {Victim, outcomes(Waiting)})
-                               end),
+              anew:lanes(
+                A, B,
+                fun() ->
+                        Waiting = waiters(A, Pid, NodeB),
+                        cluster:await(
+                          fun() ->
+                                  5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end)
+                          end),
+                        cluster:call(At, fun() -> kill(Victim, cluster:node_of(Other)) end),
+                        ?assertEqual({Victim, Expected}, {Victim, outcomes(Waiting)})
+                end),
               ?assertEqual([hello, hello, {[{NodeB, hello}], []}],
-                           cluster:call(A, fun() -> [trunkline_gen_server:call(Pid, {echo, hello}), trunkline_gen_statem:call(Pid, {echo, hello}),
-                                                     trunkline:multi_call([NodeB], test_gen_server, {echo, hello})] end)),
+                           cluster:call(A,
+                                        fun() ->
+                                                [trunkline_gen_server:call(Pid, {echo, hello}),
+                                                 trunkline_gen_statem:call(Pid, {echo, hello}),
+                                                 trunkline:multi_call(
+                                                   [NodeB], test_gen_server, {echo, hello})] end)),
               _ = cluster:call(B, fun() -> gen_server:call(Pid, forget) end)
       end, [{Victim, At, Other} || Victim <- [inlet, link, lane], {At, Other} <- [{A, B}, {B, A}]]),
     cluster:stop_all([A, B]).
@@ -853,7 +1062,9 @@ kill(Victim, Node) ->
     Pid = case Victim of
               inlet -> hd(Inlets);
               link -> Link;
-              lane -> {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()), element(1, element(3, Route))
+              lane ->
+                  {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
+                  element(1, element(3, Route))
           end,
     exit(Pid, kill).
 
@@ -867,25 +1078,50 @@ node_goes(_) ->
               Env =:= none orelse cluster:await_up(A, B),
               {ok, Pid} = cluster:call(B, server, start, [gen_server]),
               Waiting = waiters(A, Pid, NodeB),
-              cluster:await(fun() -> 5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end) end),
+              cluster:await(
+                fun() -> 5 =:= cluster:call(B, fun() -> gen_server:call(Pid, waiting) end) end),
               End(A, B),
               ?assertEqual([{call, {exit, {{nodedown, NodeB}, gen_server}}},
-                            {collection, [{1, {error, {noconnection, Pid}}}, {2, {error, {noconnection, Pid}}}]},
+                            {collection,
+                             [{1, {error, {noconnection, Pid}}},
+                              {2, {error, {noconnection, Pid}}}]},
                             {multi_call, {[], [NodeB]}}, {request, {error, {noconnection, Pid}}}],
                            outcomes(Waiting)),
               cluster:stop_all([A, B])
       end, [{Env, End} || Env <- [[], none],
                           End <- [fun(_, B) -> cluster:kill(B) end,
-                                  fun(A, B) -> true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]) end]]).
+                                  fun(A, B) ->
+                                          true = cluster:call(A, erlang, disconnect_node,
+                                                              [cluster:node_of(B)])
+                                  end]]).
 
 %% Processes at a node that wait for a server; each tells how its wait ended, and what else
 %% came.
 waiters(A, Pid, Node) ->
-    Waits = [{call, fun() -> try trunkline_gen_server:call(Pid, {wait, 1}, infinity) catch exit:{Reason, {Module, _, _}} -> {exit, {Reason, Module}} end end},
-             {collection, fun() -> lists:sort([{L, R} || {L, R} <- receive_all(trunkline, [{Pid, {wait, 2}, 1}, {Pid, {wait, 3}, 2}]), R =/= no_request]) end},
-             {multi_call, fun() -> trunkline:multi_call([Node], test_gen_server, {wait, 4}, 60_000) end},
-             {request, fun() -> trunkline:receive_response(trunkline:send_request(Pid, {wait, 5}), infinity) end}],
-    {A, cluster:call(A, fun() -> [spawn(fun() -> kept(Name, Wait()) end) || {Name, Wait} <- Waits] end)}.
+    Waits = [{call,
+              fun() ->
+                      try trunkline_gen_server:call(Pid, {wait, 1},
+                                                    infinity) catch exit:{Reason, {Module, _, _}} ->
+                              {exit, {Reason, Module}}
+                      end
+              end},
+             {collection,
+              fun() ->
+                      lists:sort([{L, R}
+                                  || {L, R} <- receive_all(trunkline,
+                                                           [{Pid, {wait, 2}, 1},
+                                                            {Pid, {wait, 3}, 2}]),
+                                     R =/= no_request])
+              end},
+             {multi_call,
+              fun() -> trunkline:multi_call([Node], test_gen_server, {wait, 4}, 60_000) end},
+             {request,
+              fun() ->
+                      trunkline:receive_response(trunkline:send_request(Pid, {wait, 5}), infinity)
+              end}],
+    {A,
+     cluster:call(A,
+                  fun() -> [spawn(fun() -> kept(Name, Wait()) end) || {Name, Wait} <- Waits] end)}.
 
 kept(Name, End) ->
     receive {ended, From} ->
@@ -896,11 +1132,18 @@ kept(Name, End) ->
     end.
 
 outcomes({A, Pids}) ->
-    cluster:call(A, fun() -> [begin P ! {ended, self()}, receive {P, End} -> End after 30_000 -> timeout end end || P <- Pids] end).
+    cluster:call(A,
+                 fun() ->
+                         [begin P ! {ended, self()},
+                                receive {P, End} -> End after 30_000 -> timeout end end
+                          || P <- Pids]
+                 end).
 
 %% Without distribution there are local servers, and no others.
 not_alive(_) ->
-    {ok, Peer, _} = peer:start(#{connection => standard_io, wait_boot => ?LONG, args => ["-pa" | code:get_path()]}),
+    {ok, Peer, _} =
+        peer:start(
+          #{connection => standard_io, wait_boot => ?LONG, args => ["-pa" | code:get_path()]}),
     ?assertEqual(nonode@nohost, peer:call(Peer, erlang, node, [])),
     ok = peer:call(Peer, ?MODULE, alone, [], ?LONG),
     peer:stop(Peer).
@@ -910,16 +1153,19 @@ alone() ->
     {ok, _} = server:start(gen_event),
     persistent_term:put(via_test, none),
     Dialogue = fun(M, _) ->
-                       {M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}), M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}, ?LONG),
-                        M:call(test_gen_server, {echo, 2}), catching(fun() -> M:call({x, ?NOWHERE}, y) end),
+                       {M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}),
+                        M:multi_call([?NOWHERE, node()], test_gen_server, {echo, 1}, ?LONG),
+                        M:call(test_gen_server, {echo, 2}),
+                        catching(fun() -> M:call({x, ?NOWHERE}, y) end),
                         receive_all(M, [{test_gen_server, {echo, 3}, 1}, {{x, ?NOWHERE}, y, 2}])}
                end,
-    [{{ok, _}, []} = End, End] = [held(Dialogue, Module, none) || Module <- [gen_server, trunkline_gen_server]],
+    [{{ok, _}, []} = End, End] =
+        [held(Dialogue, Module, none) || Module <- [gen_server, trunkline_gen_server]],
     3 = trunkline_gen_event:call(test_gen_event, manager, {echo, 3}),
     ok.
 
-%% A host that does not answer: to send a request takes no time, and who waits for what comes of it hears
-%% that there is no connection.
+%% A host that does not answer: to send a request takes no time, and who waits for what comes of
+%% it hears that there is no connection.
 stopped_host(_) ->
     {A, B} = cluster:pair([]),
     NodeB = cluster:node_of(B),
@@ -927,30 +1173,45 @@ stopped_host(_) ->
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await_state(A, B, down),
     {Time, {Ids, ErpcIds}} =
-        cluster:call(A, fun() ->
-                                timer:tc(fun() ->
-                                                 Self = self(),
-                                                 Pid = spawn(fun() -> stopped_host(Self, {nobody, NodeB}, NodeB) end),
-                                                 receive {Pid, Sent} -> Sent end
-                                         end)
-                        end),
+        cluster:call(
+          A, fun() ->
+                     timer:tc(
+                       fun() ->
+                               Self = self(),
+                               Pid = spawn(fun() -> stopped_host(Self, {nobody, NodeB}, NodeB) end),
+                               receive {Pid, Sent} -> Sent end
+                       end)
+             end),
     ?assert(Time < 3_500_000),
     ?assertEqual({3, 2}, {Ids, ErpcIds}),
-    cluster:await(fun() -> cluster:call(A, fun() -> case whereis(stopped_host) of undefined -> false; Pid -> Pid ! {ask, self()}, receive {Pid, Got} -> {got, Got} end end end)
-                               =:= {got, [noconnection, noconnection, noconnection, noconnection, noconnection]} end),
+    cluster:await(
+      fun() ->
+              cluster:call(A,
+                           fun() ->
+                                   case whereis(stopped_host) of undefined -> false;
+                                       Pid ->
+                                           Pid ! {ask, self()},
+                                           receive {Pid, Got} -> {got, Got} end
+                                   end
+                           end)
+                   =:= {got,
+                        [noconnection, noconnection, noconnection, noconnection,
+                         noconnection]} end),
     cluster:continue(B),
     cluster:stop_all([A, B]).
 
 %% At the node: asks, tells how many requests there are, waits, and tells what came of them.
 stopped_host(To, Name, Node) ->
     register(stopped_host, self()),
-    Ids = [M:send_request(Name, hello) || M <- [trunkline, trunkline_gen_server, trunkline_gen_statem]],
+    Ids = [M:send_request(Name, hello)
+           || M <- [trunkline, trunkline_gen_server, trunkline_gen_statem]],
     ErpcIds = [trunkline_erpc:send_request(Node, erlang, node, []) || _ <- [1, 2]],
     ok = trunkline_erpc:cast(Node, erlang, node, []),
     ok = trunkline:cast(Name, hello),
     To ! {self(), {length(Ids), length(ErpcIds)}},
     Got = [begin {error, {Why, _}} = trunkline:receive_response(Id, infinity), Why end || Id <- Ids]
-        ++ [try trunkline_erpc:receive_response(Id) catch error:{erpc, Why} -> Why end || Id <- ErpcIds],
+        ++ [try trunkline_erpc:receive_response(Id) catch error:{erpc, Why} -> Why end
+            || Id <- ErpcIds],
     receive {ask, From} -> From ! {self(), Got} end.
 
 %% Requests make a connection, and keep their place among messages, also when the peer
@@ -964,13 +1225,16 @@ asked_while_down(_) ->
               true = cluster:call(A, erlang, disconnect_node, [NodeB]),
               [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
               How =:= plain andalso (ok = cluster:call(B, cluster, stop_trunkline, [])),
-              Got = cluster:call(A, fun() ->
-                                            Ids = [begin
-                                                       [trunkline:cast(Server, x) || _ <- lists:seq(1, 10)],
-                                                       {trunkline:send_request(Server, count), trunkline_erpc:send_request(NodeB, erlang, abs, [-N])}
-                                                   end || N <- lists:seq(1, 20)],
-                                            [{trunkline:receive_response(Id, infinity), trunkline_erpc:receive_response(ErpcId)} || {Id, ErpcId} <- Ids]
-                                    end),
+              Got = cluster:call(
+                      A, fun() ->
+                                 Ids = [begin
+                                            [trunkline:cast(Server, x) || _ <- lists:seq(1, 10)],
+                                            {trunkline:send_request(Server, count),
+                                             trunkline_erpc:send_request(NodeB, erlang, abs, [-N])}
+                                        end || N <- lists:seq(1, 20)],
+                                 [{trunkline:receive_response(Id, infinity),
+                                   trunkline_erpc:receive_response(ErpcId)} || {Id, ErpcId} <- Ids]
+                         end),
               ?assertEqual([{{reply, 10 * N}, N} || N <- lists:seq(1, 20)], Got),
               How =:= plain andalso (ok = cluster:call(B, cluster, start_trunkline, [[]])),
               cluster:await_up(A, B)

@@ -26,12 +26,14 @@
 -module(guides).
 
 -export([pages/1, blocks/1, headings/1, links/1]).
--export([iex_sessions/1, is_inspected/3, is_session/1, sessions/1, like/2, as_term/2, session_input/1]).
+-export([iex_sessions/1, is_inspected/3, is_session/1, sessions/1, like/2, as_term/2,
+         session_input/1]).
 -export([start_session/1, end_session/0, evaluate/3, load/3, usual/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--type block() :: #{page := file:filename(), line := pos_integer(), tag := string(), text := string(),
-                   directives := #{string() => string()}}.
+-type block() ::
+          #{page := file:filename(), line := pos_integer(), tag := string(), text := string(),
+            directives := #{string() => string()}}.
 -export_type([block/0]).
 
 %% --- pages -------------------------------------------------------------------
@@ -39,7 +41,8 @@
 %% README.md and all pages of docs/.
 -spec pages(file:filename()) -> [file:filename()].
 pages(Root) ->
-    ["README.md" | lists:sort(["docs/" ++ F || F <- filelib:wildcard("**/*.md", filename:join(Root, "docs"))])].
+    ["README.md"
+     | lists:sort(["docs/" ++ F || F <- filelib:wildcard("**/*.md", filename:join(Root, "docs"))])].
 
 %% In their order.
 -spec blocks(string()) -> [block()].
@@ -47,8 +50,10 @@ blocks(Text) ->
     blocks(string:split(Text, "\n", all), 1, "", []).
 
 blocks(["```" ++ Tag | Lines], N, Before, Blocks) ->
-    {Code, [_ | Rest]} = lists:splitwith(fun(Line) -> string:trim(Line, trailing) =/= "```" end, Lines),
-    Block = #{line => N, tag => string:trim(Tag), text => lists:append([Line ++ "\n" || Line <- Code]),
+    {Code, [_ | Rest]} =
+        lists:splitwith(fun(Line) -> string:trim(Line, trailing) =/= "```" end, Lines),
+    Block = #{line => N, tag => string:trim(Tag),
+              text => lists:append([Line ++ "\n" || Line <- Code]),
               directives => directives(Before)},
     blocks(Rest, N + length(Code) + 2, "", [Block | Blocks]);
 blocks(["" | Lines], N, Before, Blocks) ->
@@ -70,7 +75,8 @@ comment(Sofar, Lines) ->
 directives("") ->
     #{};
 directives(Comment) ->
-    {match, [Inner]} = re:run(Comment, "<!--(.*)-->", [{capture, all_but_first, list}, dotall, unicode]),
+    {match, [Inner]} =
+        re:run(Comment, "<!--(.*)-->", [{capture, all_but_first, list}, dotall, unicode]),
     maps:from_list([case string:split(string:trim(D), ":") of
                         [Key, Value] -> {Key, string:trim(Value)};
                         [Key] -> {Key, ""}
@@ -102,20 +108,26 @@ without_code(Text) ->
 -spec iex_sessions(string()) -> [{a | b, string(), string()}].
 iex_sessions(Text) ->
     [begin
-         {match, [Where, Input, Output]} = re:run(Part, "^iex\\(([ab])@host\\)\\d+> (.*(?:\n\\.\\.\\.\\(.*)*)((?s:.*))$",
+         {match, [Where, Input, Output]} = re:run(Part,
+                                                  "^iex\\(([ab])@host\\)\\d+> "
+                                                  "(.*(?:\n\\.\\.\\.\\(.*)*)((?s:.*))$",
                                                   [unicode, {capture, all_but_first, list}]),
-         Plain = re:replace(Input, "^\\.\\.\\.\\([ab]@host\\)\\d+> ", "", [multiline, global, unicode, {return, list}]),
+         Plain = re:replace(Input, "^\\.\\.\\.\\([ab]@host\\)\\d+> ", "",
+                            [multiline, global, unicode, {return, list}]),
          {list_to_atom(Where), Plain, Output}
-     end || Part <- re:split(Text, "^(?=iex\\()", [multiline, unicode, {return, list}]), string:trim(Part) =/= ""].
+     end || Part <- re:split(Text, "^(?=iex\\()", [multiline, unicode, {return, list}]),
+            string:trim(Part) =/= ""].
 
 %% Whether what iex shows is like this.
 -spec is_inspected(exactly | roughly, Shown :: string(), string()) -> boolean().
 is_inspected(How, Shown, Inspected) ->
     [S, I] = [begin
-                  Pids = re:replace(T, "#([A-Z][A-Za-z]*)<[^>]*>", "#\\1<>", [global, unicode, {return, list}]),
+                  Pids = re:replace(T, "#([A-Z][A-Za-z]*)<[^>]*>", "#\\1<>",
+                                    [global, unicode, {return, list}]),
                   Figures = case How of
                                 exactly -> Pids;
-                                roughly -> re:replace(Pids, "[0-9][0-9._]*", "0", [global, {return, list}])
+                                roughly ->
+                                    re:replace(Pids, "[0-9][0-9._]*", "0", [global, {return, list}])
                             end,
                   string:trim(re:replace(Figures, "\\s+", " ", [global, unicode, {return, list}]))
               end || T <- [Shown, Inspected]],
@@ -129,11 +141,14 @@ is_session(Text) -> re:run(Text, "^(?:\\([ab]@host\\))?\\d+> ", [unicode]) =/= n
 %% [{Where, Input, ExpectedOutput}]
 -spec sessions(string()) -> [{a | b, string(), string()}].
 sessions(Text) ->
-    [session(Part) || Part <- re:split(Text, "^(?=(?:\\([ab]@host\\))?\\d+> )", [multiline, unicode, {return, list}]),
+    [session(Part)
+     || Part <- re:split(Text, "^(?=(?:\\([ab]@host\\))?\\d+> )",
+                         [multiline, unicode, {return, list}]),
                       string:trim(Part) =/= ""].
 
 session(Part) ->
-    {match, [Where, Rest]} = re:run(Part, "^(?:\\(([ab])@host\\))?\\d+> (.*)$", [dotall, unicode, {capture, all_but_first, list}]),
+    {match, [Where, Rest]} = re:run(Part, "^(?:\\(([ab])@host\\))?\\d+> (.*)$",
+                                    [dotall, unicode, {capture, all_but_first, list}]),
     {Input, Output} = session_input(Rest),
     {case Where of "b" -> b; _ -> a end, Input, Output}.
 
@@ -149,9 +164,12 @@ session_input(Text) ->
 %% What the shell shows as a term; processes and the like become atoms, as does `...'.
 -spec as_term(string(), Default) -> term() | Default.
 as_term(Shown, Default) ->
-    Readable = lists:foldl(fun({From, To}, Text) -> re:replace(Text, From, To, [global, unicode, {return, list}]) end, Shown,
-                           [{"<\\d+\\.\\d+\\.\\d+>", "'$pid'"}, {"#Port<[^>]*>", "'$port'"}, {"#Ref<[^>]*>", "'$ref'"},
-                            {"#Fun<[^>]*>", "'$fun'"}, {"\\.\\.\\.", "'$any'"}]),
+    Readable = lists:foldl(fun({From, To}, Text) ->
+                                   re:replace(Text, From, To, [global, unicode, {return, list}])
+                           end, Shown,
+                           [{"<\\d+\\.\\d+\\.\\d+>", "'$pid'"}, {"#Port<[^>]*>", "'$port'"},
+                            {"#Ref<[^>]*>", "'$ref'"}, {"#Fun<[^>]*>", "'$fun'"},
+                            {"\\.\\.\\.", "'$any'"}]),
     case erl_scan:string(Readable ++ " .") of
         {ok, Tokens, _} ->
             case erl_parse:parse_term(Tokens) of
@@ -173,13 +191,17 @@ like({_, '$fun'}, Value) -> is_function(Value);
 like({roughly, Shown}, Value) when is_number(Shown), is_number(Value) -> true;
 like({How, Shown}, Value) when is_map(Shown), is_map(Value) ->
     lists:sort(maps:keys(Shown)) =:= lists:sort(maps:keys(Value))
-        andalso lists:all(fun(Key) -> like({How, maps:get(Key, Shown)}, maps:get(Key, Value)) end, maps:keys(Shown));
+        andalso lists:all(fun(Key) -> like({How, maps:get(Key, Shown)}, maps:get(Key, Value)) end,
+                          maps:keys(Shown));
 like({keys, Shown}, Value) when not is_map(Shown), not is_map(Value) ->
     true;
-like({How, Shown}, Value) when is_tuple(Shown), is_tuple(Value), tuple_size(Shown) =:= tuple_size(Value) ->
-    lists:all(fun({S, V}) -> like({How, S}, V) end, lists:zip(tuple_to_list(Shown), tuple_to_list(Value)));
+like({How, Shown}, Value)
+  when is_tuple(Shown), is_tuple(Value), tuple_size(Shown) =:= tuple_size(Value) ->
+    lists:all(fun({S, V}) -> like({How, S}, V) end,
+              lists:zip(tuple_to_list(Shown), tuple_to_list(Value)));
 like({How, [_ | _] = Shown}, [_ | _] = Value) ->
-    (How =:= roughly andalso io_lib:printable_unicode_list(Shown) andalso io_lib:printable_unicode_list(Value))
+    (How =:= roughly andalso io_lib:printable_unicode_list(Shown)
+         andalso io_lib:printable_unicode_list(Value))
         orelse (length(Shown) =:= length(Value)
                 andalso lists:all(fun({S, V}) -> like({How, S}, V) end, lists:zip(Shown, Value)));
 like({_, Shown}, Value) ->
@@ -187,7 +209,8 @@ like({_, Shown}, Value) ->
 
 %% --- at the nodes ----------------------------------------------------------------
 
-%% The process in which a page's expressions are evaluated at a node, so that its messages are its own.
+%% The process in which a page's expressions are evaluated at a node, so that its messages are its
+%% own.
 -spec start_session(#{atom() => term()}) -> ok.
 start_session(Usual) ->
     Names = registered(),
@@ -197,7 +220,8 @@ start_session(Usual) ->
                            register(?MODULE, self()),
                            group_leader(spawn_link(fun() -> output([]) end), self()),
                            Starter ! {started, self()},
-                           session_loop(#{usual => Usual, names => Names, variables => [], iex => []})
+                           session_loop(
+                             #{usual => Usual, names => Names, variables => [], iex => []})
                    end),
     receive {started, Pid} -> demonitor(Ref, [flush]), ok;
             {'DOWN', Ref, process, Pid, Reason} -> error(Reason)
@@ -253,14 +277,16 @@ evaluated(erlang, Text, #{usual := Usual} = S) ->
                Value
            end || Exprs <- all_parsed(Text)]}, S};
 evaluated(elixir, Text, #{usual := Usual} = S) ->
-    Bindings = [{list_to_atom(string:lowercase(atom_to_list(Name))), Value} || {Name, Value} <- maps:to_list(Usual)],
+    Bindings = [{list_to_atom(string:lowercase(atom_to_list(Name))), Value}
+                || {Name, Value} <- maps:to_list(Usual)],
     {Value, _} = 'Elixir.Code':eval_string(unicode:characters_to_binary(Text), Bindings),
     {{ok, Value}, S};
 evaluated(iex, Text, #{iex := Variables} = S) ->
     {Value, Variables1} = 'Elixir.Code':eval_string(unicode:characters_to_binary(Text), Variables),
     {{ok, unicode:characters_to_list('Elixir.Kernel':inspect(Value))}, S#{iex := Variables1}};
 evaluated(configuration, Text, S) ->
-    {{ok, 'Elixir.Config.Reader':'eval!'(<<"runtime.exs">>, unicode:characters_to_binary(Text))}, S}.
+    {{ok,
+      'Elixir.Config.Reader':'eval!'(<<"runtime.exs">>, unicode:characters_to_binary(Text))}, S}.
 
 parsed(Text) ->
     [Exprs] = all_parsed(Text),
@@ -299,7 +325,8 @@ usual() ->
     _ = pg:start(pg),
     Pids = [spawn(fun sink/0) || _ <- lists:seq(1, 3)],
     ok = pg:join(guide_group, Pids),
-    #{'Node' => node(), 'Server' => Server, 'Name' => guide_server, 'Request' => {get, 1}, 'Message' => {hello, 1},
+    #{'Node' => node(), 'Server' => Server, 'Name' => guide_server, 'Request' => {get, 1},
+      'Message' => {hello, 1},
       'Pid' => hd(Pids), 'Pids' => Pids, 'Group' => guide_group}.
 
 sink() -> receive _ -> sink() end.

@@ -65,17 +65,21 @@ likeness(_) ->
 
 extraction(_) ->
     Text = "# A title!\n\n<!-- with: X = 1; then run: X + 1 -->\n```erlang\nfoo(X).\n```\ntext\n\n"
-        "<!-- not run:\n it is\n an example -->\n\n```sh\nrm -rf /\n```\n\n```text\n# no title\n```\n## B c_d-e `f/1`\n",
+        "<!-- not run:\n it is\n an example -->\n\n```sh\nrm -rf /\n```\n\n```text\n# no "
+        "title\n```\n## B c_d-e `f/1`\n",
     [Erlang, Sh, Plain] = guides:blocks(Text),
-    ?assertMatch(#{line := 4, tag := "erlang", text := "foo(X).\n", directives := #{"with" := "X = 1", "run" := "X + 1"}}, Erlang),
+    ?assertMatch(#{line := 4, tag := "erlang", text := "foo(X).\n",
+                   directives := #{"with" := "X = 1", "run" := "X + 1"}}, Erlang),
     ?assertMatch(#{line := 13, tag := "sh", directives := #{"not run" := "it is  an example"}}, Sh),
     ?assertMatch(#{tag := "text", directives := D} when D =:= #{}, Plain),
     ?assertEqual(["a-title", "b-c_d-e-f1"], guides:headings(Text)),
     ?assertEqual([{a, "X = \"a. b\",\n X.", "\"a. b\"\n"}, {b, "1.", "1\n"}],
                  guides:sessions("1> X = \"a. b\",\n X.\n\"a. b\"\n(b@host)2> 1.\n1\n")),
     ?assertEqual([{a, "f(1,\n  2)", "\n:ok\n"}, {b, "2", "\n2\n"}],
-                 guides:iex_sessions("iex(a@host)1> f(1,\n...(a@host)1>   2)\n:ok\niex(b@host)10> 2\n2\n")),
-    ?assert(guides:is_inspected(exactly, "\n{:ok, #PID<0.1.0>, [...]}\n", "{:ok, #PID<0.2.0>, [1,\n 2]}")),
+                 guides:iex_sessions(
+                   "iex(a@host)1> f(1,\n...(a@host)1>   2)\n:ok\niex(b@host)10> 2\n2\n")),
+    ?assert(guides:is_inspected(exactly, "\n{:ok, #PID<0.1.0>, [...]}\n",
+                                "{:ok, #PID<0.2.0>, [1,\n 2]}")),
     ?assertNot(guides:is_inspected(exactly, "{:ok, 1}", "{:ok, 2}")),
     ?assert(guides:is_inspected(roughly, "{:ok, 1}", "{:ok, 2}")),
     ?assertNot(guides:is_inspected(roughly, "{:ok, 1}", "{:error, 1}")).
@@ -86,7 +90,8 @@ extraction(_) ->
 links(Config) ->
     Root = ?config(root, Config),
     Pages = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md" | guides:pages(Root)],
-    Dead = [{Page, Link} || Page <- Pages, Link <- guides:links(read(Root, Page)), not is_external(Link),
+    Dead = [{Page, Link}
+            || Page <- Pages, Link <- guides:links(read(Root, Page)), not is_external(Link),
                             not leads_somewhere(Root, Page, string:split(Link, "#"))],
     ?assertEqual([], Dead).
 
@@ -104,9 +109,11 @@ leads_somewhere(Root, Page, [Target | Anchor]) ->
 %% Every block says what it is, and nearly every one can be run.
 tags(Config) ->
     Blocks = blocks(Config),
-    Known = ["erl", "erlang", "elixir", "iex", "vm.args", "sys.config.src", "yaml", "sh", "log", "text"],
+    Known = ["erl", "erlang", "elixir", "iex", "vm.args", "sys.config.src", "yaml", "sh",
+             "log", "text"],
     ?assertEqual([], [{at(B), Tag} || #{tag := Tag} = B <- Blocks, not lists:member(Tag, Known)]),
-    Directives = ["not run", "numbers vary", "values vary", "takes a moment", "with", "compile with", "run"],
+    Directives =
+        ["not run", "numbers vary", "values vary", "takes a moment", "with", "compile with", "run"],
     ?assertEqual([], [{at(B), D} || #{directives := Ds, tag := Tag} = B <- Blocks, Tag =/= "text",
                                     D <- maps:keys(Ds), not lists:member(D, Directives)]),
     NotRun = [{at(B), Why} || #{directives := #{"not run" := Why}} = B <- Blocks],
@@ -114,11 +121,13 @@ tags(Config) ->
     ?assertEqual([], [At || {At, Why} <- NotRun, length(Why) < 10]),
     ?assert(length(NotRun) =< ?NOT_RUN),
     %% Code that is only indented says nothing.
-    Indented = [{Page, Line} || Page <- guides:pages(?config(root, Config)), Line <- indented(read(?config(root, Config), Page))],
+    Indented = [{Page, Line} || Page <- guides:pages(?config(root, Config)),
+                                Line <- indented(read(?config(root, Config), Page))],
     ?assertEqual([], Indented).
 
 indented(Text) ->
-    Plain = re:replace(Text, "^```.*?^```", "", [global, multiline, dotall, unicode, {return, list}]),
+    Plain =
+        re:replace(Text, "^```.*?^```", "", [global, multiline, dotall, unicode, {return, list}]),
     case re:run(Plain, "(?:^|\n)\n(    .*)", [global, unicode, {capture, all_but_first, list}]) of
         {match, Lines} -> lists:append(Lines);
         nomatch -> []
@@ -128,11 +137,13 @@ indented(Text) ->
 contents(Config) ->
     Root = ?config(root, Config),
     Pages = lists:sort(guides:pages(Root) -- ["README.md"]),
-    {match, Nav} = re:run(read(Root, "mkdocs.yml"), ": ([a-z/-]+\\.md)$", [global, multiline, {capture, all_but_first, list}]),
+    {match, Nav} = re:run(read(Root, "mkdocs.yml"), ": ([a-z/-]+\\.md)$",
+                          [global, multiline, {capture, all_but_first, list}]),
     ?assertEqual([], Pages -- ["docs/" ++ P || [P] <- Nav]),
     {ok, Terms} = file:consult(filename:join(Root, "rebar.config")),
     Docs = proplists:get_value(docs, proplists:get_value(profiles, Terms)),
-    Extras = [case E of {File, _} -> File; _ -> E end || E <- proplists:get_value(extras, proplists:get_value(ex_doc, Docs))],
+    Extras = [case E of {File, _} -> File; _ -> E end
+              || E <- proplists:get_value(extras, proplists:get_value(ex_doc, Docs))],
     ?assertEqual([], Pages -- Extras),
     ?assertEqual([], [E || E <- Extras, not filelib:is_file(filename:join(Root, E))]).
 
@@ -143,7 +154,8 @@ blocks(Config) ->
                          B <- guides:blocks(read(?config(root, Config), Page))].
 
 blocks(Config, Tags) ->
-    [B || #{tag := Tag, directives := D} = B <- blocks(Config), lists:member(Tag, Tags), not is_map_key("not run", D)].
+    [B || #{tag := Tag, directives := D} = B <- blocks(Config), lists:member(Tag, Tags),
+          not is_map_key("not run", D)].
 
 at(#{page := Page, line := Line}) -> Page ++ ":" ++ integer_to_list(Line).
 
@@ -159,7 +171,8 @@ run_pages(Config, Tags, Run) ->
     Blocks = blocks(Config, Tags),
     ?assert(length(Blocks) > 10),
     Failed = [Failure || Page <- guides:pages(?config(root, Config)),
-                         Failure <- run_page([B1 || #{page := P} = B1 <- Blocks, P =:= Page], Run, A, B, Config)],
+                         Failure <- run_page([B1 || #{page := P} = B1 <- Blocks, P =:= Page], Run,
+                                             A, B, Config)],
     ?assertEqual([], Failed).
 
 run_page([], _, _, _, _) ->
@@ -169,7 +182,8 @@ run_page(Blocks, Run, A, B, Config) ->
     Failed = lists:append([try Run(Block, Config), [] of
                                Ok -> Ok
                            catch _:Reason:Stack ->
-                                   ct:pal("~ts:~n~ts~n~p~n~p", [at(Block), maps:get(text, Block), Reason, Stack]),
+                                   ct:pal("~ts:~n~ts~n~p~n~p",
+                                          [at(Block), maps:get(text, Block), Reason, Stack]),
                                    [{at(Block), Reason}]
                            end || Block <- Blocks]),
     [ok = cluster:call(Node, guides, end_session, []) || Node <- [A, B]],
@@ -264,7 +278,9 @@ is_shown(How, Shown, Value, Said) ->
     case guides:as_term(Shown, none) of
         none ->
             case string:split(Shown, "\n") of
-                [Line, Rest] -> is_printed(string:trim(Line), Said) andalso is_shown(How, string:trim(Rest), Value, Said);
+                [Line, Rest] ->
+                    is_printed(string:trim(Line), Said)
+                        andalso is_shown(How, string:trim(Rest), Value, Said);
                 _ -> false
             end;
         Term ->
@@ -288,7 +304,8 @@ kind(Text) ->
 
 is_expressions(Text) ->
     case erl_scan:tokens([], Text, 1) of
-        {done, {ok, Tokens, _}, Rest} -> element(1, erl_parse:parse_exprs(Tokens)) =:= ok andalso is_expressions(Rest);
+        {done, {ok, Tokens, _}, Rest} ->
+            element(1, erl_parse:parse_exprs(Tokens)) =:= ok andalso is_expressions(Rest);
         _ -> true
     end.
 
@@ -296,7 +313,8 @@ is_expressions(Text) ->
 load(Kind, Text, #{directives := Directives} = Block, Config) ->
     Module = case Kind of
                  module ->
-                     {match, [M]} = re:run(Text, "^-module\\(([a-z_]+)\\)", [multiline, {capture, all_but_first, list}]),
+                     {match, [M]} = re:run(Text, "^-module\\(([a-z_]+)\\)",
+                                           [multiline, {capture, all_but_first, list}]),
                      M;
                  functions ->
                      "guide_fragment"
@@ -310,7 +328,8 @@ load(Kind, Text, #{directives := Directives} = Block, Config) ->
     Options = [{parse_transform, list_to_atom(T)} || #{"compile with" := T} <- [Directives]],
     case compile:file(File, [binary, return | Options]) of
         {ok, Name, Beam, []} ->
-            [ok = cluster:call(?config(X, Config), guides, load, [Name, File, Beam]) || X <- [a, b]];
+            [ok = cluster:call(?config(X, Config), guides, load, [Name, File, Beam])
+             || X <- [a, b]];
         Failed ->
             error({does_not_compile, at(Block), Failed})
     end.
@@ -353,9 +372,13 @@ elixir() ->
         false ->
             none;
         _ ->
-            Said = os:cmd("LC_ALL=C.UTF-8 elixir -e 'IO.puts(\"dir=\" <> to_string(:code.lib_dir(:elixir)))'"),
+            Said =
+                os:cmd(
+                  "LC_ALL=C.UTF-8 elixir -e 'IO.puts(\"dir=\" <> "
+                  "to_string(:code.lib_dir(:elixir)))'"),
             case re:run(Said, "dir=(.*)", [{capture, all_but_first, list}]) of
-                {match, [Dir]} -> filelib:wildcard(filename:join([filename:dirname(Dir), "*", "ebin"]));
+                {match, [Dir]} ->
+                    filelib:wildcard(filename:join([filename:dirname(Dir), "*", "ebin"]));
                 nomatch -> none
             end
     end.
@@ -369,7 +392,8 @@ run_elixir(#{tag := "iex", text := Text, directives := Directives} = Block, Conf
     [begin
          Done = fun() ->
                         Value = value(evaluate(Where, iex, Input, Config)),
-                        guides:is_inspected(How, named(Output, Config), Value) orelse {Input, {shown, Output}, {is, Value}}
+                        guides:is_inspected(How, named(Output, Config), Value)
+                            orelse {Input, {shown, Output}, {is, Value}}
                 end,
          case Directives of
              #{"takes a moment" := _} -> cluster:await(Done);
@@ -396,21 +420,48 @@ phoenix_pubsub(Config) ->
     with_elixir(Config,
                 fun() ->
                         {A, B} = {?config(a, Config), ?config(b, Config)},
-                        [Adapter | Use] = [Text || #{page := "docs/howto/phoenix-pubsub.md", text := Text} <- blocks(Config, ["elixir"])],
+                        [Adapter | Use] =
+                            [Text
+                             || #{page := "docs/howto/phoenix-pubsub.md",
+                                  text := Text} <- blocks(Config, ["elixir"])],
                         ?assertMatch([_], Use),
                         Pg2 = read(?config(data_dir, Config), "pg2.ex"),
-                        [ok = cluster:call(Node, guides, start_session, [?config(usual, Config)]) || Node <- [A, B]],
+                        [ok = cluster:call(Node, guides, start_session, [?config(usual, Config)])
+                         || Node <- [A, B]],
                         [begin
-                             [value(cluster:call(Node, guides, evaluate, [elixir, Text, ?TIMEOUT])) || Text <- [Pg2, Adapter | Use]],
-                             ok = value(cluster:call(Node, guides, evaluate, [elixir, "TestPubSub.start()", ?TIMEOUT]))
+                             [value(cluster:call(Node, guides, evaluate, [elixir, Text, ?TIMEOUT]))
+                              || Text <- [Pg2, Adapter | Use]],
+                             ok = value(
+                                    cluster:call(Node, guides, evaluate,
+                                                 [elixir, "TestPubSub.start()", ?TIMEOUT]))
                          end || Node <- [A, B]],
-                        cluster:await(fun() -> value(cluster:call(A, guides, evaluate, [elixir, "TestPubSub.members()", ?TIMEOUT])) =:= 4 end),
+                        cluster:await(
+                          fun() ->
+                                  value(
+                                    cluster:call(A, guides, evaluate,
+                                                 [elixir, "TestPubSub.members()", ?TIMEOUT])) =:= 4
+                          end),
                         Before = by_lane(A, B),
-                        ok = value(cluster:call(A, guides, evaluate, [elixir, "TestPubSub.broadcast(1000)", ?TIMEOUT])),
-                        cluster:await(fun() -> length(value(cluster:call(B, guides, evaluate, [elixir, "TestPubSub.heard()", ?TIMEOUT]))) =:= 1001 end),
-                        ?assertEqual([{<<"topic">>, N} || N <- lists:seq(1, 1000)] ++ [{<<"direct">>, 0}],
-                                     value(cluster:call(B, guides, evaluate, [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
-                        ?assertEqual([], value(cluster:call(A, guides, evaluate, [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
+                        ok =
+                            value(cluster:call(A, guides, evaluate,
+                                               [elixir, "TestPubSub.broadcast(1000)", ?TIMEOUT])),
+                        cluster:await(
+                          fun() ->
+                                  length(
+                                    value(
+                                      cluster:call(B, guides, evaluate,
+                                                   [elixir, "TestPubSub.heard()", ?TIMEOUT])))
+                                      =:= 1001
+                          end),
+                        ?assertEqual([{<<"topic">>, N}
+                                      || N <- lists:seq(1, 1000)] ++ [{<<"direct">>, 0}],
+                                     value(
+                                       cluster:call(B, guides, evaluate,
+                                                    [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
+                        ?assertEqual([],
+                                     value(
+                                       cluster:call(A, guides, evaluate,
+                                                    [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
                         ?assert(by_lane(A, B) - Before >= 1001),
                         [ok = cluster:call(Node, guides, end_session, []) || Node <- [A, B]]
                 end).
@@ -440,7 +491,8 @@ arguments(Config) ->
 started_with(Text, Config) ->
     File = filename:join(?config(priv_dir, Config), "vm.args"),
     ok = file:write_file(File, Text),
-    Said = os:cmd("erl -noinput -args_file '" ++ File ++ "' -pa '" ++ filename:dirname(code:which(trunkline)) ++
+    Said = os:cmd("erl -noinput -args_file '" ++ File ++ "' -pa '"
+                      ++ filename:dirname(code:which(trunkline)) ++
                   "' -eval 'ok = application:load(trunkline), "
                   "io:format(\"options=~w.\", [application:get_all_env(trunkline)]), halt().'"),
     {match, [Options]} = re:run(Said, "options=(.*\\.)", [{capture, all_but_first, list}, dotall]),
@@ -461,7 +513,9 @@ yaml(Config) ->
     [begin
          Lines = [L || L <- string:split(Text, "\n", all), string:trim(L) =/= "", L =/= "---"],
          ?assertEqual([], [{at(B), L} || L <- Lines,
-                                         re:run(L, "^(?:  )*(?:- )?(?:[A-Za-z][A-Za-z0-9_./-]*:(?: .+)?|[A-Za-z0-9\"].*)$") =:= nomatch]),
+                                         re:run(L,
+                                                "^(?:  )*(?:- )?(?:[A-Za-z][A-Za-z0-9_./-]*:(?: "
+                                                ".+)?|[A-Za-z0-9\"].*)$") =:= nomatch]),
          by_python(Text, Config)
      end || #{text := Text} = B <- Blocks],
     ok.
@@ -471,7 +525,10 @@ by_python(Text, Config) ->
     ok = file:write_file(File, Text),
     case os:cmd("python3 -c 'import yaml' 2>&1") of
         "" ->
-            Said = os:cmd("python3 -c 'import yaml, sys; print(all(isinstance(d, dict) for d in yaml.safe_load_all(open(sys.argv[1]))))' '" ++ File ++ "' 2>&1"),
+            Said =
+                os:cmd(
+                  "python3 -c 'import yaml, sys; print(all(isinstance(d, dict) for d in "
+                  "yaml.safe_load_all(open(sys.argv[1]))))' '" ++ File ++ "' 2>&1"),
             ?assertEqual("True\n", Said);
         _ ->
             no_parser
@@ -487,7 +544,8 @@ shell_commands(Config) ->
          ok = file:write_file(File, Text),
          ?assertEqual({at(B), ""}, {at(B), os:cmd("sh -n '" ++ File ++ "' 2>&1")}),
          [?assert(is_target(Target, Makefile), {at(B), Target})
-          || {match, Found} <- [re:run(Text, "\\bmake ([a-z-]+)", [global, {capture, all_but_first, list}])],
+          || {match, Found} <- [re:run(Text, "\\bmake ([a-z-]+)",
+                                       [global, {capture, all_but_first, list}])],
              [Target] <- Found]
      end || #{text := Text} = B <- Blocks],
     ok.
@@ -501,7 +559,10 @@ is_target(Target, Makefile) ->
 log(Config) ->
     Lines = [Line || #{page := "docs/operate/logs.md", text := Text} <- blocks(Config, ["log"]),
                      Line <- string:split(string:trim(joined(Text)), "\n", all)],
-    Formats = lists:append([formats(read("/", F)) || F <- filelib:wildcard(filename:join(?config(root, Config), "src/**/*.erl"))]),
+    Formats =
+        lists:append([formats(read("/", F))
+                      || F <- filelib:wildcard(
+                                filename:join(?config(root, Config), "src/**/*.erl"))]),
     ?assert(length(Formats) >= 8),
     ?assertEqual([], [F || F <- Formats, not lists:any(fun(Line) -> is_of(F, Line) end, Lines)]),
     ?assertEqual([], [Line || Line <- Lines, not lists:any(fun(F) -> is_of(F, Line) end, Formats)]).
@@ -511,7 +572,8 @@ joined(Text) -> replace(Text, "\n  ", " ").
 
 %% What ?LOG_ has as its format; a bad option's two sentences are in trunkline_options.
 formats(Source) ->
-    Found = [re:run(Source, Where ++ "\\(\\s*((?:\"(?:[^\"\\\\]|\\\\.)*\"\\s*)+)", [global, unicode, {capture, all_but_first, list}])
+    Found = [re:run(Source, Where ++ "\\(\\s*((?:\"(?:[^\"\\\\]|\\\\.)*\"\\s*)+)",
+                    [global, unicode, {capture, all_but_first, list}])
              || Where <- ["\\?LOG_[A-Z]+", "io_lib:format"]],
     [Format || {match, Matches} <- Found, [Strings] <- Matches,
                {ok, Tokens, _} <- [erl_scan:string(Strings)],
@@ -523,6 +585,7 @@ is_log(Format, Source) -> re:run(Source, "\\?LOG_[A-Z]+\\(\"" ++ quoted(Format))
 
 is_of(Format, Line) ->
     Parts = re:split(Format, "~[0-9]*t?[a-zA-Z]", [{return, list}, unicode]),
-    re:run(Line, "^" ++ lists:append(lists:join(".*", [quoted(P) || P <- Parts])) ++ "$", [unicode]) =/= nomatch.
+    re:run(Line, "^" ++ lists:append(lists:join(".*", [quoted(P) || P <- Parts])) ++ "$", [unicode])
+        =/= nomatch.
 
 quoted(Text) -> re:replace(Text, "[][\\\\.^$*+?(){}|]", "\\\\&", [global, unicode, {return, list}]).

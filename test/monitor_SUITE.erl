@@ -6,20 +6,23 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
-         keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1, application_stops/1,
-         supervisor_killed/1, caller_dies/1, demonitored_while_ending/1, session_ends_while_monitoring/1,
-         nothing_left_behind/1, many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
+         keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1,
+         application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
+         session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
+         stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
          set_before_link_notices/1]).
--export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2, answering/0, set_and_see/2, says_and_ends/2, hears/1]).
+-export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
+         answering/0, set_and_see/2, says_and_ends/2, hears/1]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 15}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
-          keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation, application_stops,
-          supervisor_killed, caller_dies, demonitored_while_ending, session_ends_while_monitoring,
-          nothing_left_behind, many_servers, one_server, stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
+          keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation,
+          application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
+          session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
+          stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
           set_before_link_notices].
 
 %% --- what OTP documents ---------------------------------------------------------------
@@ -37,10 +40,12 @@ as_erlang_without_trunkline(_) ->
     cluster:stop_all([A, B]).
 
 same_table(A, B) ->
-    [Erlang, Ours] = [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)]) || M <- [erlang, trunkline]],
+    [Erlang, Ours] =
+        [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)]) || M <- [erlang, trunkline]],
     ?assertEqual(length(Erlang), length(Ours)),
-    lists:foreach(fun({{Name, Expected}, {Name, Got}}) -> ?assertEqual({Name, Expected}, {Name, Got}) end,
-                  lists:zip(Erlang, Ours)).
+    lists:foreach(
+      fun({{Name, Expected}, {Name, Got}}) -> ?assertEqual({Name, Expected}, {Name, Got}) end,
+      lists:zip(Erlang, Ours)).
 
 %% Runs at the node: every case with this module's functions, [{Name, Result}].
 table(M, Node) ->
@@ -55,15 +60,37 @@ in_process(Fun) ->
 
 cases() ->
     [{{ended_with, Reason},
-      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, Reason}), down(R, P) end}
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              M:send(P, {exit, Reason}),
+              down(R, P)
+      end}
      || Reason <- [normal, shutdown, {shutdown, x}, {some, "reason"}, #{a => 1}]] ++
     [{{killed_with, Reason},
-      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), is_there(M, P), exit(P, Reason), down(R, P) end}
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              is_there(M, P),
+              exit(P, Reason),
+              down(R, P)
+      end}
      || Reason <- [kill, {some, reason}]] ++
     [{dead, fun(M, Node) -> P = dead(Node), R = M:monitor(process, P), down(R, P) end},
      {name,
-      fun(M, Node) -> P = named(Node), Object = {test_name, Node}, R = M:monitor(process, Object), M:send(P, {exit, x}), down(R, Object) end},
-     {no_name, fun(M, Node) -> Object = {nobody_has_this, Node}, R = M:monitor(process, Object), down(R, Object) end},
+      fun(M, Node) ->
+              P = named(Node),
+              Object = {test_name, Node},
+              R = M:monitor(process, Object),
+              M:send(P, {exit, x}),
+              down(R, Object)
+      end},
+     {no_name,
+      fun(M, Node) ->
+              Object = {nobody_has_this, Node},
+              R = M:monitor(process, Object),
+              down(R, Object)
+      end},
      {name_and_pid,
       fun(M, Node) ->
               P = named(Node),
@@ -89,20 +116,68 @@ cases() ->
               {None, down(R, Object)}
       end},
      {twice,
-      fun(M, Node) -> P = waiting(Node), [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]], M:send(P, {exit, x}), {down(R1, P), down(R2, P), none()} end},
+      fun(M, Node) ->
+              P = waiting(Node),
+              [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]],
+              M:send(P, {exit, x}),
+              {down(R1, P), down(R2, P), none()}
+      end},
      {twice_demonitored_once,
-      fun(M, Node) -> P = waiting(Node), [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]], X = M:demonitor(R1), M:send(P, {exit, x}), {X, down(R2, P), none()} end},
-     {demonitored, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = M:demonitor(R), M:send(P, {exit, x}), {X, none()} end},
-     {demonitored_twice, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), [M:demonitor(R) || _ <- [1, 2]] end}] ++
-    [{{demonitored, Options}, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = M:demonitor(R, Options), M:send(P, {exit, x}), {X, none()} end}
+      fun(M, Node) ->
+              P = waiting(Node),
+              [R1, R2] = [M:monitor(process, P) || _ <- [1, 2]],
+              X = M:demonitor(R1),
+              M:send(P, {exit, x}),
+              {X, down(R2, P), none()}
+      end},
+     {demonitored,
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              X = M:demonitor(R),
+              M:send(P, {exit, x}),
+              {X, none()}
+      end},
+     {demonitored_twice,
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              [M:demonitor(R) || _ <- [1, 2]]
+      end}] ++
+    [{{demonitored, Options},
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              X = M:demonitor(R, Options),
+              M:send(P, {exit, x}),
+              {X, none()}
+      end}
      || Options <- option_lists()] ++
     [{{demonitored_after, Options},
-      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, x}), here(R), {M:demonitor(R, Options), here_now(R), M:demonitor(R, Options)} end}
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              M:send(P, {exit, x}),
+              here(R),
+              {M:demonitor(R, Options), here_now(R), M:demonitor(R, Options)}
+      end}
      || Options <- option_lists()] ++
     [{{demonitored_when_received, Options},
-      fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), M:send(P, {exit, x}), {down(R, P), M:demonitor(R, Options)} end}
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              M:send(P, {exit, x}),
+              {down(R, P), M:demonitor(R, Options)}
+      end}
      || Options <- option_lists()] ++
-    [{{bad_option, Options}, fun(M, Node) -> P = waiting(Node), R = M:monitor(process, P), X = error_of(fun() -> M:demonitor(R, Options) end), M:send(P, {exit, x}), {X, down(R, P)} end}
+    [{{bad_option, Options},
+      fun(M, Node) ->
+              P = waiting(Node),
+              R = M:monitor(process, P),
+              X = error_of(fun() -> M:demonitor(R, Options) end),
+              M:send(P, {exit, x}),
+              {X, down(R, P)}
+      end}
      || Options <- [[x], x, [flush | info], [flush, x]]] ++
     [{{somebody_else, Options},
       fun(M, Node) ->
@@ -118,15 +193,40 @@ option_lists() -> [[], [flush], [info], [flush, info], [info, flush, flush]].
 local_cases() ->
     [{{bad, N}, fun(M) -> error_of(fun() -> M:monitor(process, Item) end) end}
      || {N, Item} <- lists:enumerate([1, "x", {a, b, c}, {1, node()}, {a, 1}, make_ref(), <<>>])] ++
-    [{{bad_type, Type}, fun(M) -> error_of(fun() -> M:monitor(Type, self()) end) end} || Type <- [x, 1]] ++
-    [{{bad_ref, Ref}, fun(M) -> error_of(fun() -> M:demonitor(Ref) end) end} || Ref <- [x, 1, {}]] ++
-    [{{unknown_ref, Options}, fun(M) -> M:demonitor(make_ref(), Options) end} || Options <- option_lists()] ++
-    [{self, fun(M) -> R = M:monitor(process, self()), {is_reference(R), M:demonitor(R, [info])} end},
-     {name, fun(M) -> P = named(node()), R = M:monitor(process, test_name), M:send(P, {exit, x}), down(R, {test_name, node()}) end},
-     {no_name, fun(M) -> R = M:monitor(process, nobody_has_this), down(R, {nobody_has_this, node()}) end},
-     {erlangs_own, fun(M) -> P = waiting(node()), R = erlang:monitor(process, P), X = M:demonitor(R, [info]), M:send(P, {exit, x}), {X, none()} end},
-     {port, fun(M) -> Port = open_port({spawn, "cat"}, []), R = M:monitor(port, Port), port_close(Port), receive {'DOWN', R, port, Port, Why} -> Why end end},
-     {time_offset, fun(M) -> R = M:monitor(time_offset, clock_service), M:demonitor(R, [info]) end}].
+    [{{bad_type, Type}, fun(M) -> error_of(fun() -> M:monitor(Type, self()) end) end}
+     || Type <- [x, 1]] ++
+    [{{bad_ref, Ref}, fun(M) -> error_of(fun() -> M:demonitor(Ref) end) end} || Ref <- [x, 1, {}]]
+        ++
+    [{{unknown_ref, Options}, fun(M) -> M:demonitor(make_ref(), Options) end}
+     || Options <- option_lists()] ++
+    [{self,
+      fun(M) -> R = M:monitor(process, self()), {is_reference(R), M:demonitor(R, [info])} end},
+     {name,
+      fun(M) ->
+              P = named(node()),
+              R = M:monitor(process, test_name),
+              M:send(P, {exit, x}),
+              down(R, {test_name, node()})
+      end},
+     {no_name,
+      fun(M) -> R = M:monitor(process, nobody_has_this), down(R, {nobody_has_this, node()}) end},
+     {erlangs_own,
+      fun(M) ->
+              P = waiting(node()),
+              R = erlang:monitor(process, P),
+              X = M:demonitor(R, [info]),
+              M:send(P, {exit, x}),
+              {X, none()}
+      end},
+     {port,
+      fun(M) ->
+              Port = open_port({spawn, "cat"}, []),
+              R = M:monitor(port, Port),
+              port_close(Port),
+              receive {'DOWN', R, port, Port, Why} -> Why end
+      end},
+     {time_offset,
+      fun(M) -> R = M:monitor(time_offset, clock_service), M:demonitor(R, [info]) end}].
 
 error_of(Fun) ->
     try {ok, Fun()}
@@ -137,7 +237,9 @@ waiting(Node) -> spawn(Node, ?MODULE, ended, [none]).
 
 ended(Name) ->
     is_atom(Name) andalso Name =/= none andalso register(Name, self()),
-    receive {exit, Reason} -> exit(Reason); {is_there, From} -> From ! {self(), yes}, ended(none) end.
+    receive {exit, Reason} -> exit(Reason);
+        {is_there, From} -> From ! {self(), yes}, ended(none)
+    end.
 
 named(Node) ->
     P = spawn(Node, ?MODULE, ended, [test_name]),
@@ -173,23 +275,28 @@ none() -> receive Message -> {got, Message} after 50 -> none end.
 order(_) ->
     {A, B} = cluster:pair([]),
     [?assertEqual({down, Sizes}, ordered(A, B, Flags, Sizes))
-     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 5), Sizes <- [lists:duplicate(10_000, 3), [3], []]],
+     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 5),
+        Sizes <- [lists:duplicate(10_000, 3), [3], []]],
     cluster:stop_all([A, B]).
 
 order_with_large(_) ->
     {A, B} = cluster:pair([]),
     Mixed = lists:append([[1, 200, 80_000, 5, 5] || _ <- lists:seq(1, 40)]),
     [?assertEqual({down, Sizes}, ordered(A, B, Flags, Sizes))
-     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 3), Sizes <- [Mixed, Mixed ++ [3_000_000], [5_000_000, 1]]],
+     || Flags <- [on_heap, off_heap], _ <- lists:seq(1, 3),
+        Sizes <- [Mixed, Mixed ++ [3_000_000], [5_000_000, 1]]],
     cluster:stop_all([A, B]).
 
 %% Eight pairs at a time.
 ordered(A, B, Flags, Sizes) ->
     NodeB = cluster:node_of(B),
-    Answers = cluster:call(A, fun() ->
-                                      Watchers = [spawn_monitor(?MODULE, watcher, [NodeB, Flags, Sizes]) || _ <- lists:seq(1, 8)],
-                                      [receive {'DOWN', R, process, P, Answer} -> Answer end || {P, R} <- Watchers]
-                              end),
+    Answers = cluster:call(
+                A, fun() ->
+                           Watchers = [spawn_monitor(?MODULE, watcher, [NodeB, Flags, Sizes])
+                                       || _ <- lists:seq(1, 8)],
+                           [receive {'DOWN', R, process, P, Answer} -> Answer end
+                            || {P, R} <- Watchers]
+                   end),
     [Answer] = lists:usort(Answers),
     Answer.
 
@@ -217,43 +324,54 @@ receive_all(Ref, Got) ->
 
 sender(To, Sizes) ->
     receive go -> ok end,
-    lists:foreach(fun({N, Size}) -> trunkline:send(To, {N, binary:copy(<<N:8>>, Size)}) end, lists:enumerate(Sizes)),
+    lists:foreach(fun({N, Size}) -> trunkline:send(To, {N, binary:copy(<<N:8>>, Size)}) end,
+                  lists:enumerate(Sizes)),
     exit(ended).
 
 %% A reason may be as large as a message.
 large_reason(_) ->
     {A, B} = cluster:pair([]),
     Reason = {stopped, binary:copy(<<"x">>, 2_000_000)},
-    lists:foreach(fun(_) ->
-                          Hash = erlang:phash2(Reason),
-                          Got = cluster:call(A, fun() ->
-                                                        P = waiting(cluster:node_of(B)),
-                                                        R1 = trunkline:monitor(P),
-                                                        R2 = trunkline:monitor(P),
-                                                        trunkline:send(P, {exit, Reason}),
-                                                        [receive {'DOWN', R, process, P, Why} -> erlang:phash2(Why) end || R <- [R1, R2]]
-                                                end),
-                          ?assertEqual([Hash, Hash], Got)
-                  end, lists:seq(1, 5)),
+    lists:foreach(
+      fun(_) ->
+              Hash = erlang:phash2(Reason),
+              Got = cluster:call(
+                      A, fun() ->
+                                 P = waiting(cluster:node_of(B)),
+                                 R1 = trunkline:monitor(P),
+                                 R2 = trunkline:monitor(P),
+                                 trunkline:send(P, {exit, Reason}),
+                                 [receive {'DOWN', R, process, P, Why} -> erlang:phash2(Why) end
+                                  || R <- [R1, R2]]
+                         end),
+              ?assertEqual([Hash, Hash], Got)
+      end, lists:seq(1, 5)),
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
-%% At nodeup, before there are lanes, of a process that answers later, by lane, and ends then. Whether the
-%% nodes have had lanes before or not.
+%% At nodeup, before there are lanes, of a process that answers later, by lane, and ends then.
+%% Whether the nodes have had lanes before or not.
 set_at_nodeup(_) ->
     [A, B] = cluster:start_all([[], []]),
     NodeB = cluster:node_of(B),
-    lists:foreach(fun(Round) ->
-                          Watchers = cluster:call(A, fun() -> [spawn(?MODULE, at_nodeup, [NodeB, self()]) || _ <- lists:seq(1, 4)] end),
-                          cluster:call(B, fun() -> register(answering, spawn(?MODULE, answering, [])) end),
-                          cluster:connect(A, B),
-                          Got = [cluster:call(A, ?MODULE, held, [W]) || W <- Watchers],
-                          ?assertEqual({Round, [[{1000, answered} || _ <- lists:seq(1, 3)] || _ <- Watchers]}, {Round, Got}),
-                          cluster:await_up(A, B),
-                          nothing_left(A, B),
-                          true = cluster:call(A, erlang, disconnect_node, [NodeB]),
-                          [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]]
-                  end, [1, 2, 3]),
+    lists:foreach(
+      fun(Round) ->
+              Watchers =
+                  cluster:call(A,
+                               fun() ->
+                                       [spawn(?MODULE, at_nodeup, [NodeB, self()])
+                                        || _ <- lists:seq(1, 4)]
+                               end),
+              cluster:call(B, fun() -> register(answering, spawn(?MODULE, answering, [])) end),
+              cluster:connect(A, B),
+              Got = [cluster:call(A, ?MODULE, held, [W]) || W <- Watchers],
+              ?assertEqual({Round, [[{1000, answered} || _ <- lists:seq(1, 3)] || _ <- Watchers]},
+                           {Round, Got}),
+              cluster:await_up(A, B),
+              nothing_left(A, B),
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]]
+      end, [1, 2, 3]),
     cluster:stop_all([A, B]).
 
 %% How many messages came before each 'DOWN' of that process, and why it came.
@@ -291,19 +409,30 @@ answering() ->
 ends_at_nodeup(_) ->
     {A, B} = cluster:pair([]),
     NodeB = cluster:node_of(B),
-    lists:foreach(fun(Round) ->
-                          true = cluster:call(A, erlang, disconnect_node, [NodeB]),
-                          [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
-                          Ps = servers(B, 50),
-                          cluster:call(B, fun() -> spawn(fun() -> net_kernel:monitor_nodes(true), receive {nodeup, _} -> ok end,
-                                                                  [begin receive after 1 -> P ! {exit, Round} end end || P <- Ps] end) end),
-                          Holder = cluster:call(A, ?MODULE, set, [Ps, under_way]),
-                          cluster:await(fun() -> lists:all(fun(Why) -> Why =:= Round orelse Why =:= noproc end, cluster:call(A, ?MODULE, held, [Holder])) end),
-                          %% The first may have ended before they were monitored.
-                          ?assertEqual(Round, lists:last(cluster:call(A, ?MODULE, held, [Holder]))),
-                          cluster:await_up(A, B),
-                          nothing_left(A, B)
-                  end, lists:seq(1, 10)),
+    lists:foreach(
+      fun(Round) ->
+              true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+              [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+              Ps = servers(B, 50),
+              cluster:call(B,
+                           fun() ->
+                                   spawn(fun() ->
+                                                 net_kernel:monitor_nodes(true),
+                                                 receive {nodeup, _} -> ok end,
+                                                  [begin
+                                                       receive after 1 -> P ! {exit, Round} end
+                                                   end || P <- Ps] end) end),
+              Holder = cluster:call(A, ?MODULE, set, [Ps, under_way]),
+              cluster:await(
+                fun() ->
+                        lists:all(fun(Why) -> Why =:= Round orelse Why =:= noproc end,
+                                  cluster:call(A, ?MODULE, held, [Holder]))
+                end),
+              %% The first may have ended before they were monitored.
+              ?assertEqual(Round, lists:last(cluster:call(A, ?MODULE, held, [Holder]))),
+              cluster:await_up(A, B),
+              nothing_left(A, B)
+      end, lists:seq(1, 10)),
     cluster:stop_all([A, B]).
 
 %% A host that does not answer, with and without a connection: to monitor takes no time.
@@ -317,7 +446,11 @@ stopped_host(_) ->
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await_state(A, B, down),
     await_held(A, Connected, [noconnection || _ <- Objects]),
-    {Time, Holders} = timer:tc(fun() -> [cluster:call(A, ?MODULE, set, [Objects, under_way]) || _ <- lists:seq(1, 3)] end),
+    {Time, Holders} =
+        timer:tc(fun() ->
+                         [cluster:call(A, ?MODULE, set, [Objects, under_way])
+                          || _ <- lists:seq(1, 3)]
+                 end),
     ?assert(Time < 3_500_000),
     [await_held(A, H, [noconnection || _ <- Objects]) || H <- Holders],
     cluster:continue(B),
@@ -326,7 +459,8 @@ stopped_host(_) ->
 %% --- what is held at the nodes ------------------------------------------------------------
 
 %% A process at this node that has monitored these, and reports what it gets: the reasons in
-%% the order of the processes, `none' of those that live. `there': the last one lives, and all has arrived there.
+%% the order of the processes, `none' of those that live. `there': the last one lives, and all has
+%% arrived there.
 set(Pids, How) ->
     Self = self(),
     Pid = spawn(fun() ->
@@ -342,7 +476,9 @@ hold(Refs, Got) ->
         {'DOWN', Ref, process, _, Reason} ->
             hold(Refs, maps:update_with(Ref, fun(Rs) -> [Reason | Rs] end, [Reason], Got));
         {report, From} ->
-            From ! {self(), [case Got of #{R := [One]} -> One; #{R := More} -> {more, More}; #{} -> none end || R <- Refs]},
+            From ! {self(),
+                    [case Got of #{R := [One]} -> One; #{R := More} -> {more, More}; #{} -> none end
+                     || R <- Refs]},
             hold(Refs, Got);
         {take_back, From, N} ->
             From ! {self(), trunkline:demonitor(lists:nth(N, Refs), [info])},
@@ -362,18 +498,26 @@ await_held(At, Holder, Expected) ->
                                Other -> {lists:zip(lists:seq(1, length(Other)), Other), Expected}
                            end end).
 
-finish(At, Pids, Reason) -> cluster:call(At, fun() -> lists:foreach(fun(P) -> P ! {exit, Reason} end, Pids) end).
+finish(At, Pids, Reason) ->
+    cluster:call(At, fun() -> lists:foreach(fun(P) -> P ! {exit, Reason} end, Pids) end).
 
 %% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
 nothing_left(A, B) ->
-    cluster:await(fun() -> case {rows(A), monitored(B, A), watched(A)} of {0, 0, 0} -> true; Left -> {rows_and_monitored, Left} end end, ?DEADLINE).
+    cluster:await(fun() ->
+                          case {rows(A), monitored(B, A), watched(A)} of {0, 0, 0} -> true;
+                              Left -> {rows_and_monitored, Left}
+                          end
+                  end, ?DEADLINE).
 
 %% What is monitored at A by OTP's means.
 watched(At) ->
-    cluster:call(At, fun() ->
-                             Watchers = [W || {{node, _}, W} <- ets:tab2list(trunkline_monitors_watched)],
-                             lists:sum([length(Ms) || {monitors, Ms} <- [process_info(W, monitors) || W <- Watchers]])
-                     end).
+    cluster:call(
+      At, fun() ->
+                  Watchers =
+                      [W || {{node, _}, W} <- ets:tab2list(trunkline_monitors_watched)],
+                  lists:sum([length(Ms)
+                             || {monitors, Ms} <- [process_info(W, monitors) || W <- Watchers]])
+          end).
 
 rows(At) ->
     cluster:call(At, ets, info, [trunkline_monitors, size]).
@@ -381,12 +525,14 @@ rows(At) ->
 %% What A's agents at B monitor, and have rows of.
 monitored(B, A) ->
     NodeA = cluster:node_of(A),
-    cluster:call(B, fun() ->
-                            #{inlets := Inlets} = trunkline_peers:lookup(NodeA),
-                            lists:sum([length(Ms) || {monitors, Ms} <- [process_info(I, monitors) || I <- Inlets]])
-                                + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_agent,
-                                                     Size <- [ets:info(T, size)], is_integer(Size)])
-                    end).
+    cluster:call(
+      B, fun() ->
+                 #{inlets := Inlets} = trunkline_peers:lookup(NodeA),
+                 lists:sum([length(Ms)
+                            || {monitors, Ms} <- [process_info(I, monitors) || I <- Inlets]])
+                     + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_agent,
+                                          Size <- [ets:info(T, size)], is_integer(Size)])
+         end).
 
 kill(At, Fun) ->
     cluster:call(At, fun() ->
@@ -398,13 +544,17 @@ kill(At, Fun) ->
 
 %% --- faults ----------------------------------------------------------------------------------
 
-%% Another one goes on, and has forgotten nothing: neither servers that end, nor callers, nor a session.
+%% Another one goes on, and has forgotten nothing: neither servers that end, nor callers, nor a
+%% session.
 keeper_killed(_) ->
     {A, B} = cluster:pair([]),
     Keeper = fun() -> whereis(trunkline_monitors) end,
     KillKeeper = fun() ->
                          Old = kill(A, Keeper),
-                         cluster:await(fun() -> New = cluster:call(A, Keeper), is_pid(New) andalso New =/= Old end)
+                         cluster:await(fun() ->
+                                               New = cluster:call(A, Keeper),
+                                               is_pid(New) andalso New =/= Old
+                                       end)
                  end,
     Ps = [P1, P2, P3, P4] = servers(B, 4),
     Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
@@ -433,7 +583,8 @@ keeper_killed(_) ->
     %% Whoever monitors while there is none waits for one.
     ok = cluster:call(A, supervisor, terminate_child, [trunkline_sup, trunkline_monitors]),
     [P5] = servers(B, 1),
-    cluster:call(A, fun() -> spawn(fun() -> register(late, self()), exit(set([P5], there)) end) end),
+    cluster:call(A,
+                 fun() -> spawn(fun() -> register(late, self()), exit(set([P5], there)) end) end),
     cluster:await(fun() -> is_pid(cluster:call(A, erlang, whereis, [late])) end),
     {ok, _} = cluster:call(A, supervisor, restart_child, [trunkline_sup, trunkline_monitors]),
     cluster:await(fun() -> rows(A) =:= 1 end),
@@ -441,8 +592,8 @@ keeper_killed(_) ->
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
-%% Whatever is killed at either node, the processes live and are monitored still: each monitor brings one
-%% message, with how its process has ended.
+%% Whatever is killed at either node, the processes live and are monitored still: each monitor
+%% brings one message, with how its process has ended.
 killed(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     lists:foreach(
@@ -452,7 +603,8 @@ killed(_) ->
               Node = cluster:node_of(Other),
               anew:lanes(A, B, fun() -> kill(At, fun() -> find(Victim, Node) end) end),
               Again = cluster:call(A, ?MODULE, set, [Ps, there]),
-              [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H])) || H <- [Holder, Again]],
+              [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H]))
+               || H <- [Holder, Again]],
               finish(B, Ps, Victim),
               [await_held(A, H, [Victim || _ <- Ps]) || H <- [Holder, Again]],
               nothing_left(A, B)
@@ -464,7 +616,9 @@ find(Victim, Node) ->
     case Victim of
         link -> Link;
         inlet -> lists:last(Inlets);
-        lane -> {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()), element(1, element(3, Route))
+        lane ->
+            {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
+            element(1, element(3, Route))
     end.
 
 disconnected(_) ->
@@ -473,7 +627,8 @@ disconnected(_) ->
     lists:foreach(fun(At) ->
                           Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
                           [Other] = [A, B] -- [At],
-                          true = cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
+                          true =
+                              cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]),
                           await_held(A, Holder, [noconnection || _ <- Ps]),
                           cluster:await_state(A, B, down),
                           %% Which makes a connection.
@@ -504,10 +659,17 @@ stopped_and_continued(_) ->
     Late = cluster:call(A, ?MODULE, set, [Ps, under_way]),
     cluster:continue(B),
     %% Whoever is monitored later than he ends has another reason.
-    cluster:await(fun() -> case cluster:call(B, fun() -> [length(By) || Q <- Ps, {monitored_by, By} <- [process_info(Q, monitored_by)]] end) of
-                               [2, 2, 2, 2, 2, 2, 2, 2, 2, 2] -> true;
-                               Other -> Other
-                           end end),
+    cluster:await(
+      fun() ->
+              case cluster:call(B,
+                                fun() ->
+                                        [length(By)
+                                         || Q <- Ps,
+                                            {monitored_by, By} <- [process_info(Q, monitored_by)]]
+                                end) of
+                  [2, 2, 2, 2, 2, 2, 2, 2, 2, 2] -> true;
+                  Other -> Other
+              end end),
     finish(B, [P], first),
     [await_held(A, H, [first | [none || _ <- tl(Ps)]]) || H <- [Holder, Late]],
     finish(B, tl(Ps), rest),
@@ -561,20 +723,25 @@ application_stops(_) ->
                           Other = cluster:call(A, ?MODULE, set, [Ps, there]),
                           ok = cluster:call(At, cluster, stop_trunkline, []),
                           Next = cluster:call(A, ?MODULE, set, [Ps, there]),
-                          [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H])) || H <- [Holder, Next]],
+                          [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H]))
+                           || H <- [Holder, Next]],
                           finish(B, [P1], meanwhile),
-                          [await_held(A, H, [meanwhile | [none || _ <- tl(Ps)]]) || H <- [Holder, Next]],
+                          [await_held(A, H, [meanwhile | [none || _ <- tl(Ps)]])
+                           || H <- [Holder, Next]],
                           true = cluster:call(A, ?MODULE, take_back, [Holder, 2]),
                           finish(B, [P2], unheard),
-                          ?assertEqual(none, lists:nth(2, cluster:call(A, ?MODULE, held, [Holder]))),
+                          ?assertEqual(none,
+                                       lists:nth(2, cluster:call(A, ?MODULE, held, [Holder]))),
                           cluster:call(A, erlang, exit, [Other, kill]),
                           ok = cluster:call(At, cluster, start_trunkline, [[]]),
                           cluster:await_up(A, B),
                           Rest = tl(tl(Ps)),
-                          [?assertEqual([meanwhile, Second | [none || _ <- Rest]], cluster:call(A, ?MODULE, held, [H]))
+                          [?assertEqual([meanwhile, Second | [none || _ <- Rest]],
+                                        cluster:call(A, ?MODULE, held, [H]))
                            || {H, Second} <- [{Holder, none}, {Next, unheard}]],
                           finish(B, Rest, over),
-                          [await_held(A, H, [meanwhile, Second | [over || _ <- Rest]]) || {H, Second} <- [{Holder, none}, {Next, unheard}]],
+                          [await_held(A, H, [meanwhile, Second | [over || _ <- Rest]])
+                           || {H, Second} <- [{Holder, none}, {Next, unheard}]],
                           nothing_left(A, B)
                   end, [B, A, B, A]),
     cluster:stop_all([A, B]).
@@ -585,27 +752,33 @@ take_back(Holder, N) ->
 
 supervisor_killed(_) ->
     {A, B} = cluster:pair([]),
-    lists:foreach(fun(At) ->
-                          Ps = servers(B, 10),
-                          Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
-                          cluster:call(At, logger, set_primary_config, [level, none]),
-                          _ = kill(At, fun() -> whereis(trunkline_sup) end),
-                          cluster:await(fun() -> not lists:keymember(trunkline, 1, cluster:call(At, application, which_applications, [?DEADLINE])) end),
-                          %% Nor do those live who end on their own.
-                          cluster:await(fun() -> case [Name || Name <- cluster:call(At, erlang, registered, []),
-                                                               lists:prefix("trunkline", atom_to_list(Name))] of
-                                                     [] -> true;
-                                                     Names -> Names
-                                                 end end),
-                          ?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [Holder])),
-                          finish(B, [hd(Ps)], meanwhile),
-                          await_held(A, Holder, [meanwhile | [none || _ <- tl(Ps)]]),
-                          ok = cluster:call(At, cluster, start_trunkline, [[]]),
-                          cluster:await_up(A, B),
-                          finish(B, tl(Ps), over),
-                          await_held(A, Holder, [meanwhile | [over || _ <- tl(Ps)]]),
-                          nothing_left(A, B)
-                  end, [A, B]),
+    lists:foreach(
+      fun(At) ->
+              Ps = servers(B, 10),
+              Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+              cluster:call(At, logger, set_primary_config, [level, none]),
+              _ = kill(At, fun() -> whereis(trunkline_sup) end),
+              cluster:await(
+                fun() ->
+                        not lists:keymember(trunkline, 1,
+                                            cluster:call(At, application, which_applications,
+                                                         [?DEADLINE]))
+                end),
+              %% Nor do those live who end on their own.
+              cluster:await(fun() -> case [Name || Name <- cluster:call(At, erlang, registered, []),
+                                                   lists:prefix("trunkline", atom_to_list(Name))] of
+                                         [] -> true;
+                                         Names -> Names
+                                     end end),
+              ?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [Holder])),
+              finish(B, [hd(Ps)], meanwhile),
+              await_held(A, Holder, [meanwhile | [none || _ <- tl(Ps)]]),
+              ok = cluster:call(At, cluster, start_trunkline, [[]]),
+              cluster:await_up(A, B),
+              finish(B, tl(Ps), over),
+              await_held(A, Holder, [meanwhile | [over || _ <- tl(Ps)]]),
+              nothing_left(A, B)
+      end, [A, B]),
     cluster:stop_all([A, B]).
 
 %% --- nothing stays behind ------------------------------------------------------------------------
@@ -614,7 +787,8 @@ caller_dies(_) ->
     {A, B} = cluster:pair([]),
     Ps = servers(B, 50),
     lists:foreach(fun(_) ->
-                          Holders = [cluster:call(A, ?MODULE, set, [Ps, there]) || _ <- lists:seq(1, 5)],
+                          Holders =
+                              [cluster:call(A, ?MODULE, set, [Ps, there]) || _ <- lists:seq(1, 5)],
                           ?assertEqual(250, rows(A)),
                           cluster:await(fun() -> monitored(B, A) > 0 end),
                           cluster:call(A, fun() -> [exit(H, kill) || H <- Holders] end),
@@ -627,7 +801,8 @@ caller_dies(_) ->
                      end) || N <- lists:seq(1, 20)],
     nothing_left(A, B),
     %% But for the session.
-    cluster:await(fun() -> cluster:call(A, ets, info, [trunkline_monitors_watched, size]) =:= 1 end),
+    cluster:await(
+      fun() -> cluster:call(A, ets, info, [trunkline_monitors_watched, size]) =:= 1 end),
     cluster:stop_all([A, B]).
 
 set_and_see(Ps, forever) ->
@@ -655,14 +830,16 @@ race(Node, Round, N) ->
     Refs = [{trunkline:monitor(P), K} || K <- lists:seq(1, 10)],
     %% As long as it takes, more or less.
     receive after (Round + N) rem 3 -> ok end,
-    lists:foreach(fun({R, K}) when K rem 2 =:= 0 ->
-                          _ = trunkline:demonitor(R, [flush, info]);
-                     ({R, _}) ->
-                          case trunkline:demonitor(R, [info]) of
-                              true -> ok;
-                              false -> receive {'DOWN', R, process, P, Why} when Why =:= x; Why =:= noproc -> ok end
-                          end
-                  end, Refs),
+    lists:foreach(
+      fun({R, K}) when K rem 2 =:= 0 ->
+              _ = trunkline:demonitor(R, [flush, info]);
+         ({R, _}) ->
+              case trunkline:demonitor(R, [info]) of
+                  true -> ok;
+                  false ->
+                      receive {'DOWN', R, process, P, Why} when Why =:= x; Why =:= noproc -> ok end
+              end
+      end, Refs),
     receive {'DOWN', R0, process, P, x} -> ok; {'DOWN', R0, process, P, noproc} -> ok end,
     race(Node, Round - 1, N).
 
@@ -671,23 +848,39 @@ session_ends_while_monitoring(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     [P] = servers(B, 1),
     NodeB = cluster:node_of(B),
-    Setters = [cluster:call(A, fun() -> spawn(fun() -> set_until_stopped(P, []) end) end) || _ <- lists:seq(1, 4)],
-    lists:foreach(fun(What) ->
-                          anew:lanes(A, B, fun() ->
-                                                   case What of
-                                                       disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]);
-                                                       At -> kill(At, fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
-                                                   end
-                                           end)
-                  end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
-    Counts = cluster:call(A, fun() -> [begin S ! {stop, self()}, receive {S, N} -> N end end || S <- Setters] end),
+    Setters = [cluster:call(A, fun() -> spawn(fun() -> set_until_stopped(P, []) end) end)
+               || _ <- lists:seq(1, 4)],
+    lists:foreach(
+      fun(What) ->
+              anew:lanes(
+                A, B,
+                fun() ->
+                        case What of
+                            disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]);
+                            At ->
+                                kill(At,
+                                     fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
+                        end
+                end)
+      end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
+    Counts =
+        cluster:call(A,
+                     fun() ->
+                             [begin S ! {stop, self()}, receive {S, N} -> N end end || S <- Setters]
+                     end),
     ct:log("~p", [Counts]),
     finish(B, [P], x),
     %% Each has all its messages, one for each monitor.
-    cluster:await(fun() -> case cluster:call(A, fun() -> [begin S ! {missing, self()}, receive {S, N} -> N end end || S <- Setters] end) of
-                               [{0, 0}, {0, 0}, {0, 0}, {0, 0}] -> true;
-                               Missing -> {missing_and_doubled, Missing}
-                           end end),
+    cluster:await(
+      fun() ->
+              case cluster:call(A,
+                                fun() ->
+                                        [begin S ! {missing, self()}, receive {S, N} -> N end end
+                                         || S <- Setters]
+                                end) of
+                  [{0, 0}, {0, 0}, {0, 0}, {0, 0}] -> true;
+                  Missing -> {missing_and_doubled, Missing}
+              end end),
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
@@ -714,7 +907,15 @@ nothing_left_behind(_) ->
     Round = fun(_) ->
                     Ps = servers(B, 100),
                     Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
-                    true = cluster:call(A, fun() -> lists:all(fun(P) -> trunkline:demonitor(trunkline:monitor(P), [info]) end, Ps) end),
+                    true =
+                        cluster:call(A,
+                                     fun() ->
+                                             lists:all(
+                                               fun(P) ->
+                                                       trunkline:demonitor(
+                                                         trunkline:monitor(P), [info])
+                                               end, Ps)
+                                     end),
                     {Some, Others} = lists:split(50, Ps),
                     finish(B, Some, x),
                     await_held(A, Holder, [x || _ <- Some] ++ [none || _ <- Others]),
@@ -726,13 +927,18 @@ nothing_left_behind(_) ->
     lists:foreach(Round, lists:seq(1, 20)),
     nothing_left(A, B),
     %% Nobody is watched: all that was is dead.
-    cluster:await(fun() -> case cluster:call(A, ets, tab2list, [trunkline_monitors_watched]) of
-                               [{Holder, {}}] -> cluster:call(A, erlang, is_process_alive, [Holder]);   % peer's own
-                               Rows -> Rows =:= [] orelse Rows
-                           end end),
+    cluster:await(fun() ->
+                          case cluster:call(A, ets, tab2list, [trunkline_monitors_watched]) of
+                              %% peer's own process
+                              [{Holder, {}}] ->
+                                  cluster:call(A, erlang, is_process_alive, [Holder]);
+                              Rows ->
+                                  Rows =:= [] orelse Rows
+                          end
+                  end),
     cluster:stop_all([A, B]).
 
-%% --- many ------------------------------------------------------------------------------------------
+%% --- many ------------------------------------------------------------------------------------
 
 %% Lanes may hold what the process has said until they open; its end is not heard of before that.
 held_by_lanes(_) ->
@@ -747,16 +953,18 @@ held_by_lanes(_) ->
               Server = cluster:call(B, fun() -> spawn(?MODULE, says_and_ends, [5, told]) end),
               ok = cluster:call(A, sys, suspend, [trunkline_links]),      % no session
               Watcher = cluster:call(A, fun() -> spawn(?MODULE, hears, [Server]) end),
-              cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [cluster:node_of(A)] end),
+              cluster:await(
+                fun() -> cluster:call(B, erlang, nodes, []) =:= [cluster:node_of(A)] end),
               {go, _} = cluster:call(B, erlang, send, [Server, {go, Watcher}]),
               cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Server]) end),
               receive after 300 -> ok end,                % for its end to be heard of
               ok = cluster:call(A, sys, resume, [trunkline_links]),
               anew:await_session(A, B, Before),
-              cluster:await(fun() -> case cluster:call(A, erlang, process_info, [Watcher, messages]) of
-                                         {messages, Ms} when length(Ms) =:= 6 -> true;
-                                         Other -> Other
-                                     end end),
+              cluster:await(
+                fun() -> case cluster:call(A, erlang, process_info, [Watcher, messages]) of
+                             {messages, Ms} when length(Ms) =:= 6 -> true;
+                             Other -> Other
+                         end end),
               {messages, Messages} = cluster:call(A, erlang, process_info, [Watcher, messages]),
               ?assertMatch([1, 2, 3, 4, 5, {'DOWN', _, process, Server, told}], Messages),
               cluster:call(A, erlang, exit, [Watcher, kill])
@@ -806,12 +1014,28 @@ set_before_link_notices(_) ->
 many_servers(_) ->
     {A, B} = cluster:pair([]),
     N = 100_000,
-    Parent = cluster:call(B, fun() -> spawn(fun() -> receive {all, From} -> From ! {self(), [spawn_link(timer, sleep, [infinity]) || _ <- lists:seq(1, N)]} end, receive stop -> exit(done) end end) end),
-    ?assertEqual(#{done => N}, cluster:call(A, fun() ->
-                                                       Parent ! {all, self()},
-                                                       Ps = receive {Parent, All} -> All end,
-                                                       reasons(maps:from_list([{trunkline:monitor(P), P} || P <- Ps]), fun() -> trunkline:send(Parent, stop) end)
-                                               end)),
+    Parent =
+        cluster:call(B,
+                     fun() ->
+                             spawn(fun() ->
+                                           receive
+                                               {all, From} ->
+                                                   From ! {self(),
+                                                           [spawn_link(timer, sleep, [infinity])
+                                                            || _ <- lists:seq(1, N)]}
+                                           end,
+                                           receive stop -> exit(done) end
+                                   end)
+                     end),
+    ?assertEqual(#{done => N}, cluster:call(
+                                 A, fun() ->
+                                            Parent ! {all, self()},
+                                            Ps = receive {Parent, All} -> All end,
+                                            reasons(
+                                              maps:from_list([{trunkline:monitor(P), P}
+                                                              || P <- Ps]),
+                                              fun() -> trunkline:send(Parent, stop) end)
+                                    end)),
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 
@@ -819,11 +1043,14 @@ many_servers(_) ->
 one_server(_) ->
     {A, B} = cluster:pair([]),
     N = 100_000,
-    ?assertEqual(#{done => N}, cluster:call(A, fun() ->
-                                                       P = waiting(cluster:node_of(B)),
-                                                       reasons(maps:from_list([{trunkline:monitor(P), P} || _ <- lists:seq(1, N)]),
-                                                               fun() -> trunkline:send(P, {exit, done}) end)
-                                               end)),
+    ?assertEqual(#{done => N}, cluster:call(
+                                 A, fun() ->
+                                            P = waiting(cluster:node_of(B)),
+                                            reasons(
+                                              maps:from_list([{trunkline:monitor(P), P}
+                                                              || _ <- lists:seq(1, N)]),
+                                              fun() -> trunkline:send(P, {exit, done}) end)
+                                    end)),
     nothing_left(A, B),
     cluster:stop_all([A, B]).
 

@@ -7,9 +7,10 @@
 -include_lib("proper/include/proper.hrl").
 
 -export([all/0, suite/0]).
--export([grouping/1, destinations/1, no_destinations/1, any_traffic/1, crosses_once/1, hundred_thousand/1,
-         refused/1, waits/1, without_trunkline/1, inboxes/1, receivers_die/1, node_dies/1, node_is_killed/1,
-         connection_breaks/1, peer_stops_and_starts/1, each_process_killed/1, connects/1]).
+-export([grouping/1, destinations/1, no_destinations/1, any_traffic/1, crosses_once/1,
+         hundred_thousand/1, refused/1, waits/1, without_trunkline/1, inboxes/1, receivers_die/1,
+         node_dies/1, node_is_killed/1, connection_breaks/1, peer_stops_and_starts/1,
+         each_process_killed/1, connects/1]).
 -export([keep/1, kept/1, flood/1]).
 
 suite() -> [{timetrap, {minutes, 15}}].
@@ -17,16 +18,18 @@ suite() -> [{timetrap, {minutes, 15}}].
 %% ms
 -define(DEADLINE, 60_000).
 
-all() -> [grouping, destinations, no_destinations, any_traffic, crosses_once, hundred_thousand, refused, waits,
-          without_trunkline, inboxes, receivers_die, node_dies, node_is_killed, connection_breaks,
-          peer_stops_and_starts, each_process_killed, connects].
+all() ->
+    [grouping, destinations, no_destinations, any_traffic, crosses_once, hundred_thousand,
+     refused, waits, without_trunkline, inboxes, receivers_die, node_dies, node_is_killed,
+     connection_breaks, peer_stops_and_starts, each_process_killed, connects].
 
 %% --- who gets it --------------------------------------------------------------------
 
 %% Every destination is in its node's group, as often as in the list, and nowhere else.
 grouping(_) ->
     Foreign = [pid_of(Node, N) || N <- lists:seq(1, 3), Node <- [a@h, b@h, c@h, d@h, e@h, f@h]],
-    Destination = oneof([oneof(Foreign), self(), make_ref(), name, {name, node()}, {name, oneof([a@h, g@h])}]),
+    Destination = oneof([oneof(Foreign), self(), make_ref(), name, {name, node()},
+                         {name, oneof([a@h, g@h])}]),
     proper:quickcheck(
       ?FORALL(To, oneof([list(Destination), ?LET(Pid, oneof(Foreign), list(Pid))]),
               begin
@@ -50,12 +53,15 @@ pid_of(Node, N) ->
 destinations(_) ->
     {A, B} = cluster:pair([]),
     Tos = fun(Node) ->
-                  cluster:call(Node, fun() ->
-                                             Pids = [Pid, Named, WithAlias] = [spawn(?MODULE, keep, [[]]) || _ <- [1, 2, 3]],
-                                             true = register(named, Named),
-                                             Alias = kept_alias(WithAlias),
-                                             {Pids, [Pid, {named, node()}, Alias, {nobody, node()}]}
-                                     end)
+                  cluster:call(
+                    Node,
+                    fun() ->
+                            Pids = [Pid, Named, WithAlias] =
+                                [spawn(?MODULE, keep, [[]]) || _ <- [1, 2, 3]],
+                            true = register(named, Named),
+                            Alias = kept_alias(WithAlias),
+                            {Pids, [Pid, {named, node()}, Alias, {nobody, node()}]}
+                    end)
           end,
     {PidsA, TosA} = Tos(A),
     {PidsB, TosB} = Tos(B),
@@ -63,10 +69,16 @@ destinations(_) ->
     ok = cluster:call(A, trunkline, multicast, [TosA ++ TosB ++ [named, nobody], Message]),
     Message = cluster:call(A, trunkline, send, [TosA ++ TosB, Message]),
     ok = cluster:call(A, trunkline, multicast, [TosB, Message, [nosuspend, noconnect]]),
-    Expected = fun(Node, N) -> fun() -> [length(M) || M <- cluster:call(Node, lists, map, [fun ?MODULE:kept/1, N])] end end,
+    Expected = fun(Node, N) ->
+                       fun() ->
+                               [length(M)
+                                || M <- cluster:call(Node, lists, map, [fun ?MODULE:kept/1, N])]
+                       end
+               end,
     cluster:await(fun() -> (Expected(A, PidsA))() =:= [2, 3, 2] end),
     cluster:await(fun() -> (Expected(B, PidsB))() =:= [3, 3, 3] end),
-    [?assertEqual([Message], lists:usort(M)) || M <- cluster:call(B, lists, map, [fun ?MODULE:kept/1, PidsB])],
+    [?assertEqual([Message], lists:usort(M))
+     || M <- cluster:call(B, lists, map, [fun ?MODULE:kept/1, PidsB])],
     cluster:stop_all([A, B]).
 
 kept_alias(Pid) ->
@@ -92,9 +104,16 @@ no_destinations(_) ->
     There = cluster:call(B, erlang, spawn, [?MODULE, keep, [[]]]),
     Foreign = cluster:call(B, fun() -> hd(erlang:ports()) end),       % nobody can send to that
     [?assertMatch({badarg, [{trunkline, multicast, _, _} | _]},
-                  cluster:call(A, fun() -> try apply(trunkline, multicast, Args) catch error:R:Stack -> {R, Stack} end end))
-     || Args <- [[[Here, There, 17], x], [[Here, There | There], x], [[Here, There, "name"], x], [Here, x], [[{a, 1}, There], x], [[There, Foreign], x],
-                 [[Here, There], x, [nowait]], [[Here, There], x, nosuspend], [[Here, There, <<>>], x, [nosuspend]]]],
+                  cluster:call(A,
+                               fun() ->
+                                       try apply(trunkline, multicast, Args) catch error:R:Stack ->
+                                               {R, Stack}
+                                       end
+                               end))
+     || Args <- [[[Here, There, 17], x], [[Here, There | There], x], [[Here, There, "name"], x],
+                 [Here, x], [[{a, 1}, There], x], [[There, Foreign], x],
+                 [[Here, There], x, [nowait]], [[Here, There], x, nosuspend],
+                 [[Here, There, <<>>], x, [nosuspend]]]],
     ok = cluster:call(A, trunkline, multicast, [[], x]),
     [] = cluster:call(A, trunkline, send, [[], []]),
     ok = cluster:call(A, trunkline, multicast, [[Here, There], last]),
@@ -120,33 +139,45 @@ prop_any_traffic([A, B, C] = Nodes) ->
                  end || Node <- Nodes],
                 cluster:await_up(A, B),
                 cluster:await_up(A, C),
-                Receivers = [{P, Node} || Node <- Nodes, P <- cluster:call(Node, traffic, start_receivers, [2])],
+                Receivers = [{P, Node} || Node <- Nodes,
+                                          P <- cluster:call(Node, traffic, start_receivers, [2])],
                 Pids = [P || {P, _} <- Receivers],
-                Pick = fun(Ns) when is_list(Ns) -> [lists:nth(N, Pids) || N <- Ns]; (N) -> lists:nth(N, Pids) end,
+                Pick = fun(Ns) when is_list(Ns) -> [lists:nth(N, Pids) || N <- Ns]; (N) ->
+                               lists:nth(N, Pids)
+                       end,
                 Play = [{Id, [{Kind, Pick(To), Bytes} || {Kind, To, Bytes} <- Script]}
                         || {Id, Script} <- lists:zip(lists:seq(1, length(Scripts)), Scripts)],
                 Ends = cluster:call(A, traffic, play_all, [Play]),
-                Expected = fun(Pid) -> [{Id, [N || {N, {_, To, _}} <- lists:zip(lists:seq(1, length(Script)), Script),
-                                                   P <- if is_list(To) -> To; true -> [To] end, P =:= Pid]}
-                                        || {Id, Script} <- Play] end,
+                Expected = fun(Pid) ->
+                                   [{Id,
+                                     [N
+                                      || {N, {_, To, _}} <- lists:zip(
+                                                              lists:seq(1, length(Script)), Script),
+                                           P <- if is_list(To) -> To; true -> [To] end, P =:= Pid]}
+                                    || {Id, Script} <- Play] end,
                 lists:all(fun(End) -> End =:= normal end, Ends) andalso
-                    lists:all(fun({Pid, Node}) ->
-                                      Wanted = Expected(Pid),
-                                      Total = lists:sum([length(Ns) || {_, Ns} <- Wanted]),
-                                      cluster:await(fun() -> cluster:call(Node, traffic, count, [Pid]) =:= Total end),
-                                      Got = cluster:call(Node, traffic, received, [Pid]),
-                                      lists:all(fun({Id, Ns}) -> [N || {I, N} <- Got, I =:= Id] =:= Ns end, Wanted)
-                              end, Receivers)
+                    lists:all(
+                      fun({Pid, Node}) ->
+                              Wanted = Expected(Pid),
+                              Total = lists:sum([length(Ns) || {_, Ns} <- Wanted]),
+                              cluster:await(
+                                fun() -> cluster:call(Node, traffic, count, [Pid]) =:= Total end),
+                              Got = cluster:call(Node, traffic, received, [Pid]),
+                              lists:all(fun({Id, Ns}) -> [N || {I, N} <- Got, I =:= Id] =:= Ns end,
+                                        Wanted)
+                      end, Receivers)
             end).
 
 env() ->
     ?LET({Lanes, Queue, Window, Batch},
-         {range(1, 4), oneof([1024, 8192, 262144]), oneof([1024, 16384, 4194304]), oneof([256, 4096, 65536])},
+         {range(1, 4), oneof([1024, 8192, 262144]), oneof([1024, 16384, 4194304]),
+          oneof([256, 4096, 65536])},
          [{lanes, Lanes}, {queue_bytes, Queue}, {window_bytes, Window}, {batch_bytes, Batch}]).
 
 step() ->
-    frequency([{5, {send, range(1, 6), bytes()}}, {2, {cast, range(1, 6), bytes()}}, {1, {call, range(1, 6), bytes()}},
-               {1, {retry, range(1, 6), bytes()}}, {6, {multicast, list(range(1, 6)), bytes()}}]).
+    frequency([{5, {send, range(1, 6), bytes()}}, {2, {cast, range(1, 6), bytes()}},
+               {1, {call, range(1, 6), bytes()}}, {1, {retry, range(1, 6), bytes()}},
+               {6, {multicast, list(range(1, 6)), bytes()}}]).
 
 bytes() -> frequency([{10, range(0, 100)}, {3, range(100, 5000)}, {2, range(5000, 300000)}]).
 
@@ -157,7 +188,8 @@ crosses_once(_) ->
               {A, B} = cluster:pair([{bulk_transport, dist}]),
               Pids = cluster:call(B, traffic, start_watchers, [500]),
               Before = sent(A, B),
-              ok = cluster:call(A, trunkline, multicast, [Pids, {from, 1, 1, crypto:strong_rand_bytes(Bytes)}]),
+              ok = cluster:call(A, trunkline, multicast,
+                                [Pids, {from, 1, 1, crypto:strong_rand_bytes(Bytes)}]),
               await_counts(B, Pids, 1),
               Sent = sent(A, B) - Before,
               ct:log("~b bytes to 500 processes: ~b bytes", [Bytes, Sent]),
@@ -167,18 +199,21 @@ crosses_once(_) ->
 
 sent(A, B) ->
     cluster:call(A, fun() ->
-                            {_, Port} = lists:keyfind(cluster:node_of(B), 1, erlang:system_info(dist_ctrl)),
+                            {_, Port} =
+                                lists:keyfind(cluster:node_of(B), 1, erlang:system_info(dist_ctrl)),
                             {ok, [{send_oct, Bytes}]} = inet:getstat(Port, [send_oct]),
                             Bytes
                     end).
 
 await_counts(Node, Pids, N) ->
-    cluster:await(fun() ->
-                          case cluster:call(Node, fun() -> lists:usort([traffic:count(P) || P <- Pids]) end) of
-                              [N] -> true;
-                              Other -> Other
-                          end
-                  end, ?DEADLINE).
+    cluster:await(
+      fun() ->
+              case cluster:call(Node,
+                                fun() -> lists:usort([traffic:count(P) || P <- Pids]) end) of
+                  [N] -> true;
+                  Other -> Other
+              end
+      end, ?DEADLINE).
 
 %% To 100,000 processes on five nodes, in parts; the lanes never hold more than their bound and
 %% one part.
@@ -189,20 +224,30 @@ hundred_thousand(_) ->
     Counters = [{B, cluster:call(B, ?MODULE, flood, [20_000])} || B <- Others],
     Pids = lists:append([Ps || {_, {Ps, _}} <- Counters]),
     Nodes = [cluster:node_of(B) || B <- Others],
-    Highest = cluster:call(A, fun() ->
-                                      {Pid, Ref} = spawn_monitor(fun() -> [ok = trunkline:multicast(Pids, {n, N}) || N <- [1, 2, 3]] end),
-                                      highest(Nodes, Pid, Ref, 0)
-                              end),
-    lists:foreach(fun({B, {_, Count}}) ->
-                          cluster:await(fun() -> case cluster:call(B, atomics, get, [Count, 1]) of 60_000 -> true; N -> N end end, 60_000)
-                  end, Counters),
+    Highest = cluster:call(
+                A, fun() ->
+                           {Pid, Ref} =
+                               spawn_monitor(
+                                 fun() ->
+                                         [ok = trunkline:multicast(Pids, {n, N}) || N <- [1, 2, 3]]
+                                 end),
+                           highest(Nodes, Pid, Ref, 0)
+                   end),
+    lists:foreach(
+      fun({B, {_, Count}}) ->
+              cluster:await(
+                fun() ->
+                        case cluster:call(B, atomics, get, [Count, 1]) of 60_000 -> true; N -> N end
+                end, 60_000)
+      end, Counters),
     [?assertEqual(0, cluster:call(B, atomics, get, [Count, 2])) || {B, {_, Count}} <- Counters],
     ct:log("at most ~b bytes were queued", [Highest]),
     ?assert(Highest < 262_144 + 2 * 16384 * 72),
     cluster:stop_all([A | Others]).
 
 highest(Nodes, Pid, Ref, Highest) ->
-    Queued = lists:max([B || Node <- Nodes, #{lanes := Lanes} <- [trunkline:info(Node)], #{queued_bytes := B} <- Lanes]),
+    Queued = lists:max([B || Node <- Nodes, #{lanes := Lanes} <- [trunkline:info(Node)],
+                             #{queued_bytes := B} <- Lanes]),
     receive
         {'DOWN', Ref, process, Pid, normal} -> Highest
     after 0 ->
@@ -227,7 +272,8 @@ in_order(Last, Count) ->
 
 %% With nosuspend those are named that would have had to wait, and get nothing.
 refused(_) ->
-    Nodes = [A, B, C] = [cluster:start([{queue_bytes, 4096}, {window_bytes, 4096}, {lanes, 1}]) || _ <- [1, 2, 3]],
+    Nodes = [A, B, C] =
+        [cluster:start([{queue_bytes, 4096}, {window_bytes, 4096}, {lanes, 1}]) || _ <- [1, 2, 3]],
     [begin cluster:connect(A, X), cluster:await_up(A, X) end || X <- [B, C]],
     [P1, P2] = cluster:call(B, traffic, start_watchers, [2]),
     [P3] = cluster:call(C, traffic, start_watchers, [1]),
@@ -235,22 +281,41 @@ refused(_) ->
     [P4] = cluster:call(D, traffic, start_watchers, [1]),
     cluster:suspend(B),
     %% So many, and more until C has had the time to take some.
-    Results = cluster:call(A, fun() -> refusals([P1, P2, P3], 2000, erlang:monotonic_time(millisecond) + ?DEADLINE, []) end),
+    Results =
+        cluster:call(A,
+                     fun() ->
+                             refusals([P1, P2, P3], 2000,
+                                      erlang:monotonic_time(millisecond) + ?DEADLINE, [])
+                     end),
     Counts = counts([P1, P2, P3], Results),
     ct:log("of ~b: ~p", [length(Results), Counts]),
     [{P1, N1}, {P2, N1}, {P3, N3}] = Counts,
     ?assert(N1 < 2000 andalso N3 > N1),
     cluster:continue(B),
-    [cluster:await(fun() -> case cluster:call(Node, traffic, count, [P]) of N -> true; Other -> {P, Other, N} end end)
+    [cluster:await(fun() ->
+                           case cluster:call(Node, traffic, count, [P]) of N -> true;
+                               Other -> {P, Other, N}
+                           end
+                   end)
      || {Node, P, N} <- [{B, P1, N1}, {B, P2, N1}, {C, P3, N3}]],
     %% To a node that is not connected:
     {not_sent, [{noconnect, [P4]}]} = cluster:call(A, trunkline, multicast, [[P4], x, [noconnect]]),
-    ok = cluster:call(A, fun() -> cluster:await(fun() -> trunkline:multicast([P3], {from, 2, 1, x}, [noconnect, nosuspend]) =:= ok end), ok end),
+    ok =
+        cluster:call(A,
+                     fun() ->
+                             cluster:await(
+                               fun() ->
+                                       trunkline:multicast([P3], {from, 2, 1, x},
+                                                           [noconnect, nosuspend]) =:= ok
+                               end),
+                             ok
+                     end),
     cluster:stop_all([D | Nodes]).
 
 refusals([P1, _, P3] = Pids, Times, Deadline, Before) ->
-    Results = Before ++ [{N, trunkline:multicast(Pids, {from, 1, N, traffic:payload(999)}, [nosuspend])}
-                         || N <- lists:seq(length(Before) + 1, length(Before) + Times)],
+    Results = Before
+        ++ [{N, trunkline:multicast(Pids, {from, 1, N, traffic:payload(999)}, [nosuspend])}
+            || N <- lists:seq(length(Before) + 1, length(Before) + Times)],
     case counts([P1, P3], Results) of
         [{P1, N1}, {P3, N3}] when N3 =< N1 ->
             erlang:monotonic_time(millisecond) < Deadline orelse error({timeout, N1, N3}),
@@ -260,34 +325,45 @@ refusals([P1, _, P3] = Pids, Times, Deadline, Before) ->
     end.
 
 %% How many each got.
-counts(Pids, Results) -> [{P, length([N || {N, Result} <- Results, not is_refused(P, Result)])} || P <- Pids].
+counts(Pids, Results) ->
+    [{P, length([N || {N, Result} <- Results, not is_refused(P, Result)])} || P <- Pids].
 
 is_refused(_, ok) -> false;
-is_refused(Pid, {not_sent, NotSent}) -> lists:any(fun({nosuspend, Tos}) -> lists:member(Pid, Tos) end, NotSent).
+is_refused(Pid, {not_sent, NotSent}) ->
+    lists:any(fun({nosuspend, Tos}) -> lists:member(Pid, Tos) end, NotSent).
 
 %% Without, the sender waits, for that node; and all arrives.
 waits(_) ->
     {A, B} = cluster:pair([{queue_bytes, 4096}, {window_bytes, 4096}, {bulk_bytes, 200_000}]),
     Pids = cluster:call(B, traffic, start_watchers, [50]),
     cluster:suspend(B),
-    Sender = cluster:call(A, fun() ->
-                                     spawn(fun() ->
-                                                   [ok = trunkline:multicast(Pids, {from, 1, N, traffic:payload(N rem 7 * 20_000 + 10)})
-                                                    || N <- lists:seq(1, 100)],
-                                                   receive stop -> ok end
-                                           end)
-                             end),
+    Sender = cluster:call(
+               A, fun() ->
+                          spawn(fun() ->
+                                        [ok =
+                                             trunkline:multicast(
+                                               Pids,
+                                               {from, 1, N, traffic:payload(N rem 7 * 20_000 + 10)})
+                                         || N <- lists:seq(1, 100)],
+                                        receive stop -> ok end
+                                end)
+                  end),
     cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > 0 end),
     cluster:continue(B),
     await_counts(B, Pids, 100),
     [?assertMatch(#{1 := {100, 100, []}}, cluster:call(B, traffic, summary, [P])) || P <- Pids],
     true = cluster:call(A, erlang, is_process_alive, [Sender]),
-    cluster:await(fun() -> [] =:= [x || #{queued_messages := Q, in_flight_messages := F} <- lanes(A, B), Q + F > 0] end),
+    cluster:await(
+      fun() ->
+              [] =:= [x
+                      || #{queued_messages := Q, in_flight_messages := F} <- lanes(A, B), Q + F > 0]
+      end),
     cluster:await(fun() -> case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
                                #{large := #{pending_messages := 0}} -> true;
                                Info -> Info
                            end end),
-    #{lost := #{queued := 0, unconfirmed := 0}} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := #{queued := 0, unconfirmed := 0}} =
+        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     cluster:stop_all([A, B]).
 
 lanes(A, B) -> maps:get(lanes, cluster:call(A, trunkline, info, [cluster:node_of(B)])).
@@ -299,17 +375,38 @@ connects(_) ->
     ok = cluster:call(A, trunkline, multicast, [Pids, {from, 1, 1, x}]),
     cluster:await_up(A, B),
     ok = cluster:call(A, trunkline, multicast, [Pids, {from, 1, 2, x}]),
-    [cluster:await(fun() -> cluster:call(X, fun() -> lists:all(fun(P) -> traffic:count(P) =:= 2 end, [P || P <- Pids, node(P) =:= node()]) end) end)
+    [cluster:await(
+       fun() ->
+               cluster:call(X,
+                            fun() ->
+                                    lists:all(fun(P) -> traffic:count(P) =:= 2 end,
+                                              [P || P <- Pids, node(P) =:= node()])
+                            end)
+       end)
      || X <- [B, C]],
     _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
     cluster:await_state(A, B, down),
     ok = cluster:call(A, trunkline, multicast, [Pids, {from, 1, 3, x}]),
-    [cluster:await(fun() -> cluster:call(X, fun() -> lists:all(fun(P) -> traffic:count(P) =:= 3 end, [P || P <- Pids, node(P) =:= node()]) end) end)
+    [cluster:await(
+       fun() ->
+               cluster:call(X,
+                            fun() ->
+                                    lists:all(fun(P) -> traffic:count(P) =:= 3 end,
+                                              [P || P <- Pids, node(P) =:= node()])
+                            end)
+       end)
      || X <- [B, C]],
     %% A node that is not there: the messages are lost, and nobody waits for long.
     Gone = [pid_of('nobody@127.0.0.1', N) || N <- lists:seq(1, 10)],
     ok = cluster:call(A, trunkline, multicast, [Gone ++ Pids, {from, 1, 4, x}]),
-    [cluster:await(fun() -> cluster:call(X, fun() -> lists:all(fun(P) -> traffic:count(P) =:= 4 end, [P || P <- Pids, node(P) =:= node()]) end) end)
+    [cluster:await(
+       fun() ->
+               cluster:call(X,
+                            fun() ->
+                                    lists:all(fun(P) -> traffic:count(P) =:= 4 end,
+                                              [P || P <- Pids, node(P) =:= node()])
+                            end)
+       end)
      || X <- [B, C]],
     cluster:stop_all(Nodes).
 
@@ -318,7 +415,13 @@ without_trunkline(_) ->
     [A, B] = cluster:start_all([[], none]),
     cluster:connect(A, B),
     Pids = cluster:call(B, traffic, start_watchers, [20]),
-    ok = cluster:call(A, fun() -> [ok = trunkline:multicast(Pids, {from, 1, N, x}) || N <- lists:seq(1, 100)], ok end),
+    ok =
+        cluster:call(A,
+                     fun() ->
+                             [ok = trunkline:multicast(Pids, {from, 1, N, x})
+                              || N <- lists:seq(1, 100)],
+                             ok
+                     end),
     await_counts(B, Pids, 100),
     [?assertMatch(#{1 := {100, 100, []}}, cluster:call(B, traffic, summary, [P])) || P <- Pids],
     cluster:stop_all([A, B]).
@@ -328,47 +431,70 @@ without_trunkline(_) ->
 inboxes(_) ->
     {A, B} = cluster:pair([]),
     Bound = #{messages => 50},
-    {Server, Inbox} = cluster:call(B, fun() ->
-                                              Test = self(),
-                                              Pid = spawn(fun() ->
-                                                                  {ok, Inbox} = trunkline_inbox:open({local, with_inbox}, Bound),
-                                                                  Test ! {self(), Inbox},
-                                                                  consume(Inbox, 0, 0)
-                                                          end),
-                                              receive {Pid, Inbox} -> {Pid, Inbox} end
-                                      end),
+    {Server, Inbox} = cluster:call(
+                        B, fun() ->
+                                   Test = self(),
+                                   Pid = spawn(fun() ->
+                                                       {ok, Inbox} =
+                                                           trunkline_inbox:open(
+                                                             {local, with_inbox}, Bound),
+                                                       Test ! {self(), Inbox},
+                                                       consume(Inbox, 0, 0)
+                                               end),
+                                   receive {Pid, Inbox} -> {Pid, Inbox} end
+                           end),
     [Plain] = cluster:call(B, traffic, start_watchers, [1]),
     ok = cluster:call(B, trunkline_inboxes, met, [Inbox, cluster:node_of(A)]),
     cluster:await(fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [Inbox]) end),
-    ok = cluster:call(A, fun() ->
-                                 [ok = trunkline:multicast([Inbox, Plain, {with_inbox, node(Inbox)}], {from, 1, N, x}) || N <- lists:seq(1, 500)],
-                                 ok
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      [ok = trunkline:multicast([Inbox, Plain, {with_inbox, node(Inbox)}],
+                                                {from, 1, N, x}) || N <- lists:seq(1, 500)],
+                      ok
+              end),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Plain]) =:= 500 end),
-    cluster:await(fun() -> case cluster:call(B, fun() -> Server ! {read, self()}, receive {Server, R} -> R end end) of
-                               {1000, Most} when Most =< 50 -> true;
-                               Other -> Other
-                           end end, ?DEADLINE),
+    cluster:await(
+      fun() ->
+              case cluster:call(B,
+                                fun() ->
+                                        Server ! {read, self()},
+                                        receive {Server, R} -> R end
+                                end) of
+                  {1000, Most} when Most =< 50 -> true;
+                  Other -> Other
+              end end, ?DEADLINE),
     %% One that is full keeps nobody else from getting the message.
     Server ! pause,
-    Waiting = cluster:call(A, fun() ->
-                                      spawn(fun() -> [put(sent, trunkline:multicast([Inbox, Plain], {from, 3, N, x}) =:= ok andalso N)
-                                                              || N <- lists:seq(1, 60)] end)
-                              end),
+    Waiting = cluster:call(
+                A, fun() ->
+                           spawn(fun() ->
+                                         [put(sent,
+                                              trunkline:multicast([Inbox, Plain], {from, 3, N, x})
+                                                  =:= ok andalso N)
+                                                  || N <- lists:seq(1, 60)] end)
+                   end),
     %% (Before it has heard of its share it waits, for a moment, too.)
-    Progress = fun() -> {cluster:call(A, trunkline_inboxes, senders, [Inbox]), cluster:call(A, erlang, process_info, [Waiting, dictionary])} end,
+    Progress = fun() ->
+                       {cluster:call(A, trunkline_inboxes, senders, [Inbox]),
+                        cluster:call(A, erlang, process_info, [Waiting, dictionary])}
+               end,
     cluster:await(fun() ->
                           Before = Progress(),
                           Summary = cluster:call(B, traffic, summary, [Plain]),
                           case {Before, Summary, Progress()} of
-                              {{#{waiting := 1, refused := 0}, {dictionary, [{sent, Sent}]}}, #{3 := {N, N, []}}, Before} when N =:= Sent + 1 -> true;
+                              {{#{waiting := 1, refused := 0}, {dictionary, [{sent, Sent}]}},
+                               #{3 := {N, N, []}}, Before} when N =:= Sent + 1 -> true;
                               Other -> Other
                           end
                   end, ?DEADLINE),
     {not_sent, [{nosuspend, [Inbox]}]} =
-        cluster:call(A, fun() ->
-                                first_refusal(fun() -> trunkline:multicast([Plain, Inbox], {from, 2, 1, x}, [nosuspend]) end, 10_000)
-                        end),
+        cluster:call(
+          A, fun() ->
+                     first_refusal(
+                       fun() ->
+                               trunkline:multicast([Plain, Inbox], {from, 2, 1, x}, [nosuspend])
+                       end, 10_000)
+             end),
     cluster:stop_all([A, B]).
 
 first_refusal(Try, N) when N > 0 ->
@@ -380,7 +506,8 @@ first_refusal(Try, N) when N > 0 ->
 consume(Inbox, N, Most) ->
     receive
         {from, 1, _, _} ->
-            #{queued_messages := Queued} = trunkline_keeper:info(Inbox),      % and does not ask other nodes
+            %% This does not ask other nodes.
+            #{queued_messages := Queued} = trunkline_keeper:info(Inbox),
             trunkline_inbox:done(Inbox, 1),
             consume(Inbox, N + 1, max(Most, Queued));
         {read, From} ->
@@ -398,8 +525,21 @@ receivers_die(_) ->
     Mortal = cluster:call(B, traffic, start_watchers, [500]),
     Others = cluster:call(B, traffic, start_watchers, [500]),
     Mixed = lists:append([[M, O] || {M, O} <- lists:zip(Mortal, Others)]),
-    Killer = cluster:call(B, fun() -> spawn_monitor(fun() -> [begin exit(P, kill), erlang:yield() end || P <- Mortal] end) end),
-    ok = cluster:call(A, fun() -> [ok = trunkline:multicast(Mixed, {from, 1, N, x}) || N <- lists:seq(1, 50)], ok end),
+    Killer =
+        cluster:call(B,
+                     fun() ->
+                             spawn_monitor(
+                               fun() ->
+                                       [begin exit(P, kill), erlang:yield() end || P <- Mortal]
+                               end)
+                     end),
+    ok =
+        cluster:call(A,
+                     fun() ->
+                             [ok = trunkline:multicast(Mixed, {from, 1, N, x})
+                              || N <- lists:seq(1, 50)],
+                             ok
+                     end),
     await_counts(B, Others, 50),
     [?assertMatch(#{1 := {50, 50, []}}, cluster:call(B, traffic, summary, [P])) || P <- Others],
     {Pid, _} = Killer,
@@ -432,10 +572,11 @@ dying(End, Loss) ->
             [?assertMatch(#{1 := {N, N, []}}, cluster:call(B, traffic, summary, [P])) || P <- ToB];
         counted ->
             %% Once A has seen that it is gone.
-            cluster:await(fun() -> #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
-                                   ct:log("lost: ~p", [Lost]),
-                                   lists:sum(maps:values(Lost)) > 0
-                          end)
+            cluster:await(
+              fun() -> #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+                       ct:log("lost: ~p", [Lost]),
+                       lists:sum(maps:values(Lost)) > 0
+              end)
     end,
     cluster:stop_all(Nodes).
 
@@ -461,20 +602,26 @@ peer_stops_and_starts(_) ->
               end, 0).
 
 each_process_killed(_) ->
-    disturbed(fun(A, B) ->
-                      lists:foreach(fun({X, What}) ->
-                                            [Peer] = [cluster:node_of(N) || N <- [A, B], N =/= X],
-                                            anew:lanes(A, B, fun() ->
-                                                cluster:call(X, fun() -> [exit(P, kill) || P <- processes_of(What, Peer)], ok end)
-                                            end)
-                                    end, [{X, What} || What <- [lanes, inlets, link], X <- [A, B]])
-              end, counted).
+    disturbed(
+      fun(A, B) ->
+              lists:foreach(
+                fun({X, What}) ->
+                        [Peer] = [cluster:node_of(N) || N <- [A, B], N =/= X],
+                        anew:lanes(
+                          A, B, fun() ->
+                   cluster:call(X,
+                                fun() -> [exit(P, kill) || P <- processes_of(What, Peer)], ok end)
+               end)
+                end, [{X, What} || What <- [lanes, inlets, link], X <- [A, B]])
+      end, counted).
 
 %% (A link that waits, and a lane that has slept, run no code of their own module.)
 processes_of(What, Peer) ->
     #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Peer),
     case What of
-        lanes -> {_, Route} = lists:keyfind(Peer, 1, trunkline_route:all()), tuple_to_list(element(3, Route));
+        lanes ->
+            {_, Route} = lists:keyfind(Peer, 1, trunkline_route:all()),
+            tuple_to_list(element(3, Route));
         inlets -> Inlets;
         link -> [Link]
     end.
@@ -484,15 +631,20 @@ disturbed(Disturb, Loss) ->
     [ok = cluster:call(X, logger, set_primary_config, [level, none]) || X <- [A, B]],
     Pids = cluster:call(B, traffic, start_watchers, [20]),
     Stream = cluster:call(A, fun() -> spawn(fun() -> cast(Pids, 1) end) end),
-    lists:foreach(fun(_) ->
-                          Disturb(A, B),
-                          cluster:await_up(A, B),
-                          Seen = cluster:call(B, traffic, summary, [hd(Pids)]),
-                          cluster:await(fun() -> last(cluster:call(B, traffic, summary, [hd(Pids)])) > last(Seen) + 50 end)
-                  end, lists:seq(1, 5)),
+    lists:foreach(
+      fun(_) ->
+              Disturb(A, B),
+              cluster:await_up(A, B),
+              Seen = cluster:call(B, traffic, summary, [hd(Pids)]),
+              cluster:await(
+                fun() ->
+                        last(cluster:call(B, traffic, summary, [hd(Pids)])) > last(Seen) + 50
+                end)
+      end, lists:seq(1, 5)),
     N = cluster:call(A, traffic, stop_stream, [Stream]),
     Missing = lists:sum([begin
-                             cluster:await(fun() -> last(cluster:call(B, traffic, summary, [P])) =:= N end),
+                             cluster:await(
+                               fun() -> last(cluster:call(B, traffic, summary, [P])) =:= N end),
                              #{1 := {N, Arrived, Odd}} = cluster:call(B, traffic, summary, [P]),
                              ?assertEqual([], Odd),
                              N - Arrived

@@ -6,7 +6,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1, late_neighbour/1]).
+-export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1,
+         late_neighbour/1]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
@@ -42,7 +43,8 @@ c_node_of(Program) ->
 await_link(A, Node) ->
     cluster:await(fun() -> undefined =/= cluster:call(A, trunkline, info, [Node]) end),
     #{link := Link} = cluster:call(A, trunkline_peers, lookup, [Node]),
-    lists:foreach(fun(P) -> cluster:call(A, sys, get_state, [P]) end, [trunkline_links, Link, trunkline_inboxes]).
+    lists:foreach(fun(P) -> cluster:call(A, sys, get_state, [P]) end,
+                  [trunkline_links, Link, trunkline_inboxes]).
 
 open_inbox(Node, Name) ->
     {ok, _} = cluster:call(Node, mailroom, start, [{local, Name}, #{}, #{}]),
@@ -50,14 +52,16 @@ open_inbox(Node, Name) ->
 
 compile(Program, Source) ->
     Ei = code:lib_dir(erl_interface),
-    case {os:find_executable("cc"), is_list(Ei) andalso filelib:is_regular(filename:join(Ei, "include/ei.h"))} of
+    case {os:find_executable("cc"),
+          is_list(Ei) andalso filelib:is_regular(filename:join(Ei, "include/ei.h"))} of
         {false, _} ->
             {error, "there is no C compiler"};
         {_, false} ->
             {error, "there is no erl_interface"};
         _ ->
-            Said = os:cmd(io_lib:format("cc -pthread -o '~ts' '~ts' -I'~ts/include' -L'~ts/lib' -lei",
-                                        [Program, Source, Ei, Ei])),
+            Said = os:cmd(
+                     io_lib:format("cc -pthread -o '~ts' '~ts' -I'~ts/include' -L'~ts/lib' -lei",
+                                   [Program, Source, Ei, Ei])),
             case filelib:is_regular(Program) of
                 true -> ok;
                 false -> error({not_compiled, Said})
@@ -67,7 +71,8 @@ compile(Program, Source) ->
 start_c_node(Program, A) ->
     Cookie = atom_to_list(cluster:call(A, erlang, get_cookie, [])),
     Port = open_port({spawn_executable, Program},
-                     [{args, [peer:random_name("trunkline_c"), Cookie, atom_to_list(cluster:node_of(A))]},
+                     [{args,
+                       [peer:random_name("trunkline_c"), Cookie, atom_to_list(cluster:node_of(A))]},
                       {line, 10_000}, exit_status]),
     receive
         {Port, {data, {eol, "connected " ++ CNode}}} -> {Port, list_to_atom(CNode)};
@@ -139,27 +144,32 @@ gone_before_a_session(_) ->
     Node = start(none, ["-hidden"]),
     cluster:connect(Node, A),
     Links = {trunkline_links, cluster:node_of(A)},
-    ok = cluster:call(Node, fun() ->
-                                    {ok, Options} = trunkline_options:check([]),
-                                    Link = spawn(timer, sleep, [infinity]),
-                                    Hello = trunkline_handshake:hello(Options),
-                                    Links ! {trunkline, node(), {hello, Link, make_ref(), Hello, true}},
-                                    ok
-                            end),
+    ok = cluster:call(
+           Node, fun() ->
+                         {ok, Options} = trunkline_options:check([]),
+                         Link = spawn(timer, sleep, [infinity]),
+                         Hello = trunkline_handshake:hello(Options),
+                         Links ! {trunkline, node(), {hello, Link, make_ref(), Hello, true}},
+                         ok
+                 end),
     cluster:await_state(A, Node, opening),
     cluster:kill(Node),
     await_forgotten(A, cluster:node_of(Node)),
     cluster:stop_all([Node, A]).
 
 await_forgotten(A, Node) ->
-    cluster:await(fun() ->
-                          {[], none, false} =:=
-                              cluster:call(A, fun() ->
-                                                      {[N || N <- maps:keys(maps:get(peers, trunkline:info())), N =:= Node],
-                                                       trunkline_route:lookup(Node),
-                                                       lists:keymember(Node, 1, supervisor:which_children(trunkline_link_sup))}
-                                              end)
-                  end).
+    cluster:await(
+      fun() ->
+              {[], none, false} =:=
+                  cluster:call(
+                    A, fun() ->
+                               {[N
+                                 || N <- maps:keys(maps:get(peers, trunkline:info())), N =:= Node],
+                                trunkline_route:lookup(Node),
+                                lists:keymember(Node, 1,
+                                                supervisor:which_children(trunkline_link_sup))}
+                       end)
+      end).
 
 %% A neighbour that answers late, for all the time there is, is near: the kernels know. So there
 %% are no more connections to it than to others, and the kernel's own congestion control.
@@ -173,7 +183,8 @@ late_neighbours() ->
     {ok, Own} = file:read_file("/proc/sys/net/ipv4/tcp_congestion_control"),
     Others = [binary_to_atom(Name) || Name <- trunkline_socket:offered(), Name =/= string:trim(Own),
                                       trunkline_socket:accepts(binary_to_atom(Name))],
-    Env = [{lane_transport, auto}, {far_connections, 16}] ++ [{congestion_control, hd(Others)} || Others =/= []],
+    Env = [{lane_transport, auto}, {far_connections, 16}]
+        ++ [{congestion_control, hd(Others)} || Others =/= []],
     [A, B] = [start(Env, []) || _ <- "AB"],
     [ok = cluster:call(Node, fun answer_late/0) || Node <- [A, B]],
     cluster:connect(A, B),
@@ -183,7 +194,8 @@ late_neighbours() ->
                                #{round_trip := undefined} = I -> I;
                                #{round_trip := Time} when is_integer(Time) -> true
                            end end),
-    ?assertMatch(#{round_trip := Time, batches := #{by := distribution, connections := 0}} when Time < 2000, Info()),
+    ?assertMatch(#{round_trip := Time, batches := #{by := distribution, connections := 0}}
+  when Time < 2000, Info()),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     cluster:await(fun() ->
                           _ = cluster:call(A, trunkline, send, [To, binary:copy(<<0>>, 1_000_000)]),
@@ -198,10 +210,12 @@ late_neighbours() ->
 answer_late() ->
     Module = trunkline_reach,
     {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(Module), [abstract_code]),
-    Late = "answer(Peer, Ref) -> spawn(fun() -> timer:sleep(20), answer_at_once(Peer, Ref) end), ok.",
+    Late =
+        "answer(Peer, Ref) -> spawn(fun() -> timer:sleep(20), answer_at_once(Peer, Ref) end), ok.",
     {ok, Tokens, _} = erl_scan:string(Late),
     {ok, Answer} = erl_parse:parse_form(Tokens),
-    Changed = lists:flatmap(fun({function, Line, answer, 2, Clauses}) -> [{function, Line, answer_at_once, 2, Clauses}, Answer];
+    Changed = lists:flatmap(fun({function, Line, answer, 2, Clauses}) ->
+                                    [{function, Line, answer_at_once, 2, Clauses}, Answer];
                                (Form) -> [Form]
                             end, Forms),
     {ok, Module, Code} = compile:forms(Changed, []),

@@ -1,7 +1,8 @@
 %% Two modules with the same functions, ours and the one that ours stands for, are given odd
 %% arguments: each in the place of each argument that is right, and, if asked for, each pair of them
-%% in the places of each two (which of them is complained of?). Both modules must answer with the same class and the same reason. What the other
-%% module does on the release that runs is what is right; nothing is written down here.
+%% in the places of each two (which of them is complained of?). Both modules must answer with the
+%% same class and the same reason. What the other module does on the release that runs is what is
+%% right; nothing is written down here.
 -module(odd).
 
 -export([differences/4, errors/2]).
@@ -19,14 +20,17 @@
 %% Each call that ends in another way. Runs at the node that calls. The table must have all
 %% functions that both modules export.
 -spec differences(Theirs :: module(), Ours :: module(), table(), singles | pairs) ->
-          {[{atom(), Args :: [term()], Theirs :: ending(), Ours :: ending()}], Compared :: pos_integer()}.
+          {[{atom(), Args :: [term()], Theirs :: ending(), Ours :: ending()}],
+           Compared :: pos_integer()}.
 differences(Theirs, Ours, Table, Which) ->
     [] = lists:usort([F || F <- Ours:module_info(exports), lists:member(F, exports(Theirs))])
-        -- [{module_info, 0}, {module_info, 1} | [{Name, length(Right(Theirs))} || {Name, Right} <- Table]],
+        -- [{module_info, 0}, {module_info, 1}
+            | [{Name, length(Right(Theirs))} || {Name, Right} <- Table]],
     Calls = lists:append([calls(Name, Right, Theirs, Which) || {Name, Right} <- Table]),
     {[{Name, args(Right, Places, Theirs), Expected, Given}
       || {Name, Right, Places} <- Calls,
-         [Expected, Given] <- [[without(Ours, Theirs, ending(M, Name, Right, Places)) || M <- [Theirs, Ours]]],
+         [Expected, Given] <- [[without(Ours, Theirs, ending(M, Name, Right, Places))
+                                || M <- [Theirs, Ours]]],
          Expected =/= Given],
      length(Calls)}.
 
@@ -34,19 +38,23 @@ differences(Theirs, Ours, Table, Which) ->
 %% shell says.
 %% Runs at the node that calls.
 -spec errors(module(), table()) ->
-          [{Function :: atom(), Args :: [term()], Odd :: pos_integer() | none, Reason :: term(), Said :: string()}].
+          [{Function :: atom(), Args :: [term()], Odd :: pos_integer() | none, Reason :: term(),
+            Said :: string()}].
 errors(Module, Table) ->
     [] = lists:usort([F || {Name, _} = F <- Module:module_info(exports), Name =/= module_info])
         -- [{Name, length(Right(Module))} || {Name, Right} <- Table],
     [{Name, args(Right, Places, Module), hd(maps:keys(Places) ++ [none]), Reason, Said}
      || {Name0, Right0} <- Table, {Name, Right, Places} <- calls(Name0, Right0, Module, singles),
-        {error, Reason, Said} <- [in_process(fun() -> said(Module, Name, args(Right, Places, Module)) end, ?WAITS)]].
+        {error, Reason, Said} <- [in_process(
+                                    fun() -> said(Module, Name, args(Right, Places, Module)) end,
+                                    ?WAITS)]].
 
 said(Module, Name, Args) ->
     try apply(Module, Name, Args) of
         _ -> ok
     catch
-        error:Reason:Stack -> {error, Reason, lists:flatten(erl_error:format_exception(error, Reason, Stack))};
+        error:Reason:Stack ->
+            {error, Reason, lists:flatten(erl_error:format_exception(error, Reason, Stack))};
         _:_ -> ok
     end.
 
@@ -75,11 +83,11 @@ args(Right, Places, Module) ->
      end || {N, Arg} <- lists:enumerate(Right(Module))].
 
 odd() ->
-    [odd, '', -1, 1.5, -0.5, 16#100000000, 1 bsl 70, "odd", [], [odd], ["odd"], [odd | odd], <<"odd">>,
-     {}, {odd}, {odd, odd}, {odd, node()}, {"odd", node()}, {odd, "odd"}, {odd, odd, odd},
-     {global, odd}, {global, {odd}}, {local, "odd"}, {via, no_such_module, odd}, {via, "odd", odd}, {via, via_test, odd}, {via, ?MODULE, odd},
-     {abs, odd}, {abs, 1.5}, {abs, 1 bsl 62}, {abs, -1 bsl 60},
-     {clean_timeout, odd}, {dirty_timeout, -1},
+    [odd, '', -1, 1.5, -0.5, 16#100000000, 1 bsl 70, "odd", [], [odd], ["odd"], [odd | odd],
+     <<"odd">>, {}, {odd}, {odd, odd}, {odd, node()}, {"odd", node()}, {odd, "odd"},
+     {odd, odd, odd}, {global, odd}, {global, {odd}}, {local, "odd"}, {via, no_such_module, odd},
+     {via, "odd", odd}, {via, via_test, odd}, {via, ?MODULE, odd}, {abs, odd}, {abs, 1.5},
+     {abs, 1 bsl 62}, {abs, -1 bsl 60}, {clean_timeout, odd}, {dirty_timeout, -1},
      make_ref(), {make_ref(), odd}, [make_ref() | make_ref()],
      {[alias | make_ref()], odd}, {'DOWN', make_ref(), process, self(), odd},
      #{}, #{odd => odd}, #{make_ref() => odd},
@@ -93,8 +101,11 @@ ending(Module, Name, Right, Places) ->
     in_process(fun() -> ending(Module, Name, args(Right, Places, Module)) end, ?BLOCKS).
 
 in_process(Fun, Time) ->
-    {Pid, Ref} = spawn_monitor(fun() -> process_flag(trap_exit, true),           % what it starts may end at once
-                                        exit({ended, Fun()}) end),
+    {Pid, Ref} = spawn_monitor(fun() ->
+                                       %% What it starts may end at once.
+                                       process_flag(trap_exit, true),
+                                       exit({ended, Fun()})
+                               end),
     receive
         {'DOWN', Ref, process, Pid, {ended, Ending}} -> Ending;
         {'DOWN', Ref, process, Pid, Reason} -> {killed, Reason}
@@ -106,7 +117,8 @@ in_process(Fun, Time) ->
 %% What an opaque result is made of is not compared.
 ending(Module, Name, Args) ->
     try apply(Module, Name, Args) of
-        Result when is_atom(Result); is_number(Result); element(1, Result) =:= error -> {ok, Result};
+        Result when is_atom(Result); is_number(Result); element(1, Result) =:= error ->
+            {ok, Result};
         _ -> {ok, returns}
     catch
         Class:Reason -> {Class, Reason}

@@ -5,7 +5,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
+         end_per_group/2]).
 -export([contents/1, project/1, release/1, private_release/1]).
 
 suite() -> [{timetrap, {minutes, 10}}].
@@ -19,14 +20,16 @@ groups() -> [{Tool, [], [project, release, private_release]} || Tool <- [rebar3,
 init_per_suite(Config) ->
     Root = command:root(),
     Tar = filename:join(?config(priv_dir, Config), "trunkline.tar.gz"),
-    Files = [{Name, filename:join(Root, Name)} || File <- files(Root), Name <- filelib:wildcard(File, Root)],
+    Files = [{Name, filename:join(Root, Name)}
+             || File <- files(Root), Name <- filelib:wildcard(File, Root)],
     ok = erl_tar:create(Tar, Files, [compressed]),
     [{tar, Tar} | Config].
 
 end_per_suite(_) -> ok.
 
 files(Root) ->
-    {ok, [{application, trunkline, Properties}]} = file:consult(filename:join(Root, "src/trunkline.app.src")),
+    {ok, [{application, trunkline, Properties}]} =
+        file:consult(filename:join(Root, "src/trunkline.app.src")),
     proplists:get_value(files, Properties).
 
 %% All that is named is there, and all that a package needs is named.
@@ -35,7 +38,8 @@ contents(Config) ->
     [?assertNotEqual({File, []}, {File, filelib:wildcard(File, Root)}) || File <- files(Root)],
     {ok, Names} = erl_tar:table(?config(tar, Config), [compressed]),
     [?assert(lists:member(Name, Names))
-     || Name <- ["src/trunkline.app.src", "src/trunkline.erl", "rebar.config", "README.md", "CHANGELOG.md", "LICENSE"]].
+     || Name <- ["src/trunkline.app.src", "src/trunkline.erl", "rebar.config", "README.md",
+                 "CHANGELOG.md", "LICENSE"]].
 
 %% --- projects -----------------------------------------------------------------------------
 
@@ -60,8 +64,10 @@ end_per_group(_, Config) ->
 %% The project, with the package in it.
 unpack(Name, Package, Config) ->
     Project = filename:join(?config(priv_dir, Config), Name),
-    {0, _} = command:run("/", [], ["cp", "-rL", filename:join(?config(data_dir, Config), Name), Project]),
-    ok = erl_tar:extract(?config(tar, Config), [compressed, {cwd, filename:join(Project, Package)}]),
+    {0, _} = command:run("/", [],
+                         ["cp", "-rL", filename:join(?config(data_dir, Config), Name), Project]),
+    ok =
+        erl_tar:extract(?config(tar, Config), [compressed, {cwd, filename:join(Project, Package)}]),
     Project.
 
 build(Command, Config) ->
@@ -80,7 +86,8 @@ env(Config) ->
     ok = file:change_mode(Git, 8#755),
     [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}, {"HOME", Home}, {"LC_ALL", "C.UTF-8"},
      {"MIX_HOME", Home}, {"MIX_ENV", "prod"}, {"MIX_REBAR3", os:find_executable("rebar3")}
-     | [{Name, "http://127.0.0.1:1"} || Name <- ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"]]].
+     | [{Name, "http://127.0.0.1:1"}
+        || Name <- ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"]]].
 
 mark(Config) -> filename:join(?config(priv_dir, Config), "git.was.run").
 
@@ -101,7 +108,8 @@ private_release(Config) ->
     ?assertMatch([_], filelib:wildcard("lib/ssl-*", Folder)),
     ?assertNot(lists:member(ssl, exchange({release, Folder}, [], Config))),
     Flags = lists:join(" ", ["-proto_dist", "inet_tls" | certificates:dist_arguments()]),
-    ?assert(lists:member(ssl, exchange({release, Folder}, [{"ERL_FLAGS", lists:append(Flags)}], Config))).
+    ?assert(
+      lists:member(ssl, exchange({release, Folder}, [{"ERL_FLAGS", lists:append(Flags)}], Config))).
 
 make_release(Name, Config) ->
     {Command, Folder} = case ?config(tool, Config) of
@@ -116,12 +124,15 @@ make_release(Name, Config) ->
 exchange(What, Env, Config) ->
     Start = fun(Name, Peer) ->
                     {NodeEnv, Command} = node(?config(tool, Config), What, Name),
-                    command:start(?config(project, Config), Peer ++ NodeEnv ++ Env ++ env(Config), Command)
+                    command:start(?config(project, Config),
+                                  Peer ++ NodeEnv ++ Env ++ env(Config), Command)
             end,
     Receiver = Start(peer:random_name("fresh"), []),
     {ok, Said} = command:await_line(Receiver, "{ready,"),
     {ready, Node} = term(Said, "{ready,"),
-    {0, Report} = command:await_exit(Start(peer:random_name("fresh"), [{"FRESH_PEER", atom_to_list(Node)}]), []),
+    {0, Report} =
+        command:await_exit(Start(peer:random_name("fresh"), [{"FRESH_PEER", atom_to_list(Node)}]),
+                           []),
     {done, Way, Running} = term(Report, "{done,"),
     ?assertEqual(#{fallbacks => 0, large => 1, by => connections, received => 1}, Way),
     {0, _} = command:await_exit(Receiver, Said),
@@ -140,7 +151,8 @@ node(rebar3, project, Name) ->
 node(mix, project, Name) ->
     {[], ["elixir", "--sname", Name, "--cookie", "fresh", "-S", "mix", "run", "--no-halt"]};
 node(rebar3, {release, Folder}, Name) ->
-    {[{"FRESH_NAME", Name}, {"FRESH_COOKIE", "fresh"}], [filename:join([Folder, "bin", filename:basename(Folder)]), "foreground"]};
+    {[{"FRESH_NAME", Name}, {"FRESH_COOKIE", "fresh"}],
+     [filename:join([Folder, "bin", filename:basename(Folder)]), "foreground"]};
 node(mix, {release, Folder}, Name) ->
     {[{"RELEASE_NODE", Name}, {"RELEASE_COOKIE", "fresh"}, {"RELEASE_DISTRIBUTION", "sname"}],
      [filename:join([Folder, "bin", filename:basename(Folder)]), "start"]}.

@@ -5,10 +5,13 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
--export([send/1, order/1, exit_signals/1, gen/1, get_after_publish/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
-         monitor/1, handbook/1]).
--export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1,
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
+         end_per_group/2]).
+-export([send/1, order/1, exit_signals/1, gen/1, get_after_publish/1, gen_server/1,
+         gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, monitor/1,
+         handbook/1]).
+-export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1,
+         untouched/1, types/1, otp/1,
          ourselves/1]).
 -export([start_servers/0, run/2]).
 -export([init/1, handle_event/2, handle_call/2, terminate/2]).
@@ -16,12 +19,14 @@
 suite() -> [{timetrap, {minutes, 30}}].
 
 all() ->
-    [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options, untouched, types, otp,
+    [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options,
+     untouched, types, otp,
      ourselves].
 
 groups() ->
-    [{nodes, [], [send, order, exit_signals, gen, get_after_publish, gen_server, gen_server_exits, gen_server_requests, gen_statem,
-                  gen_event, erpc, monitor, handbook]}].
+    [{nodes, [],
+      [send, order, exit_signals, gen, get_after_publish, gen_server, gen_server_exits,
+       gen_server_requests, gen_statem, gen_event, erpc, monitor, handbook]}].
 
 init_per_suite(Config) -> Config.
 end_per_suite(_) -> ok.
@@ -30,7 +35,8 @@ init_per_group(nodes, Config) ->
     {A, B} = cluster:pair([]),
     Source = source(Config, conversation),
     [load(Node, compile(Source, Name, Options))
-     || Node <- [A, B], {Name, Options} <- [{conversation_by_otp, []}, {conversation_by_lane, transform()}]],
+     || Node <- [A, B],
+        {Name, Options} <- [{conversation_by_otp, []}, {conversation_by_lane, transform()}]],
     [{a, A}, {b, B} | Config].
 
 end_per_group(nodes, Config) -> cluster:stop_all([?config(a, Config), ?config(b, Config)]).
@@ -65,10 +71,14 @@ answers(Config, Module, Function) ->
 %% When the lanes have passed on what they were given: nobody waits for the last of it.
 by_lane(A, B) ->
     Lanes = fun() -> maps:get(lanes, cluster:call(A, trunkline, info, [cluster:node_of(B)])) end,
-    cluster:await(fun() -> case [Lane || #{queued_messages := Q, in_flight_messages := F} = Lane <- Lanes(), Q + F > 0] of
-                               [] -> true;
-                               Busy -> Busy
-                           end end),
+    cluster:await(
+      fun() ->
+              case [Lane
+                    || #{queued_messages := Q, in_flight_messages := F} = Lane <- Lanes(),
+                       Q + F > 0] of
+                  [] -> true;
+                  Busy -> Busy
+              end end),
     lists:sum([Messages || #{messages := Messages} <- Lanes()]).
 
 %% Runs at the node: in a process of its own, whose mailbox is empty, and stays so.
@@ -89,7 +99,8 @@ comparable(Pid) when is_pid(Pid) ->
         {registered_name, Name} -> Name;
         _ -> pid
     end;
-comparable({Reason, [{Module, Function, _, Location} | _]}) when is_atom(Module), is_atom(Function), is_list(Location) ->
+comparable({Reason, [{Module, Function, _, Location} | _]})
+  when is_atom(Module), is_atom(Function), is_list(Location) ->
     {Reason, stack};
 comparable(Term) when is_tuple(Term) -> list_to_tuple(comparable(tuple_to_list(Term)));
 comparable([Head | Tail]) -> [comparable(Head) | comparable(Tail)];
@@ -104,7 +115,8 @@ start_servers() ->
     {ok, Server} = server:start(gen_server),
     {ok, Statem} = server:start(gen_statem),
     {ok, Event} = gen_event:start({local, test_gen_event}),
-    #{node => node(), echo => whereis(echo), gen_server => Server, gen_statem => Statem, gen_event => Event}.
+    #{node => node(), echo => whereis(echo), gen_server => Server, gen_statem => Statem,
+      gen_event => Event}.
 
 gone(Name) -> cluster:await(fun() -> whereis(Name) =:= undefined end).
 
@@ -133,12 +145,14 @@ get_after_publish(Config) ->
 handbook(Config) ->
     {A, B} = {?config(a, Config), ?config(b, Config)},
     {ok, Text} = file:read_file(filename:join(project(), "docs/howto/adopt.md")),
-    {match, [[Example]]} = re:run(Text, "```erlang\n(-module.*?)```", [global, dotall, {capture, all_but_first, binary}]),
+    {match, [[Example]]} = re:run(Text, "```erlang\n(-module.*?)```",
+                                  [global, dotall, {capture, all_but_first, binary}]),
     File = filename:join(?config(priv_dir, Config), "stock.erl"),
     %% (But for a time that a loaded machine may need.)
     [Head, Rest] = binary:split(Example, <<"{take, Item, N}, 1000)">>),
     ok = file:write_file(File, [Head, "{take, Item, N}, 60000)", Rest]),
-    {ok, stock, Binary, []} = compile:file(File, [binary, return, warnings_as_errors | transform()]),
+    {ok, stock, Binary, []} =
+        compile:file(File, [binary, return, warnings_as_errors | transform()]),
     [load(Node, {stock, Binary, []}) || Node <- [A, B]],
     Before = by_lane(A, B),
     ok = cluster:call(A, stock, example, [cluster:node_of(B)]),
@@ -161,25 +175,32 @@ lines(Config) ->
     Source = source(Config, grammar),
     Lines = [begin
                  load(compile(Source, Name, Options)),
-                 {error, badarg, Stack} = try Name:crash(["no destination"]) catch C:R:S -> {C, R, S} end,
-                 [proplists:get_value(line, Location) || {Module, _, _, Location} <- Stack, Module =:= Name]
+                 {error, badarg, Stack} =
+                     try Name:crash(["no destination"]) catch C:R:S -> {C, R, S} end,
+                 [proplists:get_value(line, Location)
+                  || {Module, _, _, Location} <- Stack, Module =:= Name]
              end || {Name, Options} <- [{grammar_by_otp, []}, {grammar_by_lane, transform()}]],
     [[Line], [Line]] = Lines,
     ?assert(is_integer(Line)),
-    Text = "-module(m).\n-export([f/1]).\nf(P) ->\n  X = P ! x,\n  gen_server:call(P, {x,\n Y}), fun(X) -> P ! X end.\n",
+    Text =
+        "-module(m).\n-export([f/1]).\nf(P) ->\n  X = P ! x,\n  gen_server:call(P, {x,\n Y}), "
+        "fun(X) -> P ! X end.\n",
     [begin
          {error, [{_, Errors}], [{_, Warnings}]} = compile:forms(forms(Text), [return | Options]),
          ?assertEqual({[{{6, 2}, erl_lint, {unbound_var, 'Y'}}],
-                       [{{4, 3}, erl_lint, {unused_var, 'X'}}, {{6, 11}, erl_lint, {shadowed_var, 'X', 'fun'}}]},
+                       [{{4, 3}, erl_lint, {unused_var, 'X'}},
+                        {{6, 11}, erl_lint, {shadowed_var, 'X', 'fun'}}]},
                       {Errors, Warnings})
      end || Options <- [[], transform()]].
 
 %% Local functions are what they are; imported ones are OTP's, and no import is left unused.
 names(Config) ->
-    Options = [warn_unused_import, warnings_as_errors, {nowarn_trunkline_transform, {gen_server, stop, 1}} | transform()],
+    Options = [warn_unused_import, warnings_as_errors,
+               {nowarn_trunkline_transform, {gen_server, stop, 1}} | transform()],
     {_, Binary, _} = Compiled = compile(source(Config, names), names_by_lane, Options),
     load(Compiled),
-    ?assertEqual([{mine, process, 0}, {mine, 0, 1}, {mine, 0, 2, 3}, {mine, a, b}, {mine, c, d}, {mine, 1, 2, 3}],
+    ?assertEqual([{mine, process, 0}, {mine, 0, 1}, {mine, 0, 2, 3}, {mine, a, b}, {mine, c, d},
+                  {mine, 1, 2, 3}],
                  names_by_lane:own(0)),
     {ok, {_, [{imports, Imports}]}} = beam_lib:chunks(Binary, [imports]),
     ?assertEqual([{gen_server, stop, 1}, {lists, member, 2}, {trunkline_erpc, multicast, 2},
@@ -187,12 +208,15 @@ names(Config) ->
                  lists:sort([MFA || {Module, _, _} = MFA <- Imports, Module =/= erlang])).
 
 %% What OTP's modules export and is left to them.
--define(LEFT, [start, start_link, start_monitor, enter_loop, stop, reply, add_sup_handler, swap_sup_handler,
-               %% not for users
-               behaviour_info, module_info, init_it, debug_options, hibernate_after, name, unregister_name, get_proc_name,
-               get_parent, format_status_header, '@wait_response_recv_opt', wake_hib, wakeup_from_hibernate, format_log, format_status,
-               system_code_change, system_continue, system_get_state, system_replace_state, system_terminate,
-               call_result, execute_call, execute_cast, is_arg_error, trim_stack]).
+-define(LEFT,
+        [start, start_link, start_monitor, enter_loop, stop, reply, add_sup_handler,
+         swap_sup_handler,
+         %% not for users
+         behaviour_info, module_info, init_it, debug_options, hibernate_after, name,
+         unregister_name, get_proc_name, get_parent, format_status_header,
+         '@wait_response_recv_opt', wake_hib, wakeup_from_hibernate, format_log, format_status,
+         system_code_change, system_continue, system_get_state, system_replace_state,
+         system_terminate, call_result, execute_call, execute_cast, is_arg_error, trim_stack]).
 
 %% Of every function that OTP's modules export it is decided what becomes of it, and
 %% what it becomes is there.
@@ -208,11 +232,14 @@ table(_) ->
                               {Ours, code:ensure_loaded(Ours) =:= {module, Ours}
                                andalso erlang:function_exported(Ours, Function, Arity)}, Called)
              end
-     end || Module <- [gen, gen_server, gen_statem, gen_event, erpc], {Function, Arity} <- Module:module_info(exports)],
+     end || Module <- [gen, gen_server, gen_statem, gen_event, erpc],
+            {Function, Arity} <- Module:module_info(exports)],
     [begin
          [{trunkline, Function, Arity}] = calls({erlang, Function, Arity}),
          ?assert(erlang:function_exported(trunkline, Function, Arity), {Function, Arity})
-     end || {Function, Arity} <- [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}, {exit, 2}]].
+     end
+     || {Function, Arity} <- [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2},
+                              {exit, 2}]].
 
 %% What is called by a transformed function that calls this one.
 calls({Module, Function, Arity}) ->
@@ -223,12 +250,15 @@ calls({Module, Function, Arity}) ->
 warnings(Config) ->
     Source = source(Config, doubts),
     {_, _, Warnings} = compile(Source, doubts, transform()),
-    ?assertEqual(expected(Source), lists:sort([{line(Location), kind(Warning)} || {Location, Warning} <- Warnings])),
-    [?assert(io_lib:printable_unicode_list(lists:flatten(trunkline_transform:format_error(Warning))))
+    ?assertEqual(expected(Source),
+                 lists:sort([{line(Location), kind(Warning)} || {Location, Warning} <- Warnings])),
+    [?assert(
+       io_lib:printable_unicode_list(lists:flatten(trunkline_transform:format_error(Warning))))
      || {_, Warning} <- Warnings],
     %% They are warnings as any others.
-    ?assertMatch({error, _, _}, compile:file(Source, [binary, return, warnings_as_errors, {d, 'NAME', doubts}
-                                                      | transform()])).
+    ?assertMatch({error, _, _},
+                 compile:file(Source, [binary, return, warnings_as_errors, {d, 'NAME', doubts}
+                                       | transform()])).
 
 line({Line, _}) -> Line;
 line(Line) -> Line.
@@ -250,40 +280,57 @@ silence(Config) ->
     {_, _, []} = compile(Source, doubts, [nowarn_trunkline_transform | transform()]),
     {_, _, []} = compile(Source, doubts, [{trunkline_transform, []} | transform()]),
     {_, _, All} = compile(Source, doubts, transform()),
-    {_, _, Some} = compile(Source, doubts, [{nowarn_trunkline_transform, [{f, 4}, {waits, 1}]} | transform()]),
-    {_, _, Most} = compile(Source, doubts, [{nowarn_trunkline_transform, {silent, 1}} | transform()]),
+    {_, _, Some} =
+        compile(Source, doubts, [{nowarn_trunkline_transform, [{f, 4}, {waits, 1}]} | transform()]),
+    {_, _, Most} =
+        compile(Source, doubts, [{nowarn_trunkline_transform, {silent, 1}} | transform()]),
     ?assertEqual(10, length(All) - length(Some)),
     ?assertEqual(1, length(All) - length(Most)),
     %% Of what they call.
     Rest = [Warning || {_, Warning} <- All,
-                       not is_tuple(Warning) orelse not lists:member(element(2, Warning), [{sys, suspend, 1}, {gen_server, stop, 1}])],
-    {_, _, Others} = compile(Source, doubts, [{nowarn_trunkline_transform, [{sys, suspend, 1}, {gen_server, stop, 1}]}
-                                              | transform()]),
+                       not is_tuple(Warning)
+                           orelse not lists:member(element(2, Warning),
+                                                   [{sys, suspend, 1}, {gen_server, stop, 1}])],
+    {_, _, Others} = compile(Source, doubts,
+                             [{nowarn_trunkline_transform,
+                               [{sys, suspend, 1}, {gen_server, stop, 1}]}
+                              | transform()]),
     ?assertEqual(Rest, [Warning || {_, Warning} <- Others]),
     ?assert(length(Rest) < length(All)),
     %% In the module itself.
     Text = "-module(m).\n-export([f/1]).\n-compile([~s]).\nf(P) -> P ! x, sys:suspend(P).\n",
-    [?assertMatch({ok, m, _, []}, compile:forms(forms(io_lib:format(Text, [Own])), [binary, return | transform()]))
-     || Own <- ["nowarn_trunkline_transform", "{nowarn_trunkline_transform, [{f, 1}]}", "{trunkline_transform, []}"]],
-    ?assertMatch({ok, m, _, [_]}, compile:forms(forms(io_lib:format(Text, [""])), [binary, return | transform()])).
+    [?assertMatch({ok, m, _, []},
+                  compile:forms(forms(io_lib:format(Text, [Own])), [binary, return | transform()]))
+     || Own <- ["nowarn_trunkline_transform", "{nowarn_trunkline_transform, [{f, 1}]}",
+                "{trunkline_transform, []}"]],
+    ?assertMatch({ok, m, _, [_]},
+                 compile:forms(forms(io_lib:format(Text, [""])), [binary, return | transform()])).
 
 %% Only what is asked for; a module's own option is the one that counts.
 classes(_) ->
-    Text = "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen:call(P, l, x), gen_server:call(P, x), gen_statem:call(P, x), "
-        "gen_event:sync_notify(P, x), erpc:call(N, m, f, []), monitor(process, P), exit(P, x), fun gen_server:cast/2.\n",
-    All = [{send, trunkline, send, 2}, {gen, trunkline_gen, call, 3}, {gen_server, trunkline_gen_server, call, 2},
-           {gen_server, trunkline_gen_server, cast, 2}, {gen_statem, trunkline_gen_statem, call, 2},
+    Text =
+        "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen:call(P, l, x), gen_server:call(P, "
+        "x), gen_statem:call(P, x), gen_event:sync_notify(P, x), erpc:call(N, m, f, []), "
+        "monitor(process, P), exit(P, x), fun gen_server:cast/2.\n",
+    All = [{send, trunkline, send, 2}, {gen, trunkline_gen, call, 3},
+           {gen_server, trunkline_gen_server, call, 2}, {gen_server, trunkline_gen_server, cast, 2},
+           {gen_statem, trunkline_gen_statem, call, 2},
            {gen_event, trunkline_gen_event, sync_notify, 2},
-           {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2}, {exit, trunkline, exit, 2}],
+           {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2},
+           {exit, trunkline, exit, 2}],
     [begin
-         Expected = lists:sort([{M, F, A} || {Class, M, F, A} <- All, lists:member(Class, Classes)]),
+         Expected =
+             lists:sort([{M, F, A} || {Class, M, F, A} <- All, lists:member(Class, Classes)]),
          Option = {trunkline_transform, Classes},
          ?assertEqual(Expected, ours(io_lib:format(Text, [""]), [Option])),
-         ?assertEqual(Expected, ours(io_lib:format(Text, [io_lib:format("-compile(~0p).\n", [Option])]),
-                                     [{trunkline_transform, [send, erpc]}]))
+         ?assertEqual(Expected,
+                      ours(io_lib:format(Text, [io_lib:format("-compile(~0p).\n", [Option])]),
+                           [{trunkline_transform, [send, erpc]}]))
      end || Classes <- [[]] ++ [[Class] || {Class, _, _, _} <- All] ++
-                [[send, gen_server], [send, monitor, exit, gen, gen_server, gen_statem, gen_event, erpc]]],
-    ?assertEqual(lists:sort([{M, F, A} || {_, M, F, A} <- All]), ours(io_lib:format(Text, [""]), [])),
+                [[send, gen_server],
+                 [send, monitor, exit, gen, gen_server, gen_statem, gen_event, erpc]]],
+    ?assertEqual(lists:sort([{M, F, A} || {_, M, F, A} <- All]),
+                 ours(io_lib:format(Text, [""]), [])),
     %% What is not transformed goes another way than what is.
     Mixed = forms("-module(m).\n-export([f/1]).\nf(P) ->\n P ! x,\n gen_server:cast(P, y).\n"),
     [{warning, _, [{_, [{{5, 2}, _, {order, {gen_server, cast, 2}}}]}]} =
@@ -292,7 +339,8 @@ classes(_) ->
 ours(Text, Options) ->
     Transformed = parse_transform(forms(Text), [nowarn_trunkline_transform | Options]),
     {ok, m, _} = compile:forms(Transformed),
-    lists:usort([MFA || {Module, _, _} = MFA <- said(Transformed), lists:prefix("trunkline", atom_to_list(Module))]).
+    lists:usort([MFA || {Module, _, _} = MFA <- said(Transformed),
+                        lists:prefix("trunkline", atom_to_list(Module))]).
 
 bad_options(_) ->
     Forms = forms("-module(m).\n-export([f/1]).\nf(P) -> P ! x.\n"),
@@ -315,7 +363,8 @@ untouched(Config) ->
     ?assertEqual(Talking, parse_transform(Talking, [{trunkline_transform, []}])),
     ?assertNotEqual(Talking, parse_transform(Talking, [])).
 
-%% Types of request ids go with the functions that make them; an attribute of the user's is the user's.
+%% Types of request ids go with the functions that make them. An attribute of the user's is the
+%% user's.
 types(_) ->
     Text = "-module(m).\n-export([f/1]).\n-record(r, {id :: ~w:request_id()}).\n"
         "-type t() :: [#r{} | ~w:request_id_collection() | gen_server:from()].\n"
@@ -327,8 +376,9 @@ types(_) ->
 
 %% OTP's own modules: those that say nothing stay as they are, and the others compile.
 otp(_) ->
-    Beams = lists:append([filelib:wildcard(filename:join([code:lib_dir(Application), "ebin", "*.beam"]))
-                          || Application <- [kernel, stdlib, sasl]]),
+    Beams = lists:append(
+              [filelib:wildcard(filename:join([code:lib_dir(Application), "ebin", "*.beam"]))
+               || Application <- [kernel, stdlib, sasl]]),
     Talking = lists:append([otp_module(beam_lib:chunks(Beam, [abstract_code])) || Beam <- Beams]),
     ct:pal("~b modules of ~b: ~0p", [length(Talking), length(Beams), Talking]),
     ?assert(length(Talking) > 20).
@@ -341,7 +391,8 @@ otp_module({ok, {Module, [{abstract_code, {raw_abstract_v1, Forms}}]}}) ->
             [];
         true ->
             ?assertEqual({Module, []}, {Module, [MFA || MFA <- said(Transformed), is_talk(MFA)]}),
-            ?assertMatch({Module, {ok, Module, _, _}}, {Module, compile:forms(Transformed, [binary, return])}),
+            ?assertMatch({Module, {ok, Module, _, _}},
+                         {Module, compile:forms(Transformed, [binary, return])}),
             [Module]
     end.
 
@@ -350,9 +401,12 @@ ourselves(_) ->
     _ = application:load(trunkline),
     {ok, Modules} = application:get_key(trunkline, modules),
     [begin
-         [Source] = filelib:wildcard(filename:join([project(), "src/**", atom_to_list(Module) ++ ".erl"])),
+         [Source] =
+             filelib:wildcard(filename:join([project(), "src/**", atom_to_list(Module) ++ ".erl"])),
          ?assertMatch({Module, {ok, Module, _, []}},
-                      {Module, compile:file(Source, [binary, return, nowarn_trunkline_transform | transform()])})
+                      {Module,
+                       compile:file(Source,
+                                    [binary, return, nowarn_trunkline_transform | transform()])})
      end || Module <- Modules, lists:prefix("trunkline", atom_to_list(Module))].
 
 project() ->
@@ -366,8 +420,10 @@ source(Config, Name) -> filename:join(?config(data_dir, Config), atom_to_list(Na
 
 %% With the transform's warnings.
 compile(Source, Name, Options) ->
-    {ok, Name, Binary, Warnings} = compile:file(Source, [binary, return, {d, 'NAME', Name} | Options]),
-    {Name, Binary, [{Location, Warning} || {_, Of} <- Warnings, {Location, trunkline_transform, Warning} <- Of]}.
+    {ok, Name, Binary, Warnings} =
+        compile:file(Source, [binary, return, {d, 'NAME', Name} | Options]),
+    {Name, Binary,
+     [{Location, Warning} || {_, Of} <- Warnings, {Location, trunkline_transform, Warning} <- Of]}.
 
 load({Name, Binary, _}) ->
     {module, Name} = code:load_binary(Name, "nofile", Binary).
@@ -395,7 +451,8 @@ said({call, _, {atom, _, exit}, [_, _] = Args}) ->
     [{erlang, exit, 2} | said(Args)];
 said({call, _, {atom, _, monitor}, [_, _] = Args}) ->
     [{erlang, monitor, length(Args)} | said(Args)];
-said({call, _, {atom, _, apply}, [{atom, _, Module}, {atom, _, Function}, {cons, _, _, {cons, _, _, {nil, _}}} = Args]}) ->
+said({call, _, {atom, _, apply},
+      [{atom, _, Module}, {atom, _, Function}, {cons, _, _, {cons, _, _, {nil, _}}} = Args]}) ->
     [{Module, Function, 2} | said(Args)];
 said({'fun', _, {function, {atom, _, Module}, {atom, _, Function}, {integer, _, Arity}}}) ->
     [{Module, Function, Arity}];
@@ -408,9 +465,12 @@ said(_) ->
 
 %% Is it for the transform?
 is_talk({erlang, Function, Arity}) ->
-    lists:member({Function, Arity}, [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2}, {exit, 2}]);
+    lists:member({Function, Arity},
+                 [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2},
+                  {exit, 2}]);
 is_talk({Module, Function, _}) ->
-    lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc]) andalso not lists:member(Function, ?LEFT).
+    lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc])
+        andalso not lists:member(Function, ?LEFT).
 
 forms(Text) -> forms(Text, {1, 1}).
 
