@@ -285,7 +285,7 @@ server_gone(Config) ->
       fun() ->
               cluster:call(?config(there, Config),
                            fun() -> [] =:= [N || N <- [test_gen_server, test_gen_statem],
-                                     whereis(N) =/= undefined] end) end).
+                                                 whereis(N) =/= undefined] end) end).
 
 %% Names of other registries.
 call_names(Config) ->
@@ -499,12 +499,14 @@ waiters(Pid) ->
     ok.
 
 collect(Got) when length(Got) =:= 2 ->
-    receive {got, From} ->
-                From ! {got, lists:sort(fun(X, Y) -> element(1, X) < element(1, Y) end, Got)}
+    receive
+        {got, From} ->
+            From ! {got, lists:sort(fun(X, Y) -> element(1, X) < element(1, Y) end, Got)}
     end;
 collect(Got) ->
-    receive Reason
-              when not is_pid(Reason), element(1, Reason) =/= got -> collect([Reason | Got]) end.
+    receive
+        Reason when not is_pid(Reason), element(1, Reason) =/= got -> collect([Reason | Got])
+    end.
 
 waited() ->
     waited ! {got, self()},

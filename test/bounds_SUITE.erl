@@ -319,8 +319,10 @@ binaries_do_not_keep_batches(_) ->
                                                    binary:copy(<<N:32>>, 75)})
                            || N <- lists:seq(1, 100_000)],
                       trunkline:send(Keeper, {report, self()}),
-                      receive {kept, Kept, Referenced} ->
-                              {Kept, true} = {Kept, Referenced < 10 * Kept}, ok
+                      receive
+                          {kept, Kept, Referenced} ->
+                              {Kept, true} = {Kept, Referenced < 10 * Kept},
+                              ok
                       end
               end),
     cluster:stop_all([A, B]).

@@ -62,7 +62,7 @@ public(_) ->
                            {Module,
                             [What
                              || {{function, _, _} = What, {Text, _, _}} <- maps:to_list(Documented),
-                                     string:find(Text, "```erlang\n") =:= nomatch]}),
+                                string:find(Text, "```erlang\n") =:= nomatch]}),
               ?assertEqual({Module, []},
                            {Module, [What || {What, {_, _, []}} <- maps:to_list(Documented)]})
       end, modules()).

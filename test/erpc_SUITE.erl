@@ -1235,10 +1235,9 @@ nothing_remembered(_) ->
                                          trunkline_agent:step(Command,
                                                               {erlang, apply, [Fun, []]}, Agent),
                                      true = Under =/= Agent,
-                                     receive {'DOWN', Ref, process, Pid, Reason} ->
-                                                 Agent
-                                                     =:= trunkline_agent:down(
-                                                           Ref, Pid, Reason, Under)
+                                     receive
+                                         {'DOWN', Ref, process, Pid, Reason} ->
+                                             Agent =:= trunkline_agent:down(Ref, Pid, Reason, Under)
                                      end
                                  end || Fun <- [fun() -> ok end, fun() -> fail(kill) end]]
                         end),

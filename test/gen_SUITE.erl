@@ -256,7 +256,8 @@ requests(Config, Kind) ->
                  {check,
                   fun(M, To) ->
                           Id = request(M, To, {echo, 1}),
-                          receive Message ->
+                          receive
+                              Message ->
                                   [M:check_response(Mail, Id)
                                    || Mail <- [unrelated, {make_ref(), x},
                                                {[alias | make_ref()], x},
@@ -466,7 +467,7 @@ events(Config) ->
                fun(M, To) ->
                        {catching(fun() -> M:call(To, manager, {echo_told, x, alias()}, 10) end),
                         server:tell(1),
-                       M:call(To, manager, {echo_late, y, 30})} end},
+                        M:call(To, manager, {echo_late, y, 30})} end},
               {error_reply,
                fun(M, To) ->
                        [answer(M, request(M, To, {echo, E}))
@@ -601,7 +602,7 @@ multi_calls(Config) ->
               {late,
                fun(M, _) ->
                        {M:multi_call([There], Name, {echo_told, x, self()}, 10), server:tell(1),
-                         M:call({Name, There}, {echo_late, y, 40})} end},
+                        M:call({Name, There}, {echo_late, y, 40})} end},
               {bad, fun(M, _) -> each([fun() -> M:multi_call(There, Name, x) end,
                                        fun() -> M:multi_call([There], "name", x) end,
                                        fun() -> M:multi_call([There], Name, x, bad) end,
@@ -616,7 +617,7 @@ multi_calls(Config) ->
                fun(M, _) ->
                        serve_no_more(M, Name, There),
                        {M:abcast([There, ?NOWHERE], Name, one), M:abcast([There], Name, two),
-                         M:abcast([There], no_such_name, x), M:call({Name, There}, seen)} end}]),
+                        M:abcast([There], no_such_name, x), M:call({Name, There}, seen)} end}]),
     ?assertEqual({one, {ok, {[{There, x}], []}}}, lists:keyfind(one, 1, Ends)),
     ?assertEqual({nobody, {ok, {[], [There, ?NOWHERE]}}}, lists:keyfind(nobody, 1, Ends)),
     ?assertEqual({abcast, {ok, {abcast, abcast, abcast, [{cast, one}, {cast, two}]}}},
@@ -1100,9 +1101,9 @@ node_goes(_) ->
 waiters(A, Pid, Node) ->
     Waits = [{call,
               fun() ->
-                      try trunkline_gen_server:call(Pid, {wait, 1},
-                                                    infinity) catch exit:{Reason, {Module, _, _}} ->
-                              {exit, {Reason, Module}}
+                      try trunkline_gen_server:call(Pid, {wait, 1}, infinity)
+                      catch
+                          exit:{Reason, {Module, _, _}} -> {exit, {Reason, Module}}
                       end
               end},
              {collection,
@@ -1188,7 +1189,9 @@ stopped_host(_) ->
       fun() ->
               cluster:call(A,
                            fun() ->
-                                   case whereis(stopped_host) of undefined -> false;
+                                   case whereis(stopped_host) of
+                                       undefined ->
+                                           false;
                                        Pid ->
                                            Pid ! {ask, self()},
                                            receive {Pid, Got} -> {got, Got} end

@@ -65,8 +65,8 @@ likeness(_) ->
 
 extraction(_) ->
     Text = "# A title!\n\n<!-- with: X = 1; then run: X + 1 -->\n```erlang\nfoo(X).\n```\ntext\n\n"
-        "<!-- not run:\n it is\n an example -->\n\n```sh\nrm -rf /\n```\n\n```text\n# no "
-        "title\n```\n## B c_d-e `f/1`\n",
+        "<!-- not run:\n it is\n an example -->\n\n```sh\nrm -rf /\n```\n\n"
+        "```text\n# no title\n```\n## B c_d-e `f/1`\n",
     [Erlang, Sh, Plain] = guides:blocks(Text),
     ?assertMatch(#{line := 4, tag := "erlang", text := "foo(X).\n",
                    directives := #{"with" := "X = 1", "run" := "X + 1"}}, Erlang),
@@ -491,8 +491,8 @@ arguments(Config) ->
 started_with(Text, Config) ->
     File = filename:join(?config(priv_dir, Config), "vm.args"),
     ok = file:write_file(File, Text),
-    Said = os:cmd("erl -noinput -args_file '" ++ File ++ "' -pa '"
-                      ++ filename:dirname(code:which(trunkline)) ++
+    Said = os:cmd("erl -noinput -args_file '" ++ File ++
+                  "' -pa '" ++ filename:dirname(code:which(trunkline)) ++
                   "' -eval 'ok = application:load(trunkline), "
                   "io:format(\"options=~w.\", [application:get_all_env(trunkline)]), halt().'"),
     {match, [Options]} = re:run(Said, "options=(.*\\.)", [{capture, all_but_first, list}, dotall]),

@@ -1,17 +1,19 @@
-%% The shape of the source: which folder of src/ may call which, and that no modules call each
-%% other in a circle. What is left to do stands in `exceptions/0' and `circles/0', with the reason;
-%% both lists only get shorter.
+%% The shape of the source: which folder of src/ may call which, that no modules call each other
+%% in a circle, and that lines are short. What is left to do stands in `exceptions/0' and
+%% `circles/0', with the reason; both lists only get shorter. `short/0' gets longer.
 -module(house_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
--export([folders/1, no_circles/1]).
+-export([folders/1, no_circles/1, short_lines/1]).
+
+-define(COLUMNS, 100).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [folders, no_circles].
+all() -> [folders, no_circles, short_lines].
 
 %% A folder calls those that are named here, and the modules that lie in src/ itself.
 may_call(channel) -> [];
@@ -55,6 +57,16 @@ circles() ->
      [trunkline_monitors, trunkline_watcher],
      [trunkline_tls, trunkline_transport]].
 
+%% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
+%% one file.
+short() ->
+    ["src", "src/otp", "src/request", "bench"]
+        ++ ["test/" ++ File ++ ".erl"
+            || File <- ["advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE", "erpc_SUITE",
+                        "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",
+                        "house_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",
+                        "package_SUITE", "pg_SUITE", "transform_SUITE"]].
+
 init_per_suite(Config) ->
     Ebin = filename:dirname(code:which(trunkline)),
     Root = command:root(),
@@ -85,8 +97,30 @@ no_circles(Config) ->
     {From, To} = lists:unzip(?config(edges, Config)),
     lists:foreach(fun(Module) -> digraph:add_vertex(Graph, Module) end, From ++ To),
     lists:foreach(fun({A, B}) -> digraph:add_edge(Graph, A, B) end, ?config(edges, Config)),
-    Circles = [lists:sort(Circle) || Circle <- digraph_utils:strong_components(Graph), length(Circle) > 1],
+    Circles = [lists:sort(Circle)
+               || Circle <- digraph_utils:strong_components(Graph), length(Circle) > 1],
     ?assertEqual(lists:sort(circles()), lists:sort(Circles)).
+
+short_lines(Config) ->
+    Root = ?config(root, Config),
+    {Found, Missing} = lists:partition(fun({_, Files}) -> Files =/= [] end,
+                                       [{Where, files(Where, Root)} || Where <- short()]),
+    ?assertEqual({no_such_file, []}, {no_such_file, Missing}),
+    ?assertEqual([], [{File, Number} || {_, Files} <- Found, File <- Files,
+                                        Number <- long_lines(filename:join(Root, File))]).
+
+files(Where, Root) ->
+    case filename:extension(Where) of
+        ".erl" -> filelib:wildcard(Where, Root);
+        _ -> filelib:wildcard(Where ++ "/*.erl", Root)
+    end.
+
+%% Their numbers. Characters count, not bytes.
+long_lines(File) ->
+    {ok, Text} = file:read_file(File),
+    Lines = string:split(Text, "\n", all),
+    [Number || {Number, Line} <- lists:zip(lists:seq(1, length(Lines)), Lines),
+               string:length(Line) > ?COLUMNS].
 
 %% The folder of each module: `api' or `root' for those in src/ itself.
 folders_of(Root) ->

@@ -195,8 +195,8 @@ local_cases() ->
      || {N, Item} <- lists:enumerate([1, "x", {a, b, c}, {1, node()}, {a, 1}, make_ref(), <<>>])] ++
     [{{bad_type, Type}, fun(M) -> error_of(fun() -> M:monitor(Type, self()) end) end}
      || Type <- [x, 1]] ++
-    [{{bad_ref, Ref}, fun(M) -> error_of(fun() -> M:demonitor(Ref) end) end} || Ref <- [x, 1, {}]]
-        ++
+    [{{bad_ref, Ref}, fun(M) -> error_of(fun() -> M:demonitor(Ref) end) end}
+     || Ref <- [x, 1, {}]] ++
     [{{unknown_ref, Options}, fun(M) -> M:demonitor(make_ref(), Options) end}
      || Options <- option_lists()] ++
     [{self,
@@ -504,7 +504,8 @@ finish(At, Pids, Reason) ->
 %% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
 nothing_left(A, B) ->
     cluster:await(fun() ->
-                          case {rows(A), monitored(B, A), watched(A)} of {0, 0, 0} -> true;
+                          case {rows(A), monitored(B, A), watched(A)} of
+                              {0, 0, 0} -> true;
                               Left -> {rows_and_monitored, Left}
                           end
                   end, ?DEADLINE).

@@ -106,8 +106,8 @@ no_destinations(_) ->
     [?assertMatch({badarg, [{trunkline, multicast, _, _} | _]},
                   cluster:call(A,
                                fun() ->
-                                       try apply(trunkline, multicast, Args) catch error:R:Stack ->
-                                               {R, Stack}
+                                       try apply(trunkline, multicast, Args)
+                                       catch error:R:Stack -> {R, Stack}
                                        end
                                end))
      || Args <- [[[Here, There, 17], x], [[Here, There | There], x], [[Here, There, "name"], x],
@@ -142,8 +142,8 @@ prop_any_traffic([A, B, C] = Nodes) ->
                 Receivers = [{P, Node} || Node <- Nodes,
                                           P <- cluster:call(Node, traffic, start_receivers, [2])],
                 Pids = [P || {P, _} <- Receivers],
-                Pick = fun(Ns) when is_list(Ns) -> [lists:nth(N, Pids) || N <- Ns]; (N) ->
-                               lists:nth(N, Pids)
+                Pick = fun(Ns) when is_list(Ns) -> [lists:nth(N, Pids) || N <- Ns];
+                          (N) -> lists:nth(N, Pids)
                        end,
                 Play = [{Id, [{Kind, Pick(To), Bytes} || {Kind, To, Bytes} <- Script]}
                         || {Id, Script} <- lists:zip(lists:seq(1, length(Scripts)), Scripts)],
@@ -153,7 +153,7 @@ prop_any_traffic([A, B, C] = Nodes) ->
                                      [N
                                       || {N, {_, To, _}} <- lists:zip(
                                                               lists:seq(1, length(Script)), Script),
-                                           P <- if is_list(To) -> To; true -> [To] end, P =:= Pid]}
+                                         P <- if is_list(To) -> To; true -> [To] end, P =:= Pid]}
                                     || {Id, Script} <- Play] end,
                 lists:all(fun(End) -> End =:= normal end, Ends) andalso
                     lists:all(
@@ -293,7 +293,8 @@ refused(_) ->
     ?assert(N1 < 2000 andalso N3 > N1),
     cluster:continue(B),
     [cluster:await(fun() ->
-                           case cluster:call(Node, traffic, count, [P]) of N -> true;
+                           case cluster:call(Node, traffic, count, [P]) of
+                               N -> true;
                                Other -> {P, Other, N}
                            end
                    end)

@@ -141,7 +141,7 @@ odd_arguments(_) ->
                                      [{F, T}
                                       || F <- [send_members, send_local_members,
                                                send_random_member],
-                                                T <- [Args, ArgsOfScope]], pairs)
+                                         T <- [Args, ArgsOfScope]], pairs)
              end),
     ct:log("~b calls", [N]),
     ?assertEqual([], Differences),
@@ -191,7 +191,8 @@ members(Scope, Node) -> cluster:call(Node, pg, get_members, [Scope, group]).
 
 await_count(Node, Pid, N) ->
     cluster:await(fun() ->
-                          case cluster:call(Node, traffic, count, [Pid]) of N -> true;
+                          case cluster:call(Node, traffic, count, [Pid]) of
+                              N -> true;
                               Other -> {Pid, N, Other}
                           end
                   end).
