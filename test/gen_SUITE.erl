@@ -462,7 +462,8 @@ events(Config) ->
                        ok = M:notify(To, one),
                        ok = M:sync_notify(To, two),
                        ok = M:notify(To, Large),
-                             M:call(To, manager, seen) end},
+                       M:call(To, manager, seen)
+               end},
               {late,
                fun(M, To) ->
                        {catching(fun() -> M:call(To, manager, {echo_told, x, alias()}, 10) end),
@@ -999,7 +1000,8 @@ long_mailbox(Config) ->
                                  fun() ->
                                          Short = Work(),
                                          _ = [self() ! {mail, N} || N <- lists:seq(1, 100_000)],
-                                           {Short, Work()} end),
+                                         {Short, Work()}
+                                 end),
     ct:log("reductions: ~b with no mail, ~b with 100,000 messages", [Short, Long]),
     ?assert(Long < Short + 100_000),
     _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].

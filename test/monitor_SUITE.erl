@@ -237,7 +237,8 @@ waiting(Node) -> spawn(Node, ?MODULE, ended, [none]).
 
 ended(Name) ->
     is_atom(Name) andalso Name =/= none andalso register(Name, self()),
-    receive {exit, Reason} -> exit(Reason);
+    receive
+        {exit, Reason} -> exit(Reason);
         {is_there, From} -> From ! {self(), yes}, ended(none)
     end.
 
@@ -419,9 +420,11 @@ ends_at_nodeup(_) ->
                                    spawn(fun() ->
                                                  net_kernel:monitor_nodes(true),
                                                  receive {nodeup, _} -> ok end,
-                                                  [begin
-                                                       receive after 1 -> P ! {exit, Round} end
-                                                   end || P <- Ps] end) end),
+                                                 [begin
+                                                      receive after 1 -> P ! {exit, Round} end
+                                                  end || P <- Ps]
+                                         end)
+                           end),
               Holder = cluster:call(A, ?MODULE, set, [Ps, under_way]),
               cluster:await(
                 fun() ->

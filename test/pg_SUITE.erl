@@ -173,7 +173,9 @@ cluster_with(Scopes) ->
                                              {ok, _} = pg:start(Scope),
                                              receive stop -> ok end
                                      end),
-                                cluster:await(fun() -> is_pid(whereis(Scope)) end), ok end)
+                               cluster:await(fun() -> is_pid(whereis(Scope)) end),
+                               ok
+                       end)
      || Node <- Nodes, Scope <- Scopes],
     Nodes.
 
