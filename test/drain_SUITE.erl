@@ -507,6 +507,9 @@ draining(A, B) ->
                                            end)
                              end),
     cluster:await(fun() -> cluster:call(A, fun() -> trunkline:send({nobody, NodeB}, x, [nosuspend]) end) =:= nosuspend end),
+    %% The link answers meanwhile.
+    _ = cluster:call(A, sys, get_state, [find_link(A, NodeB), ?DEADLINE]),
+    ?assertMatch(#{state := closing}, info(A, B)),
     Caller.
 
 pretend(Stats) ->
