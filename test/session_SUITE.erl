@@ -35,8 +35,10 @@ release() -> oneof([new, new, new, wide, '0.5.0', '0.4.0', ancient]).
 %% usual: what is rare together with something else that is rare would hardly be seen.
 history(Commands) ->
     ?LET(Often, oneof(Commands),
-         resize(250, list(frequency([{60, {go, range(0, 1000)}}, {12, {send, peer(), range(1, 3)}},
+         resize(250, list(frequency([{60, {go, steps()}}, {20, {send, peer(), range(1, 3)}},
                                      {10, element(2, Often)} | Commands])))).
+
+steps() -> ?LET(Steps, range(1, 7), vector(Steps, range(0, 250))).
 
 good() ->
     [{2, {stop, peer()}}, {4, {start, peer()}}, {2, {drain, peer()}}, {2, {full, peer()}},

@@ -12,9 +12,10 @@
 %% arrived. News that a process has ended comes behind what it has sent. Lanes keep messages in
 %% lists; a batch is one message, and its acknowledgement is one too.
 %%
-%% run/2 plays a history: commands, which are faults and whatever users do, and `{go, N}', which
-%% lets one of the queues go on. Then it lets all of them go on until nothing is left to do, and
-%% looks at how things stand. It raises an exception as soon as something is not as promised.
+%% run/2 plays a history: commands, which are faults and whatever users do, and `{go, Ns}', which
+%% lets some of the queues go on, by their numbers. Then it lets all of them go on until nothing is
+%% left to do, and looks at how things stand. It raises an exception as soon as something is not as
+%% promised.
 -module(session_world).
 
 -export([run/2]).
@@ -50,7 +51,7 @@
                 held = [],                   % what does not go on for a while
                 got = #{}, sent = #{},           % by senders
                 is_good = true,              % nothing may be lost
-                is_hasty = false}).          % somebody has given up waiting: order is not promised
+                is_hasty = false}).          % somebody did not wait: order is not promised
 
 %% --- a history ------------------------------------------------------------
 
@@ -60,15 +61,14 @@ run({ReleaseA, ReleaseB}, Commands) ->
     Connected = lists:foldl(fun(X, W1) -> act({wire, X}, W1) end, W, ?PEERS),
     settled(lists:foldl(fun command/2, Connected, Commands)).
 
-command({go, N}, W) ->
-    case actions(W) of
-        [] -> W;
-        Actions -> act(lists:nth(N rem length(Actions) + 1, Actions), W)
-    end;
+command({go, Ns}, W) ->
+    lists:foldl(fun one_goes/2, W, Ns);
 command({send, X, I}, W) ->
     send(X, I, W);
 command({stop, X}, W) ->
     case peer(X, W) of
+        #peer{app = running, pid = dead} = P ->
+            put_peer(X, P#peer{app = stopping}, W);      % it is started again, and then leaves
         #peer{app = running, link = none} = P ->
             stopped(X, put_peer(X, P#peer{app = stopping, route = none}, W));
         #peer{app = running} = P ->
@@ -129,8 +129,17 @@ command({give_up, X}, W) ->
             W
     end.
 
+one_goes(N, W) ->
+    case actions(W) of
+        [] -> W;
+        Actions -> act(lists:nth(N rem length(Actions) + 1, Actions), W)
+    end.
+
 bad(W) -> W#world{is_good = false}.
 hasty(W) -> W#world{is_good = false, is_hasty = true}.
+
+%% Who stops while there is no connection cannot wait for what the other has not delivered yet.
+out_of_touch(W) -> hasty(W).
 
 %% Whatever can go on goes on, until nothing can.
 settled(W0) ->
@@ -303,8 +312,12 @@ is_connected(X, #world{connection = C} = W) -> C =/= none andalso (peer(X, W))#p
 
 arrives({up, C, Life}, X, W) ->
     ensure(X, {nodeup, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
-arrives({broken, _}, X, W) ->
-    #peer{watches = Watches} = P = peer(X, W),
+arrives({broken, _}, X, W0) ->
+    #peer{watches = Watches, app = App} = P = peer(X, W0),
+    W = case App of
+            stopping -> out_of_touch(W0);
+            _ -> W0
+        end,
     W1 = put_peer(X, P#peer{sees = none, watches = #{}}, W),
     lists:foldl(fun(Ref, W2) -> news(X, Ref, noconnection, W2) end, mail(X, nodedown, W1),
                 lists:sort(maps:keys(Watches)));
@@ -485,9 +498,13 @@ message({nodeup, Life}, X, W) ->
 message(again, X, W) ->
     step(X, {again, true}, W);
 message(leave, X, W) ->
+    W1 = case phase(peer(X, W)) of
+             down -> out_of_touch(W);
+             _ -> W
+         end,
     case not_empty(X, W) of
-        [] -> step(X, stop, W);
-        _ -> step(X, stop, step(X, connect, W))
+        [] -> step(X, stop, W1);
+        _ -> step(X, stop, step(X, connect, W1))
     end;
 message({event, {opened, Ref, Inlets}}, X, W) ->
     step(X, {opened, Ref, Inlets, none}, W);
@@ -660,8 +677,12 @@ start({trunks, _}, _, W) ->
 
 %% The session has ended, and the link ends in good order: what it has said leaves before that.
 ends(X, W) ->
-    #peer{link = #link{speech = Speech}} = peer(X, W),
-    W1 = lists:foldl(fun(Said, W0) -> speak(Said, X, W0) end, W, Speech),
+    #peer{link = #link{speech = Speech}, sees = C} = peer(X, W),
+    W0 = case C of
+             none -> out_of_touch(W);
+             _ -> W
+         end,
+    W1 = lists:foldl(fun(Said, W2) -> speak(Said, X, W2) end, W0, Speech),
     #peer{pid = Pid, link = L} = P = peer(X, W1),
     P1 = without_link(P, L),
     stopped(X, ended(X, [Pid], shutdown, put_peer(X, P1#peer{route = none}, W1))).

@@ -573,6 +573,9 @@ leave({drain, Answer, _}, #session{phase = down} = S) ->
     answer(Answer, noconnection, S);
 leave({drain, Answer, _}, #session{phase = drained} = S) ->
     answer(Answer, ok, S);
+leave({drain, Answer, _}, #session{phase = greeting, peer = #peer{}} = S) ->
+    %% The peer has left before. Its lanes may still deliver.
+    answer(Answer, ok, be_drained(S));
 leave(Request, #session{phase = Phase} = S) ->
     S1 = case Phase of
              down -> S;                % what the lanes keep goes by the connection that is made
@@ -582,7 +585,7 @@ leave(Request, #session{phase = Phase} = S) ->
     closing(enter(closing, patience(Request, S2))).
 
 %% In a session both sides deliver what they have. Without one the lanes do so by plain
-%% distribution. Where the peer has left before there is nothing to drain.
+%% distribution, or have done so.
 farewell(_, #session{lanes = none} = S) ->
     S;
 farewell({drain, _, _}, #session{phase = greeting} = S) ->
