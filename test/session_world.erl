@@ -97,8 +97,10 @@ command({hold, Kind, X}, #world{held = Held} = W) ->
                    end};
 command({again, X}, W) ->                    % its trunkline_links was killed
     case peer(X, W) of
-        #peer{app = running, sees = C} when C =/= none -> ensure(X, again, W);
-        _ -> W
+        #peer{app = running, sees = C} when C =/= none ->
+            ensure(X, again, ended(X, [links], killed, W));
+        _ ->
+            W
     end;
 %% From here on all is allowed to lose messages.
 command({unreachable, X}, W) ->
@@ -158,8 +160,7 @@ quiet(N, W) ->
         [] ->
             case lasts(W) of
                 [] -> W;
-                Lasts when W#world.is_good -> error({waits_in_vain, Lasts});
-                [Last | _] -> quiet(N - 1, act(Last, W))
+                Lasts -> error({waits_in_vain, Lasts})
             end;
         Actions ->
             quiet(N - 1, act(lists:nth(N * 7919 rem length(Actions) + 1, Actions), W))
@@ -196,6 +197,11 @@ agreed(W) ->
         [greeting, drained] -> ok;
         _ -> error({do_not_agree, A, B})
     end,
+    [error({sends_to_nobody, X, Id})
+     || Both =:= [up, up], X <- ?PEERS,
+        #peer{link = #link{lanes = Ids}, lanes = Lanes} <- [peer(X, W)],
+        Id <- Ids, #lane{to = To} <- [maps:get(Id, Lanes)],
+        not lists:member(To, (peer(?OTHER(X), W))#peer.link#link.inlets)],
     case [maps:remove(release, trunkline_session:agreement((peer(X, W))#peer.link#link.session))
           || X <- ?PEERS, Both =:= [up, up]] of
         [] -> ok;
@@ -226,7 +232,7 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
                               I#inlet.mailbox =/= [] orelse I#inlet.finishing]
         ++ [{connect, X} || Connecting =/= []].
 
-%% When nothing else can.
+%% What only the end of patience would end.
 lasts(W) ->
     [{give_up, X} || X <- ?PEERS, phase(peer(X, W)) =:= finishing]
         ++ [{stall, X} || X <- ?PEERS, #link{is_patient = true} <- [(peer(X, W))#peer.link]].
@@ -262,11 +268,7 @@ act({connect, X}, W) ->
     Refs = P#peer.connecting,
     W1 = connect(put_peer(X, P#peer{connecting = []}, W)),
     lists:foldl(fun({Ref, Object}, W2) -> put_on(?OTHER(X), {watch, Ref, Object}, W2) end,
-                W1, Refs);
-act({give_up, X}, W) ->
-    command({give_up, X}, W);
-act({stall, X}, W) ->
-    command({stall, X}, W).
+                W1, Refs).
 
 fire(X, Name, W) ->
     Fired = fun(#link{timers = Timers} = L) -> L#link{timers = lists:delete(Name, Timers)} end,
