@@ -28,7 +28,8 @@
 -record(lane, {mode = hold, to = none, backlog = [], flight = [], serial = 1, drain = none,
                mailbox = []}).
 -record(inlet, {lane, next = 1, finishing = false, mailbox = []}).
--record(link, {session, name = none, mailbox = [], speech = [], news = [], watched = #{}, order = none,
+-record(link, {session, name = none, mailbox = [], speech = [], news = [], watched = #{},
+               order = none,
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
                room = [], knows = none}).
 -record(peer, {life = 1,                     % incarnation
