@@ -161,7 +161,8 @@ quiet(N, W) ->
         [] ->
             case lasts(W) of
                 [] -> W;
-                Lasts -> error({waits_in_vain, Lasts})
+                Lasts when W#world.is_good -> error({waits_in_vain, Lasts});
+                [Last | _] -> quiet(N - 1, command(Last, W))
             end;
         Actions ->
             quiet(N - 1, act(lists:nth(N * 7919 rem length(Actions) + 1, Actions), W))
