@@ -277,8 +277,12 @@ event({down, absence, noconnection}, #session{phase = down} = S) ->
     down(lost_unreachable, S#session{absence = none});
 event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
-event({down, absence, _}, #session{phase = Phase} = S) ->
-    absent(Phase, S#session{absence = none});
+event({down, absence, Reason}, #session{phase = Phase} = S) ->
+    case is_crash(Reason) andalso Phase =:= holding of
+        %% It starts again. Until then the peer's inlets may hold what must not be overtaken.
+        true -> expect(links, S);
+        false -> absent(Phase, S#session{absence = none})
+    end;
 event({down, asked, noproc}, #session{phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding ->
     say_hello(true, S);
@@ -432,6 +436,9 @@ expect(Whom, S) -> watch(absence, Whom, S#session{absence = watched}).
 
 unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
+
+is_crash({shutdown, _}) -> false;
+is_crash(Reason) -> not lists:member(Reason, [noproc, shutdown, normal]).
 
 %% Trunkline does not run at the peer, or not any more.
 absent(drained, S) ->
