@@ -18,12 +18,12 @@ run() ->
     {ok, #{one_way := OneWay, calls := Calls, ping := Ping}} =
         trunkline:compare(Node, #{force => true}),
     bench:say("~nHere Trunkline carries ~ts messages and ~ts calls. Beside large messages,~n"
-              "a slow call takes ~ts. Between your own nodes: trunkline:compare(Node).~n",
+              "the slowest calls take ~ts. Between your own nodes: trunkline:compare(Node).~n",
               [times(OneWay), times(Calls), share(Ping)]),
     bench:stop_peer(Peer).
 
 times(#{clear := false}) -> "about as many";
 times(#{ratio := Ratio}) -> io_lib:format("~.1f times the", [Ratio]).
 
-share(#{clear := false}) -> "about as long";
+share(#{clear := false}) -> "about as long as with OTP";
 share(#{ratio := Ratio}) -> io_lib:format("~b % of the time", [round(Ratio * 100)]).

@@ -908,9 +908,9 @@ text(Chars) -> unicode:characters_to_binary(Chars).
 Waits until messages to that node go by lane, for up to `Timeout` milliseconds. It does not connect
 to the node. This is for tests and for scripts: senders need not wait for anything.
 
-When the time is over the result is `{error, Reason}`: Trunkline does not run at this node
-(`stopped`), the nodes are not connected (`noconnection`), the other node has not spoken of
-Trunkline (`no_trunkline`), or the two are still agreeing (`timeout`).
+The result is `{error, stopped}` at once if Trunkline does not run at this node. When the time is
+over it is `{error, Reason}`: the nodes are not connected (`noconnection`), the other node has not
+spoken of Trunkline (`no_trunkline`), or the two are still agreeing (`timeout`).
 
 The error is `badarg` if this is no node, or no time-out.
 
@@ -936,8 +936,9 @@ await_up_until(Node, Deadline) ->
         #{state := up} ->
             ok;
         _ ->
-            case trunkline_deadline:has_passed(Deadline) of
-                true -> {error, why_not_up(Node, Info)};
+            Why = why_not_up(Node, Info),
+            case Why =:= stopped orelse trunkline_deadline:has_passed(Deadline) of
+                true -> {error, Why};
                 false -> receive after 10 -> await_up_until(Node, Deadline) end
             end
     end.

@@ -123,9 +123,9 @@ measure(Node, Options) ->
                     || What <- [one_way, calls, ping]]).
 
 result(Figures) ->
-    Plain = [F || {plain, F} <- Figures],
-    Lane = [F || {lane, F} <- Figures],
-    #{plain => Plain, lane => Lane, ratio => median(Lane) / median(Plain),
+    Plain = [round(F) || {plain, F} <- Figures],
+    Lane = [round(F) || {lane, F} <- Figures],
+    #{plain => Plain, lane => Lane, ratio => round(100 * median(Lane) / median(Plain)) / 100,
       clear => lists:min(Lane) > lists:max(Plain) orelse lists:max(Lane) < lists:min(Plain)}.
 
 %% --- one way -------------------------------------------------------------------
@@ -258,10 +258,10 @@ percentile(Percent, Values) ->
 print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
     io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n",
               [node(), Node, ?ROUNDS]),
-    io:format("  ~-48ts ~31ts ~31ts  ~ts~n", ["", "OTP (plain)", "Trunkline (lane)", "ratio"]),
-    row("one_way: messages/s, ~b senders", [?SENDERS], "higher", OneWay),
-    row("calls: calls/s, ~b callers", [?CALLERS], "higher", Calls),
-    row("ping: us for a call beside 10 MB messages, p99", [], "lower", Ping),
+    io:format("  ~-48ts ~31ts ~31ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
+    row("messages/s, ~b senders", [?SENDERS], "higher", OneWay),
+    row("calls/s, ~b callers", [?CALLERS], "higher", Calls),
+    row("us, slowest 1 % of calls beside 10 MB messages", [], "lower", Ping),
     [io:format("~n* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
      || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
     ok.
