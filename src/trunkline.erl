@@ -127,13 +127,14 @@ Options of `compare/2`: `time`, how long all of it may take (1,000 to 10,000 ms;
 -doc "
 The figures of `compare/2`: messages a second one way, calls a second, and the time of a ping beside
 large messages (us, 99th percentile). Each has the results of the rounds by plain distribution
-(`plain`) and by Trunkline (`lane`), and the `ratio` of their medians.
+(`plain`) and by Trunkline (`lane`), the `ratio` of their medians, and whether the two ranges do not
+overlap (`clear`).
 ".
 -doc #{since => <<"0.6.0">>}.
 -type comparison() ::
-        #{one_way := #{plain := [number()], lane := [number()], ratio := float()},
-          calls := #{plain := [number()], lane := [number()], ratio := float()},
-          ping := #{plain := [number()], lane := [number()], ratio := float()}}.
+        #{one_way := trunkline_compare:result(),
+          calls := trunkline_compare:result(),
+          ping := trunkline_compare:result()}.
 
 -doc "
 Why `compare/2` has no figures: this node is not distributed, there is no connection, messages to
