@@ -144,6 +144,13 @@ hasty(W) -> W#world{is_good = false, is_hasty = true}.
 %% Who stops while there is no connection cannot wait for what the other has not delivered yet.
 out_of_touch(W) -> hasty(W).
 
+%% A link hears that the connection was lost, which it may do after it was told to stop.
+lost(X, W) ->
+    case peer(X, W) of
+        #peer{app = stopping} -> out_of_touch(W);
+        _ -> W
+    end.
+
 %% Whatever can go on goes on, until nothing can.
 settled(W0) ->
     W1 = lists:foldl(fun(X, W) -> change(X, fun(P) -> P#peer{is_full = false} end, W) end,
@@ -498,7 +505,7 @@ news(X, Ref, Reason, W) ->
     end.
 
 message({nodeup, Life}, X, W) ->
-    step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, W));
+    step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, lost(X, W)));
 message(again, X, W) ->
     step(X, {again, true}, W);
 message(leave, X, W) ->
@@ -517,7 +524,10 @@ message({event, Event}, X, W) ->
 message({'DOWN', Ref, Reason}, X, W) ->
     #peer{link = #link{watched = Watched}} = peer(X, W),
     case [Role || {Role, R} <- maps:to_list(Watched), R =:= Ref] of
-        [Role] -> step(X, {down, Role, Reason}, not_watched(X, Role, W));
+        [Role] when Reason =:= noconnection ->
+            step(X, {down, Role, Reason}, not_watched(X, Role, lost(X, W)));
+        [Role] ->
+            step(X, {down, Role, Reason}, not_watched(X, Role, W));
         [] -> W
     end;
 message({ready, Ref, Lane}, X, W) ->
