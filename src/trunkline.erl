@@ -131,18 +131,16 @@ large messages (us, 99th percentile). Each has the results of the rounds by plai
 overlap (`clear`).
 ".
 -doc #{since => <<"0.6.0">>}.
--type comparison() ::
-        #{one_way := trunkline_compare:result(),
-          calls := trunkline_compare:result(),
-          ping := trunkline_compare:result()}.
+-type comparison() :: trunkline_compare:report().
 
 -doc "
-Why `compare/2` has no figures: this node is not distributed, there is no connection, messages to
-that node do not go by lane, the system is busy, or a process has failed.
+Why `compare/2` has no figures: this node is not distributed (`not_alive`), Trunkline does not run on
+it (`stopped`), there is no connection (`noconnection`), messages to that node do not go by lane
+(`no_trunkline`), the system is busy (`busy`), that node does not respond (`timeout`), or a process
+has failed (`{failed, Reason}`).
 ".
 -doc #{since => <<"0.6.0">>}.
--type compare_error() :: not_alive | stopped | noconnection | no_trunkline | busy | timeout
-                       | {failed, term()}.
+-type compare_error() :: trunkline_compare:error().
 
 -doc "
 What `info/0` answers:
@@ -301,7 +299,7 @@ ok
 send(To, Message, Options) ->
     case options(Options, infinity, connect) of
         {_, _} = How ->
-            trunkline_send:send(To, Message, How, Options);
+            trunkline_send:send(To, Message, How);
         badarg ->
             ?BAD_ARGUMENT(badarg, [To, Message, Options])
     end.
@@ -326,7 +324,7 @@ ok
 -doc #{since => <<"0.5.0">>}.
 -spec multicast([destination()], term()) -> ok.
 multicast(Destinations, Message) ->
-    case multicast(Destinations, Message, [], {infinity, connect}) of
+    case multicast_to(Destinations, Message, {infinity, connect}) of
         [] -> ok;
         badarg -> ?BAD_ARGUMENT(badarg, [Destinations, Message])
     end.
@@ -345,17 +343,17 @@ Destinations}`.
 -spec multicast([destination()], term(), [send_option()]) ->
           ok | {not_sent, [{send_option(), [destination()]}]}.
 multicast(Destinations, Message, Options) ->
-    case multicast(Destinations, Message, Options, options(Options, infinity, connect)) of
+    case multicast_to(Destinations, Message, options(Options, infinity, connect)) of
         [] -> ok;
         badarg -> ?BAD_ARGUMENT(badarg, [Destinations, Message, Options]);
         NotSent -> {not_sent, NotSent}
     end.
 
-multicast(_, _, _, badarg) ->
+multicast_to(_, _, badarg) ->
     badarg;
-multicast(Destinations, Message, Options, How) ->
+multicast_to(Destinations, Message, How) ->
     try trunkline_by_node:group(Destinations) of
-        Groups -> trunkline_multicast:send(Groups, Message, How, Options)
+        Groups -> trunkline_multicast:send(Groups, Message, How)
     catch
         error:badarg -> badarg
     end.
@@ -932,26 +930,17 @@ await_up(Node, Timeout) ->
     ?BAD_ARGUMENT(badarg, [Node, Timeout]).
 
 await_up_until(Node, Deadline) ->
-    Info = info(Node),
-    case Info of
-        #{state := up} ->
+    case trunkline_info:whether_up(Node) of
+        up ->
             ok;
-        _ ->
-            Why = why_not_up(Node, Info),
-            case Why =:= stopped orelse trunkline_deadline:has_passed(Deadline) of
+        stopped ->
+            {error, stopped};
+        Why ->
+            case trunkline_deadline:has_passed(Deadline) of
+                true when Why =:= opening -> {error, timeout};
                 true -> {error, Why};
                 false -> receive after 10 -> await_up_until(Node, Deadline) end
             end
-    end.
-
-why_not_up(Node, Info) ->
-    IsConnected = lists:member(Node, nodes(connected)),
-    case {whereis(trunkline_sup), Info} of
-        {undefined, _} -> stopped;
-        _ when not IsConnected -> noconnection;
-        {_, undefined} -> no_trunkline;
-        {_, #{state := greeting}} -> no_trunkline;
-        _ -> timeout
     end.
 
 -doc "

@@ -92,13 +92,11 @@ is_option(_) -> false.
 may(_, _) when node() =:= nonode@nohost ->
     not_alive;
 may(Node, Force) ->
-    Running = whereis(trunkline_sup) =/= undefined,
-    case lists:member(Node, nodes(connected)) andalso trunkline_info:peer(Node) of
-        _ when not Running -> stopped;
-        false -> noconnection;
-        #{state := up} when Force -> ok;
-        #{state := up} -> is_quiet(Node);
-        _ -> no_trunkline
+    case trunkline_info:whether_up(Node) of
+        up when Force -> ok;
+        up -> is_quiet(Node);
+        opening -> no_trunkline;
+        Why -> Why
     end.
 
 is_quiet(Node) ->

@@ -5,11 +5,11 @@
 -module(trunkline_info).
 -moduledoc false.
 
--export([all/0, peer/1]).
+-export([all/0, peer/1, whether_up/1]).
 
 -spec all() -> trunkline:info().
 all() ->
-    #{running => whereis(trunkline_sup) =/= undefined,
+    #{running => is_running(),
       peers => maps:map(fun peer/2, trunkline_peers:all()),
       fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
@@ -20,6 +20,22 @@ peer(Node) ->
         none -> undefined;
         Peer -> peer(Node, Peer)
     end.
+
+%% Whether messages to that node go by lane, and if not, why: Trunkline does not run here, the nodes
+%% are not connected, the other node has not spoken of Trunkline, or the two are still agreeing.
+-spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | opening.
+whether_up(Node) ->
+    IsConnected = lists:member(Node, nodes(connected)),
+    case is_running() andalso trunkline_peers:lookup(Node) of
+        false -> stopped;
+        _ when not IsConnected -> noconnection;
+        #{state := up} -> up;
+        #{state := greeting} -> no_trunkline;
+        none -> no_trunkline;
+        #{} -> opening
+    end.
+
+is_running() -> whereis(trunkline_sup) =/= undefined.
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
     #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,

@@ -92,16 +92,18 @@ named(Inbox, Name, G) ->
 %% There is something new about it for those who know it.
 -spec changed(inbox(), guests()) -> guests().
 changed(Inbox, G) ->
-    each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
-                 tell(Node, Inbox, Guest, G1);
-            (_, _, G1) ->
-                 G1
-         end, G).
+    each_that_knows(Inbox, fun(Guest) -> Guest end, G).
 
 -spec ended(inbox(), guests()) -> guests().
 ended(Inbox, G) ->
+    each_that_knows(Inbox, fun(#guest{inboxes = Inboxes} = Guest) ->
+                                   Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}
+                           end, G).
+
+%% Is told of it.
+each_that_knows(Inbox, Change, G) ->
     each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
-                 tell(Node, Inbox, Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}, G1);
+                 tell(Node, Inbox, Change(Guest), G1);
             (_, _, G1) ->
                  G1
          end, G).

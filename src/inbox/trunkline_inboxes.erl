@@ -142,8 +142,7 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
 is_below(Level, _) when Level < 0 ->
     true;
 is_below(Level, Gate) ->
-    trunkline_gate:bytes(Level) < atomics:get(Gate, ?BYTES)
-        andalso trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES).
+    trunkline_gate:is_below(Level, {atomics:get(Gate, ?BYTES), atomics:get(Gate, ?MESSAGES)}).
 
 is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
 

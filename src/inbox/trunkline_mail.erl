@@ -128,7 +128,7 @@ level(#mail{level = Level}) -> Level.
 
 -spec is_full(mail()) -> boolean().
 is_full(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
-    trunkline_gate:bytes(Level) >= Bytes orelse trunkline_gate:messages(Level) >= Messages.
+    not trunkline_gate:is_below(Level, {Bytes, Messages}).
 
 -spec is_half_empty(mail()) -> boolean().
 is_half_empty(#mail{level = Level, bytes = Bytes, messages = Messages}) ->

@@ -88,18 +88,16 @@ is_granted(Name, #share{bound = Bound, policy = Policy, sources = Sources}) ->
                #{Name := #source{held = H}} -> H;
                #{} -> 0
            end,
-    is_below(Held, first(Bound, Policy))
-        orelse is_below(Held, subtract(Bound, maps:fold(fun promised/3, {0, 0},
-                                                        maps:remove(Name, Sources)))).
+    trunkline_gate:is_below(Held, first(Bound, Policy))
+        orelse trunkline_gate:is_below(Held, subtract(Bound, promised(maps:remove(Name, Sources)))).
+
+promised(Sources) -> maps:fold(fun promised/3, {0, 0}, Sources).
 
 promised(Name, #source{held = Held, may = May, window = Window}, Sum) ->
     add(Sum, case is_stranger(Name) of
                  true -> unpack(Held);
                  false -> most(May, Window)
              end).
-
-is_below(Charge, {Bytes, Messages}) ->
-    trunkline_gate:bytes(Charge) < Bytes andalso trunkline_gate:messages(Charge) < Messages.
 
 -spec arrived(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->

@@ -32,7 +32,8 @@
 -module(trunkline_gate).
 -moduledoc false.
 
--export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1, bytes/1, messages/1]).
+-export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1]).
+-export([bytes/1, messages/1, is_below/2]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
@@ -102,6 +103,10 @@ bytes(Charge) -> Charge bsr ?SHIFT.
 
 -spec messages(charge()) -> non_neg_integer().
 messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
+
+%% Of a bound in both.
+-spec is_below(charge(), {Bytes :: integer(), Messages :: integer()}) -> boolean().
+is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Charge) < Messages.
 
 %% Admits a message and answers what it is charged, or leaves everything as it
 %% was and answers what it would have been charged. A message that is charged so

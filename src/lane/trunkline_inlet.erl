@@ -237,10 +237,12 @@ deliver([], Agent, Waiting, S) ->
 arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).
 
 %% A message that an opener has decoded.
-deliver_opened({each, Addressees}, Message, S) ->
-    lists:foldl(fun(To, S1) -> deliver_opened(To, Message, S1) end, S, Addressees);
 deliver_opened(To, Message, S) ->
-    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
+    Entries = case To of
+                  {each, Addressees} -> [[Each | Message] || Each <- Addressees];
+                  _ -> [[To | Message]]
+              end,
+    {0, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
     S1.
 
 %% --- large messages -----------------------------------------------------------

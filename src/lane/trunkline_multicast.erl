@@ -17,7 +17,7 @@
 -module(trunkline_multicast).
 -moduledoc false.
 
--export([send/4, deliver/2, entry/2, decode/1]).
+-export([send/3, deliver/2, entry/2, decode/1]).
 
 -export_type([command/0, not_sent/0]).
 
@@ -26,7 +26,6 @@
 -type addressees() :: [trunkline_by_node:addressee()].
 -type groups() :: #{node() => addressees()}.
 -type destinations() :: [trunkline:destination()].
--type options() :: [nosuspend | noconnect].
 %% What travels in the place of an addressee; with it, the message encoded.
 -type command() :: {each, addressees()}.
 -type not_sent() :: [{nosuspend | noconnect, destinations()}].
@@ -38,20 +37,19 @@
         {message :: term(),
          packed = none :: none | trunkline_sender:packed(),
          how :: trunkline_sender:how(),
-         options :: options(),                     % of which that was made
          not_sent = [] :: not_sent()}).
 
 %% Answers those to whom nothing was sent, since there was no room, or no connection, and the
 %% options ask for that.
--spec send(groups(), term(), trunkline_sender:how(), options()) -> not_sent().
-send(Groups, Message, How, Options) ->
+-spec send(groups(), term(), trunkline_sender:how()) -> not_sent().
+send(Groups, Message, How) ->
     {Singles, Together} = singles(Groups),
     {Here, Others} = case maps:take(node(), Together) of
                          error -> {[], Together};
                          Taken -> Taken
                      end,
     lists:foreach(fun(To) -> trunkline_by_node:destination(To, node()) ! Message end, Here),
-    Cast = rounds(maps:to_list(Others), #cast{message = Message, how = How, options = Options}),
+    Cast = rounds(maps:to_list(Others), #cast{message = Message, how = How}),
     #cast{not_sent = NotSent} = singly(Singles, Cast),
     NotSent.
 
@@ -70,9 +68,9 @@ single(Node, Addressees, {Singles, Groups}) ->
 is_bounded(To) when is_pid(To); is_tuple(To) -> trunkline_bounded:is_bounded(To);
 is_bounded(_) -> false.                      % an alias, or a port
 
-singly(Destinations, #cast{message = Message, how = How, options = Options} = Cast) ->
+singly(Destinations, #cast{message = Message, how = How} = Cast) ->
     lists:foldl(fun(To, C) ->
-                        case trunkline_send:send(To, Message, How, Options) of
+                        case trunkline_send:send(To, Message, How) of
                             ok -> C;
                             Why -> not_sent(Why, [To], C)
                         end

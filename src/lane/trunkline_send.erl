@@ -3,7 +3,7 @@
 -module(trunkline_send).
 -moduledoc false.
 
--export([send/2, send/4]).
+-export([send/2, send/3]).
 
 -spec send(trunkline:destination(), Message) -> Message.
 send(To, Message) ->
@@ -31,15 +31,14 @@ send_lane(Node, Addressee, To, Message) ->
             Message                          % dropped, as `!' does
     end.
 
-%% The options are those of erlang:send/3 that `How' has been made of.
--spec send(trunkline:destination(), term(), trunkline_sender:how(), [nosuspend | noconnect]) ->
+-spec send(trunkline:destination(), term(), trunkline_sender:how()) ->
           ok | nosuspend | noconnect.
-send(To, Message, {Patience, _} = How, Options) ->
+send(To, Message, {Patience, _} = How) ->
     case trunkline_bounded:enter(To, Message, Patience) of
         none ->
-            send_on(To, Message, How, Options);
+            send_on(To, Message, How);
         {Keeper, Wrapped} ->
-            case send_on(Keeper, Wrapped, How, Options) of
+            case send_on(Keeper, Wrapped, How) of
                 ok -> ok;
                 Refused -> trunkline_bounded:cancel(Keeper, Wrapped), Refused
             end;
@@ -49,21 +48,25 @@ send(To, Message, {Patience, _} = How, Options) ->
             nosuspend
     end.
 
-send_on(To, Message, How, Options) when is_pid(To), node(To) =/= node();
-                                        is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message, How, Options);
-send_on({Name, Node} = To, Message, How, Options) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message, How, Options);
-send_on(To, Message, _, Options) ->
-    erlang:send(To, Message, Options).
+send_on(To, Message, How) when is_pid(To), node(To) =/= node();
+                               is_reference(To), node(To) =/= node() ->
+    send_lane(node(To), To, To, Message, How);
+send_on({Name, Node} = To, Message, How) when is_atom(Name), is_atom(Node), Node =/= node() ->
+    send_lane(Node, Name, To, Message, How);
+send_on(To, Message, How) ->
+    erlang:send(To, Message, options(How)).
 
-send_lane(Node, Addressee, To, Message, {Patience, Connect}, Options) ->
+send_lane(Node, Addressee, To, Message, {Patience, Connect} = How) ->
     case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
         direct ->
             trunkline_sender:fallback(Node),
-            erlang:send(To, Message, Options);
+            erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
         Answer ->
             Answer
     end.
+
+%% Those of erlang:send/3.
+options({Patience, Connect}) ->
+    [nosuspend || Patience =:= nosuspend] ++ [noconnect || Connect =:= noconnect].
