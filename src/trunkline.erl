@@ -134,8 +134,8 @@ overlap (`clear`).
 -type comparison() :: trunkline_compare:report().
 
 -doc "
-Why `compare/2` has no figures: this node is not distributed (`not_alive`), Trunkline does not run on
-it (`stopped`), there is no connection (`noconnection`), messages to that node do not go by lane
+Why `compare/2` has no figures: this node is not distributed (`not_alive`), Trunkline does not run
+on it (`stopped`), there is no connection (`noconnection`), messages to that node do not go by lane
 (`no_trunkline`), the system is busy (`busy`), that node does not respond (`timeout`), or a process
 has failed (`{failed, Reason}`).
 ".
