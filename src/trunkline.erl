@@ -207,8 +207,9 @@ and could not be delivered.
           broken := non_neg_integer()}.
 
 -doc "
-How batches go to a peer: by the distribution's connection or by others, how many of these there
-are, and the congestion control of the newest (the first eight bytes of its name).
+How batches go to a peer: by the distribution's connection or, those of all lanes, by others; how
+many of these there are, and the congestion control of the newest (the first eight bytes of its
+name).
 ".
 -doc #{since => <<"0.3.0">>}.
 -type batches_info() ::
@@ -226,7 +227,8 @@ One lane to a peer:
   size is in messages;
 - `waits` and `nosuspend`: how often a sender had to wait, or was answered `nosuspend`, since the
   lane was full;
-- `received_batches` and `received_messages`: what came from the peer's lane of the same number.
+- `received_batches` and `received_messages`: what came from the peer's lane of the same number;
+- `connections`: how many connections of its own it has for its batches.
 ".
 -doc #{since => <<"0.1.0">>}.
 -type lane_info() ::
@@ -243,7 +245,8 @@ One lane to a peer:
           waits := non_neg_integer(),
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
-          received_messages := non_neg_integer()}.
+          received_messages := non_neg_integer(),
+          connections := non_neg_integer()}.
 
 -doc "
 One option of the application: the `value` in use, the `default`, the `unit` of both, what a value

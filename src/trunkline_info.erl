@@ -52,7 +52,7 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
                         #{round_trip := Time} -> Time
                     end,
       lanes => lanes(Route, Stats),
-      batches => batches(Counted),
+      batches => batches(Route, Stats, Counted),
       large => large(Route, Counted),
       fallbacks => Fallbacks, sessions => Sessions,
       lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
@@ -80,19 +80,21 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
       pending_bytes => trunkline_gate:bytes(Pending),
       messages => Messages, bytes => Bytes, broken => Broken}.
 
-batches(#{lane_connections := Connections, lane_by_connections := By,
-          lane_congestion_control := CongestionControl}) ->
-    #{by => case By of
-                1 -> connections;
-                0 -> distribution
+batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
+    ByConnections = trunkline_stats:sum(Stats, by_connections),
+    #{by => case lanes(Route, Stats) of
+                [_ | _] = Lanes when length(Lanes) =:= ByConnections -> connections;
+                _ -> distribution
             end,
-      connections => Connections, congestion_control => name(CongestionControl)}.
+      connections => trunkline_stats:sum(Stats, connections),
+      congestion_control => name(CongestionControl)}.
 
 %% What the system says of the newest connection.
 name(0) -> undefined;
 name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
 
 lane(Level, #{batches := Batches, messages := Messages} = Lane) ->
-    Lane#{queued_messages => trunkline_gate:messages(Level),
+    (maps:without([connecting, by_connections], Lane))
+        #{queued_messages => trunkline_gate:messages(Level),
           queued_bytes => trunkline_gate:bytes(Level),
           mean_batch => Messages / max(1, Batches)}.

@@ -91,7 +91,7 @@ table() ->
      #{name => far_connections, type => {integer, 1, 64}, default => 16,
        unit => "connections", since => "0.3.0",
        what => "Connections for large messages, and as many for batches, to each far peer, "
-               "at most.",
+               "at most. (Each lane may have one for its batches, however many lanes there are.)",
        touch => "Lower it if a firewall or an address translation limits the number of "
                 "connections. Raise it for paths that lose many packets."},
      #{name => bulk_idle, type => {time, 1, ?DAY}, default => 60_000,

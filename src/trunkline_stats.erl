@@ -36,10 +36,7 @@
          {bulk_congestion_control, gauge,
           "of the newest of them: its name's first eight bytes, as a number"},
          {batches_arrived_bytes, counter, "bytes of batches received by connections of their own"},
-         {lane_connections, gauge, "connections for batches to the peer"},
-         {lane_by_connections, gauge, "1 while batches go by them"},
-         {lane_congestion_control, gauge,
-          "of the newest of them: its name's first eight bytes, as a number"},
+         {lane_congestion_control, gauge, "of the newest connection for batches, likewise"},
          {far, gauge, "1 if the peer is far"},
          {round_trip, gauge, "us: the shortest between the links of late; 0 is not known"}]).
 
@@ -54,7 +51,10 @@
          {window_bytes, gauge, "bytes that may be under way, as charged"},
          {nosuspend, counter, "times a sender was answered nosuspend"},
          {received_batches, counter, "batches received"},
-         {received_messages, counter, "messages received and delivered"}]).
+         {received_messages, counter, "messages received and delivered"},
+         {connections, gauge, "connections for its batches"},
+         {connecting, gauge, "connections that are being made"},
+         {by_connections, gauge, "1 while its batches go by them"}]).
 
 %% The peer's cells come first. A lane's start on a cache line of their own.
 -define(CELLS(Fields), ((length(Fields) + 7) div 8 * 8)).

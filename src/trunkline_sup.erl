@@ -3,8 +3,8 @@
 %%     trunkline_sup (rest_for_one, owner of the table of peers)
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
-%%      │         ├── trunkline_lane, linked, one or more
-%%      │         ├── trunkline_trunk, two, linked, and their carriers
+%%      │         ├── trunkline_lane, linked, one or more, and its writers
+%%      │         ├── trunkline_trunk, linked, and its carriers
 %%      │         ├── trunkline_inlet, linked, one for each lane of the peer
 %%      │         └── trunkline_dock, linked, and its receivers
 %%      ├── trunkline_links

@@ -7,6 +7,7 @@
 -export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1, in_loop/1]).
+-export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
 %% (The defaults of peer are 15 and 5 seconds.)
@@ -215,6 +216,36 @@ in_loop(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:any(fun({M, F, _, _}) -> {M, F} =:= {Module, loop} end, Stack)].
+
+%% Breaks all connections of lanes that end here, and answers how many there were: kills those who
+%% write to them, or closes the sockets at this end, whichever that is. Runs at the node.
+break_channels(writers) ->
+    length([exit(Writer, kill) || Writer <- in_loop(trunkline_writer)]);
+break_channels(sockets) ->
+    length([close(Port) || Port <- channel_ports()] ++ [exit(Pid, kill) || Pid <- tls_connections()]).
+
+%% Their sockets at this node, those of TLS excepted.
+channel_ports() ->
+    Inlets = lists:append([I || #{inlets := I} <- maps:values(trunkline_peers:all())]),
+    Owners = Inlets ++ in_loop(trunkline_writer),
+    [Port || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
+             lists:member(Owner, Owners)].
+
+%% Those that are not the distribution's.
+tls_connections() ->
+    case whereis(tls_connection_sup) of
+        undefined ->
+            [];
+        Supervisor ->
+            [Pid || {_, Sup, supervisor, _} <- supervisor:which_children(Supervisor), is_pid(Sup),
+                    {_, Pid, worker, _} <- children(Sup), is_pid(Pid)]
+    end.
+
+%% The supervisor of one connection ends with it.
+children(Sup) ->
+    try supervisor:which_children(Sup)
+    catch exit:_ -> []
+    end.
 
 %% Polls until Done answers true, and returns; fails with what it answered last.
 await(Done) -> await(Done, ?DEADLINE).

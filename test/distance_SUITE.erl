@@ -5,6 +5,7 @@
 -module(distance_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 -compile([export_all]).
 
@@ -91,8 +92,9 @@ there_and_back(_) ->
 
 extend(Node, Way) ->
     ok = cluster:call(Node, fun() ->
-                                    lists:foreach(fun(P) -> trunkline_trunk:extend(P, Way) end,
-                                                  [P || P <- processes(), is_trunk(P)])
+                                    [trunkline_lane:way(L, Way) || {_, R} <- trunkline_route:all(),
+                                                                   L <- tuple_to_list(element(#route.lanes, R))],
+                                    ok
                             end).
 
 %% The option, and what is in use, as info/1 says it.
@@ -254,20 +256,14 @@ connections_break(_) ->
     Sessions = sessions(A, B),
     everything(A, B, fun() ->
                              lists:foreach(
-                               fun({Node, Module}) ->
+                               fun({Node, What}) ->
                                        await_far(A, B),
-                                       cluster:await(fun() -> break(Node, Module) =/= [] end, ?LONG)
-                               end, lists:append(lists:duplicate(5, [{A, trunkline_carrier}, {B, trunkline_receiver},
-                                                                     {B, trunkline_carrier}, {A, trunkline_receiver}])))
+                                       cluster:await(fun() -> cluster:call(Node, cluster, break_channels, [What]) > 0 end, ?LONG)
+                               end, lists:append(lists:duplicate(5, [{A, writers}, {B, sockets},
+                                                                     {B, writers}, {A, sockets}])))
                      end),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
-
-%% Kills all processes that run this module and have a connection, and answers them when they
-%% have ended. (Each that is killed while it connects makes the next attempt later, up to a
-%% minute.)
-break(Node, Module) ->
-    cluster:call(Node, fun() -> [kill(P) || P <- cluster:in_loop(Module)] end).
 
 kill(Pid) ->
     Ref = monitor(process, Pid),
@@ -281,11 +277,11 @@ trunk_killed(_) ->
     ok = cluster:call(A, logger, set_primary_config, [level, none]),
     Load = load(A, B),
     lists:foreach(fun(_) ->
-                          [_, _] = Trunks = trunks(A),
+                          [_] = Trunks = trunks(A),
                           ok = cluster:call(A, fun() -> lists:foreach(fun kill/1, Trunks) end),
                           %% Up may still be the session of those that have been killed.
                           cluster:await(fun() -> New = trunks(A),
-                                                 length(New -- Trunks) =:= 2 andalso length(New) =:= 2 orelse {Trunks, New}
+                                                 length(New -- Trunks) =:= 1 andalso length(New) =:= 1 orelse {Trunks, New}
                                         end, ?LONG),
                           await_far(A, B),
                           flowing(Load, B)

@@ -818,7 +818,7 @@ with_everything() ->
                                     Info -> Info
                                 end end)
      end || {X, Y} <- [{A, B}, {B, A}]],
-    All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, carrier, receiver],
+    All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, carrier, receiver, writer],
     [?assertEqual([], [M || N <- All ++ Also, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
                             cluster:call(X, ?MODULE, processes_of, [M]) =:= []])
      || {X, Also} <- [{A, []}, {B, [carrier_dist]}]],

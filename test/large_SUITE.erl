@@ -707,7 +707,7 @@ processes_killed(_) ->
               cluster:await_up(A, B),
               flowing(Load, B)
       end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B}, {bulk, B, A}, {opener, B, A}, {opener, B, A},
-            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {trunk, A, B}, {trunk, B, A},
+            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B},
             {dock, B, A}]),
     Missing = length(finish(Load, A, B)),
     #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
@@ -743,13 +743,10 @@ find(Victim, Node) ->
         lane -> element(1, (trunkline_route:lookup(Node))#route.lanes);
         dock ->
             hd([Pid || Pid <- Links, is_a(trunkline_dock, Pid)]);
-        _ ->
+        bulk ->
             %% One that is held cannot be asked what it carries, but the link knows.
-            [Bulk, Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)), is_a(trunkline_trunk, Pid)],
-            case Victim of
-                bulk -> Bulk;
-                trunk -> Trunk
-            end
+            [Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)), is_a(trunkline_trunk, Pid)],
+            Trunk
     end.
 
 is_a(Module, Pid) ->

@@ -35,21 +35,7 @@ stock(Offset, Bytes) ->
 
 parcel(_) ->
     check(200, prop_parcel()),
-    check(100, prop_alone()),
-    check(200, prop_batch()).
-
-%% A batch is in one piece, whatever is in it.
-prop_batch() ->
-    ?ALL(Plan, plan(),
-         begin
-             Term = build(Plan),
-             Parcel = trunkline_parcel:whole(Term),
-             [Segment] = trunkline_parcel:segments(Parcel),
-             Arrived = iolist_to_binary(Segment),
-             binary_to_term(Arrived) =:= Term
-                 andalso trunkline_parcel:sizes(Parcel) =:= [byte_size(Arrived)]
-                 andalso trunkline_parcel:bytes(Parcel) =:= byte_size(Arrived)
-         end).
+    check(100, prop_alone()).
 
 prop_parcel() ->
     ?ALL(Plan, plan(),
@@ -330,7 +316,7 @@ step({abandon, N}, #model{fragments = F, complete = Complete, known = Known} = M
     end.
 
 add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N, now = Now} = M) ->
-    Id = {lists:nth(1 + N rem 3, [1, 2, {batch, 1}]), N},
+    Id = {lists:nth(1 + N rem 3, [1, 2, 64]), N},
     Sizes = trunkline_parcel:sizes(Parcel),
     Segments = [iolist_to_binary(Segment) || Segment <- trunkline_parcel:segments(Parcel)],
     M#model{fragments = trunkline_fragments:add(Id, Parcel, F), next = N + 1,
@@ -722,7 +708,7 @@ prop_frame() ->
              <<Rest:32, Frame/binary>> =
                  iolist_to_binary(trunkline_wire:frame({{Stream, Number}, Size, Offset, Length, Data})),
              Expected = case Length > 0 andalso Offset + Length =< Size
-                            andalso Number > 0 andalso not lists:member(Stream, [0, {batch, 0}]) of
+                            andalso Number > 0 andalso Stream > 0 of
                             true -> {ok, {Stream, Number}, Size, Offset, iolist_to_binary(Data)};
                             false -> error
                         end,
@@ -732,12 +718,8 @@ prop_frame() ->
                  andalso <<0:32>> =:= trunkline_wire:heartbeat()
          end).
 
-%% The large messages of a lane, or its batches.
-stream() -> ?LET({Make, Lane}, {oneof([large, batch]), oneof([0, 1, 16#7fff, range(1, 64), range(0, 16#7fff)])},
-                 case Make of
-                     large -> Lane;
-                     batch -> {batch, Lane}
-                 end).
+%% The number of a lane.
+stream() -> oneof([0, 1, 16#7fff, range(1, 64), range(0, 16#7fff)]).
 
 any_64() -> oneof([0, 1, (1 bsl 64) - 1, range(0, 1000), range(0, (1 bsl 64) - 1)]).
 
@@ -745,7 +727,8 @@ is_sound(heartbeat, Junk) ->
     Junk =:= <<>>;
 is_sound(error, Junk) ->
     case Junk of
-        <<_:1, 0:15, _/binary>> -> true;
+        <<0:16, _/binary>> -> true;
+        <<1:1, _:15, _/binary>> -> true;
         <<_:16, 0:64, _/binary>> -> true;
         <<_:10/binary, Size:64, Offset:64, _, Data/binary>> -> Offset + 1 + byte_size(Data) > Size;
         _ -> Junk =/= <<>>

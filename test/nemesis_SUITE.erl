@@ -101,6 +101,7 @@ faults() ->
      {kill_dist_carrier, 1, counted, kill(trunkline_carrier_dist)},
      {kill_carrier, 3, nothing, kill(trunkline_carrier)},
      {kill_receiver, 3, nothing, kill(trunkline_receiver)},
+     {kill_writer, 3, nothing, kill(trunkline_writer)},
      {kill_listener, 2, nothing, name(trunkline_listener)},
      {kill_links, 2, nothing, name(trunkline_links)},
      {kill_inboxes, 1, nothing, name(trunkline_inboxes)},

@@ -47,7 +47,8 @@ end_it(Pid) ->
 
 %% A socket of a connection of Trunkline's own, without a farewell.
 close_connection(Random) ->
-    Owners = by_kind(trunkline_carrier) ++ by_kind(trunkline_receiver),
+    Owners = lists:append([by_kind(M) || M <- [trunkline_carrier, trunkline_receiver,
+                                               trunkline_writer, trunkline_inlet]]),
     case [Port || {Port, Owner} <- ports(), lists:member(Owner, Owners)] of
         [] -> none;
         Ports -> cluster:close(lists:nth(Random rem length(Ports) + 1, Ports)), closed

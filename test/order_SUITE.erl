@@ -11,7 +11,7 @@
 -export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
          sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1,
          mailboxes_off_heap/1, replies_at_the_start/1]).
--export([break/2, last_words/0, stop_at_opened/3]).
+-export([last_words/0, stop_at_opened/3]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
@@ -160,10 +160,10 @@ lane_breaks(_, _, 0, Broken) ->
 lane_breaks(A, B, N, Broken) ->
     await_lane_connection(A, B),
     More = case N rem 4 of
-               0 -> cluster:call(A, ?MODULE, break, [trunkline_carrier, process]);
-               1 -> cluster:call(B, ?MODULE, break, [trunkline_receiver, process]);
-               2 -> cluster:call(A, ?MODULE, break, [trunkline_carrier, socket]);
-               3 -> cluster:call(B, ?MODULE, break, [trunkline_receiver, socket])
+               0 -> cluster:call(A, cluster, break_channels, [writers]);
+               1 -> cluster:call(B, cluster, break_channels, [sockets]);
+               2 -> cluster:call(A, cluster, break_channels, [sockets]);
+               3 -> cluster:call(B, cluster, break_channels, [writers])
            end,
     lane_breaks(A, B, case More of 0 -> N; _ -> N - 1 end, Broken + More).
 
@@ -172,20 +172,6 @@ await_lane_connection(A, B) ->
                                #{batches := #{by := connections}} -> true;
                                #{batches := Batches} -> Batches
                            end end).
-
-%% Runs at a node; answers how many there were. (The socket of a TLS connection is
-%% not its process's own. Who has started them, or calls the module, is not one of them.)
-break(Module, What) ->
-    length([case [Port || Port <- Links, is_port(Port)] of
-                [Port] when What =:= socket -> cluster:close(Port);
-                _ -> exit(Pid, kill)
-            end || Pid <- cluster:by_module(Module), is_one_of(Module, Pid), {links, Links} <- [process_info(Pid, links)]]).
-
-is_one_of(Module, Pid) ->
-    case process_info(Pid, current_stacktrace) of
-        {current_stacktrace, [_ | _] = Stack} -> element(1, lists:last(Stack)) =:= Module;
-        _ -> false
-    end.
 
 breaks(_, _, 0) ->
     ok;

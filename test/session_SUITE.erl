@@ -116,8 +116,8 @@ done({Session, Effects}, IsFull, Known) ->
             answered({started, lanes, Lanes}, Session, false, Known1#{lanes := Lanes});
         {[{inlets, Theirs, _}], false} ->
             answered({started, inlets, {Theirs, here}}, Session, false, Known1);
-        {[{trunks, _}], false} ->
-            answered({started, trunks}, Session, false, Known1)
+        {[{trunk, _}], false} ->
+            answered({started, trunk}, Session, false, Known1)
     end.
 
 answered(Event, Session, IsFull, Known) ->

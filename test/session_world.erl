@@ -686,8 +686,8 @@ start({inlets, Theirs, _}, X, W) ->
     W2 = change(X, fun(#peer{inlets = Inlets} = P) -> P#peer{inlets = maps:merge(Inlets, New)} end,
                 W1),
     {{started, inlets, {Ids, Dock}}, change_link(X, fun(L) -> L#link{inlets = Ids} end, W2)};
-start({trunks, _}, _, W) ->
-    {{started, trunks}, W}.
+start({trunk, _}, _, W) ->
+    {{started, trunk}, W}.
 
 %% The session has ended, and the link ends in good order: what it has said leaves before that.
 ends(X, W) ->

@@ -1,5 +1,4 @@
-%% What is still to be sent of the parcels to one peer, and by whom. A parcel is a large
-%% message, or a batch.
+%% What is still to be sent of the large messages to one peer, and by whom. Each is a parcel.
 %%
 %% Parcels take turns: one fragment of each, then the next of each. So the time a
 %% parcel takes depends on how many there are, not on how large the others are.
@@ -16,11 +15,9 @@
 
 -export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1, bytes/1]).
 
--export_type([fragments/0, fragment/0, id/0, stream/0]).
+-export_type([fragments/0, fragment/0, id/0]).
 
-%% The large messages of a lane, or its batches.
--type stream() :: Lane :: pos_integer() | {batch, Lane :: pos_integer()}.
--type id() :: {stream(), Number :: pos_integer()}.
+-type id() :: {Lane :: pos_integer(), Number :: pos_integer()}.
 -type carrier() :: term().
 -type fragment() :: {id(), Size :: pos_integer(),      % of the whole parcel, in bytes
                      Offset :: non_neg_integer(), Length :: pos_integer(), iodata()}.

@@ -18,7 +18,7 @@
 -module(trunkline_parcel).
 -moduledoc false.
 
--export([pack/1, unpack/1, unpack_sent/1, whole/1, bytes/1, sizes/1, segments/1]).
+-export([pack/1, unpack/1, unpack_sent/1, bytes/1, sizes/1, segments/1]).
 
 -export_type([parcel/0, segment/0, size_bytes/0]).
 
@@ -40,12 +40,6 @@ pack(Message) ->
     {Paths, Binaries} = lists:unzip(Found),
     Segments = [erlang:term_to_iovec({Bare, Paths}) | [[Binary] || Binary <- Binaries]],
     {[iolist_size(Segment) || Segment <- Segments], Segments}.
-
-%% A term that has no large binaries in it, as one segment: a batch.
--spec whole(term()) -> parcel().
-whole(Term) ->
-    Segment = erlang:term_to_iovec(Term),
-    {[iolist_size(Segment)], [Segment]}.
 
 %% The message, from the segments that have been received.
 -spec unpack([binary(), ...]) -> term().

@@ -1,4 +1,4 @@
-%% Where the fragments of a peer's large messages, and of its batches, arrive.
+%% Where the fragments of a peer's large messages arrive.
 %%
 %% It puts them together (trunkline_reassembly), and tells the inlet concerned when
 %% one is complete. Fragments come by several carriers, and of each it knows how
@@ -64,10 +64,6 @@ handle_cast(Unexpected, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
-handle_info({fragment, Carrier, {{batch, Lane}, _} = Id, Size, Offset, Data}, S)
-  when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
-    trunkline_stats:add(S#dock.stats, peer, batches_arrived_bytes, byte_size(Data)),
-    {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
 handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
     trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
@@ -98,7 +94,10 @@ handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-%% If there is no invitation the peer's trunk will ask again.
+%% If there is no invitation the peer's trunk will ask again. Release 0.5 has a trunk for batches,
+%% too: they stay on the distribution.
+invite({batches, _}, _, S) ->
+    {{error, not_wanted}, S};
 invite(Wanted, Trunk, #dock{receivers = Receivers} = S) ->
     case trunkline_receiver:start_link(self()) of
         {ok, Receiver} ->
@@ -125,8 +124,6 @@ fragment(Carrier, Id, Size, Offset, Data, #dock{received = Received, reassembly 
             S1#dock{reassembly = Reassembly1}
     end.
 
-arrived({{batch, Lane}, Number}, Parts, #dock{inlets = Inlets}) ->
-    trunkline_inlet:batch_arrived(element(Lane, Inlets), Number, Parts);
 arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
     trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
 

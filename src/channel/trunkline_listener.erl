@@ -21,7 +21,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/1, invite/2, info/0]).
+-export([start_link/1, invite/2, invite/3, info/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export([accept/1]).
 
@@ -64,7 +64,13 @@ start_link(Options) ->
 %% Socket}'.
 -spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) -> {ok, invitation()} | {error, term()}.
 invite(Wanted, Owner) ->
-    try gen_server:call(?MODULE, {invite, Wanted, Owner})
+    invite(node(), Wanted, Owner).
+
+%% The same at that node, for a process there.
+-spec invite(node(), {batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
+          {ok, invitation()} | {error, term()}.
+invite(Node, Wanted, Owner) ->
+    try gen_server:call({?MODULE, Node}, {invite, Wanted, Owner})
     catch exit:_ -> {error, not_running}
     end.
 
@@ -103,7 +109,7 @@ cell(tcp) -> 2;                      % the port
 cell(tls) -> 3.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
-handle_call({invite, {Cargo, Wanted}, Owner}, _, S) ->
+handle_call({invite, {Cargo, Wanted}, Owner}, _, S) when is_pid(Owner), node(Owner) =:= node() ->
     case choose(Wanted, own(Cargo, S#listener.options)) of
         {ok, Transport} ->
             case listen(Transport, S) of

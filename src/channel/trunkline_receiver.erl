@@ -1,4 +1,4 @@
-%% The listening side's end of a connection: reads frames and passes them on.
+%% The listening side's end of a connection for large messages: reads frames and passes them on.
 %%
 %% It waits for a socket from trunkline_listener. Its owner gets every frame as
 %% `{fragment, Receiver, Id, Size, Offset, Data}', and is linked to it: this process
@@ -15,6 +15,8 @@
 -define(CONNECTED, 30_000).
 %% Bytes.
 -define(MUCH, 1 bsl 20).
+%% Read from a socket before this process asks for more.
+-define(FRAMES, 8).
 
 -record(receiver,
         {owner :: pid(),
@@ -36,7 +38,7 @@ await(#receiver{timer = Timer} = S) ->
     receive
         {socket, Transport, Socket} ->
             _ = erlang:cancel_timer(Timer),
-            done(Transport:frames(Socket, trunkline_wire:longest_frame())),
+            done(Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES)),
             loop(S#receiver{transport = Transport, socket = Socket});
         {timeout, Timer, connected} ->
             exit({shutdown, nobody_came});
@@ -50,22 +52,23 @@ await(#receiver{timer = Timer} = S) ->
 -spec loop(#receiver{}) -> no_return().
 loop(#receiver{transport = Transport, socket = Socket} = S) ->
     receive
-        {Data, _, Frame} when Data =:= tcp, is_binary(Frame); Data =:= ssl, is_binary(Frame) ->
-            frame(trunkline_wire:parse_frame(Frame), S);
-        {Passive, _} when Passive =:= tcp_passive; Passive =:= ssl_passive ->
-            done(Transport:more(Socket)),
-            loop(S);
-        {Closed, _} when Closed =:= tcp_closed; Closed =:= ssl_closed ->
-            exit({shutdown, closed});
-        {Error, _, Reason} when Error =:= tcp_error; Error =:= ssl_error ->
-            exit({shutdown, Reason});
         {timeout, Timer, connected} when Timer =:= S#receiver.timer ->
             loop(S);                         % it came together with the socket
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         Other ->
-            ok = trunkline_process:unexpected(?MODULE, Other),
-            loop(S)
+            case trunkline_transport:event(Other) of
+                {frame, _, _, Frame} ->
+                    frame(trunkline_wire:parse_frame(Frame), S);
+                {passive, _, _} ->
+                    done(Transport:more(Socket, ?FRAMES)),
+                    loop(S);
+                closed ->
+                    exit({shutdown, closed});
+                unknown ->
+                    ok = trunkline_process:unexpected(?MODULE, Other),
+                    loop(S)
+            end
     end.
 
 frame({ok, Id, Size, Offset, Data}, #receiver{owner = Owner} = S) ->

@@ -6,10 +6,7 @@
 -behaviour(trunkline_transport).
 
 -export([is_cluster_private/0, usable/0, prepare/0]).
--export([secure/3, give/2, send/2, recv/3, frames/2, more/1, watch/1]).
-
-%% Read before the owner asks for more.
--define(FRAMES, 8).
+-export([secure/3, give/2, send/2, recv/3, frames/3, more/2, watch/1, event/1, close/1]).
 
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
@@ -92,15 +89,27 @@ send(Socket, Data) -> ssl:send(Socket, Data).
 -spec recv(ssl:sslsocket(), non_neg_integer(), timeout()) -> {ok, binary()} | {error, term()}.
 recv(Socket, Bytes, Timeout) -> ssl:recv(Socket, Bytes, Timeout).
 
--spec frames(ssl:sslsocket(), pos_integer()) -> ok | {error, term()}.
-frames(Socket, Longest) ->
-    ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}, {active, ?FRAMES}]).
+-spec frames(ssl:sslsocket(), pos_integer(), pos_integer()) -> ok | {error, term()}.
+frames(Socket, Longest, Frames) ->
+    ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}, {active, Frames}]).
 
--spec more(ssl:sslsocket()) -> ok | {error, term()}.
-more(Socket) -> ssl:setopts(Socket, [{active, ?FRAMES}]).
+-spec more(ssl:sslsocket(), pos_integer()) -> ok | {error, term()}.
+more(Socket, Frames) -> ssl:setopts(Socket, [{active, Frames}]).
 
 -spec watch(ssl:sslsocket()) -> ok | {error, term()}.
 watch(Socket) -> ssl:setopts(Socket, [{active, once}]).
+
+-spec event(term()) -> trunkline_transport:event() | unknown.
+event({ssl, Socket, Frame}) -> {frame, ?MODULE, Socket, Frame};
+event({ssl_passive, Socket}) -> {passive, ?MODULE, Socket};
+event({ssl_closed, _}) -> closed;
+event({ssl_error, _, _}) -> closed;
+event(_) -> unknown.
+
+-spec close(ssl:sslsocket()) -> ok.
+close(Socket) ->
+    _ = ssl:close(Socket),
+    ok.
 
 %% --- settings -----------------------------------------------------------------
 

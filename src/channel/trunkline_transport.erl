@@ -6,13 +6,16 @@
 -module(trunkline_transport).
 -moduledoc false.
 
--export([prepare/1, module/1, choose/1, distribution/0]).
+-export([prepare/1, module/1, choose/1, distribution/0, event/1]).
 
--export_type([name/0, socket/0]).
+-export_type([name/0, socket/0, event/0]).
 
 -type name() :: tcp | tls.
 -type socket() :: term().
 -type reason() :: term().
+-type event() :: {frame, module(), socket(), binary()}
+               | {passive, module(), socket()}       % it should be asked for more
+               | closed.
 
 %% From here on only the transport's functions are used. A client knows the name of
 %% the host that it wants to talk to. The time is in ms.
@@ -23,12 +26,15 @@
 %% Exactly so many bytes.
 -callback recv(socket(), Bytes :: pos_integer(), timeout()) -> {ok, binary()} | {error, reason()}.
 %% From here on the owner gets what stands behind each length (32 bits), which is at most so
-%% much, as a message, as inet and ssl have it: `{tcp | ssl, _, Frame}'. After a few of them
-%% comes `{tcp_passive | ssl_passive, _}', and it should ask for more.
--callback frames(socket(), Longest :: pos_integer()) -> ok | {error, reason()}.
--callback more(socket()) -> ok | {error, reason()}.
+%% much, as a message. After so many of them comes another message, and it should ask for more.
+-callback frames(socket(), Longest :: pos_integer(), Frames :: pos_integer()) ->
+    ok | {error, reason()}.
+-callback more(socket(), Frames :: pos_integer()) -> ok | {error, reason()}.
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
+%% What such a message means: the socket in it is as good as the one that the owner has.
+-callback event(Message :: term()) -> event() | unknown.
+-callback close(socket()) -> ok.
 
 %% When Trunkline starts: what its connections may need is started, and nothing else. The first
 %% connection could be too late, since the application controller does not answer while it stops
@@ -42,6 +48,14 @@ prepare(_) ->
 -spec module(name()) -> module().
 module(tcp) -> trunkline_tcp;
 module(tls) -> trunkline_tls.
+
+%% What a message to the owner of a socket means.
+-spec event(term()) -> event() | unknown.
+event(Message) ->
+    case trunkline_tcp:event(Message) of
+        unknown -> trunkline_tls:event(Message);
+        Event -> Event
+    end.
 
 %% The transport of a node's connections; never less private than the cluster's.
 -spec choose(auto | tcp | tls) -> {ok, name()} | {error, plaintext_beside_tls | {tls, reason()}}.

@@ -1,5 +1,4 @@
-%% Carries parcels to one peer over a bundle of connections: one trunk for large
-%% messages, and another for the batches of all lanes to a peer that is far.
+%% Carries large messages, as parcels, to one peer over a bundle of connections.
 %%
 %%     lanes ── parcels ──> trunk ── fragments ──> carriers ══> the peer's dock
 %%       │                    ^                                       │
@@ -16,21 +15,15 @@
 %% A carrier that breaks costs nothing: the dock says how many of its fragments
 %% have arrived, and the others go by another one.
 %%
-%% Batches need not come here: lanes give them to the distribution until the trunk
-%% tells them that it is `open', and again when it is `closed' for want of connections,
-%% or because the link has found that the distribution is better (trunkline_way). From
-%% when the link says that it should `extend' there is a connection ready.
-%%
 %% A trunk lives for one session of a link. It has no bound of its own: what comes
-%% here has passed the gate, or a lane's window, and is counted there until it has been
-%% delivered.
+%% here has passed the gate, and is counted there until it has been delivered.
 -module(trunkline_trunk).
 -moduledoc false.
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/4, extend/2, subscribe/1, ended/1]).
+-export([start_link/3, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -39,17 +32,9 @@
 -define(LONGEST_PAUSE, 60_000).
 -define(FAR_AT_ONCE, 4).
 -define(MORE, 5).                    % there is too much to send for so long: more connections
-%% Connections for batches to a peer that is near: lane_transport must want them.
--define(NEAR_LANE_CONNECTIONS, 2).
-%% Bytes of batches that a connection gets at once. More would wait for it while others
-%% have nothing to do.
--define(BATCHES, 65536).
-
 %% Bytes of a large message that a connection to a far peer gets at once: the message
 %% should use all of them.
 -define(SHARE, 262144).
-
--type cargo() :: batches | large.
 
 -record(carrier,
         {name :: trunkline_wire:token() | pid(),       % at the dock
@@ -59,12 +44,7 @@
          quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
 
 -record(trunk,
-        {cargo :: cargo(),
-         lanes = [] :: [pid()],                        % that want to know whether it is open
-         told = closed :: open | closed,               % what they know
-         extended = false :: boolean(),                % a connection should be ready
-         way = distribution :: distribution | connections,     % of batches
-         node :: node(),
+        {node :: node(),
          dock :: pid(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
@@ -80,34 +60,24 @@
          starved = false :: boolean(),                 % there was no process for a carrier
          idle = none :: none | reference()}).
 
--spec start_link(cargo(), node(), Dock :: pid(), {trunkline_options:options(), trunkline_stats:stats()}) -> pid().
-start_link(Cargo, Node, Dock, {Options, Stats}) ->
-    {ok, Trunk} = gen_server:start_link(?MODULE, {Cargo, Node, Dock, Options, Stats}, [{hibernate_after, ?PAUSE}]),
+-spec start_link(node(), Dock :: pid(), {trunkline_options:options(), trunkline_stats:stats()}) ->
+          pid().
+start_link(Node, Dock, {Options, Stats}) ->
+    {ok, Trunk} = gen_server:start_link(?MODULE, {Node, Dock, Options, Stats},
+                                        [{hibernate_after, ?PAUSE}]),
     Trunk.
-
-%% From now on there should be a connection, and batches should go that way.
--spec extend(pid(), distribution | connections) -> ok.
-extend(Trunk, Way) ->
-    Trunk ! {extend, Way},
-    ok.
 
 %% Of a trunk that has ended nothing should be seen in info/1.
 -spec ended(trunkline_stats:stats()) -> ok.
 ended(Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, peer, Field, 0) end,
-                  [lane_by_connections, bulk_by_distribution
-                   | [cell(What, Cargo) || Cargo <- [large, batches], What <- [connections, congestion_control]]]).
+                  [bulk_by_distribution, bulk_connections, bulk_congestion_control]).
 
-%% The calling lane gets `{trunk, Trunk, open | closed}', now and at every change.
--spec subscribe(pid()) -> ok.
-subscribe(Trunk) ->
-    Trunk ! {subscribe, self()},
-    ok.
-
--spec init({cargo(), node(), Dock :: pid(), trunkline_options:options(), trunkline_stats:stats()}) -> {ok, #trunk{}}.
-init({Cargo, Node, Dock, Options, Stats}) ->
-    S = #trunk{cargo = Cargo, node = Node, dock = Dock, options = Options, stats = Stats},
-    {ok, show(S#trunk{retry = case transport(S) of
+-spec init({node(), Dock :: pid(), trunkline_options:options(), trunkline_stats:stats()}) ->
+          {ok, #trunk{}}.
+init({Node, Dock, #{bulk_transport := Transport} = Options, Stats}) ->
+    S = #trunk{node = Node, dock = Dock, options = Options, stats = Stats},
+    {ok, show(S#trunk{retry = case Transport of
                                   dist -> never;
                                   _ -> now
                               end})}.
@@ -128,7 +98,7 @@ handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
 handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
     {noreply, rest(S#trunk{fragments = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids)})};
 handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats = Stats} = S) ->
-    S#trunk.cargo =:= large andalso trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
+    trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
     case Carriers of
         #{Pid := #carrier{quantum = Quantum} = Carrier} ->
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
@@ -138,13 +108,13 @@ handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats 
     end;
 handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
     <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
-    trunkline_stats:put(Stats, peer, cell(congestion_control, S#trunk.cargo), Name),
+    trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
     %% Nothing needs the distribution any more.
     S1 = maps:fold(fun(Other, #carrier{kind = distribution}, S0) -> retire(Other, S0);
                       (_, _, S0) -> S0
                    end, S#trunk{opening = lists:delete(Pid, Opening)}, Carriers),
     Carrier = #carrier{name = Token, kind = connection},
-    {noreply, pump(tell_lanes(show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}})))};
+    {noreply, pump(show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}}))};
 handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
@@ -169,17 +139,10 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
               end};
 handle_info({timeout, _, starved}, S) ->
     {noreply, pump(S#trunk{starved = false})};
-handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, extended = Extended} = S) ->
-    %% The next batch should find one.
-    Kept = length([kept || Extended]),
-    {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, lists:nthtail(min(Kept, map_size(Carriers)), maps:keys(Carriers)))};
-handle_info({extend, Way}, S) ->
-    {noreply, pump(tell_lanes(first_words(S#trunk{extended = true, way = Way}, S)))};
+handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers} = S) ->
+    {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers))};
 handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
     {noreply, pump(S#trunk{retry = now})};
-handle_info({subscribe, Lane}, #trunk{lanes = Lanes} = S) ->
-    Lane ! {trunk, self(), S#trunk.told},
-    {noreply, S#trunk{lanes = [Lane | Lanes]}};
 handle_info({timeout, _, _}, S) ->
     {noreply, S};                            % too late
 handle_info(Unexpected, S) ->
@@ -188,24 +151,21 @@ handle_info(Unexpected, S) ->
 
 %% --- carriers -------------------------------------------------------------------
 
-count(Parcel, #trunk{cargo = large, stats = Stats}) ->
+count(Parcel, #trunk{stats = Stats}) ->
     trunkline_stats:add(Stats, peer, large_messages, 1),
-    trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel));
-count(_, #trunk{cargo = batches}) ->
-    ok.
+    trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)).
 
 %% Gives every carrier that is not busy something to do.
 pump(#trunk{carriers = Carriers} = S) ->
     S1 = lists:foldl(fun give/2, stir(S), [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)]),
     case trunkline_fragments:is_waiting(S1#trunk.fragments) of
         true -> more(waiting(S1));
-        false -> rest(first(S1#trunk{waiting = none}))
+        false -> rest(S1#trunk{waiting = none})
     end.
 
 give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     #{Pid := #carrier{name = Name, kind = Kind, quantum = Quantum} = Carrier} = Carriers,
     Bytes = case Kind of
-                connection when S#trunk.cargo =:= batches -> ?BATCHES;
                 connection -> min(share(S), trunkline_quantum:bytes(Quantum));
                 distribution -> trunkline_courtesy:fragment_bytes()
             end,
@@ -266,15 +226,6 @@ more_connections(Connections, S) ->
         false -> 1
     end.
 
-%% There is nothing to send, but batches should find a connection.
-first(#trunk{extended = true, opening = []} = S) ->
-    case connections(S) =:= 0 andalso may_connect(S) of
-        true -> open(1, S);
-        false -> S
-    end;
-first(S) ->
-    S.
-
 open(N, S) when N > 0 ->
     case may_connect(S) of
         true -> open(N - 1, open(S));
@@ -283,7 +234,8 @@ open(N, S) when N > 0 ->
 open(0, S) ->
     S.
 
-open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeout} = Options} = S) ->
+open(#trunk{dock = Dock, options = Options} = S) ->
+    #{bulk_transport := Transport, connection_timeout := Timeout} = Options,
     Far = case Options of
               #{congestion_control := auto} -> bbr;
               #{congestion_control := Name} -> Name
@@ -292,58 +244,24 @@ open(#trunk{cargo = Cargo, dock = Dock, options = #{connection_timeout := Timeou
                 0 -> unknown;
                 _ -> is_far(S)
             end,
-    case trunkline_carrier:start(Dock, #{transport => transport(S), cargo => Cargo, timeout => Timeout,
+    case trunkline_carrier:start(Dock, #{transport => Transport, timeout => Timeout,
                                          is_far => IsFar, far => Far}) of
         {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
         {error, Reason} -> not_connected(Reason, S)
     end.
 
-transport(#trunk{cargo = batches, options = #{lane_transport := Transport}}) -> Transport;
-transport(#trunk{cargo = large, options = #{bulk_transport := Transport}}) -> Transport.
-
 is_far(#trunk{stats = Stats}) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
 %% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
 %% much less after a packet was lost: over a distance it takes several.
-most(#trunk{cargo = Cargo, options = #{far_connections := Far, bulk_connections := Near}} = S) ->
-    case {is_far(S), Cargo} of
-        {true, _} -> max(Far, Near);
-        {false, large} -> Near;
-        {false, batches} -> ?NEAR_LANE_CONNECTIONS
+most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) ->
+    case is_far(S) of
+        true -> max(Far, Near);
+        false -> Near
     end.
 
 connections(#trunk{carriers = Carriers}) ->
     length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
-
-state(#trunk{way = connections} = S) ->
-    case connections(S) of
-        0 -> closed;
-        _ -> open
-    end;
-state(_) ->
-    closed.
-
-%% Lanes have not known yet that the peer is far.
-first_words(#trunk{told = closed, lanes = Lanes} = S, #trunk{extended = false}) ->
-    lists:foreach(fun(Lane) -> Lane ! {trunk, self(), closed} end, Lanes),
-    S;
-first_words(S, _) ->
-    S.
-
-%% Only what is new: a lane that hears that it is closed becomes careful.
-tell_lanes(#trunk{lanes = Lanes, told = Told, stats = Stats} = S) ->
-    case state(S) of
-        Told ->
-            S;
-        State ->
-            S#trunk.cargo =:= batches
-                andalso trunkline_stats:put(Stats, peer, lane_by_connections, case State of
-                                                                                  open -> 1;
-                                                                                  closed -> 0
-                                                                              end),
-            lists:foreach(fun(Lane) -> Lane ! {trunk, self(), State} end, Lanes),
-            S#trunk{told = State}
-    end.
 
 by_distribution(#trunk{starved = true} = S) ->
     S;
@@ -361,13 +279,10 @@ may_connect(#trunk{retry = Retry}) -> Retry =:= now.
 
 %% Nobody knows how many others try again after the same event: each waits a time of
 %% its own, and longer every time.
-not_connected(Reason, #trunk{pause = Pause, node = Node, cargo = Cargo, carriers = Carriers} = S) ->
+not_connected(Reason, #trunk{pause = Pause, node = Node, carriers = Carriers} = S) ->
     Pause =:= ?PAUSE andalso map_size(Carriers) =:= 0 andalso
-        ?LOG_WARNING("trunkline: there is no connection for ~s to ~ts, they go by distribution: ~tP",
-                     [case Cargo of
-                          large -> "large messages";
-                          batches -> "batches"
-                      end, Node, Reason, 20]),
+        ?LOG_WARNING("trunkline: there is no connection for large messages to ~ts, they go by "
+                     "distribution: ~tP", [Node, Reason, 20]),
     later(Pause, min(?LONGEST_PAUSE, 2 * Pause), S).
 
 %% (Of several that fail at the same time only the first makes the pause longer.)
@@ -379,8 +294,7 @@ later(_, _, S) ->
     S.
 
 %% A carrier less. Without any, what waits is patient for a while from now on.
-without(S0) ->
-    S = tell_lanes(S0),
+without(S) ->
     case map_size(S#trunk.carriers) of
         0 -> S#trunk{waiting = none};
         _ -> S
@@ -432,20 +346,16 @@ stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
 %% For info/1.
 show(#trunk{carriers = Carriers, stats = Stats} = S) ->
     Kinds = [Kind || #carrier{kind = Kind} <- maps:values(Carriers)],
-    trunkline_stats:put(Stats, peer, cell(connections, S#trunk.cargo), length([K || connection = K <- Kinds])),
-    S#trunk.cargo =:= large
-        andalso trunkline_stats:put(Stats, peer, bulk_by_distribution, length([K || distribution = K <- Kinds])),
+    lists:foreach(fun({Field, Which}) ->
+                          N = length([K || K <- Kinds, K =:= Which]),
+                          trunkline_stats:put(Stats, peer, Field, N)
+                  end, [{bulk_connections, connection}, {bulk_by_distribution, distribution}]),
     S.
-
-cell(connections, large) -> bulk_connections;
-cell(connections, batches) -> lane_connections;
-cell(congestion_control, large) -> bulk_congestion_control;
-cell(congestion_control, batches) -> lane_congestion_control.
 
 %% No report has the users' data in it.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
-    maps:map(fun(state, #trunk{node = Node, carriers = Carriers} = S) -> {S#trunk.cargo, Node, maps:keys(Carriers)};
+    maps:map(fun(state, #trunk{node = Node, carriers = Carriers}) -> {Node, maps:keys(Carriers)};
                 (message, _) -> not_shown;
                 (log, _) -> [];
                 (_, Value) -> Value

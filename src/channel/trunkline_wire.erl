@@ -26,13 +26,21 @@
 %%     +--------+--------+----------------+----------------+----------------+------
 %%
 %% A fragment of a parcel: the parcel's stream and number in it, its size as a whole,
-%% and where in it the data belong. A stream is the large messages of a lane (the
-%% lane's number), or its batches (2^15 more). A frame of length 0 is a heartbeat.
+%% and where in it the data belong. A stream is the large messages of a lane: the
+%% lane's number. A frame of length 0 is a heartbeat.
+%%
+%% A connection for the batches of one lane has frames of its own, each with a whole batch
+%% (trunkline_dictionary):
+%%
+%%       0        4                12
+%%     +--------+----------------+------
+%%     | length | serial         | batch
+%%     +--------+----------------+------
 -module(trunkline_wire).
 -moduledoc false.
 
 -export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
--export([frame/1, heartbeat/0, parse_frame/1]).
+-export([frame/1, batch/1, heartbeat/0, parse_frame/1]).
 -export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, longest_frame/0]).
 
 -export_type([token/0, secret/0, nonce/0]).
@@ -42,7 +50,8 @@
 -type nonce() :: <<_:128>>.
 
 -define(MAGIC, "TRUNKLN1").
--define(BATCHES, 16#8000).
+%% The highest number of a lane.
+-define(MOST, 16#7fff).
 
 -spec token() -> token().
 token() -> crypto:strong_rand_bytes(16).
@@ -82,23 +91,22 @@ is_proof(_, _) -> false.
 
 -spec frame(trunkline_fragments:fragment()) -> iodata().
 frame({{Stream, Number}, Size, Offset, Length, Data}) ->
-    [<<(26 + Length):32, (stream(Stream)):16, Number:64, Size:64, Offset:64>> | Data].
+    [<<(26 + Length):32, Stream:16, Number:64, Size:64, Offset:64>> | Data].
 
-stream({batch, Lane}) -> ?BATCHES + Lane;
-stream(Lane) -> Lane.
+-spec batch(trunkline_channel:frame()) -> iodata().
+batch({Bytes, Frame}) -> [<<Bytes:32>> | Frame].
 
 -spec heartbeat() -> binary().
 heartbeat() -> <<0:32>>.
 
-%% A frame without its length. `error': nobody of ours says that.
+%% A frame of large messages without its length. `error': it is malformed.
 -spec parse_frame(binary()) ->
           {ok, trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(), Data :: binary()}
               | heartbeat | error.
 parse_frame(<<Stream:16, Number:64, Size:64, Offset:64, Data/binary>>)
-  when byte_size(Data) > 0, Offset + byte_size(Data) =< Size, Number > 0, Stream band (?BATCHES - 1) > 0 ->
-    {ok, {if Stream > ?BATCHES -> {batch, Stream - ?BATCHES};
-             true -> Stream
-          end, Number}, Size, Offset, Data};
+  when byte_size(Data) > 0, Offset + byte_size(Data) =< Size, Number > 0,
+       Stream > 0, Stream =< ?MOST ->
+    {ok, {Stream, Number}, Size, Offset, Data};
 parse_frame(<<>>) ->
     heartbeat;
 parse_frame(_) ->

@@ -12,8 +12,12 @@
 %%                       opener ── the message ──> receiver
 %%
 %% Messages that must not overtake it wait here, and are not acknowledged while
-%% they do: a window bounds them. So do batches that have come by a trunk before the
-%% one that was sent before them.
+%% they do: a window bounds them.
+%%
+%% Batches come by the distribution, or by connections of the lane's own, whose sockets are this
+%% process's (trunkline_channel). They are numbered. One that comes before its turn waits; one that
+%% has been here, and was sent again since nobody knew, is dropped. A connection that brings what
+%% is no batch is closed: the lane sends again what it may have lost by that.
 %%
 %% A registered name is looked up once, as for `!': when it is the message's turn. That of a
 %% small message comes when no message of the same sender is in the way to the process that
@@ -41,7 +45,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, finish/1, retire/2, arrived/3, batch_arrived/3]).
+-export([start_link/4, finish/1, retire/2, arrived/3]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
@@ -52,6 +56,10 @@
 -define(AWAITED, 500).
 %% When there was no process left.
 -define(AGAIN, 100).
+%% Frames that are read from a connection before this process asks for more. The window bounds
+%% what is read; and a socket that is read without a break costs much less: the runtime system asks
+%% the kernel about it within a scheduler, and not by a thread of its own (see docs/lab/tried.md).
+-define(FRAMES, 1000).
 %% Bytes of large messages that the lane need not hear of at once.
 -define(TELL, 524288).
 
@@ -59,6 +67,8 @@
 
 -type serial() :: pos_integer().             % of a large message, or of a batch
 -type batch() :: {trunkline_pace:ack() | full, trunkline_gate:charge(), [trunkline_lane:entry()]}.
+%% By which connection a batch has come, if by any.
+-type from() :: distribution | {Transport :: module(), trunkline_transport:socket()}.
 -type receiver() :: trunkline_turns:receiver().
 %% What waits for its turn: a message, or a large message.
 -type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}
@@ -90,7 +100,8 @@
          retires = none :: none | pid(),
          retired = none :: none | over | [pid()],
          next = 1 :: serial(),                                     % batch
-         early = #{} :: #{serial() => batch() | trunkline_reassembly:parts()},   % behind it
+         early = #{} :: #{serial() => batch() | {from(), binary()}},     % behind it
+         names = trunkline_dictionary:reader() :: trunkline_dictionary:reader(),
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
@@ -126,12 +137,6 @@ arrived(Inlet, Number, Parts) ->
     Inlet ! {arrived, Number, Parts},
     ok.
 
-%% All fragments of that batch have arrived.
--spec batch_arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
-batch_arrived(Inlet, Serial, Parts) ->
-    Inlet ! {batch_arrived, Serial, Parts},
-    ok.
-
 -spec loop(#inlet{}) -> no_return() | ok.
 loop(#inlet{finishing = true, openers = Openers, retires = none}) when map_size(Openers) =:= 0 ->
     ok;
@@ -142,14 +147,9 @@ loop(#inlet{retired = over}) ->
 loop(S) ->
     receive
         {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->
-            loop(batch(Ack, Charge, Entries, S));
+            loop(early(batch(Ack, Charge, Entries, S)));
         {batch, Serial, Ack, Charge, Entries} when Serial > S#inlet.next ->
             loop(S#inlet{early = (S#inlet.early)#{Serial => {Ack, Charge, Entries}}});
-        {batch_arrived, Serial, Parts} when Serial =:= S#inlet.next ->
-            {Ack, Charge, Entries} = parcel(Parts),
-            loop(batch(Ack, Charge, Entries, S));
-        {batch_arrived, Serial, Parts} when Serial > S#inlet.next ->
-            loop(S#inlet{early = (S#inlet.early)#{Serial => Parts}});
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {arrived, Number, Parts} ->
@@ -179,29 +179,68 @@ loop(S) ->
             loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
-        Late when element(1, Late) =:= batch; element(1, Late) =:= batch_arrived;
-                  element(1, Late) =:= opened ->
+        {socket, Transport, Socket} ->
+            _ = Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES),
+            loop(S);
+        {frame, Frame} ->
+            loop(frame(distribution, Frame, S));
+        Late when element(1, Late) =:= batch; element(1, Late) =:= opened ->
             loop(S);                         % it is here already, or its opener is dead
-        Unexpected ->
-            ok = trunkline_process:unexpected(?MODULE, Unexpected),
-            loop(S)
+        Other ->
+            loop(event(trunkline_transport:event(Other), Other, S))
     end.
 
-%% The next one, and those behind it that are here already.
-batch(Ack, Charge, Entries, #inlet{next = Next, early = Early} = S) ->
+event({frame, Transport, Socket, Frame}, _, #inlet{stats = Stats} = S) ->
+    trunkline_stats:add(Stats, peer, batches_arrived_bytes, byte_size(Frame)),
+    frame({Transport, Socket}, Frame, S);
+event({passive, Transport, Socket}, _, S) ->
+    _ = Transport:more(Socket, ?FRAMES),
+    S;
+event(closed, _, S) ->
+    S;
+event(unknown, Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
+    S.
+
+%% A batch is decoded when it is its turn: it may need names that those before it bring.
+frame(From, Frame, #inlet{next = Next, early = Early} = S) ->
+    case trunkline_dictionary:serial(Frame) of
+        {batch, Next, Term} -> early(decoded(From, Term, S));
+        {batch, Serial, Term} when Serial > Next ->
+            S#inlet{early = Early#{Serial => {From, Term}}};
+        {batch, _, _} -> S;
+        heartbeat -> S;
+        error -> refused(From, S)
+    end.
+
+decoded(From, Term, #inlet{names = Names} = S) ->
+    case trunkline_dictionary:decode(Term, Names) of
+        {Ack, Charge, Entries, Names1} -> batch(Ack, Charge, Entries, S#inlet{names = Names1});
+        error -> refused(From, S)
+    end.
+
+refused(distribution, S) ->
+    S;
+refused({Transport, Socket}, S) ->
+    ok = Transport:close(Socket),
+    S.
+
+%% The next one.
+batch(Ack, Charge, Entries, #inlet{next = Next} = S) ->
     {Waiting, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
-    S2 = delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}),
-    case Early of
-        #{Next + 1 := Parcel} ->
-            {Ack1, Charge1, Entries1} = parcel(Parcel),
-            batch(Ack1, Charge1, Entries1, S2#inlet{early = maps:remove(Next + 1, Early)});
-        #{} ->
-            S2
-    end.
+    delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}).
 
-parcel({_, _, _} = Batch) -> Batch;
-parcel([{0, Binary}]) -> binary_to_term(Binary);
-parcel(Parts) -> binary_to_term(iolist_to_binary([Binary || {_, Binary} <- Parts])).
+%% Those behind it that are here already.
+early(#inlet{early = Early} = S) when map_size(Early) =:= 0 ->
+    S;
+early(#inlet{early = Early, next = Next} = S) ->
+    case maps:take(Next, Early) of
+        {{Ack, Charge, Entries}, Early1} ->
+            early(batch(Ack, Charge, Entries, S#inlet{early = Early1}));
+        {{From, Term}, Early1} ->
+            early(decoded(From, Term, S#inlet{early = Early1}));
+        error -> S
+    end.
 
 %% Answers the charge of what has to wait for its turn.
 deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->

@@ -24,9 +24,9 @@
 %% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
 %% distribution port; the gate bounds what queues up meanwhile.
 %%
-%% Batches are numbered, and go by the distribution or, while it is open, by a
-%% trunk: a bundle of connections, which makes no promise about the order. The
-%% inlet restores it. A trunk keeps a batch until the inlet has said that it is there.
+%% Batches are numbered, and go by the distribution or by connections of the lane's own
+%% (trunkline_channels), which make no promise about the order: the inlet restores it. What has
+%% been given to a connection is kept, encoded, until the inlet has said that it is there.
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it.
@@ -52,7 +52,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/3, set_mode/3, drain/2, retire/2]).
+-export([start_link/3, set_mode/3, way/2, drain/2, retire/2]).
 -export([init/2, loop/1]).
 
 -export_type([entry/0, to/0, marked/0, mode/0]).
@@ -70,9 +70,8 @@
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
                 | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
-%% Where to. Both trunks, for large messages and for batches, are missing if the peer
-%% does not know of them.
--type outlets() :: {Inlet :: pid(), Bulk :: pid() | none, Trunk :: pid() | none}.
+%% Where to. The trunk for large messages is missing if the peer does not know of it.
+-type outlets() :: {Inlet :: pid(), Bulk :: pid() | none}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold
               | {absent, trunkline_room:lost()} | direct.
 
@@ -99,6 +98,7 @@
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
+         options :: trunkline_options:options(),
          %% Large messages: how many of each sender are here or under way; which are
          %% not in a batch yet, which are under way, and what they have been charged.
          senders = #{} :: #{pid() => pos_integer()},
@@ -106,13 +106,9 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
-         %% Batches: the number of the next one, that of the last one that is known to
-         %% have arrived, and that of the last one that the trunk has got; and whether
-         %% they go by the trunk.
-         serial = 1 :: serial(),
-         arrived = 0 :: non_neg_integer(),
-         entrusted = 0 :: non_neg_integer(),
-         by = distribution :: distribution | trunk,
+         serial = 1 :: serial(),                       % of the next batch
+         by = undecided :: undecided | trunkline_channels:way(),     % where they go
+         channels = none :: none | trunkline_channels:channels(),
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -128,7 +124,7 @@ start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, op
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
-                 batch = trunkline_gate:limit(BatchBytes),
+                 batch = trunkline_gate:limit(BatchBytes), options = Options,
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
@@ -139,6 +135,12 @@ set_mode(Lane, Ref, Mode) ->
     Lane ! {mode, Ref, Mode},
     ok.
 
+%% Which way batches should go. To a peer that cannot have connections nobody says that.
+-spec way(pid(), trunkline_channels:way()) -> ok.
+way(Lane, Way) ->
+    Lane ! {way, Way},
+    ok.
+
 %% The lane answers {lane_drained, Ref, Lane} once all messages that were
 %% admitted have been acknowledged.
 -spec drain(pid(), reference()) -> ok.
@@ -147,7 +149,8 @@ drain(Lane, Ref) ->
     ok.
 
 -spec init(pid(), #lane{}) -> no_return().
-init(Parent, Lane) ->
+init(Parent, #lane{ix = Ix, stats = Stats} = Lane) ->
+    ok = trunkline_channels:none(Ix, Stats),
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     loop(Lane).
 
@@ -236,6 +239,8 @@ collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entrie
     collect(More - 1, Charge + C, [Entry | Entries], S1);
 collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
+collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, control(Written, S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
     {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
@@ -276,7 +281,7 @@ mark(_, _, Entry, S) ->
     {Entry, S}.
 
 %% It leaves the lane.
-notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk, _}}, ix = Ix} = S) ->
+notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
     case Bulk of
         none ->
             {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
@@ -310,7 +315,8 @@ transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) >
 transmit(Charge, Entries, S) ->
     hand_over(Charge, Entries, S).
 
-hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
+hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats,
+                                 serial = Serial} = S) ->
     Messages = trunkline_gate:messages(Charge),
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
@@ -324,17 +330,15 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _, Trunk}}, ix = Ix, stat
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
-    Entrusted = case S#lane.by of
-                    trunk ->
-                        _ = Trunk ! {parcel, {{batch, Ix}, Serial}, trunkline_parcel:whole({Ack, Charge, Entries})},
-                        Serial;
-                    distribution ->
-                        %% Without a connection this answers noconnect: the batch stays
-                        %% unconfirmed, and the link is about to hear that the node is gone.
-                        _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect]),
-                        S#lane.entrusted
-                end,
-    left(Charge, S#lane{window = Window, pace = Pace, serial = Serial + 1, entrusted = Entrusted}).
+    Batch = {Serial, Ack, Charge, Entries},
+    S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1},
+    left(Charge, case S#lane.by of
+                     connections ->
+                         S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
+                     _ ->
+                         ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
+                         S1
+                 end).
 
 %% The window is full, or there is nobody to send to.
 keep(Charge, Entry, S) ->
@@ -369,7 +373,7 @@ tell_agents(#lane{answered = Answered} = S) ->
     maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
     S#lane{answered = #{}}.
 
-control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _, _}}} = S) ->
+control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Now = erlang:monotonic_time(nanosecond),
     RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
     Window = trunkline_window:acked(Now, Charge, RoundTrip, S#lane.window),
@@ -379,13 +383,15 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _, _}}} 
                _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({trunk, Trunk, State}, #lane{mode = {send, {_, _, Trunk}}, window = Window} = S) ->
-    RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
-    flush(case State of
-              open -> S#lane{by = trunk, window = trunkline_window:by(connections, RoundTrip, Window)};
-              closed -> S#lane{by = distribution, window = trunkline_window:by(distribution, RoundTrip, Window)}
-          end);
-control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk, _}}, ix = Ix, under_way = UnderWay} = S) ->
+control({way, Way}, #lane{mode = {send, _}, channels = Channels} = S) when Channels =/= none ->
+    by(trunkline_channels:way(Way, Channels), S);
+control({channel, _, _} = Event, S) ->
+    channels(Event, S);
+control({timeout, Timer, {channels, What}}, #lane{channels = Channels} = S)
+  when Channels =/= none ->
+    by(trunkline_channels:timeout(Timer, What, Channels), S);
+control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
+                                           under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
     Bulk ! {done, [{Ix, N} || N <- Delivered]},
     lists:foldl(fun settle/2, S, Delivered);
@@ -395,7 +401,8 @@ control({mode, Ref, Mode}, S0) ->
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     Window = trunkline_window:sender(1),
     in_flight(Window, S),
-    {Queued, S1} = change(Mode, S#lane{window = Window, pace = trunkline_pace:new(), drain = none}),
+    S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none},
+    {Queued, S1} = change(Mode, without_channels(S2)),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, Unconfirmed}},
     S1;
 control({drain, Ref}, S) ->
@@ -409,20 +416,25 @@ control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
         [] -> exit(normal);
         Left -> S#lane{mode = {retired, Left}}
     end;
+control({'DOWN', _, process, _, _} = Down, S) ->
+    channels(Down, S);
 control({timeout, _, tick}, #lane{active = true} = S) ->
     tick(S);
 control({timeout, _, tick}, S) ->
     quiet(S);
-control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered; element(1, Late) =:= trunk ->
-    S;                                       % from an inlet or a trunk of an earlier session
+control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
+                      element(1, Late) =:= way ->
+    S;                                       % of an earlier session
+control({timeout, _, {channels, _}}, S) ->
+    S;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-change({send, {_, _, Trunk} = Outlets, WindowBytes}, S) ->
-    Trunk =:= none orelse trunkline_trunk:subscribe(Trunk),
+change({send, {Inlet, _} = Outlets, WindowBytes}, #lane{options = Options, stats = Stats} = S) ->
+    Channels = trunkline_channels:new(S#lane.ix, Inlet, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, arrived = 0, entrusted = 0, by = distribution})};
+                     serial = 1, channels = Channels})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -444,14 +456,35 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             {0, S}
     end.
 
-%% The trunk need not keep them any more, if it had them. (To a peer that is near it
-%% has none: it should not be woken with every acknowledgement.)
-arrived(Arrived, #lane{arrived = Before, entrusted = Entrusted, ix = Ix, mode = {send, {_, _, Trunk}}} = S)
-  when Arrived > Before ->
-    Before < Entrusted andalso (Trunk ! {done, [{{batch, Ix}, N} || N <- lists:seq(Before + 1, min(Arrived, Entrusted))]}),
-    S#lane{arrived = Arrived};
-arrived(_, S) ->
-    S.
+%% A connection has something to say. It may belong to an earlier session.
+channels(Event, #lane{channels = Channels} = S) ->
+    case Channels =/= none andalso trunkline_channels:event(Event, Channels) of
+        Known when Known =/= false, Known =/= unknown -> by(Known, S);
+        _ -> S
+    end.
+
+%% The way of the batches may have changed, and the window with it: without connections to a far
+%% peer the lane is careful.
+by(Channels, #lane{by = Before, window = Window} = S) ->
+    case trunkline_channels:by(Channels) of
+        Before ->
+            S#lane{channels = Channels};
+        By ->
+            RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
+            flush(S#lane{channels = Channels, by = By,
+                         window = trunkline_window:by(By, RoundTrip, Window)})
+    end.
+
+without_channels(#lane{channels = none} = S) ->
+    S;
+without_channels(#lane{channels = Channels} = S) ->
+    ok = trunkline_channels:close(Channels),
+    S#lane{channels = none, by = undecided}.
+
+arrived(_, #lane{channels = none} = S) ->
+    S;
+arrived(Serial, #lane{channels = Channels} = S) ->
+    S#lane{channels = trunkline_channels:arrived(Serial, Channels)}.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0
@@ -459,7 +492,9 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
-            without_trunk(S#lane{drain = none});
+            %% What comes from here on, for those who still wait, has its place among what the
+            %% servers send by plain distribution.
+            without_channels(S#lane{drain = none});
         false when S#lane.ticking ->
             S;
         false ->
@@ -468,11 +503,6 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     end;
 drained(S) ->
     S.
-
-%% What comes from here on, for those who still wait, has its place among what the servers send by plain
-%% distribution.
-without_trunk(#lane{mode = {send, {Inlet, Bulk, _}}} = S) -> S#lane{mode = {send, {Inlet, Bulk, none}}, by = distribution};
-without_trunk(S) -> S.
 
 %% Does without lanes, and answers how many messages were lost by it: by plain distribution,
 %% or not at all, which is counted in that field.

@@ -42,8 +42,9 @@
 %% `drain': a session goes on without messages, for replies, after a goodbye.
 %% `exit': exit signals go by lane.
 %% `inboxes': the node asks for no news of inboxes to which it has not sent.
+%% `channels': inlets read connections of their lanes' own (trunkline_channel).
 -define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain, exit,
-                       inboxes]).
+                       inboxes, channels]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 

@@ -9,7 +9,7 @@
 %%                                                └─────────────────────┘
 %%     trunkline_speaker <── say, watch ───┐                │ effects
 %%     lanes, gates      <── order, path ──┤                │
-%%     inlets, trunks    <── start, end ───┼────────────────┘
+%%     inlets, trunk     <── start, end ───┼────────────────┘
 %%     who waits         <── dismiss ──────┘
 %%
 %% Beside the session it looks after what is not between the two peers: senders that wait for room
@@ -58,11 +58,9 @@
          %% Lanes that have not done what they were told last.
          order = none :: none | {reference(), [pid()]},
          route = none :: none | #route{},
-         %% Of the session: what is for the peer's lanes, and the trunks for large messages and for
-         %% batches.
+         %% Of the session: what is for the peer's lanes, and the trunk for large messages.
          inlets = [] :: [pid()],
          dock = none :: none | pid(),
-         bulk = none :: none | pid(),
          trunk = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
          retired = [] :: [pid()],                    % of these: through, and there for callers
@@ -244,7 +242,7 @@ message({'EXIT', Pid, Reason}, #link{finishing = Finishing} = D) ->
         true ->
             finished(Pid, D);
         false ->
-            case lists:member(Pid, [D#link.bulk, D#link.trunk, D#link.dock, D#link.speaker
+            case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker
                                     | lanes(D) ++ D#link.inlets]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> D
@@ -428,9 +426,9 @@ order(Order, #link{route = #route{}} = D) ->
 
 order(drain, Ref, D) ->
     lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D));
-order({send, Inlets, Window}, Ref, #link{bulk = Bulk, trunk = Trunk} = D) ->
+order({send, Inlets, Window}, Ref, #link{trunk = Trunk} = D) ->
     lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Bulk, Trunk}, Window})
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window})
                   end, lists:zip(lanes(D), Inlets));
 order(Mode, Ref, D) ->
     lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, lanes(D)).
@@ -457,23 +455,20 @@ start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats}
         {error, system_limit} ->
             {{system_limit, inlets}, D}
     end;
-start({trunks, Dock}, #link{node = Node, options = Options, stats = Stats} = D) ->
-    Start = fun() ->
-                    [trunkline_trunk:start_link(Cargo, Node, Dock, {Options, Stats})
-                     || Cargo <- [large, batches]]
-            end,
+start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) ->
+    Start = fun() -> trunkline_trunk:start_link(Node, Dock, {Options, Stats}) end,
     case trunkline_process:start_all(Start) of
-        {ok, [Bulk, Trunk]} -> {{started, trunks}, D#link{bulk = Bulk, trunk = Trunk}};
-        {error, system_limit} -> {{system_limit, trunks}, D}
+        {ok, Trunk} -> {{started, trunk}, D#link{trunk = Trunk}};
+        {error, system_limit} -> {{system_limit, trunk}, D}
     end.
 
 end_session(How, #link{inlets = Inlets, finishing = Finishing, reach = Reach} = D) ->
-    #link{bulk = Bulk, trunk = Trunk, dock = Dock, stats = Stats} = D,
+    #link{trunk = Trunk, dock = Dock, stats = Stats} = D,
     ok = end_inlets(How, Inlets),
-    lists:foreach(fun end_with_session/1, [P || P <- [Bulk, Trunk, Dock], P =/= none]),
+    lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
     write(cancel(ping, cancel(look, D#link{inlets = [], finishing = Inlets ++ Finishing,
-                                           bulk = none, trunk = none, dock = none,
+                                           trunk = none, dock = none,
                                            reach = trunkline_reach:down(Reach)}))).
 
 end_inlets(finish, Inlets) ->
@@ -490,9 +485,15 @@ end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
 
-enter(up, #link{session = Session, stats = Stats, trunk = Trunk, reach = Reach} = D) ->
+enter(up, #link{session = Session, stats = Stats, reach = Reach} = D) ->
     trunkline_stats:add(Stats, peer, sessions, 1),
-    reached(trunkline_reach:up(trunkline_session:peer(Session), Trunk, Reach), show(up, D));
+    Lanes = lanes(D),
+    Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
+               true ->
+                   fun(Way) -> lists:foreach(fun(L) -> trunkline_lane:way(L, Way) end, Lanes) end;
+               false -> none
+           end,
+    reached(trunkline_reach:up(trunkline_session:peer(Session), Tell, Reach), show(up, D));
 enter(opening, #link{node = Node} = D) ->
     D1 = show(opening, D),
     %% Behind that, which others can see: if inboxes are about to start they look there.

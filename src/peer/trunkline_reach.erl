@@ -9,7 +9,7 @@
 %%       | as that lasts, but its kernel does not acknowledge packets late
 %%       |
 %%       | from then on, to a peer that is far: looks at the distribution's connection,
-%%       v and tells the trunk which way (trunkline_way)
+%%       v and tells the lanes which way (trunkline_way)
 %%
 %% What follows from it is decided in trunkline_distance and trunkline_way; here is what asks
 %% the peer, the kernel and the clock.
@@ -30,24 +30,26 @@
          transport :: auto | dist | tcp | tls,
          stats :: trunkline_stats:stats(),
          peer = none :: none | pid(),                                  % its link, in a session
-         trunk = none :: none | pid(),                                 % for batches
+         tell = none :: none | tell(),             % those whose batches may go by connections
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
          way = none :: none | trunkline_way:way(),                     % while it is asked
          looked = none :: none | {SentBytes :: non_neg_integer(), distribution | connections}}).
 -opaque reach() :: #reach{}.
+%% Which way batches should go now.
+-type tell() :: fun((distribution | connections) -> ok).
 
 -spec new(node(), trunkline_options:options(), trunkline_stats:stats()) -> reach().
 new(Node, #{lane_transport := Transport}, Stats) ->
     #reach{node = Node, transport = Transport, stats = Stats}.
 
 %% A session is up.
--spec up(Peer :: pid(), Trunk :: pid() | none, reach()) -> reach().
-up(Peer, Trunk, R) -> ping(extend(R#reach{peer = Peer, trunk = Trunk})).
+-spec up(Peer :: pid(), tell() | none, reach()) -> reach().
+up(Peer, Tell, R) -> ping(extend(R#reach{peer = Peer, tell = Tell})).
 
 %% It has ended. The peer is as far as it was,
 -spec down(reach()) -> reach().
-down(R) -> R#reach{peer = none, trunk = none, ping = none, way = none}.
+down(R) -> R#reach{peer = none, tell = none, ping = none, way = none}.
 
 %% until the connection goes: the next one may be another way.
 -spec disconnected(reach()) -> reach().
@@ -107,23 +109,26 @@ show(#reach{distance = Distance, stats = Stats} = R) ->
 
 %% Batches to a peer that is far go by connections when that is better, unless the
 %% option says where they go.
-extend(#reach{trunk = Trunk, way = Way, transport = Transport} = R)
-  when Trunk =:= none; Way =/= none; Transport =:= dist ->
+extend(#reach{tell = Tell, way = Way, transport = Transport} = R)
+  when Tell =:= none; Way =/= none; Transport =:= dist ->
     R;
 extend(#reach{transport = auto, distance = Distance} = R) ->
     case trunkline_distance:is_far(Distance) of
         true -> look(R#reach{way = trunkline_way:new(), looked = none});
         false -> R
     end;
-extend(#reach{trunk = Trunk} = R) ->
-    ok = trunkline_trunk:extend(Trunk, connections),
+extend(R) ->
+    tell(connections, R).
+
+tell(Way, #reach{tell = Tell} = R) ->
+    ok = Tell(Way),
     R.
 
 %% Whoever sends nothing has no use for what could be seen.
 -spec look(reach()) -> reach().
 look(#reach{way = none} = R) ->
     R;
-look(#reach{node = Node, trunk = Trunk, way = Way, looked = Looked, stats = Stats} = R) ->
+look(#reach{node = Node, way = Way, looked = Looked, stats = Stats} = R) ->
     case {trunkline_stats:sum(Stats, bytes), Looked} of
         {Sent, {Sent, _}} ->
             R;
@@ -133,7 +138,6 @@ look(#reach{node = Node, trunk = Trunk, way = Way, looked = Looked, stats = Stat
                 {{Same, Way1}, {_, Same}} ->
                     R#reach{way = Way1, looked = {Sent, Same}};
                 {{Decided, Way1}, _} ->
-                    ok = trunkline_trunk:extend(Trunk, Decided),
-                    R#reach{way = Way1, looked = {Sent, Decided}}
+                    tell(Decided, R#reach{way = Way1, looked = {Sent, Decided}})
             end
     end.

@@ -108,7 +108,7 @@
 %% Whom a link watches: the peer's link; the process whose absence says that there is no Trunkline,
 %% or none any more; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | absence | asked.
--type what() :: lanes | inlets | trunks.
+-type what() :: lanes | inlets | trunk.
 -type timer() :: retry | finish | forget.
 
 -type event() ::
@@ -128,7 +128,7 @@
         %% What came of effects.
       | {started, lanes, [pid()]}
       | {started, inlets, {[pid()], Dock :: pid() | none}}
-      | {started, trunks}
+      | {started, trunk}
       | {system_limit, what()}
       | lanes_ready                      % all have done what they were told last
       | finished                         % no inlet of an earlier session is left
@@ -147,7 +147,7 @@
         %% Answered by an event, before any other one. What lanes are there end, new ones hold.
       | {start, {lanes, shape()}
               | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
-              | {trunks, Dock :: pid()}}
+              | {trunk, Dock :: pid()}}
         %% The inlets deliver and end, or outlive the session beside their counterparts, for those
         %% who wait for replies. All else that is of the session ends.
       | {end_session, finish | {retire, Counterparts :: [pid()]}}
@@ -346,7 +346,7 @@ event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
                  end, S1));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{inlets = Inlets}));
-event({started, trunks}, #session{phase = opening} = S) ->
+event({started, trunk}, #session{phase = opening} = S) ->
     be_up(S);
 event({system_limit, _}, S) ->
     effect({timer, retry, ?AGAIN}, S);
@@ -502,7 +502,7 @@ open(#session{mode = direct} = S) ->
 open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
     effect({start, {inlets, Lanes, window(S)}}, S);
 open(#session{opened = {_, Dock}, inlets = {_, _}} = S) when Dock =/= none ->
-    effect({start, {trunks, Dock}}, S);
+    effect({start, {trunk, Dock}}, S);
 open(#session{opened = {_, none}, inlets = {_, _}} = S) ->
     be_up(S);
 open(S) ->

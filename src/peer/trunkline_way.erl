@@ -1,5 +1,5 @@
 %% Which way batches go to a peer that is far: by the distribution, or by connections of
-%% their own (see trunkline_trunk).
+%% their own (see trunkline_channels).
 %%
 %% The distribution takes less processor time for a message, by a third, since it is one
 %% connection less to serve and knows atoms by number. But it is one connection: after a

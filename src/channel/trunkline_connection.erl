@@ -1,0 +1,117 @@
+%% Makes a connection to a peer, from an invitation.
+%%
+%%     connecting side                      listening side
+%%       | -- invite, by distribution ---> |    (trunkline_listener)
+%%       | <------------------ invitation - |
+%%       | ══ connects, proves ══════════> |    (trunkline_wire)
+%%       | ══ frames ════════════════════> |    whoever has been invited for it reads them
+%%
+%% All of it may block, hence only a process calls this that has nothing else to do. That process
+%% owns the socket; it exits with the reason if there is no connection.
+%%
+%% A connection that has been idle for longer than its retransmission time-out starts from the
+%% beginning, with ten packets, unless its congestion control is BBR. Over a distance that is felt
+%% after every pause. So a connection which `must_beat' says now and then that it is still there,
+%% for a while after it was last used.
+-module(trunkline_connection).
+-moduledoc false.
+
+-export([connect/3, send/2, beat/1, pause/1, beats/1]).
+
+-export_type([connection/0, settings/0]).
+
+-type settings() :: #{cargo := batches | large,
+                      timeout := pos_integer(),        % ms
+                      is_far := boolean() | unknown,
+                      far := default | atom(),         % the congestion control, if the peer is far
+                      _ => _}.
+-type connection() :: #{transport := module(),
+                        socket := trunkline_transport:socket(),
+                        congestion_control := binary(),
+                        must_beat := boolean()}.
+
+%% ms
+-define(CONNECT, 5000).
+%% Less than the shortest retransmission time-out, which is 200 (Linux).
+-define(HEARTBEAT, 100).
+-define(HEARTBEATS, 100).              % for ten seconds
+
+-spec connect(node(), trunkline_listener:invitation(), settings()) -> connection().
+connect(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
+    %% Whatever the peer says.
+    Name =:= tcp andalso trunkline_tls:is_cluster_private()
+        andalso exit({shutdown, plaintext_beside_tls}),
+    Host = case Address of
+               any -> address(Node);
+               _ -> Address
+           end,
+    Start = erlang:monotonic_time(microsecond),
+    Options = trunkline_socket:connect_options() ++ [inet6 || tuple_size(Host) =:= 8],
+    case gen_tcp:connect(Host, Port, Options, ?CONNECT) of
+        {ok, TcpSocket} ->
+            IsFar = case Settings of
+                        %% It took a round trip, at least.
+                        #{is_far := unknown} ->
+                            Took = erlang:monotonic_time(microsecond) - Start,
+                            RoundTrip = min(Took, trunkline_socket:round_trip(TcpSocket)),
+                            trunkline_distance:is_far(RoundTrip);
+                        #{is_far := Known} -> Known
+                    end,
+            ok = trunkline_socket:tune(TcpSocket, settings(IsFar, Settings)),
+            Transport = trunkline_transport:module(Name),
+            [_, HostName] = string:split(atom_to_list(Node), "@"),
+            Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
+            prove(Transport, Socket, Invitation),
+            CongestionControl = trunkline_socket:congestion_control(TcpSocket),
+            #{transport => Transport, socket => Socket, congestion_control => CongestionControl,
+              must_beat => IsFar andalso CongestionControl =/= <<"bbr">>};
+        {error, Reason} ->
+            exit({shutdown, {connect, Host, Port, Reason}})
+    end.
+
+settings(true, #{far := Name} = Settings) when Name =/= default ->
+    settings(false, Settings#{congestion_control => Name});
+settings(_, Settings) ->
+    maps:with([timeout, cargo, congestion_control], Settings).
+
+%% Where the distribution has found it.
+address(Node) ->
+    case net_kernel:node_info(Node, address) of
+        {ok, {net_address, {Address, _}, _, _, _}} when is_tuple(Address) -> Address;
+        _ -> exit({shutdown, no_address})
+    end.
+
+prove(Transport, Socket, #{token := Token, secret := Secret}) ->
+    Ours = trunkline_wire:nonce(),
+    done(Transport:send(Socket, trunkline_wire:hello(Token, Ours))),
+    <<Theirs:16/binary, Proof/binary>> =
+        must(Transport:recv(Socket, trunkline_wire:welcome_bytes(), ?CONNECT)),
+    trunkline_wire:is_proof(Proof, trunkline_wire:proof(listening, Secret, Ours, Theirs))
+        orelse exit({shutdown, not_the_peer}),
+    done(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
+    %% The other side has nothing to say. When it closes the connection, this process hears of it.
+    done(Transport:watch(Socket)).
+
+-spec send(connection(), iodata()) -> ok.
+send(#{transport := Transport, socket := Socket}, Data) ->
+    done(Transport:send(Socket, Data)).
+
+%% How many heartbeats follow what has just been sent,
+-spec beats(connection()) -> non_neg_integer().
+beats(#{must_beat := true}) -> ?HEARTBEATS;
+beats(#{must_beat := false}) -> 0.
+
+%% how long to wait for the next, if there are so many more,
+-spec pause(Beats :: non_neg_integer()) -> timeout().
+pause(0) -> infinity;
+pause(_) -> ?HEARTBEAT.
+
+%% and one of them.
+-spec beat(connection()) -> ok.
+beat(Connection) -> send(Connection, trunkline_wire:heartbeat()).
+
+must({ok, Value}) -> Value;
+must({error, Reason}) -> exit({shutdown, Reason}).
+
+done(ok) -> ok;
+done({error, Reason}) -> exit({shutdown, Reason}).

@@ -1,0 +1,121 @@
+%% A connection of a lane's own, as a channel: makes the connection, and writes frames to it.
+%%
+%%     lane               writer                       the peer
+%%       | -- open ------> |                              |
+%%       |                 | -- invite, for this inlet -> | trunkline_listener
+%%       |                 | <-------------- invitation - |
+%%       |                 | ══ connects, proves ═══════> |
+%%       | <------- ready - |                              |
+%%       | -- frame -----> |                              |
+%%       | -- frame -----> | ═══════ both at once ══════> | trunkline_inlet
+%%       | <----- written - |                              |
+%%
+%% The lane goes on while the connection takes what it gets; what has come meanwhile leaves with
+%% one system call. It waits here until then, and the lane sees to it that it is not much.
+%%
+%% A writer ends with its lane, with the inlet, and with the connection.
+-module(trunkline_writer).
+-moduledoc false.
+-behaviour(trunkline_channel).
+
+-export([open/1, send/3, close/1]).
+-export([loop/1]).
+
+%% Bytes that are written at once.
+-define(AT_ONCE, 262144).
+%% A writer that has had nothing to do for so many ms collects its garbage.
+-define(QUIET, 1000).
+
+-record(writer,
+        {lane :: pid(),
+         connection :: trunkline_connection:connection(),
+         written = 0 :: non_neg_integer(),                 % bytes
+         beats = 0 :: non_neg_integer(),                   % how many more heartbeats
+         quiet = true :: boolean()}).
+
+-spec open(trunkline_channel:settings()) ->
+          {ok, {trunkline_channel:channel(), reference()}} | {error, system_limit}.
+open(Settings) ->
+    Lane = self(),
+    trunkline_process:start(
+      fun() -> spawn_opt(fun() -> init(Lane, Settings) end, [monitor, {fullsweep_after, 10}]) end).
+
+-spec send(trunkline_channel:channel(), {frame, trunkline_channel:frame()}, tell | silent) -> ok.
+send(Writer, {frame, Frame}, Tell) ->
+    Writer ! {write, Frame, Tell},
+    ok.
+
+%% Nobody needs what it has.
+-spec close(trunkline_channel:channel()) -> ok.
+close(Writer) ->
+    exit(Writer, kill),
+    ok.
+
+init(Lane, #{inlet := Inlet, transport := Wanted} = Settings) ->
+    _ = monitor(process, Lane),
+    _ = monitor(process, Inlet),
+    case trunkline_listener:invite(node(Inlet), {batches, Wanted}, Inlet) of
+        {ok, Invitation} ->
+            #{congestion_control := CongestionControl} = Connection =
+                trunkline_connection:connect(node(Inlet), Invitation, Settings#{cargo => batches}),
+            Lane ! {channel, self(), {ready, CongestionControl}},
+            loop(#writer{lane = Lane, connection = Connection});
+        {error, Reason} ->
+            exit({shutdown, Reason})
+    end.
+
+-spec loop(#writer{}) -> no_return().
+loop(#writer{beats = Beats} = S) ->
+    receive
+        Message -> loop(message(Message, S))
+    after case S of
+              #writer{beats = 0, quiet = false} -> ?QUIET;
+              _ -> trunkline_connection:pause(Beats)
+          end ->
+            loop(nothing(S))
+    end.
+
+nothing(#writer{beats = 0} = S) ->
+    true = garbage_collect(),
+    S#writer{quiet = true};
+nothing(#writer{connection = Connection, beats = Beats} = S) ->
+    ok = trunkline_connection:beat(Connection),
+    S#writer{beats = Beats - 1}.
+
+message({write, {Bytes, _} = Frame, Tell}, S) ->
+    gather(Bytes, [trunkline_wire:batch(Frame)], Tell, S);
+message({'DOWN', _, process, _, _}, _) ->
+    exit({shutdown, closed});                            % the lane, or the inlet
+message({system, From, Request}, S) ->
+    trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
+message(Other, S) ->
+    case trunkline_transport:event(Other) of
+        unknown ->
+            ok = trunkline_process:unexpected(?MODULE, Other),
+            S;
+        _ ->
+            exit({shutdown, closed})                     % the other side has nothing to say
+    end.
+
+%% What has come since.
+gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
+    receive
+        {write, {More, _} = Frame, Tell1} ->
+            gather(Bytes + More, [trunkline_wire:batch(Frame) | Frames],
+                   case Tell1 of
+                       tell -> tell;
+                       silent -> Tell
+                   end, S);
+        Other ->
+            message(Other, write(Bytes, Frames, Tell, S))
+    after 0 ->
+            write(Bytes, Frames, Tell, S)
+    end;
+gather(Bytes, Frames, Tell, S) ->
+    write(Bytes, Frames, Tell, S).
+
+write(Bytes, Frames, Tell, #writer{lane = Lane, connection = Connection, written = Before} = S) ->
+    ok = trunkline_connection:send(Connection, lists:reverse(Frames)),
+    Written = Before + Bytes,
+    Tell =:= tell andalso (Lane ! {channel, self(), {written, Written}}),
+    S#writer{written = Written, beats = trunkline_connection:beats(Connection), quiet = false}.

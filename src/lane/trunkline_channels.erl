@@ -1,0 +1,299 @@
+%% The channels of one lane: which way its batches go, and how many connections it has for them.
+%%
+%%                       way            ready
+%%     distribution ────────────> (opening) ─────> connections, one or more
+%%          ^                                          │
+%%          └── the distribution is better, or no connection is left
+%%
+%% Batches go by the distribution until the link has said that connections are better
+%% (trunkline_way), and there is one; and again if there is none. What has been given to a
+%% connection is kept until it has arrived (trunkline_outbox), so that the way may change at any
+%% time, and a connection may break.
+%%
+%% A batch goes to the connection that has least to write. When all have enough it waits here, and
+%% if that lasts, more connections are made: to a near peer one is enough, to a far one there are
+%% up to `far_connections' (for all lanes together, but one for each). Those that have had nothing
+%% to do for a while are closed.
+%%
+%% This is a part of the lane, and its functions are called by the lane's process: it starts
+%% writers, sends to them, and gets their messages (event/2).
+-module(trunkline_channels).
+-moduledoc false.
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([none/2, new/4, way/2, by/1, send/2, arrived/2, event/2, timeout/3, close/1]).
+
+-export_type([channels/0, way/0]).
+
+-type way() :: distribution | connections.
+
+-record(channel,
+        {since = erlang:monotonic_time(millisecond) :: integer(),
+         given = 0 :: non_neg_integer(),               % bytes: to the writer,
+         written = 0 :: non_neg_integer(),             % and from there, as far as is known
+         used = true :: boolean()}).                   % since the last look
+
+-record(channels,
+        {ix :: pos_integer(),
+         inlet :: pid(),
+         distribution :: trunkline_channel:channel(),
+         options :: trunkline_options:options(),
+         stats :: trunkline_stats:stats(),
+         way = distribution :: way(),
+         wanted = false :: boolean(),                  % one should be ready
+         ready = [] :: [{pid(), #channel{}}],          % the oldest first
+         opening = [] :: [pid()],
+         outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
+         dictionary = trunkline_dictionary:new() :: trunkline_dictionary:dictionary(),
+         %% Since when there is more to send than the connections take (monotonic, ms).
+         waiting = none :: none | integer(),
+         %% Whether another connection may be tried now, and how long to wait if that fails.
+         retry = now :: now | reference(),
+         pause :: pos_integer(),
+         idle = none :: none | reference()}).
+-opaque channels() :: #channels{}.
+
+%% ms
+-define(PAUSE, 1000).
+-define(LONGEST_PAUSE, 60_000).
+-define(MORE, 5).                    % there is too much to send for so long: more connections
+-define(FAR_AT_ONCE, 4).
+%% Bytes that wait in a writer. What is with a connection waits for that one, also when others have
+%% nothing to do.
+-define(FAR_BYTES, 65536).
+-define(NEAR_BYTES, 262144).
+
+%% That lane has no connections. (One that was killed may have left a number behind.)
+-spec none(pos_integer(), trunkline_stats:stats()) -> ok.
+none(Ix, Stats) ->
+    lists:foreach(fun(Field) -> trunkline_stats:put(Stats, {lane, Ix}, Field, 0) end,
+                  [connections, connecting, by_connections]).
+
+-spec new(pos_integer(), Inlet :: pid(), trunkline_options:options(), trunkline_stats:stats()) ->
+          channels().
+new(Ix, Inlet, Options, Stats) ->
+    {ok, {Distribution, none}} = trunkline_dist:open(#{inlet => Inlet}),
+    #channels{ix = Ix, inlet = Inlet, distribution = Distribution, options = Options,
+              stats = Stats, pause = ?PAUSE}.
+
+%% From now on there should be a connection, and batches should go that way.
+-spec way(way(), channels()) -> channels().
+way(Way, C) ->
+    pump(first(show(C#channels{way = Way, wanted = true}))).
+
+%% Which way batches go now.
+-spec by(channels()) -> way().
+by(#channels{way = connections, ready = [_ | _]}) -> connections;
+by(_) -> distribution.
+
+-spec send(trunkline_channel:batch(), channels()) -> channels().
+send({Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
+    {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
+    Outbox1 = trunkline_outbox:add(Serial, Frame, Outbox),
+    pump(C#channels{dictionary = Dictionary1, outbox = Outbox1}).
+
+%% All batches up to that number are at the inlet.
+-spec arrived(non_neg_integer(), channels()) -> channels().
+arrived(Serial, #channels{outbox = Outbox} = C) ->
+    C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)}.
+
+%% A message that the lane has got. `unknown': it is not from a connection that is there.
+-spec event(term(), channels()) -> channels() | unknown.
+event({channel, Pid, {written, Bytes}}, #channels{ready = Ready} = C) ->
+    case lists:keyfind(Pid, 1, Ready) of
+        {_, Channel} -> pump(put_channel(Pid, Channel#channel{written = Bytes}, C));
+        false -> unknown
+    end;
+event({channel, Pid, {ready, CongestionControl}}, #channels{opening = Opening} = C) ->
+    case lists:member(Pid, Opening) of
+        true ->
+            <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
+            trunkline_stats:put(C#channels.stats, peer, lane_congestion_control, Name),
+            pump(idle(show(C#channels{opening = lists:delete(Pid, Opening),
+                                      ready = C#channels.ready ++ [{Pid, #channel{}}]})));
+        false ->
+            unknown
+    end;
+event({'DOWN', _, process, Pid, Reason}, #channels{opening = Opening, ready = Ready} = C) ->
+    case {lists:member(Pid, Opening), lists:keytake(Pid, 1, Ready)} of
+        {true, _} ->
+            pump(not_connected(Reason, show(C#channels{opening = lists:delete(Pid, Opening)})));
+        {false, {value, {_, Channel}, Ready1}} ->
+            Outbox = trunkline_outbox:broken(Pid, C#channels.outbox),
+            pump(first(short_lived(Channel, show(C#channels{ready = Ready1, outbox = Outbox}))));
+        {false, false} ->
+            unknown
+    end;
+event(_, _) ->
+    unknown.
+
+%% A timer that was started here.
+-spec timeout(reference(), retry | idle, channels()) -> channels().
+timeout(Timer, retry, #channels{retry = Timer} = C) ->
+    pump(first(C#channels{retry = now}));
+timeout(Timer, idle, #channels{idle = Timer} = C) ->
+    idle(close_unused(C#channels{idle = none}));
+timeout(_, _, C) ->
+    C.
+
+%% What is here is of no use any more.
+-spec close(channels()) -> ok.
+close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening}) ->
+    lists:foreach(fun trunkline_writer:close/1, Opening ++ [Pid || {Pid, _} <- Ready]),
+    none(Ix, Stats).
+
+%% --- who gets what ----------------------------------------------------------------
+
+pump(#channels{outbox = Outbox} = C) ->
+    case trunkline_outbox:is_waiting(Outbox) of
+        false -> C#channels{waiting = none};
+        true -> pump(by(C), C)
+    end.
+
+pump(distribution, #channels{distribution = Distribution, outbox = Outbox} = C) ->
+    {Frames, Outbox1} = trunkline_outbox:take_all(Outbox),
+    lists:foreach(fun(Frame) -> trunkline_dist:send(Distribution, {frame, Frame}, silent) end,
+                  Frames),
+    C#channels{outbox = Outbox1, waiting = none};
+pump(connections, C) ->
+    Most = case is_far(C) of
+               true -> ?FAR_BYTES;
+               false -> ?NEAR_BYTES
+           end,
+    give(least(C#channels.ready), Most, C).
+
+give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
+     #channels{outbox = Outbox} = C) when Given - Written < Most ->
+    case trunkline_outbox:take(Pid, Outbox) of
+        {{Bytes, _} = Frame, Outbox1} ->
+            %% When there is as much again, that will have been written.
+            Tell = if 2 * (Given + Bytes - Written) >= Most -> tell;
+                      true -> silent
+                   end,
+            ok = trunkline_writer:send(Pid, {frame, Frame}, Tell),
+            C1 = put_channel(Pid, Channel#channel{given = Given + Bytes, used = true},
+                             C#channels{outbox = Outbox1}),
+            give(least(C1#channels.ready), Most, C1);
+        empty ->
+            C#channels{waiting = none}
+    end;
+give(_, _, C) ->
+    more(C).
+
+%% The one that has least to write.
+least([First | Others]) ->
+    lists:foldl(fun({_, Channel} = This, {_, Least} = That) ->
+                        case unwritten(Channel) < unwritten(Least) of
+                            true -> This;
+                            false -> That
+                        end
+                end, First, Others).
+
+unwritten(#channel{given = Given, written = Written}) -> Given - Written.
+
+put_channel(Pid, Channel, #channels{ready = Ready} = C) ->
+    C#channels{ready = lists:keyreplace(Pid, 1, Ready, {Pid, Channel})}.
+
+%% --- how many there are -------------------------------------------------------------
+
+%% The next batch should find one.
+first(#channels{wanted = true, ready = [], opening = []} = C) -> open(1, C);
+first(C) -> C.
+
+more(#channels{waiting = none} = C) ->
+    C#channels{waiting = erlang:monotonic_time(millisecond)};
+more(#channels{waiting = Since, ready = Ready, opening = []} = C) ->
+    case erlang:monotonic_time(millisecond) - Since >= ?MORE andalso is_far(C) of
+        %% It takes three round trips to make one: some at a time.
+        true -> open(max(?FAR_AT_ONCE, length(Ready)), C#channels{waiting = none});
+        false -> C
+    end;
+more(C) ->
+    C.
+
+open(0, C) ->
+    C;
+open(_, #channels{retry = Retry} = C) when Retry =/= now ->
+    C;
+open(N, #channels{ready = Ready, opening = Opening} = C) ->
+    case Ready =:= [] andalso Opening =:= [] orelse is_room(C) of
+        true ->
+            case trunkline_writer:open(settings(C)) of
+                {ok, {Pid, _}} -> open(N - 1, show(C#channels{opening = [Pid | Opening]}));
+                {error, Reason} -> not_connected(Reason, C)
+            end;
+        false ->
+            C
+    end.
+
+%% For all lanes together.
+is_room(#channels{stats = Stats, options = #{far_connections := Far, bulk_connections := Near}}) ->
+    trunkline_stats:sum(Stats, connections) + trunkline_stats:sum(Stats, connecting)
+        < max(Far, Near).
+
+settings(#channels{inlet = Inlet, options = Options} = C) ->
+    #{lane_transport := Transport, connection_timeout := Timeout,
+      congestion_control := Name} = Options,
+    #{inlet => Inlet, transport => Transport, timeout => Timeout,
+      is_far => case trunkline_stats:get(C#channels.stats, peer, round_trip) of
+                    0 -> unknown;
+                    _ -> is_far(C)
+                end,
+      far => case Name of
+                 auto -> bbr;
+                 _ -> Name
+             end}.
+
+is_far(#channels{stats = Stats}) -> trunkline_stats:get(Stats, peer, far) =:= 1.
+
+%% Nobody knows how many others try again after the same event: each waits a time of
+%% its own, and longer every time. (All lanes connect to the same place: the first one tells.)
+not_connected(Reason, #channels{pause = Pause, inlet = Inlet, ready = Ready} = C) ->
+    Pause =:= ?PAUSE andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
+        ?LOG_WARNING("trunkline: there is no connection for batches to ~ts, they go by "
+                     "distribution: ~tP", [node(Inlet), Reason, 20]),
+    later(Pause, min(?LONGEST_PAUSE, 2 * Pause), C).
+
+%% (Of several that fail at the same time only the first makes the pause longer.)
+later(Pause, Next, #channels{retry = now} = C) ->
+    Timer = erlang:start_timer(Pause div 2 + rand:uniform(Pause), self(), {channels, retry}),
+    C#channels{retry = Timer, pause = Next};
+later(_, _, C) ->
+    C.
+
+%% Whatever ended it so soon may end the next one too.
+short_lived(#channel{since = Since}, C) ->
+    case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
+        true -> later(?PAUSE, C#channels.pause, C);
+        false -> C#channels{pause = ?PAUSE}
+    end.
+
+%% --- those that are not used --------------------------------------------------------
+
+idle(#channels{idle = none, ready = [_ | _], options = #{bulk_idle := Time}} = C) ->
+    C#channels{idle = erlang:start_timer(Time, self(), {channels, idle})};
+idle(C) ->
+    C.
+
+%% All but the oldest: the next batch should find one.
+close_unused(#channels{ready = [{Pid, Oldest} | Others], outbox = Outbox} = C) ->
+    {Used, Unused} = lists:partition(fun({Other, #channel{used = Used}}) ->
+                                             Used orelse trunkline_outbox:is_owed(Other, Outbox)
+                                     end, Others),
+    lists:foreach(fun({Other, _}) -> trunkline_writer:close(Other) end, Unused),
+    show(C#channels{ready = [{Pid, Oldest} | [{Other, Channel#channel{used = false}}
+                                              || {Other, Channel} <- Used]],
+                    outbox = trunkline_outbox:forget([Other || {Other, _} <- Unused], Outbox)});
+close_unused(C) ->
+    C.
+
+%% For info/1.
+show(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening} = C) ->
+    trunkline_stats:put(Stats, {lane, Ix}, connections, length(Ready)),
+    trunkline_stats:put(Stats, {lane, Ix}, connecting, length(Opening)),
+    trunkline_stats:put(Stats, {lane, Ix}, by_connections, case by(C) of
+                                                               connections -> 1;
+                                                               distribution -> 0
+                                                           end),
+    C.

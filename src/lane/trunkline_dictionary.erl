@@ -1,0 +1,101 @@
+%% Batches as frames: what they look like where the distribution does not encode them.
+%%
+%%     <<Serial:64>>, external term format of
+%%
+%%         {Ack, Charge, {more, [To 4, To 5]},     names for 4 and 5, from here on
+%%          [[1 | Message],                        to whom 1 stands for
+%%           [4 | Message],
+%%           [{call, ...} | Message]]}             what is said once is written out
+%%
+%% Most messages go to the same few processes, and a pid is long: it has its node's name in it,
+%% and an atom is looked up by its name. So a lane gives numbers to pids and registered names. The
+%% inlet takes batches in the order of their serials, and each exactly once, by whichever channel
+%% they come. Hence it knows all that was named in earlier ones, and a batch that is sent again is
+%% the same bytes.
+%%
+%% Neither side remembers more than MOST, and what one batch adds: then a batch says `anew', and
+%% both begin at 1.
+%%
+%% This module decides, and does nothing.
+-module(trunkline_dictionary).
+-moduledoc false.
+
+-export([new/0, encode/2]).
+-export([reader/0, serial/1, decode/2]).
+
+-export_type([dictionary/0, reader/0]).
+
+-dialyzer({no_improper_lists, [encode/4, named/2]}).
+
+-type id() :: pos_integer().
+-opaque dictionary() :: #{pid() | atom() => id()}.
+-opaque reader() :: #{id() => pid() | atom()}.
+
+-define(MOST, 4096).
+
+-spec new() -> dictionary().
+new() -> #{}.
+
+-spec encode(trunkline_channel:batch(), dictionary()) -> {trunkline_channel:frame(), dictionary()}.
+encode({Serial, Ack, Charge, Entries}, Ids0) ->
+    {Start, Ids} = case map_size(Ids0) < ?MOST of
+                       true -> {more, Ids0};
+                       false -> {anew, #{}}
+                   end,
+    {Encoded, New, Ids1} = encode(Entries, Ids, [], []),
+    Term = erlang:term_to_iovec({Ack, Charge, {Start, New}, Encoded}),
+    {{8 + iolist_size(Term), [<<Serial:64>> | Term]}, Ids1}.
+
+encode([[To | Message] = Entry | Entries], Ids, New, Encoded) when is_pid(To); is_atom(To) ->
+    case Ids of
+        #{To := Id} ->
+            encode(Entries, Ids, New, [[Id | Message] | Encoded]);
+        #{} ->
+            encode([Entry | Entries], Ids#{To => map_size(Ids) + 1}, [To | New], Encoded)
+    end;
+encode([Entry | Entries], Ids, New, Encoded) ->
+    encode(Entries, Ids, New, [Entry | Encoded]);
+encode([], Ids, New, Encoded) ->
+    {lists:reverse(Encoded), lists:reverse(New), Ids}.
+
+-spec reader() -> reader().
+reader() -> #{}.
+
+%% What a frame is: a batch of that number, which is not decoded before its turn.
+-spec serial(binary()) -> {batch, Serial :: pos_integer(), Term :: binary()} | heartbeat | error.
+serial(<<Serial:64, Term/binary>>) when Serial > 0 -> {batch, Serial, Term};
+serial(<<>>) -> heartbeat;
+serial(_) -> error.
+
+-spec decode(binary(), reader()) ->
+          {Ack :: term(), Charge :: non_neg_integer(), Entries :: [term()], reader()} | error.
+decode(Binary, Names) ->
+    try binary_to_term(Binary) of
+        {Ack, Charge, {Start, New}, Encoded} when is_integer(Charge), is_list(New) ->
+            decode(Ack, Charge, Start, New, Encoded, Names);
+        _ ->
+            error
+    catch
+        error:badarg -> error
+    end.
+
+decode(Ack, Charge, Start, New, Encoded, Before) ->
+    try
+        Names = add(New, case Start of
+                             more -> Before;
+                             anew -> #{}
+                         end),
+        {Ack, Charge, named(Encoded, Names), Names}
+    catch
+        error:_ -> error                     % it does not name what it says
+    end.
+
+add([To | New], Names) -> add(New, Names#{map_size(Names) + 1 => To});
+add([], Names) -> Names.
+
+named([[Id | Message] | Entries], Names) when is_integer(Id) ->
+    [[map_get(Id, Names) | Message] | named(Entries, Names)];
+named([[_ | _] = Entry | Entries], Names) ->
+    [Entry | named(Entries, Names)];
+named([], _) ->
+    [].

@@ -1,0 +1,132 @@
+%% The batches of a lane that go by connections, until the inlet has said that they are there.
+%%
+%%                 add             take                arrived
+%%     lane ──────────────> waiting ──────> with a channel ──────> forgotten
+%%                             ^                  │
+%%                             └───── broken ─────┘
+%%
+%% Batches are numbered. The inlet delivers them in that order, and drops those that it has had.
+%% It says up to which number all have arrived. So nobody needs to know what a channel had
+%% delivered when it broke: all that it was given, and that is not known to have arrived, is sent
+%% again, by whichever channel is next.
+%%
+%% What waits is taken in the order of the numbers. One that is sent again goes first: the inlet
+%% waits for it.
+%%
+%% This module decides, and does nothing.
+-module(trunkline_outbox).
+-moduledoc false.
+
+-export([new/0, add/3, take/2, take_all/1, arrived/2, broken/2, forget/2]).
+-export([is_waiting/1, is_owed/2, bytes/1]).
+
+-export_type([outbox/0]).
+
+-type serial() :: pos_integer().
+-type channel() :: term().
+-type frame() :: trunkline_channel:frame().
+
+-record(outbox,
+        {kept = #{} :: #{serial() => frame()},
+         arrived = 0 :: non_neg_integer(),               % up to this number
+         again = [] :: [serial()],                       % wait, in order, and behind them
+         fresh = queue:new() :: queue:queue(serial()),   % those that nobody has had
+         given = #{} :: #{channel() => queue:queue(serial())}}).
+-opaque outbox() :: #outbox{}.
+
+-spec new() -> outbox().
+new() -> #outbox{}.
+
+%% Numbers only grow. Those that are missing here go another way.
+-spec add(serial(), frame(), outbox()) -> outbox().
+add(Serial, Frame, #outbox{kept = Kept, fresh = Fresh} = O) ->
+    O#outbox{kept = Kept#{Serial => Frame}, fresh = queue:in(Serial, Fresh)}.
+
+%% The next one is that channel's. It is kept.
+-spec take(channel(), outbox()) -> {frame(), outbox()} | empty.
+take(Channel, #outbox{kept = Kept, given = Given} = O) ->
+    case next(O) of
+        {Serial, O1} ->
+            #{Serial := Frame} = Kept,
+            Serials = owed(maps:get(Channel, Given, queue:new()), O),
+            {Frame, O1#outbox{given = Given#{Channel => queue:in(Serial, Serials)}}};
+        empty ->
+            empty
+    end.
+
+%% All that wait, in order. They go a way that does not break, and are not kept.
+-spec take_all(outbox()) -> {[frame()], outbox()}.
+take_all(#outbox{kept = Kept, again = Again, fresh = Fresh} = O) ->
+    Serials = Again ++ queue:to_list(Fresh),
+    {[map_get(Serial, Kept) || Serial <- Serials],
+     O#outbox{kept = maps:without(Serials, Kept), again = [], fresh = queue:new()}}.
+
+next(#outbox{again = [Serial | Again]} = O) ->
+    {Serial, O#outbox{again = Again}};
+next(#outbox{fresh = Fresh} = O) ->
+    case queue:out(Fresh) of
+        {{value, Serial}, Fresh1} -> {Serial, O#outbox{fresh = Fresh1}};
+        {empty, _} -> empty
+    end.
+
+%% All up to that number have arrived, by whichever way.
+-spec arrived(non_neg_integer(), outbox()) -> outbox().
+arrived(Serial, #outbox{kept = Kept} = O) when map_size(Kept) =:= 0 ->
+    O#outbox{arrived = max(Serial, O#outbox.arrived)};
+arrived(Serial, #outbox{kept = Kept, arrived = Before, again = Again, fresh = Fresh} = O)
+  when Serial > Before ->
+    O#outbox{kept = remove(Before + 1, Serial, Kept), arrived = Serial,
+             again = [S || S <- Again, S > Serial], fresh = behind(Serial, Fresh)};
+arrived(_, O) ->
+    O.
+
+remove(From, To, Kept) when From =< To -> remove(From + 1, To, maps:remove(From, Kept));
+remove(_, _, Kept) -> Kept.
+
+behind(Serial, Fresh) ->
+    case queue:peek(Fresh) of
+        {value, First} when First =< Serial -> behind(Serial, queue:drop(Fresh));
+        _ -> Fresh
+    end.
+
+%% What it has been given, and may not have delivered, waits again.
+-spec broken(channel(), outbox()) -> outbox().
+broken(Channel, #outbox{given = Given, again = Again, kept = Kept} = O) ->
+    case maps:take(Channel, Given) of
+        {Serials, Given1} ->
+            Missing = [Serial || Serial <- queue:to_list(Serials), is_map_key(Serial, Kept)],
+            O#outbox{given = Given1, again = lists:umerge(lists:sort(Missing), Again)};
+        error ->
+            O
+    end.
+
+%% These channels have been closed, and had nothing that may not have arrived.
+-spec forget([channel()], outbox()) -> outbox().
+forget(Channels, #outbox{given = Given} = O) ->
+    O#outbox{given = maps:without(Channels, Given)}.
+
+%% Whether there is anything to send.
+-spec is_waiting(outbox()) -> boolean().
+is_waiting(#outbox{again = [], fresh = Fresh}) -> not queue:is_empty(Fresh);
+is_waiting(_) -> true.
+
+%% Whether that channel has something that is not known to have arrived.
+-spec is_owed(channel(), outbox()) -> boolean().
+is_owed(Channel, #outbox{given = Given} = O) ->
+    case Given of
+        #{Channel := Serials} -> not queue:is_empty(owed(Serials, O));
+        #{} -> false
+    end.
+
+%% (They need not be in order: one may have been sent again. Behind it some may be left that have
+%% arrived.)
+owed(Serials, #outbox{arrived = Arrived} = O) ->
+    case queue:peek(Serials) of
+        {value, Serial} when Serial =< Arrived -> owed(queue:drop(Serials), O);
+        _ -> Serials
+    end.
+
+%% Of all that is kept.
+-spec bytes(outbox()) -> non_neg_integer().
+bytes(#outbox{kept = Kept}) ->
+    maps:fold(fun(_, {Bytes, _}, Sum) -> Sum + Bytes end, 0, Kept).

@@ -1,0 +1,211 @@
+%% The pure parts of a lane's channels: what is sent again, in which order it arrives, and what
+%% a destination's number stands for.
+-module(channels_properties_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include("counterexample.hrl").
+
+-export([all/0, resending/1, way_back/1, dictionary/1, damaged/1]).
+
+all() -> [resending, way_back, dictionary, damaged].
+
+check(Tests, Property) -> counterexample:check(Tests, 60, Property).
+
+%% --- resending -----------------------------------------------------------------------
+
+%% Batches go by the distribution or by channels that delay, break and lose what they had. The
+%% inlet has each of them once, and in order; nothing is kept for longer than it takes to hear
+%% that it has arrived; and when all is quiet nothing waits.
+resending(_) -> check(1000, prop_resending()).
+
+-record(model,
+        {outbox = trunkline_outbox:new(),
+         serial = 1,
+         channels = #{} :: #{pos_integer() => [pos_integer()]},   % under way by each, the oldest first
+         distribution = [] :: [pos_integer()],                    % the same
+         last = 0,                                                % channel
+         next = 1,                                                % at the inlet
+         early = [] :: [pos_integer()],
+         acks = [] :: [non_neg_integer()]}).                      % under way, the oldest first
+
+command() ->
+    frequency([{8, send}, {2, send_by_distribution}, {8, {give, nat()}}, {8, {deliver, nat()}},
+               {3, deliver_by_distribution}, {4, ack}, {2, open}, {2, {break, nat()}}, {1, leave}]).
+
+prop_resending() ->
+    ?ALL(Commands, list(command()),
+            begin
+                M = quiet(lists:foldl(fun step/2, #model{}, Commands)),
+                conjunction([{all_have_arrived, M#model.next =:= M#model.serial},
+                             {nothing_waits, not trunkline_outbox:is_waiting(M#model.outbox)},
+                             {nothing_is_kept, trunkline_outbox:bytes(M#model.outbox) =:= 0},
+                             {nothing_is_owed, not lists:any(fun(C) -> trunkline_outbox:is_owed(C, M#model.outbox) end,
+                                                             maps:keys(M#model.channels))}])
+            end).
+
+frame(Serial) -> {8, <<Serial:64>>}.
+
+serial({8, <<Serial:64>>}) -> Serial.
+
+step(send, #model{serial = N, outbox = O} = M) ->
+    M#model{serial = N + 1, outbox = trunkline_outbox:add(N, frame(N), O)};
+step(send_by_distribution, #model{serial = N, distribution = D} = M) ->
+    M#model{serial = N + 1, distribution = D ++ [N]};
+step(open, #model{last = Last, channels = Cs} = M) ->
+    M#model{last = Last + 1, channels = Cs#{Last + 1 => []}};
+step({give, R}, #model{outbox = O} = M) ->
+    case pick(R, M) of
+        none -> M;
+        C ->
+            Waits = trunkline_outbox:is_waiting(O),
+            case trunkline_outbox:take(C, O) of
+                {Frame, O1} ->
+                    true = Waits,
+                    true = trunkline_outbox:is_owed(C, O1),
+                    #{C := UnderWay} = Cs = M#model.channels,
+                    M#model{outbox = O1, channels = Cs#{C := UnderWay ++ [serial(Frame)]}};
+                empty ->
+                    false = Waits,
+                    M
+            end
+    end;
+step({deliver, R}, M) ->
+    case pick(R, M) of
+        none -> M;
+        C ->
+            case M#model.channels of
+                #{C := [Serial | Others]} = Cs -> arrive(Serial, M#model{channels = Cs#{C := Others}});
+                #{} -> M
+            end
+    end;
+step(deliver_by_distribution, #model{distribution = [Serial | Others]} = M) ->
+    arrive(Serial, M#model{distribution = Others});
+step(ack, #model{acks = [Ack | Others], outbox = O} = M) ->
+    Before = trunkline_outbox:bytes(O),
+    O1 = trunkline_outbox:arrived(Ack, O),
+    true = trunkline_outbox:bytes(O1) =< Before,
+    M#model{acks = Others, outbox = O1};
+step({break, R}, M) ->
+    case pick(R, M) of
+        none -> M;
+        %% The lane hears of it at some time; what was under way is lost.
+        C -> M#model{channels = maps:remove(C, M#model.channels), outbox = trunkline_outbox:broken(C, M#model.outbox)}
+    end;
+%% All that waits goes by the distribution.
+step(leave, #model{outbox = O, distribution = D} = M) ->
+    {Frames, O1} = trunkline_outbox:take_all(O),
+    Serials = [serial(F) || F <- Frames],
+    true = Serials =:= lists:usort(Serials),
+    false = trunkline_outbox:is_waiting(O1),
+    M#model{outbox = O1, distribution = D ++ Serials};
+step(_, M) ->
+    M.
+
+pick(R, #model{channels = Cs}) ->
+    case maps:keys(Cs) of
+        [] -> none;
+        Keys -> lists:nth(1 + R rem length(Keys), Keys)
+    end.
+
+%% As the inlet does it.
+arrive(Serial, #model{next = Next} = M) when Serial < Next -> M;
+arrive(Serial, #model{next = Serial, early = Early, acks = Acks} = M) ->
+    case lists:member(Serial + 1, Early) of
+        true -> arrive(Serial + 1, M#model{next = Serial + 1, early = lists:delete(Serial + 1, Early)});
+        false -> M#model{next = Serial + 1, acks = Acks ++ [Serial]}
+    end;
+arrive(Serial, #model{early = Early} = M) -> M#model{early = lists:usort([Serial | Early])}.
+
+%% Nothing breaks any more.
+quiet(#model{channels = Cs} = M) when map_size(Cs) =:= 0 -> quiet(step(open, M));
+quiet(M) ->
+    case settle(M) of
+        M -> M;
+        M1 -> quiet(M1)
+    end.
+
+settle(#model{channels = Cs} = M) ->
+    lists:foldl(fun step/2, M, [deliver_by_distribution, ack]
+                ++ lists:append([[{give, R}, {deliver, R}] || R <- lists:seq(0, map_size(Cs) - 1)])).
+
+%% What is sent again goes first, and in order.
+way_back(_) ->
+    O = lists:foldl(fun(N, O0) -> trunkline_outbox:add(N, frame(N), O0) end, trunkline_outbox:new(), lists:seq(1, 9)),
+    Take = fun(C, {Serials, O0}) ->
+                   {F, O1} = trunkline_outbox:take(C, O0),
+                   {Serials ++ [serial(F)], O1}
+           end,
+    {[1, 2, 3, 4, 5, 6], O1} = lists:foldl(Take, {[], O}, [a, b, a, b, a, b]),
+    O2 = trunkline_outbox:broken(b, trunkline_outbox:broken(a, trunkline_outbox:arrived(2, O1))),
+    O2 = trunkline_outbox:broken(b, O2),
+    {[3, 4, 5, 6, 7], O3} = lists:foldl(Take, {[], O2}, [c, c, c, c, c]),
+    {Left, _} = trunkline_outbox:take_all(O3),
+    [8, 9] = [serial(F) || F <- Left],
+    %% What has arrived by another way is not sent again.
+    {[8], _} = Take(d, {[], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))}).
+
+%% --- dictionary -------------------------------------------------------------------------
+
+%% Whatever is encoded is what is decoded, in the order of the numbers, also when there are more
+%% destinations than are remembered.
+dictionary(_) -> check(300, prop_dictionary()).
+
+prop_dictionary() ->
+    ?ALL(Batches, list({list({destination(), message()}), range(0, 1)}),
+            begin
+                {_, _, Same} =
+                    lists:foldl(fun({Entries, Many}, {D, R, Same}) ->
+                                        All = [[To | Message] || {To, Message} <- Entries]
+                                            ++ [[list_to_atom("n" ++ integer_to_list(N)) | N]
+                                                || Many =:= 1, N <- lists:seq(1, 3000)],
+                                        {D1, R1, Decoded} = there(7, All, D, R),
+                                        {D1, R1, Same andalso Decoded =:= All}
+                                end, {trunkline_dictionary:new(), trunkline_dictionary:reader(), true}, Batches),
+                Same
+            end).
+
+there(Serial, Entries, D, R) ->
+    {{Bytes, Iodata}, D1} = trunkline_dictionary:encode({Serial, later, 12345, Entries}, D),
+    Frame = iolist_to_binary(Iodata),
+    Bytes = byte_size(Frame),
+    {batch, Serial, Term} = trunkline_dictionary:serial(Frame),
+    {later, 12345, Decoded, R1} = trunkline_dictionary:decode(Term, R),
+    {D1, R1, Decoded}.
+
+destination() ->
+    oneof([?LAZY(oneof(lists:sublist(processes(), 50))), name, other_name, ?LAZY(make_ref()),
+           {call, self(), make_ref()}, {behind, 1, self(), name}]).
+
+message() -> oneof([any(), ?LAZY(self()), binary(100)]).
+
+%% Neither side remembers without bound. Whatever is damaged is an error, and not a crash.
+damaged(_) ->
+    {D, R} = lists:foldl(fun(N, {D0, R0}) ->
+                                 Entries = [[list_to_atom("d" ++ integer_to_list(256 * N + I)) | I] || I <- lists:seq(1, 256)],
+                                 {D1, R1, Entries} = there(N, Entries, D0, R0),
+                                 {D1, R1}
+                         end, {trunkline_dictionary:new(), trunkline_dictionary:reader()}, lists:seq(1, 60)),
+    true = map_size(D) =< 4096 + 256,
+    true = map_size(R) =< 4096 + 256,
+    heartbeat = trunkline_dictionary:serial(<<>>),
+    [error = trunkline_dictionary:serial(Bad) || Bad <- [<<0>>, <<0:56>>, <<0:64>>, <<0:64, "x">>]],
+    [error = trunkline_dictionary:decode(Bad, R)
+     || Bad <- [<<>>, <<"no term">>, <<131>>, term_to_binary(x), term_to_binary({later, 1, {more, []}}),
+                term_to_binary({later, x, {more, []}, []}), term_to_binary({later, 1, {other, []}, []}),
+                term_to_binary({later, 1, {more, x}, []}), term_to_binary({later, 1, {more, []}, x}),
+                term_to_binary({later, 1, {more, []}, [x]}), term_to_binary({later, 1, {anew, []}, [[1 | x]]})]],
+    true = counterexample:check(500, 60, prop_damaged()).
+
+prop_damaged() ->
+    ?ALL({Entries, At, Byte}, {list({destination(), message()}), nat(), byte()},
+            begin
+                {{_, Iodata}, _} = trunkline_dictionary:encode({1, later, 1, [[T | M] || {T, M} <- Entries]},
+                                                               trunkline_dictionary:new()),
+                <<_:64, Term/binary>> = iolist_to_binary(Iodata),
+                Place = At rem byte_size(Term),
+                <<Before:Place/binary, _, After/binary>> = Term,
+                case trunkline_dictionary:decode(<<Before/binary, Byte, After/binary>>, trunkline_dictionary:reader()) of
+                    error -> true;
+                    {_, Charge, List, _} -> is_integer(Charge) andalso is_list(List)
+                end
+            end).
