@@ -743,8 +743,10 @@ full({A, B}, Fun) ->
 
 %% Every process can be looked at and stopped for a while, under load too, as OTP's own
 %% processes can. (By observer, or when a release is upgraded.)
-looked_at(_) ->
-    {A, B} = with_everything(),
+looked_at(_) -> lists:foreach(fun look_at/1, [auto, dist]).
+
+look_at(Bulk) ->
+    {A, B} = with_everything(Bulk),
     Load = load(A, B),
     Session = anew:sessions(A, B),
     [begin
@@ -784,8 +786,10 @@ looked_at(_) ->
     cluster:stop_all([A, B]).
 
 %% A message that means nothing to a process ends nothing, and is in the log once.
-told_nonsense(_) ->
-    {A, B} = with_everything(),
+told_nonsense(_) -> lists:foreach(fun tell_nonsense/1, [auto, dist]).
+
+tell_nonsense(Bulk) ->
+    {A, B} = with_everything(Bulk),
     Load = load(A, B),
     [begin
          ok = cluster:call(X, ?MODULE, install_log, []),
@@ -803,25 +807,30 @@ told_nonsense(_) ->
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
 
-%% Two nodes with connections for batches and for large messages, which stay; the large ones
-%% of B go by distribution.
-with_everything() ->
+%% Two nodes with connections for batches and for large messages, which stay; or these go by the
+%% distribution.
+with_everything(Bulk) ->
     Env = [{lanes, 2}, {bulk_idle, 600_000}, {lane_transport, case cluster:lane_transport() of
                                                                   dist -> tcp;
                                                                   Other -> Other
                                                               end}],
-    {A, B} = cluster:pair(Env, [{bulk_transport, dist} | Env]),
+    {A, B} = cluster:pair(Env, [{bulk_transport, Bulk} | Env]),
     [begin
          exchange:one_way(X, Y, [10, 100_000, 20]),
          cluster:await(fun() -> case cluster:call(X, trunkline, info, [cluster:node_of(Y)]) of
                                     #{batches := #{by := connections}} -> true;
                                     Info -> Info
-                                end end)
+                                end end),
+         Bulk =:= dist orelse exchange:await_connection(X, Y)
      end || {X, Y} <- [{A, B}, {B, A}]],
-    All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, carrier, receiver, writer],
+    Large = case Bulk of
+                dist -> [carrier_dist];
+                auto -> [carrier, receiver]
+            end,
+    All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, writer],
     [?assertEqual([], [M || N <- All ++ Also, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
                             cluster:call(X, ?MODULE, processes_of, [M]) =:= []])
-     || {X, Also} <- [{A, []}, {B, [carrier_dist]}]],
+     || {X, Also} <- [{A, [L || L <- Large, L =/= carrier_dist]}, {B, Large}]],
     {A, B}.
 
 %% Those of Trunkline, or of one of its modules. Runs at the node.

@@ -67,7 +67,7 @@ init(Lane, #{inlet := Inlet, transport := Wanted} = Settings) ->
 -spec loop(#writer{}) -> no_return().
 loop(#writer{beats = Beats} = S) ->
     receive
-        Message -> loop(message(Message, S))
+        Message -> message(Message, S)
     after case S of
               #writer{beats = 0, quiet = false} -> ?QUIET;
               _ -> trunkline_connection:pause(Beats)
@@ -92,7 +92,7 @@ message(Other, S) ->
     case trunkline_transport:event(Other) of
         unknown ->
             ok = trunkline_process:unexpected(?MODULE, Other),
-            S;
+            loop(S);
         _ ->
             exit({shutdown, closed})                     % the other side has nothing to say
     end.
@@ -109,10 +109,10 @@ gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
         Other ->
             message(Other, write(Bytes, Frames, Tell, S))
     after 0 ->
-            write(Bytes, Frames, Tell, S)
+            loop(write(Bytes, Frames, Tell, S))
     end;
 gather(Bytes, Frames, Tell, S) ->
-    write(Bytes, Frames, Tell, S).
+    loop(write(Bytes, Frames, Tell, S)).
 
 write(Bytes, Frames, Tell, #writer{lane = Lane, connection = Connection, written = Before} = S) ->
     ok = trunkline_connection:send(Connection, lists:reverse(Frames)),
