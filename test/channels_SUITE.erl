@@ -65,7 +65,8 @@ one_of_them(_) ->
     [begin
          await_channels(A, B),
          await_channels(B, A),
-         killed = cluster:call(At, fun() -> kill_one(N) end)
+         %% All may be dead before their lanes have heard of it.
+         cluster:await(fun() -> cluster:call(At, fun() -> kill_one(N) end) =:= killed end, ?LONG)
      end || N <- lists:seq(1, 20), At <- [A, B]],
     streams:flowing(Load, B, ?LONG),
     unharmed(Sessions, Load, Back, A, B).
@@ -160,9 +161,10 @@ ports_are_lost(_) ->
     Back = streams:start(B, A, 50),
     ok = cluster:call(B, supervisor, terminate_child, [trunkline_sup, trunkline_listener]),
     cluster:await(fun() -> cluster:call(A, cluster, break_channels, [writers]) > 0 end, ?LONG),
+    %% One that had its invitation before may be made after that.
     cluster:await(fun() -> case info(A, B) of
                                #{batches := #{by := distribution, connections := 0}} -> true;
-                               Other -> Other
+                               Other -> cluster:call(A, cluster, break_channels, [writers]), Other
                            end end, ?LONG),
     streams:flowing(Load, B, ?LONG),
     {ok, _} = cluster:call(B, supervisor, restart_child, [trunkline_sup, trunkline_listener]),
