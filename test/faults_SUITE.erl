@@ -707,7 +707,13 @@ no_process_for_what_comes(_) ->
     full(Test, fun() ->
                        ok = cluster:call(A, cluster, stop_trunkline, []),
                        ok = cluster:call(A, cluster, start_trunkline, [[]]),
-                       cluster:await_state(A, B, opening)
+                       %% (It may get the processes of the one before.)
+                       cluster:await(fun() ->
+                                             case cluster:call(A, trunkline, info, [NodeB]) of
+                                                 #{state := S} when S =:= opening; S =:= up -> true;
+                                                 Info -> Info
+                                             end
+                                     end)
                end),
     anew:await_session(B, A, Sessions),
     cluster:await_up(A, B),
