@@ -80,6 +80,7 @@ cases() ->
               process_flag(trap_exit, Trap),
               P = trapping_at(Node),
               link(P),
+              ok = is_there(erlang, P),                % and linked
               R = M:monitor(process, P),
               True = M:exit(P, Reason),
               {True, reported(M, P, R), Trap andalso receive {'EXIT', P, Why} -> Why end}
@@ -140,7 +141,7 @@ trapping(Starter, []) ->
 
 got(Starter, Got) ->
     receive
-        {report, From} -> From ! {self(), lists:reverse(Got)};
+        {report, By, From} -> By:send(From, {self(), lists:reverse(Got)});
         {is_there, From} -> From ! {self(), yes}, got(Starter, Got);
         {'EXIT', Starter, Why} -> got(Starter, [{'EXIT', me, Why} | Got]);
         Message -> got(Starter, [Message | Got])
@@ -150,8 +151,11 @@ is_there(M, P) ->
     M:send(P, {is_there, self()}),
     receive {P, yes} -> ok end.
 
-reported(M, P, Ref) ->
-    M:send(P, {report, self()}),
+%% `Monitor' is the module by which it is monitored: what it tells comes before its end.
+reported(M, P, Ref) -> reported(M, P, Ref, M).
+
+reported(M, P, Ref, Monitor) ->
+    M:send(P, {report, Monitor, self()}),
     receive {P, Got} -> Got;
             {'DOWN', Ref, process, P, Why} -> {down, Why}
     end.
@@ -244,7 +248,7 @@ ahead_of_report(Node) ->
     trunkline:send(P, one),
     true = trunkline:exit(P, why),
     trunkline:send(P, two),
-    Got = reported(trunkline, P, R),
+    Got = reported(trunkline, P, R, erlang),
     receive {got, From} -> From ! {self(), Got} end.
 
 %% It has its answer, or waits at the link.
@@ -265,7 +269,7 @@ connects(_) ->
                                   trunkline:send(P, one),
                                   trunkline:exit(P, why),
                                   trunkline:send(P, two),
-                                  trunkline:send(P, {report, self()}),
+                                  trunkline:send(P, {report, trunkline, self()}),
                                   receive {P, Got} -> Got after 30_000 -> none end
                           end),
     ?assertEqual([one, {'EXIT', me, why}, two], Got),
@@ -416,8 +420,7 @@ while(Node, N) ->
              end, [], lists:seq(1, N)), N).
 
 one(Node, I) when I rem 2 =:= 0 ->
-    P = spawn(Node, ?MODULE, waits, []),
-    R = erlang:monitor(process, P),
+    {P, R} = spawn_monitor(Node, ?MODULE, waits, []),
     true = trunkline:exit(P, {why, I}),
     case down(R) of
         {why, I} -> ok;
@@ -428,7 +431,7 @@ one(Node, I) ->
     R = erlang:monitor(process, P),
     trunkline:send(P, one),
     true = trunkline:exit(P, {why, I}),
-    case reported(trunkline, P, R) of
+    case reported(trunkline, P, R, erlang) of
         [one, {'EXIT', me, {why, I}}] -> ok;
         Other -> Other
     end.
