@@ -7,7 +7,7 @@
 -module(trunkline_peers).
 -moduledoc false.
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/2, session/2, can/2, is_audience/1,
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, is_audience/1,
          audience/0]).
 
 -export_type([peer/0, state/0]).
@@ -94,60 +94,38 @@ has_spoken(Node) ->
 
 %% What the calling process should watch while something of its is in a lane to Node, and
 %% an answer is awaited: the inlet by which it comes, or, while there may be a session, a
-%% stand-in. That ends when the session ends. `none': there are no lanes. `direct': the peer's
-%% Trunkline cannot do that.
--spec watch(node(), trunkline_handshake:capability()) -> pid() | none | direct.
-watch(Node, Capability) ->
-    case inlets(Node, Capability) of
-        {_, opening} -> none;                    % no request goes by lane before it can be sent
-        {Inlets, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
-        none -> stand_in(Node, Capability);
-        direct -> direct
-    end.
-
-stand_in(Node, Capability) ->
-    try ets:lookup_element(?MODULE, Node, 2) of
-        {_, Capabilities, _, StandIn} when is_pid(StandIn) ->
-            case lists:member(Capability, Capabilities) of
-                true -> StandIn;
-                false -> direct
-            end;
-        _ ->
-            none
-    catch
-        error:badarg -> none
+%% stand-in. That ends when the session ends. `none': there are no lanes.
+-spec watch(node()) -> pid() | none.
+watch(Node) ->
+    case of_session(Node) of
+        {{}, _, _, StandIn} -> StandIn;
+        {_, _, opening, _} -> none;              % no request goes by lane before it can be sent
+        {Inlets, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+        none -> none
     end.
 
 %% All inlets of the session: what has come by it is delivered when they have ended. They are told
 %% from when they are there, before the peer knows them, until the peer takes leave or they end.
--spec session(node(), trunkline_handshake:capability()) -> tuple() | none | direct.
-session(Node, Capability) ->
-    case inlets(Node, Capability) of
-        {Inlets, _} -> Inlets;
-        Other -> Other
-    end.
-
-inlets(Node, Capability) ->
-    try ets:lookup_element(?MODULE, Node, 2) of
-        {{}, _, _, _} ->
-            none;
-        {Inlets, Capabilities, State, _} ->
-            case lists:member(Capability, Capabilities) of
-                true -> {Inlets, State};
-                false -> direct
-            end
-    catch
-        error:badarg -> none
+-spec session(node()) -> tuple() | none.
+session(Node) ->
+    case of_session(Node) of
+        {{}, _, _, _} -> none;
+        {Inlets, _, _, _} -> Inlets;
+        none -> none
     end.
 
 %% Whether the peer can do that, as far as is known: what is handed to a lane while there is no
 %% session goes by the next one, or by plain distribution, if the peer cannot do it any more.
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
-    try ets:lookup_element(?MODULE, Node, 2) of
-        {_, Capabilities, _, _} -> lists:member(Capability, Capabilities)
-    catch
-        error:badarg -> false
+    case of_session(Node) of
+        {_, Capabilities, _, _} -> lists:member(Capability, Capabilities);
+        none -> false
+    end.
+
+of_session(Node) ->
+    try ets:lookup_element(?MODULE, Node, 2)
+    catch error:badarg -> none
     end.
 
 rows(Node) ->

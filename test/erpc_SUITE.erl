@@ -12,7 +12,7 @@
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
          requests/1, collections/1,
          output/1]).
--export([by_lane/1, not_started/1, without_capability/1, order/1, behind_large/1, large_is_killed/1,
+-export([by_lane/1, not_started/1, order/1, behind_large/1, large_is_killed/1,
          long_mailbox/1, many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1,
          disconnected/1, stopped_and_continued/1, restarted/1, leaves/1, casts_on_the_way/1,
          nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
@@ -29,7 +29,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          by_lane, not_started, without_capability, order, behind_large, large_is_killed,
+          by_lane, not_started, order, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
           silent_node, full_nodes, odd_arguments].
@@ -680,31 +680,6 @@ not_started(_) ->
                       end)),
     cluster:stop_all([A, B]).
 
-%% A Trunkline that has lanes and knows nothing of this (0.4.0) gets what erpc sends.
-without_capability(_) ->
-    {A, B} = cluster:pair([]),
-    Node = cluster:node_of(B),
-    Result = cluster:call(
-               A, fun() ->
-                          #{capabilities := Capabilities} = Peer = trunkline_peers:lookup(Node),
-                          true = lists:member(apply, Capabilities),
-                          ok = trunkline_peers:put(Node,
-                                                   Peer#{capabilities := Capabilities -- [apply]}),
-                          S = self(),
-                          ok = trunkline_erpc:cast(Node, fun() -> S ! cast end),
-                          receive cast -> ok end,
-                          {trunkline_erpc:call(Node, ?MODULE, add, [1, 2], 20000),
-                           trunkline_erpc:multicall([Node], ?MODULE, fail, [kill]),
-                           outcome(
-                             fun() ->
-                                     trunkline_erpc:receive_response(
-                                       trunkline_erpc:send_request(Node, ?MODULE, fail, [throw]))
-                             end)}
-                  end),
-    ?assertEqual({3, [{exit, {signal, killed}}], {throw, thrown}}, Result),
-    #{fallbacks := 4} = cluster:call(A, trunkline, info, [Node]),
-    cluster:stop_all([A, B]).
-
 %% A function is executed after what the caller has sent before by Trunkline has been delivered,
 %% of whatever size. What the function sends to the caller by Trunkline is there before its
 %% outcome.
@@ -1122,7 +1097,7 @@ leaves(_) ->
               ?assertEqual(lists:duplicate(10, {ok, ok}), results(A, Caller)),
               %% A knows of the end of the session: who comes before that is told so.
               cluster:await(
-                fun() -> cluster:call(A, trunkline_peers, session, [Node, apply]) =:= none end),
+                fun() -> cluster:call(A, trunkline_peers, session, [Node]) =:= none end),
               ?assertEqual(3,
                            cluster:call(A,
                                         fun() ->

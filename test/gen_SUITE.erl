@@ -11,7 +11,7 @@
          end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1,
          casts/1, multi_calls/1]).
--export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1, unknown_label/1,
+-export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1,
          mixed_collection/1, order/1, long_mailbox/1, server_dies/1, processes_killed/1,
          node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
 -export([held/3, alone/0, counting/1]).
@@ -23,7 +23,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          odd_arguments, names_once, everywhere, bad_nodes, late_replies, unknown_label,
+          odd_arguments, names_once, everywhere, bad_nodes, late_replies,
           mixed_collection, order, long_mailbox, server_dies, processes_killed, node_goes,
           not_alive, stopped_host, asked_while_down].
 
@@ -890,30 +890,6 @@ late_replies(Config) ->
                       end, trunkline, none]),
     ?assertEqual({{[{N, z} || N <- Names], []}, []}, {End, Mail}),
     _ = [ok = cluster:call(N, server, stop_all, []) || N <- Nodes].
-
-%% To a peer whose Trunkline is older a gen_event's request goes as gen_event sends it.
-unknown_label(_) ->
-    {A, B} = cluster:pair([]),
-    NodeB = cluster:node_of(B),
-    {ok, _} = cluster:call(B, server, start, [gen_event]),
-    Fallbacks = fun() -> #{fallbacks := N} = cluster:call(A, trunkline, info, [NodeB]), N end,
-    To = {test_gen_event, NodeB},
-    Ask = fun() ->
-                  cluster:call(A,
-                               fun() ->
-                                       [trunkline_gen_event:call(To, manager, {echo, 1}),
-                                        trunkline_gen_event:which_handlers(To),
-                                        trunkline_gen_event:receive_response(
-                                          trunkline_gen_event:send_request(To, manager, {echo, 2}),
-                                          ?LONG)]
-                               end) end,
-    ?assertEqual({[1, [manager], {reply, 2}], 0}, {Ask(), Fallbacks()}),
-    ok = cluster:call(A, fun() ->
-                                 #{capabilities := All} = Peer = trunkline_peers:lookup(NodeB),
-                                 trunkline_peers:put(NodeB, Peer#{capabilities := All -- [label]})
-                         end),
-    ?assertEqual({[1, [manager], {reply, 2}], 3}, {Ask(), Fallbacks()}),
-    cluster:stop_all([A, B]).
 
 %% Requests of one collection go different ways.
 mixed_collection(Config) ->

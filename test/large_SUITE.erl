@@ -12,7 +12,7 @@
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1, distribution_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
-         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1, older_peer/1]).
+         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
 suite() -> [{timetrap, {minutes, 10}}].
@@ -22,7 +22,7 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
           killed_senders, ends_killed, carriers_killed, two_carriers_killed, distribution_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
-          stops_by_distribution, memory, memory_after_one, idle_connection, older_peer].
+          stops_by_distribution, memory, memory_after_one, idle_connection].
 
 -define(KB, 1024).
 -define(MB, 1048576).
@@ -1060,36 +1060,6 @@ idle_connection(_) ->
               cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_receiver]) =:= [] end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
-
-%% --- peers that do not know of it -------------------------------------------------------
-
-%% All by lane then, as it was, in both directions.
-older_peer(_) ->
-    [A, B] = cluster:start_all([[], none]),
-    ok = cluster:call(B, fun() ->
-        {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
-        {ok, Module, Beam} = compile:forms(without_large(Forms), []),
-        {module, Module} = code:load_binary(Module, "older", Beam),
-        ok
-    end),
-    ok = cluster:call(B, cluster, start_trunkline, [[]]),
-    cluster:connect(A, B),
-    cluster:await_up(A, B),
-    lists:foreach(
-      fun({From, To}) ->
-              [Receiver] = cluster:call(To, freight, start_receivers, [1]),
-              Script = [{Kind, Receiver, Make} || Make <- [10, 65_536, {map, 1_000_000}, 20, 5_000_000], Kind <- [send, cast, {call, 100_000}, {request, 200_000}]],
-              ?assertEqual([normal, normal], cluster:call(From, freight, play_all, [[{1, Script}, {2, Script}]])),
-              [await_received(To, Receiver, Id, length(Script)) || Id <- [1, 2]],
-              ?assertEqual(0, counter(From, To, large_messages))
-      end, [{A, B}, {B, A}]),
-    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
-    cluster:stop_all([A, B]).
-
-without_large({cons, _, {atom, _, large}, Tail}) -> Tail;
-without_large(Tuple) when is_tuple(Tuple) -> list_to_tuple(without_large(tuple_to_list(Tuple)));
-without_large([H | T]) -> [without_large(H) | without_large(T)];
-without_large(Other) -> Other.
 
 %% --- load: streams from A to B ---------------------------------------------------------
 

@@ -554,6 +554,8 @@ run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe 
 
 %% --- handshake: both ends come to the same agreement --------------------------------------
 
+-define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
+
 handshake(_) -> check(prop_handshake()).
 
 prop_handshake() ->
@@ -564,10 +566,10 @@ prop_handshake() ->
                                     maps:without([release, capabilities], A) =:= maps:without([release, capabilities], B)
                                         andalso lists:usort(maps:get(capabilities, A)) =:= lists:usort(maps:get(capabilities, B))
                                         andalso within(A, Mine) andalso within(A, Theirs);
-                                {{error, incompatible}, {error, incompatible}} ->
-                                    {L1, H1} = maps:get(protocol, Mine),
-                                    {L2, H2} = maps:get(protocol, Theirs),
-                                    H1 < L2 orelse H2 < L1
+                                {A, B} when A =:= {error, incompatible}; B =:= {error, incompatible} ->
+                                    #{protocol := {L1, H1}, capabilities := C1} = Mine,
+                                    #{protocol := {L2, H2}, capabilities := C2} = Theirs,
+                                    H1 < L2 orelse H2 < L1 orelse ?REQUIRED -- C1 =/= [] orelse ?REQUIRED -- C2 =/= []
                             end,
                 Symmetric andalso {error, malformed} =:= trunkline_handshake:agree(Mine, Junk)
             end).
@@ -579,9 +581,13 @@ within(#{protocol := P, lanes := L, window_bytes := W, capabilities := Cs},
 
 hello() ->
     ?LET({Low, More, Lanes, Window, Capabilities, Extra},
-         {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), list(oneof([request, bulk, inbox])), nat()},
+         {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), capabilities(), nat()},
          #{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
            bulk_bytes => 2 * Window, capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
+
+capabilities() ->
+    ?LET({More, Lacks}, {list(oneof([bulk, inbox])), frequency([{4, []}, {1, list(oneof(?REQUIRED))}])},
+         (?REQUIRED -- Lacks) ++ More).
 
 %% Not a hello, though some come near to one.
 junk() ->

@@ -1,35 +1,26 @@
-%% Clusters that change under load: nodes of the two releases before this one, nodes that are
-%% upgraded one after the other, nodes that join and leave.
+%% Clusters that change under load: nodes of the oldest release that has lanes with this one, nodes
+%% that are upgraded one after the other, nodes that join and leave.
 -module(rolling_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, groups/0, suite/0, init_per_group/2, end_per_group/2]).
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
--export([exchanged/1, lane_counts/1, inboxes/1, servers/1, what_the_old_does_not_know/1,
-         old_is_drained/1, old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1,
+-export([exchanged/1, lane_counts/1, inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1,
          new_takes_the_name_of_old/1, joined_and_left/1]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 15}}].
 
-all() -> [{group, after_0_4_0}, {group, after_0_5_0}].
-
-groups() ->
-    Both = [exchanged, lane_counts, inboxes, servers, old_stops, upgraded_one_by_one,
-            upgraded_in_place, new_takes_the_name_of_old, joined_and_left],
-    [{after_0_4_0, [], [what_the_old_does_not_know, old_is_drained | Both]},
-     {after_0_5_0, [], [what_the_old_knows | Both]}].
+all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, servers, old_stops,
+          upgraded_one_by_one, upgraded_in_place, new_takes_the_name_of_old, joined_and_left].
 
 %% Compiles that release, as it was.
-init_per_group(Group, Config) ->
-    Release = case Group of
-                  after_0_4_0 -> "0.4.0";
-                  after_0_5_0 -> "0.5.0"
-              end,
+init_per_suite(Config) ->
+    Release = "0.5.0",
     Name = "trunkline-" ++ Release,
     Dir = filename:join(?config(priv_dir, Config), Name),
     [Ebin, Src] = [filename:join(Dir, Sub) || Sub <- ["ebin", "src"]],
@@ -45,7 +36,7 @@ init_per_group(Group, Config) ->
                          io_lib:format("~p.~n", [{application, trunkline, [{modules, Modules} | Keys]}])),
     [{release, Release}, {old, Ebin}, {new, filename:dirname(code:which(trunkline))} | Config].
 
-end_per_group(_, _) -> ok.
+end_per_suite(_) -> ok.
 
 %% --- nodes -----------------------------------------------------------------------------
 
@@ -140,59 +131,6 @@ servers(Config) ->
                                   {Kind, Name} <- [{gen_server, test_gen_server}, {gen_statem, test_gen_statem}]]),
     cluster:stop_all([Old, New]).
 
-%% That goes as OTP does it, or in single messages. (What goes by OTP has no order against the rest: the
-%% two events.)
-what_the_old_does_not_know(Config) ->
-    {Old, New} = pair(Config, [], []),
-    NodeOld = cluster:node_of(Old),
-    %% One message to many.
-    Receivers = [R1, R2] = cluster:call(Old, traffic, start_receivers, [2]),
-    Script = lists:append(lists:duplicate(50, [{multicast, Receivers, 100}, {send, R1, 10}, {multicast, [R2, R1], 80_000}, {call, R2, 10}])),
-    ?assertEqual([normal, normal], cluster:call(New, traffic, play_all, [[{Id, Script} || Id <- [1, 2]]])),
-    lists:foreach(
-      fun(R) ->
-              Numbers = [N || {N, {_, To, _}} <- lists:enumerate(Script), To =:= R orelse is_list(To)],
-              cluster:await(fun() -> cluster:call(Old, traffic, count, [R]) =:= 2 * length(Numbers) end),
-              Got = cluster:call(Old, traffic, received, [R]),
-              [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2]]
-      end, Receivers),
-    %% Functions, events, monitors, requests in collections, calls to many.
-    {ok, _} = cluster:call(Old, server, start, [gen_server]),
-    {ok, _} = cluster:call(Old, server, start, [gen_event]),
-    Got = cluster:call(
-            New, fun() ->
-                         Event = {test_gen_event, NodeOld},
-                         ok = trunkline_gen_event:add_handler(Event, manager, []),
-                         ok = trunkline_gen_event:notify(Event, first),
-                         ok = trunkline_gen_event:sync_notify(Event, second),
-                         Ids = lists:foldl(fun(N, Ids) -> trunkline:send_request({test_gen_server, NodeOld}, {echo, N}, N, Ids) end,
-                                           trunkline:reqids_new(), [1, 2]),
-                         {{reply, N1}, N1, Ids1} = trunkline:receive_response(Ids, ?DEADLINE, true),
-                         {{reply, N2}, N2, _} = trunkline:receive_response(Ids1, ?DEADLINE, true),
-                         Pid = spawn(NodeOld, fun() -> receive {is_there, From} -> From ! is_there end,
-                                                       receive {exit, Reason} -> exit(Reason) end end),
-                         Ref = trunkline:monitor(Pid),
-                         Pid ! {is_there, self()},          % by the monitor's own way
-                         receive is_there -> ok end,
-                         trunkline:send(Pid, {exit, over}),
-                         receive {'DOWN', Ref, process, Pid, over} -> ok end,
-                         Other = spawn(NodeOld, fun() -> receive never -> ok end end),
-                         OtherRef = trunkline:monitor(Other),
-                         true = trunkline:exit(Other, told),
-                         receive {'DOWN', OtherRef, process, Other, told} -> ok end,
-                         {trunkline_erpc:call(NodeOld, erlang, node, []),
-                          traffic:attempt(fun() -> trunkline_erpc:call(NodeOld, erlang, exit, [bye]) end),
-                          trunkline_erpc:multicall([NodeOld, node()], erlang, node, []),
-                          lists:sort(trunkline_gen_event:call(Event, manager, seen)),
-                          trunkline:multi_call([NodeOld], test_gen_server, {echo, x}),
-                          lists:sort([N1, N2])}
-                 end),
-    ?assertEqual({NodeOld, {exit, {exception, bye}}, [{ok, NodeOld}, {ok, cluster:node_of(New)}],
-                  [{event, first}, {event, second}], {[{NodeOld, x}], []}, [1, 2]}, Got),
-    ?assertMatch(#{state := up, sessions := 1}, info(New, Old)),
-    no_loss(Old, New),
-    cluster:stop_all([Old, New]).
-
 %% Monitors of its processes end truly, whichever side stops, and requests are answered when it is
 %% drained. (When it stops, 0.5.0 gives its own requests and monitors up.)
 what_the_old_knows(Config) ->
@@ -238,45 +176,6 @@ downs(Watching) ->
     Ref = make_ref(),
     Watching ! {downs, self(), Ref},
     receive {Ref, Downs} -> Downs end.
-
-%% It knows the goodbye, and no more: its lanes and ours are given up without a loss. Who waits for a
-%% reply, at either side, hears that the session has ended.
-old_is_drained(Config) ->
-    {Old, New} = pair(Config, [], []),
-    [NodeOld, NodeNew] = [cluster:node_of(N) || N <- [Old, New]],
-    lists:foreach(
-      fun(Round) ->
-              Loads = loads(Old, New),
-              Callers = [begin
-                             {ok, Server} = cluster:call(B, server, start, [gen_server]),
-                             Self = self(),
-                             Caller = spawn_link(fun() -> Self ! {self(), cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(Server, {wait, x}, infinity) end) end)} end),
-                             cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 1 end),
-                             {Caller, cluster:node_of(B)}
-                         end || Round =:= 1, {A, B} <- [{Old, New}, {New, Old}]],
-              ?assertEqual(ok, cluster:call(New, trunkline, drain, [NodeOld])),
-              ?assertMatch(#{state := drained, lanes := []}, info(New, Old)),
-              cluster:await_state(Old, New, greeting),
-              lists:foreach(fun({Caller, Node}) -> receive {Caller, Result} -> ?assertMatch({exit, {{nodedown, Node}, _}}, Result) end end, Callers),
-              streams:flowing(Loads, ?DEADLINE),
-              %% It says hello again, and is told.
-              cluster:call(Old, logger, set_primary_config, [level, none]),
-              #{link := Link} = cluster:call(Old, trunkline_peers, lookup, [NodeNew]),
-              true = cluster:call(Old, erlang, exit, [Link, kill]),
-              cluster:await(fun() -> case cluster:call(Old, trunkline_peers, lookup, [NodeNew]) of
-                                         #{link := Another, state := greeting} when Another =/= Link -> true;
-                                         Other -> Other
-                                     end end),
-              streams:flowing(Loads, ?DEADLINE),
-              ?assertMatch(#{state := drained}, info(New, Old)),
-              ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
-              no_loss(Old, New),
-              true = cluster:call(New, erlang, disconnect_node, [NodeOld]),
-              cluster:await(fun() -> not lists:member(NodeNew, cluster:call(Old, erlang, nodes, [connected])) end),
-              connect(New, Old)
-      end, [1, 2, 3]),
-    exchange:both_ways(Old, New),
-    cluster:stop_all([Old, New]).
 
 %% In good order, under load, at either node, and starts again.
 old_stops(Config) ->

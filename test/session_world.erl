@@ -204,6 +204,7 @@ agreed(W) ->
         [greeting, stopped] -> ok;
         [drained, _] when B =:= greeting; B =:= drained -> ok;
         [greeting, drained] -> ok;
+        [greeting, greeting] -> [_ | _] = [X || X <- ?PEERS, (peer(X, W))#peer.release =:= '0.4.0'];
         _ -> error({do_not_agree, A, B})
     end,
     [error({sends_to_nobody, X, Id})
@@ -434,15 +435,15 @@ new_lanes(X, N, W) ->
     {Ids, change(X, Add, W1)}.
 
 hello(Release) ->
-    Capabilities = [request, multicast],
-    {N, More} = case Release of
-                    new -> {2, [large, monitor, drain, exit]};
-                    wide -> {3, [large, monitor, drain, exit]};
-                    '0.5.0' -> {2, [large, monitor, drain]};
-                    '0.4.0' -> {3, [large]};
-                    ancient -> {1, []}
-                end,
-    #{protocol => {2, 2}, capabilities => Capabilities ++ More, lanes => N, window_bytes => 1000,
+    All = [request, large, multicast, apply, label, monitor, drain],
+    {N, Capabilities} = case Release of
+                            new -> {2, [exit | All]};
+                            wide -> {3, [exit | All]};
+                            '0.5.0' -> {2, All};
+                            %% It agrees to less than the others need.
+                            '0.4.0' -> {3, [request, large, multicast]}
+                        end,
+    #{protocol => {2, 2}, capabilities => Capabilities, lanes => N, window_bytes => 1000,
       bulk_bytes => 1000 * N, release => atom_to_list(Release)}.
 
 %% The link is killed, and with it its lanes, and the inlets.
@@ -661,6 +662,8 @@ effect({timer, Name, _}, X, W) ->
                    end, W);
 effect({answer, _, Result}, X, W) ->
     change(X, fun(#peer{answers = Answers} = P) -> P#peer{answers = [Result | Answers]} end, W);
+effect({refused, incompatible, _}, _, W) ->
+    W;
 effect(stop, _, W) ->
     W.
 
@@ -674,18 +677,13 @@ start({lanes, {N, _, _} = Shape}, X, W) ->
                    end, W1),
     {{started, lanes, Ids}, change_link(X, fun(L) -> L#link{lanes = Ids, order = none} end, W2)};
 start({inlets, Theirs, _}, X, W) ->
-    #peer{link = #link{session = Session, finishing = Finishing}} = peer(X, W),
+    #peer{link = #link{finishing = Finishing}} = peer(X, W),
     Finishing =:= [] orelse error({inlets_too_early, X}),
     {Ids, W1} = lists:mapfoldl(fun(_, W0) -> new(inlet, X, W0) end, W, Theirs),
-    #{capabilities := Capabilities} = trunkline_session:agreement(Session),
-    Dock = case lists:member(large, Capabilities) of
-               true -> {dock, X};
-               false -> none
-           end,
     New = maps:from_list([{Id, #inlet{lane = Lane}} || {Id, Lane} <- lists:zip(Ids, Theirs)]),
     W2 = change(X, fun(#peer{inlets = Inlets} = P) -> P#peer{inlets = maps:merge(Inlets, New)} end,
                 W1),
-    {{started, inlets, {Ids, Dock}}, change_link(X, fun(L) -> L#link{inlets = Ids} end, W2)};
+    {{started, inlets, {Ids, {dock, X}}}, change_link(X, fun(L) -> L#link{inlets = Ids} end, W2)};
 start({trunk, _}, _, W) ->
     {{started, trunk}, W}.
 

@@ -112,11 +112,11 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
 %% was and answers what it would have been charged. A message that is charged so
 %% much as Large says, or more, is none for a lane. (One function, since this is
 %% the hot path.)
--spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Large :: charge() | infinity) ->
+-spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Large :: charge()) ->
           charge() | {refused | large, charge()}.
 enter(Gate, Ix, Message, Limit, Large) ->
     case ?CHARGE(Message) of
-        Charge when Charge < Large ->               % any integer is less than an atom
+        Charge when Charge < Large ->
             case enter_large(Gate, Ix, Charge, Limit) of
                 ok -> Charge;
                 refused -> {refused, Charge}

@@ -70,8 +70,8 @@
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
                 | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
-%% Where to. The trunk for large messages is missing if the peer does not know of it.
--type outlets() :: {Inlet :: pid(), Bulk :: pid() | none}.
+%% Where to. Bulk is the trunk for large messages.
+-type outlets() :: {Inlet :: pid(), Bulk :: pid()}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold
               | {absent, trunkline_room:lost()} | direct.
 
@@ -91,7 +91,7 @@
          low :: trunkline_gate:charge(),        % level at which waiting senders are told
          batch :: trunkline_gate:charge(),      % most of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
-         large :: trunkline_gate:charge() | infinity,
+         large :: trunkline_gate:charge(),
          stats :: trunkline_stats:stats(),
          node :: node(),
          mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]},
@@ -116,7 +116,7 @@
 %% The lane number Ix to Node, in mode hold, and its alias. The number of the
 %% level of large messages comes first, then what message is one.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
-                                          bulk := {pos_integer(), trunkline_gate:charge() | infinity},
+                                          bulk := {pos_integer(), trunkline_gate:charge()},
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) -> {pid(), reference()}.
 start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, options := Options}) ->
@@ -282,15 +282,10 @@ mark(_, _, Entry, S) ->
 
 %% It leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
-    case Bulk of
-        none ->
-            {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
-        _ ->
-            Bulk ! {parcel, {Ix, N}, Parcel},
-            {Large, Parcels} = maps:take(N, S#lane.parcels),
-            {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
-             S#lane{parcels = Parcels, under_way = (S#lane.under_way)#{N => Large}}}
-    end;
+    Bulk ! {parcel, {Ix, N}, Parcel},
+    {Large, Parcels} = maps:take(N, S#lane.parcels),
+    {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
+     S#lane{parcels = Parcels, under_way = (S#lane.under_way)#{N => Large}}};
 notice(Entry, S) ->
     {Entry, S}.
 

@@ -12,8 +12,8 @@
 %% nodes, by the caller; the list of those who get it, which is what takes time, by the lanes. A
 %% large message is packed once, and travels outside of the lanes as any other.
 %%
-%% Local destinations get a plain send each. So do, by lane, the processes of a peer whose
-%% Trunkline does not know of this, and inboxes (trunkline_inbox), each of which has a gate.
+%% Local destinations get a plain send each. So do the processes of a node without lanes, and, by
+%% lane, inboxes (trunkline_inbox), each of which has a gate.
 -module(trunkline_multicast).
 -moduledoc false.
 
@@ -92,9 +92,9 @@ rounds(Groups, Cast) ->
 part({_, []}, Cast) ->
     {[], Cast};
 part({Node, Addressees}, Cast) ->
-    case trunkline_peers:can(Node, multicast) of
-        true -> together(Node, Addressees, pack(Node, Cast));
-        false -> {[], singly(destinations(Node, Addressees), Cast)}
+    case trunkline_route:lookup(Node) of
+        none -> {[], singly(destinations(Node, Addressees), Cast)};
+        Route -> together(Node, Addressees, pack(Route, Cast))
     end.
 
 destinations(Node, Addressees) -> [trunkline_by_node:destination(To, Node) || To <- Addressees].
@@ -114,8 +114,8 @@ split(Addressees, _) ->
     {Part, ?TOGETHER, Rest}.
 
 %% When the first node needs it.
-pack(Node, #cast{packed = none, message = Message} = Cast) ->
-    Cast#cast{packed = trunkline_sender:pack(Node, Message)};
+pack(Route, #cast{packed = none, message = Message} = Cast) ->
+    Cast#cast{packed = trunkline_sender:pack(Route, Message)};
 pack(_, Cast) ->
     Cast.
 

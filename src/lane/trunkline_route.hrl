@@ -5,7 +5,7 @@
          aliases :: tuple(),                 % of theirs, for replies
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
-         large :: trunkline_gate:charge() | infinity,   % a message that the lanes do not take
+         large :: trunkline_gate:charge(),   % a message that the lanes do not take
          bulk_limit :: trunkline_gate:charge(),         % of all those, queued and under way
          stats :: trunkline_stats:stats()}).
 

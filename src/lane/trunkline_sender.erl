@@ -130,18 +130,12 @@ send_parcel(Lane, Place, Sender, To, Charge, Parcel) ->
     Lane ! [Place, Sender, {parcel, Charge, To} | Parcel],
     ok.
 
-%% As that node takes it; other nodes take it in the same form. (Which messages are large is
-%% this node's option.)
--spec pack(node(), term()) -> packed().
-pack(Node, Message) ->
-    case trunkline_route:lookup(Node) of
-        #route{large = Large} when is_integer(Large) ->
-            case trunkline_gate:charge(Message) of
-                Charge when Charge < Large -> {encoded, term_to_binary(Message)};
-                Charge -> {parcel, trunkline_parcel:pack(Message), Charge}
-            end;
-        _ ->
-            {encoded, term_to_binary(Message)}
+%% For that node and any other: which messages are large is this node's option.
+-spec pack(trunkline_route:route(), term()) -> packed().
+pack(#route{large = Large}, Message) ->
+    case trunkline_gate:charge(Message) of
+        Charge when Charge < Large -> {encoded, term_to_binary(Message)};
+        Charge -> {parcel, trunkline_parcel:pack(Message), Charge}
     end.
 
 %% The same as hand_over/5, of a message for so many addressees.

@@ -290,9 +290,8 @@ ok
 -doc #{since => <<"0.5.0">>}.
 -spec cast(node(), module(), Function :: atom(), Args :: [term()]) -> ok.
 cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
-    case trunkline_peers:can(Node, apply)
-        andalso trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, {M, F, A}) of
-        Plain when Plain =:= false; Plain =:= direct -> cast_plain(Node, M, F, A);
+    case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, {M, F, A}) of
+        direct -> cast_plain(Node, M, F, A);
         _ -> ok                              % erpc does not tell either
     end;
 cast(Node, M, F, A) ->
@@ -328,7 +327,8 @@ ok
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
         true ->
-            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun way/2,
+            %% No session is waited for: the lanes keep what comes.
+            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun(_, _) -> lane end,
                                       fun(Way, Node, Patience, Others) ->
                                               tell(Way, Node, Patience, Others, {M, F, A})
                                       end),
@@ -338,13 +338,6 @@ multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     end;
 multicast(Nodes, M, F, A) ->
     ?BAD([Nodes, M, F, A]).
-
-%% No session is waited for: the lanes keep what comes.
-way(Node, _) ->
-    case trunkline_peers:can(Node, apply) of
-        true -> lane;
-        false -> direct
-    end.
 
 tell(direct, Node, _, Others, {M, F, A}) ->
     {cast_plain(Node, M, F, A), Others()};
@@ -717,7 +710,7 @@ of_collection({Message, Ref}, Collection, Delete, Wrap) ->
 
 %% The inlet to watch while something is executed there.
 watch(Node, _) when Node =:= node() -> direct;
-watch(Node, Deadline) -> trunkline_call:watch(Node, apply, Deadline).
+watch(Node, Deadline) -> trunkline_call:watch(Node, Deadline).
 
 fallback(Node) when Node =:= node() -> ok;
 fallback(Node) -> trunkline_sender:fallback(Node).

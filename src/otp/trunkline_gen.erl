@@ -7,9 +7,6 @@ A behaviour that is not OTP's, such as RabbitMQ's `gen_server2`, calls its serve
 exit with the bare reason, as those do. The server replies by `gen:reply/2`, as always: a reply goes
 the way on which its request came.
 
-A request to a node whose Trunkline is older than 0.5.0 goes as `gen` sends it, unless the label is
-`'$gen_call'`.
-
 ```erlang
 1> trunkline_gen:call({stock, 'b@host'}, '$gen_call', count).
 {ok,3}

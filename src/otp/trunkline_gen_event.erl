@@ -3,7 +3,7 @@
 The functions of `gen_event` for those who notify and ask an event manager, by lane.
 
 They have the arguments, results and exits of those of `gen_event`, so code needs no change but the
-module's name. A request to a node whose Trunkline is older than 0.5.0 goes as `gen_event` sends it.
+module's name.
 
 ```erlang
 1> trunkline_gen_event:notify({alarms, 'b@host'}, {high, temperature}).

@@ -5,6 +5,9 @@
 %% capabilities both have, the smaller number of lanes, the smaller window, the
 %% smaller bound for large messages. A hello may carry keys that this version does
 %% not know; they are ignored, so that later versions can add some.
+%%
+%% What release 0.5.0 can do every peer can: one that lacks any of it is incompatible. A hello
+%% goes on naming it, because 0.5.0 asks.
 -module(trunkline_handshake).
 -moduledoc false.
 
@@ -12,6 +15,7 @@
 
 -export_type([hello/0, agreement/0, capability/0]).
 
+%% Beyond what every peer has.
 -type capability() :: atom().
 
 -type hello() ::
@@ -19,7 +23,7 @@
           capabilities := [capability()],
           lanes := pos_integer(),
           window_bytes := pos_integer(),
-          bulk_bytes => pos_integer(),      % with the capability `large'
+          bulk_bytes := pos_integer(),
           release := string(),              % for people to read
           _ => _}.
 
@@ -33,18 +37,12 @@
 
 %% 2: batches are numbered, and may go by connections.
 -define(PROTOCOL, {2, 2}).
-%% `request': gen_server calls are carried, with an agent beside the server.
-%% `large': large messages travel outside of the lanes.
-%% `multicast': one message to many is delivered to each of them.
-%% `apply': functions are executed, in processes that the inlet starts.
-%% `label': calls with another label than gen_server's are carried too, as gen_event's.
-%% `monitor': processes are monitored, by the agent beside them.
-%% `drain': a session goes on without messages, for replies, after a goodbye.
+%% What release 0.5.0 asks for.
+-define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
 %% `exit': exit signals go by lane.
 %% `inboxes': the node asks for no news of inboxes to which it has not sent.
 %% `channels': inlets read connections of their lanes' own (trunkline_channel).
--define(CAPABILITIES, [request, large, multicast, apply, label, monitor, drain, exit,
-                       inboxes, channels]).
+-define(CAPABILITIES, [exit, inboxes, channels]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 
@@ -54,7 +52,7 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
                   {ok, Vsn} -> Vsn;
                   undefined -> ""
               end,
-    #{protocol => ?PROTOCOL, capabilities => ?CAPABILITIES, lanes => Lanes,
+    #{protocol => ?PROTOCOL, capabilities => ?REQUIRED ++ ?CAPABILITIES, lanes => Lanes,
       window_bytes => Window, bulk_bytes => Bulk, release => Release}.
 
 %% There shall be no lanes now.
@@ -62,35 +60,35 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
 no_hello(Options) ->
     (hello(Options))#{protocol := ?NO_PROTOCOL}.
 
-%% `malformed': this is no hello. `incompatible': no protocol version is known
-%% to both. `drained': the peer does not want lanes now.
--spec agree(hello(), Theirs :: term()) -> {ok, agreement()} | {error, malformed | incompatible | drained}.
+%% `malformed': this is no hello. `incompatible': no protocol version is known to both, or the
+%% peer cannot do what every peer must. `drained': the peer does not want lanes now.
+-spec agree(hello(), Theirs :: term()) ->
+          {ok, agreement()} | {error, malformed | incompatible | drained}.
 agree(_, #{protocol := ?NO_PROTOCOL}) ->
     {error, drained};
 agree(#{protocol := {Low, High}, capabilities := Capabilities,
         lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk},
       #{protocol := {TheirLow, TheirHigh}, capabilities := TheirCapabilities,
-        lanes := TheirLanes, window_bytes := TheirWindow} = Theirs)
+        lanes := TheirLanes, window_bytes := TheirWindow, bulk_bytes := TheirBulk} = Theirs)
   when is_integer(TheirLow), is_integer(TheirHigh), TheirLow =< TheirHigh,
        length(TheirCapabilities) >= 0,       % false for an improper list
        is_integer(TheirLanes), TheirLanes > 0,
-       is_integer(TheirWindow), TheirWindow > 0 ->
-    case min(High, TheirHigh) of
-        Protocol when Protocol >= Low, Protocol >= TheirLow ->
+       is_integer(TheirWindow), TheirWindow > 0,
+       is_integer(TheirBulk), TheirBulk > 0 ->
+    Protocol = min(High, TheirHigh),
+    case Protocol >= max(Low, TheirLow) andalso ?REQUIRED -- TheirCapabilities =:= [] of
+        true ->
+            Known = Capabilities -- ?REQUIRED,
             {ok, #{protocol => Protocol,
-                   capabilities => [C || C <- Capabilities, lists:member(C, TheirCapabilities)],
+                   capabilities => [C || C <- Known, lists:member(C, TheirCapabilities)],
                    lanes => min(Lanes, TheirLanes),
                    window_bytes => min(Window, TheirWindow),
-                   bulk_bytes => case Theirs of
-                                     #{bulk_bytes := TheirBulk} when is_integer(TheirBulk), TheirBulk > 0 ->
-                                         min(Bulk, TheirBulk);
-                                     #{} -> Bulk
-                                 end,
+                   bulk_bytes => min(Bulk, TheirBulk),
                    release => case Theirs of
                                   #{release := Release} when length(Release) < 100 -> Release;
                                   #{} -> ""
                               end}};
-        _ ->
+        false ->
             {error, incompatible}
     end;
 agree(_, _) ->

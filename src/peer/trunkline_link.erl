@@ -210,8 +210,6 @@ message({hello, _, _, _, _} = Hello, D) ->
     step(Hello, D);
 message({open, _, _, _, _} = Open, D) ->
     step(Open, D);
-message({opened, Ref, Inlets}, D) ->
-    step({opened, Ref, Inlets, none}, D);
 message({opened, _, _, Dock} = Opened, D) when is_pid(Dock) ->
     step(Opened, D);
 message({goodbye, Pid, _} = Goodbye, D) when is_pid(Pid) ->
@@ -442,10 +440,7 @@ start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats}
     Start = fun() ->
                     Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
                               || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
-                    {Inlets, case Route of
-                                 #route{large = infinity} -> none;
-                                 _ -> trunkline_dock:start_link(Inlets, Stats)
-                             end}
+                    {Inlets, trunkline_dock:start_link(Inlets, Stats)}
             end,
     case trunkline_process:start_all(Start) of
         {ok, {Inlets, Dock} = Started} ->

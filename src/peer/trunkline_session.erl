@@ -75,8 +75,7 @@
 %% have got in the one before may not have been delivered yet, and plain distribution would overtake
 %% it. Both wait as long as something moves (effect patience, event stalled), and give up then.
 %% After a drain the session stays, for replies to requests that were under way and for news of
-%% monitored processes, until the connection is lost. A peer that does not know of this (it lacks
-%% the capability drain) is told that the session has ended.
+%% monitored processes, until the connection is lost.
 %%
 %% While the node is down the lanes keep what comes. The first message makes a connection, and when
 %% that fails what the lanes have is lost.
@@ -91,7 +90,7 @@
 -type phase() :: down | greeting | holding | opening | up | closing | finishing | drained | ended.
 
 %% How many lanes, from what charge on a message is large, and the limit of all large ones.
--type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge() | infinity,
+-type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge(),
                   Limit :: trunkline_gate:charge()}.
 
 -type config() ::
@@ -119,7 +118,7 @@
         %% From the peer's link.
       | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
       | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}
-      | {opened, reference(), Inlets :: [pid()], Dock :: pid() | none}
+      | {opened, reference(), Inlets :: [pid()], Dock :: pid()}
       | {goodbye, pid(), reference()}
       | {goodbye_ok, reference()}
         %% From this node.
@@ -127,7 +126,7 @@
       | request()
         %% What came of effects.
       | {started, lanes, [pid()]}
-      | {started, inlets, {[pid()], Dock :: pid() | none}}
+      | {started, inlets, {[pid()], Dock :: pid()}}
       | {started, trunk}
       | {system_limit, what()}
       | lanes_ready                      % all have done what they were told last
@@ -467,7 +466,8 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
         {{error, drained}, none} ->
             without_lanes(unexpect(reply(Answer, S)));
         {{error, Why}, none} ->
-            without_lanes(unexpect(effect({refused, Why, Hello}, reply(Answer, S))))
+            %% An older release agrees to our hello, and would wait for lanes.
+            without_lanes(unexpect(decline(effect({refused, Why, Hello}, reply(Answer, S)))))
     end.
 
 reply(true, S) -> say_hello(false, S);
@@ -501,10 +501,8 @@ open(#session{mode = direct} = S) ->
     order(hold, S);
 open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
     effect({start, {inlets, Lanes, window(S)}}, S);
-open(#session{opened = {_, Dock}, inlets = {_, _}} = S) when Dock =/= none ->
+open(#session{opened = {_, Dock}, inlets = {_, _}} = S) ->
     effect({start, {trunk, Dock}}, S);
-open(#session{opened = {_, none}, inlets = {_, _}} = S) ->
-    be_up(S);
 open(S) ->
     S.
 
@@ -530,14 +528,8 @@ window(#session{peer = #peer{agreement = #{window_bytes := Window}}}) -> Window.
 
 %% As this peer's lanes have to be.
 shape(#session{config = #{large_bytes := LargeBytes},
-               peer = #peer{agreement = #{lanes := N, capabilities := Capabilities,
-                                          bulk_bytes := BulkBytes}}}) ->
-    {N,
-     case lists:member(large, Capabilities) of
-         true -> trunkline_gate:least(LargeBytes);
-         false -> infinity
-     end,
-     trunkline_gate:limit(BulkBytes)}.
+               peer = #peer{agreement = #{lanes := N, bulk_bytes := BulkBytes}}}) ->
+    {N, trunkline_gate:least(LargeBytes), trunkline_gate:limit(BulkBytes)}.
 
 %% --- the way down ---------------------------------------------------------
 
@@ -627,12 +619,8 @@ through(#session{leaving = stop} = S) ->
     %% From here on nobody needs the lanes. Inlets may have to deliver, and wait for replies.
     S1 = dismiss(again, enter(drained, path(direct, S))),
     finish(?RETIRE, end_session(retire, S1));
-through(#session{leaving = {drain, Answer, _}, peer = #peer{agreement = Agreement}} = S) ->
-    #{capabilities := Capabilities} = Agreement,
-    case lists:member(drain, Capabilities) of
-        true -> answer(Answer, ok, be_drained(S#session{leaving = none}));
-        false -> finish(?FINISH, end_session(finish, S))
-    end;
+through(#session{leaving = {drain, Answer, _}, peer = #peer{}} = S) ->
+    answer(Answer, ok, be_drained(S#session{leaving = none}));
 through(S) ->
     finish(?FINISH, S).
 
@@ -700,9 +688,6 @@ say_open(#session{config = #{link := Link}, opening = Ref, opened = none, lanes 
 say_open(S) ->
     S.
 
-%% A peer that does not know of a dock does not ask for one.
-say_opened(#session{wanted = {Ref, _}, inlets = {Inlets, none}, peer = #peer{link = Link}} = S) ->
-    say(Link, {opened, Ref, Inlets}, S);
 say_opened(#session{wanted = {Ref, _}, inlets = {Inlets, Dock}, peer = #peer{link = Link}} = S) ->
     say(Link, {opened, Ref, Inlets, Dock}, S).
 

@@ -19,7 +19,7 @@
 -export([call/4, call/5]).
 -export([send_request/3, send_request/5, reqids_add/3, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([watch/3, submit/6]).
+-export([watch/2, submit/6]).
 
 -export_type([request_id/0, request_id_collection/0, response/0, who/0]).
 
@@ -86,7 +86,7 @@ fail(Reason, Who) -> exit({Reason, Who}).
 %% The reference is made and waited for in one function: thus the compiler lets
 %% the wait skip all mail that is older (the efficiency guide, "receive").
 call_lane(Node, Server, Label, Request, Deadline) ->
-    case watch(Node, capability(Label), Deadline) of
+    case watch(Node, Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request, Deadline,
@@ -159,7 +159,7 @@ reqids_add(Id, Label, Ids) when is_reference(Id) -> trunkline_reqids:add(Id, Id,
 reqids_add(_, _, _) -> error(badarg).
 
 request(Node, Server, Label, Request) ->
-    case watch(Node, capability(Label), infinity) of
+    case watch(Node, infinity) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request) of
@@ -183,7 +183,7 @@ send_plain(Process, Ref, Label, Request) ->
     ok.
 
 %% For a caller that has its monitor already: the request to a named server, on the way that
-%% watch/3 has answered.
+%% watch/2 has answered.
 -spec submit(direct | pid(), reference(), node(), Name :: atom(), Request :: term(), patience()) ->
           {ok, request_id()} | direct | unreachable | nosuspend | timeout.
 submit(direct, Ref, Node, Name, Request, _) ->
@@ -312,25 +312,19 @@ reply_or(Ref, Else) ->
             Else
     end.
 
-%% The inlet to watch, when there is a session; waits until that is clear. `direct': the
-%% peer has no lanes, or cannot do that.
--spec watch(node(), trunkline_handshake:capability(), patience()) ->
-          pid() | direct | unreachable | nosuspend | timeout.
-watch(Node, Capability, Patience) ->
-    case trunkline_peers:watch(Node, Capability) of
+%% The inlet to watch, when there is a session; waits until that is clear. `direct': there are
+%% no lanes.
+-spec watch(node(), patience()) -> pid() | direct | unreachable | nosuspend | timeout.
+watch(Node, Patience) ->
+    case trunkline_peers:watch(Node) of
         none ->
             case trunkline_sender:await_session(Node, Patience) of
-                ok -> watch(Node, Capability, Patience);
+                ok -> watch(Node, Patience);
                 Other -> Other
             end;
-        direct ->
-            direct;
         Inlet ->
             Inlet
     end.
-
-capability('$gen_call') -> request;
-capability(_) -> label.
 
 command(Server, Ref, '$gen_call') -> {call, Server, self(), Ref};
 command(Server, Ref, Label) -> {call, Server, self(), Ref, Label}.

@@ -31,7 +31,7 @@ monitor(Object) -> erlang:monitor(process, Object).
 
 elsewhere(_, Object) when node() =:= nonode@nohost -> erlang:monitor(process, Object);
 elsewhere(Node, Object) ->
-    case trunkline_peers:session(Node, monitor) of
+    case trunkline_peers:session(Node) of
         Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets);
         _ -> plain(Node, Object, alias([reply]))
     end.
@@ -57,7 +57,7 @@ by_lane(Node, Object, Inlets) ->
 refused(none, _, _, Ref) ->
     Ref;                           % the connection has been lost: there is a 'DOWN' already
 refused(_, Node, Object, Ref) ->
-    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+    case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
             %% It begins: what is in a lane now is the first that leaves it.
             trunkline_monitors:force(Route, Object, self(), Ref),

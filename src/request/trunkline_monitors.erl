@@ -148,7 +148,7 @@ enter_plain(Ref, Object, Node) ->
                 _ = trunkline_watcher:monitor(Watcher, Ref, Object),
                 is_watched(Session) orelse watch(Session, {Watcher}, Node),
                 %% Lanes may have opened, and not found this row.
-                trunkline_peers:session(Node, monitor) =:= none orelse ask({lanes, Node}, infinity),
+                trunkline_peers:session(Node) =:= none orelse ask({lanes, Node}, infinity),
                 true;
             system_limit ->
                 leave(self(), Ref),
@@ -552,7 +552,7 @@ to_lanes(Node, S) ->
 
 %% Of a session that begins, or is up. (What a link that was killed has left behind is dead.)
 lanes_of(Node) ->
-    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+    case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
             Session = element(1, Inlets),
             case is_process_alive(Session) andalso is_present(Session, Node) of

@@ -28,9 +28,7 @@ multi_call(Nodes, Name, Request, Timeout) ->
 multi_call_all(Nodes, Name, Request, Deadline) ->
     Call = #call{name = Name, request = Request, deadline = Deadline},
     Answers = trunkline_gather:each(Nodes, Request, Deadline,
-                                    fun(Node, Patience) ->
-                                            trunkline_call:watch(Node, request, Patience)
-                                    end,
+                                    fun trunkline_call:watch/2,
                                     fun(Way, Node, Patience, Others) ->
                                             ask(Way, Node, Patience, Others, Call)
                                     end),

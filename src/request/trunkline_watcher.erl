@@ -190,7 +190,7 @@ down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = 
 %% `opening': it is not clear yet whether there will be one. Until then the peer's lanes hold what
 %% they have, as do ours.
 session(Node) ->
-    case {trunkline_peers:session(Node, monitor), trunkline_route:lookup(Node)} of
+    case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, _} when is_tuple(Inlets) ->
             case is_present(element(1, Inlets), Node) of
                 true -> open;
