@@ -10,8 +10,8 @@
 -module(bench).
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, tune/2, delay_send/2, collect_garbage/0,
-         collect_garbage/1, log_briefly/0]).
+-export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, tune/2, delay_send/2,
+         collect_garbage/0, collect_garbage/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
          encode/1]).
@@ -119,17 +119,28 @@ stop_peer({Peer, Node}) ->
 %% Lets this node's lanes to Node use that transport from now on.
 -spec lanes_on(dist | tcp, node()) -> ok.
 lanes_on(Transport, Node) ->
-    case application:get_env(trunkline, lane_transport, dist) of
-        Transport ->
-            ok;
+    case restart_with(lane_transport, Transport, dist, Node) of
+        unchanged -> ok;
+        ok -> await_batches(Transport, Node, 500)
+    end.
+
+%% The same for this node's large messages.
+-spec bulk_on(auto | dist, node()) -> ok.
+bulk_on(Transport, Node) ->
+    _ = restart_with(bulk_transport, Transport, auto, Node),
+    ok.
+
+restart_with(Option, Value, Default, Node) ->
+    case application:get_env(trunkline, Option, Default) of
+        Value ->
+            unchanged;
         _ ->
             ok = logger:set_primary_config(level, none),       % "stopped"
             ok = application:stop(trunkline),
             log_briefly(),
-            ok = application:set_env(trunkline, lane_transport, Transport),
+            ok = application:set_env(trunkline, Option, Value),
             ok = application:start(trunkline),
-            ok = await_up(node(), Node),
-            await_batches(Transport, Node, 500)
+            await_up(node(), Node)
     end.
 
 await_batches(Transport, Node, Tries) when Tries > 0 ->

@@ -9,7 +9,8 @@
 %%     net_adm:ping/1        which net_kernel answers
 %%
 %% The variants differ only in how the large messages go; all three probes run in
-%% each of them, and in one with no large messages at all. Since a probe waits for
+%% each of them, and in one with no large messages at all. `plain' is Trunkline without
+%% connections for them (bulk_transport dist). Since a probe waits for
 %% its answer, it asks seldom where answers are slow: with fewer than a hundred
 %% of them the p99 is the longest.
 -module(bench_isolation).
@@ -34,7 +35,7 @@ run() ->
               [?SENDERS, ?EACH, ?LARGE div 1_000_000, bench:rounds()]),
     Large = binary:copy(<<"x">>, ?LARGE),
     Measured = bench:in_turn([{V, fun() -> isolation(V, Node, Large) end}
-                              || V <- [idle, stock, tuned, trunkline]]),
+                              || V <- [idle, stock, tuned, trunkline, plain]]),
     bench:stop_peer(Peer),
     Rate = {"large messages", figure(rate, proplists:delete(idle, Measured))},
     Results = [{Unit, {Name ++ ", " ++ Figure, figure({Probe, Key}, Measured)}}
@@ -66,6 +67,7 @@ targets({_, Rates}, P99s) ->
 %% --- one measurement ----------------------------------------------------------------
 
 isolation(Variant, Node, Large) ->
+    bench:bulk_on(case Variant of plain -> dist; _ -> auto end, Node),
     bench:tune(Node, Variant =:= tuned),
     bench:collect_garbage([node(), Node]),
     Self = self(),
@@ -106,8 +108,8 @@ stream(Variant, To, N, Large) ->
     _ = send(Variant, To, {large, self(), N, Large}),
     stream(Variant, To, N + 1, Large).
 
-send(trunkline, To, Message) -> trunkline:send(To, Message);
-send(_, To, Message) -> To ! Message.
+send(Variant, To, Message) when Variant =:= stock; Variant =:= tuned -> To ! Message;
+send(_, To, Message) -> trunkline:send(To, Message).
 
 %% Each message in its order, and whole.
 -spec receiver(pid(), pos_integer(), pos_integer()) -> ok.

@@ -675,7 +675,7 @@ no_process_for_what_comes(_) ->
     exchange:await_connection(A, B),
     full(Test, fun() -> SendFromA(opener) end),
     Arrived(B, ToB, opener),
-    %% one for which there is no carrier, by connection or distribution.
+    %% one for which no process can be started that would make a connection.
     Sender = cluster:call(B, fun() ->
                                      spawn(fun() ->
                                                    receive go -> ok end,
@@ -830,13 +830,13 @@ with_everything(Bulk) ->
          Bulk =:= dist orelse exchange:await_connection(X, Y)
      end || {X, Y} <- [{A, B}, {B, A}]],
     Large = case Bulk of
-                dist -> [carrier_dist];
+                dist -> [];
                 auto -> [carrier, receiver]
             end,
     All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, writer],
-    [?assertEqual([], [M || N <- All ++ Also, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
+    [?assertEqual([], [M || N <- All ++ Large, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
                             cluster:call(X, ?MODULE, processes_of, [M]) =:= []])
-     || {X, Also} <- [{A, [L || L <- Large, L =/= carrier_dist]}, {B, Large}]],
+     || X <- [A, B]],
     {A, B}.
 
 %% Those of Trunkline, or of one of its modules. Runs at the node.

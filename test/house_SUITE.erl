@@ -35,7 +35,6 @@ api() ->
 exceptions() ->
     [%% The next release of the lanes hands them what they call here (issue 14, items 2 and 5).
      {trunkline_carrier, trunkline_fragments},
-     {trunkline_carrier_dist, trunkline_fragments},
      {trunkline_dock, trunkline_inlet},
      {trunkline_dock, trunkline_reassembly},
      {trunkline_inlet, trunkline_agent},

@@ -10,7 +10,7 @@
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
-         killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1, distribution_carriers_killed/1,
+         killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
          stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes,
           requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
-          killed_senders, ends_killed, carriers_killed, two_carriers_killed, distribution_carriers_killed,
+          killed_senders, ends_killed, carriers_killed, two_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
           stops_by_distribution, memory, memory_after_one, idle_connection].
 
@@ -657,8 +657,6 @@ carriers_killed(_) -> carriers_killed([], [carrier, receiver, socket], 6).
 
 two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, receiver, socket], 6).
 
-distribution_carriers_killed(_) -> carriers_killed([{bulk_transport, dist}], [carrier_dist], 60).
-
 carriers_killed(Env, Victims, Times) ->
     {A, B} = cluster:pair([{lanes, 2} | Env]),
     Before = {anew:sessions(A, B), anew:sessions(B, A)},
@@ -680,8 +678,7 @@ kill_carrier(socket, A, B) ->
         length([cluster:close(Port) || Pid <- cluster:in_loop(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
     end);
 kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
-kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier);
-kill_carrier(carrier_dist, A, _) -> kill_all(A, trunkline_carrier_dist).
+kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier).
 
 %% In the midst of work: as soon as there is one.
 kill_all(At, Module) ->

@@ -98,7 +98,6 @@ faults() ->
      {kill_trunk, 3, counted, kill(trunkline_trunk)},
      {kill_opener, 2, counted, kill(trunkline_opener)},
      {kill_executor, 1, counted, kill(trunkline_executor)},
-     {kill_dist_carrier, 1, counted, kill(trunkline_carrier_dist)},
      {kill_carrier, 3, nothing, kill(trunkline_carrier)},
      {kill_receiver, 3, nothing, kill(trunkline_receiver)},
      {kill_writer, 3, nothing, kill(trunkline_writer)},

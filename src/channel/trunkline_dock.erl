@@ -25,8 +25,8 @@
 -export([start_link/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
-%% A carrier's name: that of a connection is its token, that of the distribution
-%% the pid of the peer's process.
+%% A carrier's name: that of a connection is its token, that of the distribution the pid of the
+%% peer's trunk, or in release 0.5.0 of a process beside it.
 -type carrier() :: trunkline_wire:token() | pid().
 
 -record(dock,
@@ -114,7 +114,7 @@ invite(Wanted, Trunk, #dock{receivers = Receivers} = S) ->
     end.
 
 fragment(Carrier, Id, Size, Offset, Data, #dock{received = Received, reassembly = Reassembly} = S) ->
-    node(Carrier) =:= node() orelse erlang:send(Carrier, {taken, self()}, [noconnect]),
+    node(Carrier) =:= node() orelse tell(Carrier, {taken, self()}),
     S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
     case trunkline_reassembly:add(Id, Size, Offset, Data, Reassembly) of
         {complete, Parts, Reassembly1} ->

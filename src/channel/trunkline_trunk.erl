@@ -8,9 +8,12 @@
 %% Each gets the next one when it has got rid of the one before, so that a slow one
 %% does not hold up the others. Connections are made when there is more to send than
 %% those that are there can take, up to a number that depends on the distance, and
-%% are closed when there has been nothing for a while. Where none can be made, the
-%% fragments go by distribution (trunkline_carrier_dist), and now and then a connection
-%% is tried again.
+%% are closed when there has been nothing for a while.
+%%
+%% Where none can be made the trunk itself sends the fragments to the dock, as plain terms by the
+%% distribution, and now and then a connection is tried again. The dock says when it has taken
+%% one, and only a few are sent before that: what else goes by the distribution waits for no more
+%% than these.
 %%
 %% A carrier that breaks costs nothing: the dock says how many of its fragments
 %% have arrived, and the others go by another one.
@@ -35,10 +38,15 @@
 %% Bytes of a large message that a connection to a far peer gets at once: the message
 %% should use all of them.
 -define(SHARE, 262144).
+%% By distribution: bytes of a fragment, and how many are sent before the dock has taken one.
+%% To a far peer these limit the throughput.
+-define(PLAIN_BYTES, 65536).
+-define(PLAIN, 8).
+-define(FAR_PLAIN, 64).
 
 -record(carrier,
         {name :: trunkline_wire:token() | pid(),       % at the dock
-         kind :: connection | distribution,
+         kind :: connection | distribution,         % by the trunk itself
          busy = false :: boolean(),
          since = erlang:monotonic_time(millisecond) :: integer(),
          quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
@@ -50,6 +58,7 @@
          stats :: trunkline_stats:stats(),
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
          carriers = #{} :: #{pid() => #carrier{}},
+         plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          opening = [] :: [pid()],                      % carriers that are making a connection
          %% When a connection is tried again (monotonic, ms), and how long to wait if that
@@ -57,7 +66,6 @@
          retry = now :: now | never | integer(),
          pause = ?PAUSE :: pos_integer(),
          waiting = none :: none | integer(),           % since when there is too much to send
-         starved = false :: boolean(),                 % there was no process for a carrier
          idle = none :: none | reference()}).
 
 -spec start_link(node(), Dock :: pid(), {trunkline_options:options(), trunkline_stats:stats()}) ->
@@ -110,11 +118,10 @@ handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, ca
     <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
     trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
     %% Nothing needs the distribution any more.
-    S1 = maps:fold(fun(Other, #carrier{kind = distribution}, S0) -> retire(Other, S0);
-                      (_, _, S0) -> S0
-                   end, S#trunk{opening = lists:delete(Pid, Opening)}, Carriers),
+    Others = maps:remove(self(), Carriers),
     Carrier = #carrier{name = Token, kind = connection},
-    {noreply, pump(show(S1#trunk{carriers = (S1#trunk.carriers)#{Pid => Carrier}}))};
+    {noreply, pump(show(S#trunk{opening = lists:delete(Pid, Opening),
+                                carriers = Others#{Pid => Carrier}}))};
 handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
@@ -137,14 +144,14 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   true -> pump(by_distribution(S));
                   false -> S
               end};
-handle_info({timeout, _, starved}, S) ->
-    {noreply, pump(S#trunk{starved = false})};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers} = S) ->
     {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers))};
 handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
     {noreply, pump(S#trunk{retry = now})};
 handle_info({timeout, _, _}, S) ->
     {noreply, S};                            % too late
+handle_info({taken, Dock}, #trunk{dock = Dock, plain = N} = S) when N > 0 ->
+    {noreply, pump(S#trunk{plain = N - 1})};
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -163,12 +170,11 @@ pump(#trunk{carriers = Carriers} = S) ->
         false -> rest(S1#trunk{waiting = none})
     end.
 
+give(Pid, S) when Pid =:= self() ->
+    give_plain(S);
 give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
-    #{Pid := #carrier{name = Name, kind = Kind, quantum = Quantum} = Carrier} = Carriers,
-    Bytes = case Kind of
-                connection -> min(share(S), trunkline_quantum:bytes(Quantum));
-                distribution -> trunkline_courtesy:fragment_bytes()
-            end,
+    #{Pid := #carrier{name = Name, quantum = Quantum} = Carrier} = Carriers,
+    Bytes = min(share(S), trunkline_quantum:bytes(Quantum)),
     case gather(Name, Bytes, Bytes, Fragments, []) of
         {[], _} ->
             S;
@@ -176,6 +182,23 @@ give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
             ok = trunkline_carrier:send(Pid, Some),
             S#trunk{fragments = Fragments1, carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
     end.
+
+give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} = S) ->
+    Most = case is_far(S) of
+               true -> ?FAR_PLAIN;
+               false -> ?PLAIN
+           end,
+    case N < Most andalso trunkline_fragments:next(self(), ?PLAIN_BYTES, Fragments) of
+        {{Id, Size, Offset, Length, Data}, Fragments1} ->
+            _ = erlang:send(Dock, {fragment, self(), Id, Size, Offset, whole(Data)}, [noconnect]),
+            trunkline_stats:add(Stats, peer, large_carried_bytes, Length),
+            give_plain(S#trunk{plain = N + 1, fragments = Fragments1});
+        _ ->
+            S
+    end.
+
+whole([Binary]) -> Binary;
+whole(Data) -> iolist_to_binary(Data).
 
 share(S) ->
     case is_far(S) of
@@ -263,17 +286,9 @@ most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) 
 connections(#trunk{carriers = Carriers}) ->
     length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
 
-by_distribution(#trunk{starved = true} = S) ->
-    S;
 by_distribution(S) ->
-    case trunkline_carrier_dist:start(S#trunk.dock) of
-        {ok, {Pid, _}} ->
-            Carrier = #carrier{name = Pid, kind = distribution},
-            give(Pid, show(S#trunk{carriers = #{Pid => Carrier}}));
-        {error, system_limit} ->
-            _ = erlang:start_timer(?PATIENCE, self(), starved),
-            S#trunk{starved = true}
-    end.
+    Carrier = #carrier{name = self(), kind = distribution},
+    give(self(), show(S#trunk{carriers = #{self() => Carrier}})).
 
 may_connect(#trunk{retry = Retry}) -> Retry =:= now.
 
@@ -302,19 +317,19 @@ without(S) ->
 
 %% The carrier is not used any more. Until the dock has answered what has arrived
 %% by it, its fragments are neither under way nor waiting.
+retire(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
+    show(S#trunk{carriers = maps:remove(Pid, Carriers)});
 retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
     {#carrier{name = Name} = Carrier, Carriers1} = maps:take(Pid, Carriers),
     exit(Pid, kill),
     short_lived(Carrier, without(show(S#trunk{carriers = Carriers1, retired = Retired#{Pid => Name}}))).
 
 %% Whatever ended it so soon may end the next one too.
-short_lived(#carrier{kind = connection, since = Since}, S) ->
+short_lived(#carrier{since = Since}, S) ->
     case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
         true -> later(?PAUSE, S#trunk.pause, S);
         false -> S#trunk{pause = ?PAUSE}
-    end;
-short_lived(_, S) ->
-    S.
+    end.
 
 %% Only when it is dead it has certainly sent nothing behind the question.
 retired(Pid, #trunk{retired = Retired, dock = Dock} = S) ->
