@@ -10,7 +10,7 @@
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
-         killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
+         replies_wait/1, replies_wait_no_longer/1, killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
          stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes,
           requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
-          killed_senders, ends_killed, carriers_killed, two_carriers_killed,
+          replies_wait, replies_wait_no_longer, killed_senders, ends_killed, carriers_killed, two_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
           stops_by_distribution, memory, memory_after_one, idle_connection].
 
@@ -593,6 +593,115 @@ waits_at_the_bound(_) ->
     [await_received(B, To, Id, 10) || Id <- lists:seq(1, 20)],
     cluster:await(fun() -> level(A, B) =:= 0 end),
     cluster:stop_all([A, B]).
+
+%% To callers whose node stands still a server replies up to the bound, and stands still itself, as
+%% with plain distribution. Then it goes on, and all replies arrive in order.
+replies_wait(_) ->
+    Bound = 8 * ?MB,
+    {A, B} = cluster:pair([{bulk_bytes, Bound}]),
+    lists:foreach(
+      fun({Make, Replies, AtMost}) ->
+              Server = cluster:call(B, fun() -> spawn(fun() -> answering(Make) end) end),
+              Asking = cluster:call(A, fun() -> spawn(fun() -> asking(Server, Replies) end) end),
+              Waiting = fun() ->
+                                [{message_queue_len, N}, {status, Status}] =
+                                    cluster:call(B, erlang, process_info, [Server, [message_queue_len, status]]),
+                                {N, Status}
+                        end,
+              cluster:await(fun() -> element(1, Waiting()) =:= Replies orelse Waiting() end, ?LONG),
+              cluster:suspend(A),
+              Rest = memory_of(B, total),
+              ok = cluster:call(B, fun() -> Server ! go, ok end),
+              Seen = ets:new(seen, [public]),
+              cluster:await(fun() ->
+                                    ets:insert(Seen, {memory_of(B, total)}),
+                                    case Waiting() of
+                                        {0, _} -> true;
+                                        {_, suspended} -> true;
+                                        Other -> Other
+                                    end
+                            end, ?LONG),
+              ?assertMatch({N, suspended} when N > 0, Waiting()),
+              Most = lists:max([M || {M} <- ets:tab2list(Seen)]) - Rest,
+              ct:log("~p: ~p replies wait; at most ~b KB more", [Make, Waiting(), Most div ?KB]),
+              ?assert(Most < 2 * AtMost),
+              cluster:continue(A),
+              cluster:await(fun() -> cluster:call(A, fun() -> Asking ! {got, self()}, receive {got, N} -> N end end) =:= Replies
+                                         orelse Waiting() end, ?LONG),
+              ?assertMatch({0, waiting}, Waiting()),
+              cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end)
+      end, [{1_000_000, 500, Bound},
+          %% What is in flight is beside the queue.
+          {10_000, 20_000, 2 * Bound}]),
+    cluster:stop_all([A, B]).
+
+%% Whatever ends the wait, the server goes on; if only its throttle is killed, up to the bound again.
+replies_wait_no_longer(_) ->
+    lists:foreach(
+      fun(End) ->
+              {A, B} = cluster:pair([{bulk_bytes, 4 * ?MB}]),
+              NodeA = cluster:node_of(A),
+              Server = cluster:call(B, fun() -> spawn(fun() -> answering(1_000_000) end) end),
+              _ = cluster:call(A, fun() -> spawn(fun() -> asking(Server, 50) end) end),
+              State = fun() -> cluster:call(B, erlang, process_info, [Server, [message_queue_len, status]]) end,
+              Length = fun() -> [{message_queue_len, N} | _] = State(), N end,
+              Suspended = fun() -> cluster:await(fun() -> lists:member({status, suspended}, State()) orelse State() end, ?LONG) end,
+              cluster:await(fun() -> Length() =:= 50 orelse State() end, ?LONG),
+              cluster:suspend(A),
+              ok = cluster:call(B, fun() -> Server ! go, ok end),
+              Suspended(),
+              Before = Length(),
+              ok = cluster:call(B, fun() -> end_wait(End, NodeA) end),
+              case End of
+                  throttle ->
+                      cluster:await(fun() -> Length() < Before orelse State() end, ?LONG),
+                      Suspended(),
+                      ?assert(Length() > 0);
+                  killed_server ->
+                      cluster:await(fun() -> State() =:= undefined end);
+                  _ ->
+                      cluster:await(fun() -> State() =:= [{message_queue_len, 0}, {status, waiting}] orelse State() end, ?LONG)
+              end,
+              cluster:continue(A),
+              End =:= throttle andalso
+                  cluster:await(fun() -> State() =:= [{message_queue_len, 0}, {status, waiting}] orelse State() end, ?LONG),
+              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_throttle]) =:= [] end, ?LONG),
+              cluster:stop_all([A, B])
+      end, [throttle, killed_server, lane, link, disconnect, stop]).
+
+end_wait(throttle, _) -> lists:foreach(fun(P) -> exit(P, kill) end, cluster:by_module(trunkline_throttle));
+end_wait(killed_server, _) -> lists:foreach(fun(P) -> exit(P, kill) end, suspended());
+end_wait(disconnect, Node) -> true = erlang:disconnect_node(Node), ok;
+end_wait(stop, _) -> cluster:stop_trunkline();
+end_wait(Victim, Node) -> exit(find(Victim, Node), kill), ok.
+
+suspended() -> [P || P <- processes(), process_info(P, status) =:= {status, suspended}].
+
+answering(Make) ->
+    receive go -> ok end,
+    answer(Make).
+
+answer(Make) ->
+    receive {'$gen_call', From, N} -> gen_server:reply(From, {N, binary:copy(<<N:64>>, Make div 8)}) end,
+    answer(Make).
+
+%% The replies must come in order.
+asking(Server, Replies) ->
+    _ = process_flag(message_queue_data, off_heap),
+    Ids = [trunkline:send_request(Server, N) || N <- lists:seq(1, Replies)],
+    got(lists:enumerate(Ids), 0).
+
+got([{N, Id} | Ids] = All, Got) ->
+    receive
+        {got, From} -> From ! {got, Got}, got(All, Got)
+    after 0 ->
+            case trunkline:wait_response(Id, 100) of
+                {reply, {N, _}} -> got(Ids, Got + 1);
+                timeout -> got(All, Got)
+            end
+    end;
+got([], Got) ->
+    receive {got, From} -> From ! {got, Got}, got([], Got) end.
 
 %% Killed while they wait, pack, or hand over: no trace is left.
 killed_senders(_) ->

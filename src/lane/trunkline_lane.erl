@@ -29,7 +29,8 @@
 %% been given to a connection is kept, encoded, until the inlet has said that it is there.
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
-%% passed no gate: it is counted when the lane takes it.
+%% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
+%% suspended until there is room (trunkline_throttle).
 %%
 %% A large message comes as a parcel, and leaves the lane when its turn comes: the
 %% parcel goes to trunkline_trunk, and in the batch is a notice in its place. From
@@ -105,6 +106,8 @@
          parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          next = 1 :: serial(),
+         most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
+         throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: serial(),                       % of the next batch
          by = undecided :: undecided | trunkline_channels:way(),     % where they go
@@ -116,14 +119,16 @@
 %% The lane number Ix to Node, in mode hold, and its alias. The number of the
 %% level of large messages comes first, then what message is one.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
-                                          bulk := {pos_integer(), trunkline_gate:charge()},
+                                          bulk := {pos_integer(), trunkline_gate:charge(),
+                                                   Limit :: trunkline_gate:charge()},
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) -> {pid(), reference()}.
-start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large}, stats := Stats, options := Options}) ->
+start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
+                 most = {trunkline_gate:limit(2 * QueueBytes), Limit},
                  batch = trunkline_gate:limit(BatchBytes), options = Options,
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
@@ -249,7 +254,8 @@ collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     flush(control(Control, S#lane{backlog = Backlog1})).
 
 %% A server has replied. Its agent hears of it when the reply has left: first
-%% things first. (A large reply is packed here: nobody else has it.)
+%% things first. (A large reply is packed here: nobody else has it.) Senders cannot fill the lane
+%% to twice its limit: beyond that it is full of replies.
 reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
     S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
     case trunkline_gate:charge(Reply) of
@@ -258,14 +264,26 @@ reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answere
             {Charge, case S#lane.senders of
                          #{Server := _} -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
                          #{} -> [{reply, Caller} | Reply]
-                     end, S1};
+                     end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
         Charge ->
             Parcel = trunkline_parcel:pack(Reply),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
             ok = trunkline_gate:force(Gate, Ix, Place),
             {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel], S1),
-            {Place, Entry, S2}
+            {Place, Entry, throttle(Server, Charge, S#lane.bulk_ix, element(2, S#lane.most), S2)}
+    end.
+
+%% Without a process to suspend it the next reply tries again.
+throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} = S) ->
+    case trunkline_gate:level(Gate, Level) >= Most
+        andalso not lists:member(Server, maps:values(Throttled))
+        andalso trunkline_throttle:start(S#lane.node, Server, Charge) of
+        {ok, {_, Ref}} ->
+            trunkline_stats:add(S#lane.stats, {lane, S#lane.ix}, waits, 1),
+            S#lane{throttled = Throttled#{Ref => Server}};
+        _ ->
+            S
     end.
 
 %% From a large message on, until it has been delivered, its sender is known.
@@ -411,6 +429,9 @@ control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
         [] -> exit(normal);
         Left -> S#lane{mode = {retired, Left}}
     end;
+control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
+  when is_map_key(Ref, Throttled) ->
+    S#lane{throttled = maps:remove(Ref, Throttled)};
 control({'DOWN', _, process, _, _} = Down, S) ->
     channels(Down, S);
 control({timeout, _, tick}, #lane{active = true} = S) ->

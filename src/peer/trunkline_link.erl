@@ -543,7 +543,7 @@ progress(Stats) ->
 make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
     Start = fun() ->
-                    [trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large},
+                    [trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large, Limit},
                                                            stats => Stats, options => Options})
                      || Ix <- lists:seq(1, N)]
             end,
