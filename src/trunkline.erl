@@ -163,13 +163,15 @@ What is going on between this node and another one:
 
 - `state`: `up` when messages go by lane. `greeting`: connected, and nothing has been heard of
   Trunkline there. `opening`, `holding`, `closing`: the two nodes are agreeing, or the other one
-  starts again, or one of them leaves. `drained`: see `drain/1`. `down`: not connected;
+  starts again, or one of them leaves. `suspended`: the connection is lost, and the session goes on
+  if the nodes connect again within `resume_time`. `drained`: see `drain/1`. `down`: not connected;
 - `since`: when this state began (system time, ms);
 - `release` and `protocol`: of Trunkline at the other node;
 - `round_trip`: the shortest one of the last minutes (us);
 - `lanes`, `batches` and `large`: see their types;
 - `fallbacks`: messages that were sent by plain distribution;
 - `sessions`: how many there have been;
+- `resumed`: how often one went on over a new connection;
 - `lost`: messages that were accepted and not delivered. `queued`: they were in a lane when the
   connection was lost. `unconfirmed`: they were in flight, and may have arrived. `crashed`: they
   were in a lane that was killed. `unreachable`: they were kept for a connection that could not be
@@ -177,7 +179,7 @@ What is going on between this node and another one:
 ".
 -doc #{since => <<"0.1.0">>}.
 -type peer_info() ::
-        #{state := down | greeting | opening | up | holding | drained | closing,
+        #{state := down | greeting | opening | up | suspended | holding | drained | closing,
           since := integer(),
           release := string() | undefined,
           protocol := pos_integer() | undefined,
@@ -187,6 +189,7 @@ What is going on between this node and another one:
           large := large_info(),
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
+          resumed := non_neg_integer(),
           lost := #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}}.
 
 -doc "
@@ -228,6 +231,8 @@ One lane to a peer:
 - `waits` and `nosuspend`: how often a sender had to wait, or was answered `nosuspend`, since the
   lane was full;
 - `received_batches` and `received_messages`: what came from the peer's lane of the same number;
+- `kept_bytes` and `sent_again`: bytes of batches that are kept until they have arrived, and batches
+  that were sent again, over another connection;
 - `connections`: how many connections of its own it has for its batches.
 ".
 -doc #{since => <<"0.1.0">>}.
@@ -246,6 +251,8 @@ One lane to a peer:
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
           received_messages := non_neg_integer(),
+          kept_bytes := non_neg_integer(),
+          sent_again := non_neg_integer(),
           connections := non_neg_integer()}.
 
 -doc "

@@ -38,7 +38,7 @@ whether_up(Node) ->
 is_running() -> whereis(trunkline_sup) =/= undefined.
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
-    #{fallbacks := Fallbacks, sessions := Sessions, lost_queued := Queued,
+    #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed, lost_queued := Queued,
       lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
       lost_unreachable := Unreachable} = Counted = trunkline_stats:read(Stats, peer),
     Route = trunkline_route:lookup(Node),
@@ -54,7 +54,7 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
       lanes => lanes(Route, Stats),
       batches => batches(Route, Stats, Counted),
       large => large(Route, Counted),
-      fallbacks => Fallbacks, sessions => Sessions,
+      fallbacks => Fallbacks, sessions => Sessions, resumed => Resumed,
       lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
                 unreachable => Unreachable}}.
 

@@ -25,6 +25,7 @@
           lane_transport := auto | dist | tcp | tls,
           congestion_control := auto | default | atom(),
           connection_timeout := pos_integer(),     % ms
+          resume_time := non_neg_integer(),        % ms
           listen_address := undefined | inet:ip_address(),
           listen_ports := {inet:port_number(), inet:port_number()},
           advertise_address := undefined | inet:ip_address(),
@@ -121,6 +122,13 @@ table() ->
        what => "A connection whose path is dead is given up after this time.",
        touch => "Lower it to leave a dead path sooner. "
                 "Raise it if your network often pauses for longer."},
+     #{name => resume_time, type => {time, 0, ?DAY}, default => 0,
+       unit => "ms", since => "1.0.0",
+       what => "For so long a session outlives a lost connection: if the same nodes connect again "
+               "in time, nothing is lost. 0: the session ends with the connection. The smaller "
+               "value of the two nodes counts.",
+       touch => "Set it where connections break and come back, and messages, calls and monitors "
+                "should not notice. It costs memory, and some throughput."},
      #{name => listen_address, type => own_address, default => undefined,
        unit => "", since => "0.2.0",
        what => "The address of this host where peers connect. "

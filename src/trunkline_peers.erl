@@ -16,6 +16,7 @@
                | greeting    % connected; the peer has not spoken of Trunkline
                | opening     % the two links are agreeing
                | up          % messages go by lane
+               | suspended   % the connection is lost; both sides keep all, and connect again
                | holding     % the peer's link has died; lanes keep what they have
                | closing     % one of the two leaves; lanes deliver what they have
                | drained.    % the lanes have been given up until the nodes connect anew
@@ -39,7 +40,8 @@ create() ->
 put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabilities, state := State,
             stand_in := StandIn} = Peer) ->
     Session = case Agreement of
-                  #{} when State =:= opening; State =:= up; State =:= closing ->
+                  #{} when State =:= opening; State =:= up; State =:= suspended;
+                           State =:= closing ->
                       list_to_tuple(Inlets);
                   _ -> {}
               end,

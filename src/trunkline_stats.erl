@@ -25,6 +25,7 @@
          {lost_crashed, counter, "messages in lanes that were killed"},
          {lost_unreachable, counter, "messages that were kept while no connection could be made"},
          {sessions, counter, "times the lanes to this peer came up"},
+         {resumed, counter, "times a session went on over a new connection"},
          {large_messages, counter, "large messages sent"},
          {large_bytes, counter, "bytes of them"},
          {large_carried_bytes, counter,
@@ -52,6 +53,8 @@
          {nosuspend, counter, "times a sender was answered nosuspend"},
          {received_batches, counter, "batches received"},
          {received_messages, counter, "messages received and delivered"},
+         {sent_again, counter, "batches sent again over another connection"},
+         {kept_bytes, gauge, "bytes of batches that are kept until they have arrived"},
          {connections, gauge, "connections for its batches"},
          {connecting, gauge, "connections that are being made"},
          {by_connections, gauge, "1 while its batches go by them"}]).

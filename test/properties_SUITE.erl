@@ -574,15 +574,16 @@ prop_handshake() ->
                 Symmetric andalso {error, malformed} =:= trunkline_handshake:agree(Mine, Junk)
             end).
 
-within(#{protocol := P, lanes := L, window_bytes := W, capabilities := Cs},
-       #{protocol := {Low, High}, lanes := Lanes, window_bytes := Window, capabilities := Capabilities}) ->
-    P >= Low andalso P =< High andalso L =< Lanes andalso W =< Window
+within(#{protocol := P, lanes := L, window_bytes := W, resume_time := T, capabilities := Cs},
+       #{protocol := {Low, High}, lanes := Lanes, window_bytes := Window, capabilities := Capabilities} = Hello) ->
+    P >= Low andalso P =< High andalso L =< Lanes andalso W =< Window andalso T =< maps:get(resume_time, Hello, 0)
         andalso lists:all(fun(C) -> lists:member(C, Capabilities) end, Cs).
 
 hello() ->
-    ?LET({Low, More, Lanes, Window, Capabilities, Extra},
-         {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), capabilities(), nat()},
-         #{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
+    ?LET({Low, More, Lanes, Window, Capabilities, Extra, Resume},
+         {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), capabilities(), nat(),
+          oneof([#{}, #{resume_time => nat()}])},
+         Resume#{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
            bulk_bytes => 2 * Window, capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
 
 capabilities() ->

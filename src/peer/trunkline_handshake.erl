@@ -3,8 +3,9 @@
 %% Every link says in a `hello' what its node can do. Both ends compute the same
 %% agreement from the two hellos: the highest protocol version both know, the
 %% capabilities both have, the smaller number of lanes, the smaller window, the
-%% smaller bound for large messages. A hello may carry keys that this version does
-%% not know; they are ignored, so that later versions can add some.
+%% smaller bound for large messages, the smaller time to resume. A hello may
+%% carry keys that this version does not know; they are ignored, so that later
+%% versions can add some.
 %%
 %% What release 0.5.0 can do every peer can: one that lacks any of it is incompatible. A hello
 %% goes on naming it, because 0.5.0 asks.
@@ -24,6 +25,7 @@
           lanes := pos_integer(),
           window_bytes := pos_integer(),
           bulk_bytes := pos_integer(),
+          resume_time => non_neg_integer(), % ms; with the capability `resume'
           release := string(),              % for people to read
           _ => _}.
 
@@ -33,6 +35,7 @@
           lanes := pos_integer(),
           window_bytes := pos_integer(),
           bulk_bytes := pos_integer(),
+          resume_time := non_neg_integer(),
           release := string()}.             % the peer's
 
 %% 2: batches are numbered, and may go by connections.
@@ -42,18 +45,20 @@
 %% `exit': exit signals go by lane.
 %% `inboxes': the node asks for no news of inboxes to which it has not sent.
 %% `channels': inlets read connections of their lanes' own (trunkline_channel).
--define(CAPABILITIES, [exit, inboxes, channels]).
+%% `resume': a session may outlive its connection.
+-define(CAPABILITIES, [exit, inboxes, channels, resume]).
 %% Lower than any: with this hello no version comes to an agreement.
 -define(NO_PROTOCOL, {0, 0}).
 
 -spec hello(trunkline_options:options()) -> hello().
-hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk}) ->
+hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk,
+        resume_time := ResumeTime}) ->
     Release = case application:get_key(trunkline, vsn) of
                   {ok, Vsn} -> Vsn;
                   undefined -> ""
               end,
     #{protocol => ?PROTOCOL, capabilities => ?REQUIRED ++ ?CAPABILITIES, lanes => Lanes,
-      window_bytes => Window, bulk_bytes => Bulk, release => Release}.
+      window_bytes => Window, bulk_bytes => Bulk, resume_time => ResumeTime, release => Release}.
 
 %% There shall be no lanes now.
 -spec no_hello(trunkline_options:options()) -> hello().
@@ -67,7 +72,7 @@ no_hello(Options) ->
 agree(_, #{protocol := ?NO_PROTOCOL}) ->
     {error, drained};
 agree(#{protocol := {Low, High}, capabilities := Capabilities,
-        lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk},
+        lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk} = Ours,
       #{protocol := {TheirLow, TheirHigh}, capabilities := TheirCapabilities,
         lanes := TheirLanes, window_bytes := TheirWindow, bulk_bytes := TheirBulk} = Theirs)
   when is_integer(TheirLow), is_integer(TheirHigh), TheirLow =< TheirHigh,
@@ -84,6 +89,7 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
                    lanes => min(Lanes, TheirLanes),
                    window_bytes => min(Window, TheirWindow),
                    bulk_bytes => min(Bulk, TheirBulk),
+                   resume_time => min(resume_time(Ours), resume_time(Theirs)),
                    release => case Theirs of
                                   #{release := Release} when length(Release) < 100 -> Release;
                                   #{} -> ""
@@ -93,3 +99,7 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
     end;
 agree(_, _) ->
     {error, malformed}.
+
+%% A peer that does not say it ends the session with the connection.
+resume_time(#{resume_time := Time}) when is_integer(Time), Time > 0 -> Time;
+resume_time(#{}) -> 0.
