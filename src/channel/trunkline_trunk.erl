@@ -26,7 +26,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/3, ended/1]).
+-export([start_link/3, suspend/1, resume/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -74,6 +74,13 @@ start_link(Node, Dock, {Options, Stats}) ->
     {ok, Trunk} = gen_server:start_link(?MODULE, {Node, Dock, Options, Stats},
                                         [{hibernate_after, ?PAUSE}]),
     Trunk.
+
+%% The distribution's connection is lost, or there is another one.
+-spec suspend(pid()) -> ok.
+suspend(_) -> ok.
+
+-spec resume(pid()) -> ok.
+resume(_) -> ok.
 
 %% Of a trunk that has ended nothing should be seen in info/1.
 -spec ended(trunkline_stats:stats()) -> ok.

@@ -10,6 +10,10 @@
 %% connection is kept until it has arrived (trunkline_outbox), so that the way may change at any
 %% time, and a connection may break.
 %%
+%% If the session may go on over another connection of the distribution (`again'), batches that go
+%% by the distribution are kept, too. When it is lost, all connections of this lane are of no use
+%% either; what was kept waits until the inlet has said which batch it expects.
+%%
 %% A batch goes to the connection that has least to write. When all have enough it waits here, and
 %% if that lasts, more connections are made: to a near peer one is enough, to a far one there are
 %% up to `far_connections' (for all lanes together, but one for each). Those that have had nothing
@@ -22,10 +26,13 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([none/2, new/4, way/2, by/1, send/2, arrived/2, event/2, timeout/3, close/1]).
+-export([none/2, new/5, way/2, by/1, send/2, arrived/2, event/2, timeout/3, close/1]).
+-export([suspend/1, resume/2]).
 
--export_type([channels/0, way/0]).
+-export_type([channels/0, way/0, sent/0]).
 
+%% How often what goes by the distribution may be sent.
+-type sent() :: once | again.
 -type way() :: distribution | connections.
 
 -record(channel,
@@ -38,6 +45,8 @@
         {ix :: pos_integer(),
          inlet :: pid(),
          distribution :: trunkline_channel:channel(),
+         sent :: sent(),
+         suspended = false :: boolean(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          way = distribution :: way(),
@@ -68,13 +77,13 @@
 -spec none(pos_integer(), trunkline_stats:stats()) -> ok.
 none(Ix, Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, {lane, Ix}, Field, 0) end,
-                  [connections, connecting, by_connections]).
+                  [connections, connecting, by_connections, kept_bytes]).
 
--spec new(pos_integer(), Inlet :: pid(), trunkline_options:options(), trunkline_stats:stats()) ->
-          channels().
-new(Ix, Inlet, Options, Stats) ->
+-spec new(pos_integer(), Inlet :: pid(), sent(), trunkline_options:options(),
+          trunkline_stats:stats()) -> channels().
+new(Ix, Inlet, Sent, Options, Stats) ->
     {ok, {Distribution, none}} = trunkline_dist:open(#{inlet => Inlet}),
-    #channels{ix = Ix, inlet = Inlet, distribution = Distribution, options = Options,
+    #channels{ix = Ix, inlet = Inlet, distribution = Distribution, sent = Sent, options = Options,
               stats = Stats, pause = ?PAUSE}.
 
 %% From now on there should be a connection, and batches should go that way.
@@ -91,12 +100,27 @@ by(_) -> distribution.
 send({Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
     {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
     Outbox1 = trunkline_outbox:add(Serial, Frame, Outbox),
-    pump(C#channels{dictionary = Dictionary1, outbox = Outbox1}).
+    pump(kept(C#channels{dictionary = Dictionary1, outbox = Outbox1})).
 
 %% All batches up to that number are at the inlet.
 -spec arrived(non_neg_integer(), channels()) -> channels().
 arrived(Serial, #channels{outbox = Outbox} = C) ->
-    C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)}.
+    kept(C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)}).
+
+%% The distribution's connection is lost. What may not have arrived waits again.
+-spec suspend(channels()) -> channels().
+suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
+    Writers = [Pid || {Pid, _} <- Ready],
+    lists:foreach(fun trunkline_writer:close/1, Opening ++ Writers),
+    show(C#channels{suspended = true, way = distribution, wanted = false, ready = [],
+                    opening = [], waiting = none,
+                    outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox,
+                                         [distribution | Writers])}).
+
+%% There is another one, and batches up to that number have arrived.
+-spec resume(non_neg_integer(), channels()) -> channels().
+resume(Serial, C) ->
+    pump(arrived(Serial, C#channels{suspended = false})).
 
 %% A message that the lane has got. `unknown': it is not from a connection that is there.
 -spec event(term(), channels()) -> channels() | unknown.
@@ -145,17 +169,27 @@ close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening}) ->
 
 %% --- who gets what ----------------------------------------------------------------
 
+pump(#channels{suspended = true} = C) ->
+    C;
 pump(#channels{outbox = Outbox} = C) ->
     case trunkline_outbox:is_waiting(Outbox) of
         false -> C#channels{waiting = none};
         true -> pump(by(C), C)
     end.
 
-pump(distribution, #channels{distribution = Distribution, outbox = Outbox} = C) ->
+pump(distribution, #channels{sent = once, outbox = Outbox} = C) ->
     {Frames, Outbox1} = trunkline_outbox:take_all(Outbox),
-    lists:foreach(fun(Frame) -> trunkline_dist:send(Distribution, {frame, Frame}, silent) end,
-                  Frames),
-    C#channels{outbox = Outbox1, waiting = none};
+    lists:foreach(fun(Frame) -> distribute(Frame, C) end, Frames),
+    kept(C#channels{outbox = Outbox1, waiting = none});
+pump(distribution, #channels{sent = again, outbox = Outbox} = C) ->
+    case trunkline_outbox:take(distribution, Outbox) of
+        {Time, Frame, Outbox1} ->
+            count(Time, C),
+            distribute(Frame, C),
+            pump(distribution, C#channels{outbox = Outbox1});
+        empty ->
+            C#channels{waiting = none}
+    end;
 pump(connections, C) ->
     Most = case is_far(C) of
                true -> ?FAR_BYTES;
@@ -163,10 +197,18 @@ pump(connections, C) ->
            end,
     give(least(C#channels.ready), Most, C).
 
+distribute(Frame, #channels{distribution = Distribution}) ->
+    ok = trunkline_dist:send(Distribution, {frame, Frame}, silent).
+
+count(first, _) -> ok;
+count(again, #channels{ix = Ix, stats = Stats}) ->
+    trunkline_stats:add(Stats, {lane, Ix}, sent_again, 1).
+
 give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
      #channels{outbox = Outbox} = C) when Given - Written < Most ->
     case trunkline_outbox:take(Pid, Outbox) of
-        {{Bytes, _} = Frame, Outbox1} ->
+        {Time, {Bytes, _} = Frame, Outbox1} ->
+            count(Time, C),
             %% When there is as much again, that will have been written.
             Tell = if 2 * (Given + Bytes - Written) >= Most -> tell;
                       true -> silent
@@ -289,6 +331,10 @@ close_unused(C) ->
     C.
 
 %% For info/1.
+kept(#channels{ix = Ix, stats = Stats, outbox = Outbox} = C) ->
+    trunkline_stats:put(Stats, {lane, Ix}, kept_bytes, trunkline_outbox:bytes(Outbox)),
+    C.
+
 show(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening} = C) ->
     trunkline_stats:put(Stats, {lane, Ix}, connections, length(Ready)),
     trunkline_stats:put(Stats, {lane, Ix}, connecting, length(Opening)),

@@ -27,7 +27,9 @@
 %% what one process sends to another is in order, whether it was sent to a pid or to a name,
 %% and whoever takes the name meanwhile.
 %%
-%% An inlet lives for one session of a link. At its end finish/1 lets it deliver
+%% An inlet lives for one session of a link, which may outlive its connection. What the inlet had
+%% to say to its lane then may be lost, and the lane asks how things stand (resume/2). To all else
+%% it makes no difference. At the session's end finish/1 lets it deliver
 %% what has arrived. It also is what local callers watch while they wait for a
 %% reply from that node: with the session the inlet ends, and with it the wait.
 %%
@@ -45,7 +47,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, finish/1, retire/2, arrived/3]).
+-export([start_link/4, resume/2, finish/1, retire/2, arrived/3]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged so much later when nothing else does
@@ -119,6 +121,14 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
                 window = trunkline_window:receiver(WindowBytes),
                 agent = trunkline_agent:new(Route)}).
 
+%% Its lane, which calls this, gets {resumed, Ref, Expects, Acknowledged, Missing}: which batch is
+%% next, how much has been acknowledged in all (trunkline_window), and which large messages have
+%% not been delivered of those whose notice has come. The question may be lost with a connection.
+-spec resume(pid(), reference()) -> ok.
+resume(Inlet, Ref) ->
+    _ = erlang:send(Inlet, {resume, Ref}, [noconnect]),
+    ok.
+
 %% To deliver what has arrived and then to end with reason normal.
 -spec finish(pid()) -> ok.
 finish(Inlet) ->
@@ -164,6 +174,8 @@ loop(S) ->
             loop(opener_ended(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
         {'DOWN', Monitor, process, Pid, Reason} ->
             loop(down(Monitor, Pid, Reason, S));
+        {resume, Ref} when is_reference(Ref) ->
+            loop(resumed(Ref, S));
         {retire, Counterpart} ->
             loop(S#inlet{retires = Counterpart});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
@@ -487,6 +499,11 @@ ack(Ack, Charge, S0) ->
     #inlet{lane = Lane, next = Next} = S = tell(S0),
     _ = erlang:send(Lane, {ack, Ack, self(), Charge, Next - 1}, [noconnect]),
     S.
+
+resumed(Ref, #inlet{lane = Lane, next = Next, window = Window, large = Large} = S) ->
+    Answer = {resumed, Ref, Next, trunkline_window:acknowledged(Window), maps:keys(Large)},
+    _ = erlang:send(Lane, Answer, [noconnect]),
+    S#inlet{delivered = [], delivered_bytes = 0}.
 
 timer(ack, #inlet{ack_timer = false} = S) ->
     _ = erlang:start_timer(?ACK_DELAY, self(), ack),

@@ -13,7 +13,10 @@
 %% A lane lives as long as its link. What it does with messages is its mode,
 %% which the link sets:
 %%
-%%     {send, Outlets, Window} batches to the inlet, within a window of at most so much
+%%     {send, Outlets, Window, Sent}
+%%                             batches to the inlet, within a window of at most so much
+%%     suspend                 the connection is lost: keeps them, and all that is not acknowledged
+%%     resume                  there is another one: asks the inlet what it has had, and goes on
 %%     hold                    keeps them (the other side is being set up again)
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and with the first of it asks for a connection
@@ -27,6 +30,16 @@
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
 %% (trunkline_channels), which make no promise about the order: the inlet restores it. What has
 %% been given to a connection is kept, encoded, until the inlet has said that it is there.
+%%
+%% If the session may outlive its connection, batches that go by the distribution are kept, too:
+%%
+%%     link ── suspend, resume ──> lane                           inlet
+%%                                  | -- resume ------------------> |
+%%                                  | <- resumed, expects 17, ...-- |
+%%                                  | ══ 17, 18, 19 again ════════> |
+%%
+%% What is lost with the connection may be anything: batches, acknowledgements, news of large
+%% messages. So the inlet says how things stand, and nothing depends on what was said before.
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
@@ -73,8 +86,8 @@
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
 %% Where to. Bulk is the trunk for large messages.
 -type outlets() :: {Inlet :: pid(), Bulk :: pid()}.
--type mode() :: {send, outlets(), WindowBytes :: pos_integer()} | hold
-              | {absent, trunkline_room:lost()} | direct.
+-type mode() :: {send, outlets(), WindowBytes :: pos_integer(), trunkline_channels:sent()}
+              | suspend | resume | hold | {absent, trunkline_room:lost()} | direct.
 
 %% A batch has at most so many messages: the receiving side should start on a
 %% batch while the next one is being made (measured in docs/lab/how-it-works.md).
@@ -95,7 +108,8 @@
          large :: trunkline_gate:charge(),
          stats :: trunkline_stats:stats(),
          node :: node(),
-         mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]},
+         mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]}
+                      | {suspended, outlets(), Asked :: none | reference()},
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
@@ -104,13 +118,15 @@
          %% not in a batch yet, which are under way, and what they have been charged.
          senders = #{} :: #{pid() => pos_integer()},
          parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
-         under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
+         under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge(),
+                                           Batch :: serial()}},
          next = 1 :: serial(),
          most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
          throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: serial(),                       % of the next batch
          by = undecided :: undecided | trunkline_channels:way(),     % where they go
+         sent = once :: trunkline_channels:sent(),
          channels = none :: none | trunkline_channels:channels(),
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
@@ -191,7 +207,7 @@ data(Charge, Entry, #lane{mode = {send, _}} = S) ->
         true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
         false -> keep(Charge, Entry, S)
     end;
-data(Charge, Entry, #lane{mode = hold} = S) ->
+data(Charge, Entry, #lane{mode = Mode} = S) when Mode =:= hold; element(1, Mode) =:= suspended ->
     keep(Charge, Entry, S);
 data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
     case is_of_session(Entry) of
@@ -301,9 +317,10 @@ mark(_, _, Entry, S) ->
 %% It leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
     Bulk ! {parcel, {Ix, N}, Parcel},
-    {Large, Parcels} = maps:take(N, S#lane.parcels),
+    {{From, Charge}, Parcels} = maps:take(N, S#lane.parcels),
+    UnderWay = (S#lane.under_way)#{N => {From, Charge, S#lane.serial}},
     {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
-     S#lane{parcels = Parcels, under_way = (S#lane.under_way)#{N => Large}}};
+     S#lane{parcels = Parcels, under_way = UnderWay}};
 notice(Entry, S) ->
     {Entry, S}.
 
@@ -311,7 +328,7 @@ notice(Entry, S) ->
 settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate = Gate,
                 bulk_ix = BulkIx, link = Link} = S) ->
     {Sender, Charge} = case UnderWay of
-                           #{N := Large} -> Large;
+                           #{N := {S0, C0, _}} -> {S0, C0};
                            #{} -> maps:get(N, Parcels)
                        end,
     _ = trunkline_gate:leave(Gate, BulkIx, Charge),
@@ -345,9 +362,10 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
     in_flight(Window, S),
     Batch = {Serial, Ack, Charge, Entries},
     S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1},
-    left(Charge, case S#lane.by of
-                     connections ->
-                         S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
+    left(Charge, case S of
+                     #lane{by = By, sent = Sent, channels = Channels}
+                       when By =:= connections; Sent =:= again, Channels =/= none ->
+                         S1#lane{channels = trunkline_channels:send(Batch, Channels)};
                      _ ->
                          ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
                          S1
@@ -396,7 +414,7 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
                _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({way, Way}, #lane{mode = {send, _}, channels = Channels} = S) when Channels =/= none ->
+control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
 control({channel, _, _} = Event, S) ->
     channels(Event, S);
@@ -408,6 +426,21 @@ control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
     Bulk ! {done, [{Ix, N} || N <- Delivered]},
     lists:foldl(fun settle/2, S, Delivered);
+control({mode, Ref, suspend}, #lane{mode = Mode, channels = Channels} = S) ->
+    %% An acknowledgement that was asked for will not come.
+    Suspended = S#lane{mode = {suspended, element(2, Mode), none}, pace = trunkline_pace:new()},
+    S1 = case Channels of
+             none -> Suspended;
+             _ -> by(trunkline_channels:suspend(Channels), Suspended)
+         end,
+    S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
+    S1;
+control({mode, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
+    ok = trunkline_inlet:resume(Inlet, Ref),
+    S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
+    S#lane{mode = {suspended, Outlets, Ref}};
+control({resumed, Ref, Expects, Acknowledged, Missing}, #lane{mode = {suspended, Outlets, Ref}} = S) ->
+    resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, S0) ->
     S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
     Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
@@ -439,18 +472,19 @@ control({timeout, _, tick}, #lane{active = true} = S) ->
 control({timeout, _, tick}, S) ->
     quiet(S);
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= way ->
-    S;                                       % of an earlier session
+                      element(1, Late) =:= way; element(1, Late) =:= resumed ->
+    S;                                       % of an earlier session, or connection
 control({timeout, _, {channels, _}}, S) ->
     S;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-change({send, {Inlet, _} = Outlets, WindowBytes}, #lane{options = Options, stats = Stats} = S) ->
-    Channels = trunkline_channels:new(S#lane.ix, Inlet, Options, Stats),
+change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
+       #lane{options = Options, stats = Stats} = S) ->
+    Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, channels = Channels})};
+                     serial = 1, sent = Sent, channels = Channels})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -461,6 +495,22 @@ change({absent, Lost}, S) ->
     {0, S1};
 change(direct, S) ->
     dispose_all(direct, S#lane{mode = direct}).
+
+%% The inlet expects that batch, and has acknowledged so much in all. Of the large messages of which
+%% it has had the notice all have been delivered, except those that it misses.
+resumed(Expects, Acknowledged, Missing, #lane{mode = {send, {_, Bulk}}, ix = Ix, stats = Stats,
+                                              under_way = UnderWay} = S) ->
+    RoundTrip = trunkline_stats:get(Stats, peer, round_trip),
+    Window = trunkline_window:resumed(erlang:monotonic_time(nanosecond), Acknowledged, RoundTrip,
+                                      S#lane.window),
+    in_flight(Window, S),
+    Delivered = [N || {N, {_, _, Batch}} <- maps:to_list(UnderWay), Batch < Expects] -- Missing,
+    Delivered =:= [] orelse (Bulk ! {done, [{Ix, N} || N <- Delivered]}),
+    S1 = lists:foldl(fun settle/2, S#lane{window = Window}, Delivered),
+    drained(flush(case S1#lane.channels of
+                      none -> S1;
+                      Channels -> by(trunkline_channels:resume(Expects - 1, Channels), S1)
+                  end)).
 
 dispose_all(How, #lane{backlog = Backlog} = S) ->
     case trunkline_backlog:take(Backlog) of

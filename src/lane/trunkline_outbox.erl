@@ -13,6 +13,9 @@
 %% What waits is taken in the order of the numbers. One that is sent again goes first: the inlet
 %% waits for it.
 %%
+%% What goes by the distribution is kept only if the session may go on over another connection:
+%% then the distribution is a channel as all others, and breaks as they do.
+%%
 %% This module decides, and does nothing.
 -module(trunkline_outbox).
 -moduledoc false.
@@ -23,11 +26,12 @@
 -export_type([outbox/0]).
 
 -type serial() :: pos_integer().
--type channel() :: term().
+-type channel() :: pid() | distribution.
 -type frame() :: trunkline_channel:frame().
 
 -record(outbox,
         {kept = #{} :: #{serial() => frame()},
+         bytes = 0 :: non_neg_integer(),                 % of these
          arrived = 0 :: non_neg_integer(),               % up to this number
          again = [] :: [serial()],                       % wait, in order, and behind them
          fresh = queue:new() :: queue:queue(serial()),   % those that nobody has had
@@ -39,17 +43,17 @@ new() -> #outbox{}.
 
 %% Numbers only grow. Those that are missing here go another way.
 -spec add(serial(), frame(), outbox()) -> outbox().
-add(Serial, Frame, #outbox{kept = Kept, fresh = Fresh} = O) ->
-    O#outbox{kept = Kept#{Serial => Frame}, fresh = queue:in(Serial, Fresh)}.
+add(Serial, {Bytes, _} = Frame, #outbox{kept = Kept, bytes = Sum, fresh = Fresh} = O) ->
+    O#outbox{kept = Kept#{Serial => Frame}, bytes = Sum + Bytes, fresh = queue:in(Serial, Fresh)}.
 
 %% The next one is that channel's. It is kept.
--spec take(channel(), outbox()) -> {frame(), outbox()} | empty.
+-spec take(channel(), outbox()) -> {first | again, frame(), outbox()} | empty.
 take(Channel, #outbox{kept = Kept, given = Given} = O) ->
     case next(O) of
-        {Serial, O1} ->
+        {Time, Serial, O1} ->
             #{Serial := Frame} = Kept,
             Serials = owed(maps:get(Channel, Given, queue:new()), O),
-            {Frame, O1#outbox{given = Given#{Channel => queue:in(Serial, Serials)}}};
+            {Time, Frame, O1#outbox{given = Given#{Channel => queue:in(Serial, Serials)}}};
         empty ->
             empty
     end.
@@ -58,14 +62,16 @@ take(Channel, #outbox{kept = Kept, given = Given} = O) ->
 -spec take_all(outbox()) -> {[frame()], outbox()}.
 take_all(#outbox{kept = Kept, again = Again, fresh = Fresh} = O) ->
     Serials = Again ++ queue:to_list(Fresh),
-    {[map_get(Serial, Kept) || Serial <- Serials],
-     O#outbox{kept = maps:without(Serials, Kept), again = [], fresh = queue:new()}}.
+    Frames = [map_get(Serial, Kept) || Serial <- Serials],
+    {Frames, O#outbox{kept = maps:without(Serials, Kept), again = [], fresh = queue:new(),
+                      bytes = lists:foldl(fun({Bytes, _}, Sum) -> Sum - Bytes end,
+                                          O#outbox.bytes, Frames)}}.
 
 next(#outbox{again = [Serial | Again]} = O) ->
-    {Serial, O#outbox{again = Again}};
+    {again, Serial, O#outbox{again = Again}};
 next(#outbox{fresh = Fresh} = O) ->
     case queue:out(Fresh) of
-        {{value, Serial}, Fresh1} -> {Serial, O#outbox{fresh = Fresh1}};
+        {{value, Serial}, Fresh1} -> {first, Serial, O#outbox{fresh = Fresh1}};
         {empty, _} -> empty
     end.
 
@@ -73,15 +79,21 @@ next(#outbox{fresh = Fresh} = O) ->
 -spec arrived(non_neg_integer(), outbox()) -> outbox().
 arrived(Serial, #outbox{kept = Kept} = O) when map_size(Kept) =:= 0 ->
     O#outbox{arrived = max(Serial, O#outbox.arrived)};
-arrived(Serial, #outbox{kept = Kept, arrived = Before, again = Again, fresh = Fresh} = O)
-  when Serial > Before ->
-    O#outbox{kept = remove(Before + 1, Serial, Kept), arrived = Serial,
+arrived(Serial, #outbox{kept = Kept, bytes = Bytes, arrived = Before, again = Again,
+                        fresh = Fresh} = O) when Serial > Before ->
+    {Kept1, Bytes1} = remove(Before + 1, Serial, Kept, Bytes),
+    O#outbox{kept = Kept1, bytes = Bytes1, arrived = Serial,
              again = [S || S <- Again, S > Serial], fresh = behind(Serial, Fresh)};
 arrived(_, O) ->
     O.
 
-remove(From, To, Kept) when From =< To -> remove(From + 1, To, maps:remove(From, Kept));
-remove(_, _, Kept) -> Kept.
+remove(From, To, Kept, Sum) when From =< To ->
+    case maps:take(From, Kept) of
+        {{Bytes, _}, Kept1} -> remove(From + 1, To, Kept1, Sum - Bytes);
+        error -> remove(From + 1, To, Kept, Sum)
+    end;
+remove(_, _, Kept, Sum) ->
+    {Kept, Sum}.
 
 behind(Serial, Fresh) ->
     case queue:peek(Fresh) of
@@ -128,5 +140,4 @@ owed(Serials, #outbox{arrived = Arrived} = O) ->
 
 %% Of all that is kept.
 -spec bytes(outbox()) -> non_neg_integer().
-bytes(#outbox{kept = Kept}) ->
-    maps:fold(fun(_, {Bytes, _}, Sum) -> Sum + Bytes end, 0, Kept).
+bytes(#outbox{bytes = Bytes}) -> Bytes.

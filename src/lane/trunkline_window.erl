@@ -29,13 +29,16 @@
 %% peer by the distribution starts CAREFUL, and grows as above; when it is the limit for
 %% whatever reason, the batch that fills it asks to be acknowledged at once.
 %%
+%% When the connection breaks, acknowledgements are lost. If the session goes on the inlet says how
+%% much it has acknowledged in all, and the lane takes what it has not heard of as acknowledged now.
+%%
 %% This module decides, and does nothing. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
 -module(trunkline_window).
 -moduledoc false.
 
--export([sender/1, by/3, is_open/1, sent/3, acked/4, in_flight/1, bytes/1]).
--export([receiver/1, delivered/3, flush/1]).
+-export([sender/1, by/3, is_open/1, sent/3, acked/4, resumed/4, in_flight/1, bytes/1]).
+-export([receiver/1, delivered/3, flush/1, acknowledged/1]).
 
 -export_type([sender/0, receiver/0]).
 
@@ -54,13 +57,17 @@
          least :: bytes(),
          most :: bytes(),
          delivered = 0 :: bytes(),
+         acked = 0 :: total(),
          round = none :: none | #round{},
          %% The highest rate (bytes a second) of the last period, and of the one before.
          rate = 0 :: bytes(),
          rate_before = 0 :: bytes(),
          period = none :: none | nanoseconds()}).
 -opaque sender() :: #sender{}.
--opaque receiver() :: {Quarter :: charge(), Unacknowledged :: charge()}.
+-opaque receiver() :: {Quarter :: charge(), Unacknowledged :: charge(), Acknowledged :: total()}.
+%% The sum of all charges that were acknowledged. It wraps around: it stays a small integer, and
+%% what is in flight is always less.
+-type total() :: non_neg_integer().
 
 %% Bytes, as charged, of a window whose lane has delivered nothing yet.
 -define(FIRST, (4 bsl 20)).
@@ -68,6 +75,7 @@
 -define(AMPLE, 4).
 %% No rate counts for more than two periods.
 -define(PERIOD, 10_000_000_000).
+-define(WRAP(Total), ((Total) band (1 bsl 58 - 1))).
 
 %% The sending side of a window of at most so many bytes.
 -spec sender(Most :: pos_integer()) -> sender().
@@ -101,7 +109,8 @@ sent(_, Charge, #sender{in_flight = InFlight} = S) ->
 %% RoundTrip: to the peer, as measured apart from the batches; 0 is not known.
 -spec acked(Now :: nanoseconds(), charge(), RoundTrip :: microseconds(), sender()) -> sender().
 acked(Now, Charge, RoundTrip, #sender{in_flight = InFlight, delivered = Delivered, round = Round} = S) ->
-    S1 = S#sender{in_flight = InFlight - Charge, delivered = Delivered + trunkline_gate:bytes(Charge)},
+    S1 = S#sender{in_flight = InFlight - Charge, acked = ?WRAP(S#sender.acked + Charge),
+                  delivered = Delivered + trunkline_gate:bytes(Charge)},
     case Round of
         #round{till = Till} when S1#sender.delivered >= Till ->
             S2 = end_round(Now, RoundTrip, Round, S1),
@@ -112,6 +121,11 @@ acked(Now, Charge, RoundTrip, #sender{in_flight = InFlight, delivered = Delivere
         _ ->
             S1
     end.
+
+%% The inlet has acknowledged so much in all, before the connection broke.
+-spec resumed(Now :: nanoseconds(), total(), RoundTrip :: microseconds(), sender()) -> sender().
+resumed(Now, Total, RoundTrip, #sender{acked = Acked} = S) ->
+    acked(Now, ?WRAP(Total - Acked), RoundTrip, S).
 
 %% It ends when all that is in flight now has been delivered.
 start_round(Now, #sender{delivered = Delivered, in_flight = InFlight} = S) ->
@@ -144,17 +158,24 @@ bytes(#sender{window = Window}) -> trunkline_gate:bytes(Window).
 
 %% The receiving side of the same window.
 -spec receiver(Most :: pos_integer()) -> receiver().
-receiver(Most) -> {trunkline_gate:limit(max(1, min(?FIRST, Most) div 4)), 0}.
+receiver(Most) -> {trunkline_gate:limit(max(1, min(?FIRST, Most) div 4)), 0, 0}.
 
 %% A batch has been delivered, whose lane wants to know `now' or `later'.
 -spec delivered(trunkline_pace:ack() | full, charge(), receiver()) ->
           {ack, charge(), receiver()} | {later, receiver()}.
-delivered(Ack, Charge, {Quarter, Unacked}) when Ack =/= later; Unacked + Charge >= Quarter ->
-    {ack, Unacked + Charge, {Quarter, 0}};
-delivered(later, Charge, {Quarter, Unacked}) ->
-    {later, {Quarter, Unacked + Charge}}.
+delivered(Ack, Charge, {Quarter, Unacked, Acked})
+  when Ack =/= later; Unacked + Charge >= Quarter ->
+    acknowledge({Quarter, Unacked + Charge, Acked});
+delivered(later, Charge, {Quarter, Unacked, Acked}) ->
+    {later, {Quarter, Unacked + Charge, Acked}}.
 
 %% There is nothing else to do.
 -spec flush(receiver()) -> {ack, charge(), receiver()} | none.
-flush({_, 0}) -> none;
-flush({Quarter, Unacked}) -> {ack, Unacked, {Quarter, 0}}.
+flush({_, 0, _}) -> none;
+flush(Receiver) -> acknowledge(Receiver).
+
+acknowledge({Quarter, Unacked, Acked}) -> {ack, Unacked, {Quarter, 0, ?WRAP(Acked + Unacked)}}.
+
+%% How much was acknowledged in all.
+-spec acknowledged(receiver()) -> total().
+acknowledged({_, _, Acked}) -> Acked.

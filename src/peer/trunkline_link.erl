@@ -50,7 +50,8 @@
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          session :: trunkline_session:session() | none,       % none: not yet
-         name = none :: none | reference(),          % of the session, to the speaker
+         connection = none :: none | reference(),    % its name, to the speaker
+         asking = none :: none | reference(),        % whether the node is gone
          speaker :: pid(),
          watched = #{} :: #{trunkline_session:role() => reference()},
          timers = #{} :: #{atom() => {reference(), What :: term()}},
@@ -246,6 +247,11 @@ message({'EXIT', Pid, Reason}, #link{finishing = Finishing} = D) ->
                 false -> D
             end
     end;
+message({'DOWN', Ref, process, _, Reason}, #link{asking = Ref} = D) ->
+    case trunkline_presence:is_gone(Reason) of
+        true -> step(gone, D#link{asking = none});
+        false -> D#link{asking = none}
+    end;
 message({'DOWN', Ref, process, _, Reason}, #link{watched = Watched} = D) ->
     case [Role || {Role, R} <- maps:to_list(Watched), R =:= Ref] of
         [Role] -> step({down, Role, Reason}, D#link{watched = maps:remove(Role, Watched)});
@@ -353,12 +359,17 @@ carry_out({say, links, Message}, #link{node = Node} = D) ->
     say({trunkline_links, Node}, {trunkline, node(), Message}, D);
 carry_out({say, Pid, Message}, D) ->
     say(Pid, Message, D);
-carry_out({session, Name}, #link{speaker = Speaker, reach = Reach} = D) ->
-    ok = trunkline_speaker:session(Speaker, Name),
-    D#link{name = Name, reach = trunkline_reach:disconnected(Reach)};
+carry_out({connection, Name}, #link{speaker = Speaker, reach = Reach} = D) ->
+    ok = trunkline_speaker:connection(Speaker, Name),
+    D#link{connection = Name, reach = trunkline_reach:disconnected(Reach)};
+carry_out(is_gone, #link{asking = none, node = Node} = D) ->
+    D#link{asking = trunkline_presence:ask(Node)};
+carry_out(is_gone, D) ->
+    D;
 carry_out({watch, Role, Whom}, D) ->
-    #link{speaker = Speaker, name = Name, watched = Watched} = D1 = unwatch(Role, D),
-    D1#link{watched = Watched#{Role => trunkline_speaker:watch(Speaker, Name, whom(Whom, D1))}};
+    #link{speaker = Speaker, connection = Connection, watched = Watched} = D1 = unwatch(Role, D),
+    Watch = trunkline_speaker:watch(Speaker, Connection, whom(Whom, D1)),
+    D1#link{watched = Watched#{Role => Watch}};
 carry_out({unwatch, Role}, D) ->
     unwatch(Role, D);
 carry_out({path, Path}, D) ->
@@ -380,6 +391,9 @@ carry_out({dismiss, Answer}, D) ->
     D1#link{room = trunkline_room:dismiss(Answer, Room)};
 carry_out({enter, Phase}, D) ->
     enter(Phase, D);
+carry_out({count, Field}, #link{stats = Stats} = D) ->
+    trunkline_stats:add(Stats, peer, Field, 1),
+    D;
 carry_out({patience, none}, D) ->
     cancel(patience, D);
 carry_out({patience, Deadline}, D) ->
@@ -398,8 +412,8 @@ carry_out(forget, #link{node = Node} = D) ->
 carry_out(stop, D) ->
     D.                                 % see handle_info/2
 
-say(To, Message, #link{speaker = Speaker, name = Name} = D) ->
-    ok = trunkline_speaker:say(Speaker, Name, To, Message),
+say(To, Message, #link{speaker = Speaker, connection = Connection} = D) ->
+    ok = trunkline_speaker:say(Speaker, Connection, To, Message),
     D.
 
 whom(links, #link{node = Node}) -> {trunkline_links, Node};
@@ -424,11 +438,16 @@ order(Order, #link{route = #route{}} = D) ->
 
 order(drain, Ref, D) ->
     lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D));
-order({send, Inlets, Window}, Ref, #link{trunk = Trunk} = D) ->
+order({send, Inlets, Window, Sent}, Ref, #link{trunk = Trunk} = D) ->
     lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window})
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
                   end, lists:zip(lanes(D), Inlets));
-order(Mode, Ref, D) ->
+order(Mode, Ref, #link{trunk = Trunk} = D) ->
+    ok = case Mode of
+             suspend when Trunk =/= none -> trunkline_trunk:suspend(Trunk);
+             resume when Trunk =/= none -> trunkline_trunk:resume(Trunk);
+             _ -> ok
+         end,
     lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, lanes(D)).
 
 start({lanes, Shape}, D) ->
@@ -457,14 +476,16 @@ start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) -
         {error, system_limit} -> {{system_limit, trunk}, D}
     end.
 
-end_session(How, #link{inlets = Inlets, finishing = Finishing, reach = Reach} = D) ->
+end_session(How, #link{inlets = Inlets, finishing = Finishing} = D) ->
     #link{trunk = Trunk, dock = Dock, stats = Stats} = D,
     ok = end_inlets(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
-    write(cancel(ping, cancel(look, D#link{inlets = [], finishing = Inlets ++ Finishing,
-                                           trunk = none, dock = none,
-                                           reach = trunkline_reach:down(Reach)}))).
+    write(out_of_reach(D#link{inlets = [], finishing = Inlets ++ Finishing, trunk = none,
+                              dock = none})).
+
+out_of_reach(#link{reach = Reach} = D) ->
+    cancel(ping, cancel(look, D#link{reach = trunkline_reach:down(Reach)})).
 
 end_inlets(finish, Inlets) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets);
@@ -480,8 +501,7 @@ end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
 
-enter(up, #link{session = Session, stats = Stats, reach = Reach} = D) ->
-    trunkline_stats:add(Stats, peer, sessions, 1),
+enter(up, #link{session = Session, reach = Reach} = D) ->
     Lanes = lanes(D),
     Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
                true ->
@@ -494,6 +514,8 @@ enter(opening, #link{node = Node} = D) ->
     %% Behind that, which others can see: if inboxes are about to start they look there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
+enter(suspended, D) ->
+    show(suspended, out_of_reach(D));
 enter(finishing, D) ->
     D;
 enter(Phase, D) ->

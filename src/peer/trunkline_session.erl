@@ -44,6 +44,8 @@
 %%     opening    agreed; lanes and inlets are prepared   as before        hold (direct first, if
 %%                                                                         the lanes must change)
 %%     up         messages go by lane                     lanes            send
+%%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
+%%                and connect again
 %%     closing    the lanes deliver what they have        wait, or direct  drain (send), or direct
 %%     finishing  the inlets deliver what has arrived     as before        as before
 %%     drained    given up until the nodes connect anew   direct           send, or no lanes
@@ -58,11 +60,12 @@
 %%     opening, up ── the peer's link dies ──> holding ── hello ──> opening
 %%     down ── nodeup, with lanes ───────────> holding ── no Trunkline there ──> closing
 %%     drained ── Trunkline stops there ─────> greeting
+%%     opening, up ── the connection is lost ──> suspended ── hello ──> opening, up
 %%     any of them ── the connection is lost ──> down
 %%
 %% What goes wrong ends the session, in one of two ways:
 %%
-%%   * The connection is lost. What the lanes hold is lost with it, and counted. Nothing that was
+%%   * The connection is lost, for good. What the lanes hold is lost with it, and counted. Nothing that was
 %%     meant for one connection travels on the next one, therefore a session has a new name then.
 %%   * The peer's link dies, or Trunkline stops there. The lanes keep what they have. If another
 %%     link says hello they go on with it. If the peer runs no trunkline_links any more they
@@ -71,9 +74,28 @@
 %% In both cases the inlets deliver what has arrived, and no others start before these have ended.
 %% So nothing overtakes.
 %%
+%% If both peers have agreed on a time for it (resume_time), a session outlives its connection. Each
+%% side finds out for itself that the connection is lost, maybe only when the next one is there. It
+%% suspends its lanes and makes a connection; and on each new one it says hello, in the name of the
+%% session, and names the peer's:
+%%
+%%     link at A                                       link at B
+%%       | -- hello (session a, that resumes b) --------> |    is in session b with a: goes on
+%%       | <-------- (session b, that resumes a) hello -- |
+%%       |                                                |
+%%     lanes -- resume -----------------------------> inlets   each lane asks,
+%%       | <---------------------- resumed (expects 17) - |    as soon as its link goes on
+%%       | == batches from 17 on =======================> |
+%%
+%% No side needs to know where the other stands. One that is up already answers a lane's question
+%% and a hello as well; one that hears of the next connection before it has missed the last one
+%% suspends the session first. Another hello, from another link or in another session, ends it, and
+%% so does the end of the time, or news that the node is gone. Who opens the session goes on with
+%% that. Who leaves when the connection is lost has lost it: the session ends.
+%%
 %% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
 %% have got in the one before may not have been delivered yet, and plain distribution would overtake
-%% it. Both wait as long as something moves (effect patience, event stalled), and give up then.
+%% it. They wait while it is suspended, too. Both wait as long as something moves (effect patience, event stalled), and give up then.
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
 %%
@@ -87,7 +109,8 @@
 
 -export_type([session/0, phase/0, event/0, effect/0, shape/0, request/0, what/0, role/0, timer/0]).
 
--type phase() :: down | greeting | holding | opening | up | closing | finishing | drained | ended.
+-type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
+               | drained | ended.
 
 %% How many lanes, from what charge on a message is large, and the limit of all large ones.
 -type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge(),
@@ -108,13 +131,14 @@
 %% or none any more; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | absence | asked.
 -type what() :: lanes | inlets | trunk.
--type timer() :: retry | finish | forget.
+-type timer() :: retry | finish | forget | connect | resume.
 
 -type event() ::
         %% The node. A node that is no audience may be no Erlang node: it is not to be spoken to
         %% unless it has spoken of Trunkline itself. `again': an event may have been missed.
         {nodeup | again, IsAudience :: boolean()} | nodedown
       | {down, role(), Reason :: term()}
+      | gone                             % its host says that it is not there
         %% From the peer's link.
       | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
       | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}
@@ -135,14 +159,16 @@
       | {timeout, timer()}.
 
 -type effect() ::
-        {session, reference()}           % the name of the next one; what was said and is not sent
+        {connection, reference()}        % a name for the next one; what was said and is not sent
                                          % yet, nor watched, belongs to the one before
+      | is_gone                          % to find out whether the node is; maybe event gone
       | {say, links | pid(), Message :: tuple()}
       | {watch, role(), links | supervisor | nobody | pid()} | {unwatch, role()}
       | {path, trunkline_gate:path()}
         %% To the lanes, if there are any; see lanes_ready.
-      | {order, hold | direct | drain | {absent, trunkline_room:lost()}
-              | {send, Inlets :: [pid()], WindowBytes :: pos_integer()}}
+      | {order, hold | direct | drain | suspend | resume | {absent, trunkline_room:lost()}
+              | {send, Inlets :: [pid()], WindowBytes :: pos_integer(),
+                 trunkline_channels:sent()}}
         %% Answered by an event, before any other one. What lanes are there end, new ones hold.
       | {start, {lanes, shape()}
               | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
@@ -153,6 +179,7 @@
       | give_up_lanes
       | {dismiss, again | {gone, trunkline_room:lost()}}     % who waits for room, or a session
       | {enter, phase()}
+      | {count, sessions | resumed}
       | {patience, trunkline_deadline:deadline() | none}
       | {timer, timer(), Milliseconds :: pos_integer()}
       | {answer, reference(), ok | timeout | noconnection}
@@ -166,6 +193,8 @@
 -define(RETIRE, 2000).             % the same, when somebody may wait for replies
 -define(FORGET, 3_600_000).        % a peer that is gone for so long,
 -define(FORGET_STRANGER, 1000).    % or one that never was more than a node
+-define(PAUSE, 50).                % until another attempt to connect, and longer each time
+-define(LONGEST_PAUSE, 1000).
 
 -record(peer,
         {link :: pid(),
@@ -196,6 +225,11 @@
          %% Goodbyes that have not been answered: the one that we have said, and the peer's.
          ours = none :: none | reference(),
          theirs = none :: none | reference(),
+         %% While it is suspended: from which phase; whether there is a new connection; and how long
+         %% to wait before the next attempt to make one.
+         before = up :: opening | up,
+         is_connected = false :: boolean(),
+         pause = ?PAUSE :: pos_integer(),
          %% What is being done to leave, and what is asked for next.
          leaving = none :: none | request(),
          result = ok :: ok | timeout,
@@ -207,7 +241,7 @@
 -spec new(config()) -> {session(), [effect()]}.
 new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := HasMet} = Config) ->
     S0 = #session{config = Config, lanes = Lanes, capabilities = Capabilities, has_met = HasMet},
-    S = effect({session, S0#session.name}, S0),
+    S = connection(S0),
     effects(case Node of
                 down -> down(lost_queued, S);
                 {connected, IsAudience} -> connected(S#session{is_audience = IsAudience});
@@ -245,11 +279,14 @@ event({Up, IsAudience}, #session{phase = down} = S) when Up =:= nodeup; Up =:= a
 event(Change, #session{phase = closing, leaving = stop, absence = watched} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
+event({Up, IsAudience}, #session{phase = suspended} = S) when Up =:= nodeup; Up =:= again ->
+    reconnected(S#session{is_audience = IsAudience});
 event({nodeup, IsAudience}, S) ->
     %% If there is a session it belongs to an earlier connection, and the news of its end is
     %% still under way.
-    case disconnected(S) of
+    case lost(S) of
         #session{phase = down} = S1 -> connected(S1#session{is_audience = IsAudience});
+        #session{phase = suspended} = S1 -> reconnected(S1#session{is_audience = IsAudience});
         S1 -> S1
     end;
 event({again, IsAudience}, #session{phase = Phase} = S)
@@ -257,6 +294,8 @@ event({again, IsAudience}, #session{phase = Phase} = S)
     hail(say_open(S#session{is_audience = IsAudience}));
 event({again, _}, S) ->
     S;
+event(nodedown, #session{phase = suspended} = S) ->
+    S#session{is_connected = false};   % to watch trunkline_links there will tell
 event(nodedown, #session{phase = Phase, peer = Peer} = S)
   when Phase =:= greeting; Phase =:= drained; Phase =/= down, Peer =:= none ->
     disconnected(S);
@@ -269,26 +308,41 @@ event(connect, S) ->
 
 %% What is watched is not there, or ends.
 event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
-    disconnected(S);
+    lost(S);
 event({down, peer, _}, #session{peer = #peer{}} = S) ->
     bereaved(S);
 event({down, absence, noconnection}, #session{phase = down} = S) ->
     down(lost_unreachable, S#session{absence = none});
+event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
+    S1 = S#session{absence = none, is_connected = false, pause = min(2 * Pause, ?LONGEST_PAUSE)},
+    effect({timer, connect, Pause}, effect(is_gone, S1));
 event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
 event({down, absence, Reason}, #session{phase = Phase} = S) ->
-    case is_crash(Reason) andalso Phase =:= holding of
+    case is_crash(Reason) andalso (Phase =:= holding orelse Phase =:= suspended) of
         %% It starts again. Until then the peer's inlets may hold what must not be overtaken.
         true -> expect(links, S);
         false -> absent(Phase, S#session{absence = none})
     end;
 event({down, asked, noproc}, #session{phase = Phase} = S)
-  when Phase =:= greeting; Phase =:= holding ->
+  when Phase =:= greeting; Phase =:= holding; Phase =:= suspended ->
     say_hello(true, S);
+event(gone, #session{phase = suspended, is_connected = false} = S) ->
+    over(S);
+event(gone, S) ->
+    S;
 event({down, _, _}, S) ->
     S;
 
 %% The handshake.
+event({hello, _, _, _, _}, #session{phase = suspended, is_connected = false} = S) ->
+    S;                                 % by a connection that is lost already
+event({hello, Link, Name, Hello, Answer},
+      #session{phase = suspended, peer = #peer{link = Link, session = Name}} = S) ->
+    case Hello of
+        #{resume := Ours} when Ours =:= S#session.name -> resumed(reply(Answer, S));
+        #{} -> S                       % it has not known of our session; there is another hello
+    end;
 event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session = Name}} = S) ->
     case S#session.phase of
         _ when not Answer -> S;
@@ -317,6 +371,8 @@ event({opened, _, _, _}, S) ->
 event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}, opened = {_, _}} = S)
   when Phase =:= opening; Phase =:= up; Phase =:= closing ->
     peer_leaves(S#session{theirs = Ref});
+event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
+    S#session{theirs = Ref};           % it has gone on before us
 event({goodbye, Link, Ref}, S) ->
     say(Link, {goodbye_ok, Ref}, S);
 event({goodbye_ok, Ref}, #session{phase = closing, ours = Ref} = S) ->
@@ -331,6 +387,8 @@ event(Request, #session{requests = Requests} = S)
 event(stalled, #session{phase = Phase, leaving = none, requests = [Request | Requests]} = S)
   when Phase =:= opening; Phase =:= holding ->
     leave(Request, end_session(finish, S#session{requests = Requests}));
+event(stalled, #session{phase = suspended, leaving = none, requests = [Request | Requests]} = S) ->
+    leave(Request, over(S#session{requests = Requests}));
 event(stalled, #session{phase = closing, leaving = Leaving} = S) when Leaving =/= none ->
     finish(?FINISH, end_session(finish, S#session{result = timeout}));
 event(stalled, S) ->
@@ -363,6 +421,10 @@ event(finished, S) ->
     S#session{is_finishing = false};
 event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
+event({timeout, connect}, #session{phase = suspended, absence = none} = S) ->
+    expect(links, S);
+event({timeout, resume}, #session{phase = suspended} = S) ->
+    over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
     has_left(S);
 event({timeout, forget}, #session{phase = down, absence = none} = S) ->
@@ -377,7 +439,7 @@ event({timeout, _}, S) ->
 next(#session{phase = ended} = S) ->
     S;
 next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
-  when Phase =/= opening, Phase =/= holding ->
+  when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
 next(S) ->
     patience(S).
@@ -406,13 +468,51 @@ hail(S) -> watch(asked, nobody, S).
 hold(#session{lanes = none} = S) -> enter(greeting, S);
 hold(S) -> enter(holding, expect(links, order(hold, path(lanes, S)))).
 
-%% The connection is lost. Who leaves hears of it, or has nothing left to do but to finish.
+%% The connection is lost. The session may outlive it, while nobody leaves.
+lost(#session{phase = Phase, peer = #peer{agreement = #{resume_time := Time}}} = S)
+  when Time > 0, Phase =:= opening orelse Phase =:= up ->
+    suspend(Time, S);
+lost(S) ->
+    disconnected(S).
+
+suspend(Time, #session{phase = Phase} = S) ->
+    S1 = connection(unwatch(peer, unwatch(asked, S))),
+    S2 = enter(suspended, case Phase of
+                              up -> order(suspend, S1);
+                              opening -> S1
+                          end),
+    S3 = S2#session{before = Phase, is_connected = false, pause = ?PAUSE},
+    expect(links, effect({timer, resume, Time}, S3)).
+
+%% There is another connection. What was to be done on the one before is not done on this one.
+reconnected(S) -> hail(expect(links, connection(S#session{is_connected = true}))).
+
+%% The peer goes on with the session.
+resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S) ->
+    S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unexpect(S)))),
+    case Before of
+        opening ->
+            proceed(say_open(enter(opening, S1)));
+        up when Theirs =:= none ->
+            enter(up, order(resume, S1));
+        up ->
+            peer_leaves(enter(up, order(resume, S1)))
+    end.
+
+%% The session that is suspended does not go on. There may be a connection for another one.
+over(#session{is_connected = IsConnected} = S) ->
+    case disconnected(S) of
+        #session{phase = down} = S1 when IsConnected -> connected(S1);
+        S1 -> S1
+    end.
+
+%% The connection is lost, and with it the session. Who leaves hears of it, or has nothing left to
+%% do but to finish.
 disconnected(#session{phase = down} = S) ->
     S;
 disconnected(#session{leaving = Leaving} = S) ->
-    Name = make_ref(),
-    S1 = effect({session, Name}, unwatch(asked, unexpect(end_session(finish, S)))),
-    S2 = S1#session{name = Name, leaving = none},
+    S1 = connection(unwatch(asked, unexpect(end_session(finish, S)))),
+    S2 = S1#session{name = make_ref(), leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
         {drain, Answer, _} -> answer(Answer, noconnection, down(lost_queued, S2));
@@ -444,6 +544,8 @@ absent(drained, S) ->
     hail(enter(greeting, S));          % it may have started again, and been declined
 absent(Phase, S) when Phase =:= greeting; Phase =:= holding ->
     without_lanes(S);
+absent(suspended, S) ->
+    over(S);
 absent(_, S) ->
     S.
 
@@ -507,8 +609,8 @@ open(S) ->
     S.
 
 be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
-    S1 = order({send, Inlets, window(S)}, S#session{has_met = true}),
-    S2 = dismiss(again, enter(up, path(lanes, S1))),
+    S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
+    S2 = dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1)))),
     case Theirs of
         none -> S2;
         _ -> peer_leaves(S2)
@@ -525,6 +627,10 @@ wanted(_, _, S) ->
     S.
 
 window(#session{peer = #peer{agreement = #{window_bytes := Window}}}) -> Window.
+
+%% How often a batch may be sent by the distribution.
+sent(#session{peer = #peer{agreement = #{resume_time := 0}}}) -> once;
+sent(#session{peer = #peer{}}) -> again.
 
 %% As this peer's lanes have to be.
 shape(#session{config = #{large_bytes := LargeBytes},
@@ -545,6 +651,8 @@ bereaved(#session{phase = drained} = S) ->
     enter(drained, order(direct, end_session(retire, S)));
 bereaved(#session{phase = greeting} = S) ->
     plain(order(direct, end_session(retire, S)));
+bereaved(#session{phase = suspended} = S) ->
+    over(S);
 bereaved(#session{path = direct} = S) ->
     plain(order(direct, end_session(finish, S)));
 bereaved(S) ->
@@ -671,10 +779,19 @@ effect(Effect, #session{effects = Effects} = S) -> S#session{effects = [Effect |
 
 enter(Phase, S) -> effect({enter, Phase}, S#session{phase = Phase}).
 
+connection(S) -> effect({connection, make_ref()}, S).
+
 say(To, Message, S) -> effect({say, To, Message}, S).
 
+%% Who knows the peer's session says so: it may be suspended there.
 say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name} = S) ->
-    say(links, {hello, Link, Name, Hello, Answer}, S).
+    Ours = case S#session.peer of
+               #peer{session = Theirs, agreement = #{resume_time := Time}} when Time > 0 ->
+                   Hello#{resume => Theirs};
+               _ ->
+                   Hello
+           end,
+    say(links, {hello, Link, Name, Ours, Answer}, S).
 
 %% Whatever has been said before.
 decline(#session{is_audience = false} = S) ->
@@ -703,9 +820,9 @@ order(_, #session{lanes = none} = S) ->
     S;
 order(Order, #session{mode = Mode} = S) ->
     Mode1 = case Order of
-                drain -> Mode;
+                _ when Order =:= drain; Order =:= suspend; Order =:= resume -> Mode;
                 {absent, _} -> absent;
-                {send, _, _} -> send;
+                {send, _, _, _} -> send;
                 _ -> Order
             end,
     effect({order, Order}, S#session{mode = Mode1, is_ready = false}).

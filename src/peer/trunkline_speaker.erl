@@ -8,11 +8,11 @@
 %%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
 %%
 %% What was meant for a connection that is lost is not done on the next one: everything comes with
-%% the link's session, and the link tells when it has another.
+%% a name for the connection, and the link tells when it knows that there is another one.
 -module(trunkline_speaker).
 -moduledoc false.
 
--export([start_link/0, session/2, say/4, watch/3, unwatch/2, finish/1]).
+-export([start_link/0, connection/2, say/4, watch/3, unwatch/2, finish/1]).
 -export([init/1, loop/1]).
 
 -type name() :: {RegisteredName :: atom(), node()}.
@@ -22,7 +22,7 @@
 
 -record(speaker,
         {link :: pid(),
-         session = none :: none | reference(),
+         connection = none :: none | reference(),
          watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and back
 
 %% The caller is the link.
@@ -30,22 +30,22 @@
 start_link() ->
     proc_lib:start_link(?MODULE, init, [self()]).
 
-%% From now on it is in that session.
--spec session(pid(), reference()) -> ok.
-session(Speaker, Session) ->
-    Speaker ! {session, Session},
+%% What comes now is meant for that connection.
+-spec connection(pid(), reference()) -> ok.
+connection(Speaker, Connection) ->
+    Speaker ! {connection, Connection},
     ok.
 
--spec say(pid(), Session :: reference(), pid() | name(), Message :: term()) -> ok.
-say(Speaker, Session, To, Message) ->
-    Speaker ! {say, Session, To, Message},
+-spec say(pid(), Connection :: reference(), pid() | name(), Message :: term()) -> ok.
+say(Speaker, Connection, To, Message) ->
+    Speaker ! {say, Connection, To, Message},
     ok.
 
 %% The link gets the 'DOWN', with this reference.
--spec watch(pid(), Session :: reference(), pid() | name()) -> Watch :: reference().
-watch(Speaker, Session, Object) ->
+-spec watch(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
+watch(Speaker, Connection, Object) ->
     Watch = make_ref(),
-    Speaker ! {watch, Session, Watch, Object},
+    Speaker ! {watch, Connection, Watch, Object},
     Watch.
 
 -spec unwatch(pid(), Watch :: reference()) -> ok.
@@ -74,13 +74,13 @@ init(Link) ->
 -spec loop(#speaker{}) -> ok.
 loop(#speaker{link = Link, watched = Watched} = S0) ->
     receive
-        {say, Session, To, Message} ->
+        {say, Connection, To, Message} ->
             S = latest(S0),
-            Session =:= S#speaker.session andalso erlang:send(To, Message, [noconnect]),
+            Connection =:= S#speaker.connection andalso erlang:send(To, Message, [noconnect]),
             loop(S);
-        {watch, Session, Watch, Object} ->
+        {watch, Connection, Watch, Object} ->
             case latest(S0) of
-                #speaker{session = Session} = S ->
+                #speaker{connection = Connection} = S ->
                     Monitor = monitor(process, Object),
                     loop(S#speaker{watched = Watched#{Watch => Monitor, Monitor => Watch}});
                 S ->
@@ -92,8 +92,8 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             loop(S0#speaker{watched = maps:remove(Monitor, Watched1)});
         {unwatch, _} ->
             loop(S0);
-        {session, Session} ->
-            loop(S0#speaker{session = Session});
+        {connection, Connection} ->
+            loop(S0#speaker{connection = Connection});
         {'DOWN', Monitor, process, Object, Reason} when is_map_key(Monitor, Watched) ->
             {Watch, Watched1} = maps:take(Monitor, Watched),
             Link ! {'DOWN', Watch, process, Object, Reason},
@@ -113,6 +113,6 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
 
 %% Also if the news of that is behind what is to be done. (The mailbox is short.)
 latest(S) ->
-    receive {session, Session} -> latest(S#speaker{session = Session})
+    receive {connection, Connection} -> latest(S#speaker{connection = Connection})
     after 0 -> S
     end.

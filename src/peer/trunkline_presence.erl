@@ -1,0 +1,76 @@
+%% Whether a node to which no connection can be made has ended, or may still be there.
+%%
+%% Its host knows: when a node has ended nothing is registered under its name any more, or nobody
+%% listens at its port. A host that does not answer tells nothing, nor does one that cannot be
+%% asked (a cluster may do without epmd, or have a distribution of its own). Then only time counts.
+%%
+%%     link                     a process of its own            the node's host
+%%       | -- ask -------------------> | -- the node's port? --------> |
+%%       |                             | -- connects ----------------> |
+%%       | <- 'DOWN', gone, unknown -- |                               |
+%%
+%% Each of these questions may take long. Therefore no link asks them itself.
+-module(trunkline_presence).
+-moduledoc false.
+
+-export([ask/1, is_gone/1]).
+
+%% ms
+-define(TIMEOUT, 5000).
+
+%% The caller gets a 'DOWN' with this reference, from which is_gone/1 takes the answer. `none':
+%% there was no process left.
+-spec ask(node()) -> reference() | none.
+ask(Node) ->
+    case trunkline_process:start(fun() -> spawn_monitor(fun() -> exit(presence(Node)) end) end) of
+        {ok, {_, Ref}} -> Ref;
+        {error, system_limit} -> none
+    end.
+
+-spec is_gone(Reason :: term()) -> boolean().
+is_gone({shutdown, Presence}) -> Presence =:= gone;
+is_gone(_) -> false.
+
+presence(Node) ->
+    [Name, Host] = string:split(atom_to_list(Node), "@"),
+    {shutdown, case family() of
+                   unknown -> unknown;
+                   Family -> at_host(Name, Host, Family)
+               end}.
+
+%% As the distribution looks for it.
+family() ->
+    case init:get_argument(proto_dist) of
+        error -> inet;
+        {ok, [["inet_" ++ Protocol]]} when Protocol =:= "tcp"; Protocol =:= "tls" -> inet;
+        {ok, [["inet6_" ++ Protocol]]} when Protocol =:= "tcp"; Protocol =:= "tls" -> inet6;
+        _ -> unknown
+    end.
+
+at_host(Name, Host, Family) ->
+    Epmd = net_kernel:epmd_module(),
+    Address = case erlang:function_exported(Epmd, address_please, 3) of
+                  true -> Epmd:address_please(Name, Host, Family);
+                  false -> inet:getaddr(Host, Family)
+              end,
+    case Address of
+        {ok, Ip, Port, _} -> at_port(Ip, Port, Family);
+        {ok, Ip} -> registered(Epmd:port_please(Name, Ip), Ip, Family);
+        _ -> unknown
+    end.
+
+registered({port, Port, _}, Ip, Family) -> at_port(Ip, Port, Family);
+registered(noport, _, _) -> gone;
+registered(_, _, _) -> unknown.
+
+%% The node takes this for somebody who does not know its protocol.
+at_port(Ip, Port, Family) ->
+    case gen_tcp:connect(Ip, Port, [Family], ?TIMEOUT) of
+        {ok, Socket} ->
+            ok = gen_tcp:close(Socket),
+            unknown;
+        {error, econnrefused} ->
+            gone;
+        {error, _} ->
+            unknown
+    end.
