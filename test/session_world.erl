@@ -10,7 +10,11 @@
 %%
 %% A wire keeps the order, breaks with what is on it, and tells both ends of that behind what has
 %% arrived. News that a process has ended comes behind what it has sent. Lanes keep messages in
-%% lists; a batch is one message, and its acknowledgement is one too.
+%% lists; a batch is one message, and its acknowledgement is one too. What a lane has not seen
+%% acknowledged it keeps, and sends again when its session is resumed.
+%%
+%% A connection that breaks loses nothing if both peers are in a session that may outlive it. What
+%% else a break may cost is in bad/1 and hasty/1.
 %%
 %% run/2 plays a history: commands, which are faults and whatever users do, and `{go, Ns}', which
 %% lets some of the queues go on, by their numbers. Then it lets all of them go on until nothing is
@@ -26,9 +30,9 @@
 
 %% A process is {Kind, Peer, Number}.
 -record(lane, {mode = hold, to = none, backlog = [], flight = [], serial = 1, drain = none,
-               mailbox = []}).
+               asked = none, mailbox = []}).
 -record(inlet, {lane, next = 1, finishing = false, mailbox = []}).
--record(link, {session, name = none, mailbox = [], speech = [], news = [], watched = #{},
+-record(link, {session, connection = none, mailbox = [], speech = [], news = [], watched = #{},
                order = none,
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
                room = [], knows = none}).
@@ -73,7 +77,7 @@ command({stop, X}, W) ->
         #peer{app = running, link = none} = P ->
             stopped(X, put_peer(X, P#peer{app = stopping, route = none}, W));
         #peer{app = running} = P ->
-            mail(X, leave, put_peer(X, P#peer{app = stopping}, W));
+            mail(X, leave, put_peer(X, P#peer{app = stopping}, leaves(X, W)));
         _ ->
             W
     end;
@@ -85,7 +89,8 @@ command({start, X}, W) ->
 command({drain, X}, W) ->
     case peer(X, W) of
         #peer{app = running, link = #link{}, sees = C, asked = Asked} = P when C =/= none ->
-            mail(X, {drain, make_ref(), infinity}, put_peer(X, P#peer{asked = Asked + 1}, W));
+            mail(X, {drain, make_ref(), infinity},
+                 put_peer(X, P#peer{asked = Asked + 1}, leaves(X, W)));
         _ ->
             W
     end;
@@ -111,7 +116,25 @@ command({unreachable, X}, W) ->
 command(connect, W) ->
     connect(W);
 command({break, Keep}, W) ->
-    break(Keep, bad(W));
+    break(Keep, case is_lasting(W) of
+                    true -> W;
+                    false -> bad(W)
+                end);
+command({expire, X}, W) ->
+    case peer(X, W) of
+        #peer{link = #link{timers = Timers}} ->
+            case lists:member(resume, Timers) of
+                true -> fire(X, resume, bad(W));
+                false -> W
+            end;
+        _ ->
+            W
+    end;
+command({gone, X}, W) ->
+    case phase(peer(X, W)) of
+        suspended -> step(X, gone, bad(W));
+        _ -> W
+    end;
 command({crash, X}, W) ->
     crash(X, bad(W));
 command({kill, X, Release}, W) ->
@@ -140,6 +163,37 @@ one_goes(N, W) ->
 
 bad(W) -> W#world{is_good = false}.
 hasty(W) -> W#world{is_good = false, is_hasty = true}.
+
+%% Whether nothing is lost if the connection breaks now: both are in the same session, which may
+%% outlive it, and nobody leaves.
+is_lasting(#world{connection = none}) ->
+    true;
+is_lasting(W) ->
+    lists:all(fun(X) -> is_lasting(peer(X, W), peer(?OTHER(X), W)) end, ?PEERS).
+
+is_lasting(#peer{app = running, asked = N, answers = Answers, pid = Pid, link = #link{session = S}},
+           #peer{link = #link{session = Theirs}})
+  when length(Answers) =:= N ->
+    case trunkline_session:agreement(S) of
+        #{resume_time := Time} when Time > 0 ->
+            trunkline_session:peer(Theirs) =:= Pid
+                andalso lists:member(trunkline_session:phase(S), [opening, up, suspended]);
+        _ ->
+            false
+    end;
+is_lasting(_, _) ->
+    false.
+
+%% Who leaves before it has heard that the connection is lost has lost it.
+leaves(X, #world{wire = Wire} = W) ->
+    #peer{sees = C, link = #link{mailbox = Mailbox, news = News}} = peer(X, W),
+    case C =:= W#world.connection
+        andalso [I || I <- maps:get(X, Wire), lists:member(element(1, I), [up, broken])]
+        ++ [M || M <- Mailbox, M =:= nodedown orelse element(1, M) =:= nodeup]
+        ++ [M || {'DOWN', _, noconnection} = M <- News ++ Mailbox] of
+        [] -> W;
+        _ -> bad(W)
+    end.
 
 %% Who stops while there is no connection cannot wait for what the other has not delivered yet.
 out_of_touch(W) -> hasty(W).
@@ -235,7 +289,7 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
         #link{mailbox = Mailbox, speech = Speech, news = News, timers = Timers} ->
             [{link, X} || Mailbox =/= []] ++ [{speaker, X} || Speech =/= []]
                 ++ [{news, X} || News =/= []]
-                ++ [{retry, X} || lists:member(retry, Timers)]
+                ++ [{timer, X, Name} || Name <- Timers, Name =:= retry orelse Name =:= connect]
     end
         ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
         ++ [{inlet, X, Id} || {Id, I} <- lists:sort(maps:to_list(Inlets)),
@@ -266,8 +320,8 @@ act({news, X}, W) ->
 act({speaker, X}, W) ->
     #peer{link = #link{speech = [Said | Speech]}} = peer(X, W),
     speak(Said, X, change_link(X, fun(L) -> L#link{speech = Speech} end, W));
-act({retry, X}, W) ->
-    fire(X, retry, W);
+act({timer, X, Name}, W) ->
+    fire(X, Name, W);
 act({lane, X, Id}, W) ->
     #lane{mailbox = [Item | Mailbox]} = get_lane(X, Id, W),
     lane(Item, X, Id, change_lane(X, Id, fun(L) -> L#lane{mailbox = Mailbox} end, W));
@@ -307,7 +361,10 @@ break(Keep, #world{connection = C, wire = Wire} = W) ->
                                   end,
                   Before ++ lists:sublist(Now, Keep) ++ [{broken, C}]
           end,
-    W1 = W#world{connection = none, wire = maps:map(Cut, Wire)},
+    W1 = W#world{connection = none, wire = maps:map(Cut, Wire),
+                 is_good = W#world.is_good
+                     andalso not lists:any(fun(Items) -> lists:keymember(plain, 1, Items) end,
+                                           maps:values(Wire))},
     lists:foldl(fun(X, W2) -> change(X, fun(P) -> P#peer{watched = []} end, W2) end, W1, ?PEERS).
 
 put_on(X, Item, #world{wire = Wire} = W) ->
@@ -317,6 +374,7 @@ put_on(X, Item, #world{wire = Wire} = W) ->
 transmit(X, Item, #world{connection = C} = W) ->
     case peer(X, W) of
         #peer{sees = C} when C =/= none -> put_on(?OTHER(X), Item, W);
+        _ when element(1, Item) =:= plain -> bad(W);
         _ -> W
     end.
 
@@ -368,6 +426,8 @@ arrives({batch, Inlet, Batch}, X, W) ->
     end;
 arrives({ack, Lane, Inlet, Serial}, X, W) ->
     to_lane(X, Lane, {ack, Inlet, Serial}, W);
+arrives({resumed, Lane, Ref, Expects}, X, W) ->
+    to_lane(X, Lane, {resumed, Ref, Expects}, W);
 arrives({plain, Message}, X, W) ->
     got(X, Message, W).
 
@@ -437,13 +497,19 @@ new_lanes(X, N, W) ->
 hello(Release) ->
     All = [request, large, multicast, apply, label, monitor, drain],
     {N, Capabilities} = case Release of
-                            new -> {2, [exit | All]};
-                            wide -> {3, [exit | All]};
+                            wide -> {3, [exit, resume | All]};
                             '0.5.0' -> {2, All};
                             %% It agrees to less than the others need.
-                            '0.4.0' -> {3, [request, large, multicast]}
+                            '0.4.0' -> {3, [request, large, multicast]};
+                            _ -> {2, [exit, resume | All]}
                         end,
-    #{protocol => {2, 2}, capabilities => Capabilities, lanes => N, window_bytes => 1000,
+    Lasting = case Release of
+                  new -> #{resume_time => 2000};
+                  wide -> #{resume_time => 1000};
+                  brief -> #{resume_time => 0};
+                  _ -> #{}
+              end,
+    Lasting#{protocol => {2, 2}, capabilities => Capabilities, lanes => N, window_bytes => 1000,
       bulk_bytes => 1000 * N, release => atom_to_list(Release)}.
 
 %% The link is killed, and with it its lanes, and the inlets.
@@ -593,8 +659,12 @@ carried_out(X, Effects, W) ->
             W1
     end.
 
-effect({session, Name}, X, W) ->
-    change_link(X, fun(L) -> L#link{name = Name} end, W);
+effect({connection, Name}, X, W) ->
+    change_link(X, fun(L) -> L#link{connection = Name} end, W);
+effect({Nothing, _}, _, W) when Nothing =:= count ->
+    W;
+effect(is_gone, _, W) ->
+    W;                                       % see the command gone
 effect({say, _, _} = Say, X, W) ->
     said(X, Say, W);
 effect({watch, Role, Whom}, X, W) ->
@@ -613,7 +683,7 @@ effect({order, Order}, X, W) ->
     Item = fun(Ix) ->
                    case Order of
                        drain -> {drain, Ref};
-                       {send, Inlets, _} -> {mode, Ref, {send, lists:nth(Ix, Inlets)}};
+                       {send, Inlets, _, _} -> {mode, Ref, {send, lists:nth(Ix, Inlets)}};
                        {absent, _} -> {mode, Ref, absent};
                        Mode -> {mode, Ref, Mode}
                    end
@@ -700,14 +770,14 @@ ends(X, W) ->
     stopped(X, ended(X, [Pid], shutdown, put_peer(X, P1#peer{route = none}, W1))).
 
 said(X, What, W) ->
-    change_link(X, fun(#link{name = Name, speech = Speech} = L) ->
+    change_link(X, fun(#link{connection = Name, speech = Speech} = L) ->
                            L#link{speech = Speech ++ [{Name, What}]}
                    end, W).
 
-%% Only what belongs to the session as it is.
+%% Only what is meant for the connection that the link knows of.
 speak({Name, What}, X, W) ->
     case peer(X, W) of
-        #peer{link = #link{name = Name}} -> spoken(What, X, W);
+        #peer{link = #link{connection = Name}} -> spoken(What, X, W);
         _ -> W
     end.
 
@@ -801,10 +871,31 @@ lane({message, Message}, X, Id, W) ->
             end
     end;
 lane({ack, Inlet, Serial}, X, Id, W) ->
-    drained(X, Id, change_lane(X, Id, fun(#lane{to = To, flight = Flight} = L) when To =:= Inlet ->
-                                       L#lane{flight = [S || S <- Flight, S > Serial]};
-                                  (L) -> L
-                               end, W));
+    drained(X, Id, change_lane(X, Id, fun(#lane{to = To} = L) when To =:= Inlet ->
+                                              arrived(Serial, L);
+                                         (L) ->
+                                              L
+                                      end, W));
+lane({mode, Ref, suspend}, X, Id, W) ->
+    #lane{mode = Mode} = get_lane(X, Id, W),
+    Mode =:= send orelse Mode =:= suspended orelse error({nothing_to_suspend, X, Mode}),
+    mail(X, {ready, Ref, Id},
+         change_lane(X, Id, fun(L) -> L#lane{mode = suspended, asked = none} end, W));
+lane({mode, Ref, resume}, X, Id, W) ->
+    #lane{mode = suspended, to = Inlet} = get_lane(X, Id, W),
+    W1 = change_lane(X, Id, fun(L) -> L#lane{asked = Ref} end, W),
+    transmit(X, {batch, Inlet, {resume, Ref}}, mail(X, {ready, Ref, Id}, W1));
+lane({resumed, Ref, Expects}, X, Id, W) ->
+    case get_lane(X, Id, W) of
+        #lane{mode = suspended, asked = Ref, to = Inlet, backlog = Backlog} = Asked ->
+            #lane{flight = Flight} = L = arrived(Expects - 1, Asked),
+            W1 = change_lane(X, Id, fun(_) -> L#lane{mode = send, backlog = []} end, W),
+            W2 = lists:foldr(fun(Batch, W0) -> transmit(X, {batch, Inlet, Batch}, W0) end,
+                             W1, Flight),
+            drained(X, Id, lists:foldl(fun(M, W0) -> batch(X, Id, M, W0) end, W2, Backlog));
+        _ ->
+            W
+    end;
 lane({drain, Ref}, X, Id, W) ->
     drained(X, Id, change_lane(X, Id, fun(L) -> L#lane{drain = Ref} end, W));
 lane({mode, Ref, Mode}, X, Id, W) ->
@@ -824,6 +915,9 @@ lane({mode, Ref, Mode}, X, Id, W) ->
          end,
     mail(X, {ready, Ref, Id}, W2).
 
+arrived(Serial, #lane{flight = Flight} = L) ->
+    L#lane{flight = [Batch || {S, _} = Batch <- Flight, S > Serial]}.
+
 get_lane(X, Id, W) -> maps:get(Id, (peer(X, W))#peer.lanes).
 
 change_lane(X, Id, Fun, W) ->
@@ -833,8 +927,9 @@ change_lane(X, Id, Fun, W) ->
 
 batch(X, Id, Message, W) ->
     #lane{to = Inlet, serial = Serial, flight = Flight} = get_lane(X, Id, W),
-    Sent = fun(L) -> L#lane{serial = Serial + 1, flight = [Serial | Flight]} end,
-    transmit(X, {batch, Inlet, {Serial, Message}}, change_lane(X, Id, Sent, W)).
+    Batch = {Serial, Message},
+    Sent = fun(L) -> L#lane{serial = Serial + 1, flight = [Batch | Flight]} end,
+    transmit(X, {batch, Inlet, Batch}, change_lane(X, Id, Sent, W)).
 
 %% Nothing that was meant for one connection travels on the next one, unless the lane is late: the
 %% link has told it so already.
@@ -867,6 +962,9 @@ inlet(X, Id, W) ->
     #peer{inlets = Inlets, life = Life, release = Release} = peer(X, W),
     #{Id := #inlet{mailbox = Mailbox, next = Next, lane = Lane} = I} = Inlets,
     case Mailbox of
+        [{resume, Ref} | Left] ->
+            transmit(X, {resumed, Lane, Ref, Next},
+                     put_inlets(X, Inlets#{Id := I#inlet{mailbox = Left}}, W));
         [{Next, {Sender, N, {Stamp, Needed}}} | Left] ->
             Needed -- maps:get(capabilities, hello(Release)) =:= []
                 orelse error({cannot_do, X, {Sender, N}}),

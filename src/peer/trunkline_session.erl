@@ -225,11 +225,12 @@
          %% Goodbyes that have not been answered: the one that we have said, and the peer's.
          ours = none :: none | reference(),
          theirs = none :: none | reference(),
-         %% While it is suspended: from which phase; whether there is a new connection; and how long
-         %% to wait before the next attempt to make one.
+         %% While it is suspended: from which phase; how long to wait before the next attempt to
+         %% connect; and whether there is a new connection.
          before = up :: opening | up,
-         is_connected = false :: boolean(),
          pause = ?PAUSE :: pos_integer(),
+         is_connected = false :: boolean(),
+         is_resumed = false :: boolean(),            % it was suspended before
          %% What is being done to leave, and what is asked for next.
          leaving = none :: none | request(),
          result = ok :: ok | timeout,
@@ -368,8 +369,10 @@ event({opened, _, _, _}, S) ->
     S;
 
 %% Goodbyes.
-event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}, opened = {_, _}} = S)
-  when Phase =:= opening; Phase =:= up; Phase =:= closing ->
+event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}} = S)
+  when S#session.opened =/= none orelse S#session.is_resumed,
+       Phase =:= opening orelse Phase =:= up orelse Phase =:= closing ->
+    %% (What it has opened it says again, if that was lost with a connection.)
     peer_leaves(S#session{theirs = Ref});
 event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
     S#session{theirs = Ref};           % it has gone on before us
@@ -468,9 +471,10 @@ hail(S) -> watch(asked, nobody, S).
 hold(#session{lanes = none} = S) -> enter(greeting, S);
 hold(S) -> enter(holding, expect(links, order(hold, path(lanes, S)))).
 
-%% The connection is lost. The session may outlive it, while nobody leaves.
-lost(#session{phase = Phase, peer = #peer{agreement = #{resume_time := Time}}} = S)
-  when Time > 0, Phase =:= opening orelse Phase =:= up ->
+%% The connection is lost. The session may outlive it, while nobody leaves; but lanes that deliver
+%% by plain distribution must not do so on the next connection.
+lost(#session{phase = Phase, mode = Mode, peer = #peer{agreement = #{resume_time := Time}}} = S)
+  when Time > 0, Phase =:= up orelse Phase =:= opening andalso Mode =:= hold ->
     suspend(Time, S);
 lost(S) ->
     disconnected(S).
@@ -488,7 +492,8 @@ suspend(Time, #session{phase = Phase} = S) ->
 reconnected(S) -> hail(expect(links, connection(S#session{is_connected = true}))).
 
 %% The peer goes on with the session.
-resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S) ->
+resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S0) ->
+    S = S0#session{is_resumed = true},
     S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unexpect(S)))),
     case Before of
         opening ->
@@ -756,7 +761,7 @@ end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
              _ -> unwatch(peer, S)
          end,
     S2 = S1#session{peer = none, opening = none, opened = none, wanted = none, inlets = none,
-                    ours = none, theirs = none},
+                    ours = none, theirs = none, is_resumed = false},
     case {Peer, Inlets, Opened} of
         {none, _, _} ->
             S2;
