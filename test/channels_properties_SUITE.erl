@@ -5,9 +5,11 @@
 -include_lib("common_test/include/ct.hrl").
 -include("counterexample.hrl").
 
--export([all/0, resending/1, way_back/1, dictionary/1, damaged/1]).
+-define(WINDOW, 10_000).
 
-all() -> [resending, way_back, dictionary, damaged].
+-export([all/0, resending/1, way_back/1, resumed/1, dictionary/1, damaged/1]).
+
+all() -> [resending, way_back, resumed, dictionary, damaged].
 
 check(Tests, Property) -> counterexample:check(Tests, 60, Property).
 
@@ -59,7 +61,7 @@ step({give, R}, #model{outbox = O} = M) ->
         C ->
             Waits = trunkline_outbox:is_waiting(O),
             case trunkline_outbox:take(C, O) of
-                {Frame, O1} ->
+                {_, Frame, O1} ->
                     true = Waits,
                     true = trunkline_outbox:is_owed(C, O1),
                     #{C := UnderWay} = Cs = M#model.channels,
@@ -131,18 +133,112 @@ settle(#model{channels = Cs} = M) ->
 %% What is sent again goes first, and in order.
 way_back(_) ->
     O = lists:foldl(fun(N, O0) -> trunkline_outbox:add(N, frame(N), O0) end, trunkline_outbox:new(), lists:seq(1, 9)),
-    Take = fun(C, {Serials, O0}) ->
-                   {F, O1} = trunkline_outbox:take(C, O0),
-                   {Serials ++ [serial(F)], O1}
+    Take = fun(C, {Times, O0}) ->
+                   {Time, F, O1} = trunkline_outbox:take(C, O0),
+                   {Times ++ [{Time, serial(F)}], O1}
            end,
-    {[1, 2, 3, 4, 5, 6], O1} = lists:foldl(Take, {[], O}, [a, b, a, b, a, b]),
+    Takes = fun(Cs, O0) ->
+                    {Times, O1} = lists:foldl(Take, {[], O0}, Cs),
+                    {lists:usort([Time || {Time, _} <- Times]), [S || {_, S} <- Times], O1}
+            end,
+    {[first], [1, 2, 3, 4, 5, 6], O1} = Takes([a, b, a, b, a, b], O),
     O2 = trunkline_outbox:broken(b, trunkline_outbox:broken(a, trunkline_outbox:arrived(2, O1))),
     O2 = trunkline_outbox:broken(b, O2),
-    {[3, 4, 5, 6, 7], O3} = lists:foldl(Take, {[], O2}, [c, c, c, c, c]),
+    {[again, first], [3, 4, 5, 6, 7], O3} = Takes([c, c, c, c, c], O2),
     {Left, _} = trunkline_outbox:take_all(O3),
     [8, 9] = [serial(F) || F <- Left],
     %% What has arrived by another way is not sent again.
-    {[8], _} = Take(d, {[], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))}).
+    {[first], [8], _} = Takes([d], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))).
+
+%% --- resuming ------------------------------------------------------------------------
+
+%% A lane and its inlet, whose only channel is the distribution. When it breaks, batches and
+%% acknowledgements are lost. Then the inlet says how things stand, and after that each batch has
+%% come once, in order, nothing is kept, and nothing counts as in flight.
+resumed(_) -> check(1000, prop_resumed()).
+
+-record(pair,
+        {outbox = trunkline_outbox:new(),
+         sender = trunkline_window:sender(?WINDOW),
+         receiver = trunkline_window:receiver(?WINDOW),
+         serial = 1,
+         next = 1,                                           % at the inlet
+         to = [] :: [{pos_integer(), trunkline_gate:charge()}],
+         back = [] :: [{trunkline_gate:charge(), non_neg_integer()}],
+         charges = #{} :: #{pos_integer() => trunkline_gate:charge()}}).
+
+pair_command() ->
+    frequency([{8, {send, range(1, 3 * ?WINDOW div 4)}}, {6, {deliver, oneof([now, later])}},
+               {4, ack}, {2, flush}, {1, break}]).
+
+prop_resumed() ->
+    ?ALL(Commands, list(pair_command()),
+         begin
+             P = rest(lists:foldl(fun pair_step/2, #pair{}, Commands)),
+             conjunction([{all_have_arrived, P#pair.next =:= P#pair.serial},
+                          {nothing_is_kept, trunkline_outbox:bytes(P#pair.outbox) =:= 0},
+                          {nothing_is_in_flight,
+                           trunkline_window:in_flight(P#pair.sender) =:= 0}])
+         end).
+
+pair_step({send, Bytes}, #pair{serial = N, sender = Sender, charges = Charges} = P) ->
+    case trunkline_window:is_open(Sender) of
+        true ->
+            Charge = trunkline_gate:limit(Bytes) + 1,
+            given(P#pair{serial = N + 1, charges = Charges#{N => Charge},
+                         sender = trunkline_window:sent(N, Charge, Sender),
+                         outbox = trunkline_outbox:add(N, frame(N), P#pair.outbox)});
+        false ->
+            P
+    end;
+pair_step({deliver, Ack}, #pair{to = [{N, Charge} | To], next = N, receiver = Receiver} = P) ->
+    P1 = P#pair{to = To, next = N + 1},
+    case trunkline_window:delivered(Ack, Charge, Receiver) of
+        {ack, Acked, Receiver1} -> acks(Acked, P1#pair{receiver = Receiver1});
+        {later, Receiver1} -> P1#pair{receiver = Receiver1}
+    end;
+pair_step({deliver, _}, #pair{to = [{N, _} | To], next = Next} = P) when N < Next ->
+    P#pair{to = To};
+pair_step(ack, #pair{back = [{Charge, Arrived} | Back]} = P) ->
+    P#pair{back = Back, sender = trunkline_window:acked(P#pair.serial, Charge, 0, P#pair.sender),
+           outbox = trunkline_outbox:arrived(Arrived, P#pair.outbox)};
+pair_step(flush, #pair{receiver = Receiver} = P) ->
+    case trunkline_window:flush(Receiver) of
+        {ack, Acked, Receiver1} -> acks(Acked, P#pair{receiver = Receiver1});
+        none -> P
+    end;
+pair_step(break, #pair{serial = N, next = Next, outbox = Outbox, receiver = Receiver} = P) ->
+    Total = trunkline_window:acknowledged(Receiver),
+    Waiting = trunkline_outbox:broken(distribution, Outbox),
+    P1 = given(P#pair{to = [], back = [], outbox = trunkline_outbox:arrived(Next - 1, Waiting),
+                      sender = trunkline_window:resumed(N, Total, 0, P#pair.sender)}),
+    %% What is in flight is what is on its way, and what the inlet has not acknowledged.
+    Unacked = case trunkline_window:flush(Receiver) of
+                  {ack, Charge, _} -> Charge;
+                  none -> 0
+              end,
+    Under = Unacked + lists:sum([Charge || {_, Charge} <- P1#pair.to]),
+    Under = trunkline_window:in_flight(P1#pair.sender),
+    P1;
+pair_step(_, P) ->
+    P.
+
+acks(Charge, #pair{back = Back, next = Next} = P) -> P#pair{back = Back ++ [{Charge, Next - 1}]}.
+
+given(#pair{outbox = Outbox, to = To, charges = Charges} = P) ->
+    case trunkline_outbox:take(distribution, Outbox) of
+        {_, Frame, Outbox1} ->
+            N = serial(Frame),
+            given(P#pair{outbox = Outbox1, to = To ++ [{N, maps:get(N, Charges)}]});
+        empty ->
+            P
+    end.
+
+rest(P) ->
+    case lists:foldl(fun pair_step/2, P, [{deliver, later}, flush, ack]) of
+        P -> P;
+        P1 -> rest(P1)
+    end.
 
 %% --- dictionary -------------------------------------------------------------------------
 
