@@ -24,8 +24,8 @@ start_link(Options) ->
 forget(Node) ->
     gen_server:cast(?MODULE, {forget, Node}).
 
-%% The links for those nodes, or for all, that are connected, after these have heard of it.
-%% `stopped': Trunkline is.
+%% The links for those nodes, or for all, that are connected, after these have heard of it; or that
+%% will be, if their sessions outlive the connection. `stopped': Trunkline is.
 -spec links([node()] | all) -> [{node(), pid()}] | stopped.
 links(Which) ->
     try gen_server:call(?MODULE, {links, Which}, infinity)
@@ -53,8 +53,11 @@ handle_call(close, _, _) ->
 handle_call({links, _}, _, closed) ->
     {reply, [], closed};
 handle_call({links, Which}, _, Options) ->
-    {reply, [{Node, Link} || Node <- nodes(connected), Which =:= all orelse lists:member(Node, Which),
-                             Link <- [trunkline_link_sup:ensure(Node, Options)], is_pid(Link)], Options};
+    Suspended = [Node || {Node, #{state := suspended}} <- maps:to_list(trunkline_peers:all())],
+    {reply, [{Node, Link} || Node <- lists:usort(nodes(connected) ++ Suspended),
+                             Which =:= all orelse lists:member(Node, Which),
+                             Link <- [trunkline_link_sup:ensure(Node, Options)], is_pid(Link)],
+     Options};
 handle_call(_, _, Options) ->
     {reply, {error, badarg}, Options}.
 
