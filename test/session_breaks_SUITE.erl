@@ -6,11 +6,12 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, in_turn/1, over_connections/1]).
+-export([under_load/1, in_turn/1, over_connections/1, gone/1, time_is_over/1, link_killed/1,
+         leaves/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
-all() -> [under_load, in_turn, over_connections].
+all() -> [under_load, in_turn, over_connections, gone, time_is_over, link_killed, leaves].
 
 -define(LONG, 120_000).
 -define(BREAKS, list_to_integer(os:getenv("BREAKS", "10"))).
@@ -33,6 +34,79 @@ over_connections(_) ->
                 end,
     breaks([{lane_transport, Transport}], [50, 3000]).
 
+%% That a node has ended is known as soon as it is without a session that could be resumed.
+gone(_) ->
+    {A, B} = cluster:pair(env([{resume_time, 3_600_000}])),
+    _ = streams:start(A, B, 50),
+    NodeB = cluster:node_of(B),
+    cluster:kill(B),
+    cluster:await(fun() ->
+                          case info(A, B) of
+                              #{state := down} -> true;
+                              Other -> {NodeB, Other}
+                          end
+                  end, ?LONG),
+    ?assertMatch(#{resumed := 0}, info(A, B)),
+    cluster:stop_all([A, B]).
+
+%% What was not acknowledged by then is counted, and the nodes begin anew.
+time_is_over(_) ->
+    {A, B} = cluster:pair(env([{resume_time, 1}])),
+    suspended(A, B, fun() -> cluster:await_state(A, B, down) end),
+    cluster:await_up(A, B),
+    [?assertMatch(#{resumed := 0, sessions := 2}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
+    exchanged(A, B),
+    cluster:stop_all([A, B]).
+
+%% Then its successor has another session.
+link_killed(_) ->
+    {A, B} = cluster:pair(env([])),
+    suspended(A, B, fun() ->
+                            #{link := Link} = cluster:call(A, trunkline_peers, lookup,
+                                                           [cluster:node_of(B)]),
+                            true = cluster:call(A, erlang, exit, [Link, kill])
+                    end),
+    [cluster:await(fun() -> count(sessions, X, Y) > 1 end, ?LONG) || {X, Y} <- [{A, B}, {B, A}]],
+    cluster:await_up(A, B),
+    exchanged(A, B),
+    cluster:stop_all([A, B]).
+
+%% Who leaves while the session is suspended waits until it goes on. All arrives.
+leaves(_) ->
+    [begin
+         {A, B} = cluster:pair(env([])),
+         Load = streams:trickle(A, B, 50),
+         streams:flowing(Load, B, ?LONG),
+         Left = make_ref(),
+         Test = self(),
+         suspended(A, B, fun() ->
+                                 spawn_link(fun() -> Test ! {Left, Leave(A)} end),
+                                 cluster:await(fun() -> is_leaving(A, B) end, ?LONG)
+                         end),
+         receive {Left, ok} -> ok after ?LONG -> error({timeout, info(A, B)}) end,
+         ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
+         cluster:stop_all([A, B])
+     end || Leave <- [fun(A) -> cluster:call(A, trunkline, drain, []) end,
+                      fun(A) -> cluster:call(A, cluster, stop_trunkline, []) end]].
+
+%% The link has been asked, and has not begun.
+is_leaving(A, B) ->
+    #{link := Link} = cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
+    State = cluster:call(A, sys, get_state, [Link]),
+    lists:any(fun(Timers) -> is_map(Timers) andalso is_map_key(patience, Timers) end,
+              tuple_to_list(State)).
+
+%% B stands still, so that there is no connection, and A knows.
+suspended(A, B, Meanwhile) ->
+    cluster:suspend(B),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await(fun() -> lists:member(maps:get(state, info(A, B)), [suspended, down]) end, ?LONG),
+    Result = Meanwhile(),
+    cluster:continue(B),
+    Result.
+
+exchanged(A, B) -> exchange:both_ways(A, B).
+
 breaks(Env, [Bytes, BytesBack]) ->
     {A, B} = cluster:pair(env(Env)),
     Load = streams:start(A, B, Bytes),
@@ -45,7 +119,7 @@ breaks(Env, [Bytes, BytesBack]) ->
     ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
     unharmed(A, B).
 
-env(Env) -> [{resume_time, 60_000}, {lanes, 3} | Env].
+env(Env) -> [{resume_time, 60_000}, {lanes, 3}] ++ Env.
 
 broken(Times, A, B, Flowing) ->
     [begin
@@ -62,7 +136,9 @@ broken(Times, A, B, Flowing) ->
          Flowing()
      end || N <- lists:seq(1, Times)].
 
-count(X, Y) -> maps:get(resumed, info(X, Y)).
+count(X, Y) -> count(resumed, X, Y).
+
+count(Field, X, Y) -> maps:get(Field, info(X, Y)).
 
 %% In the first session that they had, and nothing is kept when all has arrived.
 unharmed(A, B) ->
