@@ -14,6 +14,7 @@
 -moduledoc false.
 
 -export([ask/1, is_gone/1]).
+-export([answer/1]).
 
 %% ms
 -define(TIMEOUT, 5000).
@@ -22,7 +23,7 @@
 %% there was no process left.
 -spec ask(node()) -> reference() | none.
 ask(Node) ->
-    case trunkline_process:start(fun() -> spawn_monitor(fun() -> exit(presence(Node)) end) end) of
+    case trunkline_process:start(fun() -> spawn_monitor(?MODULE, answer, [Node]) end) of
         {ok, {_, Ref}} -> Ref;
         {error, system_limit} -> none
     end.
@@ -31,12 +32,13 @@ ask(Node) ->
 is_gone({shutdown, Presence}) -> Presence =:= gone;
 is_gone(_) -> false.
 
-presence(Node) ->
+-spec answer(node()) -> no_return().
+answer(Node) ->
     [Name, Host] = string:split(atom_to_list(Node), "@"),
-    {shutdown, case family() of
-                   unknown -> unknown;
-                   Family -> at_host(Name, Host, Family)
-               end}.
+    exit({shutdown, case family() of
+                        unknown -> unknown;
+                        Family -> at_host(Name, Host, Family)
+                    end}).
 
 %% As the distribution looks for it.
 family() ->
