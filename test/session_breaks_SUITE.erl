@@ -6,12 +6,12 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, in_turn/1, over_connections/1, gone/1, time_is_over/1, link_killed/1,
-         leaves/1]).
+-export([under_load/1, in_turn/1, over_connections/1, at_once/1, gone/1, time_is_over/1,
+         link_killed/1, leaves/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
-all() -> [under_load, in_turn, over_connections, gone, time_is_over, link_killed, leaves].
+all() -> [under_load, in_turn, over_connections, at_once, gone, time_is_over, link_killed, leaves].
 
 -define(LONG, 120_000).
 -define(BREAKS, list_to_integer(os:getenv("BREAKS", "10"))).
@@ -33,6 +33,29 @@ over_connections(_) ->
                     Other -> Other
                 end,
     breaks([{lane_transport, Transport}], [50, 3000]).
+
+%% Connections that break as soon as they are made, at either side or at both: the one that is lost
+%% may be noticed after the next one.
+at_once(_) ->
+    {A, B} = cluster:pair(env([])),
+    Load = streams:start(A, B, 50),
+    Back = streams:start(B, A, 50),
+    Test = self(),
+    Break = fun(X, Y) ->
+                    ok = cluster:call(X, fun() -> break(cluster:node_of(Y), 5 * ?BREAKS) end),
+                    Test ! {self(), done}
+            end,
+    Breakers = [spawn_link(fun() -> Break(X, Y) end) || {X, Y} <- [{A, B}, {B, A}]],
+    [receive {Breaker, done} -> ok after ?LONG -> error(timeout) end || Breaker <- Breakers],
+    [streams:flowing(L, X, ?LONG) || {L, X} <- [{Load, B}, {Back, A}]],
+    [?assertEqual(0, streams:finish(L, X, Y, ?LONG)) || {L, X, Y} <- [{Load, A, B}, {Back, B, A}]],
+    unharmed(A, B).
+
+%% Runs at the node.
+break(_, 0) -> ok;
+break(Node, N) ->
+    cluster:await(fun() -> erlang:disconnect_node(Node) end, ?LONG),
+    break(Node, N - 1).
 
 %% That a node has ended is known as soon as it is without a session that could be resumed.
 gone(_) ->
