@@ -59,7 +59,14 @@ circles() ->
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.
 short() ->
-    ["src", "src/otp", "src/request", "bench"]
+    ["src", "src/bulk", "src/otp", "src/request", "bench"]
+        ++ ["src/channel/trunkline_" ++ Name ++ ".erl"
+            || Name <- ["channel", "connection", "dist", "distance", "listener", "receiver",
+                        "socket", "tcp", "tls", "transport", "wire", "writer"]]
+        ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
+            || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
+                        "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",
+                        "throttle", "waiters", "window"]]
         ++ ["test/" ++ File ++ ".erl"
             || File <- ["advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE", "erpc_SUITE",
                         "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",

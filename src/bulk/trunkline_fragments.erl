@@ -4,7 +4,7 @@
 %% parcel takes depends on how many there are, not on how large the others are.
 %% A fragment never crosses from one segment into the next (see trunkline_parcel).
 %%
-%% Fragments travel by carriers (a connection, or the distribution), any fragment
+%% Fragments travel by carriers (connections, or the distribution), any fragment
 %% by any carrier. A carrier keeps its fragments in order, so that one number
 %% tells what has arrived by it. When it breaks, and that number is known, what
 %% has not arrived is to be sent again, by another.
@@ -73,8 +73,9 @@ next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given}
                                  [] -> Turns1;
                                  _ -> queue:in(Id, Turns1)
                              end,
+                    Entry = {Id, {From, From + Length}},
                     F1 = F#fragments{parcels = Parcels#{Id := Parcel1}, turns = Turns2,
-                                     given = give(Carrier, {Id, {From, From + Length}}, Given, Parcels)},
+                                     given = give(Carrier, Entry, Given, Parcels)},
                     {{Id, Parcel#parcel.size, From, Length, Data}, F1};
                 #{} ->
                     next(Carrier, Bytes, F#fragments{turns = Turns1})
@@ -90,7 +91,8 @@ bytes(Fragments) -> lists:sum([Length || {_, _, _, Length, _} <- Fragments]).
 cut(Carrier, Arrived, #fragments{given = Given} = F) ->
     case maps:take(Carrier, Given) of
         {{Before, Queue}, Given1} ->
-            Missing = lists:nthtail(min(queue:len(Queue), max(0, Arrived - Before)), queue:to_list(Queue)),
+            Known = min(queue:len(Queue), max(0, Arrived - Before)),
+            Missing = lists:nthtail(Known, queue:to_list(Queue)),
             F1 = lists:foldr(fun again/2, F#fragments{given = Given1}, Missing),
             %% Soon, and in the same order: somebody waits for them.
             Ids = lists:uniq([Id || {Id, _} <- Missing, is_idle(Id, F)]),
@@ -107,8 +109,10 @@ is_idle(Id, #fragments{parcels = Parcels}) ->
 
 again({Id, Range}, #fragments{parcels = Parcels} = F) ->
     case Parcels of
-        #{Id := #parcel{todo = Todo} = Parcel} -> F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}}};
-        #{} -> F
+        #{Id := #parcel{todo = Todo} = Parcel} ->
+            F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}}};
+        #{} ->
+            F
     end.
 
 %% The parcel has arrived, or nobody wants it any more.
@@ -131,8 +135,10 @@ give(Carrier, Entry, Given, Parcels) ->
 
 forget({Before, Queue} = Log, Parcels) ->
     case queue:peek(Queue) of
-        {value, {Id, _}} when not is_map_key(Id, Parcels) -> forget({Before + 1, queue:drop(Queue)}, Parcels);
-        _ -> Log
+        {value, {Id, _}} when not is_map_key(Id, Parcels) ->
+            forget({Before + 1, queue:drop(Queue)}, Parcels);
+        _ ->
+            Log
     end.
 
 %% --- cutting ----------------------------------------------------------------

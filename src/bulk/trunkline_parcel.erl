@@ -87,7 +87,8 @@ take_out(Term, _, Look, Found) ->
 %% The way to each binary travels, too: it should not be longer than the binary.
 is_short(Key) ->
     is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 64
-        orelse is_binary(Key) andalso byte_size(Key) =< 64 orelse is_pid(Key) orelse is_reference(Key).
+        orelse is_binary(Key) andalso byte_size(Key) =< 64
+        orelse is_pid(Key) orelse is_reference(Key).
 
 elements(N, Tuple, Path, Look, Found) when Look > 0, N =< tuple_size(Tuple) ->
     case take_out(element(N, Tuple), [{element, N} | Path], Look, Found) of

@@ -19,7 +19,8 @@
 new() -> #{}.
 
 %% A fragment of a parcel of that Size has come.
--spec add(trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(), binary(), reassembly()) ->
+-spec add(trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(), binary(),
+          reassembly()) ->
           {complete, parts(), reassembly()} | {incomplete, reassembly()}.
 add(Id, Size, Offset, Binary, R) ->
     case maps:get(Id, R, #arriving{missing = Size}) of

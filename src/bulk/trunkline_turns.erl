@@ -53,7 +53,8 @@ is_free(Sender, Receiver, Turns) ->
     end.
 
 %% Answers what is to be delivered now: the message, or nothing.
--spec enter(Sender :: pid(), receiver(), {takes(), Message}, turns(Message)) -> {[Message], turns(Message)}.
+-spec enter(Sender :: pid(), receiver(), {takes(), Message}, turns(Message)) ->
+          {[Message], turns(Message)}.
 enter(Sender, Receiver, {Takes, Message}, Turns) ->
     S = maps:get(Sender, Turns, #sender{}),
     case queue:is_empty(S#sender.behind) of
@@ -61,7 +62,8 @@ enter(Sender, Receiver, {Takes, Message}, Turns) ->
             {Now, S1} = line_up(Receiver, {Takes, Message}, S),
             {Now, update(Sender, S1, Turns)};
         false ->
-            {[], Turns#{Sender := S#sender{behind = queue:in({Receiver, Takes, Message}, S#sender.behind)}}}
+            Behind = queue:in({Receiver, Takes, Message}, S#sender.behind),
+            {[], Turns#{Sender := S#sender{behind = Behind}}}
     end.
 
 %% The message of this sender for this receiver that took time has been delivered,

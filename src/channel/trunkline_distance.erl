@@ -1,9 +1,9 @@
 %% How far away a peer is: round trips between two links, or their kernels.
 %%
-%% A loaded machine answers late and is not far away for that: hence what the kernels take,
-%% where that is known (see trunkline_reach), and the shortest of many. What the windows are made for is the shortest of late, since a route may
-%% change; whether the peer is far at all is decided by the shortest on this
-%% connection, since a load may last for an hour.
+%% A loaded machine answers late and is not far away for that. Hence the round trips are those of
+%% the kernels, where they tell (see trunkline_reach), and the shortest of many counts. The windows
+%% follow the shortest of the last few, since a route may change. Whether the peer is far is
+%% decided by the shortest on this connection, since a load may last for an hour.
 %%
 %% This module decides, and does nothing.
 -module(trunkline_distance).
@@ -18,7 +18,7 @@
                    last = [] :: [microseconds()]}).
 -opaque distance() :: #distance{}.
 
-%% How many count as late: with one each ten seconds, two minutes. Fewer than ENOUGH
+%% How many are the last few: with one each ten seconds, two minutes. Fewer than ENOUGH
 %% say nothing.
 -define(LAST, 12).
 -define(ENOUGH, 5).
@@ -40,5 +40,6 @@ round_trip(#distance{last = Last}) -> lists:min(Last).
 
 %% A peer, or one to which a round trip takes so long.
 -spec is_far(distance() | microseconds()) -> boolean().
-is_far(#distance{shortest = Shortest} = Distance) -> round_trip(Distance) > 0 andalso Shortest >= ?FAR;
+is_far(#distance{shortest = Shortest} = Distance) ->
+    round_trip(Distance) > 0 andalso Shortest >= ?FAR;
 is_far(RoundTrip) -> RoundTrip >= ?FAR.

@@ -62,7 +62,8 @@ start_link(Options) ->
 
 %% An invitation for a connection that will be Owner's: it gets `{socket, Transport,
 %% Socket}'.
--spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) -> {ok, invitation()} | {error, term()}.
+-spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
+          {ok, invitation()} | {error, term()}.
 invite(Wanted, Owner) ->
     invite(node(), Wanted, Owner).
 
@@ -75,13 +76,15 @@ invite(Node, Wanted, Owner) ->
     end.
 
 %% Where it listens, and how many connections have been refused.
--spec info() -> #{ports := #{trunkline_transport:name() => inet:port_number()}, refused := non_neg_integer()}.
+-spec info() -> #{ports := #{trunkline_transport:name() => inet:port_number()},
+                  refused := non_neg_integer()}.
 info() ->
     case persistent_term:get(?MODULE, none) of
         none ->
             #{ports => #{}, refused => 0};
         Counters ->
-            Ports = [{Name, counters:get(Counters, cell(Name))} || Name <- [tcp, tls], whereis(?MODULE) =/= undefined],
+            Ports = [{Name, counters:get(Counters, cell(Name))}
+                     || Name <- [tcp, tls], whereis(?MODULE) =/= undefined],
             #{ports => maps:from_list([Open || {_, Port} = Open <- Ports, Port > 0]),
               refused => counters:get(Counters, cell(refused))}
     end.
@@ -175,8 +178,10 @@ advertised(#{advertise_address := Address, advertise_port := Port} = Options, So
      end}.
 
 %% Where the distribution listens, if nothing else is wanted.
-address(#{listen_address := undefined}) -> application:get_env(kernel, inet_dist_use_interface, any);
-address(#{listen_address := Address}) -> Address.
+address(#{listen_address := undefined}) ->
+    application:get_env(kernel, inet_dist_use_interface, any);
+address(#{listen_address := Address}) ->
+    Address.
 
 %% To listen on all addresses is no address to connect to.
 known_as({0, 0, 0, 0}) -> any;
@@ -193,9 +198,11 @@ listen(Transport, #listener{sockets = Sockets} = S) when is_map_key(Transport, S
     {ok, S};
 listen(Transport, #listener{options = #{listen_ports := {Lowest, Highest}} = Options} = S) ->
     Address = address(Options),
-    case listen_on(Lowest, Highest, [Family || Family <- [inet6], is_ipv6(Address)] ++ [{ip, Address} || Address =/= any]) of
+    At = [inet6 || is_ipv6(Address)] ++ [{ip, Address} || Address =/= any],
+    case listen_on(Lowest, Highest, At) of
         {ok, Socket} ->
-            Door = {Transport, S#listener.tokens, S#listener.counters, maps:get(connection_timeout, Options)},
+            #{connection_timeout := Timeout} = Options,
+            Door = {Transport, S#listener.tokens, S#listener.counters, Timeout},
             listen(Socket, Door, Transport, S);
         {error, Reason} ->
             {error, {listen, Reason}}
@@ -292,16 +299,20 @@ handle(Acceptor, {Transport, Tokens, Counters, Timeout}) ->
 %% somebody else becomes the owner at the very end.
 handshake(Transport, TcpSocket, Tokens, Deadline) ->
     {ok, Socket} = Transport:secure(server, TcpSocket, trunkline_deadline:left(Deadline)),
-    {ok, Hello} = Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
+    {ok, Hello} =
+        Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
     {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
     [{_, Secret, Owner}] = ets:take(Tokens, Token),
     %% Who knows the token is the peer, unless its proof is wrong. It may break off, on a
     %% loaded machine say, and the owner may be gone with its session.
     Ours = trunkline_wire:nonce(),
-    case Transport:send(Socket, [Ours, trunkline_wire:proof(listening, Secret, Theirs, Ours)]) =:= ok
-        andalso Transport:recv(Socket, trunkline_wire:proof_bytes(), trunkline_deadline:left(Deadline)) of
+    [OurProof, TheirProof] = [trunkline_wire:proof(Side, Secret, Theirs, Ours)
+                              || Side <- [listening, connecting]],
+    case Transport:send(Socket, [Ours, OurProof]) =:= ok
+        andalso Transport:recv(Socket, trunkline_wire:proof_bytes(),
+                               trunkline_deadline:left(Deadline)) of
         {ok, Proof} ->
-            true = trunkline_wire:is_proof(Proof, trunkline_wire:proof(connecting, Secret, Theirs, Ours)),
+            true = trunkline_wire:is_proof(Proof, TheirProof),
             Transport:give(Socket, Owner) =:= ok andalso (Owner ! {socket, Transport, Socket}),
             ok;
         _ ->

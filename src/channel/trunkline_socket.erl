@@ -49,17 +49,20 @@ listen_options() -> [{reuseaddr, true} | connect_options()].
 -spec tune(gen_tcp:socket(), settings()) -> ok.
 tune(Socket, Settings) ->
     case os:type() of
-        {unix, linux} -> lists:foreach(fun(Option) -> inet:setopts(Socket, [Option]) end, linux(Settings));
-        _ -> ok
+        {unix, linux} ->
+            lists:foreach(fun(Option) -> inet:setopts(Socket, [Option]) end, linux(Settings));
+        _ ->
+            ok
     end.
 
 linux(#{timeout := Timeout} = Settings) ->
     %% Three probes in the second half of the time.
     Seconds = fun(Ms) -> max(1, Ms div 1000) end,
-    [number(?TCP_KEEPIDLE, Seconds(Timeout div 2)), number(?TCP_KEEPINTVL, Seconds(Timeout div 6)), number(?TCP_KEEPCNT, 3),
-     number(?TCP_USER_TIMEOUT, Timeout)]
+    [number(?TCP_KEEPIDLE, Seconds(Timeout div 2)), number(?TCP_KEEPINTVL, Seconds(Timeout div 6)),
+     number(?TCP_KEEPCNT, 3), number(?TCP_USER_TIMEOUT, Timeout)]
         ++ [number(?TCP_NOTSENT_LOWAT, ?UNSENT) || #{cargo := batches} <- [Settings]]
-        ++ [{raw, ?TCP, ?TCP_CONGESTION, atom_to_binary(Name)} || #{congestion_control := Name} <- [Settings]].
+        ++ [{raw, ?TCP, ?TCP_CONGESTION, atom_to_binary(Name)}
+            || #{congestion_control := Name} <- [Settings]].
 
 number(Option, Value) -> {raw, ?TCP, Option, <<Value:32/native>>}.
 
@@ -88,8 +91,10 @@ round_trip(Of) ->
                  _ -> unknown
              end,
     case Answer of
-        {ok, [{raw, _, _, <<_:148/binary, Time:32/native>>}]} when Time < 16#ffffffff -> max(1, Time);
-        _ -> infinity
+        {ok, [{raw, _, _, <<_:148/binary, Time:32/native>>}]} when Time < 16#ffffffff ->
+            max(1, Time);
+        _ ->
+            infinity
     end.
 
 %% Whether a socket of ours can have that congestion control. Only the kernel knows: the
@@ -125,18 +130,21 @@ is_own(Address) ->
         {error, Reason} -> not lists:member(Reason, [eaddrnotavail, eafnosupport, einval])
     end.
 
-%% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux 4.10
-%% and newer; struct tcp_info in linux/tcp.h).
--spec sample(node()) -> #{retransmitted := non_neg_integer(), limited := non_neg_integer(), receiver_limited := non_neg_integer(),
-                              unacked_bytes := non_neg_integer()}
-                      | unknown.
+%% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux
+%% 4.10 and newer; struct tcp_info in linux/tcp.h).
+-spec sample(node()) ->
+          #{retransmitted := non_neg_integer(), limited := non_neg_integer(),
+            receiver_limited := non_neg_integer(), unacked_bytes := non_neg_integer()}
+        | unknown.
 sample(Node) ->
     case {os:type(), lists:keyfind(Node, 1, erlang:system_info(dist_ctrl))} of
         {{unix, linux}, {_, Port}} when is_port(Port) ->
             case inet:getopts(Port, [{raw, ?TCP, ?TCP_INFO, 192}]) of
-                {ok, [{raw, _, _, <<_:16/binary, Mss:32/native, _:32, Unacked:32/native, _:72/binary,
-                                    Retransmitted:32/native, _:72/binary, Receiver:64/native, Sender:64/native>>}]} ->
-                    #{retransmitted => Retransmitted, limited => Sender, receiver_limited => Receiver, unacked_bytes => Unacked * Mss};
+                {ok, [{raw, _, _, <<_:16/binary, Mss:32/native, _:32, Unacked:32/native,
+                                    _:72/binary, Retransmitted:32/native, _:72/binary,
+                                    Receiver:64/native, Sender:64/native>>}]} ->
+                    #{retransmitted => Retransmitted, limited => Sender,
+                      receiver_limited => Receiver, unacked_bytes => Unacked * Mss};
                 _ ->
                     unknown
             end;

@@ -14,7 +14,8 @@ is_cluster_private() ->
     lists:member(trunkline_transport:distribution(), ["inet_tls", "inet6_tls"]).
 
 %% Whether the settings are such that a connection can be made with them.
--spec usable() -> ok | {error, no_settings | no_ssl | no_certificate | verify_fun_of_the_distribution | {bad_settings, term()}}.
+-spec usable() -> ok | {error, no_settings | no_ssl | no_certificate
+                              | verify_fun_of_the_distribution | {bad_settings, term()}}.
 usable() ->
     try {settings(server), settings(client)} of
         {[], _} ->
@@ -53,11 +54,13 @@ start_ssl() ->
         {error, Reason} -> {error, {ssl, Reason}}
     end.
 
--spec secure({client, string()} | server, gen_tcp:socket(), timeout()) -> {ok, ssl:sslsocket()} | {error, term()}.
+-spec secure({client, string()} | server, gen_tcp:socket(), timeout()) ->
+          {ok, ssl:sslsocket()} | {error, term()}.
 secure({client, Host}, Socket, Timeout) ->
     %% The name that the distribution checks.
     Settings = settings(client),
-    Name = [{server_name_indication, Host} || not proplists:is_defined(server_name_indication, Settings)],
+    Name = [{server_name_indication, Host}
+            || not proplists:is_defined(server_name_indication, Settings)],
     %% A node without settings does not expect a peer to want TLS.
     case whereis(ssl_sup) =/= undefined orelse start_ssl() of
         Running when Running =:= true; Running =:= ok ->
@@ -148,7 +151,8 @@ from_file(Side) ->
         undefined ->
             case init:get_argument(ssl_dist_optfile) of
                 {ok, Files} ->
-                    proplists:get_value(Side, ssl_dist_sup:consult(lists:last(lists:last(Files))), []);
+                    File = lists:last(lists:last(Files)),
+                    proplists:get_value(Side, ssl_dist_sup:consult(File), []);
                 error ->
                     []
             end;
@@ -176,8 +180,9 @@ argument("ciphers", Value) -> {ciphers, Value};
 argument("crl_cache", Value) -> {crl_cache, term(Value)};
 argument(Option, Value) when Option =:= "depth"; Option =:= "hibernate_after" ->
     {list_to_existing_atom(Option), list_to_integer(Value)};
-argument(Option, Value) when Option =:= "verify"; Option =:= "crl_check"; Option =:= "reuse_sessions";
-                             Option =:= "secure_renegotiate"; Option =:= "fail_if_no_peer_cert"; Option =:= "ktls" ->
+argument(Option, Value) when Option =:= "verify"; Option =:= "crl_check";
+                             Option =:= "reuse_sessions"; Option =:= "secure_renegotiate";
+                             Option =:= "fail_if_no_peer_cert"; Option =:= "ktls" ->
     {list_to_atom(Option), list_to_atom(Value)};
 argument(Option, Value) when Option =:= "certfile"; Option =:= "cacertfile"; Option =:= "keyfile";
                              Option =:= "password"; Option =:= "dhfile" ->

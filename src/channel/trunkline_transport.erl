@@ -19,7 +19,8 @@
 
 %% From here on only the transport's functions are used. A client knows the name of
 %% the host that it wants to talk to. The time is in ms.
--callback secure({client, Host :: string()} | server, gen_tcp:socket(), timeout()) -> {ok, socket()} | {error, reason()}.
+-callback secure({client, Host :: string()} | server, gen_tcp:socket(), timeout()) ->
+    {ok, socket()} | {error, reason()}.
 %% Another process becomes the owner: the connection ends with it.
 -callback give(socket(), pid()) -> ok | {error, reason()}.
 -callback send(socket(), iodata()) -> ok | {error, reason()}.

@@ -80,13 +80,15 @@ hello(<<Token:16/binary>>, <<Nonce:16/binary>>) ->
 parse_hello(<<?MAGIC, Token:16/binary, Nonce:16/binary>>) -> {ok, Token, Nonce};
 parse_hello(_) -> error.
 
--spec proof(connecting | listening, secret(), Connecting :: nonce(), Listening :: nonce()) -> <<_:256>>.
+-spec proof(connecting | listening, secret(), Connecting :: nonce(), Listening :: nonce()) ->
+          <<_:256>>.
 proof(Who, Secret, Connecting, Listening) ->
     crypto:mac(hmac, sha256, Secret, [atom_to_binary(Who), Connecting, Listening]).
 
 %% In a time that does not tell how much of it is right.
 -spec is_proof(binary(), Right :: <<_:256>>) -> boolean().
-is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) -> crypto:hash_equals(Proof, Right);
+is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) ->
+    crypto:hash_equals(Proof, Right);
 is_proof(_, _) -> false.
 
 -spec frame(trunkline_fragments:fragment()) -> iodata().
@@ -101,7 +103,8 @@ heartbeat() -> <<0:32>>.
 
 %% A frame of large messages without its length. `error': it is malformed.
 -spec parse_frame(binary()) ->
-          {ok, trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(), Data :: binary()}
+          {ok, trunkline_fragments:id(), Size :: pos_integer(), Offset :: non_neg_integer(),
+           Data :: binary()}
               | heartbeat | error.
 parse_frame(<<Stream:16, Number:64, Size:64, Offset:64, Data/binary>>)
   when byte_size(Data) > 0, Offset + byte_size(Data) =< Size, Number > 0,

@@ -108,7 +108,8 @@ slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 clear() ->
     case persistent_term:get(?MODULE, none) of
         none -> ok;
-        {Filter, Slots, _} -> [atomics:put(Filter, Slot, 0) || Slot <- lists:seq(1, ?ALL(Slots))], ok
+        {Filter, Slots, _} ->
+            lists:foreach(fun(Slot) -> atomics:put(Filter, Slot, 0) end, lists:seq(1, ?ALL(Slots)))
     end.
 
 new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).

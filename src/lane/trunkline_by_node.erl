@@ -58,7 +58,8 @@ apart(_, _, _, _, _, _, _, _, _, _) ->
     error(badarg).
 
 node_of(To) when is_pid(To); is_reference(To) -> node(To);
-node_of(To) when is_port(To), node(To) =:= node() -> node();       % of another node: as for erlang:send/2
+%% One of another node is a bad argument, as it is for erlang:send/2.
+node_of(To) when is_port(To), node(To) =:= node() -> node();
 node_of({Name, Node}) when is_atom(Name), is_atom(Node) -> Node;
 node_of(Name) when is_atom(Name) -> node();
 node_of(_) -> error(badarg).

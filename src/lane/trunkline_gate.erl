@@ -92,7 +92,8 @@ charge(Bytes, Addressees) ->
 %% The charge of a message to one, if it goes to so many.
 -spec with_addressees(pos_integer(), charge()) -> charge().
 with_addressees(1, Charge) -> Charge;
-with_addressees(Addressees, Charge) -> Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
+with_addressees(Addressees, Charge) ->
+    Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
 
 %% The same bytes, which are those of no message.
 -spec without_message(charge()) -> charge().

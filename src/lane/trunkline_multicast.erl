@@ -62,8 +62,9 @@ singles(Groups) ->
 
 single(Node, Addressees, {Singles, Groups}) ->
     {Inboxes, Others} =
-        lists:partition(fun(To) -> is_bounded(trunkline_by_node:destination(To, Node)) end, Addressees),
-    {[trunkline_by_node:destination(To, Node) || To <- Inboxes] ++ Singles, Groups#{Node => Others}}.
+        lists:partition(fun(To) -> is_bounded(trunkline_by_node:destination(To, Node)) end,
+                        Addressees),
+    {destinations(Node, Inboxes) ++ Singles, Groups#{Node => Others}}.
 
 is_bounded(To) when is_pid(To); is_tuple(To) -> trunkline_bounded:is_bounded(To);
 is_bounded(_) -> false.                      % an alias, or a port
@@ -103,8 +104,10 @@ together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
     {Part, N, Rest} = split(Addressees, length(Addressees)),
     case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
         direct -> {[], singly(destinations(Node, Addressees), Cast)};
-        Why when Why =:= nosuspend; Why =:= noconnect -> {[], not_sent(Why, destinations(Node, Addressees), Cast)};
-        _ -> {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
+        Why when Why =:= nosuspend; Why =:= noconnect ->
+            {[], not_sent(Why, destinations(Node, Addressees), Cast)};
+        _ ->
+            {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
     end.
 
 split(Addressees, N) when N =< ?TOGETHER ->

@@ -30,7 +30,8 @@
 
 -record(pace,
         {last = none :: none | nanoseconds(),        % when the last batch was sent
-         probe = none :: none | nanoseconds(),       % when a batch was sent whose arrival is awaited
+         %% When a batch was sent whose arrival is awaited.
+         probe = none :: none | nanoseconds(),
          nearest = none :: none | nanoseconds()}).   % the shortest round trip of late
 -opaque pace() :: #pace{}.
 

@@ -25,9 +25,10 @@
 -export_type([room/0, what/0, answer/0, lost/0]).
 
 -type what() :: session
-              | {room, Ix :: pos_integer() | Inbox :: pid(), Bytes :: pos_integer(), new | trunkline_waiters:ticket()}.
+              | {room, Ix :: pos_integer() | Inbox :: pid(), Bytes :: pos_integer(),
+                 new | trunkline_waiters:ticket()}.
 -type answer() :: {again, new | trunkline_waiters:ticket()}   % it makes sense to try again
-                | {gone, lost()}.                             % the node is, for which the message was
+                | {gone, lost()}.                             % the node of the message is gone
 %% Where that is counted.
 -type lost() :: lost_queued | lost_unreachable.
 
@@ -41,7 +42,8 @@
 %% --- for a sender -----------------------------------------------------------
 
 %% `down': the link has died. `timeout': the deadline has passed.
--spec wait(Where :: pid() | atom(), what(), trunkline_deadline:deadline()) -> answer() | timeout | down.
+-spec wait(Where :: pid() | atom(), what(), trunkline_deadline:deadline()) ->
+          answer() | timeout | down.
 wait(Where, What, Deadline) ->
     Ref = monitor(process, Where, [{alias, reply_demonitor}]),
     ok = tell_there(Where, {wait, Ref, What}),
@@ -144,9 +146,9 @@ mend(#route{gate = Gate} = Route, #room{lanes = Lanes, rest = Rest} = R) ->
     end.
 
 is_idle(#route{stats = Stats} = Route) ->
-    lists:all(fun({Ix, Level}) ->
-                      Level =:= 0 andalso trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) =:= 0
-              end, trunkline_route:levels(Route)).
+    InFlight = fun(Ix) -> trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) end,
+    lists:all(fun({Ix, Level}) -> Level =:= 0 andalso InFlight(Ix) =:= 0 end,
+              trunkline_route:levels(Route)).
 
 %% Nobody waits any more: all should try `again', or what they had to say was
 %% for a node that is gone.

@@ -14,7 +14,8 @@
 
 -include("trunkline_route.hrl").
 
--export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, bulk_level/1, limit/2]).
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, bulk_level/1,
+         limit/2]).
 
 -export_type([route/0]).
 

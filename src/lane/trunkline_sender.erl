@@ -56,7 +56,8 @@ hand_over(Node, To, Message, Patience, Connect) ->
 
 %% As the calling process sees it: what its lane keeps has asked for a connection.
 is_down(#route{gate = Gate, lanes = Lanes}) ->
-    trunkline_gate:path(Gate) =:= down andalso trunkline_gate:level(Gate, lane_of(self(), Lanes)) =< 0;
+    trunkline_gate:path(Gate) =:= down
+        andalso trunkline_gate:level(Gate, lane_of(self(), Lanes)) =< 0;
 is_down(none) ->
     false.
 
@@ -68,7 +69,8 @@ offer(Node, To, Message, How, Ticket) ->
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
                 {large, Charge} ->
-                    again(large(Route, Ix, To, Message, Charge, How, Ticket), Node, To, Message, How);
+                    again(large(Route, Ix, To, Message, Charge, How, Ticket),
+                          Node, To, Message, How);
                 Charge ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
                     ok
@@ -89,7 +91,8 @@ hand_over_apart(Node, To, Message) ->
 offer_apart(Node, To, Message, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
-            case large(Route, lane_of(self(), Lanes), To, Message, trunkline_gate:charge(Message), How, Ticket) of
+            Charge = trunkline_gate:charge(Message),
+            case large(Route, lane_of(self(), Lanes), To, Message, Charge, How, Ticket) of
                 {again, Ticket1} -> offer_apart(Node, To, Message, How, Ticket1);
                 Answer -> Answer
             end;
@@ -110,7 +113,8 @@ large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, 
 %% Its place among the sender's other messages is in the lane, and is not refused there: as many
 %% as are admitted here. It counts before the message is admitted: whoever closes the gates and
 %% then waits until the lanes are empty waits for all that have been admitted.
-parcel(#route{lanes = Lanes, gate = Gate, bulk_limit = Limit} = Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
+parcel(Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
+    #route{lanes = Lanes, gate = Gate, bulk_limit = Limit} = Route,
     Bulk = trunkline_route:bulk_ix(Route),
     Place = take_place(Gate, Ix, Addressees, Parcel),
     case trunkline_gate:enter_large(Gate, Bulk, Charge, Limit) of
@@ -139,7 +143,8 @@ pack(#route{large = Large}, Message) ->
     end.
 
 %% The same as hand_over/5, of a message for so many addressees.
--spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(), packed(), how()) ->
+-spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(),
+                       packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
     case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
@@ -150,7 +155,8 @@ hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
 offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
-            case enter_packed(Route, lane_of(self(), Lanes), To, Addressees, Packed, How, Ticket) of
+            Ix = lane_of(self(), Lanes),
+            case enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket) of
                 {again, Ticket1} -> offer_packed(Node, To, Addressees, Packed, How, Ticket1);
                 Answer -> Answer
             end;
@@ -158,7 +164,8 @@ offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
             direct
     end.
 
-enter_packed(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
+enter_packed(Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
+    #route{gate = Gate, limit = Limit, lanes = Lanes} = Route,
     Charge = trunkline_gate:charge(byte_size(Binary), Addressees),
     case trunkline_gate:enter_large(Gate, Ix, Charge, Limit) of
         ok ->
@@ -171,7 +178,8 @@ enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) 
     %% It need not stand in the way of what goes to others.
     parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);
 enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
-    parcel(Route, Ix, To, Addressees, Parcel, trunkline_gate:with_addressees(Addressees, Charge), How, Ticket).
+    Together = trunkline_gate:with_addressees(Addressees, Charge),
+    parcel(Route, Ix, To, Addressees, Parcel, Together, How, Ticket).
 
 %% At the level numbered Full, by a sender whose lane is Ix.
 refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, _}, Ticket) ->
@@ -273,7 +281,8 @@ lane_of(Pid, Lanes) -> erlang:phash2(Pid, tuple_size(Lanes)) + 1.
 
 %% Hands over what must not wait, in whatever state the lanes are, as if Sender
 %% had sent it.
--spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
+-spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) ->
+          ok.
 force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, Sender) ->
     Ix = lane_of(Sender, Lanes),
     case forced(To, trunkline_gate:charge(Message)) of
@@ -291,7 +300,8 @@ forced(To, Charge) ->
         false -> trunkline_gate:without_message(Charge)
     end.
 
--spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) -> ok.
+-spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()},
+                  Sender :: pid()) -> ok.
 force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
     Ix = lane_of(Sender, Lanes),
     Charge = trunkline_gate:charge(Message),

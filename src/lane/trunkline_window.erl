@@ -95,7 +95,8 @@ by(connections, _, #sender{window = Window, most = Most} = S) ->
     S#sender{least = Least, window = max(Window, trunkline_gate:limit(Least))}.
 
 start(Least, S) ->
-    S#sender{window = trunkline_gate:limit(Least), least = Least, round = none, rate = 0, rate_before = 0, period = none}.
+    S#sender{window = trunkline_gate:limit(Least), least = Least, round = none, rate = 0,
+             rate_before = 0, period = none}.
 
 -spec is_open(sender()) -> boolean().
 is_open(#sender{window = Window, in_flight = InFlight}) -> InFlight < Window.
@@ -108,7 +109,8 @@ sent(_, Charge, #sender{in_flight = InFlight} = S) ->
 
 %% RoundTrip: to the peer, as measured apart from the batches; 0 is not known.
 -spec acked(Now :: nanoseconds(), charge(), RoundTrip :: microseconds(), sender()) -> sender().
-acked(Now, Charge, RoundTrip, #sender{in_flight = InFlight, delivered = Delivered, round = Round} = S) ->
+acked(Now, Charge, RoundTrip,
+      #sender{in_flight = InFlight, delivered = Delivered, round = Round} = S) ->
     S1 = S#sender{in_flight = InFlight - Charge, acked = ?WRAP(S#sender.acked + Charge),
                   delivered = Delivered + trunkline_gate:bytes(Charge)},
     case Round of
@@ -137,7 +139,8 @@ start_round(Now, #sender{delivered = Delivered, in_flight = InFlight} = S) ->
 end_round(Now, RoundTrip, #round{start = Start, before = Before},
           #sender{delivered = Delivered, least = Least, most = Most} = S) ->
     Time = max(1, max(Now - Start, RoundTrip * 1000)),
-    #sender{rate = Rate, rate_before = RateBefore} = S1 = rate(Now, (Delivered - Before) * 1_000_000_000 div Time, S),
+    #sender{rate = Rate, rate_before = RateBefore} = S1 =
+        rate(Now, (Delivered - Before) * 1_000_000_000 div Time, S),
     Ample = case trunkline_distance:is_far(RoundTrip) of
                 true -> ?AMPLE * max(Rate, RateBefore) * RoundTrip div 1_000_000;
                 false -> ?FIRST
