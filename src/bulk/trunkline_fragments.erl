@@ -13,7 +13,7 @@
 -module(trunkline_fragments).
 -moduledoc false.
 
--export([new/0, add/3, next/3, cut/3, done/2, is_waiting/1, is_empty/1, bytes/1]).
+-export([new/0, add/3, next/3, cut/3, counted/3, done/2, is_waiting/1, is_empty/1, bytes/1]).
 
 -export_type([fragments/0, fragment/0, id/0]).
 
@@ -100,6 +100,12 @@ cut(Carrier, Arrived, #fragments{given = Given} = F) ->
         error ->
             F
     end.
+
+%% The same, but the carrier goes on, and so does the count of all that has ever arrived by it.
+-spec counted(carrier(), Arrived :: non_neg_integer(), fragments()) -> fragments().
+counted(Carrier, Arrived, F) ->
+    #fragments{given = Given} = F1 = cut(Carrier, Arrived, F),
+    F1#fragments{given = Given#{Carrier => {Arrived, queue:new()}}}.
 
 is_idle(Id, #fragments{parcels = Parcels}) ->
     case Parcels of

@@ -11,6 +11,11 @@
 %%       |           |               | -- arrived ------------> |
 %%       |           | -- cut -----> |  this carrier is broken
 %%       |           | <-cut, count- |  so many have come by it
+%%       |           | -- forget --> |  the trunk knows that
+%%
+%% The answer may be lost with the connection between the nodes, and the session go on over another
+%% one. Then the trunk asks again: what a carrier has brought is known here until it says forget.
+%% (One that does not resume sessions never says that, nor does it ask again.)
 %%
 %% The mailbox must be on the heap, whatever the node's default is: the trunk says `cut' when
 %% it knows that a carrier has ended, which at the peer is another process, and no fragment of
@@ -35,7 +40,8 @@
          stats :: trunkline_stats:stats(),
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
          receivers = #{} :: #{pid() => {carrier(), Trunk :: pid()}},
-         received = #{} :: #{pid() => non_neg_integer()}}).    % by a receiver, or a carrier
+         %% By a receiver, or by a carrier that is the distribution's or has ended.
+         received = #{} :: #{pid() | carrier() => pos_integer()}}).
 
 -define(QUIET, 1000).                % ms
 -define(IS_LANE(Lane, S), is_integer(Lane), Lane > 0, Lane =< tuple_size((S)#dock.inlets)).
@@ -74,11 +80,13 @@ handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
     {noreply, S1};
 handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
     {noreply, count(Carrier, Carrier, Trunk, S)};
-handle_info({cut, Trunk, Token}, #dock{receivers = Receivers} = S) ->
+handle_info({forget, Carrier}, #dock{received = Received} = S) ->
+    {noreply, S#dock{received = maps:remove(Carrier, Received)}};
+handle_info({cut, Trunk, Token}, #dock{receivers = Receivers, received = Received} = S) ->
     %% It must not receive more after it has been counted.
     case [R || {R, {T, _}} <- maps:to_list(Receivers), T =:= Token] of
         [Receiver] -> exit(Receiver, kill);
-        [] -> tell(Trunk, {cut, Token, 0})
+        [] -> tell(Trunk, {cut, Token, maps:get(Token, Received, 0)})
     end,
     {noreply, S};
 handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
@@ -129,8 +137,13 @@ arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
 
 %% The last word about a carrier.
 count(Pid, Carrier, Trunk, #dock{received = Received} = S) ->
-    tell(Trunk, {cut, Carrier, maps:get(Pid, Received, 0)}),
-    S#dock{received = maps:remove(Pid, Received)}.
+    Count = maps:get(Pid, Received, 0),
+    tell(Trunk, {cut, Carrier, Count}),
+    Others = maps:remove(Pid, Received),
+    S#dock{received = case Count > 0 andalso trunkline_peers:can(node(Trunk), resume) of
+                          true -> Others#{Carrier => Count};
+                          false -> Others
+                      end}.
 
 tell(Pid, What) ->
     _ = erlang:send(Pid, What, [noconnect]),

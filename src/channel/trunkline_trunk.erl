@@ -18,6 +18,10 @@
 %% A carrier that breaks costs nothing: the dock says how many of its fragments
 %% have arrived, and the others go by another one.
 %%
+%% While the session is suspended there are no carriers. When it goes on, other ones are made, and
+%% the dock is asked once more what it has not answered: questions and answers may have been lost
+%% with the connection. What it has counted it keeps until it has heard that the answer came.
+%%
 %% A trunk lives for one session of a link. It has no bound of its own: what comes
 %% here has passed the gate, and is counted there until it has been delivered.
 -module(trunkline_trunk).
@@ -60,6 +64,9 @@
          carriers = #{} :: #{pid() => #carrier{}},
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
+         %% Those of which it is not known how many of their fragments have arrived.
+         asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
+         suspended = false :: boolean(),
          opening = [] :: [pid()],                      % carriers that are making a connection
          %% When a connection is tried again (monotonic, ms), and how long to wait if that
          %% fails too. `never': they are not wanted.
@@ -75,12 +82,13 @@ start_link(Node, Dock, {Options, Stats}) ->
                                         [{hibernate_after, ?PAUSE}]),
     Trunk.
 
-%% The distribution's connection is lost, or there is another one.
+%% The connection between the nodes is lost: nothing can be sent.
 -spec suspend(pid()) -> ok.
-suspend(_) -> ok.
+suspend(Trunk) -> gen_server:cast(Trunk, suspend).
 
+%% The nodes are connected again, and the dock is the same.
 -spec resume(pid()) -> ok.
-resume(_) -> ok.
+resume(Trunk) -> gen_server:cast(Trunk, resume).
 
 %% Of a trunk that has ended nothing should be seen in info/1.
 -spec ended(trunkline_stats:stats()) -> ok.
@@ -102,6 +110,19 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #trunk{}) -> {noreply, #trunk{}}.
+handle_cast(suspend, #trunk{opening = Opening, carriers = Carriers, asked = Asked} = S) ->
+    lists:foreach(fun(Pid) -> exit(Pid, kill) end, Opening),
+    Suspended = S#trunk{suspended = true, opening = [], waiting = none,
+                        asked = Asked#{self() => []}},
+    {noreply, lists:foldl(fun retire/2, Suspended, maps:keys(Carriers))};
+handle_cast(resume, #trunk{asked = Asked, retry = Retry} = S) ->
+    lists:foreach(fun(Name) -> ask(Name, S) end, maps:keys(Asked)),
+    %% Whatever kept a connection from being made, or ended it, was the same break.
+    Resumed = case Retry of
+                  never -> S;
+                  _ -> S#trunk{retry = now, pause = ?PAUSE}
+              end,
+    {noreply, pump(Resumed#trunk{suspended = false})};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -121,15 +142,19 @@ handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats 
         #{} ->
             {noreply, S}
     end;
-handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
-    <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
-    trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
-    %% Nothing needs the distribution any more.
-    Others = maps:remove(self(), Carriers),
-    Carrier = #carrier{name = Token, kind = connection},
-    {noreply, pump(show(S#trunk{opening = lists:delete(Pid, Opening),
-                                carriers = Others#{Pid => Carrier}}))};
-handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
+handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening} = S) ->
+    case lists:member(Pid, Opening) of
+        true -> {noreply, ready(Pid, Token, CongestionControl, S)};
+        false -> {noreply, S}                % it was given up
+    end;
+handle_info({cut, Trunk, Received}, #trunk{asked = Asked} = S) when Trunk =:= self() ->
+    {noreply, case Asked of
+                  #{Trunk := _} -> pump(counted(Received, S));
+                  #{} -> S                   % it was asked twice
+              end};
+handle_info({cut, Name, Received},
+            #trunk{carriers = Carriers, fragments = Fragments, asked = Asked} = S) ->
+    confirm(Name, S),
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
                  %% The connection is gone; the dock knows already.
@@ -138,7 +163,8 @@ handle_info({cut, Name, Received}, #trunk{carriers = Carriers, fragments = Fragm
              [] ->
                  S
          end,
-    {noreply, pump(S1#trunk{fragments = trunkline_fragments:cut(Name, Received, Fragments)})};
+    {noreply, pump(S1#trunk{fragments = trunkline_fragments:cut(Name, Received, Fragments),
+                            asked = maps:remove(Name, Asked)})};
 handle_info({'DOWN', _, process, Pid, Reason}, #trunk{carriers = Carriers, opening = Opening} = S) ->
     case lists:member(Pid, Opening) of
         true -> {noreply, pump(not_connected(Reason, S#trunk{opening = lists:delete(Pid, Opening)}))};
@@ -169,7 +195,24 @@ count(Parcel, #trunk{stats = Stats}) ->
     trunkline_stats:add(Stats, peer, large_messages, 1),
     trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)).
 
+ready(Pid, Token, CongestionControl,
+      #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
+    <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
+    trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
+    %% Nothing needs the distribution any more.
+    Others = maps:remove(self(), Carriers),
+    Carrier = #carrier{name = Token, kind = connection},
+    pump(show(S#trunk{opening = lists:delete(Pid, Opening), carriers = Others#{Pid => Carrier}})).
+
+%% By the distribution this process has the same name over all connections. So the dock counts on,
+%% and nothing is sent between the question and the answer.
+counted(Received, #trunk{fragments = Fragments, asked = Asked} = S) ->
+    S#trunk{fragments = trunkline_fragments:counted(self(), Received, Fragments), plain = 0,
+            asked = maps:remove(self(), Asked)}.
+
 %% Gives every carrier that is not busy something to do.
+pump(#trunk{suspended = true} = S) ->
+    S;
 pump(#trunk{carriers = Carriers} = S) ->
     S1 = lists:foldl(fun give/2, stir(S), [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)]),
     case trunkline_fragments:is_waiting(S1#trunk.fragments) of
@@ -293,6 +336,8 @@ most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) 
 connections(#trunk{carriers = Carriers}) ->
     length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
 
+by_distribution(#trunk{asked = Asked} = S) when is_map_key(self(), Asked) ->
+    S;
 by_distribution(S) ->
     Carrier = #carrier{name = self(), kind = distribution},
     give(self(), show(S#trunk{carriers = #{self() => Carrier}})).
@@ -302,7 +347,8 @@ may_connect(#trunk{retry = Retry}) -> Retry =:= now.
 %% Nobody knows how many others try again after the same event: each waits a time of
 %% its own, and longer every time.
 not_connected(Reason, #trunk{pause = Pause, node = Node, carriers = Carriers} = S) ->
-    Pause =:= ?PAUSE andalso map_size(Carriers) =:= 0 andalso
+    Pause =:= ?PAUSE andalso map_size(Carriers) =:= 0 andalso Reason =/= {shutdown, noconnection}
+        andalso
         ?LOG_WARNING("trunkline: there is no connection for large messages to ~ts, they go by "
                      "distribution: ~tP", [Node, Reason, 20]),
     later(Pause, min(?LONGEST_PAUSE, 2 * Pause), S).
@@ -339,14 +385,24 @@ short_lived(#carrier{since = Since}, S) ->
     end.
 
 %% Only when it is dead it has certainly sent nothing behind the question.
-retired(Pid, #trunk{retired = Retired, dock = Dock} = S) ->
+retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
     case maps:take(Pid, Retired) of
         {Name, Retired1} ->
-            _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
-            S#trunk{retired = Retired1};
+            ask(Name, S),
+            S#trunk{retired = Retired1, asked = Asked#{Name => []}};
         error ->
             S
     end.
+
+ask(Name, #trunk{dock = Dock}) ->
+    _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
+    ok.
+
+%% The dock may forget that carrier.
+confirm(Name, #trunk{node = Node, dock = Dock}) ->
+    trunkline_peers:can(Node, resume) andalso
+        erlang:send(Dock, {forget, Name}, [noconnect]),
+    ok.
 
 %% When there is nothing to do, connections are kept for a while.
 rest(#trunk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S) when map_size(Carriers) > 0 ->
