@@ -3,7 +3,7 @@
 BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct properties nemesis elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
+.PHONY: help demo compare test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -33,6 +33,11 @@ nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=.
 	@tools/need erlang rebar3 common_test
 	LANES=$(LANES) NEMESIS_SECONDS=$(or $(SECONDS),120) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
 	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE
+
+breaks: ## connections between nodes break under load, and sessions go on: make breaks BREAKS=1000 LANES=tcp
+	@tools/need erlang rebar3 common_test wan
+	LANES=$(LANES) BREAKS=$(or $(BREAKS),100) SEED=$(SEED) FAULTS=$(FAULTS) \
+	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE --case breaks
 
 elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers, and the pages' Elixir
 	@tools/need erlang rebar3 elixir common_test proper

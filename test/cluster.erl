@@ -3,7 +3,7 @@
 %% make, break and stall.
 -module(cluster).
 
--export([start/0, start/1, start/2, start/3, start/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
+-export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1, in_loop/1]).
@@ -47,6 +47,14 @@ start(Env, NameOrBoth, Args, Path) ->
         _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env], ?BOOT)
     end,
     {Peer, Node, OsPid}.
+
+%% In a network namespace of its own (tools/wan).
+start_at(Wan, Site, Env, Args) ->
+    Node = wan:start_node(Wan, Site, peer:random_name(atom_to_list(Site)),
+                          Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
+    ok = call(Node, logger, set_primary_config, [level, error]),
+    ok = call(Node, ?MODULE, start_trunkline, [Env]),
+    Node.
 
 %% Who had it before may not have ended yet.
 is_free(Name) ->

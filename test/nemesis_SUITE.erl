@@ -1,5 +1,9 @@
 %% Random faults under load, at three nodes with several senders each.
 %%
+%% In a `resume' round only connections break, sessions outlive them (resume_time), and nothing may be
+%% lost, doubled or out of order, nor a call or a monitor notice. Where network namespaces are
+%% allowed its nodes are in one each, so that packets between them can be dropped.
+%%
 %% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and
 %% the faults, with how many messages there are between them. (When exactly a fault happens depends
 %% on the machine, too.) In a `good' round nothing may be lost, in a `bad' one it must be counted.
@@ -9,31 +13,37 @@
 %%     make nemesis SECONDS=600                 for so long; a line for each round
 %%     make nemesis SEED=4711 SECONDS=1         one round, that of this seed
 %%     make nemesis LANES=tcp                   lanes on connections of their own (tls)
+%%     make breaks BREAKS=1000                  resume rounds until there have been so many breaks
 %%
-%% NEMESIS=good or bad chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
+%% NEMESIS=good, bad or resume chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
 %%
 %% A round that fails shows its seed; SEED=... begins with that round.
 -module(nemesis_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, suite/0, checks/1, random_faults/1]).
+-export([all/0, suite/0, checks/1, random_faults/1, breaks/1]).
 
 -define(SECONDS, 120).
+-define(BREAKS, 24).
 %% ms
 -define(STALLED, 3_000).           % a fault does not wait longer for messages
 -define(HEALED, 60_000).
+-define(NOTICED, 60_000).          % a connection that has died
 -define(AT_REST, 60_000).          % a watcher of trunkline_monitors ends after up to 30 seconds
 
-suite() -> [{timetrap, {seconds, seconds() + 900}}].
+suite() -> [{timetrap, {seconds, seconds() + 20 * breaks() + 900}}].
 
-all() -> [checks, random_faults].
+all() -> [checks, random_faults, breaks].
+
+breaks() -> list_to_integer(env("BREAKS", integer_to_list(?BREAKS))).
 
 seconds() -> list_to_integer(env("NEMESIS_SECONDS", integer_to_list(?SECONDS))).
 
 env(Name, Default) ->
     case os:getenv(Name, "") of
         "" -> Default;
+        Value when is_atom(Default) -> list_to_atom(Value);
         Value -> Value
     end.
 
@@ -61,24 +71,31 @@ checks(_) ->
     ?assertNot(nemesis_check:covered(9, Cover#{broken := true})).
 
 random_faults(_) ->
-    Seed = case env("SEED", "") of
-               "" -> rand:uniform(1_000_000);
-               Given -> list_to_integer(Given)
-           end,
-    case rounds(Seed, erlang:monotonic_time(second) + seconds(), []) of
-        [] -> ok;
-        Failed -> ct:fail("~ts", [[io_lib:format("seed ~b:~n~ts", [S, Text])
-                                   || {S, Text} <- Failed]])
+    End = erlang:monotonic_time(second) + seconds(),
+    failed(rounds(seed(), env("NEMESIS", any),
+                  fun(_) -> erlang:monotonic_time(second) < End end, {0, []})).
+
+breaks(_) ->
+    Wanted = breaks(),
+    failed(rounds(seed(), resume, fun(Breaks) -> Breaks < Wanted end, {0, []})).
+
+seed() ->
+    case env("SEED", "") of
+        "" -> rand:uniform(1_000_000);
+        Given -> list_to_integer(Given)
     end.
 
-rounds(Seed, End, Failed) ->
-    Failed1 = case one_round(Seed) of
-                  ok -> Failed;
-                  {failed, Text} -> [{Seed, Text} | Failed]
-              end,
-    case erlang:monotonic_time(second) < End of
-        true -> rounds(Seed + 1, End, Failed1);
-        false -> lists:reverse(Failed1)
+failed([]) ->
+    ok;
+failed(Failed) ->
+    ct:fail("~ts", [[io_lib:format("seed ~b:~n~ts", [S, Text]) || {S, Text} <- Failed]]).
+
+rounds(Seed, Kind, IsMore, {Breaks, Failed}) ->
+    {N, Result} = one_round(Seed, Kind),
+    Sum = {Breaks + N, [{Seed, Text} || {failed, Text} <- [Result]] ++ Failed},
+    case IsMore(Breaks + N) of
+        true -> rounds(Seed + 1, Kind, IsMore, Sum);
+        false -> lists:reverse(element(2, Sum))
     end.
 
 say(Format, Args) ->
@@ -117,6 +134,71 @@ faults() ->
      {drain, 4, nothing, fun drain/2},
      {drain_all, 2, nothing, fun drain_all/2},
      {restart_named, 5, nothing, fun restart_named/2}].
+
+%% What ends a connection between nodes (`break'), and what ends others meanwhile. Those of the
+%% network need a namespace for each node.
+faults(Where) ->
+    [{disconnect, 6, break, fun disconnect/2},
+     {disconnect_both, 2, break, fun disconnect_both/2},
+     {close_distribution, 4, break, fun close_distribution/2},
+     {disconnect_again, 3, break, fun disconnect_again/2},
+     {silence, 2, break, fun silence/2},
+     {stop_node, 3, nothing, fun stop_node/2},
+     {close_connection, 2, nothing, fun close_connection/2},
+     {kill_carrier, 1, nothing, kill(trunkline_carrier)},
+     {kill_receiver, 1, nothing, kill(trunkline_receiver)},
+     {kill_writer, 1, nothing, kill(trunkline_writer)}]
+        ++ [{drop, 2, break, fun drop/2} || Where =:= apart]
+        ++ [{drop_one_way, 2, break, fun drop_one_way/2} || Where =:= apart].
+
+%% Both, at the same time.
+disconnect_both(#{at := At, to := To}, C) ->
+    all_nodes(fun(Id, #{node := Node}) ->
+                      [Other] = [At, To] -- [Id],
+                      cluster:call(Node, erlang, disconnect_node, [name_of(Other, C)])
+              end, maps:with([At, To], maps:get(nodes, C))),
+    C.
+
+%% Its socket, without a farewell.
+close_distribution(#{at := At, to := To}, C) ->
+    at(At, nemesis_node, close_distribution, [name_of(To, C)], C).
+
+%% As soon as they are connected again; what goes on between the links then is interrupted.
+disconnect_again(#{at := At, to := To, r := R} = Args, C) ->
+    lists:foreach(fun(_) ->
+                          _ = disconnect(Args, C),
+                          cluster:await(fun() -> is_connected(At, To, C) end, ?NOTICED)
+                  end, lists:seq(1, 2 + R rem 3)),
+    disconnect(Args, C).
+
+%% The node stands still until the other has given it up.
+silence(#{at := At, to := To}, C) ->
+    Node = node_at(At, C),
+    ok = cluster:suspend(Node),
+    try cluster:await(fun() -> not is_connected(To, At, C) end, ?NOTICED)
+    after cluster:continue(Node)
+    end,
+    C.
+
+%% No packet passes, until one of them has noticed, and for a while longer.
+drop(#{r := R} = Args, C) -> drop(Args, both, R rem 2_000, C).
+
+drop_one_way(#{at := At, r := R} = Args, C) -> drop(Args, At, R rem 2_000, C).
+
+drop(#{at := At, to := To}, From, Time, #{wan := Wan} = C) ->
+    Link = link_of(At, To),
+    ok = wan:set(Wan, Link, From, #{loss => 100}),
+    try
+        cluster:await(fun() -> not is_connected(At, To, C) orelse not is_connected(To, At, C) end,
+                      ?NOTICED),
+        receive after Time -> ok end
+    after
+        ok = wan:set(Wan, Link, both, #{loss => 0})
+    end,
+    C.
+
+is_connected(At, To, C) ->
+    lists:member(name_of(To, C), cluster:call(node_at(At, C), erlang, nodes, [connected])).
 
 kill(Module) -> fun(#{at := At, r := R}, C) -> at(At, nemesis_node, kill, [Module, R], C) end.
 
@@ -209,37 +291,57 @@ kill_node(#{at := At}, #{nodes := Nodes, still := Still, env := Env} = C) ->
 %% --- the plan of a round --------------------------------------------------------------
 
 -define(NODES, [a, b, c]).
+-define(LINKS, [{a, b}, {a, c}, {b, c}]).
 
 %% Everything that is decided by chance, but for what the senders decide, from seeds of their own.
-plan(Seed) ->
+plan(Seed, Wanted) ->
     _ = rand:seed(exsss, Seed),
-    Kind = case env("NEMESIS", "") of
-               "" -> one([good, bad, bad]);
-               Given -> _ = rand:uniform(3), list_to_atom(Given)
+    Any = one([good, bad, bad]),
+    Kind = case Wanted of
+               any -> Any;
+               _ -> Wanted
            end,
+    Where = where(Kind),
     Chosen = string:lexemes(env("FAULTS", ""), ","),
-    Faults = [Fault || {Name, _, Costs, _} = Fault <- faults(),
-                       Kind =:= bad orelse Costs =:= nothing,
+    Faults = [Fault || {Name, _, Costs, _} = Fault <- case Kind of
+                                                          resume -> faults(Where);
+                                                          _ -> faults()
+                                                      end,
+                       Kind =/= good orelse Costs =:= nothing,
                        Chosen =:= [] orelse lists:member(atom_to_list(Name), Chosen)],
     Env = [{lanes, one([1, 2, 4])},
            {queue_bytes, one([262_144, 16_384])}, {window_bytes, one([67_108_864, 65_536])},
            {large_bytes, one([65_536, 8_192])}, {bulk_bytes, one([67_108_864, 1_000_000])},
            {bulk_connections, one([1, 2])}, {bulk_idle, 1_000}]
-        ++ [{bulk_transport, dist} || one([true, false, false]), cluster:lane_transport() =:= dist],
-    #{kind => Kind, env => Env,
+        ++ [{bulk_transport, dist} || one([true, false, false]), cluster:lane_transport() =:= dist]
+        ++ [{resume_time, 300_000} || Kind =:= resume],
+    #{kind => Kind, env => Env, where => Where,
       senders => maps:from_list([{Node, [sender(Node) || _ <- lists:seq(1, 2 + rand:uniform(3))]}
                                  || Node <- ?NODES]),
       faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
-                 || _ <- lists:seq(1, 4 + rand:uniform(5))]}.
+                 || _ <- lists:seq(1, number_of_faults(Kind))]}.
+
+number_of_faults(resume) -> 12 + rand:uniform(12);
+number_of_faults(_) -> 4 + rand:uniform(5).
+
+%% (A certificate of the tests is for one host.)
+where(Kind) ->
+    case Kind =:= resume andalso cluster:lane_transport() =/= tls andalso wan:possible() of
+        ok -> apart;
+        _ -> together
+    end.
 
 fault(Kind, Faults) ->
     {Name, _, Costs, Fun} = weighted(Faults),
     [At, To | _] = shuffled(?NODES),
     Args = #{at => At, to => To, r => rand:uniform(1_000_000)},
-    Inner = [F || {Inside, _, _, _} = F <- Faults, Inside =/= stop_node, Inside =/= drain_all],
+    %% While one of the nodes stands still others can do these.
+    Inner = [F || {Inside, _, _, _} = F <- Faults,
+                  not lists:member(Inside, [stop_node, drain_all, silence, disconnect_both,
+                                            disconnect_again, drop, drop_one_way])],
     {Name, Costs, Fun,
      case one([true, false]) of
-         true when Name =:= stop_node, Kind =:= bad, Inner =/= [] ->
+         true when Name =:= stop_node, Kind =/= good, Inner =/= [] ->
              Args#{inner => inside(At, To, Inner)};
          _ ->
              Args
@@ -280,8 +382,9 @@ weighted(N, [{_, Weight, _, _} | Faults]) -> weighted(N - Weight, Faults).
 
 %% --- a round --------------------------------------------------------------------------
 
-one_round(Seed) ->
-    #{kind := Kind, faults := Faults} = Plan = plan(Seed),
+%% Answers how many connections between nodes were broken, too.
+one_round(Seed, Wanted) ->
+    #{kind := Kind, faults := Faults} = Plan = plan(Seed, Wanted),
     Names = [case Args of
                  #{inner := {Inner, _, _, _}} -> {Name, Inner};
                  #{} -> Name
@@ -298,10 +401,12 @@ one_round(Seed) ->
     say("nemesis seed ~b ~s ~.1f s: ~0p; ~0p~ts",
         [Seed, Kind, (erlang:monotonic_time(millisecond) - Started) / 1000, Names, Sums,
          [["; FAILED: ", F] || F <- Failed]]),
-    case Failed of
-        [] -> ok;
-        _ -> ct:log("~tp", [Wrong]), {failed, Failed}
-    end.
+    Failed =:= [] orelse ct:log("~tp", [Wrong]),
+    {length([Name || {_, {Name, break, _, _}} <- Faults]),
+     case Failed of
+         [] -> ok;
+         _ -> {failed, Failed}
+     end}.
 
 %% How many of each kind, and one of them.
 examples(Wrong) ->
@@ -309,12 +414,13 @@ examples(Wrong) ->
     [{length(All), hd(All)} || {_, All} <- lists:sort(maps:to_list(Kinds))].
 
 %% The state of a round: C.
-run(#{env := Env, faults := Faults} = Plan) ->
-    Nodes = start_nodes(Env),
+run(#{env := Env, faults := Faults, where := Where} = Plan) ->
+    Wan = open_wan(Where),
+    Nodes = start_nodes(Wan, Env),
     try
         Destinations = [cluster:call(Node, nemesis_traffic, start_destinations, [Id, 1, none])
                         || {Id, #{node := Node}} <- maps:to_list(Nodes)],
-        C1 = heal(#{plan => Plan, env => Env, nodes => Nodes,
+        C1 = heal(#{plan => Plan, env => Env, nodes => Nodes, wan => Wan,
                     directory => lists:foldl(fun maps:merge/2, #{}, Destinations),
                     senders => [],
                     still => none,             % who is stopped just now
@@ -335,18 +441,31 @@ run(#{env := Env, faults := Faults} = Plan) ->
                                undefined -> #{nodes => Nodes};
                                Kept -> Kept
                            end,
-        cluster:stop_all([Node || #{node := Node} <- maps:values(Last)])
+        cluster:stop_all([Node || #{node := Node} <- maps:values(Last)]),
+        Wan =:= none orelse wan:close(Wan)
     end.
 
-start_nodes(Env) ->
-    all_nodes(fun(_, #{short := Short} = Node) ->
-                      Started = cluster:start(Env, Short, arguments()),
+open_wan(apart) -> wan:open(?NODES, ?LINKS);
+open_wan(together) -> none.
+
+link_of(X, Y) ->
+    [Link] = [{A, B} || {A, B} <- ?LINKS, {A, B} =:= {X, Y} orelse {B, A} =:= {X, Y}],
+    Link.
+
+start_nodes(Wan, Env) ->
+    all_nodes(fun(Id, #{short := Short} = Node) ->
+                      Started = case Wan of
+                                    none -> cluster:start(Env, Short, arguments());
+                                    _ -> cluster:start_at(Wan, Id, Env, arguments())
+                                end,
                       ready(Started),
                       Node#{node => Started}
               end, maps:from_list([{Id, #{short => peer:random_name("nemesis_" ++ atom_to_list(Id)),
                                           incarnation => 1}} || Id <- ?NODES])).
 
-arguments() -> ["+P", "4096" | cluster:dist_arguments()].
+%% (A node that is not heard of for four seconds, give or take one, is given up.)
+arguments() -> ["+P", "4096", "-kernel", "net_ticktime", "4", "-kernel", "net_setuptime", "3"
+                | cluster:dist_arguments()].
 
 ready(Node) -> ok = cluster:call(Node, nemesis_node, install_log, []).
 
@@ -451,13 +570,14 @@ settle(#{nodes := Nodes, senders := All} = C) ->
         ++ [{odd, Key, O} || Key <- lists:usort([Key || {Key, _} <- maps:keys(Sent)]),
                              is_alive(Key, C),
                              O <- nemesis_check:odd(of_key(Key, Sent), maps:get(Key, Received, []))]
-        ++ losses(Missing, Counted, C) ++ wrong(Odd, C)
+        ++ losses(Missing, Counted, C) ++ wrong(Odd, C) ++ resumed(C)
         ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
     C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
                  received => sum(lists:append(maps:values(Received))),
                  lost => lists:sum(maps:values(Missing)),
                  counted => lists:sum([lost(L) || {L, _, _} <- maps:values(Counted)]),
                  doubled => length(Doubled), out_of_order => length(Disordered),
+                 resumed => resumptions(C),
                  failed_calls => lists:sum(maps:values(Reasons))},
        wrong := lists:reverse(Wrong) ++ maps:get(wrong, C)}.
 
@@ -521,7 +641,20 @@ is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
     #{From := #{incarnation := I}, To := #{incarnation := J}} = Nodes,
     {I, J} =:= {Theirs, Ours}.
 
-is_good(#{plan := #{kind := Kind}}) -> Kind =:= good.
+is_good(#{plan := #{kind := Kind}}) -> Kind =/= bad.
+
+%% All sessions go on over the next connection, and nothing is even supposed to be lost.
+resumed(#{plan := #{kind := resume}, nodes := Nodes}) ->
+    [{session_ended, {Id, Peer}, Counted}
+     || {Id, #{node := Node}} <- maps:to_list(Nodes),
+        {Peer, Counted} <- cluster:call(Node, nemesis_node, sessions, []),
+        maps:without([resumed], Counted) =/= #{sessions => 1, lost => 0, fallbacks => 0}];
+resumed(_) ->
+    [].
+
+resumptions(#{nodes := Nodes}) ->
+    lists:sum([R || #{node := Node} <- maps:values(Nodes),
+                    {_, #{resumed := R}} <- cluster:call(Node, nemesis_node, sessions, [])]).
 
 %% #{{From, To} => {Causes, Fallbacks, Broken}}, of all that have been at From.
 counted(#{nodes := Nodes} = C) ->

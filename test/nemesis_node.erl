@@ -1,7 +1,8 @@
 %% What nemesis_SUITE does to a node, and reads there. These functions run at the node.
 -module(nemesis_node).
 
--export([kill/2, kill_name/1, close_connection/1, fill/1, rest/0, keep_counters/0, counted/0]).
+-export([kill/2, kill_name/1, close_connection/1, close_distribution/1, fill/1]).
+-export([rest/0, keep_counters/0, counted/0, sessions/0]).
 -export([install_log/0, log/2, logged/0]).
 
 -include("../src/lane/trunkline_route.hrl").
@@ -52,6 +53,14 @@ close_connection(Random) ->
     case [Port || {Port, Owner} <- ports(), lists:member(Owner, Owners)] of
         [] -> none;
         Ports -> cluster:close(lists:nth(Random rem length(Ports) + 1, Ports)), closed
+    end.
+
+%% Of the connection with that node, as if its end were gone.
+close_distribution(Node) ->
+    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
+        {Node, Port} when is_port(Port) -> cluster:close(Port);
+        {Node, Pid} -> exit(Pid, kill);
+        false -> none
     end.
 
 ports() ->
@@ -126,6 +135,13 @@ counted() ->
                         {{Q0, U0, C0, N0}, F0, B0} = maps:get(Node, Sums, {{0, 0, 0, 0}, 0, 0}),
                         Sums#{Node => {{Q0 + Q, U0 + U, C0 + C, N0 + N}, F0 + F, B0 + B}}
                 end, #{}, counters()).
+
+%% #{Node => how the session with it has been}
+sessions() ->
+    [{Node, #{sessions => Sessions, resumed => Resumed, fallbacks => Fallbacks,
+              lost => lists:sum(maps:values(Lost))}}
+     || {Node, #{sessions := Sessions, resumed := Resumed, lost := Lost, fallbacks := Fallbacks}}
+            <- maps:to_list(maps:get(peers, trunkline:info()))].
 
 %% --- crashes --------------------------------------------------------------------------
 
