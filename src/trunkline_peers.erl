@@ -7,8 +7,8 @@
 -module(trunkline_peers).
 -moduledoc false.
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, is_audience/1,
-         audience/0]).
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
+         is_audience/1, audience/0]).
 
 -export_type([peer/0, state/0]).
 
@@ -128,6 +128,15 @@ can(Node, Capability) ->
 of_session(Node) ->
     try ets:lookup_element(?MODULE, Node, 2)
     catch error:badarg -> none
+    end.
+
+%% Whether there is a session with that node that outlives its connection, perhaps. What goes by its
+%% lanes, and what is monitored by them, is not lost with the connection.
+-spec resumes(node()) -> boolean().
+resumes(Node) ->
+    case lookup(Node) of
+        #{agreement := #{resume_time := Time}, inlets := Inlets} -> Time > 0 andalso Inlets =/= [];
+        _ -> false
     end.
 
 rows(Node) ->

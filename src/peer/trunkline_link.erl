@@ -501,7 +501,8 @@ end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
 
-enter(up, #link{session = Session, reach = Reach} = D) ->
+enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
+    ok = trunkline_monitors:connected(Node),
     Lanes = lanes(D),
     Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
                true ->

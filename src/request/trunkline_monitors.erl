@@ -9,7 +9,7 @@
 %% module, watches:
 %%
 %%     {Caller, {}}                                  when it dies its monitors are taken back
-%%     {Session, Inlets, Node, Connection}           when all of these have ended
+%%     {Session, Inlets, Node, Mark}                 when all of these have ended
 %%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
 %%     {{retired, Inlet}}                            an inlet whose session has ended before it does
 %%
@@ -21,6 +21,9 @@
 %% uses OTP's means. After an end in good order both sides have delivered all, so that the 'DOWN'
 %% still comes last. (When something was killed, it may come before messages that were in flight
 %% then.) Should the process end while nobody watches, the reason is noproc.
+%%
+%% Which connection a session has is its mark. A session that may outlive its connection is there
+%% until it ends, and when it goes on over another connection the mark says so (connected/1).
 %%
 %% {plain, Watcher} is a session too. As soon as lanes open, the monitors are moved to them: before
 %% the peer can send anything by lane. From then on the watcher only notes, for a while, how a
@@ -43,7 +46,8 @@
 -include("../lane/trunkline_route.hrl").
 
 -export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
--export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1]).
+-export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1,
+         connected/1]).
 -export([retired/1, is_present/2]).
 -export([command/3, force/4, cancel/3]).
 -export([start_link/0]).
@@ -53,6 +57,7 @@
 
 -type object() :: pid() | {RegisteredName :: atom(), node()}.
 -type session() :: pid() | {plain, Watcher :: pid()}.
+-type mark() :: trunkline_watcher:connection() | {resumes, trunkline_watcher:connection()}.
 
 %% ms
 -define(AGAIN, 1).                 % until the keeper is asked again after it has died
@@ -124,8 +129,8 @@ leave_alone() ->
 enter(Ref, Object, Node, Inlets) ->
     Session = element(1, Inlets),
     try
-        %% Before, should this process be killed;
-        is_watched(self()) orelse watch(Session, Inlets, Node),
+        %% Before, should this process be killed, and for the mark;
+        is_watched(self()) andalso is_watched(Session) orelse watch(Session, Inlets, Node),
         is_present(Session, Node) andalso begin
             true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
             %% after, should the session have ended.
@@ -166,10 +171,12 @@ watcher(Node) ->
 
 %% Whether the nodes still have the connection with which the session was marked. The link hears
 %% later that it is lost, and until then its session is found here. What is monitored by now
-%% would be lost with it, although the connection of this moment is another one, and lasts.
+%% would be lost with it, although the connection of this moment is another one, and lasts. (If the
+%% session may outlive the connection, it is not.)
 -spec is_present(session(), node()) -> boolean().
 is_present(Session, Node) ->
     case {trunkline_watcher:connection(Node), ets:lookup(?WATCHED, Session)} of
+        {_, [{_, _, _, {resumes, _}}]} -> true;
         {none, _} -> false;
         {Connection, [{_, _, _, Connection}]} -> true;
         {_, Marks} -> Marks =:= []
@@ -300,6 +307,10 @@ lanes(Node) ->
     _ = ask({lanes, Node}, ?LANES),
     ok.
 
+%% The session with that node is up, over a connection that is another one, perhaps.
+-spec connected(node()) -> ok.
+connected(Node) -> gen_server:cast(?MODULE, {connected, Node}).
+
 %% The calling process is an inlet without a session from here on. The mark goes when it ends.
 -spec retired(Inlet :: pid()) -> ok.
 retired(Inlet) ->
@@ -330,8 +341,8 @@ init(How) ->
             ok
     end,
     Known = lists:foldl(fun({Pid, {}}, S) -> watch_caller(Pid, S);
-                           ({Session, Inlets, Node, Connection}, S) ->
-                                watch_session(Session, Inlets, Node, Connection, S);
+                           ({Session, Inlets, Node, Mark}, S) ->
+                                watch_session(Session, Inlets, Node, Mark, S);
                            ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
                         end, #keeper{}, ets:tab2list(?WATCHED)),
@@ -362,6 +373,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #keeper{}) -> {noreply, #keeper{}}.
+handle_cast({connected, Node}, S) ->
+    {noreply, to_lanes(Node, marked_anew(Node, S))};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -427,9 +440,32 @@ watch_caller(Caller, #keeper{watched = Watched} = S) ->
     S#keeper{watched = Watched#{Caller => {Monitor, caller}}}.
 
 watch_session(Session, Inlets, Node, S) ->
-    watch_session(Session, Inlets, Node, trunkline_watcher:connection(Node), S).
+    watch_session(Session, Inlets, Node, mark(Session, Node), S).
 
-watch_session(Session, Inlets, Node, Connection,
+-spec mark(session(), node()) -> mark().
+mark(Session, Node) ->
+    Connection = trunkline_watcher:connection(Node),
+    case is_pid(Session) andalso trunkline_peers:resumes(Node) of
+        true -> {resumes, Connection};
+        false -> Connection
+    end.
+
+%% If there is no connection now the session will be up once more.
+marked_anew(Node, S) ->
+    case {trunkline_peers:session(Node), trunkline_watcher:connection(Node)} of
+        {Inlets, Connection} when is_tuple(Inlets), Connection =/= none ->
+            case ets:lookup(?WATCHED, element(1, Inlets)) of
+                [{Session, _, _, {resumes, _}}] ->
+                    true = ets:update_element(?WATCHED, Session, {4, {resumes, Connection}}),
+                    S;
+                _ ->
+                    S
+            end;
+        _ ->
+            S
+    end.
+
+watch_session(Session, Inlets, Node, Mark,
               #keeper{watched = Watched, sessions = Sessions} = S) ->
     case [Inlet || Inlet <- tuple_to_list(Inlets), not is_of_session(Inlet, Watched)] of
         [] ->
@@ -438,7 +474,7 @@ watch_session(Session, Inlets, Node, Connection,
             Monitors =
                 maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}}
                                 || Inlet <- New]),
-            true = ets:insert(?WATCHED, {Session, Inlets, Node, Connection}),
+            true = ets:insert(?WATCHED, {Session, Inlets, Node, Mark}),
             _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
             S#keeper{watched = maps:merge(Watched, Monitors),
                      sessions =
@@ -486,7 +522,11 @@ caller_ended(Caller) ->
 %% The mark has to go first, but a successor must find what this process has not done: in
 %% the rows themselves. What the caller has handed over may come to the next session.
 session_ended(Session, S) ->
-    [{_, _, Node, Connection}] = ets:take(?WATCHED, Session),
+    [{_, _, Node, Mark}] = ets:take(?WATCHED, Session),
+    Connection = case Mark of
+                     {resumes, Last} -> Last;
+                     _ -> Mark
+                 end,
     case Session of
         {plain, Watcher} -> true = ets:delete_object(?WATCHED, {{node, Node}, Watcher});
         _ -> true
