@@ -21,7 +21,7 @@ may_call(bulk) -> [channel];
 may_call(lane) -> [bulk, channel];
 may_call(request) -> [lane];
 may_call(otp) -> [request, lane, api];           % some of them are only names for the API
-may_call(inbox) -> [lane];
+may_call(inbox) -> [request, lane];
 may_call(peer) -> [request, lane, bulk, channel];     % starts and connects all of these
 may_call(root) -> [];
 may_call(api) -> [peer, inbox, otp, request, lane, bulk, channel].

@@ -1,7 +1,7 @@
 %% What nemesis_SUITE does to a node, and reads there. These functions run at the node.
 -module(nemesis_node).
 
--export([kill/2, kill_name/1, close_connection/1, close_distribution/1, fill/1]).
+-export([by_kind/1, kill/2, kill_name/1, close_connection/1, close_distribution/1, fill/1]).
 -export([rest/0, keep_counters/0, counted/0, sessions/0]).
 -export([install_log/0, log/2, logged/0]).
 

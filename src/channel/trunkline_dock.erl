@@ -51,7 +51,8 @@ start_link(Inlets, Stats) ->
     %% Not by gen_server:start_link: with the link it should end without a report.
     {ok, Dock} = gen_server:start(?MODULE, {self(), list_to_tuple(Inlets), Stats},
                                   [{hibernate_after, ?QUIET},
-                                   {spawn_opt, [{fullsweep_after, 0}, {message_queue_data, on_heap}]}]),
+                                   {spawn_opt, [{fullsweep_after, 0},
+                                                {message_queue_data, on_heap}]}]),
     Dock.
 
 -spec init({pid(), tuple(), trunkline_stats:stats()}) -> {ok, #dock{}}.
@@ -121,7 +122,8 @@ invite(Wanted, Trunk, #dock{receivers = Receivers} = S) ->
             {Error, S}
     end.
 
-fragment(Carrier, Id, Size, Offset, Data, #dock{received = Received, reassembly = Reassembly} = S) ->
+fragment(Carrier, Id, Size, Offset, Data, S) ->
+    #dock{received = Received, reassembly = Reassembly} = S,
     node(Carrier) =:= node() orelse tell(Carrier, {taken, self()}),
     S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
     case trunkline_reassembly:add(Id, Size, Offset, Data, Reassembly) of

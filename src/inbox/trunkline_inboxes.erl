@@ -44,6 +44,7 @@
 %% ms between two looks at what is outstanding
 -define(AUDIT, 1000).
 -define(LOST, 10_000).
+-define(SILENCE, 5_000).
 -define(AGAIN, 1).
 %% ms: a connection that was busy may be no more.
 -define(LATER, 100).
@@ -78,7 +79,8 @@
 -record(account,
         {keys :: [key()],
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
-         missing = none :: none | integer()}).  % ms: since when the inbox has had less
+         %% ms: since when the inbox has had less, and when that was seen last.
+         missing = none :: none | {Since :: integer(), Seen :: integer()}}).
 -record(state,
         {accounts = #{} :: #{Keeper :: pid() => #account{}},
          watched = #{} :: #{Keeper :: pid() => []},
@@ -547,14 +549,14 @@ busy_timer(S) ->
 tell_guest(_, [], Guests) ->
     Guests;
 tell_guest(Node, [News | Others], Guests) ->
-    case erlang:send({?MODULE, Node}, in_full(News), [noconnect, nosuspend]) of
+    case trunkline_sender:tell(Node, ?MODULE, in_full(News)) of
         ok ->
             case trunkline_guests:told(Node, News, Guests) of
                 {ok, Guests1} ->
                     tell_guest(Node, Others, Guests1);
                 {monitor, Guests1} ->
                     %% (A busy connection would suspend this process here, too.)
-                    Monitor = monitor(process, {?MODULE, Node}),
+                    Monitor = trunkline_monitor:watch({?MODULE, Node}),
                     tell_guest(Node, Others, trunkline_guests:monitored(Node, Monitor, Guests1))
             end;
         nosuspend ->
@@ -574,8 +576,10 @@ in_full(Keeper) ->
     end.
 
 tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
-    case erlang:send({?MODULE, node(Host)}, {visiting, Visit, node()}, [noconnect, nosuspend]) of
-        ok -> S#state{hosts = trunkline_hosts:introduced(Host, monitor(process, Host), Hosts)};
+    case trunkline_sender:tell(node(Host), ?MODULE, {visiting, Visit, node()}) of
+        ok ->
+            Monitor = trunkline_monitor:watch(Host),
+            S#state{hosts = trunkline_hosts:introduced(Host, Monitor, Hosts)};
         nosuspend -> S;
         noconnect -> forget(trunkline_hosts:is_away(node(Host), Hosts), S)
     end.
@@ -677,14 +681,21 @@ look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             update(Keeper, release(Keeper, Account), S)
     end.
 
-audited(Held, #row{gate = Gate, keeper = Keeper} = Row, #account{missing = Missing} = Account) ->
+audited(Held, #row{gate = Gate} = Row, #account{missing = Missing} = Account) ->
     Now = erlang:monotonic_time(millisecond),
     case atomics:get(Gate, ?LEVEL) of
         Held -> Account#account{missing = none};
-        _ when Missing =:= none -> Account#account{missing = Now};
-        _ when Now - Missing < ?LOST -> Account;
-        _ -> release(Keeper, begin_again(Row, Account))
+        _ -> missing(Now, Missing, Row, Account)
     end.
+
+%% While nothing was heard from there, all may have been on its way.
+missing(Now, {Since, Seen}, Row, Account) when Now - Seen < ?SILENCE ->
+    case Now - Since < ?LOST of
+        true -> Account#account{missing = {Since, Now}};
+        false -> release(Row#row.keeper, begin_again(Row, Account))
+    end;
+missing(Now, _, _, Account) ->
+    Account#account{missing = {Now, Now}}.
 
 %% Senders that have read the old row still enter the old gate, once.
 begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->

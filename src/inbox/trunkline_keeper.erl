@@ -467,7 +467,9 @@ pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 
 %% Strangers have no gate.
 pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S) ->
-    case trunkline_share:is_stranger(Source) orelse erlang:send({trunkline_inboxes, Node}, {credit, self(), Source, Left, Window}, [noconnect, nosuspend]) of
+    Paid = {credit, self(), Source, Left, Window},
+    case trunkline_share:is_stranger(Source)
+        orelse trunkline_sender:tell(Node, trunkline_inboxes, Paid) of
         nosuspend -> S#keeper{share = trunkline_share:unpaid(Credit, Share)};
         _ -> S
     end.

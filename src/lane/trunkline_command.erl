@@ -21,6 +21,7 @@
                  | {monitor, server(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
                  | {ended, object(), Caller :: pid(), reference()}
+                 | {tell, server()}
                  | exit()
                  | apply().
 %% The message is the reason.
@@ -36,11 +37,13 @@
 %% What is monitored, as 'DOWN' names it.
 -type object() :: pid() | {RegisteredName :: atom(), node()}.
 %% How the message of a command looks to the process that receives it.
--type wrap() :: {call, label(), gen_server:from()}
+-type wrap() :: plain
+              | {call, label(), gen_server:from()}
               | {reply, caller()}
               | {down, object() | atom(), caller()}.
 
 -spec wrap(wrap(), Message :: term()) -> term().
+wrap(plain, Message) -> Message;
 wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
@@ -51,8 +54,9 @@ is_news(To) -> is_one_of(To, [reply, down, ended]).
 
 %% Whether it counts as lost if it ends with its lane. What takes something back does not, nor does
 %% what is told again: a process that monitors another, or waits for its reply, hears of the lane's
-%% end, and asks once more. A message to a process is always missed.
+%% end, and asks once more; so do Trunkline's own processes, which tell each other things. A message
+%% to any other process is always missed.
 -spec is_missed(trunkline_lane:to()) -> boolean().
-is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended]).
+is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended, tell]).
 
 is_one_of(To, Commands) -> is_tuple(To) andalso lists:member(element(1, To), Commands).

@@ -32,7 +32,7 @@
 %% executor.
 -type address() :: {To :: pid() | atom() | reference() | trunkline_multicast:command(),
                     Receiver :: pid() | any,
-                    plain | trunkline_command:wrap()}
+                    trunkline_command:wrap()}
                  | nobody
                  | {executor, trunkline_command:apply()}
                  | {signal, trunkline_command:exit()}.
@@ -99,10 +99,7 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
         _ -> deliver(nobody, Message, Inlet)           % as plain distribution does
     end;
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
-    Wrapped = case Wrap of
-                  plain -> Message;
-                  _ -> trunkline_command:wrap(Wrap, Message)
-              end,
+    Wrapped = trunkline_command:wrap(Wrap, Message),
     case is_pid(Receiver) andalso process_info(Receiver, message_queue_data) of
         {message_queue_data, on_heap} ->
             To ! Wrapped,

@@ -15,7 +15,7 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
--export([force/3, force_apart/3, alias_of_lane/2, await_session/2, await_room/4]).
+-export([force/3, force_apart/3, tell/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -309,6 +309,20 @@ force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) -
     Place = take_place(Gate, Ix, 1, Parcel),
     ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
     send_parcel(element(Ix, Lanes), Place, Sender, To, Charge, Parcel).
+
+%% One of Trunkline's own processes tells another what neither may wait nor make a connection. If the
+%% session may outlive its connection, this outlives it too, and has its place among all else that
+%% the calling process tells that node. Otherwise it is lost with the connection.
+-spec tell(node(), pid() | atom(), Message :: term()) -> ok | nosuspend | noconnect.
+tell(Node, To, Message) ->
+    case trunkline_peers:resumes(Node) andalso trunkline_route:lookup(Node) of
+        #route{} = Route ->
+            force(Route, {{tell, To}, Message}, self());
+        _ when is_pid(To) ->
+            erlang:send(To, Message, [noconnect, nosuspend]);
+        _ ->
+            erlang:send({To, Node}, Message, [noconnect, nosuspend])
+    end.
 
 %% Fallbacks to nodes that never had a link are counted together, here.
 -define(FALLBACKS, trunkline_fallbacks).

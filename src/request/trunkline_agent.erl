@@ -145,6 +145,13 @@ address({cancel, Name, Caller}, Agent) ->
         Server when is_pid(Server) -> address({cancel, Server, Caller}, Agent);
         _ -> {nobody, Agent}
     end;
+address({tell, Pid}, Agent) when is_pid(Pid) ->
+    {Pid, plain, Agent};
+address({tell, Name}, Agent) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) -> {Pid, plain, Agent};
+        _ -> {nobody, Agent}
+    end;
 address({down, Server, Caller}, Agent) ->
     {Caller, {down, Server, Caller}, Agent};
 address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
@@ -208,6 +215,7 @@ receiver({reply, _, Pid}) -> Pid;
 receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
 receiver({ended, _, Caller, _}) -> Caller;
 receiver({exit, Pid, _}) -> Pid;
+receiver({tell, Pid}) when is_pid(Pid) -> Pid;
 receiver(_) -> unknown.
 
 pid_or_name(Pid) when is_pid(Pid) -> Pid;
@@ -347,6 +355,10 @@ direct({down, Server, Caller}, Reason, _) ->
     tell(Caller, trunkline_command:wrap({down, Server, Caller}, Reason));
 direct({ended, Object, _, Ref}, Reason, _) ->
     tell(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
+direct({tell, Pid}, Message, _) when is_pid(Pid) ->
+    tell(Pid, Message);
+direct({tell, Name}, Message, Node) ->
+    tell({Name, Node}, Message);
 direct(_, _, _) ->
     ok.
 
@@ -373,8 +385,8 @@ pass_on(none, Caller, _, Reply, Node) ->
 pass_on(Route, Caller, {Pid, Server}, Reply, _) ->
     trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server).
 
-tell(Alias, Message) ->
-    _ = erlang:send(Alias, Message, [noconnect]),
+tell(To, Message) ->
+    _ = erlang:send(To, Message, [noconnect]),
     ok.
 
 %% By the calling process, since there may be no other.

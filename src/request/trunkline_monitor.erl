@@ -19,7 +19,7 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([monitor/1, demonitor/2]).
+-export([monitor/1, watch/1, demonitor/2]).
 
 -type object() :: pid() | atom() | {RegisteredName :: atom(), node()}.
 
@@ -32,15 +32,33 @@ monitor(Object) -> erlang:monitor(process, Object).
 elsewhere(_, Object) when node() =:= nonode@nohost -> erlang:monitor(process, Object);
 elsewhere(Node, Object) ->
     case trunkline_peers:session(Node) of
-        Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets);
+        Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets, fun hand_over/3);
         _ -> plain(Node, Object, alias([reply]))
     end.
 
-by_lane(Node, Object, Inlets) ->
+%% For Trunkline's own processes: this does not wait for room, either. If the session may outlive its
+%% connection, so does the monitor.
+-spec watch(pid() | {RegisteredName :: atom(), node()}) -> reference().
+watch(Object) ->
+    Node = trunkline_monitors:node_of(Object),
+    case trunkline_peers:resumes(Node) andalso trunkline_peers:session(Node) of
+        Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets, fun force/3);
+        _ -> erlang:monitor(process, Object)
+    end.
+
+hand_over(Node, Object, Ref) ->
+    trunkline_sender:hand_over(Node, trunkline_monitors:command(Object, self(), Ref), []).
+
+force(Node, Object, Ref) ->
+    case trunkline_route:lookup(Node) of
+        none -> direct;
+        Route -> trunkline_monitors:force(Route, Object, self(), Ref)
+    end.
+
+by_lane(Node, Object, Inlets, HandOver) ->
     Ref = alias([reply]),
     case trunkline_monitors:enter(Ref, Object, Node, Inlets)
-        andalso trunkline_sender:hand_over(
-                  Node, trunkline_monitors:command(Object, self(), Ref), []) of
+        andalso HandOver(Node, Object, Ref) of
         ok ->
             %% If the connection has been lost meanwhile the caller may have been told so before,
             %% and now another session begins with a monitor that nobody waits for.

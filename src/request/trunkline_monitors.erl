@@ -49,7 +49,7 @@
 -export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1,
          connected/1]).
 -export([retired/1, is_present/2]).
--export([command/3, force/4, cancel/3]).
+-export([command/3, force/4, cancel/3, node_of/1]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -357,6 +357,7 @@ init(How) ->
 first({plain, Watcher}) -> Watcher;
 first(Inlet) -> Inlet.
 
+-spec node_of(object()) -> node().
 node_of({_, Node}) -> Node;
 node_of(Pid) -> node(Pid).
 
@@ -642,11 +643,7 @@ force(Route, Object, Caller, Ref) ->
 %% takes the caller's lane, behind what it takes back.
 -spec cancel(object(), Caller :: pid(), reference()) -> ok.
 cancel(Object, Caller, Ref) ->
-    Node = case Object of
-               {_, N} -> N;
-               Pid -> node(Pid)
-           end,
-    case trunkline_route:lookup(Node) of
+    case trunkline_route:lookup(node_of(Object)) of
         none -> ok;
         Route -> trunkline_sender:force(Route, {{demonitor, Ref}, []}, Caller)
     end.
