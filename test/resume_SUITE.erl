@@ -50,6 +50,10 @@ reunite(A, B) ->
     [cookie(X, Y, cluster:call(X, erlang, get_cookie, [])) || {X, Y} <- [{A, B}, {B, A}]],
     ok.
 
+%% By another attempt, if one has failed.
+connect(A, B) ->
+    cluster:await(fun() -> cluster:call(A, net_kernel, connect_node, [cluster:node_of(B)]) end).
+
 %% Attempts to connect are in the log as errors.
 cookie(X, Y, Cookie) ->
     ok = cluster:call(X, logger, set_primary_config, [level, none]),
@@ -153,8 +157,11 @@ calls_time_out(_) ->
     Caller = start(A, fun() ->
                               Timed = traffic:attempt(
                                         fun() -> trunkline:call(Server, {note, early}, 200) end),
-                              {Timed, trunkline:call(Server, seen, infinity), process_info(self(), messages)}
+                              true = register(timed, self()),
+                              Seen = trunkline:call(Server, seen, infinity),
+                              {Timed, Seen, process_info(self(), messages)}
                       end),
+    cluster:await(fun() -> is_pid(cluster:call(A, erlang, whereis, [timed])) end),
     together(A, B),
     ?assertMatch({ok, {{exit, {timeout, _}}, [{call, early}], {messages, []}}}, outcome(Caller)),
     still_the_first(A, B),
@@ -239,6 +246,8 @@ inbox(_) ->
     {A, B} = pair(),
     {ok, _} = cluster:call(B, mailroom, start, [{local, room}, #{}, #{messages => 100}]),
     To = {room, cluster:node_of(B)},
+    IsKnown = fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [To]) end,
+    cluster:await(fun() -> _ = cluster:call(A, trunkline, send, [To, hello]), IsKnown() end),
     Senders = cluster:call(A, mailroom, senders, [To, [a, b, c], 3_000, 100]),
     Count = fun() -> lists:sum([N || {_, N, _} <- maps:values(cluster:call(B, mailroom, summary, [room]))]) end,
     cluster:await(fun() -> Count() > 300 end),
@@ -246,7 +255,7 @@ inbox(_) ->
     lists:foreach(fun(N) ->
                           ok = cluster:call(B, mailroom, hold, [room]),
                           apart(A, B),
-                          ?assert(cluster:call(A, trunkline_inboxes, is_bounded, [To])),
+                          ?assert(IsKnown()),
                           together(A, B),
                           ok = cluster:call(B, mailroom, release, [room]),
                           Next = Count() + 300,
@@ -353,7 +362,7 @@ time_runs_out(_) ->
     #{lost := #{queued := Queued, unconfirmed := Unconfirmed}, resumed := 0} = info(A, B),
     ?assert(Queued + Unconfirmed >= 10),
     reunite(A, B),
-    cluster:await(fun() -> ok =:= cluster:connect(A, B) end),
+    connect(A, B),
     anew:await_session(A, B, 1),
     anew:await_session(B, A, 1),
     ?assertEqual(0, cluster:call(B, traffic, count, [To])),
@@ -389,7 +398,7 @@ another_incarnation(_) ->
     ok = cluster:continue(A),
     ?assertMatch({exit, {{nodedown, NodeB}, _}}, outcome(Call)),
     ?assertEqual({ok, noconnection}, outcome(Down)),
-    cluster:await(fun() -> ok =:= cluster:connect(A, New) end),
+    connect(A, New),
     anew:await_session(A, New, 1),
     ?assertEqual({reply, 0}, cluster:call(A, fun() ->
                                                      Id = trunkline:send_request(Name, count),
@@ -405,12 +414,13 @@ crash_is_noticed(_) ->
     lists:foreach(
       fun(Prepare) ->
               {A, B} = cluster:pair([{resume_time, "1d"}]),
-              [To] = cluster:call(B, traffic, start_receivers, [1]),
+              {ok, To} = cluster:call(B, server, start, [gen_server]),
               Down = start(A, fun() ->
                                       Ref = trunkline:monitor(process, To),
                                       receive {'DOWN', Ref, process, To, Why} -> Why end
                               end),
-              Call = start(A, fun() -> trunkline:call(To, none, infinity) end),
+              Call = start(A, fun() -> trunkline:call(To, {wait, here}, infinity) end),
+              await_waiting(B),
               Prepare(A, B),
               ok = cluster:kill(B),
               ?assertEqual({ok, noconnection}, outcome(Down)),
@@ -419,17 +429,22 @@ crash_is_noticed(_) ->
               stop(A, B)
       end, [fun(_, _) -> ok end, fun apart/2]).
 
+%% The server has the request.
+await_waiting(B) ->
+    cluster:await(fun() -> cluster:call(B, gen_server, call, [test_gen_server, waiting]) =:= 1 end).
+
 %% Then the session ends with the connection, as ever, at both.
 one_side_does_not(_) ->
     lists:foreach(
       fun({EnvA, EnvB}) ->
               {A, B} = cluster:pair(EnvA, EnvB),
-              [To] = cluster:call(B, traffic, start_receivers, [1]),
-              Call = start(A, fun() -> trunkline:call(To, none, infinity) end),
+              {ok, To} = cluster:call(B, server, start, [gen_server]),
+              Call = start(A, fun() -> trunkline:call(To, {wait, here}, infinity) end),
               Down = start(A, fun() ->
                                       Ref = trunkline:monitor(process, To),
                                       receive {'DOWN', Ref, process, To, Why} -> Why end
                               end),
+              await_waiting(B),
               true = anew:connection(A, B),
               ?assertMatch({exit, {{nodedown, _}, _}}, outcome(Call)),
               ?assertEqual({ok, noconnection}, outcome(Down)),
@@ -450,7 +465,7 @@ stop_while_suspended(_) ->
     ?assertMatch({exit, _}, outcome(Call)),
     reunite(A, B),
     %% B finds that Trunkline does not run there any more, and uses plain distribution.
-    cluster:await(fun() -> ok =:= cluster:connect(B, A) end),
+    connect(B, A),
     cluster:await_state(B, A, greeting),
     ok = cluster:call(A, cluster, start_trunkline, [?PATIENT]),
     cluster:await_up(A, B),
@@ -491,7 +506,7 @@ killed_while_suspended(_) ->
               _ = cluster:call(A, traffic, play_all, [[{N, [{send, To, 100} || _ <- lists:seq(1, 10)]}]]),
               ?assertEqual({Module, killed}, {Module, cluster:call(At, nemesis_node, kill, [Module, 1])}),
               reunite(A, B),
-              cluster:await(fun() -> ok =:= cluster:connect(A, B) end),
+              connect(A, B),
               cluster:await_up(A, B),
               ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{{N, again}, [{call, To, 10}]}]])),
               Got = [M || {I, M} <- cluster:call(B, traffic, received, [To]), I =:= N],
