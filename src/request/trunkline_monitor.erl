@@ -36,8 +36,8 @@ elsewhere(Node, Object) ->
         _ -> plain(Node, Object, alias([reply]))
     end.
 
-%% For Trunkline's own processes: this does not wait for room, either. If the session may outlive its
-%% connection, so does the monitor.
+%% For Trunkline's own processes: this does not wait for room, either. If the session may outlive
+%% its connection, so does the monitor.
 -spec watch(pid() | {RegisteredName :: atom(), node()}) -> reference().
 watch(Object) ->
     Node = trunkline_monitors:node_of(Object),
