@@ -10,8 +10,8 @@
 -module(bench).
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
--export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, tune/2, delay_send/2,
-         collect_garbage/0, collect_garbage/1, log_briefly/0]).
+-export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
+-export([delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
          encode/1]).
@@ -128,6 +128,12 @@ lanes_on(Transport, Node) ->
 -spec bulk_on(auto | dist, node()) -> ok.
 bulk_on(Transport, Node) ->
     _ = restart_with(bulk_transport, Transport, auto, Node),
+    ok.
+
+%% Lets sessions outlive their connection for so long (ms), or as long as that node does.
+-spec resume_for(non_neg_integer(), node()) -> ok.
+resume_for(Time, Node) ->
+    _ = restart_with(resume_time, Time, 0, Node),
     ok.
 
 restart_with(Option, Value, Default, Node) ->

@@ -7,14 +7,19 @@
 -export([main/0]).
 -export([receiver/2]).
 
+-define(RESUME, 60_000).           % ms
+
+-define(IS_OURS(V), V =:= trunkline; V =:= trunkline_tcp; V =:= resuming).
+
 main() ->
     bench:run(fun run/0).
 
 run() ->
-    {_, Node} = Peer = bench:start_peer([]),
+    %% The smaller time of the two nodes counts.
+    {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", integer_to_list(?RESUME)]),
     bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes",
               [bench:rounds()]),
-    Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- [1, 8, 100]],
+    Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- pairs()],
     bench:stop_peer(Peer),
     bench:finish("throughput", [{"messages/s", Results}], targets(Results)).
 
@@ -24,15 +29,28 @@ kinds() ->
         Kinds -> [list_to_existing_atom(K) || K <- string:lexemes(Kinds, " ")]
     end.
 
+pairs() ->
+    case os:getenv("PAIRS") of
+        false -> [1, 8, 100];
+        Pairs -> [list_to_integer(N) || N <- string:lexemes(Pairs, " ")]
+    end.
+
 measure(Pairs, Kind, Node) ->
     Variant = fun(V) ->
                       {V,
                        bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)}
               end,
     Result = {name(Pairs, Kind),
-              bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
+              bench:in_turn([Variant(V) || V <- variants()])},
     bench:table("messages/s", [same, stock, tuned], Result),
     Result.
+
+%% (`resuming': in a session that outlives its connection.)
+variants() ->
+    case os:getenv("VARIANTS") of
+        false -> [same, stock, tuned, trunkline, trunkline_tcp, resuming];
+        Variants -> [list_to_existing_atom(V) || V <- string:lexemes(Variants, " ")]
+    end.
 
 name(Pairs, Kind) ->
     lists:concat([Pairs, " to ", Pairs, ", ", case Kind of
@@ -43,7 +61,11 @@ name(Pairs, Kind) ->
 
 rate(Variant, Pairs, Kind, Node, Each) ->
     bench:tune(Node, Variant =:= tuned),
-    bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
+    case Variant of
+        trunkline_tcp -> bench:lanes_on(tcp, Node);
+        resuming -> bench:lanes_on(dist, ?RESUME, Node);
+        _ -> bench:lanes_on(dist, Node)
+    end,
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
     Receivers =
@@ -64,10 +86,10 @@ message(b1000) -> binary:copy(<<"x">>, 1000).
 
 send(_, _, _, _, 0) ->
     ok;
-send(V, ping, M, To, N) when V =:= trunkline; V =:= trunkline_tcp ->
+send(V, ping, M, To, N) when ?IS_OURS(V) ->
     _ = trunkline:send(To, {ping, N, 1}),
     send(V, ping, M, To, N - 1);
-send(V, Kind, M, To, N) when V =:= trunkline; V =:= trunkline_tcp ->
+send(V, Kind, M, To, N) when ?IS_OURS(V) ->
     _ = trunkline:send(To, M),
     send(V, Kind, M, To, N - 1);
 send(V, ping, M, To, N) ->
@@ -103,4 +125,7 @@ targets(Results) ->
         ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution",
                          at_least, 0.75,
                          bench:ratio(trunkline_tcp, trunkline, Variants))
-            || {C, Variants} <- Results, C =:= name(8, ping)].
+            || {C, Variants} <- Results, C =:= name(8, ping)]
+        ++ [bench:target(C ++ ": with sessions that are resumed / without", at_least, 0.9,
+                         bench:ratio(resuming, trunkline, Variants))
+            || {C, Variants} <- Results, lists:prefix("8 to 8", C)].

@@ -128,7 +128,8 @@ table() ->
                "in time, nothing is lost. 0: the session ends with the connection. The smaller "
                "value of the two nodes counts.",
        touch => "Set it where connections break and come back, and messages, calls and monitors "
-                "should not notice. It costs memory, and some throughput."},
+                "should not notice. It costs memory and some throughput, and it changes what "
+                "`nodedown` means."},
      #{name => listen_address, type => own_address, default => undefined,
        unit => "", since => "0.2.0",
        what => "The address of this host where peers connect. "
