@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput call monitor erpc fanout overload isolation ring mailbox distance
+BENCHES = flood throughput resume call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
 .PHONY: help demo compare test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
@@ -63,6 +63,7 @@ options: ## the options in docs/operate/configuration.md, from src/trunkline_opt
 
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
+bench-resume: ## the same with sessions that outlive their connection, and without
 bench-call: ## calls a second, and how long they take
 bench-monitor: ## 100,000 monitors of processes on another node, set and fired
 bench-erpc: ## remote procedure calls a second, and how long they take

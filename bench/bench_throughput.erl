@@ -5,9 +5,7 @@
 -module(bench_throughput).
 
 -export([main/0]).
--export([receiver/2]).
-
--define(RESUME, 60_000).           % ms
+-export([rate/5, receiver/2]).
 
 -define(IS_OURS(V), V =:= trunkline; V =:= trunkline_tcp; V =:= resuming).
 
@@ -15,11 +13,10 @@ main() ->
     bench:run(fun run/0).
 
 run() ->
-    %% The smaller time of the two nodes counts.
-    {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", integer_to_list(?RESUME)]),
+    {_, Node} = Peer = bench:start_peer([]),
     bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes",
               [bench:rounds()]),
-    Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- pairs()],
+    Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- [1, 8, 100]],
     bench:stop_peer(Peer),
     bench:finish("throughput", [{"messages/s", Results}], targets(Results)).
 
@@ -29,28 +26,15 @@ kinds() ->
         Kinds -> [list_to_existing_atom(K) || K <- string:lexemes(Kinds, " ")]
     end.
 
-pairs() ->
-    case os:getenv("PAIRS") of
-        false -> [1, 8, 100];
-        Pairs -> [list_to_integer(N) || N <- string:lexemes(Pairs, " ")]
-    end.
-
 measure(Pairs, Kind, Node) ->
     Variant = fun(V) ->
                       {V,
                        bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)}
               end,
     Result = {name(Pairs, Kind),
-              bench:in_turn([Variant(V) || V <- variants()])},
+              bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
     bench:table("messages/s", [same, stock, tuned], Result),
     Result.
-
-%% (`resuming': in a session that outlives its connection.)
-variants() ->
-    case os:getenv("VARIANTS") of
-        false -> [same, stock, tuned, trunkline, trunkline_tcp, resuming];
-        Variants -> [list_to_existing_atom(V) || V <- string:lexemes(Variants, " ")]
-    end.
 
 name(Pairs, Kind) ->
     lists:concat([Pairs, " to ", Pairs, ", ", case Kind of
@@ -59,11 +43,13 @@ name(Pairs, Kind) ->
                                                   b1000 -> "1 KB"
                                               end]).
 
+-spec rate(bench:variant(), Pairs :: pos_integer(), ping | b100 | b1000, node(),
+           Each :: pos_integer()) -> float().
 rate(Variant, Pairs, Kind, Node, Each) ->
     bench:tune(Node, Variant =:= tuned),
     case Variant of
         trunkline_tcp -> bench:lanes_on(tcp, Node);
-        resuming -> bench:lanes_on(dist, ?RESUME, Node);
+        resuming -> bench:lanes_on(dist, bench_resume:resume_time(), Node);
         _ -> bench:lanes_on(dist, Node)
     end,
     At = case Variant of same -> node(); _ -> Node end,
@@ -125,7 +111,4 @@ targets(Results) ->
         ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution",
                          at_least, 0.75,
                          bench:ratio(trunkline_tcp, trunkline, Variants))
-            || {C, Variants} <- Results, C =:= name(8, ping)]
-        ++ [bench:target(C ++ ": with sessions that are resumed / without", at_least, 0.9,
-                         bench:ratio(resuming, trunkline, Variants))
-            || {C, Variants} <- Results, lists:prefix("8 to 8", C)].
+            || {C, Variants} <- Results, C =:= name(8, ping)].

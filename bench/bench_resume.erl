@@ -1,0 +1,59 @@
+%% What it costs that a session may outlive its connection: messages a second one way, and the
+%% processor time of both nodes for each, with resume_time at 0 and above.
+%%
+%% Who keeps what it has sent has to encode it first; the runtime system does that with a table of
+%% atoms for each connection, and faster.
+-module(bench_resume).
+
+-export([main/0, resume_time/0]).
+
+main() ->
+    bench:run(fun run/0).
+
+%% ms
+-spec resume_time() -> pos_integer().
+resume_time() -> 60_000.
+
+run() ->
+    %% The smaller time of the two nodes counts.
+    {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", integer_to_list(resume_time())]),
+    bench:say("One way; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
+    Results = [{name(Pairs, Kind), measure(Pairs, Kind, Node)}
+               || Kind <- [ping, b100, b1000], Pairs <- [1, 8, 100]],
+    bench:stop_peer(Peer),
+    Rates = [part(1, Result) || Result <- Results],
+    bench:finish("resume", [{"messages/s", Rates},
+                            {"us of both nodes' processors", [part(2, R) || R <- Results]}],
+                 [bench:target(Case ++ ": with resume_time / without", at_least, 0.9,
+                               bench:ratio(resuming, trunkline, Variants))
+                  || {Case, Variants} <- Rates, lists:prefix("8 to 8", Case)]).
+
+name(Pairs, Kind) -> lists:concat([Pairs, " to ", Pairs, ", ", Kind]).
+
+measure(Pairs, Kind, Node) ->
+    Variants = bench:in_turn([{V, bench:sized(fun(N) -> figures(V, Pairs, Kind, Node, N) end)}
+                              || V <- [trunkline, resuming]]),
+    Name = name(Pairs, Kind),
+    bench:table("messages/s", [trunkline], part(1, {Name, Variants})),
+    bench:table("us of both nodes' processors", [trunkline], part(2, {Name, Variants})),
+    Variants.
+
+part(N, {Case, Variants}) -> {Case, [{V, [lists:nth(N, F) || F <- Values]} || {V, Values} <- Variants]}.
+
+figures(Variant, Pairs, Kind, Node, N) ->
+    Each = max(1, N div Pairs),
+    %% Its lanes are set up before.
+    _ = bench_throughput:rate(Variant, Pairs, Kind, Node, 1),
+    Before = processors(Node),
+    Rate = bench_throughput:rate(Variant, Pairs, Kind, Node, Each),
+    [Rate, (processors(Node) - Before) / (Pairs * Each)].
+
+%% us of both nodes, so far.
+processors(Node) -> used(node()) + used(Node).
+
+used(Node) ->
+    {ok, Stat} = file:read_file("/proc/" ++ erpc:call(Node, os, getpid, []) ++ "/stat"),
+    [_, Fields] = binary:split(Stat, <<") ">>),
+    %% Ticks of 10 ms, in user mode and in the kernel.
+    [User, System] = lists:sublist(binary:split(Fields, <<" ">>, [global]), 12, 2),
+    10_000 * (binary_to_integer(User) + binary_to_integer(System)).
