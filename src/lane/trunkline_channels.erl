@@ -12,7 +12,9 @@
 %%
 %% If the session may go on over another connection of the distribution (`again'), batches that go
 %% by the distribution are kept, too. When it is lost, all connections of this lane are of no use
-%% either; what was kept waits until the inlet has said which batch it expects.
+%% either; what was kept waits until the inlet has said which batch it expects. They are kept as
+%% they are, in a table of the lane's: the distribution encodes faster than this could, and in a
+%% table no garbage collection moves them.
 %%
 %% A batch goes to the connection that has least to write. When all have enough it waits here, and
 %% if that lasts, more connections are made: to a near peer one is enough, to a far one there are
@@ -55,6 +57,11 @@
          opening = [] :: [pid()],
          outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
          dictionary = trunkline_dictionary:new() :: trunkline_dictionary:dictionary(),
+         %% Batches that went by the distribution and may not have arrived, if that matters; their
+         %% bytes; and the number behind which they are.
+         table = none :: none | ets:table(),
+         bytes = 0 :: non_neg_integer(),
+         arrived = 0 :: non_neg_integer(),
          %% Since when there is more to send than the connections take (monotonic, ms).
          waiting = none :: none | integer(),
          %% Whether another connection may be tried now, and how long to wait if that fails.
@@ -84,7 +91,11 @@ none(Ix, Stats) ->
 new(Ix, Inlet, Sent, Options, Stats) ->
     {ok, {Distribution, none}} = trunkline_dist:open(#{inlet => Inlet}),
     #channels{ix = Ix, inlet = Inlet, distribution = Distribution, sent = Sent, options = Options,
-              stats = Stats, pause = ?PAUSE}.
+              stats = Stats, pause = ?PAUSE,
+              table = case Sent of
+                          once -> none;
+                          again -> ets:new(?MODULE, [ordered_set, private])
+                      end}.
 
 %% From now on there should be a connection, and batches should go that way.
 -spec way(way(), channels()) -> channels().
@@ -97,7 +108,13 @@ by(#channels{way = connections, ready = [_ | _]}) -> connections;
 by(_) -> distribution.
 
 -spec send(trunkline_channel:batch(), channels()) -> channels().
-send({Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
+send(Batch, C) -> send(by(C), Batch, C).
+
+send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table} = C) when Table =/= none ->
+    true = ets:insert(Table, Batch),
+    ok = trunkline_dist:send(C#channels.distribution, {batch, Batch}, silent),
+    kept(C#channels{bytes = C#channels.bytes + trunkline_gate:bytes(Charge)});
+send(_, {Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
     {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
     Outbox1 = trunkline_outbox:add(Serial, Frame, Outbox),
     pump(kept(C#channels{dictionary = Dictionary1, outbox = Outbox1})).
@@ -105,7 +122,29 @@ send({Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outb
 %% All batches up to that number are at the inlet.
 -spec arrived(non_neg_integer(), channels()) -> channels().
 arrived(Serial, #channels{outbox = Outbox} = C) ->
-    kept(C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)}).
+    kept(forget(Serial, C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)})).
+
+forget(_, #channels{table = none} = C) ->
+    C;
+forget(Serial, #channels{arrived = Arrived, bytes = Bytes, table = Table} = C)
+  when Serial > Arrived ->
+    C#channels{arrived = Serial, bytes = forget(Arrived + 1, Serial, Table, Bytes)};
+forget(_, C) ->
+    C.
+
+%% (Some went by connections.)
+forget(From, To, Table, Bytes) when From =< To ->
+    Left = case ets:member(Table, From) of
+               true ->
+                   Charge = ets:lookup_element(Table, From, 3),
+                   true = ets:delete(Table, From),
+                   Bytes - trunkline_gate:bytes(Charge);
+               false ->
+                   Bytes
+           end,
+    forget(From + 1, To, Table, Left);
+forget(_, _, _, Bytes) ->
+    Bytes.
 
 %% The distribution's connection is lost. What may not have arrived waits again.
 -spec suspend(channels()) -> channels().
@@ -120,7 +159,17 @@ suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
 %% There is another one, and batches up to that number have arrived.
 -spec resume(non_neg_integer(), channels()) -> channels().
 resume(Serial, C) ->
-    pump(arrived(Serial, C#channels{suspended = false})).
+    #channels{table = Table} = C1 = arrived(Serial, C#channels{suspended = false}),
+    Table =:= none orelse send_again(ets:first(Table), Table, C1),
+    pump(C1).
+
+send_again('$end_of_table', _, _) ->
+    ok;
+send_again(Serial, Table, #channels{distribution = Distribution} = C) ->
+    [Batch] = ets:lookup(Table, Serial),
+    count(again, C),
+    ok = trunkline_dist:send(Distribution, {batch, Batch}, silent),
+    send_again(ets:next(Table, Serial), Table, C).
 
 %% A message that the lane has got. `unknown': it is not from a connection that is there.
 -spec event(term(), channels()) -> channels() | unknown.
@@ -163,7 +212,8 @@ timeout(_, _, C) ->
 
 %% What is here is of no use any more.
 -spec close(channels()) -> ok.
-close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening}) ->
+close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening, table = Table}) ->
+    Table =:= none orelse ets:delete(Table),
     lists:foreach(fun trunkline_writer:close/1, Opening ++ [Pid || {Pid, _} <- Ready]),
     none(Ix, Stats).
 
@@ -331,8 +381,8 @@ close_unused(C) ->
     C.
 
 %% For info/1.
-kept(#channels{ix = Ix, stats = Stats, outbox = Outbox} = C) ->
-    trunkline_stats:put(Stats, {lane, Ix}, kept_bytes, trunkline_outbox:bytes(Outbox)),
+kept(#channels{ix = Ix, stats = Stats, outbox = Outbox, bytes = Bytes} = C) ->
+    trunkline_stats:put(Stats, {lane, Ix}, kept_bytes, Bytes + trunkline_outbox:bytes(Outbox)),
     C.
 
 show(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening} = C) ->
