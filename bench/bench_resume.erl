@@ -1,8 +1,7 @@
 %% What it costs that a session may outlive its connection: messages a second one way, and the
 %% processor time of both nodes for each, with resume_time at 0 and above.
 %%
-%% Who keeps what it has sent has to encode it first; the runtime system does that with a table of
-%% atoms for each connection, and faster.
+%% A lane keeps a copy of each batch until the batch has arrived.
 -module(bench_resume).
 
 -export([main/0, resume_time/0]).
@@ -16,7 +15,8 @@ resume_time() -> 60_000.
 
 run() ->
     %% The smaller time of the two nodes counts.
-    {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", integer_to_list(resume_time())]),
+    Time = integer_to_list(resume_time()),
+    {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", Time]),
     bench:say("One way; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
     Results = [{name(Pairs, Kind), measure(Pairs, Kind, Node)}
                || Kind <- [ping, b100, b1000], Pairs <- [1, 8, 100]],
@@ -38,7 +38,8 @@ measure(Pairs, Kind, Node) ->
     bench:table("us of both nodes' processors", [trunkline], part(2, {Name, Variants})),
     Variants.
 
-part(N, {Case, Variants}) -> {Case, [{V, [lists:nth(N, F) || F <- Values]} || {V, Values} <- Variants]}.
+part(N, {Case, Variants}) ->
+    {Case, [{V, [lists:nth(N, Figures) || Figures <- Values]} || {V, Values} <- Variants]}.
 
 figures(Variant, Pairs, Kind, Node, N) ->
     Each = max(1, N div Pairs),

@@ -789,7 +789,8 @@ one of them.
 
 The result is `ok`, or `{error, Reason}`:
 
-- `noconnection`: there is no connection, nor a session that waits for one, or it was lost meanwhile;
+- `noconnection`: there is no connection, nor a session that waits for one, or it was lost
+  meanwhile;
 - `timeout`: nothing has moved for three seconds. The lanes are ended nevertheless; what was lost is
   counted and reported;
 - `stopped`: Trunkline does not run at this node;
