@@ -47,11 +47,8 @@ name(Pairs, Kind) ->
            Each :: pos_integer()) -> float().
 rate(Variant, Pairs, Kind, Node, Each) ->
     bench:tune(Node, Variant =:= tuned),
-    case Variant of
-        trunkline_tcp -> bench:lanes_on(tcp, Node);
-        resuming -> bench:lanes_on(dist, bench_resume:resume_time(), Node);
-        _ -> bench:lanes_on(dist, Node)
-    end,
+    bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
+    bench:resume_for(case Variant of resuming -> bench_resume:resume_time(); _ -> 0 end, Node),
     At = case Variant of same -> node(); _ -> Node end,
     Self = self(),
     Receivers =
