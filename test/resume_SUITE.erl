@@ -325,7 +325,7 @@ fill(To, N) ->
         nosuspend -> N - 1
     end.
 
-%% A server that replies never waits, as ever.
+%% What is replied meanwhile is kept as well.
 replies_wait(_) ->
     {A, B} = pair(),
     {ok, Server} = cluster:call(B, server, start, [gen_server]),
@@ -531,4 +531,13 @@ counts_are_kept(_) ->
                                       Three ++ [Ask()]
                               end),
     ?assertEqual([3, 3, 0], Answers),
+    %% By the distribution each has a number. Number 3 is lost with a connection.
+    Numbered = cluster:call(A, fun() ->
+                                       Trunk = self(),
+                                       _ = [Dock ! {fragment, {Trunk, N}, {1, 1_000_001}, 1_000,
+                                                    10 * N, <<0:80>>} || N <- [1, 2, 4, 5]],
+                                       Dock ! {cut, Trunk, Trunk},
+                                       receive {cut, Trunk, Count} -> Count end
+                               end),
+    ?assertEqual(2, Numbered),
     stop(A, B).

@@ -13,6 +13,10 @@
 %%       |           | <-cut, count- |  so many have come by it
 %%       |           | -- forget --> |  the trunk knows that
 %%
+%% What comes by the distribution is from the trunk itself, which does not know at once that there is
+%% another connection. So these fragments have numbers, and those behind one that is missing do not
+%% count.
+%%
 %% The answer may be lost with the connection between the nodes, and the session go on over another
 %% one. Then the trunk asks again: what a carrier has brought is known here until it says forget.
 %% (One that does not resume sessions never says that, nor does it ask again.)
@@ -75,6 +79,17 @@ handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
     trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
     {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
+handle_info({fragment, {Trunk, N}, {Lane, _} = Id, Size, Offset, Data}, S)
+  when is_pid(Trunk), is_integer(N), ?IS_LANE(Lane, S), is_binary(Data) ->
+    trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
+    case maps:get(Trunk, S#dock.received, 0) of
+        Before when N =:= Before + 1 ->
+            {noreply, fragment(Trunk, Id, Size, Offset, Data, S)};
+        _ ->
+            %% One before it was lost with a connection. It is sent again, and so is this one.
+            tell(Trunk, {taken, self()}),
+            {noreply, S}
+    end;
 handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
     {Invitation, S1} = invite(Wanted, Trunk, S),
     tell(Carrier, {invitation, Ref, Invitation}),

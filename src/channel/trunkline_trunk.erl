@@ -63,6 +63,7 @@
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
          carriers = #{} :: #{pid() => #carrier{}},
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
+         number = 0 :: non_neg_integer(),              % of the last one of these
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          %% Those of which it is not known how many of their fragments have arrived.
          asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
@@ -208,7 +209,7 @@ ready(Pid, Token, CongestionControl,
 %% and nothing is sent between the question and the answer.
 counted(Received, #trunk{fragments = Fragments, asked = Asked} = S) ->
     S#trunk{fragments = trunkline_fragments:counted(self(), Received, Fragments), plain = 0,
-            asked = maps:remove(self(), Asked)}.
+            number = Received, asked = maps:remove(self(), Asked)}.
 
 %% Gives every carrier that is not busy something to do.
 pump(#trunk{suspended = true} = S) ->
@@ -240,11 +241,19 @@ give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} 
            end,
     case N < Most andalso trunkline_fragments:next(self(), ?PLAIN_BYTES, Fragments) of
         {{Id, Size, Offset, Length, Data}, Fragments1} ->
-            _ = erlang:send(Dock, {fragment, self(), Id, Size, Offset, whole(Data)}, [noconnect]),
+            {Name, S1} = numbered(S),
+            _ = erlang:send(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}, [noconnect]),
             trunkline_stats:add(Stats, peer, large_carried_bytes, Length),
-            give_plain(S#trunk{plain = N + 1, fragments = Fragments1});
+            give_plain(S1#trunk{plain = N + 1, fragments = Fragments1});
         _ ->
             S
+    end.
+
+%% Of a session that may go on over another connection: the dock should notice what is missing.
+numbered(#trunk{node = Node, number = N} = S) ->
+    case trunkline_peers:can(Node, resume) of
+        true -> {{self(), N + 1}, S#trunk{number = N + 1}};
+        false -> {self(), S}
     end.
 
 whole([Binary]) -> Binary;
