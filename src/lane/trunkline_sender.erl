@@ -310,9 +310,9 @@ force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) -
     ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
     send_parcel(element(Ix, Lanes), Place, Sender, To, Charge, Parcel).
 
-%% One of Trunkline's own processes tells another what neither may wait nor make a connection. If the
-%% session may outlive its connection, this outlives it too, and has its place among all else that
-%% the calling process tells that node. Otherwise it is lost with the connection.
+%% One of Trunkline's own processes tells another what neither may wait nor make a connection. If
+%% the session may outlive its connection, this outlives it too, and has its place among all else
+%% that the calling process tells that node. Otherwise it is lost with the connection.
 -spec tell(node(), pid() | atom(), Message :: term()) -> ok | nosuspend | noconnect.
 tell(Node, To, Message) ->
     case trunkline_peers:resumes(Node) andalso trunkline_route:lookup(Node) of
