@@ -282,20 +282,29 @@ reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answere
                          #{} -> [{reply, Caller} | Reply]
                      end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
         Charge ->
+            %% It would be ahead of us: to make a long list is quicker than to pack it.
+            IsNew = not is_throttled(Server, S) andalso trunkline_throttle:suspend(Server),
             Parcel = trunkline_parcel:pack(Reply),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
             ok = trunkline_gate:force(Gate, Ix, Place),
             {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel], S1),
-            {Place, Entry, throttle(Server, Charge, S#lane.bulk_ix, element(2, S#lane.most), S2)}
+            S3 = throttle(Server, Charge, S#lane.bulk_ix, element(2, S#lane.most), S2),
+            _ = IsNew andalso trunkline_throttle:resume(Server),
+            {Place, Entry, S3}
     end.
 
-%% Without a process to suspend it the next reply tries again.
+is_throttled(Server, #lane{throttled = Throttled}) ->
+    lists:member(Server, maps:values(Throttled)).
+
+%% Without a process to wait the next reply tries again. (Who is suspended twice must be resumed
+%% twice.)
 throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} = S) ->
     case trunkline_gate:level(Gate, Level) >= Most
-        andalso not lists:member(Server, maps:values(Throttled))
+        andalso not is_throttled(Server, S)
         andalso trunkline_throttle:start(S#lane.node, Server, Charge) of
         {ok, {_, Ref}} ->
+            _ = trunkline_throttle:suspend(Server),
             trunkline_stats:add(S#lane.stats, {lane, S#lane.ix}, waits, 1),
             S#lane{throttled = Throttled#{Ref => Server}};
         _ ->
@@ -464,7 +473,9 @@ control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
     end;
 control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
   when is_map_key(Ref, Throttled) ->
-    S#lane{throttled = maps:remove(Ref, Throttled)};
+    {Server, Throttled1} = maps:take(Ref, Throttled),
+    _ = trunkline_throttle:resume(Server),
+    S#lane{throttled = Throttled1};
 control({'DOWN', _, process, _, _} = Down, S) ->
     channels(Down, S);
 control({timeout, _, tick}, #lane{active = true} = S) ->

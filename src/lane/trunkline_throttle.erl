@@ -2,41 +2,47 @@
 %%
 %% gen_server:reply/2 sends to a lane, a process of this node: it cannot be refused at the gate, as
 %% send/2 can. (In OTP it would be suspended when the connection is busy.) So the lane takes every
-%% reply, and has a process for each server that is beyond the bound, which suspends it until
-%% there is room:
+%% reply, and suspends its server: at a large reply until it has packed that, and beyond the bound
+%% until there is room. For that a process beside it waits at the link, as a sender does:
 %%
-%%     server                 lane                        throttle              link
-%%       | -- reply ----------> |                             |                   |
-%%       |                      | beyond the bound: starts -> |                   |
-%%       | <--------------------------------------- suspends -|                   |
-%%       |                      |                             | -- wait, room --> |
-%%       |                      | leaves ── room ─────────────┼────────────────>  |
-%%       |                      |                             | <-------- again - |
-%%       |                      | <------------------- ends - |
+%%     server                 lane                          throttle            link
+%%       | -- reply ----------> |                              |                  |
+%%       | <---------- suspends | beyond the bound: starts --> | -- wait, room -> |
+%%       |                      | leaves -- room --------------+----------------> |
+%%       |                      |                              | <------- again - |
+%%       | <----------- resumes | <---------------------- ends |                  |
 %%
 %% What a process has suspended is resumed when it ends, for whatever reason: a server is not left
-%% suspended. Of replies there is at most the bound, and for each server those that it gives before
-%% it stands still: one, most often.
+%% suspended. So of replies there is at most the bound, and for each server what it gives before it
+%% stands still: one or two.
 -module(trunkline_throttle).
 -moduledoc false.
 
--export([start/3]).
--export([hold/3]).
+-export([suspend/1, resume/1, start/3]).
+-export([await/3]).
 
-%% The calling process, a lane, monitors it.
+%% The server may be in the midst of something; it stops at the next opportunity.
+-spec suspend(pid()) -> boolean().
+suspend(Server) ->
+    try erlang:suspend_process(Server, [asynchronous])
+    catch error:badarg -> false              % it has ended
+    end.
+
+-spec resume(pid()) -> boolean().
+resume(Server) ->
+    try erlang:resume_process(Server)
+    catch error:badarg -> false
+    end.
+
+%% The calling process, a lane, monitors it: it ends when there is room.
 -spec start(node(), Server :: pid(), trunkline_gate:charge()) ->
           {ok, {pid(), reference()}} | {error, system_limit}.
 start(Node, Server, Charge) ->
-    trunkline_process:start(fun() -> spawn_monitor(?MODULE, hold, [Node, Server, Charge]) end).
+    trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Server, Charge]) end).
 
--spec hold(node(), pid(), trunkline_gate:charge()) -> ok.
-hold(Node, Server, Charge) ->
-    try erlang:suspend_process(Server) of
-        true ->
-            %% The lane counts the reply, should the node go.
-            Wanted = trunkline_gate:without_message(Charge),
-            _ = trunkline_sender:await_room(Node, Server, Wanted, infinity),
-            ok
-    catch
-        error:badarg -> ok                   % it has ended
-    end.
+%% The lane counts the reply, should the node go.
+-spec await(node(), pid(), trunkline_gate:charge()) -> ok.
+await(Node, Server, Charge) ->
+    Wanted = trunkline_gate:without_message(Charge),
+    _ = trunkline_sender:await_room(Node, Server, Wanted, infinity),
+    ok.
