@@ -25,7 +25,7 @@
 -export([all/0, suite/0, checks/1, random_faults/1, breaks/1]).
 
 -define(SECONDS, 120).
--define(BREAKS, 24).
+-define(BREAKS, 12).
 %% ms
 -define(STALLED, 3_000).           % a fault does not wait longer for messages
 -define(HEALED, 60_000).
