@@ -57,7 +57,7 @@ bad() ->
 
 break() -> {break, range(0, 20)}.
 
-queue() -> oneof([wire, link, speaker, news, lane, inlet]).
+queue() -> oneof([wire, links, link, speaker, news, lane, inlet]).
 
 peer() -> oneof([a, b]).
 

@@ -4,9 +4,9 @@
 %%
 %%     sender ── gate ──> lane ══ batch ══╗              ╔══> inlet ──> what b has got
 %%                          ^            wire (a to b)   ║
-%%     link <── mailbox     │             ║              ║
-%%       └──> speaker ──────┼─────────────╝              ╚══> link, by its mailbox, and
-%%                                                            the news of monitors apart
+%%     link <── mailbox     │             ║              ╠══> trunkline_links ──> link
+%%       └──> speaker ──────┼─────────────╝              ╠══> news of monitors ─> link
+%%                                                       ╚══> link, by its mailbox
 %%
 %% A wire keeps the order, breaks with what is on it, and tells both ends of that behind what has
 %% arrived. News that a process has ended comes behind what it has sent. Lanes keep messages in
@@ -43,6 +43,7 @@
                sees = none,                  % the connection, as net_kernel does, and
                other = none,                 % the other's incarnation
                connecting = [],              % watches that wait for a connection
+               links = [],                   % the mailbox of trunkline_links
                pid = none, link = none,      % the link
                route = none, shape = none,   % {Path, Lanes}
                row = none,                   % the state that the link has shown
@@ -103,7 +104,8 @@ command({hold, Kind, X}, #world{held = Held} = W) ->
                    end};
 command({again, X}, W) ->                    % its trunkline_links was killed
     case peer(X, W) of
-        #peer{app = running, sees = C} when C =/= none ->
+        %% Not while it has mail, which would be lost. Links do not get over every such loss.
+        #peer{app = running, sees = C, links = []} when C =/= none ->
             ensure(X, again, ended(X, [links], killed, W));
         _ ->
             W
@@ -186,10 +188,10 @@ is_lasting(_, _) ->
 
 %% Who leaves before it has heard that the connection is lost has lost it.
 leaves(X, #world{wire = Wire} = W) ->
-    #peer{sees = C, link = #link{mailbox = Mailbox, news = News}} = peer(X, W),
+    #peer{sees = C, links = Links, link = #link{mailbox = Mailbox, news = News}} = peer(X, W),
     case C =:= W#world.connection
         andalso [I || I <- maps:get(X, Wire), lists:member(element(1, I), [up, broken])]
-        ++ [M || M <- Mailbox, M =:= nodedown orelse element(1, M) =:= nodeup]
+        ++ [M || M <- Links ++ Mailbox, M =:= nodedown orelse element(1, M) =:= nodeup]
         ++ [M || {'DOWN', _, noconnection} = M <- News ++ Mailbox] of
         [] -> W;
         _ -> bad(W)
@@ -283,7 +285,8 @@ actions(#world{wire = Wire, held = Held} = W) ->
     [Action || Action <- All, not lists:member({element(1, Action), element(2, Action)}, Held)].
 
 actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Connecting} = P) ->
-    case Link of
+    [{links, X} || P#peer.links =/= []]
+        ++ case Link of
         none when P#peer.app =/= stopped, P#peer.pid =:= dead -> [{restart, X}];
         none -> [];
         #link{mailbox = Mailbox, speech = Speech, news = News, timers = Timers} ->
@@ -310,6 +313,13 @@ act({restart, X}, W) ->
     case App of
         stopping -> mail(X, leave, W1);
         running -> W1
+    end;
+act({links, X}, W) ->
+    #peer{app = App, links = [Event | Links]} = P = peer(X, W),
+    W1 = put_peer(X, P#peer{links = Links}, W),
+    case App of
+        running -> ensure(X, Event, W1);
+        stopping -> mail(X, Event, W1)
     end;
 act({link, X}, W) ->
     #peer{link = #link{mailbox = [Message | Mailbox]}} = peer(X, W),
@@ -381,7 +391,7 @@ transmit(X, Item, #world{connection = C} = W) ->
 is_connected(X, #world{connection = C} = W) -> C =/= none andalso (peer(X, W))#peer.sees =:= C.
 
 arrives({up, C, Life}, X, W) ->
-    ensure(X, {nodeup, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
+    to_links(X, {nodeup, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
 arrives({broken, _}, X, W0) ->
     #peer{watches = Watches, app = App} = P = peer(X, W0),
     W = case App of
@@ -389,14 +399,10 @@ arrives({broken, _}, X, W0) ->
             _ -> W0
         end,
     W1 = put_peer(X, P#peer{sees = none, watches = #{}}, W),
-    lists:foldl(fun(Ref, W2) -> news(X, Ref, noconnection, W2) end, mail(X, nodedown, W1),
+    lists:foldl(fun(Ref, W2) -> news(X, Ref, noconnection, W2) end, to_links(X, nodedown, W1),
                 lists:sort(maps:keys(Watches)));
 arrives({to, links, Event}, X, W) ->
-    case peer(X, W) of
-        #peer{app = running} -> ensure(X, {event, Event}, W);
-        #peer{app = stopping} -> mail(X, {event, Event}, W);
-        #peer{app = stopped} -> W
-    end;
+    to_links(X, {event, Event}, W);
 arrives({to, Pid, Event}, X, W) ->
     case peer(X, W) of
         #peer{pid = Pid} -> mail(X, {event, Event}, W);
@@ -445,6 +451,12 @@ ended(X, Objects, Reason, W) ->
                 put_peer(X, P#peer{watched = Left}, W), lists:reverse(Told)).
 
 %% --- nodes and links ------------------------------------------------------------
+
+to_links(X, Event, W) ->
+    case peer(X, W) of
+        #peer{app = stopped} -> W;
+        #peer{links = Links} = P -> put_peer(X, P#peer{links = Links ++ [Event]}, W)
+    end.
 
 %% trunkline_links passes something to the link, and starts one if there is none.
 ensure(X, Event, W) ->
@@ -545,7 +557,7 @@ kill(X, Release, W) ->
 %% Trunkline is stopped there.
 stopped(X, W) ->
     #peer{senders = Senders} = peer(X, W),
-    W1 = change(X, fun(P) -> P#peer{app = stopped, row = none, pid = none} end, W),
+    W1 = change(X, fun(P) -> P#peer{app = stopped, row = none, pid = none, links = []} end, W),
     try_again(X, maps:keys(Senders), ended(X, [links, supervisor], shutdown, W1)).
 
 %% --- a link ---------------------------------------------------------------------
@@ -574,7 +586,8 @@ news(X, Ref, Reason, W) ->
 message({nodeup, Life}, X, W) ->
     step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, lost(X, W)));
 message(again, X, W) ->
-    step(X, {again, true}, W);
+    #peer{other = Life} = peer(X, W),
+    step(X, {again, true}, change_link(X, fun(L) -> L#link{knows = Life} end, W));
 message(leave, X, W) ->
     W1 = case phase(peer(X, W)) of
              down -> out_of_touch(W);

@@ -95,7 +95,8 @@
 %%
 %% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
 %% have got in the one before may not have been delivered yet, and plain distribution would overtake
-%% it. They wait while it is suspended, too. Both wait as long as something moves (effect patience, event stalled), and give up then.
+%% it. They wait while it is suspended, too. Both wait as long as something moves (effect patience,
+%% event stalled), and give up then.
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
 %%
@@ -336,14 +337,11 @@ event({down, _, _}, S) ->
     S;
 
 %% The handshake.
-event({hello, _, _, _, _}, #session{phase = suspended, is_connected = false} = S) ->
-    S;                                 % by a connection that is lost already
-event({hello, Link, Name, Hello, Answer},
-      #session{phase = suspended, peer = #peer{link = Link, session = Name}} = S) ->
-    case Hello of
-        #{resume := Ours} when Ours =:= S#session.name -> resumed(reply(Answer, S));
-        #{} -> S                       % it has not known of our session; there is another hello
-    end;
+event({hello, Link, Name, #{resume := Ours}, Answer},
+      #session{phase = suspended, name = Ours, peer = #peer{link = Link, session = Name}} = S) ->
+    resumed(reply(Answer, S));
+event({hello, _, _, _, _} = Hello, #session{phase = suspended} = S) ->
+    event(Hello, over(S#session{is_connected = true}));
 event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session = Name}} = S) ->
     case S#session.phase of
         _ when not Answer -> S;
