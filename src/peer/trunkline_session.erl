@@ -340,6 +340,9 @@ event({down, _, _}, S) ->
 event({hello, Link, Name, #{resume := Ours}, Answer},
       #session{phase = suspended, name = Ours, peer = #peer{link = Link, session = Name}} = S) ->
     resumed(reply(Answer, S));
+event({hello, _, _, _, _} = Hello, #session{phase = down} = S) ->
+    %% By a connection of which the nodeup has been missed, or the nodedown is under way.
+    event(Hello, connected(S#session{is_audience = true}));
 event({hello, _, _, _, _} = Hello, #session{phase = suspended} = S) ->
     event(Hello, over(S#session{is_connected = true}));
 event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session = Name}} = S) ->
