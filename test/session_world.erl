@@ -35,7 +35,8 @@
 -record(link, {session, connection = none, mailbox = [], speech = [], news = [], watched = #{},
                order = none,
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
-               room = [], knows = none}).
+               room = [], knows = none,
+               was_up = false}).             % in this session
 -record(peer, {life = 1,                     % incarnation
                app = running,                % stopping, stopped
                release = new,
@@ -171,7 +172,13 @@ hasty(W) -> W#world{is_good = false, is_hasty = true}.
 is_lasting(#world{connection = none}) ->
     true;
 is_lasting(W) ->
-    lists:all(fun(X) -> is_lasting(peer(X, W), peer(?OTHER(X), W)) end, ?PEERS).
+    %% That both know each other's link does not mean that they know of the same session yet. Who
+    %% has been up knows.
+    lists:any(fun(X) -> was_up(peer(X, W)) end, ?PEERS)
+        andalso lists:all(fun(X) -> is_lasting(peer(X, W), peer(?OTHER(X), W)) end, ?PEERS).
+
+was_up(#peer{link = #link{was_up = WasUp}}) -> WasUp;
+was_up(_) -> false.
 
 is_lasting(#peer{app = running, asked = N, answers = Answers, pid = Pid, link = #link{session = S}},
            #peer{link = #link{session = Theirs}})
@@ -586,8 +593,7 @@ news(X, Ref, Reason, W) ->
 message({nodeup, Life}, X, W) ->
     step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, lost(X, W)));
 message(again, X, W) ->
-    #peer{other = Life} = peer(X, W),
-    step(X, {again, true}, change_link(X, fun(L) -> L#link{knows = Life} end, W));
+    step(X, {again, true}, W);
 message(leave, X, W) ->
     W1 = case phase(peer(X, W)) of
              down -> out_of_touch(W);
@@ -690,8 +696,12 @@ effect({unwatch, Role}, X, W) ->
     not_watched(X, Role, W);
 effect({path, Path}, X, W) ->
     change(X, fun(#peer{route = {_, Lanes}} = P) -> P#peer{route = {Path, Lanes}} end, W);
-effect({order, Order}, X, W) ->
-    #peer{link = #link{lanes = [_ | _] = Lanes}} = peer(X, W),
+effect({order, Order}, X, W0) ->
+    #peer{link = #link{lanes = [_ | _] = Lanes}} = peer(X, W0),
+    W = case Order of
+            {send, _, _, _} -> change_link(X, fun(L) -> L#link{was_up = true} end, W0);
+            _ -> W0
+        end,
     Ref = make_ref(),
     Item = fun(Ix) ->
                    case Order of
@@ -717,7 +727,10 @@ effect({end_session, _}, X, W) ->
                                end,
                       P#peer{inlets = maps:map(Finish, Inlets)}
               end,
-           change_link(X, fun(L) -> L#link{inlets = [], finishing = Ended ++ Finishing} end, W));
+           change_link(X, fun(L) ->
+                                  L#link{inlets = [], finishing = Ended ++ Finishing,
+                                         was_up = false}
+                          end, W));
 effect(give_up_lanes, X, W) ->
     #peer{link = #link{lanes = Ids}} = peer(X, W),
     change(X, fun(#peer{lanes = Lanes} = P) ->
