@@ -121,8 +121,12 @@ send(_, {Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = O
 
 %% All batches up to that number are at the inlet.
 -spec arrived(non_neg_integer(), channels()) -> channels().
-arrived(Serial, #channels{outbox = Outbox} = C) ->
-    kept(forget(Serial, C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)})).
+arrived(Serial, #channels{outbox = Outbox, bytes = Bytes} = C) ->
+    C1 = forget(Serial, C#channels{outbox = trunkline_outbox:arrived(Serial, Outbox)}),
+    case Bytes + trunkline_outbox:bytes(Outbox) of
+        0 -> C1;                             % nothing is kept: this costs nothing
+        _ -> kept(C1)
+    end.
 
 forget(_, #channels{table = none} = C) ->
     C;
