@@ -768,7 +768,7 @@ look_at(Bulk) ->
                                            _ = sys:change_code(P, Module, [], [], ?DEADLINE),
                                            ok = sys:resume(P, ?DEADLINE)
                                    end, Processes),
-                                 [sys:get_state(P, ?DEADLINE) || _ <- lists:seq(1, 50), {M, P} <- Processes, M =:= trunkline_lane orelse M =:= trunkline_inlet]
+                                 [sys:get_state(P, ?DEADLINE) || _ <- lists:seq(1, 10), {M, P} <- Processes, M =:= trunkline_lane orelse M =:= trunkline_inlet]
                          end),
          ?assertEqual(Processes, cluster:call(X, ?MODULE, processes_of, [all]))
      end || X <- [A, B]],
