@@ -53,8 +53,7 @@ exceptions() ->
 circles() ->
     [[trunkline_inbox_server, trunkline_inboxes, trunkline_keeper],
      [trunkline_lane, trunkline_link, trunkline_link_sup, trunkline_links],
-     [trunkline_monitors, trunkline_watcher],
-     [trunkline_tls, trunkline_transport]].
+     [trunkline_monitors, trunkline_watcher]].
 
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.

@@ -5,6 +5,7 @@
 -behaviour(trunkline_channel).
 
 -export([open/1, send/3, close/1]).
+-export([protocol/0]).
 
 -spec open(trunkline_channel:settings()) -> {ok, {trunkline_channel:channel(), none}}.
 open(#{inlet := Inlet}) -> {ok, {Inlet, none}}.
@@ -22,3 +23,11 @@ send(Inlet, {frame, {_, Frame}}, _) ->
 
 -spec close(trunkline_channel:channel()) -> ok.
 close(_) -> ok.
+
+%% What it is made of, as `-proto_dist' names it.
+-spec protocol() -> string().
+protocol() ->
+    case init:get_argument(proto_dist) of
+        {ok, Protocols} -> lists:last(lists:last(Protocols));
+        error -> "inet_tcp"
+    end.

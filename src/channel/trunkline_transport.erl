@@ -6,7 +6,7 @@
 -module(trunkline_transport).
 -moduledoc false.
 
--export([prepare/1, module/1, choose/1, distribution/0, event/1]).
+-export([prepare/1, module/1, choose/1, event/1]).
 
 -export_type([name/0, socket/0, event/0]).
 
@@ -70,12 +70,4 @@ choose(Wanted) ->
                 ok -> {ok, tls};
                 {error, Reason} -> {error, {tls, Reason}}
             end
-    end.
-
-%% What the distribution of this node is made of, as `-proto_dist' names it.
--spec distribution() -> string().
-distribution() ->
-    case init:get_argument(proto_dist) of
-        {ok, Protocols} -> lists:last(lists:last(Protocols));
-        error -> "inet_tcp"
     end.

@@ -42,10 +42,9 @@ answer(Node) ->
 
 %% As the distribution looks for it.
 family() ->
-    case init:get_argument(proto_dist) of
-        error -> inet;
-        {ok, [["inet_" ++ Protocol]]} when Protocol =:= "tcp"; Protocol =:= "tls" -> inet;
-        {ok, [["inet6_" ++ Protocol]]} when Protocol =:= "tcp"; Protocol =:= "tls" -> inet6;
+    case trunkline_dist:protocol() of
+        "inet_" ++ Protocol when Protocol =:= "tcp"; Protocol =:= "tls" -> inet;
+        "inet6_" ++ Protocol when Protocol =:= "tcp"; Protocol =:= "tls" -> inet6;
         _ -> unknown
     end.
 
