@@ -45,9 +45,12 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
                       list_to_tuple(Inlets);
                   _ -> {}
               end,
-    in_table(fun() ->
-                     ets:insert(?MODULE, {Node, {Session, Capabilities, State, StandIn}, Peer})
-             end).
+    Resumes = case Agreement of
+                  #{resume_time := Time} when Time > 0 -> Inlets =/= [];
+                  _ -> false
+              end,
+    Row = {Node, {Session, Capabilities, State, StandIn, Resumes}, Peer},
+    in_table(fun() -> ets:insert(?MODULE, Row) end).
 
 -spec delete(node()) -> ok.
 delete(Node) ->
@@ -100,9 +103,9 @@ has_spoken(Node) ->
 -spec watch(node()) -> pid() | none.
 watch(Node) ->
     case of_session(Node) of
-        {{}, _, _, StandIn} -> StandIn;
-        {_, _, opening, _} -> none;              % no request goes by lane before it can be sent
-        {Inlets, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
+        {{}, _, _, StandIn, _} -> StandIn;
+        {_, _, opening, _, _} -> none;           % no request goes by lane before it can be sent
+        {Inlets, _, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
         none -> none
     end.
 
@@ -111,8 +114,8 @@ watch(Node) ->
 -spec session(node()) -> tuple() | none.
 session(Node) ->
     case of_session(Node) of
-        {{}, _, _, _} -> none;
-        {Inlets, _, _, _} -> Inlets;
+        {{}, _, _, _, _} -> none;
+        {Inlets, _, _, _, _} -> Inlets;
         none -> none
     end.
 
@@ -121,7 +124,7 @@ session(Node) ->
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
     case of_session(Node) of
-        {_, Capabilities, _, _} -> lists:member(Capability, Capabilities);
+        {_, Capabilities, _, _, _} -> lists:member(Capability, Capabilities);
         none -> false
     end.
 
@@ -134,9 +137,9 @@ of_session(Node) ->
 %% lanes, and what is monitored by them, is not lost with the connection.
 -spec resumes(node()) -> boolean().
 resumes(Node) ->
-    case lookup(Node) of
-        #{agreement := #{resume_time := Time}, inlets := Inlets} -> Time > 0 andalso Inlets =/= [];
-        _ -> false
+    case of_session(Node) of
+        {_, _, _, _, Resumes} -> Resumes;
+        none -> false
     end.
 
 rows(Node) ->
