@@ -124,15 +124,7 @@ command({break, Keep}, W) ->
                     false -> bad(W)
                 end);
 command({expire, X}, W) ->
-    case peer(X, W) of
-        #peer{link = #link{timers = Timers}} ->
-            case lists:member(resume, Timers) of
-                true -> fire(X, resume, bad(W));
-                false -> W
-            end;
-        _ ->
-            W
-    end;
+    fire_early(X, resume, bad(W), W);
 command({gone, X}, W) ->
     case phase(peer(X, W)) of
         suspended -> step(X, gone, bad(W));
@@ -148,10 +140,14 @@ command({stall, X}, W) ->
         _ -> W
     end;
 command({give_up, X}, W) ->
+    fire_early(X, finish, hasty(W), W).
+
+%% In a world that is worse then.
+fire_early(X, Timer, Worse, W) ->
     case peer(X, W) of
         #peer{link = #link{timers = Timers}} ->
-            case lists:member(finish, Timers) of
-                true -> fire(X, finish, hasty(W));
+            case lists:member(Timer, Timers) of
+                true -> fire(X, Timer, Worse);
                 false -> W
             end;
         _ ->
