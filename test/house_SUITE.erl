@@ -61,7 +61,7 @@ short() ->
     ["src", "src/bulk", "src/otp", "src/request", "bench"]
         ++ ["src/channel/trunkline_" ++ Name ++ ".erl"
             || Name <- ["channel", "connection", "dist", "distance", "listener", "receiver",
-                        "socket", "tcp", "tls", "transport", "wire", "writer"]]
+                        "retry", "socket", "tcp", "tls", "transport", "wire", "writer"]]
         ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
             || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",

@@ -78,13 +78,8 @@ loop(#carrier{trunk = Trunk, connection = Connection, beats = Beats} = S) ->
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         Other ->
-            case trunkline_transport:event(Other) of
-                unknown ->
-                    ok = trunkline_process:unexpected(?MODULE, Other),
-                    loop(S);
-                _ ->
-                    exit({shutdown, closed})             % the other side has nothing to say
-            end
+            ok = trunkline_connection:other(?MODULE, Other),
+            loop(S)
     after trunkline_connection:pause(Beats) ->
             ok = trunkline_connection:beat(Connection),
             loop(S#carrier{beats = Beats - 1})

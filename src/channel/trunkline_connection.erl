@@ -16,7 +16,7 @@
 -module(trunkline_connection).
 -moduledoc false.
 
--export([connect/3, send/2, beat/1, pause/1, beats/1]).
+-export([settings/2, is_far/1, connect/3, send/2, other/2, beat/1, pause/1, beats/1]).
 
 -export_type([connection/0, settings/0]).
 
@@ -35,6 +35,24 @@
 %% Less than the shortest retransmission time-out, which is 200 (Linux).
 -define(HEARTBEAT, 100).
 -define(HEARTBEATS, 100).              % for ten seconds
+
+%% For a connection to that peer, as far as they do not depend on what it carries.
+-spec settings(trunkline_options:options(), trunkline_stats:stats()) ->
+          #{timeout := pos_integer(), is_far := boolean() | unknown, far := default | atom()}.
+settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
+    #{timeout => Timeout,
+      is_far => case trunkline_stats:get(Stats, peer, round_trip) of
+                    0 -> unknown;
+                    _ -> is_far(Stats)
+                end,
+      far => case Name of
+                 auto -> bbr;
+                 _ -> Name
+             end}.
+
+%% Whether the link has found that peer to be far.
+-spec is_far(trunkline_stats:stats()) -> boolean().
+is_far(Stats) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
 -spec connect(node(), trunkline_listener:invitation(), settings()) -> connection().
 connect(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
@@ -57,7 +75,7 @@ connect(Node, #{address := Address, port := Port, transport := Name} = Invitatio
                             trunkline_distance:is_far(RoundTrip);
                         #{is_far := Known} -> Known
                     end,
-            ok = trunkline_socket:tune(TcpSocket, settings(IsFar, Settings)),
+            ok = trunkline_socket:tune(TcpSocket, tuning(IsFar, Settings)),
             Transport = trunkline_transport:module(Name),
             [_, HostName] = string:split(atom_to_list(Node), "@"),
             Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
@@ -69,9 +87,9 @@ connect(Node, #{address := Address, port := Port, transport := Name} = Invitatio
             exit({shutdown, {connect, Host, Port, Reason}})
     end.
 
-settings(true, #{far := Name} = Settings) when Name =/= default ->
-    settings(false, Settings#{congestion_control => Name});
-settings(_, Settings) ->
+tuning(true, #{far := Name} = Settings) when Name =/= default ->
+    tuning(false, Settings#{congestion_control => Name});
+tuning(_, Settings) ->
     maps:with([timeout, cargo, congestion_control], Settings).
 
 %% Where the distribution has found it.
@@ -95,6 +113,15 @@ prove(Transport, Socket, #{token := Token, secret := Secret}) ->
 -spec send(connection(), iodata()) -> ok.
 send(#{transport := Transport, socket := Socket}, Data) ->
     done(Transport:send(Socket, Data)).
+
+%% The owner, which is that module's, has got something else. The other side has nothing to say:
+%% what comes by the connection means its end.
+-spec other(module(), Message :: term()) -> ok.
+other(Module, Message) ->
+    case trunkline_transport:event(Message) of
+        unknown -> trunkline_process:unexpected(Module, Message);
+        _ -> exit({shutdown, closed})
+    end.
 
 %% How many heartbeats follow what has just been sent,
 -spec beats(connection()) -> non_neg_integer().

@@ -35,8 +35,7 @@
 
 %% ms
 -define(PATIENCE, 200).              % from when on fragments go by distribution meanwhile
--define(PAUSE, 1000).
--define(LONGEST_PAUSE, 60_000).
+-define(QUIET, 1000).
 -define(FAR_AT_ONCE, 4).
 -define(MORE, 5).                    % there is too much to send for so long: more connections
 %% Bytes of a large message that a connection to a far peer gets at once: the message
@@ -50,7 +49,6 @@
 
 -record(carrier,
         {name :: trunkline_wire:token() | pid(),       % at the dock
-         kind :: connection | distribution,         % by the trunk itself
          busy = false :: boolean(),
          since = erlang:monotonic_time(millisecond) :: integer(),
          quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
@@ -61,7 +59,7 @@
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
-         carriers = #{} :: #{pid() => #carrier{}},
+         carriers = #{} :: #{pid() => #carrier{}},     % self(): by distribution
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
          number = 0 :: non_neg_integer(),              % of the last one of these
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
@@ -69,10 +67,7 @@
          asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
          suspended = false :: boolean(),
          opening = [] :: [pid()],                      % carriers that are making a connection
-         %% When a connection is tried again (monotonic, ms), and how long to wait if that
-         %% fails too. `never': they are not wanted.
-         retry = now :: now | never | integer(),
-         pause = ?PAUSE :: pos_integer(),
+         retry = trunkline_retry:new(retry) :: trunkline_retry:retry(),
          waiting = none :: none | integer(),           % since when there is too much to send
          idle = none :: none | reference()}).
 
@@ -80,7 +75,7 @@
           pid().
 start_link(Node, Dock, {Options, Stats}) ->
     {ok, Trunk} = gen_server:start_link(?MODULE, {Node, Dock, Options, Stats},
-                                        [{hibernate_after, ?PAUSE}]),
+                                        [{hibernate_after, ?QUIET}]),
     Trunk.
 
 %% The connection between the nodes is lost: nothing can be sent.
@@ -99,12 +94,8 @@ ended(Stats) ->
 
 -spec init({node(), Dock :: pid(), trunkline_options:options(), trunkline_stats:stats()}) ->
           {ok, #trunk{}}.
-init({Node, Dock, #{bulk_transport := Transport} = Options, Stats}) ->
-    S = #trunk{node = Node, dock = Dock, options = Options, stats = Stats},
-    {ok, show(S#trunk{retry = case Transport of
-                                  dist -> never;
-                                  _ -> now
-                              end})}.
+init({Node, Dock, Options, Stats}) ->
+    {ok, show(#trunk{node = Node, dock = Dock, options = Options, stats = Stats})}.
 
 -spec handle_call(term(), gen_server:from(), #trunk{}) -> {reply, {error, badarg}, #trunk{}}.
 handle_call(_, _, S) ->
@@ -116,14 +107,10 @@ handle_cast(suspend, #trunk{opening = Opening, carriers = Carriers, asked = Aske
     Suspended = S#trunk{suspended = true, opening = [], waiting = none,
                         asked = Asked#{self() => []}},
     {noreply, lists:foldl(fun retire/2, Suspended, maps:keys(Carriers))};
-handle_cast(resume, #trunk{asked = Asked, retry = Retry} = S) ->
+handle_cast(resume, #trunk{asked = Asked} = S) ->
     lists:foreach(fun(Name) -> ask(Name, S) end, maps:keys(Asked)),
     %% Whatever kept a connection from being made, or ended it, was the same break.
-    Resumed = case Retry of
-                  never -> S;
-                  _ -> S#trunk{retry = now, pause = ?PAUSE}
-              end,
-    {noreply, pump(Resumed#trunk{suspended = false})};
+    {noreply, pump(S#trunk{suspended = false, retry = trunkline_retry:new(retry)})};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -160,7 +147,7 @@ handle_info({cut, Name, Received},
              [Pid] ->
                  %% The connection is gone; the dock knows already.
                  exit(Pid, kill),
-                 short_lived(maps:get(Pid, Carriers), without(show(S#trunk{carriers = maps:remove(Pid, Carriers)})));
+                 without(Pid, S);
              [] ->
                  S
          end,
@@ -180,8 +167,8 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
               end};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers} = S) ->
     {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers))};
-handle_info({timeout, _, retry}, #trunk{retry = Retry} = S) when is_integer(Retry) ->
-    {noreply, pump(S#trunk{retry = now})};
+handle_info({timeout, Timer, retry}, #trunk{retry = Retry} = S) ->
+    {noreply, pump(S#trunk{retry = trunkline_retry:timeout(Timer, Retry)})};
 handle_info({timeout, _, _}, S) ->
     {noreply, S};                            % too late
 handle_info({taken, Dock}, #trunk{dock = Dock, plain = N} = S) when N > 0 ->
@@ -202,7 +189,7 @@ ready(Pid, Token, CongestionControl,
     trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
     %% Nothing needs the distribution any more.
     Others = maps:remove(self(), Carriers),
-    Carrier = #carrier{name = Token, kind = connection},
+    Carrier = #carrier{name = Token},
     pump(show(S#trunk{opening = lists:delete(Pid, Opening), carriers = Others#{Pid => Carrier}})).
 
 %% By the distribution this process has the same name over all connections. So the dock counts on,
@@ -317,22 +304,14 @@ open(0, S) ->
     S.
 
 open(#trunk{dock = Dock, options = Options} = S) ->
-    #{bulk_transport := Transport, connection_timeout := Timeout} = Options,
-    Far = case Options of
-              #{congestion_control := auto} -> bbr;
-              #{congestion_control := Name} -> Name
-          end,
-    IsFar = case trunkline_stats:get(S#trunk.stats, peer, round_trip) of
-                0 -> unknown;
-                _ -> is_far(S)
-            end,
-    case trunkline_carrier:start(Dock, #{transport => Transport, timeout => Timeout,
-                                         is_far => IsFar, far => Far}) of
+    #{bulk_transport := Transport} = Options,
+    Settings = trunkline_connection:settings(Options, S#trunk.stats),
+    case trunkline_carrier:start(Dock, Settings#{transport => Transport}) of
         {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
         {error, Reason} -> not_connected(Reason, S)
     end.
 
-is_far(#trunk{stats = Stats}) -> trunkline_stats:get(Stats, peer, far) =:= 1.
+is_far(#trunk{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
 %% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
 %% much less after a packet was lost: over a distance it takes several.
@@ -342,56 +321,41 @@ most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) 
         false -> Near
     end.
 
-connections(#trunk{carriers = Carriers}) ->
-    length([C || #carrier{kind = connection} = C <- maps:values(Carriers)]).
+connections(#trunk{carriers = Carriers}) -> map_size(maps:remove(self(), Carriers)).
 
 by_distribution(#trunk{asked = Asked} = S) when is_map_key(self(), Asked) ->
     S;
 by_distribution(S) ->
-    Carrier = #carrier{name = self(), kind = distribution},
+    Carrier = #carrier{name = self()},
     give(self(), show(S#trunk{carriers = #{self() => Carrier}})).
 
-may_connect(#trunk{retry = Retry}) -> Retry =:= now.
+may_connect(#trunk{options = #{bulk_transport := dist}}) -> false;
+may_connect(#trunk{retry = Retry}) -> trunkline_retry:may(Retry).
 
-%% Nobody knows how many others try again after the same event: each waits a time of
-%% its own, and longer every time.
-not_connected(Reason, #trunk{pause = Pause, node = Node, carriers = Carriers} = S) ->
-    Pause =:= ?PAUSE andalso map_size(Carriers) =:= 0 andalso Reason =/= {shutdown, noconnection}
-        andalso
+not_connected(Reason, #trunk{retry = Retry, node = Node, carriers = Carriers} = S) ->
+    trunkline_retry:is_first(Retry) andalso map_size(Carriers) =:= 0
+        andalso Reason =/= {shutdown, noconnection} andalso
         ?LOG_WARNING("trunkline: there is no connection for large messages to ~ts, they go by "
                      "distribution: ~tP", [Node, Reason, 20]),
-    later(Pause, min(?LONGEST_PAUSE, 2 * Pause), S).
+    S#trunk{retry = trunkline_retry:failed(Retry)}.
 
-%% (Of several that fail at the same time only the first makes the pause longer.)
-later(Pause, Next, #trunk{retry = now} = S) ->
-    Retry = erlang:monotonic_time(millisecond) + Pause div 2 + rand:uniform(Pause),
-    _ = erlang:start_timer(Retry, self(), retry, [{abs, true}]),
-    S#trunk{retry = Retry, pause = Next};
-later(_, _, S) ->
-    S.
-
-%% A carrier less. Without any, what waits is patient for a while from now on.
-without(S) ->
-    case map_size(S#trunk.carriers) of
-        0 -> S#trunk{waiting = none};
-        _ -> S
-    end.
+%% A connection less. Without any carrier, what waits is patient for a while from now on.
+without(Pid, #trunk{carriers = Carriers, retry = Retry} = S) ->
+    {#carrier{since = Since}, Others} = maps:take(Pid, Carriers),
+    show(S#trunk{carriers = Others, retry = trunkline_retry:ended(Since, Retry),
+                 waiting = case map_size(Others) of
+                               0 -> none;
+                               _ -> S#trunk.waiting
+                           end}).
 
 %% The carrier is not used any more. Until the dock has answered what has arrived
 %% by it, its fragments are neither under way nor waiting.
 retire(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
     show(S#trunk{carriers = maps:remove(Pid, Carriers)});
 retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
-    {#carrier{name = Name} = Carrier, Carriers1} = maps:take(Pid, Carriers),
+    #{Pid := #carrier{name = Name}} = Carriers,
     exit(Pid, kill),
-    short_lived(Carrier, without(show(S#trunk{carriers = Carriers1, retired = Retired#{Pid => Name}}))).
-
-%% Whatever ended it so soon may end the next one too.
-short_lived(#carrier{since = Since}, S) ->
-    case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
-        true -> later(?PAUSE, S#trunk.pause, S);
-        false -> S#trunk{pause = ?PAUSE}
-    end.
+    without(Pid, S#trunk{retired = Retired#{Pid => Name}}).
 
 %% Only when it is dead it has certainly sent nothing behind the question.
 retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
@@ -432,11 +396,9 @@ stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
 
 %% For info/1.
 show(#trunk{carriers = Carriers, stats = Stats} = S) ->
-    Kinds = [Kind || #carrier{kind = Kind} <- maps:values(Carriers)],
-    lists:foreach(fun({Field, Which}) ->
-                          N = length([K || K <- Kinds, K =:= Which]),
-                          trunkline_stats:put(Stats, peer, Field, N)
-                  end, [{bulk_connections, connection}, {bulk_by_distribution, distribution}]),
+    Connections = connections(S),
+    trunkline_stats:put(Stats, peer, bulk_connections, Connections),
+    trunkline_stats:put(Stats, peer, bulk_by_distribution, map_size(Carriers) - Connections),
     S.
 
 %% No report has the users' data in it.

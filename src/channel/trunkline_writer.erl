@@ -89,13 +89,8 @@ message({'DOWN', _, process, _, _}, _) ->
 message({system, From, Request}, S) ->
     trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 message(Other, S) ->
-    case trunkline_transport:event(Other) of
-        unknown ->
-            ok = trunkline_process:unexpected(?MODULE, Other),
-            loop(S);
-        _ ->
-            exit({shutdown, closed})                     % the other side has nothing to say
-    end.
+    ok = trunkline_connection:other(?MODULE, Other),
+    loop(S).
 
 %% What has come since.
 gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->

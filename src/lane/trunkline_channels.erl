@@ -64,15 +64,11 @@
          arrived = 0 :: non_neg_integer(),
          %% Since when there is more to send than the connections take (monotonic, ms).
          waiting = none :: none | integer(),
-         %% Whether another connection may be tried now, and how long to wait if that fails.
-         retry = now :: now | reference(),
-         pause :: pos_integer(),
+         retry = trunkline_retry:new({channels, retry}) :: trunkline_retry:retry(),
          idle = none :: none | reference()}).
 -opaque channels() :: #channels{}.
 
 %% ms
--define(PAUSE, 1000).
--define(LONGEST_PAUSE, 60_000).
 -define(MORE, 5).                    % there is too much to send for so long: more connections
 -define(FAR_AT_ONCE, 4).
 %% Bytes that wait in a writer. What is with a connection waits for that one, also when others have
@@ -91,7 +87,7 @@ none(Ix, Stats) ->
 new(Ix, Inlet, Sent, Options, Stats) ->
     {ok, {Distribution, none}} = trunkline_dist:open(#{inlet => Inlet}),
     #channels{ix = Ix, inlet = Inlet, distribution = Distribution, sent = Sent, options = Options,
-              stats = Stats, pause = ?PAUSE,
+              stats = Stats,
               table = case Sent of
                           once -> none;
                           again -> ets:new(?MODULE, [ordered_set, private])
@@ -198,7 +194,8 @@ event({'DOWN', _, process, Pid, Reason}, #channels{opening = Opening, ready = Re
             pump(not_connected(Reason, show(C#channels{opening = lists:delete(Pid, Opening)})));
         {false, {value, {_, Channel}, Ready1}} ->
             Outbox = trunkline_outbox:broken(Pid, C#channels.outbox),
-            pump(first(short_lived(Channel, show(C#channels{ready = Ready1, outbox = Outbox}))));
+            Retry = trunkline_retry:ended(Channel#channel.since, C#channels.retry),
+            pump(first(show(C#channels{ready = Ready1, outbox = Outbox, retry = Retry})));
         {false, false} ->
             unknown
     end;
@@ -207,8 +204,8 @@ event(_, _) ->
 
 %% A timer that was started here.
 -spec timeout(reference(), retry | idle, channels()) -> channels().
-timeout(Timer, retry, #channels{retry = Timer} = C) ->
-    pump(first(C#channels{retry = now}));
+timeout(Timer, retry, #channels{retry = Retry} = C) ->
+    pump(first(C#channels{retry = trunkline_retry:timeout(Timer, Retry)}));
 timeout(Timer, idle, #channels{idle = Timer} = C) ->
     idle(close_unused(C#channels{idle = none}));
 timeout(_, _, C) ->
@@ -310,10 +307,9 @@ more(C) ->
 
 open(0, C) ->
     C;
-open(_, #channels{retry = Retry} = C) when Retry =/= now ->
-    C;
-open(N, #channels{ready = Ready, opening = Opening} = C) ->
-    case Ready =:= [] andalso Opening =:= [] orelse is_room(C) of
+open(N, #channels{ready = Ready, opening = Opening, retry = Retry} = C) ->
+    case trunkline_retry:may(Retry)
+        andalso (Ready =:= [] andalso Opening =:= [] orelse is_room(C)) of
         true ->
             case trunkline_writer:open(settings(C)) of
                 {ok, {Pid, _}} -> open(N - 1, show(C#channels{opening = [Pid | Opening]}));
@@ -328,42 +324,18 @@ is_room(#channels{stats = Stats, options = #{far_connections := Far, bulk_connec
     trunkline_stats:sum(Stats, connections) + trunkline_stats:sum(Stats, connecting)
         < max(Far, Near).
 
-settings(#channels{inlet = Inlet, options = Options} = C) ->
-    #{lane_transport := Transport, connection_timeout := Timeout,
-      congestion_control := Name} = Options,
-    #{inlet => Inlet, transport => Transport, timeout => Timeout,
-      is_far => case trunkline_stats:get(C#channels.stats, peer, round_trip) of
-                    0 -> unknown;
-                    _ -> is_far(C)
-                end,
-      far => case Name of
-                 auto -> bbr;
-                 _ -> Name
-             end}.
+settings(#channels{inlet = Inlet, options = #{lane_transport := Transport} = Options} = C) ->
+    Settings = trunkline_connection:settings(Options, C#channels.stats),
+    Settings#{inlet => Inlet, transport => Transport}.
 
-is_far(#channels{stats = Stats}) -> trunkline_stats:get(Stats, peer, far) =:= 1.
+is_far(#channels{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
-%% Nobody knows how many others try again after the same event: each waits a time of
-%% its own, and longer every time. (All lanes connect to the same place: the first one tells.)
-not_connected(Reason, #channels{pause = Pause, inlet = Inlet, ready = Ready} = C) ->
-    Pause =:= ?PAUSE andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
+%% (All lanes connect to the same place: the first one tells.)
+not_connected(Reason, #channels{retry = Retry, inlet = Inlet, ready = Ready} = C) ->
+    trunkline_retry:is_first(Retry) andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
         ?LOG_WARNING("trunkline: there is no connection for batches to ~ts, they go by "
                      "distribution: ~tP", [node(Inlet), Reason, 20]),
-    later(Pause, min(?LONGEST_PAUSE, 2 * Pause), C).
-
-%% (Of several that fail at the same time only the first makes the pause longer.)
-later(Pause, Next, #channels{retry = now} = C) ->
-    Timer = erlang:start_timer(Pause div 2 + rand:uniform(Pause), self(), {channels, retry}),
-    C#channels{retry = Timer, pause = Next};
-later(_, _, C) ->
-    C.
-
-%% Whatever ended it so soon may end the next one too.
-short_lived(#channel{since = Since}, C) ->
-    case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
-        true -> later(?PAUSE, C#channels.pause, C);
-        false -> C#channels{pause = ?PAUSE}
-    end.
+    C#channels{retry = trunkline_retry:failed(Retry)}.
 
 %% --- those that are not used --------------------------------------------------------
 

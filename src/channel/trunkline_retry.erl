@@ -1,0 +1,58 @@
+%% When a connection may be tried again that could not be made, or did not last.
+%%
+%% Nobody knows how many others try again after the same event: each waits a time of its own, and
+%% longer every time. Of several that fail at the same time only the first makes the pause longer.
+%%
+%% The process that calls this gets the message {timeout, Timer, Message}, and gives the timer to
+%% timeout/2.
+-module(trunkline_retry).
+-moduledoc false.
+
+-export([new/1, may/1, is_first/1, failed/1, ended/2, timeout/2]).
+
+-export_type([retry/0]).
+
+%% ms
+-define(PAUSE, 1000).
+-define(LONGEST_PAUSE, 60_000).
+
+-record(retry,
+        {message :: term(),
+         timer = none :: none | reference(),
+         pause = ?PAUSE :: pos_integer()}).      % if the next one fails
+-opaque retry() :: #retry{}.
+
+-spec new(Message :: term()) -> retry().
+new(Message) -> #retry{message = Message}.
+
+%% Whether one may be tried now.
+-spec may(retry()) -> boolean().
+may(#retry{timer = Timer}) -> Timer =:= none.
+
+%% Whether none has failed since one lasted.
+-spec is_first(retry()) -> boolean().
+is_first(#retry{pause = Pause}) -> Pause =:= ?PAUSE.
+
+%% One could not be made.
+-spec failed(retry()) -> retry().
+failed(#retry{pause = Pause} = R) -> later(Pause, min(?LONGEST_PAUSE, 2 * Pause), R).
+
+%% One has ended that was made then (monotonic, ms). Whatever ended it so soon may end the next one
+%% too.
+-spec ended(Since :: integer(), retry()) -> retry().
+ended(Since, #retry{pause = Pause} = R) ->
+    case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
+        true -> later(?PAUSE, Pause, R);
+        false -> R#retry{pause = ?PAUSE}
+    end.
+
+later(Pause, Next, #retry{timer = none, message = Message} = R) ->
+    Timer = erlang:start_timer(Pause div 2 + rand:uniform(Pause), self(), Message),
+    R#retry{timer = Timer, pause = Next};
+later(_, _, R) ->
+    R.
+
+%% Of another one this takes no notice.
+-spec timeout(reference(), retry()) -> retry().
+timeout(Timer, #retry{timer = Timer} = R) -> R#retry{timer = none};
+timeout(_, R) -> R.
