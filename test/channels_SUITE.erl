@@ -6,12 +6,13 @@
 
 -export([all/0, suite/0]).
 -export([one_for_each_lane/1, each_end_in_turn/1, one_of_them/1, peer_stands_still/1, peer_killed/1,
-         garbage/1, ports_are_lost/1, peer_without_channels/1]).
+         garbage/1, ports_are_lost/1, stays_apart/1, peer_without_channels/1]).
+-export([attempts/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
 all() -> [one_for_each_lane, each_end_in_turn, one_of_them, peer_stands_still, peer_killed,
-          garbage, ports_are_lost, peer_without_channels].
+          garbage, ports_are_lost, stays_apart, peer_without_channels].
 
 -define(LONG, 120_000).
 
@@ -149,6 +150,26 @@ garbage(_) ->
     ?assert(cluster:call(B, erlang, system_info, [atom_count]) < Atoms + 200),
     ?assertEqual(Before, {sessions(A, B), cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)}),
     cluster:stop_all([A, B]).
+
+%% To make a connection does not connect the nodes: these may have been disconnected on purpose.
+stays_apart(_) ->
+    [A, B] = cluster:start_all([none, none]),
+    ok = cluster:connect(A, B),
+    Pid = cluster:call(B, erlang, whereis, [init]),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [] end),
+    ?assertEqual([{shutdown, noconnection}, {shutdown, noconnection}], cluster:call(A, ?MODULE, attempts, [Pid])),
+    ?assertEqual([], cluster:call(A, erlang, nodes, [connected])),
+    cluster:stop_all([A, B]).
+
+%% Of a lane, and of a trunk.
+attempts(Pid) ->
+    Settings = #{transport => transport(), timeout => 10_000, is_far => unknown, far => default},
+    [begin
+         {ok, {Process, Monitor}} = Open(),
+         receive {'DOWN', Monitor, process, Process, Reason} -> Reason end
+     end || Open <- [fun() -> trunkline_writer:open(Settings#{inlet => Pid}) end,
+                     fun() -> trunkline_carrier:start(Pid, Settings) end]].
 
 %% Where the listener has gone and nobody can connect, batches go by the distribution, with what the
 %% connections had not delivered; and back again.

@@ -28,8 +28,6 @@
          connection :: trunkline_connection:connection(),
          beats = 0 :: non_neg_integer()}).       % how many times it will say that it is there
 
--define(INVITED, 5000).                % ms
-
 %% The calling process is the trunk, and monitors the carrier. The reason of its end
 %% says why there is no connection.
 -spec start(Dock :: pid(), settings()) -> {ok, {pid(), reference()}} | {error, system_limit}.
@@ -38,21 +36,12 @@ start(Dock, Settings) ->
     trunkline_process:start(
       fun() -> spawn_monitor(fun() -> start(Trunk, Dock, Settings) end) end).
 
-start(Trunk, Dock, #{transport := Wanted} = Settings) ->
+start(Trunk, Dock, Settings) ->
     _ = monitor(process, Trunk),
-    Ref = monitor(process, Dock),
-    _ = erlang:send(Dock, {invite, self(), Ref, {large, Wanted}, Trunk}, [noconnect]),
-    receive
-        {invitation, Ref, {ok, #{token := Token} = Invitation}} ->
-            #{congestion_control := CongestionControl} = Connection =
-                trunkline_connection:connect(node(Dock), Invitation, Settings#{cargo => large}),
-            Trunk ! {ready, self(), Token, CongestionControl},
-            loop(#carrier{trunk = Trunk, connection = Connection});
-        {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
-        {'DOWN', _, process, _, Reason} -> exit({shutdown, Reason})
-    after ?INVITED ->
-            exit({shutdown, not_invited})
-    end.
+    #{token := Token, congestion_control := CongestionControl} = Connection =
+        trunkline_connection:connect({Dock, node(Dock)}, Trunk, Settings#{cargo => large}),
+    Trunk ! {ready, self(), Token, CongestionControl},
+    loop(#carrier{trunk = Trunk, connection = Connection}).
 
 %% When `{sent, Carrier, Bytes, Microseconds}' has come, the trunk may give it the
 %% next ones.
@@ -74,7 +63,7 @@ loop(#carrier{trunk = Trunk, connection = Connection, beats = Beats} = S) ->
             true = garbage_collect(),
             loop(S#carrier{beats = trunkline_connection:beats(Connection)});
         {'DOWN', _, process, _, _} ->
-            exit({shutdown, closed});                    % the trunk, or the dock
+            exit({shutdown, closed});                    % the trunk
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         Other ->

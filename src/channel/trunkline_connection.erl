@@ -1,7 +1,7 @@
-%% Makes a connection to a peer, from an invitation.
+%% Makes a connection to a peer that invites it.
 %%
 %%     connecting side                      listening side
-%%       | -- invite, by distribution ---> |    (trunkline_listener)
+%%       | -- invite, by distribution ---> |    the peer's dock, or its trunkline_listener
 %%       | <------------------ invitation - |
 %%       | ══ connects, proves ══════════> |    (trunkline_wire)
 %%       | ══ frames ════════════════════> |    whoever has been invited for it reads them
@@ -21,16 +21,19 @@
 -export_type([connection/0, settings/0]).
 
 -type settings() :: #{cargo := batches | large,
+                      transport := auto | trunkline_transport:name(),
                       timeout := pos_integer(),        % ms
                       is_far := boolean() | unknown,
                       far := default | atom(),         % the congestion control, if the peer is far
                       _ => _}.
 -type connection() :: #{transport := module(),
                         socket := trunkline_transport:socket(),
+                        token := trunkline_wire:token(),
                         congestion_control := binary(),
                         must_beat := boolean()}.
 
 %% ms
+-define(INVITE, 5000).
 -define(CONNECT, 5000).
 %% Less than the shortest retransmission time-out, which is 200 (Linux).
 -define(HEARTBEAT, 100).
@@ -54,8 +57,28 @@ settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
 -spec is_far(trunkline_stats:stats()) -> boolean().
 is_far(Stats) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
--spec connect(node(), trunkline_listener:invitation(), settings()) -> connection().
-connect(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
+%% Host, a process at the peer, gives the invitation: for the process Owner there that reads what
+%% the connection carries, or, if Host is a dock, on behalf of the trunk Owner here.
+%%
+%% Nothing here may connect the nodes, and a monitor of a process at the peer would: they may have
+%% just been disconnected on purpose.
+-spec connect(Host :: {pid() | atom(), node()}, Owner :: pid(), settings()) -> connection().
+connect({_, Node} = Host, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
+    Ref = make_ref(),
+    Invite = {invite, self(), Ref, {Cargo, Wanted}, Owner},
+    case Host of
+        {Pid, _} when is_pid(Pid) -> erlang:send(Pid, Invite, [noconnect]);
+        _ -> erlang:send(Host, Invite, [noconnect])
+    end =:= ok orelse exit({shutdown, noconnection}),
+    receive
+        {invitation, Ref, {ok, Invitation}} -> use(Node, Invitation, Settings);
+        {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
+        {'DOWN', _, process, _, _} -> exit({shutdown, closed})         % for whom it would be
+    after ?INVITE ->
+            exit({shutdown, not_invited})
+    end.
+
+use(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
     %% Whatever the peer says.
     Name =:= tcp andalso trunkline_tls:is_cluster_private()
         andalso exit({shutdown, plaintext_beside_tls}),
@@ -81,7 +104,8 @@ connect(Node, #{address := Address, port := Port, transport := Name} = Invitatio
             Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
             prove(Transport, Socket, Invitation),
             CongestionControl = trunkline_socket:congestion_control(TcpSocket),
-            #{transport => Transport, socket => Socket, congestion_control => CongestionControl,
+            #{transport => Transport, socket => Socket, token => maps:get(token, Invitation),
+              congestion_control => CongestionControl,
               must_beat => IsFar andalso CongestionControl =/= <<"bbr">>};
         {error, Reason} ->
             exit({shutdown, {connect, Host, Port, Reason}})

@@ -21,7 +21,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/1, invite/2, invite/3, info/0]).
+-export([start_link/1, invite/2, info/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export([accept/1]).
 
@@ -65,13 +65,7 @@ start_link(Options) ->
 -spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
           {ok, invitation()} | {error, term()}.
 invite(Wanted, Owner) ->
-    invite(node(), Wanted, Owner).
-
-%% The same at that node, for a process there.
--spec invite(node(), {batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
-          {ok, invitation()} | {error, term()}.
-invite(Node, Wanted, Owner) ->
-    try gen_server:call({?MODULE, Node}, {invite, Wanted, Owner})
+    try gen_server:call(?MODULE, {invite, Wanted, Owner})
     catch exit:_ -> {error, not_running}
     end.
 
@@ -112,16 +106,9 @@ cell(tcp) -> 2;                      % the port
 cell(tls) -> 3.
 
 -spec handle_call(term(), gen_server:from(), #listener{}) -> {reply, term(), #listener{}}.
-handle_call({invite, {Cargo, Wanted}, Owner}, _, S) when is_pid(Owner), node(Owner) =:= node() ->
-    case choose(Wanted, own(Cargo, S#listener.options)) of
-        {ok, Transport} ->
-            case listen(Transport, S) of
-                {ok, S1} -> {reply, {ok, invitation(Owner, Transport, S1)}, S1};
-                {error, _} = Error -> {reply, Error, S}
-            end;
-        {error, _} = Error ->
-            {reply, Error, S}
-    end;
+handle_call({invite, Wanted, Owner}, _, S) ->
+    {Invitation, S1} = invited(Wanted, Owner, S),
+    {reply, Invitation, S1};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
@@ -131,6 +118,11 @@ handle_cast(Unexpected, S) ->
     {noreply, S}.
 
 -spec handle_info(term(), #listener{}) -> {noreply, #listener{}}.
+handle_info({invite, Connecting, Ref, Wanted, Owner}, S) ->
+    %% From the peer (trunkline_connection).
+    {Invitation, S1} = invited(Wanted, Owner, S),
+    _ = erlang:send(Connecting, {invitation, Ref, Invitation}, [noconnect]),
+    {noreply, S1};
 handle_info({expired, Token}, #listener{tokens = Tokens} = S) ->
     true = ets:delete(Tokens, Token),
     {noreply, S};
@@ -147,6 +139,19 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
+
+invited({Cargo, Wanted}, Owner, S) when is_pid(Owner), node(Owner) =:= node() ->
+    case choose(Wanted, own(Cargo, S#listener.options)) of
+        {ok, Transport} ->
+            case listen(Transport, S) of
+                {ok, S1} -> {{ok, invitation(Owner, Transport, S1)}, S1};
+                {error, _} = Error -> {Error, S}
+            end;
+        {error, _} = Error ->
+            {Error, S}
+    end;
+invited(_, _, S) ->
+    {{error, badarg}, S}.
 
 own(large, #{bulk_transport := Transport}) -> Transport;
 own(batches, #{lane_transport := Transport}) -> Transport;

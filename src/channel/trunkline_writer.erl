@@ -13,7 +13,7 @@
 %% The lane goes on while the connection takes what it gets; what has come meanwhile leaves with
 %% one system call. It waits here until then, and the lane sees to it that it is not much.
 %%
-%% A writer ends with its lane, with the inlet, and with the connection.
+%% A writer ends with its lane, and with the connection, which the inlet owns at the other end.
 -module(trunkline_writer).
 -moduledoc false.
 -behaviour(trunkline_channel).
@@ -51,18 +51,13 @@ close(Writer) ->
     exit(Writer, kill),
     ok.
 
-init(Lane, #{inlet := Inlet, transport := Wanted} = Settings) ->
+init(Lane, #{inlet := Inlet} = Settings) ->
     _ = monitor(process, Lane),
-    _ = monitor(process, Inlet),
-    case trunkline_listener:invite(node(Inlet), {batches, Wanted}, Inlet) of
-        {ok, Invitation} ->
-            #{congestion_control := CongestionControl} = Connection =
-                trunkline_connection:connect(node(Inlet), Invitation, Settings#{cargo => batches}),
-            Lane ! {channel, self(), {ready, CongestionControl}},
-            loop(#writer{lane = Lane, connection = Connection});
-        {error, Reason} ->
-            exit({shutdown, Reason})
-    end.
+    #{congestion_control := CongestionControl} = Connection =
+        trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet,
+                                     Settings#{cargo => batches}),
+    Lane ! {channel, self(), {ready, CongestionControl}},
+    loop(#writer{lane = Lane, connection = Connection}).
 
 -spec loop(#writer{}) -> no_return().
 loop(#writer{beats = Beats} = S) ->
@@ -85,7 +80,7 @@ nothing(#writer{connection = Connection, beats = Beats} = S) ->
 message({write, {Bytes, _} = Frame, Tell}, S) ->
     gather(Bytes, [trunkline_wire:batch(Frame)], Tell, S);
 message({'DOWN', _, process, _, _}, _) ->
-    exit({shutdown, closed});                            % the lane, or the inlet
+    exit({shutdown, closed});                            % the lane
 message({system, From, Request}, S) ->
     trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 message(Other, S) ->
