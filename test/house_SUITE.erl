@@ -40,7 +40,6 @@ exceptions() ->
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_monitors},
      {trunkline_lane, trunkline_agent},
-     {trunkline_lane, trunkline_link},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},
      {trunkline_trunk, trunkline_fragments},
@@ -51,9 +50,7 @@ exceptions() ->
 
 %% Modules that call each other. Each circle as a sorted list.
 circles() ->
-    [[trunkline_inbox_server, trunkline_inboxes, trunkline_keeper],
-     [trunkline_lane, trunkline_link, trunkline_link_sup, trunkline_links],
-     [trunkline_monitors, trunkline_watcher]].
+    [[trunkline_link, trunkline_link_sup, trunkline_links]].
 
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.

@@ -192,7 +192,7 @@ open_named(Name, Options) ->
             case trunkline_keeper:start_link(Name, {process, self()}, Checked) of
                 {ok, Inbox} = Started ->
                     %% For done/2, which must not depend on anybody else.
-                    _ = put({?MODULE, Inbox}, trunkline_inboxes:handle(Inbox)),
+                    _ = put({?MODULE, Inbox}, trunkline_inboxes:work(Inbox)),
                     Started;
                 Other ->
                     Other
@@ -216,11 +216,11 @@ done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
         undefined ->
             case trunkline_inboxes:keeper(Inbox) of
-                Keeper when is_pid(Keeper) -> trunkline_keeper:done(trunkline_inboxes:handle(Keeper), N);
+                Keeper when is_pid(Keeper) -> trunkline_work:done(trunkline_inboxes:work(Keeper), N);
                 none -> ?BAD_ARGUMENT(badarg, [Inbox, N])
             end;
         Work ->
-            trunkline_keeper:done(Work, N)
+            trunkline_work:done(Work, N)
     end;
 done(Inbox, N) ->
     ?BAD_ARGUMENT(badarg, [Inbox, N]).

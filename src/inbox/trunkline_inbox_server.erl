@@ -6,22 +6,19 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([mark/2, is_behind/1, begin_with/2, enter/1, done/1, returned/1, plain_status/1]).
+-export([mark/2, said/1, is_26/0, is_behind/1, begin_with/2, told_of/1, enter/1, done/1, returned/1, plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
 
--export_type([handle/0]).
-
 -dialyzer({no_improper_lists, [mark/2]}).
-
--type handle() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer()}.
 
 -type more() :: timeout() | hibernate | {continue, term()}.
 -type init_result() :: {ok, term()} | {ok, term(), more()} | {stop, term()} | ignore.
 -type result() :: {noreply, term()} | {noreply, term(), more()} | {stop, term(), term()}.
 -type call_result() :: result() | {reply, term(), term()} | {reply, term(), term(), more()} | {stop, term(), term(), term()}.
 
--define(HANDLE, '$trunkline_inbox').
+-define(INBOX, '$trunkline_inbox').
 -define(LAST, '$trunkline_inbox_last').
+-define(SAID(Reason), {'$trunkline_said', Reason}).
 -define(MARKED(Serial, Message), ['$inbox', Serial | Message]).
 
 %% The mark is where gen_server and gen_statem leave it alone.
@@ -31,17 +28,37 @@ mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
 mark(Serial, Message) -> ?MARKED(Serial, Message).
 
 %% To others it is a process of that module.
--spec begin_with(module(), handle()) -> ok.
-begin_with(Module, Handle) ->
+-spec begin_with(module(), trunkline_work:work()) -> ok.
+begin_with(Module, Work) ->
     put('$initial_call', {Module, init, 1}),
     put('$ancestors', tl(get('$ancestors'))),            % without the keeper
     put(?LAST, 0),
-    put(?HANDLE, {Module, Handle}),
+    put(?INBOX, {Module, Work}),
     ok.
+
+%% A server whose init/1 says {error, Reason}, which is one of its answers since OTP 26, ends as
+%% normal, unlike one that says {stop, Reason}: the keeper has to know,
+-spec told_of(InitResult) -> InitResult | {error, term()}.
+told_of({error, Reason} = Result) ->
+    case is_26() of
+        true -> {error, ?SAID(Reason)};
+        false -> Result
+    end;
+told_of(Result) ->
+    Result.
+
+%% and finds out here whether that is why the server has not started.
+-spec said(term()) -> {said, Reason :: term()} | no.
+said(?SAID(Reason)) -> {said, Reason};
+said(_) -> no.
+
+%% It came with that function.
+-spec is_26() -> boolean().
+is_26() -> erlang:function_exported(proc_lib, init_fail, 3).
 
 -spec enter(Content :: term()) -> {module(), Serial :: none | pos_integer(), Content :: term()}.
 enter(Content) ->
-    {Module, _} = get(?HANDLE),
+    {Module, _} = get(?INBOX),
     case Content of
         ?MARKED(Serial, Message) when is_integer(Serial) -> {Module, Serial, Message};
         _ -> {Module, none, Content}
@@ -50,9 +67,9 @@ enter(Content) ->
 %% Whether the calling process is the one behind that keeper.
 -spec is_behind(pid()) -> boolean().
 is_behind(Keeper) ->
-    case get(?HANDLE) of
-        {_, {Keeper, _, _}} -> true;
-        _ -> false
+    case get(?INBOX) of
+        {_, Work} -> trunkline_work:keeper(Work) =:= Keeper;
+        undefined -> false
     end.
 
 %% Counted once: a gen_statem may see a message again.
@@ -63,8 +80,8 @@ done(Serial) ->
     case get(?LAST) of
         Last when Serial > Last ->
             put(?LAST, Serial),
-            {_, Handle} = get(?HANDLE),
-            trunkline_keeper:done(Handle, 1);
+            {_, Work} = get(?INBOX),
+            trunkline_work:done(Work, 1);
         _ ->
             ok
     end.
@@ -76,10 +93,10 @@ returned(Callback) ->
     catch throw:Result -> Result
     end.
 
--spec init({module(), term(), handle()}) -> init_result().
-init({Module, Args, Handle}) ->
-    ok = begin_with(Module, Handle),
-    trunkline_keeper:told_of(Module:init(Args)).
+-spec init({module(), term(), trunkline_work:work()}) -> init_result().
+init({Module, Args, Work}) ->
+    ok = begin_with(Module, Work),
+    told_of(Module:init(Args)).
 
 -spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->

@@ -12,10 +12,10 @@ callback_mode() ->
     Mode = Module:callback_mode(),
     [handle_event_function | [state_enter || Mode =:= state_enter orelse is_list(Mode) andalso lists:member(state_enter, Mode)]].
 
--spec init({module(), term(), trunkline_inbox_server:handle()}) -> gen_statem:init_result(term()).
-init({Module, Args, Handle}) ->
-    ok = trunkline_inbox_server:begin_with(Module, Handle),
-    trunkline_keeper:told_of(Module:init(Args)).
+-spec init({module(), term(), trunkline_work:work()}) -> gen_statem:init_result(term()).
+init({Module, Args, Work}) ->
+    ok = trunkline_inbox_server:begin_with(Module, Work),
+    trunkline_inbox_server:told_of(Module:init(Args)).
 
 -spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> gen_statem:event_handler_result(term()).
 handle_event(Type, Content, State, Data) ->

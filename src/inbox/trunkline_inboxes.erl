@@ -35,7 +35,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/5, met/2, full/2, handle/1, keeper/1, senders/1, who_knows/1]).
+-export([register/5, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -71,7 +71,7 @@
          policy :: policy()}).
 -record(own,
         {inbox :: inbox(),
-         work :: trunkline_inbox_server:handle(),
+         work :: trunkline_work:work(),
          server :: pid() | none,
          full = 0 :: non_neg_integer()}).
 
@@ -240,7 +240,7 @@ has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 
 %% By a keeper, of itself and its server, if that is one.
 -spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(),
-               Work :: trunkline_inbox_server:handle(), Server :: pid() | none) ->
+               Work :: trunkline_work:work(), Server :: pid() | none) ->
           ok | {error, not_started}.
 register(Name, Policy, Bound, Work, Server) ->
     try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work, Server}, infinity)
@@ -256,11 +256,11 @@ met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
 -spec full(Keeper :: pid(), non_neg_integer()) -> ok.
 full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 
-%% How the consumer tells the keeper what it has done.
--spec handle(pid()) -> trunkline_inbox_server:handle().
-handle(Keeper) ->
-    #own{work = Handle} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
-    Handle.
+%% What a consumer has that is not done.
+-spec work(pid()) -> trunkline_work:work().
+work(Keeper) ->
+    #own{work = Work} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
+    Work.
 
 %% The keeper of a name or pid of this node.
 -spec keeper(key()) -> pid() | none.

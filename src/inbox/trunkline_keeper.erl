@@ -6,9 +6,7 @@
 %%       credit <────┘ └──────────── more: half of them are done ─────────────┘
 %%
 %% The keeper's mailbox is short since it does nothing that takes time; the consumer's is
-%% since the keeper sees to it. How many messages the consumer has is counted in an array
-%% that both write: the consumer sends a message only if the keeper waits for it to have done
-%% half of what it has.
+%% since the keeper sees to it (trunkline_work).
 %%
 %% To everybody else the keeper is the server: it has its name, it is what its supervisor
 %% knows, system messages and exit signals pass through it at once, past all mail, and when
@@ -18,7 +16,7 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, told_of/1, open/2, done/2, info/1]).
+-export([start_link/3, open/2, info/1]).
 -export([init/2, loop/1]).
 
 -dialyzer({no_improper_lists, [info/1]}).
@@ -35,11 +33,6 @@
 -type what() :: {server, gen_server | gen_statem, module(), Args :: term(), Options :: list()}
               | {process, pid()}.
 
-%% Cells that the keeper and the consumer share.
--define(WORK, 1).                     % messages that the consumer has
--define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
-%% Why a server has not started: it has said so (told_of/1).
--define(SAID(Reason), {'$trunkline_said', Reason}).
 %% ms
 -define(CREDIT, 20).                  % what has left is told to its senders' node
 -define(AGAIN, 100).
@@ -56,8 +49,7 @@
          name :: name(),
          consumer :: pid(),
          kind :: server | process,
-         work :: atomics:atomics_ref(),
-         most :: pos_integer(),
+         work :: trunkline_work:work(),
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
@@ -85,7 +77,7 @@ start_link(Name, What, Options) ->
 
 %% Since OTP 26 no exit signal stays behind for who has started what did not start.
 forget_exit(Keeper) ->
-    case is_26() andalso process_info(self(), trap_exit) of
+    case trunkline_inbox_server:is_26() andalso process_info(self(), trap_exit) of
         {trap_exit, true} -> receive {'EXIT', Keeper, _} -> ok end;
         _ -> ok
     end.
@@ -100,19 +92,6 @@ where({via, Module, Name}) -> Module:whereis_name(Name).
 -spec open(name(), options()) -> {ok, pid()} | {error, term()}.
 open(Name, Options) ->
     start_link(Name, {process, self()}, Options).
-
-%% The consumer has done so many.
--spec done(trunkline_inbox_server:handle(), pos_integer()) -> ok.
-done({Keeper, Work, Most}, N) ->
-    case atomics:sub_get(Work, ?WORK, N) of
-        Left when Left * 2 =< Most ->
-            case atomics:get(Work, ?AWAITED) =:= 1 andalso atomics:exchange(Work, ?AWAITED, 0) of
-                1 -> Keeper ! '$inbox_more', ok;
-                _ -> ok
-            end;
-        _ ->
-            ok
-    end.
 
 -spec info(pid()) -> map().
 info(Keeper) ->
@@ -129,18 +108,18 @@ info(Keeper) ->
 init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
-    Work = atomics:new(2, [{signed, true}]),
+    Work = trunkline_work:new(Most),
     case take_name(Name) of
         true ->
-            case start(What, {self(), Work, Most}) of
+            case start(What, Work) of
                 {ok, Consumer} ->
-                    ok = atomics:put(Work, ?WORK, 0),
+                    ok = trunkline_work:start(Work),
                     Bound = {Bytes, Messages},
-                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, {self(), Work, Most}, server(element(1, What), Consumer)) of
+                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, Work, server(element(1, What), Consumer)) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
-                                         most = Most, mail = trunkline_mail:new(Bound, Policy),
+                                         mail = trunkline_mail:new(Bound, Policy),
                                          share = trunkline_share:new(Bound, Policy), options = Options,
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
@@ -152,10 +131,11 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                 {error, timeout} ->
                     %% The server was killed; whoever has started it is told, and not killed.
                     fail(Name, Parent, {error, timeout}, normal);
-                {error, ?SAID(Reason)} ->
-                    fail(Name, Parent, {error, Reason}, normal);
                 {error, Reason} ->
-                    fail(Name, Parent, {error, Reason}, Reason)
+                    case trunkline_inbox_server:said(Reason) of
+                        {said, Said} -> fail(Name, Parent, {error, Said}, normal);
+                        no -> fail(Name, Parent, {error, Reason}, Reason)
+                    end
             end;
         {false, Pid} ->
             proc_lib:init_ack(Parent, {failed, self(), {error, {already_started, Pid}}})
@@ -171,25 +151,11 @@ end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
 
-%% A server whose init/1 says {error, Reason}, which is one of its answers since OTP 26, ends as
-%% normal, unlike one that says {stop, Reason}: the keeper has to know.
--spec told_of(InitResult) -> InitResult | {error, term()}.
-told_of({error, Reason} = Result) ->
-    case is_26() of
-        true -> {error, ?SAID(Reason)};
-        false -> Result
-    end;
-told_of(Result) ->
-    Result.
-
-%% It came with that function.
-is_26() -> erlang:function_exported(proc_lib, init_fail, 3).
-
 start({process, Pid}, _) -> {ok, Pid};
-start({server, gen_server, Module, Args, Options}, Handle) ->
-    gen_server:start_link(trunkline_inbox_server, {Module, Args, Handle}, Options);
-start({server, gen_statem, Module, Args, Options}, Handle) ->
-    gen_statem:start_link(trunkline_inbox_statem, {Module, Args, Handle}, Options).
+start({server, gen_server, Module, Args, Options}, Work) ->
+    gen_server:start_link(trunkline_inbox_server, {Module, Args, Work}, Options);
+start({server, gen_statem, Module, Args, Options}, Work) ->
+    gen_statem:start_link(trunkline_inbox_statem, {Module, Args, Work}, Options).
 
 %% As gen does.
 take_name(none) -> true;
@@ -357,8 +323,8 @@ plain(Kind, Message, S) ->
 
 accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
     accept(Kind, Source, Charge, Now, Message, quiet_timer(S));
-accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work, most = Most} = S) ->
-    case trunkline_mail:level(Mail) =:= 0 andalso atomics:get(Work, ?WORK) < Most of
+accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S) ->
+    case trunkline_mail:level(Mail) =:= 0 andalso trunkline_work:has_room(Work) of
         true ->
             counters:add(S#keeper.times, 1, 1),
             left(Source, Charge, Now, hand_on(Message, S));
@@ -386,10 +352,10 @@ content({'$gen_cast', Request}) -> Request;
 content(Message) -> Message.
 
 %% As much as the consumer may have.
-pass(#keeper{mail = Mail, work = Work, most = Most} = S) ->
+pass(#keeper{mail = Mail, work = Work} = S) ->
     case trunkline_mail:level(Mail) =/= 0 of
         true ->
-            case atomics:get(Work, ?WORK) < Most of
+            case trunkline_work:has_room(Work) of
                 true ->
                     case tell_dropped(S) of
                         {told, S1} -> pass(S1);
@@ -408,21 +374,14 @@ out(#keeper{mail = Mail} = S) ->
     counters:add(S#keeper.times, bucket(Now - Came), 1),
     full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
-%% First the mark, then the number: a consumer that has done one in between sees it.
-wait(#keeper{work = Work, most = Most} = S) ->
-    case atomics:get(Work, ?AWAITED) of
-        1 ->
-            S;
-        0 ->
-            atomics:put(Work, ?AWAITED, 1),
-            case atomics:get(Work, ?WORK) * 2 =< Most of
-                true -> pass(S);
-                false -> S
-            end
+wait(#keeper{work = Work} = S) ->
+    case trunkline_work:wait(Work) of
+        more -> pass(S);
+        wait -> S
     end.
 
 hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial = Serial} = S) ->
-    atomics:add(Work, ?WORK, 1),
+    ok = trunkline_work:add(Work),
     Consumer ! case Kind of
                    process -> Message;
                    server -> trunkline_inbox_server:mark(Serial + 1, Message)
@@ -486,13 +445,13 @@ full(S) ->
     S.
 
 %% trunkline_inboxes was killed, or the application has stopped.
-again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work, most = Most} = S) ->
+again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work} = S) ->
     case whereis(trunkline_inboxes) of
         undefined ->
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, {self(), Work, Most},
+            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, Work,
                    server(S#keeper.kind, S#keeper.consumer)},
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
@@ -517,7 +476,7 @@ signal(Reason, _, #keeper{kind = process}) ->
 show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
     Level = trunkline_mail:level(Mail),
     #{queued_messages => trunkline_gate:messages(Level), queued_bytes => trunkline_gate:bytes(Level),
-      in_work => max(0, atomics:get(Work, ?WORK)),
+      in_work => trunkline_work:size(Work),
       passed => S#keeper.serial, dropped => S#keeper.dropped,
       consumer => S#keeper.consumer,
       nodes => maps:from_list([{Node, #{window => Window, queued_messages => trunkline_gate:messages(Held)}}

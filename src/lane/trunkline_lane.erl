@@ -45,6 +45,9 @@
 %% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
 %% suspended until there is room (trunkline_throttle).
 %%
+%% Its link, which owns it, gets {lane_mode, ...} when it has changed its mode, {lane_drained, ...}
+%% when nothing is left in it, and `connect' when it has a message for a node that is down.
+%%
 %% A large message comes as a parcel, and leaves the lane when its turn comes: the
 %% parcel goes to trunkline_trunk, and in the batch is a notice in its place. From
 %% then until the inlet says that it has been delivered, whatever its sender
@@ -215,7 +218,7 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
             {_, S1} = dispose(Entry, lost_queued, S),
             left(Charge, S1);
         false ->
-            trunkline_backlog:is_empty(Backlog) andalso trunkline_link:notify(Link, connect),
+            trunkline_backlog:is_empty(Backlog) andalso (Link ! connect),
             keep(Charge, Entry, S)
     end;
 data(Charge, Entry, #lane{mode = direct} = S) ->

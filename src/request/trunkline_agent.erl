@@ -79,13 +79,13 @@ step({apply, Caller, _} = Command, Message, Agent) ->
             executed_by(Executor, Command, Agent)
     end;
 step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
-    case Message =:= noproc andalso trunkline_monitors:witness(Caller, Ref) of
+    case Message =:= noproc andalso trunkline_monitor_rows:witness(Caller, Ref) of
         Watcher when is_pid(Watcher) ->
             ok = trunkline_watcher:ended_before(Watcher, Caller, Ref, Object),
             Agent;
         _ ->
             {Ref, Wrap, Agent1} = address(Command, Agent),
-            Ref ! trunkline_command:wrap(Wrap, trunkline_monitors:reason(Caller, Ref, Message)),
+            Ref ! trunkline_command:wrap(Wrap, trunkline_monitor_rows:reason(Caller, Ref, Message)),
             ok = delivered(Command),
             Agent1
     end;
@@ -104,7 +104,7 @@ step(Command, Message, Agent) ->
 
 %% The message that the command has brought.
 -spec delivered(trunkline_lane:to()) -> ok.
-delivered({ended, _, Caller, Ref}) -> trunkline_monitors:leave(Caller, Ref);
+delivered({ended, _, Caller, Ref}) -> trunkline_monitor_rows:leave(Caller, Ref);
 delivered(_) -> ok.
 
 %% Does what the command asks for, but does not send the message; answers to whom

@@ -13,7 +13,7 @@
 %% up it goes back. Only a session that goes with its connection ends it, with noconnection.
 %%
 %% The reference is an alias that the first message sent to it takes away. So there is one
-%% 'DOWN', whoever sends it first. trunkline_monitors keeps in a table what is monitored by whom.
+%% 'DOWN', whoever sends it first. trunkline_monitor_rows has a row for each.
 -module(trunkline_monitor).
 -moduledoc false.
 
@@ -40,7 +40,7 @@ elsewhere(Node, Object) ->
 %% its connection, so does the monitor.
 -spec watch(pid() | {RegisteredName :: atom(), node()}) -> reference().
 watch(Object) ->
-    Node = trunkline_monitors:node_of(Object),
+    Node = trunkline_monitor_rows:node_of(Object),
     case trunkline_peers:resumes(Node) andalso trunkline_peers:session(Node) of
         Inlets when is_tuple(Inlets) -> by_lane(Node, Object, Inlets, fun force/3);
         _ -> erlang:monitor(process, Object)
@@ -63,13 +63,13 @@ by_lane(Node, Object, Inlets, HandOver) ->
             %% If the connection has been lost meanwhile the caller may have been told so before,
             %% and now another session begins with a monitor that nobody waits for.
             is_process_alive(element(1, Inlets))
-                orelse trunkline_monitors:lookup(Ref) =/= none
+                orelse trunkline_monitor_rows:lookup(Ref) =/= none
                 orelse trunkline_monitors:cancel(Object, self(), Ref),
             Ref;
         false ->
             plain(Node, Object, Ref);
         _ ->
-            refused(trunkline_monitors:lookup(Ref), Node, Object, Ref)
+            refused(trunkline_monitor_rows:lookup(Ref), Node, Object, Ref)
     end.
 
 refused(none, _, _, Ref) ->
@@ -99,7 +99,7 @@ plain(Node, Object, Ref) ->
 %% need not know which way was taken.
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
-    case are_options(Options) andalso trunkline_monitors:lookup(Ref) of
+    case are_options(Options) andalso trunkline_monitor_rows:lookup(Ref) of
         {ok, Object, Session} ->
             case unalias(Ref) of
                 true ->

@@ -1,12 +1,7 @@
-%% Who monitors what at other nodes, and the process that sees to it that nobody waits in vain.
+%% Sees to it that nobody who monitors a process at another node (trunkline_monitor) waits in vain.
 %%
-%% A table has a row for each monitor (trunkline_monitor), from before it is set until its
-%% 'DOWN' has been delivered:
-%%
-%%     {{Caller, Ref}, Session, Object, Known}
-%%
-%% Another one, small and often read, has a row for each that the keeper, a process of this
-%% module, watches:
+%% The monitors are the rows of trunkline_monitor_rows. Another table, small and often read, has a
+%% row for each that the keeper, a process of this module, watches:
 %%
 %%     {Caller, {}}                                  when it dies its monitors are taken back
 %%     {Session, Inlets, Node, Mark}                 when all of these have ended
@@ -42,21 +37,18 @@
 -module(trunkline_monitors).
 -moduledoc false.
 -behaviour(gen_server).
+-behaviour(trunkline_watcher).
 
 -include("../lane/trunkline_route.hrl").
 
--export([create/0, close/0, enter/4, enter_plain/3, lookup/1, leave/2, take_back/3]).
--export([ended/5, is_plain/3, reason/3, witness/2, ended_before/3, forgotten/2, lanes/1,
-         connected/1]).
--export([retired/1, is_present/2]).
--export([command/3, force/4, cancel/3, node_of/1]).
+-export([create/0, close/0, enter/4, enter_plain/3, take_back/3]).
+-export([lanes/1, connected/1, retired/1, is_present/2]).
+-export([command/3, force/4, cancel/3]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([session/0]).
-
--type object() :: pid() | {RegisteredName :: atom(), node()}.
--type session() :: pid() | {plain, Watcher :: pid()}.
+-type object() :: trunkline_monitor_rows:object().
+-type session() :: trunkline_monitor_rows:session().
 -type mark() :: trunkline_watcher:connection() | {resumes, trunkline_watcher:connection()}.
 
 %% ms
@@ -76,8 +68,7 @@
 create() ->
     case ets:info(?WATCHED, owner) of
         undefined ->
-            ?MODULE =
-                ets:new(?MODULE, [named_table, public, ordered_set, {write_concurrency, true}]),
+            ok = trunkline_monitor_rows:create(),
             ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
             ok;
         Owner when Owner =:= self() ->
@@ -93,14 +84,11 @@ create() ->
 %% The application stops, and nobody can enter any more.
 -spec close() -> ok.
 close() ->
-    case ets:info(?MODULE, owner) of
+    case ets:info(?WATCHED, owner) of
         Owner when Owner =:= self() ->
             true = ets:insert(?WATCHED, {stopped}),
-            case ets:info(?MODULE, size) of
-                0 ->
-                    true = ets:delete(?MODULE),
-                    true = ets:delete(?WATCHED),
-                    ok;
+            case trunkline_monitor_rows:size() of
+                0 -> delete();
                 _ ->
                     leave_alone()
             end;
@@ -113,15 +101,21 @@ leave_alone() ->
                                          gen_server:start(?MODULE, alone, [{hibernate_after, 0}])
                                  end) of
         {ok, {ok, Keeper}} ->
-            lists:foreach(fun(Table) -> ets:give_away(Table, Keeper, none) end,
-                          [?MODULE, ?WATCHED]);
+            give_away(Keeper);
         {error, system_limit} ->
-            lists:foreach(fun({{_, Ref}, _, Object, _}) -> down(Ref, Object, noconnection) end,
-                          ets:tab2list(?MODULE)),
-            true = ets:delete(?MODULE),
-            true = ets:delete(?WATCHED),
-            ok
+            ok = trunkline_monitor_rows:lost(),
+            delete()
     end.
+
+delete() ->
+    ok = trunkline_monitor_rows:delete(),
+    true = ets:delete(?WATCHED),
+    ok.
+
+give_away(Pid) ->
+    ok = trunkline_monitor_rows:give_away(Pid),
+    true = ets:give_away(?WATCHED, Pid, none),
+    ok.
 
 %% The calling process monitors that process, in the session with these inlets. `false':
 %% Trunkline has stopped, or the session belongs to a connection that is not the present one.
@@ -132,7 +126,7 @@ enter(Ref, Object, Node, Inlets) ->
         %% Before, should this process be killed, and for the mark;
         is_watched(self()) andalso is_watched(Session) orelse watch(Session, Inlets, Node),
         is_present(Session, Node) andalso begin
-            true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
+            ok = trunkline_monitor_rows:enter(Ref, Session, Object),
             %% after, should the session have ended.
             is_watched(Session) orelse watch(Session, Inlets, Node),
             true
@@ -149,14 +143,14 @@ enter_plain(Ref, Object, Node) ->
         case watcher(Node) of
             Watcher when is_pid(Watcher) ->
                 Session = {plain, Watcher},
-                true = ets:insert(?MODULE, {{self(), Ref}, Session, Object, none}),
+                ok = trunkline_monitor_rows:enter(Ref, Session, Object),
                 _ = trunkline_watcher:monitor(Watcher, Ref, Object),
                 is_watched(Session) orelse watch(Session, {Watcher}, Node),
                 %% Lanes may have opened, and not found this row.
                 trunkline_peers:session(Node) =:= none orelse ask({lanes, Node}, infinity),
                 true;
             system_limit ->
-                leave(self(), Ref),
+                ok = trunkline_monitor_rows:leave(self(), Ref),
                 false
         end
     catch
@@ -205,100 +199,15 @@ ask(Request, Timeout) ->
     catch exit:_ -> down
     end.
 
-%% What the calling process monitors. `none': there is no such monitor, or its 'DOWN' has
-%% been sent.
--spec lookup(reference()) -> {ok, object(), session()} | none.
-lookup(Ref) ->
-    try ets:lookup(?MODULE, {self(), Ref}) of
-        [{_, Session, Object, _}] -> {ok, Object, Session};
-        [] -> none
-    catch
-        error:badarg -> none
-    end.
-
-%% The 'DOWN' has been sent, or the server's node has been told that nobody waits for it: not
-%% before, so that who finds no row finds the message, and that the keeper can do what a
-%% process that is killed has not done.
--spec leave(Caller :: pid(), reference()) -> ok.
-leave(Caller, Ref) ->
-    try ets:delete(?MODULE, {Caller, Ref}) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
-
 %% The caller wants to hear no more. (If the monitor has been moved since its row was read, this
 %% is sent in vain, to one who does not watch.)
 -spec take_back(Caller :: pid(), reference(), session()) -> ok.
 take_back(Caller, Ref, Session) ->
-    leave(Caller, Ref),
+    ok = trunkline_monitor_rows:leave(Caller, Ref),
     case Session of
         {plain, Watcher} -> trunkline_watcher:demonitor(Watcher, Ref);
         _ -> ok
     end.
-
-%% That watcher has seen the process end.
--spec ended(Caller :: pid(), reference(), Watcher :: pid(), object(), Reason :: term()) -> ok.
-ended(Caller, Ref, Watcher, Object, Reason) ->
-    case is_plain(Caller, Ref, Watcher) of
-        true ->
-            down(Ref, Object, reason(Caller, Ref, Reason)),
-            leave(Caller, Ref);
-        false when Reason =:= noproc; Reason =:= noconnection ->
-            forgotten(Caller, Ref);
-        false ->
-            known(Caller, Ref, {ended, Reason})
-    end.
-
-%% The watcher does not watch any more what lanes have got from it.
--spec forgotten(Caller :: pid(), reference()) -> ok.
-forgotten(Caller, Ref) -> known(Caller, Ref, none).
-
-known(Caller, Ref, Known) ->
-    _ = try ets:update_element(?MODULE, {Caller, Ref}, {4, Known})
-        catch error:badarg -> false
-        end,
-    ok.
-
-%% Who may have heard how the process has ended, and not said so yet.
--spec witness(Caller :: pid(), reference()) -> pid() | none.
-witness(Caller, Ref) ->
-    try ets:lookup_element(?MODULE, {Caller, Ref}, 4) of
-        {watched_by, Watcher} ->
-            case is_process_alive(Watcher) of
-                true -> Watcher;
-                false -> none
-            end;
-        _ ->
-            none
-    catch
-        error:badarg -> none
-    end.
-
-%% It had ended when the lanes got its monitor, and the watcher has said what it knows.
--spec ended_before(Caller :: pid(), reference(), object()) -> ok.
-ended_before(Caller, Ref, Object) ->
-    down(Ref, Object, reason(Caller, Ref, noproc)),
-    leave(Caller, Ref).
-
-%% Whether it is this watcher's, and not a lane's, and not taken back.
--spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
-is_plain(Caller, Ref, Watcher) ->
-    try ets:lookup_element(?MODULE, {Caller, Ref}, 2) =:= {plain, Watcher}
-    catch error:badarg -> false
-    end.
-
-%% Why the process has ended, as far as it is known here, when its own node does not know.
--spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
-reason(Caller, Ref, noproc) ->
-    try ets:lookup_element(?MODULE, {Caller, Ref}, 4) of
-        {ended, Reason} -> Reason;
-        _ -> noproc
-    catch
-        error:badarg -> noproc
-    end;
-reason(_, _, Reason) ->
-    Reason.
 
 %% There are inlets for that node's lanes, which do not know them yet: from here on monitors are the
 %% lanes'. The link waits for that, but not for ever: what would be lost is the order.
@@ -346,20 +255,18 @@ init(How) ->
                            ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
                         end, #keeper{}, ets:tab2list(?WATCHED)),
-    {ok, ets:foldl(fun({_, Session, Object, _}, S) ->
-                           %% Without a mark either it has ended, or the caller is about to ask.
-                           case is_watched(Session) of
-                               true -> S;
-                               false -> watch_session(Session, {first(Session)}, node_of(Object), S)
-                           end
-                   end, Known, ?MODULE)}.
+    {ok, trunkline_monitor_rows:foldl(
+           fun(Session, Object, S) ->
+                   %% Without a mark either it has ended, or the caller is about to ask.
+                   Node = trunkline_monitor_rows:node_of(Object),
+                   case is_watched(Session) of
+                       true -> S;
+                       false -> watch_session(Session, {first(Session)}, Node, S)
+                   end
+           end, Known)}.
 
 first({plain, Watcher}) -> Watcher;
 first(Inlet) -> Inlet.
-
--spec node_of(object()) -> node().
-node_of({_, Node}) -> Node;
-node_of(Pid) -> node(Pid).
 
 -spec handle_call(term(), gen_server:from(), #keeper{}) ->
           {reply, ok | pid() | system_limit | {error, badarg}, #keeper{}}.
@@ -388,7 +295,7 @@ handle_info({retired, Inlet}, S) ->
 handle_info({later, Session, Node, Connection}, S) ->
     {noreply, session_ended(Session, Node, Connection, S)};
 handle_info(look, S) ->
-    case ets:info(?MODULE, size) of
+    case trunkline_monitor_rows:size() of
         0 ->
             {stop, normal, S};
         _ ->
@@ -396,7 +303,7 @@ handle_info(look, S) ->
             {noreply, S}
     end;
 handle_info({give_back, Pid, _}, S) ->
-    lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, [?MODULE, ?WATCHED]),
+    ok = give_away(Pid),
     {stop, normal, S};
 handle_info({'ETS-TRANSFER', _, _, _}, S) ->
     {noreply, S};
@@ -493,7 +400,7 @@ watcher(Node, S) ->
         [{_, Watcher}] ->
             {Watcher, S};
         [] ->
-            case trunkline_process:start(fun() -> trunkline_watcher:start(Node) end) of
+            case trunkline_process:start(fun() -> trunkline_watcher:start(Node, ?MODULE) end) of
                 {ok, Watcher} ->
                     S1 = watch_session({plain, Watcher}, {Watcher}, Node, S),
                     true = ets:insert(?WATCHED, {{node, Node}, Watcher}),
@@ -512,12 +419,11 @@ inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
 
 %% Its row is the last one to go, should this process be killed meanwhile.
 caller_ended(Caller) ->
-    lists:foreach(fun([Ref, Session, Object]) ->
+    lists:foreach(fun({Ref, Session, Object}) ->
                           take_back(Caller, Ref, Session),
                           cancel(Object, Caller, Ref)
                   end,
-                  ets:select(?MODULE,
-                             [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [['$1', '$2', '$3']]}])),
+                  trunkline_monitor_rows:of_caller(Caller)),
     true = ets:delete(?WATCHED, Caller).
 
 %% The mark has to go first, but a successor must find what this process has not done: in
@@ -545,15 +451,14 @@ session_ended(Session, Node, Connection, S) ->
 
 lost(Session, S) ->
     lists:foreach(fun({Caller, Ref, Object}) ->
-                          down(Ref, Object, noconnection),
-                          leave(Caller, Ref),
+                          ok = trunkline_monitor_rows:down(Caller, Ref, Object, noconnection),
                           cancel(Object, Caller, Ref)
-                  end, monitors(Session)),
+                  end, trunkline_monitor_rows:of_session(Session)),
     S.
 
 %% The processes live, as far as is known.
 go_on(Session, Node, Connection, S) ->
-    case monitors(Session) of
+    case trunkline_monitor_rows:of_session(Session) of
         [] ->
             S;
         Monitors ->
@@ -570,15 +475,15 @@ to_watcher({system_limit, S}, _, Session, Node, Connection) ->
     _ = erlang:send_after(?LATER, self(), {later, Session, Node, Connection}),
     S;
 to_watcher({Watcher, S}, Monitors, Session, _, Connection) ->
-    Moved = [Monitor || Monitor <- Monitors, move(Monitor, Session, {plain, Watcher})],
+    Moved = [Monitor || Monitor <- Monitors,
+                        trunkline_monitor_rows:move(Monitor, Session, {plain, Watcher})],
     ok = trunkline_watcher:take(Watcher, Connection, Moved),
     S.
-
 
 to_lanes(Node, S) ->
     case {ets:lookup(?WATCHED, {node, Node}), lanes_of(Node)} of
         {[{_, Watcher}], {Inlets, Route}} ->
-            case monitors({plain, Watcher}) of
+            case trunkline_monitor_rows:of_session({plain, Watcher}) of
                 [] ->
                     S;
                 Monitors ->
@@ -609,24 +514,8 @@ move_to_lanes(Monitors, From, Inlets, Route) ->
     [begin
          ok = force(Route, Object, Caller, Ref),
          Monitor
-     end || {Caller, Ref, Object} = Monitor <- Monitors, move(Monitor, From, element(1, Inlets))].
-
-%% Unless it has been taken back meanwhile, or has ended.
-move({Caller, Ref, Object}, From, To) ->
-    Known = case From of
-                {plain, Watcher} when is_pid(To) -> {const, {watched_by, Watcher}};
-                _ -> '$1'
-            end,
-    1 =:= ets:select_replace(?MODULE, [{{{Caller, Ref}, From, '_', '$1'}, [],
-                                        [{{{{Caller, Ref}}, {const, To}, {const, Object},
-                                           Known}}]}]).
-
-monitors(Session) ->
-    ets:select(?MODULE, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).
-
-down(Ref, Object, Reason) ->
-    Ref ! {'DOWN', Ref, process, Object, Reason},
-    ok.
+     end || {Caller, Ref, Object} = Monitor <- Monitors,
+            trunkline_monitor_rows:move(Monitor, From, element(1, Inlets))].
 
 %% --- what goes by lane -----------------------------------------------------------
 
@@ -643,7 +532,7 @@ force(Route, Object, Caller, Ref) ->
 %% takes the caller's lane, behind what it takes back.
 -spec cancel(object(), Caller :: pid(), reference()) -> ok.
 cancel(Object, Caller, Ref) ->
-    case trunkline_route:lookup(node_of(Object)) of
+    case trunkline_route:lookup(trunkline_monitor_rows:node_of(Object)) of
         none -> ok;
         Route -> trunkline_sender:force(Route, {{demonitor, Ref}, []}, Caller)
     end.

@@ -20,15 +20,20 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1]).
+-export([start/2, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([connection/0, monitor/0]).
+-export_type([connection/0]).
 
 %% What carries the signals to a node. Another connection to the same node is another one.
 -type connection() :: port() | pid() | none.
--type object() :: pid() | {RegisteredName :: atom(), node()}.
--type monitor() :: {Caller :: pid(), reference(), object()}.
+-type object() :: trunkline_monitor_rows:object().
+-type monitor() :: trunkline_monitor_rows:monitor().
+
+%% Of the module for which it watches. Whether the nodes still have the connection of that session;
+%% and: the lanes to that node are open, and shall have its monitors.
+-callback is_present(trunkline_monitor_rows:session(), node()) -> boolean().
+-callback lanes(node()) -> ok.
 
 %% ms
 -define(IDLE, 5_000).
@@ -38,18 +43,19 @@
 
 -record(watcher,
         {node :: node(),
+         module :: module(),                                 % for which it watches
          held = [] :: [{reference(), Reason :: term()}],     % ends that are not told yet
          monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
 
--spec start(node()) -> pid().
-start(Node) ->
-    {ok, Watcher} = gen_server:start(?MODULE, Node,
+-spec start(node(), module()) -> pid().
+start(Node, Module) ->
+    {ok, Watcher} = gen_server:start(?MODULE, {Node, Module},
                                      [{hibernate_after, ?HIBERNATE},
                                       {spawn_opt, [{message_queue_data, off_heap}]}]),
     Watcher.
 
 %% The calling process monitors that process from here on: what it sends next comes behind. It
-%% has a row in trunkline_monitors already. `gone': this watcher is.
+%% has entered a row already. `gone': this watcher is.
 -spec monitor(pid(), reference(), object()) -> ok | gone.
 monitor(Watcher, Ref, Object) ->
     try gen_server:call(Watcher, {monitor, self(), Ref, Object}, infinity)
@@ -84,11 +90,11 @@ connection(Node) ->
         false -> none
     end.
 
--spec init(node()) -> {ok, #watcher{}}.
-init(Node) ->
+-spec init({node(), module()}) -> {ok, #watcher{}}.
+init({Node, Module}) ->
     ok = trunkline_process:outlive(self()),
     rest(false),
-    {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
+    {ok, #watcher{node = Node, module = Module, monitors = ets:new(?MODULE, [private])}}.
 
 -spec handle_call(term(), gen_server:from(), #watcher{}) ->
           {reply, ok | {error, badarg}, #watcher{}}.
@@ -104,13 +110,13 @@ handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
     Connection =:= connection(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                                       %% Whoever takes it back deletes the row first.
-                                      trunkline_monitors:is_plain(Caller, Ref, self())
+                                      trunkline_monitor_rows:is_plain(Caller, Ref, self())
                                           andalso watch(Monitor, S)
                               end, Monitors),
     Connection =:= connection(Node)
         orelse lists:foreach(fun({Caller, Ref, Object}) ->
                                      forget(Ref, S),
-                                     trunkline_monitors:ended(Caller, Ref, self(), Object,
+                                     trunkline_monitor_rows:ended(Caller, Ref, self(), Object,
                                                               noconnection)
                              end, Monitors),
     {noreply, S};
@@ -124,7 +130,7 @@ handle_cast({ended_before, Caller, Ref, Object} = Asked, #watcher{monitors = Mon
             _ = erlang:send_after(?SOON, self(), Asked),
             {noreply, S};
         false ->
-            ok = trunkline_monitors:ended_before(Caller, Ref, Object),
+            ok = trunkline_monitor_rows:ended_before(Caller, Ref, Object),
             {noreply, S}
     end;
 handle_cast({moved, Monitors}, S) ->
@@ -144,7 +150,7 @@ handle_info({ended_before, _, _, _} = Asked, S) ->
     handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _}) ->
-                          trunkline_monitors:is_plain(Caller, Ref, self())
+                          trunkline_monitor_rows:is_plain(Caller, Ref, self())
                               orelse moved_away(Caller, Ref, S)
                   end, Monitors),
     {noreply, S};
@@ -169,8 +175,9 @@ watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
 
 %% What the process has said is here, unless lanes have it that are about to open: then its end has
 %% to wait as well.
-down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = S) ->
-    case Reason =/= noconnection andalso session(Node) of
+down(Monitor, Reason, S) ->
+    #watcher{node = Node, module = Module, monitors = Monitors, held = Held} = S,
+    case Reason =/= noconnection andalso session(S) of
         opening ->
             Held =:= [] andalso erlang:send_after(?SOON, self(), held),
             S#watcher{held = [{Monitor, Reason} | Held]};
@@ -178,9 +185,9 @@ down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = 
             case ets:take(Monitors, Monitor) of
                 [{Monitor, Caller, Ref, Object}] ->
                     true = ets:delete(Monitors, Ref),
-                    Session =:= open andalso trunkline_monitors:is_plain(Caller, Ref, self())
-                        andalso trunkline_monitors:lanes(Node),
-                    trunkline_monitors:ended(Caller, Ref, self(), Object, Reason);
+                    Session =:= open andalso trunkline_monitor_rows:is_plain(Caller, Ref, self())
+                        andalso Module:lanes(Node),
+                    trunkline_monitor_rows:ended(Caller, Ref, self(), Object, Reason);
                 [] ->
                     ok
             end,
@@ -189,10 +196,10 @@ down(Monitor, Reason, #watcher{node = Node, monitors = Monitors, held = Held} = 
 
 %% `opening': it is not clear yet whether there will be one. Until then the peer's lanes hold what
 %% they have, as do ours.
-session(Node) ->
+session(#watcher{node = Node, module = Module}) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, _} when is_tuple(Inlets) ->
-            case is_present(element(1, Inlets), Node) of
+            case is_present(Module, element(1, Inlets), Node) of
                 true -> open;
                 false -> opening
             end;
@@ -206,8 +213,8 @@ session(Node) ->
     end.
 
 %% (After a stop there is no table of sessions any more, perhaps.)
-is_present(Session, Node) ->
-    try trunkline_monitors:is_present(Session, Node)
+is_present(Module, Session, Node) ->
+    try Module:is_present(Session, Node)
     catch error:badarg -> true
     end.
 
@@ -221,7 +228,7 @@ forget(Ref, #watcher{monitors = Monitors}) ->
     end.
 
 moved_away(Caller, Ref, #watcher{monitors = Monitors} = S) ->
-    ets:member(Monitors, Ref) andalso trunkline_monitors:forgotten(Caller, Ref),
+    ets:member(Monitors, Ref) andalso trunkline_monitor_rows:forgotten(Caller, Ref),
     forget(Ref, S).
 
 rest(HasRested) ->

@@ -1,0 +1,71 @@
+%% How many messages the process behind an inbox has and is not done with: an array that the keeper
+%% and that process both write.
+%%
+%%     keeper                                   consumer
+%%       | -- messages, at most so many -------> |
+%%       |   (waits)                             |  done with one, with two, with half of them:
+%%       | <------------------- '$inbox_more' -- |
+%%
+%% The consumer sends a message only if the keeper waits, and only when it has done half of what it
+%% may have.
+-module(trunkline_work).
+-moduledoc false.
+
+-export([new/1, keeper/1, start/1, has_room/1, add/1, done/2, wait/1, size/1]).
+
+-export_type([work/0]).
+
+-opaque work() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer()}.
+
+-define(WORK, 1).                     % messages that the consumer has
+-define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
+
+%% The calling process is the keeper.
+-spec new(Most :: pos_integer()) -> work().
+new(Most) -> {self(), atomics:new(2, [{signed, true}]), Most}.
+
+-spec keeper(work()) -> pid().
+keeper({Keeper, _, _}) -> Keeper.
+
+%% From here on it counts. (What a server says before it has started comes from nobody.)
+-spec start(work()) -> ok.
+start({_, Cells, _}) -> atomics:put(Cells, ?WORK, 0).
+
+-spec has_room(work()) -> boolean().
+has_room({_, Cells, Most}) -> atomics:get(Cells, ?WORK) < Most.
+
+%% The consumer gets one more.
+-spec add(work()) -> ok.
+add({_, Cells, _}) -> atomics:add(Cells, ?WORK, 1).
+
+%% The consumer has done so many.
+-spec done(work(), pos_integer()) -> ok.
+done({Keeper, Cells, Most}, N) ->
+    case atomics:sub_get(Cells, ?WORK, N) of
+        Left when Left * 2 =< Most ->
+            case atomics:get(Cells, ?AWAITED) =:= 1 andalso atomics:exchange(Cells, ?AWAITED, 0) of
+                1 -> Keeper ! '$inbox_more', ok;
+                _ -> ok
+            end;
+        _ ->
+            ok
+    end.
+
+%% The keeper waits for '$inbox_more', unless the consumer has done enough already. First the mark,
+%% then the number: a consumer that has done one in between sees it.
+-spec wait(work()) -> wait | more.
+wait({_, Cells, Most}) ->
+    case atomics:get(Cells, ?AWAITED) of
+        1 ->
+            wait;
+        0 ->
+            atomics:put(Cells, ?AWAITED, 1),
+            case atomics:get(Cells, ?WORK) * 2 =< Most of
+                true -> more;
+                false -> wait
+            end
+    end.
+
+%% It may have said that it is done with more than it had.
+-spec size(work()) -> non_neg_integer().
+size({_, Cells, _}) -> max(0, atomics:get(Cells, ?WORK)).

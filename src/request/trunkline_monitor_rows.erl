@@ -1,0 +1,178 @@
+%% Who monitors what at other nodes: a table with a row for each monitor (trunkline_monitor), from
+%% before it is set until its 'DOWN' has been delivered:
+%%
+%%     {{Caller, Ref}, Session, Object, Known}
+%%
+%% A session of lanes is named by the first of its inlets; {plain, Watcher} stands for a
+%% trunkline_watcher, which watches by OTP's means. Known is what that watcher has to say of a
+%% monitor that lanes have got from it: {watched_by, Watcher} while it may still hear how the
+%% process ends, {ended, Reason} if it has heard, none otherwise.
+%%
+%% Anybody may read, and each change is one operation on one row. So whoever finds a row gone knows
+%% that somebody else has dealt with it. Who owns the table, and whom to watch, trunkline_monitors
+%% decides. Without the table there are no monitors: nothing here fails then, but for enter/3.
+-module(trunkline_monitor_rows).
+-moduledoc false.
+
+-export([create/0, delete/0, give_away/1, size/0, foldl/2, lost/0]).
+-export([enter/3, lookup/1, leave/2, of_caller/1, of_session/1, move/3, node_of/1]).
+-export([down/4, ended/5, ended_before/3, forgotten/2, is_plain/3, reason/3, witness/2]).
+
+-export_type([object/0, session/0, monitor/0]).
+
+-type object() :: pid() | {RegisteredName :: atom(), node()}.
+-type session() :: pid() | {plain, Watcher :: pid()}.
+-type monitor() :: {Caller :: pid(), reference(), object()}.
+
+-define(ROWS, trunkline_monitors).
+
+%% The calling process owns it.
+-spec create() -> ok.
+create() ->
+    ?ROWS = ets:new(?ROWS, [named_table, public, ordered_set, {write_concurrency, true}]),
+    ok.
+
+-spec delete() -> ok.
+delete() ->
+    true = ets:delete(?ROWS),
+    ok.
+
+-spec give_away(pid()) -> ok.
+give_away(Pid) ->
+    true = ets:give_away(?ROWS, Pid, none),
+    ok.
+
+-spec size() -> non_neg_integer().
+size() -> ets:info(?ROWS, size).
+
+-spec foldl(fun((session(), object(), Acc) -> Acc), Acc) -> Acc.
+foldl(Fun, Acc0) ->
+    ets:foldl(fun({_, Session, Object, _}, Acc) -> Fun(Session, Object, Acc) end, Acc0, ?ROWS).
+
+%% Nobody will watch any more.
+-spec lost() -> ok.
+lost() ->
+    lists:foreach(fun({{_, Ref}, _, Object, _}) -> tell(Ref, Object, noconnection) end,
+                  ets:tab2list(?ROWS)).
+
+%% The calling process monitors that process. (Fails with badarg without a table.)
+-spec enter(reference(), session(), object()) -> ok.
+enter(Ref, Session, Object) ->
+    true = ets:insert(?ROWS, {{self(), Ref}, Session, Object, none}),
+    ok.
+
+%% What the calling process monitors. `none': there is no such monitor, or its 'DOWN' has
+%% been sent.
+-spec lookup(reference()) -> {ok, object(), session()} | none.
+lookup(Ref) ->
+    try ets:lookup(?ROWS, {self(), Ref}) of
+        [{_, Session, Object, _}] -> {ok, Object, Session};
+        [] -> none
+    catch
+        error:badarg -> none
+    end.
+
+%% The 'DOWN' has been sent, or the server's node has been told that nobody waits for it: not
+%% before, so that who finds no row finds the message, and that the keeper can do what a
+%% process that is killed has not done.
+-spec leave(Caller :: pid(), reference()) -> ok.
+leave(Caller, Ref) ->
+    try ets:delete(?ROWS, {Caller, Ref}) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
+
+-spec of_caller(pid()) -> [{reference(), session(), object()}].
+of_caller(Caller) ->
+    ets:select(?ROWS, [{{{Caller, '$1'}, '$2', '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).
+
+-spec of_session(session()) -> [monitor()].
+of_session(Session) ->
+    ets:select(?ROWS, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).
+
+%% To another session. `false': it has been taken back meanwhile, or has ended.
+-spec move(monitor(), From :: session(), To :: session()) -> boolean().
+move({Caller, Ref, Object}, From, To) ->
+    Known = case From of
+                {plain, Watcher} when is_pid(To) -> {const, {watched_by, Watcher}};
+                _ -> '$1'
+            end,
+    1 =:= ets:select_replace(?ROWS, [{{{Caller, Ref}, From, '_', '$1'}, [],
+                                        [{{{{Caller, Ref}}, {const, To}, {const, Object},
+                                           Known}}]}]).
+
+-spec node_of(object()) -> node().
+node_of({_, Node}) -> Node;
+node_of(Pid) -> node(Pid).
+
+%% The process has ended: the caller is told.
+-spec down(Caller :: pid(), reference(), object(), Reason :: term()) -> ok.
+down(Caller, Ref, Object, Reason) ->
+    tell(Ref, Object, Reason),
+    leave(Caller, Ref).
+
+tell(Ref, Object, Reason) ->
+    Ref ! {'DOWN', Ref, process, Object, Reason},
+    ok.
+
+%% That watcher has seen the process end.
+-spec ended(Caller :: pid(), reference(), Watcher :: pid(), object(), Reason :: term()) -> ok.
+ended(Caller, Ref, Watcher, Object, Reason) ->
+    case is_plain(Caller, Ref, Watcher) of
+        true ->
+            down(Caller, Ref, Object, reason(Caller, Ref, Reason));
+        false when Reason =:= noproc; Reason =:= noconnection ->
+            forgotten(Caller, Ref);
+        false ->
+            known(Caller, Ref, {ended, Reason})
+    end.
+
+%% The watcher does not watch any more what lanes have got from it.
+-spec forgotten(Caller :: pid(), reference()) -> ok.
+forgotten(Caller, Ref) -> known(Caller, Ref, none).
+
+known(Caller, Ref, Known) ->
+    _ = try ets:update_element(?ROWS, {Caller, Ref}, {4, Known})
+        catch error:badarg -> false
+        end,
+    ok.
+
+%% Who may have heard how the process has ended, and not said so yet.
+-spec witness(Caller :: pid(), reference()) -> pid() | none.
+witness(Caller, Ref) ->
+    try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of
+        {watched_by, Watcher} ->
+            case is_process_alive(Watcher) of
+                true -> Watcher;
+                false -> none
+            end;
+        _ ->
+            none
+    catch
+        error:badarg -> none
+    end.
+
+%% It had ended when the lanes got its monitor, and the watcher has said what it knows.
+-spec ended_before(Caller :: pid(), reference(), object()) -> ok.
+ended_before(Caller, Ref, Object) ->
+    down(Caller, Ref, Object, reason(Caller, Ref, noproc)).
+
+%% Whether it is this watcher's, and not a lane's, and not taken back.
+-spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
+is_plain(Caller, Ref, Watcher) ->
+    try ets:lookup_element(?ROWS, {Caller, Ref}, 2) =:= {plain, Watcher}
+    catch error:badarg -> false
+    end.
+
+%% Why the process has ended, as far as it is known here, when its own node does not know.
+-spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
+reason(Caller, Ref, noproc) ->
+    try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of
+        {ended, Reason} -> Reason;
+        _ -> noproc
+    catch
+        error:badarg -> noproc
+    end;
+reason(_, _, Reason) ->
+    Reason.
