@@ -145,7 +145,8 @@ has failed (`{failed, Reason}`).
 -doc "
 What `info/0` answers:
 
-- `running`: whether Trunkline runs at this node;
+- `running`: whether Trunkline runs at this node, and its `release`;
+- `options`: the options with the values in use (`options/0` says more of them);
 - `peers`: what `info/1` says of each node;
 - `fallbacks`: messages that were sent by plain distribution to nodes that have had no lanes yet;
 - `listener`: the ports where this node listens, by transport, and how many connections were
@@ -153,6 +154,8 @@ What `info/0` answers:
 ".
 -doc #{since => <<"0.1.0">>}.
 -type info() :: #{running := boolean(),
+                  release := string() | undefined,
+                  options := #{atom() => term()},
                   peers := #{node() => peer_info()},
                   fallbacks := non_neg_integer(),
                   listener := #{ports := #{tcp | tls => inet:port_number()},
@@ -195,8 +198,9 @@ What is going on between this node and another one:
 -doc "
 Large messages to a peer: by which way they go (`none`: no connection is open now), over how many
 connections and with which congestion control; how many messages and bytes are pending, that is,
-queued or in flight; how many there have been in all; and how many `broken` ones came from the peer
-and could not be delivered.
+queued or in flight; how many senders are `waiting` for room, and how long all have waited in all
+(`wait_time`, us); how many messages there have been in all; and how many `broken` ones came from
+the peer and could not be delivered.
 ".
 -doc #{since => <<"0.2.0">>}.
 -type large_info() ::
@@ -205,6 +209,8 @@ and could not be delivered.
           congestion_control := binary() | undefined,
           pending_messages := non_neg_integer(),
           pending_bytes := non_neg_integer(),
+          waiting := non_neg_integer(),
+          wait_time := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
           broken := non_neg_integer()}.
@@ -228,8 +234,14 @@ One lane to a peer:
 - `window_bytes`: how much may be in flight now;
 - `batches`, `messages`, `bytes`, `mean_batch`, `largest_batch`: what was sent in all; a batch's
   size is in messages;
+- `batch_sizes`: pairs of a number and how many batches had at most so many messages, and more than
+  the number before;
 - `waits` and `nosuspend`: how often a sender had to wait, or was answered `nosuspend`, since the
   lane was full;
+- `waiting` and `wait_time`: how many senders wait for room in the lane now, and how long all of
+  them have waited in all (us). It grows by a second each second for each sender that waits;
+- `time_in_lane`: as `batch_sizes`, but of the time (us) that a message waits in the lane. One each
+  second is measured, while there are any;
 - `received_batches` and `received_messages`: what came from the peer's lane of the same number;
 - `kept_bytes` and `sent_again`: bytes of batches that are kept until they have arrived, and batches
   that were sent again, over another connection;
@@ -244,10 +256,14 @@ One lane to a peer:
           batches := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
+          batch_sizes := [{pos_integer() | infinity, non_neg_integer()}],
           mean_batch := float(),
           largest_batch := non_neg_integer(),
           window_bytes := non_neg_integer(),
           waits := non_neg_integer(),
+          waiting := non_neg_integer(),
+          wait_time := non_neg_integer(),
+          time_in_lane := [{pos_integer() | infinity, non_neg_integer()}],
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
           received_messages := non_neg_integer(),

@@ -10,6 +10,8 @@
 -spec all() -> trunkline:info().
 all() ->
     #{running => is_running(),
+      release => release(),
+      options => trunkline_options:current(),
       peers => maps:map(fun peer/2, trunkline_peers:all()),
       fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
@@ -36,6 +38,12 @@ whether_up(Node) ->
     end.
 
 is_running() -> whereis(trunkline_sup) =/= undefined.
+
+release() ->
+    case application:get_key(trunkline, vsn) of
+        {ok, Release} -> Release;
+        undefined -> undefined              % not even loaded
+    end.
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
     #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed, lost_queued := Queued,
@@ -66,6 +74,7 @@ lanes(Route, Stats) ->
 
 large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
                bulk_congestion_control := CongestionControl,
+               large_waiting := Waiting, large_wait_time := WaitTime,
                large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
     Pending = case Route of
                   none -> 0;
@@ -78,6 +87,7 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
       connections => Connections, congestion_control => name(CongestionControl),
       pending_messages => trunkline_gate:messages(Pending),
       pending_bytes => trunkline_gate:bytes(Pending),
+      waiting => Waiting, wait_time => WaitTime,
       messages => Messages, bytes => Bytes, broken => Broken}.
 
 batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
@@ -93,8 +103,10 @@ batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
 name(0) -> undefined;
 name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
 
-lane(Level, #{batches := Batches, messages := Messages} = Lane) ->
-    (maps:without([connecting, by_connections], Lane))
+lane(Level, #{batches := Sizes, messages := Messages} = Lane) ->
+    Batches = lists:sum([N || {_, N} <- Sizes]),
+    (maps:without([connecting, by_connections, time_in_lane_sum], Lane))
         #{queued_messages => trunkline_gate:messages(Level),
           queued_bytes => trunkline_gate:bytes(Level),
+          batches => Batches, batch_sizes => Sizes,
           mean_batch => Messages / max(1, Batches)}.

@@ -11,7 +11,7 @@
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, system/4, unexpected/2]).
+-export([start/1, start_all/1, label/1, system/4, unexpected/2]).
 -export([outlive/1]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -38,6 +38,16 @@ start_all(Start) ->
             {links, After} = process_info(self(), links),
             lists:foreach(fun(Pid) -> unlink(Pid), exit(Pid, kill) end, After -- Before),
             Error
+    end.
+
+%% What observer and the shell call the calling process, since OTP 27.
+-spec label(term()) -> ok.
+label(Label) -> label(proc_lib, set_label, [Label]).
+
+label(Module, Function, Args) ->
+    case erlang:function_exported(Module, Function, length(Args)) of
+        true -> apply(Module, Function, Args);
+        false -> ok
     end.
 
 %% --- system messages ----------------------------------------------------------------

@@ -638,7 +638,9 @@ loaded(_) ->
 info_without(_) ->
     Node = cluster:start(none),
     Info = fun() ->
-                   #{running := Running, peers := #{}} = cluster:call(Node, trunkline, info, []),
+                   #{running := Running, peers := #{}, release := Release,
+                     options := #{lanes := _}} = cluster:call(Node, trunkline, info, []),
+                   ?assert(not Running orelse is_list(Release)),
                    Running
            end,
     ?assertEqual(false, Info()),
@@ -682,5 +684,5 @@ info(Config) ->
     ?assertEqual(undefined, cluster:call(A, trunkline, info, ['no_such_node@localhost'])),
     %% Every field is documented.
     #{peer := PeerFields, lane := LaneFields} = trunkline_stats:fields(),
-    [?assertMatch({_, Type, [_ | _]} when Type =:= counter; Type =:= gauge; Type =:= peak, F)
+    [?assertMatch({_, Type, _, [_ | _]} when Type =:= counter; Type =:= gauge; Type =:= peak, F)
      || F <- PeerFields ++ LaneFields].

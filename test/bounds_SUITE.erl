@@ -8,7 +8,7 @@
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, waiters_gave_up/1,
-         binaries_do_not_keep_batches/1, bound_while_connecting/1]).
+         binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
 
 
 suite() -> [{timetrap, {minutes, 6}}].
@@ -16,7 +16,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up,
           binaries_do_not_keep_batches,
-          bound_while_connecting].
+          bound_while_connecting, waiting, time_in_lane].
 
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
@@ -32,9 +32,11 @@ stopped_peer(_) ->
     Streams = [{Id, To, cluster:call(A, traffic, stream, [To, Id, 1000])}
                || Id <- lists:seq(1, 32), To <- [lists:nth(Id rem 4 + 1, Pids)]],
     await_blocked(A, B, [Stream || {_, _, Stream} <- Streams]),
-    Still = lanes(A, B),
+    %% (The time of those who wait goes on.)
+    Lanes = fun() -> [maps:remove(wait_time, Lane) || Lane <- lanes(A, B)] end,
+    Still = Lanes(),
     Peak = lists:max([begin receive after 20 -> ok end, memory(A) end || _ <- lists:seq(1, 50)]),
-    ?assertEqual(Still, lanes(A, B)),
+    ?assertEqual(Still, Lanes()),
     lists:foreach(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
                           %% At half of the bound they would go on. One message goes beyond the
                           %% bound, one batch beyond the window.
@@ -78,6 +80,47 @@ is_blocked(Node, Senders) ->
 
 is_idle(Pid) ->
     process_info(Pid, [message_queue_len, status]) =:= [{message_queue_len, 0}, {status, waiting}].
+
+%% How many senders wait, and how long they have done so, is told while they do, and forgets those
+%% who were killed.
+waiting(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    Waiting = fun() -> Lanes = lanes(A, B),
+                       {lists:sum([N || #{waiting := N} <- Lanes]),
+                        lists:sum([T || #{wait_time := T} <- Lanes])} end,
+    ?assertEqual({0, 0}, Waiting()),
+    Pids = cluster:call(B, traffic, start_watchers, [4]),
+    cluster:suspend(B),
+    Streams = [cluster:call(A, traffic, stream, [lists:nth(Id rem 4 + 1, Pids), Id, 1000])
+               || Id <- lists:seq(1, 32)],
+    await_blocked(A, B, Streams),
+    {32, Time} = Waiting(),
+    cluster:await(fun() -> case Waiting() of
+                               {32, More} when More > Time + 32 * 300_000 -> true;
+                               Other -> Other
+                           end end),
+    cluster:call(A, fun() -> lists:foreach(fun(P) -> exit(P, kill) end, Streams) end),
+    cluster:continue(B),
+    cluster:await(fun() -> case Waiting() of
+                               {0, _} -> true;
+                               Other -> Other
+                           end end),
+    cluster:stop_all([A, B]).
+
+%% Under load a message is measured now and then, and each batch is counted by its size.
+time_in_lane(_) ->
+    {A, B} = cluster:pair(?SMALL),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    Stream = cluster:call(A, traffic, stream, [Pid, 1, 100]),
+    Sum = fun(Pairs) -> lists:sum([N || {_, N} <- Pairs]) end,
+    cluster:await(fun() -> lists:sum([Sum(Times) || #{time_in_lane := Times} <- lanes(A, B)]) > 1
+                  end),
+    _ = cluster:call(A, traffic, stop_stream, [Stream]),
+    [begin
+         ?assertEqual(Batches, Sum(Sizes)),
+         ?assertEqual([1, 2, 4, 8, 16, 32, 64, 128, 256, infinity], [Size || {Size, _} <- Sizes])
+     end || #{batches := Batches, batch_sizes := Sizes} <- lanes(A, B)],
+    cluster:stop_all([A, B]).
 
 %% With nosuspend nobody waits, and what was refused was not sent.
 nosuspend(_) ->

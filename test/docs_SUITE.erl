@@ -5,11 +5,11 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([options_page/1, public/1, internal/1, in_the_shell/1]).
+-export([options_page/1, states/1, public/1, internal/1, in_the_shell/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [options_page, public, internal, in_the_shell].
+all() -> [options_page, states, public, internal, in_the_shell].
 
 %% The options' page says what the table in the source says: tools/options does not find anything
 %% to change, and finds it when there is something.
@@ -24,6 +24,33 @@ options_page(Config) ->
     ok = file:write_file(Old, string:replace(Text, "Since: 0.1.0", "Since: 0.1.1")),
     {1, Said} = check(Root, Old),
     ?assertNotEqual(nomatch, string:find(Said, "run make options")).
+
+%% Each state that trunkline:info/1 can show is explained, and no other.
+states(_) ->
+    {ok, Page} = file:read_file(filename:join(command:root(), "docs/operate/observe.md")),
+    [_, Section | _] = re:split(Page, "^## States of a peer$|^## Processes$", [multiline]),
+    Row = "^\\| `(?!state)([a-z]+)` \\| [^|]+ \\| [^|]+ \\| [^|]+ \\|$",
+    {match, Explained} = re:run(Section, Row, [global, multiline, {capture, [1], binary}]),
+    ?assertEqual(lists:sort([atom_to_binary(State) || State <- union(trunkline_peers, state)]),
+                 lists:sort(lists:append(Explained))),
+    #{state := OfInfo} = maps:from_list(fields(trunkline, peer_info)),
+    ?assertEqual(lists:sort(union(trunkline_peers, state)), lists:sort(OfInfo)).
+
+%% The atoms of a type that is a union of them.
+union(Module, Type) -> atoms(type(Module, Type)).
+
+%% The keys of a type that is a map, each with the atoms of its value, if it is a union of these.
+fields(Module, Type) ->
+    {type, _, map, Fields} = type(Module, Type),
+    [{Key, atoms(Value)} || {type, _, map_field_exact, [{atom, _, Key}, Value]} <- Fields].
+
+atoms({type, _, union, Types}) -> [Atom || {atom, _, Atom} <- Types];
+atoms(_) -> [].
+
+type(Module, Name) ->
+    {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(Module), [abstract_code]),
+    [Type] = [Type || {attribute, _, type, {N, Type, []}} <- Forms, N =:= Name],
+    Type.
 
 %% What a user calls. All other modules are Trunkline's own.
 modules() ->

@@ -23,11 +23,11 @@ stats(_) ->
               Stats = with_fields(More),
               Counters = Stats:new(3),
               #{peer := Peer, lane := Lane} = Stats:fields(),
-              Cells = lists:enumerate([{peer, F} || {F, _, _} <- Peer] ++ [{{lane, Ix}, F} || Ix <- [1, 2, 3], {F, _, _} <- Lane]),
+              Cells = lists:enumerate([{peer, F} || {F, _, _, _} <- Peer] ++ [{{lane, Ix}, F} || Ix <- [1, 2, 3], {F, _, _, _} <- Lane]),
               [Stats:put(Counters, Scope, F, N) || {N, {Scope, F}} <- Cells],
               [{Scope, F, N} = {Scope, F, Stats:get(Counters, Scope, F)} || {N, {Scope, F}} <- Cells],
-              Sum = lists:sum([N || {N, {{lane, _}, batches}} <- Cells]),
-              Sum = Stats:sum(Counters, batches)
+              Sum = lists:sum([N || {N, {{lane, _}, messages}} <- Cells]),
+              Sum = Stats:sum(Counters, messages)
       end, [0, 1, 4, 5, 12, 13, 30]).
 
 %% The module, with so many fields more for the peer and for a lane.
@@ -41,9 +41,9 @@ with_fields(More) ->
     {module, Name} = code:load_binary(Name, "", Code),
     Name.
 
-with_fields(More, {cons, L, {tuple, _, [{atom, _, First}, {atom, _, _}, {string, _, _}]} = Field, Others})
-  when First =:= fallbacks; First =:= batches ->
-    lists:foldl(fun(N, List) -> {cons, L, erl_parse:abstract({list_to_atom("more_" ++ integer_to_list(N)), counter, "more"}), List} end,
+with_fields(More, {cons, L, {tuple, _, [{atom, _, First}, {atom, _, _}, {string, _, _}, {string, _, _}]} = Field, Others})
+  when First =:= fallbacks; First =:= messages ->
+    lists:foldl(fun(N, List) -> {cons, L, erl_parse:abstract({list_to_atom("more_" ++ integer_to_list(N)), counter, "more", "more"}), List} end,
                 {cons, L, Field, Others}, lists:seq(1, More));
 with_fields(More, Form) when is_tuple(Form) -> list_to_tuple([with_fields(More, Part) || Part <- tuple_to_list(Form)]);
 with_fields(More, [Part | Parts]) -> [with_fields(More, Part) | with_fields(More, Parts)];
@@ -427,7 +427,7 @@ prop_rests() ->
                 Bulk = trunkline_route:bulk_ix(Route),
                 ok = trunkline_gate:force(Gate, Bulk, Rest),
                 Look = fun(Room) ->
-                               Waiting = trunkline_room:add(make_ref(), {room, Bulk, 1, new}, Room),
+                               Waiting = trunkline_room:add(make_ref(), {room, Bulk, 1, new}, Route, Room),
                                trunkline_room:recheck(Route, Waiting)
                        end,
                 Step = fun({Charge, message}, Room) ->
@@ -454,7 +454,7 @@ prop_rests() ->
                           ({_, look}, Room) ->
                                Look(Room)
                        end,
-                Room = lists:foldl(Step, trunkline_room:new(), lists:zip(lists:seq(1, length(Steps)), Steps)),
+                Room = lists:foldl(Step, trunkline_room:new(Stats), lists:zip(lists:seq(1, length(Steps)), Steps)),
                 _ = Look(Look(Room)),
                 trunkline_gate:level(Gate, Bulk) =:= 0
             end).

@@ -37,6 +37,7 @@ start(Dock, Settings) ->
       fun() -> spawn_monitor(fun() -> start(Trunk, Dock, Settings) end) end).
 
 start(Trunk, Dock, Settings) ->
+    ok = trunkline_process:label({trunkline_carrier, node(Dock)}),
     _ = monitor(process, Trunk),
     #{token := Token, congestion_control := CongestionControl} = Connection =
         trunkline_connection:connect({Dock, node(Dock)}, Trunk, Settings#{cargo => large}),

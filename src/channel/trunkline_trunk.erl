@@ -95,6 +95,7 @@ ended(Stats) ->
 -spec init({node(), Dock :: pid(), trunkline_options:options(), trunkline_stats:stats()}) ->
           {ok, #trunk{}}.
 init({Node, Dock, Options, Stats}) ->
+    ok = trunkline_process:label({trunkline_trunk, Node}),
     {ok, show(#trunk{node = Node, dock = Dock, options = Options, stats = Stats})}.
 
 -spec handle_call(term(), gen_server:from(), #trunk{}) -> {reply, {error, badarg}, #trunk{}}.

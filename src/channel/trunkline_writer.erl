@@ -52,6 +52,7 @@ close(Writer) ->
     ok.
 
 init(Lane, #{inlet := Inlet} = Settings) ->
+    ok = trunkline_process:label({trunkline_writer, node(Inlet)}),
     _ = monitor(process, Lane),
     #{congestion_control := CongestionControl} = Connection =
         trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet,

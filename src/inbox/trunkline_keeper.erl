@@ -106,6 +106,7 @@ info(Keeper) ->
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
+    ok = trunkline_process:label({trunkline_inbox, local_name(Name)}),
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
     Work = trunkline_work:new(Most),

@@ -117,6 +117,7 @@ start_link(Ix, Lane, WindowBytes, Route) ->
 
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
+    ok = trunkline_process:label({trunkline_inlet, node(Lane), Ix}),
     loop(#inlet{ix = Ix, lane = Lane, stats = Stats, route = Route,
                 window = trunkline_window:receiver(WindowBytes),
                 agent = trunkline_agent:new(Route)}).

@@ -131,6 +131,8 @@
          by = undecided :: undecided | trunkline_channels:way(),     % where they go
          sent = once :: trunkline_channels:sent(),
          channels = none :: none | trunkline_channels:channels(),
+         %% When it was sent, and how many messages are still before it.
+         probe = none :: none | {Microseconds :: integer(), Before :: integer()},
          drain = none :: none | reference(),    % the link wants to know when all is through
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
@@ -174,6 +176,7 @@ drain(Lane, Ref) ->
 
 -spec init(pid(), #lane{}) -> no_return().
 init(Parent, #lane{ix = Ix, stats = Stats} = Lane) ->
+    ok = trunkline_process:label({trunkline_lane, Lane#lane.node, Ix}),
     ok = trunkline_channels:none(Ix, Stats),
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     loop(Lane).
@@ -367,7 +370,7 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
                       false -> {full, S#lane.pace}             % waiting is nothing to learn from
                   end,
     Scope = {lane, Ix},
-    trunkline_stats:add(Stats, Scope, batches, 1),
+    trunkline_stats:observe(Stats, Scope, batches, Messages),
     trunkline_stats:add(Stats, Scope, messages, Messages),
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
@@ -391,11 +394,25 @@ keep(Charge, Entry, S) ->
 %% therefore, the backlog is empty.
 flush(#lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
-        {Charge, Entries, Backlog} -> flush(transmit(Charge, Entries, S#lane{backlog = Backlog}));
+        {Charge, Entries, Backlog} ->
+            S1 = transmit(Charge, Entries, S#lane{backlog = Backlog}),
+            flush(before_probe(-trunkline_gate:messages(Charge), S1));
         _ -> S
     end;
 flush(S) ->
     S.
+
+%% How long messages wait here is measured with one message to itself each second, which waits like
+%% them in the mailbox, and then until those that were in the backlog before it have left.
+before_probe(_, #lane{probe = none} = S) ->
+    S;
+before_probe(More, #lane{probe = {Sent, Before}} = S) when Before + More > 0 ->
+    S#lane{probe = {Sent, Before + More}};
+before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
+    Time = erlang:monotonic_time(microsecond) - Sent,
+    trunkline_stats:observe(Stats, {lane, Ix}, time_in_lane, Time),
+    trunkline_stats:add(Stats, {lane, Ix}, time_in_lane_sum, Time),
+    S#lane{probe = none}.
 
 %% So much has left the lane: there may be room for somebody who waits.
 left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
@@ -459,7 +476,7 @@ control({mode, Ref, Mode}, S0) ->
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     Window = trunkline_window:sender(1),
     in_flight(Window, S),
-    S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none},
+    S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none, probe = none},
     {Queued, S1} = change(Mode, without_channels(S2)),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, Unconfirmed}},
     S1;
@@ -482,7 +499,13 @@ control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
 control({'DOWN', _, process, _, _} = Down, S) ->
     channels(Down, S);
 control({timeout, _, tick}, #lane{active = true} = S) ->
+    S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
     tick(S);
+control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
+    Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
+    before_probe(Before, S#lane{probe = {Sent, 0}});
+control({probe, _}, S) ->
+    S;
 control({timeout, _, tick}, S) ->
     quiet(S);
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;

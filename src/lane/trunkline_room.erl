@@ -14,13 +14,16 @@
 %% again. A sender that gives up says so. One that is killed does not, and the
 %% room it was told of stays free: therefore the link looks from time to time, and
 %% if a lane is empty and still awaited it tells all who wait there.
+%%
+%% How many wait, and for how long all of them have waited, is counted here and not by the senders:
+%% so it is right while they wait, and if they are killed.
 -module(trunkline_room).
 -moduledoc false.
 
 -include("trunkline_route.hrl").
 
 -export([wait/3]).
--export([new/0, add/3, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
+-export([new/1, add/4, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
 
 -export_type([room/0, what/0, answer/0, lost/0]).
 
@@ -32,8 +35,15 @@
 %% Where that is counted.
 -type lost() :: lost_queued | lost_unreachable.
 
+%% So many have been waiting since then (us), which the counters of that scope do not say yet.
+-record(count,
+        {scope :: trunkline_stats:scope(),
+         waiting = 0 :: non_neg_integer(),
+         since = 0 :: integer()}).
 -record(room,
-        {lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+        {stats :: trunkline_stats:stats(),
+         lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+         counts = #{} :: #{pos_integer() => #count{}},
          %% What was counted of large messages at the last look, if nothing else was there.
          rest = none :: none | integer(),
          session = #{} :: #{reference() => []}}).
@@ -68,23 +78,62 @@ tell_there(Where, What) ->
 
 %% --- for the link -----------------------------------------------------------
 
--spec new() -> room().
-new() -> #room{}.
+%% Nobody waits, whatever the counters say: they may be those of a link that was killed.
+-spec new(trunkline_stats:stats()) -> room().
+new(Stats) ->
+    ok = trunkline_stats:put(Stats, peer, large_waiting, 0),
+    ok = trunkline_stats:clear(Stats, waiting),
+    #room{stats = Stats}.
 
--spec add(Waiter :: reference(), what(), room()) -> room().
-add(Ref, session, #room{session = Session} = R) ->
+-spec add(Waiter :: reference(), what(), trunkline_route:route() | none, room()) -> room().
+add(Ref, session, _, #room{session = Session} = R) ->
     R#room{session = Session#{Ref => []}};
-add(Ref, {room, Ix, Bytes, Ticket}, #room{lanes = Lanes} = R) ->
+add(Ref, {room, Ix, Bytes, Ticket}, #route{lanes = All}, #room{lanes = Lanes} = R) ->
+    Scope = case Ix =< tuple_size(All) of
+                true -> {lane, Ix};
+                false -> peer
+            end,
     Waiters = maps:get(Ix, Lanes, trunkline_waiters:new()),
-    R#room{lanes = Lanes#{Ix => trunkline_waiters:add(Ref, Ticket, Bytes, Waiters)}}.
+    set(Ix, trunkline_waiters:add(Ref, Ticket, Bytes, Waiters), counted_in(Ix, Scope, R)).
 
 -spec remove(Waiter :: reference(), what(), room()) -> room().
 remove(Ref, session, #room{session = Session} = R) ->
     R#room{session = maps:remove(Ref, Session)};
 remove(Ref, {room, Ix, _, _}, #room{lanes = Lanes} = R) when is_map_key(Ix, Lanes) ->
-    R#room{lanes = Lanes#{Ix := trunkline_waiters:remove(Ref, maps:get(Ix, Lanes))}};
+    set(Ix, trunkline_waiters:remove(Ref, maps:get(Ix, Lanes)), R);
 remove(_, _, R) ->
     R.
+
+%% These wait at that level.
+set(Ix, Waiters, #room{lanes = Lanes} = R) ->
+    count(Ix, R#room{lanes = Lanes#{Ix => Waiters}}).
+
+%% If there are fewer lanes than there were, the level of large messages has another number.
+counted_in(Ix, Scope, #room{stats = Stats, counts = Counts} = R) ->
+    case Counts of
+        #{Ix := #count{scope = Scope}} ->
+            R;
+        #{Ix := #count{} = Before} ->
+            _ = count(0, Before, Stats),
+            R#room{counts = Counts#{Ix := #count{scope = Scope}}};
+        #{} ->
+            R#room{counts = Counts#{Ix => #count{scope = Scope}}}
+    end.
+
+count(Ix, #room{stats = Stats, counts = Counts, lanes = Lanes} = R) ->
+    #{Ix := Count} = Counts,
+    Waiting = trunkline_waiters:size(maps:get(Ix, Lanes)),
+    R#room{counts = Counts#{Ix := count(Waiting, Count, Stats)}}.
+
+count(Waiting, #count{scope = Scope, waiting = Before, since = Since} = Count, Stats) ->
+    Now = erlang:monotonic_time(microsecond),
+    {Gauge, Time} = case Scope of
+                        peer -> {large_waiting, large_wait_time};
+                        {lane, _} -> {waiting, wait_time}
+                    end,
+    Before =:= 0 orelse trunkline_stats:add(Stats, Scope, Time, Before * (Now - Since)),
+    Before =:= Waiting orelse trunkline_stats:put(Stats, Scope, Gauge, Waiting),
+    Count#count{waiting = Waiting, since = Now}.
 
 %% Whether anybody waits for room.
 -spec is_awaited(room()) -> boolean().
@@ -105,9 +154,9 @@ release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
             trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
-            R#room{lanes = Lanes#{Ix := Waiters1}};
+            set(Ix, Waiters1, R);
         _ ->
-            R
+            count(Ix, R)
     end;
 release(_, _, R) ->
     R.
@@ -120,7 +169,7 @@ recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
     R = mend(Route, R0),
     lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
                         case trunkline_gate:fill(Gate, Ix) =< 0 of
-                            true -> R1#room{lanes = Ls#{Ix := tell_all(again, maps:get(Ix, Ls))}};
+                            true -> set(Ix, tell_all(again, maps:get(Ix, Ls)), R1);
                             false -> release(Ix, Route, R1)
                         end;
                    (_, R1) ->
@@ -155,8 +204,8 @@ is_idle(#route{stats = Stats} = Route) ->
 -spec dismiss(again | {gone, lost()}, room()) -> room().
 dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
     lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),
-    R#room{session = #{},
-           lanes = maps:map(fun(_, Waiters) -> tell_all(Answer, Waiters) end, Lanes)}.
+    maps:fold(fun(Ix, Waiters, R1) -> set(Ix, tell_all(Answer, Waiters), R1) end,
+              R#room{session = #{}}, Lanes).
 
 tell_all(Answer, Waiters) ->
     {All, None} = trunkline_waiters:release_all(Waiters),

@@ -68,7 +68,7 @@
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
-         room = trunkline_room:new() :: trunkline_room:room(),
+         room :: trunkline_room:room(),
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
          reported = false :: boolean()}).            % not long ago
 
@@ -102,6 +102,7 @@ drain(Links, Deadline) ->
 
 -spec init({trunkline_options:options(), node()}) -> {ok, #link{}} | ignore.
 init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
+    ok = trunkline_process:label({trunkline_link, Node}),
     process_flag(trap_exit, true),
     Connected = lists:member(Node, nodes(connected)),
     {Stats, Drained, Capabilities} =
@@ -116,7 +117,8 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
     case trunkline_process:start(fun trunkline_speaker:start_link/0) of
         {ok, Speaker} ->
             D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
-                      session = none, reach = trunkline_reach:new(Node, Options, Stats)},
+                      session = none, room = trunkline_room:new(Stats),
+                      reach = trunkline_reach:new(Node, Options, Stats)},
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
                     IsAudience = trunkline_peers:is_audience(Node),
@@ -666,19 +668,19 @@ await(Ref, What, #link{session = Session, route = Route, inlets = Inlets, room =
     IsOpening = trunkline_session:phase(Session) =:= opening,
     case {path(D), What} of
         {_, session} when IsOpening ->
-            D#link{room = trunkline_room:add(Ref, session, Room)};
+            D#link{room = trunkline_room:add(Ref, session, Route, Room)};
         {direct, _} ->
             answer(Ref, {again, new}, D);
         {lanes, session} when Inlets =/= [] ->
             answer(Ref, {again, new}, D);
         {down, session} ->
-            step(connect, D#link{room = trunkline_room:add(Ref, session, Room)});
+            step(connect, D#link{room = trunkline_room:add(Ref, session, Route, Room)});
         {_, session} ->
-            D#link{room = trunkline_room:add(Ref, session, Room)};
+            D#link{room = trunkline_room:add(Ref, session, Route, Room)};
         {_, {room, Ix, _, _}} when Ix > tuple_size(Route#route.lanes) + 1 ->
             answer(Ref, {again, new}, D);          % there were more lanes
         {_, {room, Ix, _, _}} ->
-            Room1 = trunkline_room:release(Ix, Route, trunkline_room:add(Ref, What, Room)),
+            Room1 = trunkline_room:release(Ix, Route, trunkline_room:add(Ref, What, Route, Room)),
             D1 = D#link{room = Room1},
             case not trunkline_room:is_awaited(Room) andalso trunkline_room:is_awaited(Room1) of
                 true -> timer(recheck, ?RECHECK, D1);
