@@ -38,7 +38,7 @@ the same process cannot be seen.
 -type warning() :: {order, mfa()} | {left, mfa(), meaning()} | options_of_monitor
                  | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}.
 %% What by the distribution comes out of order.
--type meaning() :: message | link | down | nodedown | start | result.
+-type meaning() :: message | link | down | nodedown | start | result | halt.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
@@ -96,13 +96,17 @@ left() ->
        {sync_send_all_state_event, [2, 3]}, {stop, [1, 3]}]},
      {supervisor, message, 1,
       [{start_child, [2]}, {restart_child, [2]}, {terminate_child, [2]}, {delete_child, [2]},
-       {which_children, [1]}, {count_children, [1]}, {get_childspec, [2]}]},
+       {which_children, [1]}, {which_child, [2]}, {count_children, [1]}, {get_childspec, [2]}]},
      {sys, message, 1,
       [{suspend, [1, 2]}, {resume, [1, 2]}, {get_status, [1, 2]}, {get_state, [1, 2]},
        {replace_state, [2, 3]}, {change_code, [4, 5]}, {terminate, [2, 3]}, {log, [2, 3]},
        {trace, [2, 3]}, {log_to_file, [2, 3]}, {statistics, [2, 3]}, {no_debug, [1, 2]},
        {install, [2, 3]}, {remove, [2, 3]}]},
      {global, message, 1, [{send, [2]}]},
+     {global_group, message, none, [{send, [2, 3]}]},
+     {pool, start, none, [{pspawn, [3]}]},
+     {pool, link, none, [{pspawn_link, [3]}]},
+     {erlang, halt, none, [{halt, [0, 1, 2]}]},
      {timer, message, 2,
       [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]},
      {rpc, message, none,
@@ -293,6 +297,9 @@ leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->
                 none -> Seen;
                 _ -> sent(distribution, Anno, MFA, Args, Scope, Seen)
             end;
+        {halt, _} ->
+            %% It does no harm where nothing is on its way.
+            warn_if(lists:keymember(lane, 1, Seen#seen.sent), Anno, {left, MFA, halt}, Seen);
         {message, 1} ->
             case sent(distribution, Anno, MFA, Args, Scope, Seen) of
                 #seen{warnings = Before} = Seen1 ->
@@ -319,6 +326,8 @@ is_here(_, {erlang, spawn_request, _}, Args, _) when length(Args) < 5 ->
         [_, Function, _] -> element(1, Function) =:= atom;
         [_, _, List, _] -> element(1, List) =:= cons orelse element(1, List) =:= nil
     end;
+is_here(1, {global, send, _}, _, _) ->
+    false;                                   % its names are those of all nodes
 is_here(1, {rpc, _, _}, [Node | _], Scope) ->
     is_this_node(Node, Scope);
 is_here(1, {_, Function, _}, [Node | _], Scope)
@@ -356,6 +365,8 @@ reference(Tree, Anno, MFA, Scope, Seen) ->
         none ->
             case left(MFA) of
                 none ->
+                    {Tree, Seen};
+                {halt, _} ->
                     {Tree, Seen};
                 {Meaning, _} ->
                     {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)}
@@ -484,6 +495,9 @@ meaning(nodedown) ->
     "what that node has sent by Trunkline before may come after the news that it is down";
 meaning(start) ->
     "what is started may run before what this process has sent to that node by Trunkline is there";
+meaning(halt) ->
+    "what this function has sent by Trunkline may still be in this node, and is lost then; "
+    "init:stop/0,1 waits for it";
 meaning(result) ->
     "the result may overtake what the function has sent to this process by Trunkline; erpc's "
     "functions are transformed".

@@ -3,7 +3,7 @@
 -module(?NAME).
 
 -export([f/4, alternatives/2, waits/1, others/3, unknown/3, monitors/2, local/1, silent/1, records/0]).
--export([left/4, results/4, stays/2, monitored/2]).
+-export([left/4, results/4, stays/2, monitored/2, last_words/1, ends/1]).
 
 -import(global, [send/2]).
 
@@ -93,6 +93,10 @@ records() ->
 %% What is not transformed.
 left(Pid, Server, Name, Sup) ->
     send(Name, x),                              % left
+    global:send(the_one, x),                    % left
+    global_group:send(Name, x),                 % left
+    pool:pspawn(m, f, []),                      % left
+    pool:pspawn_link(m, f, []),                 % left
     link(Pid),                                  % left
     erlang:group_leader(Pid, Server),           % left
     group_leader(Pid, self()),
@@ -169,3 +173,12 @@ monitored(Pid, Server) ->
     erlang:send_nosuspend(Pid, x),              % order
     monitor(port, Server),
     gen_server:stop(Server).                    % left
+
+%% What is in a lane when the node halts is lost.
+last_words(Pid) ->
+    Pid ! bye,
+    halt().                                     % left
+
+ends(Server) ->
+    gen_server:call(Server, x),
+    halt(1).
