@@ -67,7 +67,7 @@ short() ->
             || File <- ["advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE", "erpc_SUITE",
                         "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",
                         "house_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",
-                        "package_SUITE", "pg_SUITE", "transform_SUITE"]].
+                        "package_SUITE", "pg_SUITE", "rpc_SUITE", "transform_SUITE"]].
 
 init_per_suite(Config) ->
     Ebin = filename:dirname(code:which(trunkline)),

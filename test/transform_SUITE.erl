@@ -8,8 +8,8 @@
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
          end_per_group/2]).
 -export([send/1, order/1, exit_signals/1, gen/1, get_after_publish/1, gen_server/1,
-         gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, monitor/1,
-         handbook/1]).
+         gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1,
+         monitor/1, handbook/1]).
 -export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1,
          untouched/1, types/1, otp/1,
          ourselves/1]).
@@ -26,7 +26,7 @@ all() ->
 groups() ->
     [{nodes, [],
       [send, order, exit_signals, gen, get_after_publish, gen_server, gen_server_exits,
-       gen_server_requests, gen_statem, gen_event, erpc, monitor, handbook]}].
+       gen_server_requests, gen_statem, gen_event, erpc, rpc, monitor, handbook]}].
 
 init_per_suite(Config) -> Config.
 end_per_suite(_) -> ok.
@@ -53,6 +53,7 @@ gen_server_requests(Config) -> both(Config, ?FUNCTION_NAME, 6).
 gen_statem(Config) -> both(Config, ?FUNCTION_NAME, 6).
 gen_event(Config) -> both(Config, ?FUNCTION_NAME, 10).
 erpc(Config) -> both(Config, ?FUNCTION_NAME, 8).
+rpc(Config) -> both(Config, ?FUNCTION_NAME, 8).
 monitor(Config) -> both(Config, ?FUNCTION_NAME, 4).
 
 both(Config, Function, Least) ->
@@ -216,7 +217,8 @@ names(Config) ->
          unregister_name, get_proc_name, get_parent, format_status_header,
          '@wait_response_recv_opt', wake_hib, wakeup_from_hibernate, format_log, format_status,
          system_code_change, system_continue, system_get_state, system_replace_state,
-         system_terminate, call_result, execute_call, execute_cast, is_arg_error, trim_stack]).
+         system_terminate, call_result, execute_call, execute_cast, is_arg_error, trim_stack,
+         init, handle_call, handle_cast, handle_info, terminate, code_change, proxy_user_flush]).
 
 %% Of every function that OTP's modules export it is decided what becomes of it, and
 %% what it becomes is there.
@@ -232,7 +234,7 @@ table(_) ->
                               {Ours, code:ensure_loaded(Ours) =:= {module, Ours}
                                andalso erlang:function_exported(Ours, Function, Arity)}, Called)
              end
-     end || Module <- [gen, gen_server, gen_statem, gen_event, erpc],
+     end || Module <- [gen, gen_server, gen_statem, gen_event, erpc, rpc],
             {Function, Arity} <- Module:module_info(exports)],
     [begin
          [{trunkline, Function, Arity}] = calls({erlang, Function, Arity}),
@@ -311,12 +313,13 @@ classes(_) ->
     Text =
         "-module(m).\n~s-export([f/2]).\nf(P, N) -> P ! x, gen:call(P, l, x), gen_server:call(P, "
         "x), gen_statem:call(P, x), gen_event:sync_notify(P, x), erpc:call(N, m, f, []), "
-        "monitor(process, P), exit(P, x), fun gen_server:cast/2.\n",
+        "rpc:call(N, m, f, []), monitor(process, P), exit(P, x), fun gen_server:cast/2.\n",
     All = [{send, trunkline, send, 2}, {gen, trunkline_gen, call, 3},
            {gen_server, trunkline_gen_server, call, 2}, {gen_server, trunkline_gen_server, cast, 2},
            {gen_statem, trunkline_gen_statem, call, 2},
            {gen_event, trunkline_gen_event, sync_notify, 2},
-           {erpc, trunkline_erpc, call, 4}, {monitor, trunkline, monitor, 2},
+           {erpc, trunkline_erpc, call, 4}, {rpc, trunkline_rpc, call, 4},
+           {monitor, trunkline, monitor, 2},
            {exit, trunkline, exit, 2}],
     [begin
          Expected =
@@ -328,7 +331,7 @@ classes(_) ->
                            [{trunkline_transform, [send, erpc]}]))
      end || Classes <- [[]] ++ [[Class] || {Class, _, _, _} <- All] ++
                 [[send, gen_server],
-                 [send, monitor, exit, gen, gen_server, gen_statem, gen_event, erpc]]],
+                 [send, monitor, exit, gen, gen_server, gen_statem, gen_event, erpc, rpc]]],
     ?assertEqual(lists:sort([{M, F, A} || {_, M, F, A} <- All]),
                  ours(io_lib:format(Text, [""]), [])),
     %% What is not transformed goes another way than what is.
@@ -368,7 +371,7 @@ untouched(Config) ->
 types(_) ->
     Text = "-module(m).\n-export([f/1]).\n-record(r, {id :: ~w:request_id()}).\n"
         "-type t() :: [#r{} | ~w:request_id_collection() | gen_server:from()].\n"
-        "-spec f(t()) -> gen_statem:request_id() | erpc:request_id().\n"
+        "-spec f(t()) -> gen_statem:request_id() | erpc:request_id() | rpc:key().\n"
         "f(X) -> X.\n-mine({op, 1, '!', {call, 1, {atom, 1, self}, []}, [improper | list]}).\n",
     ?assertEqual(forms(io_lib:format(Text, [trunkline_gen_server, trunkline_gen_event]), 1),
                  parse_transform(forms(io_lib:format(Text, [gen_server, gen_event]), 1),
@@ -469,7 +472,7 @@ is_talk({erlang, Function, Arity}) ->
                  [{'!', 2}, {send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2},
                   {exit, 2}]);
 is_talk({Module, Function, _}) ->
-    lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc])
+    lists:member(Module, [gen, gen_server, gen_statem, gen_event, erpc, rpc])
         andalso not lists:member(Function, ?LEFT).
 
 forms(Text) -> forms(Text, {1, 1}).

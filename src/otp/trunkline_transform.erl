@@ -9,15 +9,15 @@ edit.
 ```
 
 `!`, `erlang:send`, `erlang:monitor`, `erlang:exit/2`, and the functions for callers of `gen`,
-`gen_server`, `gen_statem`, `gen_event` and `erpc` are turned into those of Trunkline, which take
-the same arguments and have the same results and exits. So nothing around a call needs to change.
-(But `!` to a list of destinations is a multicast.) Types of request ids follow their functions.
-Everything else in the module stays as it is, and so do line numbers.
+`gen_server`, `gen_statem`, `gen_event`, `erpc` and `rpc` are turned into those of Trunkline, which
+take the same arguments and have the same results and exits. So nothing around a call needs to
+change. (But `!` to a list of destinations is a multicast.) Types of request ids follow their
+functions. Everything else in the module stays as it is, and so do line numbers.
 
 Two options of the compiler control it. A module may set them, too, with `-compile`:
 
 - `{trunkline_transform, Kinds}`: only these, of `send`, `monitor`, `exit`, `gen`, `gen_server`,
-  `gen_statem`, `gen_event` and `erpc`. A module's own option counts, not the project's: with
+  `gen_statem`, `gen_event`, `erpc` and `rpc`. A module's own option counts, not the project's: with
   `-compile({trunkline_transform, []})` nothing is done to the module.
 - `nowarn_trunkline_transform`, or `{nowarn_trunkline_transform, List}`: no warnings, or none in
   functions `{Name, Arity}` of the module, and none of calls of `{Module, Name, Arity}`.
@@ -38,7 +38,7 @@ the same process cannot be seen.
 -type warning() :: {order, mfa()} | {left, mfa(), meaning()} | options_of_monitor
                  | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}.
 %% What by the distribution comes out of order.
--type meaning() :: message | link | down | nodedown | start | result | halt.
+-type meaning() :: message | link | down | nodedown | start | halt.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
@@ -70,7 +70,12 @@ table() ->
      {erpc, erpc, trunkline_erpc,
       [{call, [2, 3, 4, 5]}, {cast, [2, 4]}, {multicall, [2, 3, 4, 5]}, {multicast, [2, 4]},
        {send_request, [2, 4, 6]}, {wait_response, [1, 2, 3]}, {receive_response, [1, 2, 3]},
-       {check_response, [2, 3]} | RequestIds]}].
+       {check_response, [2, 3]} | RequestIds]},
+     {rpc, rpc, trunkline_rpc,
+      [{call, [4, 5]}, {block_call, [4, 5]}, {server_call, [4]}, {cast, [4]}, {abcast, [2, 3]},
+       {sbcast, [2, 3]}, {eval_everywhere, [3, 4]}, {multi_server_call, [2, 3]},
+       {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
+       {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
 
 %% What else says something to a process, or a node, that may be elsewhere, and is left to OTP:
 %% which argument names that, and what it means for the order. What is not here takes nobody by
@@ -108,13 +113,7 @@ left() ->
      {pool, link, none, [{pspawn_link, [3]}]},
      {erlang, halt, none, [{halt, [0, 1, 2]}]},
      {timer, message, 2,
-      [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]},
-     {rpc, message, none,
-      [{abcast, [2, 3]}, {sbcast, [2, 3]}, {server_call, [4]}, {multi_server_call, [2, 3]}]},
-     {rpc, start, 1, [{cast, [4]}]},
-     {rpc, start, none, [{eval_everywhere, [3, 4]}]},
-     {rpc, result, 1, [{call, [4, 5]}, {block_call, [4, 5]}, {async_call, [4]}]},
-     {rpc, result, none, [{multicall, [3, 4, 5]}, {parallel_eval, [1]}, {pmap, [3]}]}].
+      [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]}].
 
 left({Module, Function, Arity}) ->
     case [{Meaning, Argument}
@@ -257,7 +256,7 @@ rewrite({'fun', Anno,
 rewrite({'fun', Anno, {function, Function, Arity}} = Tree, Scope, Seen) ->
     reference(Tree, Anno, origin(Function, Arity, Scope), Scope, Seen);
 rewrite({remote_type, Anno, [{atom, _, Module}, {atom, _, Type} = Name, []]} = Tree, Scope, Seen)
-  when Type =:= request_id; Type =:= request_id_collection ->
+  when Type =:= request_id; Type =:= request_id_collection; Type =:= key ->
     case lists:keyfind(Module, 2, selected(Scope)) of
         {_, _, Target, _} when Module =/= erlang ->
             {{remote_type, Anno, [{atom, Anno, Target}, Name, []]}, Seen};
@@ -328,8 +327,6 @@ is_here(_, {erlang, spawn_request, _}, Args, _) when length(Args) < 5 ->
     end;
 is_here(1, {global, send, _}, _, _) ->
     false;                                   % its names are those of all nodes
-is_here(1, {rpc, _, _}, [Node | _], Scope) ->
-    is_this_node(Node, Scope);
 is_here(1, {_, Function, _}, [Node | _], Scope)
   when Function =:= spawn; Function =:= spawn_link; Function =:= spawn_monitor;
        Function =:= spawn_opt ->
@@ -497,7 +494,4 @@ meaning(start) ->
     "what is started may run before what this process has sent to that node by Trunkline is there";
 meaning(halt) ->
     "what this function has sent by Trunkline may still be in this node, and is lost then; "
-    "init:stop/0,1 waits for it";
-meaning(result) ->
-    "the result may overtake what the function has sent to this process by Trunkline; erpc's "
-    "functions are transformed".
+    "init:stop/0,1 waits for it".

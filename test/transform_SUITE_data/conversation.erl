@@ -3,7 +3,7 @@
 %% Nothing here depends on who asks.
 -module(?NAME).
 
--export([send/1, order/1, exit_signals/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1,
+-export([send/1, order/1, exit_signals/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1,
          monitor/1]).
 
 -import(gen_server, [call/2]).
@@ -186,6 +186,16 @@ erpc(#{node := Node}) ->
      try erpc:call('no_such_node@localhost', erlang, node, [])
      catch C:Reason -> {C, Reason}
      end].
+
+rpc(#{node := Node}) ->
+    [rpc:yield(rpc:async_call(Node, erlang, abs, [-1])),
+     rpc:call(Node, erlang, abs, [-2]),
+     rpc:block_call(Node, erlang, abs, [-3], 60_000),
+     rpc:cast(Node, erlang, abs, [-4]),
+     rpc:multicall([Node, Node], erlang, abs, [-5]),
+     rpc:abcast([Node], no_such_name, x),
+     rpc:call(Node, erlang, exit, [wanted]),
+     rpc:call('no_such_node@localhost', erlang, node, [])].
 
 %% A 'DOWN' is no earlier than what the process has sent.
 monitor(#{node := Node, echo := Echo}) ->

@@ -112,14 +112,14 @@ left(Pid, Server, Name, Sup) ->
     apply(sys, terminate, [Server, x]),         % left
     [sys:no_debug(P) || P <- [Server]],         % left
     gen_fsm:send_event(Server, x),              % left
-    rpc:abcast(Name, x),                        % left
+    rpc:abcast(somebody, x),
     fun gen_server:stop/1.                      % left
 
 results(Node, Pid, Fun, Options) ->
-    rpc:call(Node, m, f, []),                   % left
-    rpc:async_call(Node, m, f, []),             % left
-    rpc:multicall(m, f, []),                    % left
-    rpc:cast(Node, m, f, []),                   % left
+    rpc:call(Node, m, f, []),
+    rpc:async_call(Node, m, f, []),
+    rpc:multicall(m, f, []),
+    rpc:cast(Node, m, f, []),
     spawn(Node, Fun),                           % left
     spawn(Node, m, f, []),                      % left
     spawn_link(Node, Fun),                      % left
