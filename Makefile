@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = flood throughput resume call monitor erpc fanout overload isolation ring mailbox distance
+BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox distance
 
 .NOTPARALLEL:
 .PHONY: help demo compare test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
@@ -61,6 +61,7 @@ options: ## the options in docs/operate/configuration.md, from src/trunkline_opt
 	rebar3 compile
 	ERL_LIBS=_build/default/lib tools/options docs/operate/configuration.md
 
+bench-sweep: ## every size, number of senders and kind of request, half an hour; SHORT=1: the corners, three minutes
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-resume: ## the same with sessions that outlive their connection, and without

@@ -9,12 +9,12 @@
 %% one measurement takes, more or less.
 -module(bench).
 
--export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1]).
+-export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
--export([delay_send/2, collect_garbage/0, collect_garbage/1, log_briefly/0]).
+-export([delay_send/2, collect_garbage/0, collect_garbage/1, processors/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
-         encode/1]).
+         number/1, encode/1]).
 
 -export_type([variant/0, result/0, target/0]).
 
@@ -86,6 +86,20 @@ sized(Measure) ->
                 end,
     N = max(1000, round(PerSecond * seconds())),
     fun() -> Measure(N) end.
+
+%% The same for things of any size: begins with First of them, and takes more until that takes long
+%% enough to tell how many it should be.
+-spec sized(fun((pos_integer()) -> Figures), pos_integer()) -> fun(() -> Figures)
+          when Figures :: [number()].
+sized(Measure, First) ->
+    [Rate | _] = Measure(First),
+    case First / Rate < seconds() / 8 of
+        true ->
+            sized(Measure, 8 * First);
+        false ->
+            N = max(1, round(Rate * seconds())),
+            fun() -> Measure(N) end
+    end.
 
 %% --- nodes --------------------------------------------------------------------
 
@@ -176,6 +190,17 @@ collect_garbage(Nodes) ->
 -spec collect_garbage() -> ok.
 collect_garbage() ->
     lists:foreach(fun erlang:garbage_collect/1, processes()).
+
+%% us of processor time that both nodes have used so far.
+-spec processors(node()) -> non_neg_integer().
+processors(Node) -> used(node()) + used(Node).
+
+used(Node) ->
+    {ok, Stat} = file:read_file("/proc/" ++ erpc:call(Node, os, getpid, []) ++ "/stat"),
+    [_, Fields] = binary:split(Stat, <<") ">>),
+    %% Ticks of 10 ms, in user mode and in the kernel.
+    [User, System] = lists:sublist(binary:split(Fields, <<" ">>, [global]), 12, 2),
+    10_000 * (binary_to_integer(User) + binary_to_integer(System)).
 
 %% --- calls --------------------------------------------------------------------
 
@@ -282,6 +307,7 @@ title(Variant, Variants) ->
 name(same) -> "same node, !";
 name(stock) -> "!";
 name(tuned) -> "!, delay_send";
+name(sketch) -> "the sketch";
 name(qr) -> "qr (100 messages, 200 ms)";
 name(trunkline) -> "Trunkline";
 name(trunkline_tcp) -> "Trunkline, lanes on tcp";
@@ -290,6 +316,8 @@ name(trunkline_cubic) -> "Trunkline, without BBR";
 name(stock_bbr) -> "!, BBR by route";
 name(Other) -> atom_to_list(Other).
 
+%% For people.
+-spec number(number()) -> iodata().
 number(X) when is_integer(X), X < 1000 -> integer_to_list(X);
 number(X) when X >= 100 -> thousands(integer_to_list(round(X)));
 number(X) -> io_lib:format("~.2f", [float(X)]).
@@ -332,7 +360,7 @@ json_result(Unit, {Case, Variants}) ->
                                  ratios => maps:from_list([{Base, ratio(Variant, Base, Variants)}
                                                            || {Base, Bs} <- Variants,
                                                               Base =/= Variant,
-                                                              median(Bs) =/= 0])}}
+                                                              median(Bs) /= 0])}}
                      || {Variant, Values} <- Variants])}.
 
 json_target(#{name := Name} = Target) ->

@@ -6,6 +6,7 @@
 -module(bench_fanout).
 
 -export([main/0]).
+-export([start/2, fan_outs/4, stop/1]).
 -export([start_receivers/1]).
 
 -define(RECEIVERS, 10_000).
@@ -49,7 +50,7 @@ measure(Case, Nodes, Message) ->
                       {V, fun() ->
                                   lists:foreach(fun(Node) -> bench:tune(Node, V =:= tuned) end,
                                                 Nodes),
-                                  fan_outs(V, Places, Message)
+                                  fan_outs(V, Places, Message, ?TIMES)
                           end}
               end,
     Variants = [same, stock, tuned, relay, trunkline],
@@ -58,14 +59,23 @@ measure(Case, Nodes, Message) ->
     lists:foreach(fun(Unit) ->
                           bench:table(Unit, [stock, tuned, relay], {Case, maps:get(Unit, Figures)})
                   end, units()),
-    lists:foreach(fun(#place{owner = Owner}) -> exit(Owner, kill) end, Here ++ There),
+    lists:foreach(fun stop/1, Here ++ There),
     {Case, Figures}.
 
+%% So many processes at that node.
+-spec start(node(), pos_integer()) -> #place{}.
 start(Node, N) -> erpc:call(Node, ?MODULE, start_receivers, [{N, {?MODULE, node()}}]).
+
+-spec stop(#place{}) -> ok.
+stop(#place{owner = Owner}) ->
+    exit(Owner, kill),
+    ok.
 
 %% [messages delivered a second, the caller's time for one fan-out in us], by a process that has
 %% nothing else. Its list has the nodes' processes mixed, as a user's would.
-fan_outs(Variant, Places, Message) ->
+-spec fan_outs(bench:variant(), [#place{}, ...], Message :: term(), Times :: pos_integer()) ->
+          [number()].
+fan_outs(Variant, Places, Message, Count) ->
     Pids = mixed([P || #place{pids = P} <- Places]),
     %% (In the same order: it decides how well the receiving node's caches work.)
     Relays = [{Relay, [Pid || Pid <- Pids, node(Pid) =:= node(Relay)]}
@@ -82,7 +92,7 @@ fan_outs(Variant, Places, Message) ->
     {Pid, Ref} = spawn_monitor(fun() ->
                                        true = register(?MODULE, self()),
                                        exit([fan_out(Send, length(Places))
-                                             || _ <- lists:seq(1, ?TIMES)])
+                                             || _ <- lists:seq(1, Count)])
                                end),
     receive
         {'DOWN', Ref, process, Pid, Times} ->

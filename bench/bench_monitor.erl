@@ -3,7 +3,7 @@
 -module(bench_monitor).
 
 -export([main/0]).
--export([start_servers/2]).
+-export([round/5, start_servers/2]).
 
 -define(MONITORS, 100_000).
 
@@ -31,7 +31,7 @@ measure(Name, Callers, Servers, Node) ->
     Variants = [{V, fun() ->
                             bench:tune(Node, V =:= tuned),
                             At = case V of same -> node(); _ -> Node end,
-                            round(V, Callers, Servers, At)
+                            round(V, Callers, Servers, ?MONITORS, At)
                     end} || V <- [same, stock, tuned, trunkline]],
     Measured = bench:in_turn(Variants),
     Figures = bench:by_unit(units(), Measured),
@@ -47,14 +47,16 @@ targets(Case, #{"ms, set and fired" := Variants}) ->
 
 %% [ms until all has been heard, of it until they are set, and after that]. Set are they when
 %% every caller has an answer to a message that follows them.
-round(Variant, Callers, N, Node) ->
+-spec round(bench:variant(), Callers :: pos_integer(), Servers :: pos_integer(),
+            Monitors :: pos_integer(), node()) -> [number()].
+round(Variant, Callers, N, Monitors, Node) ->
     {Parent, Pids} = erpc:call(Node, ?MODULE, start_servers, [self(), N]),
-    Each = ?MONITORS div Callers,
+    Each = Monitors div Callers,
     bench:collect_garbage([node(), Node]),
     Self = self(),
     Refs = [spawn_monitor(fun() ->
                                   Mine = case N of
-                                             ?MONITORS ->
+                                             Monitors ->
                                                  lists:sublist(Pids, (I - 1) * Each + 1, Each);
                                              _ -> Pids
                                          end,

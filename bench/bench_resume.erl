@@ -45,16 +45,6 @@ figures(Variant, Pairs, Kind, Node, N) ->
     Each = max(1, N div Pairs),
     %% Its lanes are set up before.
     _ = bench_throughput:rate(Variant, Pairs, Kind, Node, 1),
-    Before = processors(Node),
+    Before = bench:processors(Node),
     Rate = bench_throughput:rate(Variant, Pairs, Kind, Node, Each),
-    [Rate, (processors(Node) - Before) / (Pairs * Each)].
-
-%% us of both nodes, so far.
-processors(Node) -> used(node()) + used(Node).
-
-used(Node) ->
-    {ok, Stat} = file:read_file("/proc/" ++ erpc:call(Node, os, getpid, []) ++ "/stat"),
-    [_, Fields] = binary:split(Stat, <<") ">>),
-    %% Ticks of 10 ms, in user mode and in the kernel.
-    [User, System] = lists:sublist(binary:split(Fields, <<" ">>, [global]), 12, 2),
-    10_000 * (binary_to_integer(User) + binary_to_integer(System)).
+    [Rate, (bench:processors(Node) - Before) / (Pairs * Each)].

@@ -1,11 +1,17 @@
 %% How many messages a second go one way: from 1, 8 or 100 processes to as many
 %% others, each to its own, small tuples and binaries of 100 bytes and 1 KB.
 %%
-%% The receivers of tuples check that every message comes in its order.
+%% The receivers of tuples check that every message comes in its order. The sketch says what the
+%% principle of the lanes could give at most.
 -module(bench_throughput).
 
 -export([main/0]).
--export([rate/5, receiver/2]).
+-export([rate/5, run/5, message/1, receiver/2]).
+
+-export_type([kind/0]).
+
+%% Terms are a list of integers, which takes so many bytes in the external term format.
+-type kind() :: ping | b100 | b1000 | {bytes, pos_integer()} | {terms, pos_integer()}.
 
 -define(IS_OURS(V), V =:= trunkline; V =:= trunkline_tcp; V =:= resuming).
 
@@ -14,6 +20,7 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
+    ok = sketch:start(Node),
     bench:say("One way, messages a second; ~b rounds, two cores shared by both nodes",
               [bench:rounds()]),
     Results = [measure(Pairs, Kind, Node) || Kind <- kinds(), Pairs <- [1, 8, 100]],
@@ -32,8 +39,8 @@ measure(Pairs, Kind, Node) ->
                        bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)}
               end,
     Result = {name(Pairs, Kind),
-              bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline, trunkline_tcp]])},
-    bench:table("messages/s", [same, stock, tuned], Result),
+              bench:in_turn([Variant(V) || V <- [same, stock, tuned, sketch, trunkline, trunkline_tcp]])},
+    bench:table("messages/s", [same, stock, tuned, sketch], Result),
     Result.
 
 name(Pairs, Kind) ->
@@ -43,13 +50,19 @@ name(Pairs, Kind) ->
                                                   b1000 -> "1 KB"
                                               end]).
 
--spec rate(bench:variant(), Pairs :: pos_integer(), ping | b100 | b1000, node(),
-           Each :: pos_integer()) -> float().
+-spec rate(bench:variant(), Pairs :: pos_integer(), kind(), node(), Each :: pos_integer()) ->
+          float().
 rate(Variant, Pairs, Kind, Node, Each) ->
     bench:tune(Node, Variant =:= tuned),
     bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
     bench:resume_for(case Variant of resuming -> bench_resume:resume_time(); _ -> 0 end, Node),
     At = case Variant of same -> node(); _ -> Node end,
+    run(Variant, Pairs, Kind, At, Each).
+
+%% The same between processes of this node and of that one, which may be the same.
+-spec run(bench:variant(), Pairs :: pos_integer(), kind(), node(), Each :: pos_integer()) ->
+          float().
+run(Variant, Pairs, Kind, At, Each) ->
     Self = self(),
     Receivers =
         [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
@@ -63,9 +76,12 @@ rate(Variant, Pairs, Kind, Node, Each) ->
     T1 = erlang:monotonic_time(),
     Pairs * Each / (erlang:convert_time_unit(T1 - T0, native, microsecond) / 1.0e6).
 
+-spec message(kind()) -> term().
 message(ping) -> ping;
 message(b100) -> binary:copy(<<"x">>, 100);
-message(b1000) -> binary:copy(<<"x">>, 1000).
+message(b1000) -> binary:copy(<<"x">>, 1000);
+message({bytes, Bytes}) -> binary:copy(<<"x">>, Bytes);
+message({terms, Bytes}) -> lists:seq(1000, 1000 + Bytes div 5).
 
 send(_, _, _, _, 0) ->
     ok;
@@ -75,6 +91,12 @@ send(V, ping, M, To, N) when ?IS_OURS(V) ->
 send(V, Kind, M, To, N) when ?IS_OURS(V) ->
     _ = trunkline:send(To, M),
     send(V, Kind, M, To, N - 1);
+send(sketch, ping, M, To, N) ->
+    ok = sketch:send(To, {ping, N, 1}),
+    send(sketch, ping, M, To, N - 1);
+send(sketch, Kind, M, To, N) ->
+    ok = sketch:send(To, M),
+    send(sketch, Kind, M, To, N - 1);
 send(V, ping, M, To, N) ->
     To ! {ping, N, 1},
     send(V, ping, M, To, N - 1);
@@ -82,7 +104,7 @@ send(V, Kind, M, To, N) ->
     To ! M,
     send(V, Kind, M, To, N - 1).
 
--spec receiver(pid(), {ping | b100 | b1000, pos_integer()}) -> ok.
+-spec receiver(pid(), {kind(), pos_integer()}) -> ok.
 receiver(Parent, {Kind, N}) ->
     Parent ! {ready, self()},
     receive_all(Kind, N),
@@ -95,7 +117,7 @@ receive_all(ping, N) ->
     receive {ping, M, 1} -> N = M end,
     receive_all(ping, N - 1);
 receive_all(Kind, N) ->
-    receive B when is_binary(B) -> ok end,
+    receive M when is_binary(M); is_list(M) -> ok end,
     receive_all(Kind, N - 1).
 
 targets(Results) ->
