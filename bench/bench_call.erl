@@ -76,7 +76,8 @@ start_servers(N) ->
 -spec init([]) -> {ok, []}.
 init([]) -> {ok, []}.
 
--spec handle_call({echo, term()} | {reply, bench_throughput:kind()}, gen_server:from(), []) -> {reply, term(), []}.
+-spec handle_call({echo, term()} | {reply, bench_throughput:kind()}, gen_server:from(), []) ->
+          {reply, term(), []}.
 handle_call({echo, Term}, _, S) -> {reply, Term, S};
 handle_call({reply, Kind}, _, S) -> {reply, reply(Kind), S}.
 

@@ -39,7 +39,8 @@ measure(Pairs, Kind, Node) ->
                        bench:sized(fun(N) -> rate(V, Pairs, Kind, Node, max(1, N div Pairs)) end)}
               end,
     Result = {name(Pairs, Kind),
-              bench:in_turn([Variant(V) || V <- [same, stock, tuned, sketch, trunkline, trunkline_tcp]])},
+              bench:in_turn([Variant(V) || V <- [same, stock, tuned, sketch, trunkline,
+                                                 trunkline_tcp]])},
     bench:table("messages/s", [same, stock, tuned, sketch], Result),
     Result.
 
