@@ -55,10 +55,13 @@ circles() ->
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.
 short() ->
-    ["src", "src/bulk", "src/otp", "src/request", "bench"]
+    ["src", "src/bulk", "src/otp", "src/peer", "src/request", "bench"]
         ++ ["src/channel/trunkline_" ++ Name ++ ".erl"
             || Name <- ["channel", "connection", "dist", "distance", "listener", "receiver",
                         "retry", "socket", "tcp", "tls", "transport", "wire", "writer"]]
+        ++ ["src/inbox/trunkline_" ++ Name ++ ".erl"
+            || Name <- ["guests", "hosts", "inbox", "inbox_server", "inbox_statem", "inboxes",
+                        "keeper", "mail", "work"]]
         ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
             || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",

@@ -82,9 +82,11 @@ What `info/1` answers:
                   in_work := non_neg_integer(),
                   passed := non_neg_integer(), dropped := non_neg_integer(),
                   consumer := pid(),
-                  nodes := #{node() => #{window => {Bytes :: pos_integer(), Messages :: pos_integer()},
-                                         queued_messages => non_neg_integer(),
-                                         waiting => non_neg_integer(), refused => non_neg_integer()}},
+                  nodes := #{node() =>
+                                 #{window => {Bytes :: pos_integer(), Messages :: pos_integer()},
+                                   queued_messages => non_neg_integer(),
+                                   waiting => non_neg_integer(),
+                                   refused => non_neg_integer()}},
                   time_in_queue := [{Microseconds :: pos_integer(), non_neg_integer()}]}.
 
 %% A server is the faster the less often it waits for the inbox. A process that asks others
@@ -108,11 +110,13 @@ errors are those of `gen_server:start_link/3`.
 ```
 ".
 -doc #{since => <<"0.4.0">>}.
--spec start_link(module(), Args :: term(), Options :: list()) -> {ok, pid()} | ignore | {error, term()}.
+-spec start_link(module(), Args :: term(), Options :: list()) ->
+          {ok, pid()} | ignore | {error, term()}.
 start_link(Module, Args, Options) when is_atom(Module), length(Options) >= 0 ->
     start(none, Module, Args, Options);
 start_link(Module, Args, Options) ->
-    ?NAMED(badarg, [Module, Args, Options], gen_server:start_link(Module, Args, Options)).       % says what is wrong
+    %% Says what is wrong.
+    ?NAMED(badarg, [Module, Args, Options], gen_server:start_link(Module, Args, Options)).
 
 -doc "
 Starts a gen_server or a gen_statem behind an inbox that has its name, as their own `start_link/4`
@@ -135,13 +139,16 @@ start_link({via, Registry, Name}, Module, Args, Options)
   when is_atom(Registry), is_atom(Module), length(Options) >= 0 ->
     start({via, Registry, Name}, Module, Args, Options);
 start_link(Name, Module, Args, Options) ->
-    ?NAMED(badarg, [Name, Module, Args, Options], gen_server:start_link(Name, Module, Args, Options)).
+    ?NAMED(badarg, [Name, Module, Args, Options],
+           gen_server:start_link(Name, Module, Args, Options)).
 
 start(Name, Module, Args, Options) ->
     case check(proplists:get_value(inbox, Options, #{}), ?SERVER) of
         {ok, Checked} ->
-            Rest = [Option || Option <- Options, not is_tuple(Option) orelse element(1, Option) =/= inbox],
-            trunkline_keeper:start_link(Name, {server, behaviour(Module), Module, Args, Rest}, Checked);
+            Rest = [Option || Option <- Options,
+                              not is_tuple(Option) orelse element(1, Option) =/= inbox],
+            What = {server, behaviour(Module), Module, Args, Rest},
+            trunkline_keeper:start_link(Name, What, Checked);
         Error ->
             Error
     end.
@@ -216,8 +223,10 @@ done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
         undefined ->
             case trunkline_inboxes:keeper(Inbox) of
-                Keeper when is_pid(Keeper) -> trunkline_work:done(trunkline_inboxes:work(Keeper), N);
-                none -> ?BAD_ARGUMENT(badarg, [Inbox, N])
+                Keeper when is_pid(Keeper) ->
+                    trunkline_work:done(trunkline_inboxes:work(Keeper), N);
+                none ->
+                    ?BAD_ARGUMENT(badarg, [Inbox, N])
             end;
         Work ->
             trunkline_work:done(Work, N)
@@ -263,19 +272,22 @@ asked.
 -doc #{since => <<"0.4.0">>}.
 -spec info(Inbox :: pid() | atom() | {atom(), node()}) -> info().
 info({Name, Node}) when is_atom(Name), Node =:= node() -> info(Name);
-info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) -> ?NAMED(badarg, [Inbox], info_of(Node, Name));
-info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() -> ?NAMED(badarg, [Inbox], info_of(node(Inbox), Inbox));
+info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) ->
+    ?NAMED(badarg, [Inbox], info_of(Node, Name));
+info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() ->
+    ?NAMED(badarg, [Inbox], info_of(node(Inbox), Inbox));
 info(Inbox) ->
     case trunkline_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
             #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
             All = lists:usort([node() | maps:keys(Nodes)] ++ trunkline_inboxes:who_knows(Keeper)),
-            Senders = lists:zip(All, erpc:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK)),
-            Info#{nodes := lists:foldl(fun({Node, {ok, Who}}, Map) ->
-                                               Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};
-                                          (_, Map) ->
-                                               Map
-                                       end, Nodes, Senders)};
+            Senders = erpc:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK),
+            Merge = fun({Node, {ok, Who}}, Map) ->
+                            Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};
+                       (_, Map) ->
+                            Map
+                    end,
+            Info#{nodes := lists:foldl(Merge, Nodes, lists:zip(All, Senders))};
         none ->
             ?BAD_ARGUMENT(badarg, [Inbox])
     end.

@@ -6,15 +6,18 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([mark/2, said/1, is_26/0, is_behind/1, begin_with/2, told_of/1, enter/1, done/1, returned/1, plain_status/1]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2, code_change/3, format_status/1]).
+-export([mark/2, said/1, is_26/0, is_behind/1]).
+-export([begin_with/2, told_of/1, enter/1, done/1, returned/1, plain_status/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2,
+         code_change/3, format_status/1]).
 
 -dialyzer({no_improper_lists, [mark/2]}).
 
 -type more() :: timeout() | hibernate | {continue, term()}.
 -type init_result() :: {ok, term()} | {ok, term(), more()} | {stop, term()} | ignore.
 -type result() :: {noreply, term()} | {noreply, term(), more()} | {stop, term(), term()}.
--type call_result() :: result() | {reply, term(), term()} | {reply, term(), term(), more()} | {stop, term(), term(), term()}.
+-type call_result() :: result() | {reply, term(), term()} | {reply, term(), term(), more()}
+                     | {stop, term(), term(), term()}.
 
 -define(INBOX, '$trunkline_inbox').
 -define(LAST, '$trunkline_inbox_last').
@@ -155,8 +158,10 @@ format_status(Status) ->
             Module:format_status(Plain);
         false ->
             case {erlang:function_exported(Module, format_status, 2), Plain} of
-                {true, #{state := State, reason := _}} -> Plain#{state := Module:format_status(terminate, [get(), State])};
-                {true, #{state := State}} -> Plain#{state := shown(Module:format_status(normal, [get(), State]))};
+                {true, #{state := State, reason := _}} ->
+                    Plain#{state := Module:format_status(terminate, [get(), State])};
+                {true, #{state := State}} ->
+                    Plain#{state := shown(Module:format_status(normal, [get(), State]))};
                 _ -> Plain
             end
     end.
@@ -169,7 +174,8 @@ shown(Other) -> Other.
 -spec plain_status(Status) -> Status when Status :: #{atom() => term()}.
 plain_status(Status) ->
     maps:map(fun(message, Message) -> unmark(Message);
-                (Key, Events) when Key =:= queue; Key =:= postponed -> [unmark_event(Event) || Event <- Events];
+                (Key, Events) when Key =:= queue; Key =:= postponed ->
+                     [unmark_event(Event) || Event <- Events];
                 (log, Log) -> [unmark_log(Entry) || Entry <- Log];
                 (_, Value) -> Value
              end, Status).

@@ -10,23 +10,27 @@
 callback_mode() ->
     {Module, _, _} = trunkline_inbox_server:enter(none),
     Mode = Module:callback_mode(),
-    [handle_event_function | [state_enter || Mode =:= state_enter orelse is_list(Mode) andalso lists:member(state_enter, Mode)]].
+    [handle_event_function | [state_enter || is_mode(state_enter, Mode)]].
 
 -spec init({module(), term(), trunkline_work:work()}) -> gen_statem:init_result(term()).
 init({Module, Args, Work}) ->
     ok = trunkline_inbox_server:begin_with(Module, Work),
     trunkline_inbox_server:told_of(Module:init(Args)).
 
--spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) -> gen_statem:event_handler_result(term()).
+-spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) ->
+          gen_statem:event_handler_result(term()).
 handle_event(Type, Content, State, Data) ->
     {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
     Mode = Module:callback_mode(),
-    Result = case Mode =:= state_functions orelse is_list(Mode) andalso lists:member(state_functions, Mode) of
-                 true -> trunkline_inbox_server:returned(fun() -> Module:State(Type, Event, Data) end);
-                 false -> trunkline_inbox_server:returned(fun() -> Module:handle_event(Type, Event, State, Data) end)
-             end,
+    Callback = case is_mode(state_functions, Mode) of
+                   true -> fun() -> Module:State(Type, Event, Data) end;
+                   false -> fun() -> Module:handle_event(Type, Event, State, Data) end
+               end,
+    Result = trunkline_inbox_server:returned(Callback),
     trunkline_inbox_server:done(Serial),
     Result.
+
+is_mode(Name, Mode) -> Mode =:= Name orelse is_list(Mode) andalso lists:member(Name, Mode).
 
 -spec terminate(term(), term(), term()) -> term().
 terminate(Reason, State, Data) ->

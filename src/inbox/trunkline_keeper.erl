@@ -57,7 +57,7 @@
          times = counters:new(?BUCKETS, []) :: counters:counters_ref(),
          dropped = 0 :: non_neg_integer(),
          inboxes :: reference(),                            % monitor
-         full = 0 :: non_neg_integer(),                     % how often it became that, or was it no more
+         full = 0 :: non_neg_integer(),                     % how often that has changed
          credit_timer = false :: boolean(),
          hurried = false :: boolean(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % who was told what this is
@@ -105,7 +105,8 @@ info(Keeper) ->
 %% --- its beginning --------------------------------------------------------------------
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
-init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options}) ->
+init(Parent, {Name, What, Options}) ->
+    #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options,
     ok = trunkline_process:label({trunkline_inbox, local_name(Name)}),
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
@@ -116,12 +117,15 @@ init(Parent, {Name, What, #{policy := Policy, bytes := Bytes, messages := Messag
                 {ok, Consumer} ->
                     ok = trunkline_work:start(Work),
                     Bound = {Bytes, Messages},
-                    case trunkline_inboxes:register(local_name(Name), Policy, Bound, Work, server(element(1, What), Consumer)) of
+                    Server = server(element(1, What), Consumer),
+                    Local = local_name(Name),
+                    case trunkline_inboxes:register(Local, Policy, Bound, Work, Server) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
-                            loop(#keeper{parent = Parent, name = Name, consumer = Consumer, kind = element(1, What), work = Work,
+                            loop(#keeper{parent = Parent, name = Name, options = Options,
+                                         consumer = Consumer, kind = element(1, What), work = Work,
                                          mail = trunkline_mail:new(Bound, Policy),
-                                         share = trunkline_share:new(Bound, Policy), options = Options,
+                                         share = trunkline_share:new(Bound, Policy),
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
                             element(1, What) =:= server andalso exit(Consumer, kill),
@@ -302,7 +306,9 @@ uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
 %% mailbox would have no bound. So he is first while he is behind.
 hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =:= 0 ->
     case process_info(self(), message_queue_len) of
-        {_, Length} when Length > ?BEHIND, not Hurried -> process_flag(priority, high), S#keeper{hurried = true};
+        {_, Length} when Length > ?BEHIND, not Hurried ->
+            process_flag(priority, high),
+            S#keeper{hurried = true};
         {_, Length} when Length =< ?BEHIND, Hurried -> calm(S);
         _ -> S
     end;
@@ -320,7 +326,8 @@ calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
 
 %% Nobody has asked for room. (A name that other processes have may be anybody's.)
 plain(Kind, Message, S) ->
-    accept(Kind, none, trunkline_gate:charge(Message), erlang:monotonic_time(microsecond), Message, S).
+    Now = erlang:monotonic_time(microsecond),
+    accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
 
 accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
     accept(Kind, Source, Charge, Now, Message, quiet_timer(S));
@@ -330,9 +337,11 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S
             counters:add(S#keeper.times, 1, 1),
             left(Source, Charge, Now, hand_on(Message, S));
         false ->
-            {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, {Charge, {Now, Source, Message}}, Mail),
+            Item = {Charge, {Now, Source, Message}},
+            {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, Item, Mail),
             S1 = full(S#keeper{mail = Mail1, dropped = S#keeper.dropped + length(Dropped)}),
-            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end, S1, Dropped)),
+            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end,
+                                  S1, Dropped)),
             case Dropped of
                 [] -> S2;
                 _ -> hurry(S2)
@@ -393,7 +402,8 @@ hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial =
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
         {0, _} -> none;
-        {N, Mail1} -> {told, hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})}
+        {N, Mail1} ->
+            {told, hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})}
     end;
 tell_dropped(_) ->
     none.
@@ -412,7 +422,9 @@ credit_timer(Credits, S) -> credit_timer(pay(Credits, S)).
 
 credit_timer(#keeper{credit_timer = false} = S) ->
     case trunkline_share:is_owing(S#keeper.share) of
-        true -> _ = erlang:start_timer(?CREDIT, self(), '$inbox_credit'), S#keeper{credit_timer = true};
+        true ->
+            _ = erlang:start_timer(?CREDIT, self(), '$inbox_credit'),
+            S#keeper{credit_timer = true};
         false -> S
     end;
 credit_timer(S) ->
@@ -446,7 +458,8 @@ full(S) ->
     S.
 
 %% trunkline_inboxes was killed, or the application has stopped.
-again(#keeper{name = Name, options = #{policy := Policy, bytes := Bytes, messages := Messages}, work = Work} = S) ->
+again(#keeper{name = Name, options = Options, work = Work} = S) ->
+    #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
     case whereis(trunkline_inboxes) of
         undefined ->
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
@@ -476,13 +489,17 @@ signal(Reason, _, #keeper{kind = process}) ->
 
 show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
     Level = trunkline_mail:level(Mail),
-    #{queued_messages => trunkline_gate:messages(Level), queued_bytes => trunkline_gate:bytes(Level),
+    Sources = maps:to_list(trunkline_share:sources(Share)),
+    #{queued_messages => trunkline_gate:messages(Level),
+      queued_bytes => trunkline_gate:bytes(Level),
       in_work => trunkline_work:size(Work),
       passed => S#keeper.serial, dropped => S#keeper.dropped,
       consumer => S#keeper.consumer,
-      nodes => maps:from_list([{Node, #{window => Window, queued_messages => trunkline_gate:messages(Held)}}
-                               || {{Node, _}, #{window := Window, held := Held}} <- maps:to_list(trunkline_share:sources(Share))]),
-      time_in_queue => [{1 bsl (N - 1), Count} || N <- lists:seq(1, ?BUCKETS), Count <- [counters:get(Times, N)], Count > 0]}.
+      nodes => maps:from_list([{Node, #{window => Window,
+                                        queued_messages => trunkline_gate:messages(Held)}}
+                               || {{Node, _}, #{window := Window, held := Held}} <- Sources]),
+      time_in_queue => [{1 bsl (N - 1), Count} || N <- lists:seq(1, ?BUCKETS),
+                                                  Count <- [counters:get(Times, N)], Count > 0]}.
 
 bucket(Time) -> bucket(Time, 1).
 

@@ -15,7 +15,8 @@
 -module(trunkline_mail).
 -moduledoc false.
 
--export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1, take_dropped/1]).
+-export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
+         take_dropped/1]).
 
 -export_type([mail/0, policy/0, class/0, kind/0, item/1]).
 
@@ -25,6 +26,7 @@
 -type charge() :: trunkline_gate:charge().
 -type item(Any) :: {charge(), Any}.
 -type numbered(Any) :: {pos_integer(), item(Any)}.
+-type queues() :: {queue:queue(numbered(any())), queue:queue(numbered(any()))}.
 
 -record(mail,
         {bytes :: pos_integer(),
@@ -33,8 +35,8 @@
          next = 1 :: pos_integer(),
          level = 0 :: charge(),
          %% Each class: what may not be dropped, and what may.
-         urgent = {queue:new(), queue:new()} :: {queue:queue(numbered(any())), queue:queue(numbered(any()))},
-         normal = {queue:new(), queue:new()} :: {queue:queue(numbered(any())), queue:queue(numbered(any()))},
+         urgent = {queue:new(), queue:new()} :: queues(),
+         normal = {queue:new(), queue:new()} :: queues(),
          dropped = 0 :: non_neg_integer()}).    % nobody has been told of
 -opaque mail() :: #mail{}.
 
@@ -90,7 +92,8 @@ drop_first([Class | Classes], M) ->
             drop_first(Classes, M)
     end.
 
-drop(Dropped, #mail{dropped = N} = M) -> {lists:reverse(Dropped), M#mail{dropped = N + length(Dropped)}}.
+drop(Dropped, #mail{dropped = N} = M) ->
+    {lists:reverse(Dropped), M#mail{dropped = N + length(Dropped)}}.
 
 put(Class, Where, {Charge, _} = Item, #mail{next = N, level = Level} = M) ->
     {Kept, Others} = class(Class, M),

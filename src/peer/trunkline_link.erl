@@ -568,9 +568,9 @@ progress(Stats) ->
 make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
     Start = fun() ->
-                    [trunkline_lane:start_link(Ix, Node, #{gate => Gate, bulk => {N + 1, Large, Limit},
-                                                           stats => Stats, options => Options})
-                     || Ix <- lists:seq(1, N)]
+                    Settings = #{gate => Gate, bulk => {N + 1, Large, Limit},
+                                 stats => Stats, options => Options},
+                    [trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)]
             end,
     case trunkline_process:start_all(Start) of
         {ok, Started} ->

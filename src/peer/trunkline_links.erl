@@ -47,7 +47,8 @@ init(Options) ->
     lists:foreach(fun(Node) -> pass(Node, again, Options) end, nodes(connected)),
     {ok, Options}.
 
--spec handle_call(term(), gen_server:from(), state()) -> {reply, [{node(), pid()}] | ok | {error, badarg}, state()}.
+-spec handle_call(term(), gen_server:from(), state()) ->
+          {reply, [{node(), pid()}] | ok | {error, badarg}, state()}.
 handle_call(close, _, _) ->
     {reply, ok, closed};
 handle_call({links, _}, _, closed) ->
@@ -106,13 +107,15 @@ again(Node, Options) ->
         true ->
             pass(Node, again, Options);
         false ->
-            _ = trunkline_peers:lookup(Node) =/= none andalso trunkline_link_sup:ensure(Node, Options),
+            _ = trunkline_peers:lookup(Node) =/= none
+                andalso trunkline_link_sup:ensure(Node, Options),
             ok
     end.
 
 %% Whether another node's link may have said that.
 is_from(Node, {hello, Link, Session, Hello, Answer}) ->
-    is_link(Node, Link) andalso is_reference(Session) andalso is_map(Hello) andalso is_boolean(Answer);
+    is_link(Node, Link) andalso is_reference(Session) andalso is_map(Hello)
+        andalso is_boolean(Answer);
 is_from(Node, {open, Link, Session, Ref, Lanes}) when length(Lanes) > 0 ->   % a proper list
     is_link(Node, Link) andalso is_reference(Session) andalso is_reference(Ref)
         andalso lists:all(fun(Lane) -> is_link(Node, Lane) end, Lanes);

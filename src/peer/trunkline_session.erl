@@ -65,8 +65,9 @@
 %%
 %% What goes wrong ends the session, in one of two ways:
 %%
-%%   * The connection is lost, for good. What the lanes hold is lost with it, and counted. Nothing that was
-%%     meant for one connection travels on the next one, therefore a session has a new name then.
+%%   * The connection is lost, for good. What the lanes hold is lost with it, and counted. Nothing
+%%     that was meant for one connection travels on the next one, therefore a session has a new name
+%%     then.
 %%   * The peer's link dies, or Trunkline stops there. The lanes keep what they have. If another
 %%     link says hello they go on with it. If the peer runs no trunkline_links any more they
 %%     deliver by plain distribution, and senders follow them.

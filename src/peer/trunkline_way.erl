@@ -38,7 +38,8 @@
 -record(way,
         {retransmitted = none :: none | non_neg_integer(),
          second = {0, 0, 0, 0} :: {Start :: milliseconds(), SentBytes :: non_neg_integer(),
-                                   Limited :: non_neg_integer(), ReceiverLimited :: non_neg_integer()},
+                                   Limited :: non_neg_integer(),
+                                   ReceiverLimited :: non_neg_integer()},
          until = none :: none | milliseconds(),     % by connections; else by the distribution,
          since = none :: none | milliseconds(),     % from then on
          hold = 0 :: milliseconds(),
@@ -71,7 +72,8 @@ look(Now, {_, #{retransmitted := R}} = Sample, #way{until = none, retransmitted 
             leave(Now, W);
        true ->
             case Second of
-                #{limited := true, rate := Rate} when W#way.unlimited =:= none; Now >= W#way.unlimited ->
+                #{limited := true, rate := Rate}
+                  when W#way.unlimited =:= none; Now >= W#way.unlimited ->
                     leave(Now, W#way{trial = {Now + ?TRIAL, Rate * ?BETTER}});
                 _ ->
                     {distribution, W}
@@ -110,7 +112,8 @@ second(Now, {Sent, #{limited := L, receiver_limited := R, unacked_bytes := Unack
     Limited = L - L0 + if Unacked >= ?MUCH -> R - R0;
                           true -> 0
                        end,
-    {#{start => Start, rate => (Sent - S0) / (Now - Start), limited => Limited >= (Now - Start) * 500},
+    {#{start => Start, rate => (Sent - S0) / (Now - Start),
+       limited => Limited >= (Now - Start) * 500},
      begin_second(Now, Sample, W)}.
 
 begin_second(Now, {Sent, #{limited := L, receiver_limited := R}}, W) ->
