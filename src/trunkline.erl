@@ -199,8 +199,9 @@ What is going on between this node and another one:
 Large messages to a peer: by which way they go (`none`: no connection is open now), over how many
 connections and with which congestion control; how many messages and bytes are pending, that is,
 queued or in flight; how many senders are `waiting` for room, and how long all have waited in all
-(`wait_time`, us); how many messages there have been in all; and how many `broken` ones came from
-the peer and could not be delivered.
+(`wait_time`, us); how many messages and bytes there have been in all; how many bytes have come from
+the peer (`received_bytes`), and how many messages from it were `broken`: they could not be
+delivered.
 ".
 -doc #{since => <<"0.2.0">>}.
 -type large_info() ::
@@ -213,6 +214,7 @@ the peer and could not be delivered.
           wait_time := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
+          received_bytes := non_neg_integer(),
           broken := non_neg_integer()}.
 
 -doc "
@@ -242,7 +244,8 @@ One lane to a peer:
   them have waited in all (us). It grows by a second each second for each sender that waits;
 - `time_in_lane`: as `batch_sizes`, but of the time (us) that a message waits in the lane. One each
   second is measured, while there are any;
-- `received_batches` and `received_messages`: what came from the peer's lane of the same number;
+- `received_batches`, `received_messages`, `received_bytes`: what came from the peer's lane of the
+  same number;
 - `kept_bytes` and `sent_again`: bytes of batches that are kept until they have arrived, and batches
   that were sent again, over another connection;
 - `connections`: how many connections of its own it has for its batches.
@@ -267,6 +270,7 @@ One lane to a peer:
           nosuspend := non_neg_integer(),
           received_batches := non_neg_integer(),
           received_messages := non_neg_integer(),
+          received_bytes := non_neg_integer(),
           kept_bytes := non_neg_integer(),
           sent_again := non_neg_integer(),
           connections := non_neg_integer()}.

@@ -75,7 +75,8 @@ lanes(Route, Stats) ->
 large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistribution,
                bulk_congestion_control := CongestionControl,
                large_waiting := Waiting, large_wait_time := WaitTime,
-               large_messages := Messages, large_bytes := Bytes, large_broken := Broken}) ->
+               large_messages := Messages, large_bytes := Bytes,
+               large_arrived_bytes := ReceivedBytes, large_broken := Broken}) ->
     Pending = case Route of
                   none -> 0;
                   _ -> trunkline_route:bulk_level(Route)
@@ -88,7 +89,7 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
       pending_messages => trunkline_gate:messages(Pending),
       pending_bytes => trunkline_gate:bytes(Pending),
       waiting => Waiting, wait_time => WaitTime,
-      messages => Messages, bytes => Bytes, broken => Broken}.
+      messages => Messages, bytes => Bytes, received_bytes => ReceivedBytes, broken => Broken}.
 
 batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
     ByConnections = trunkline_stats:sum(Stats, by_connections),

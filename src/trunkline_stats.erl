@@ -80,6 +80,7 @@
          {received_batches, counter, "batches_received_total", "batches received"},
          {received_messages, counter, "messages_received_total",
           "messages received and delivered"},
+         {received_bytes, counter, "bytes_received_total", "bytes received, as charged"},
          {sent_again, counter, "batches_sent_again_total",
           "batches sent again over another connection"},
          {kept_bytes, gauge, "kept_bytes",

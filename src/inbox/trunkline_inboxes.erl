@@ -35,7 +35,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/5, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1]).
+-export([register/5, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, all/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -289,6 +289,15 @@ senders(Keeper) ->
 who_knows(Keeper) ->
     try gen_server:call(?MODULE, {who_knows, Keeper})
     catch exit:_ -> []                      % it has just ended
+    end.
+
+%% The inboxes of this node.
+-spec all() -> [inbox()].
+all() ->
+    try ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}]) of
+        All -> [Inbox || #own{inbox = Inbox} <- All]
+    catch
+        error:badarg -> []                  % there is no table: Trunkline does not run
     end.
 
 %% --- the process --------------------------------------------------------------------

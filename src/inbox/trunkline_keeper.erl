@@ -16,10 +16,10 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, open/2, info/1]).
+-export([start_link/3, open/2, info/1, infos/2]).
 -export([init/2, loop/1]).
 
--dialyzer({no_improper_lists, [info/1]}).
+-dialyzer({no_improper_lists, [info/1, infos/2]}).
 
 -export_type([name/0, options/0, what/0]).
 
@@ -100,6 +100,23 @@ info(Keeper) ->
     receive
         {Ref, Info} -> Info;
         {'DOWN', Ref, process, _, Reason} -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
+    end.
+
+%% Of those that answer within so many ms. All are asked at the same time.
+-spec infos([pid()], Time :: non_neg_integer()) -> #{pid() => map()}.
+infos(Keepers, Time) ->
+    Deadline = trunkline_deadline:in(Time),
+    Asked = [{Keeper, monitor(process, Keeper, [{alias, reply_demonitor}])} || Keeper <- Keepers],
+    lists:foreach(fun({Keeper, Ref}) -> Keeper ! ['$inbox_info' | Ref] end, Asked),
+    maps:from_list([{Keeper, Info} || {Keeper, Ref} <- Asked, {ok, Info} <- [answer(Ref, Deadline)]]).
+
+answer(Ref, Deadline) ->
+    receive
+        {Ref, Info} -> {ok, Info};
+        {'DOWN', Ref, process, _, _} -> none
+    after trunkline_deadline:left(Deadline) ->
+            demonitor(Ref, [flush]),
+            receive {Ref, Info} -> {ok, Info} after 0 -> none end
     end.
 
 %% --- its beginning --------------------------------------------------------------------

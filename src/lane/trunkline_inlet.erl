@@ -490,6 +490,7 @@ acknowledge(Charge, S) ->
 
 acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, received_messages, trunkline_gate:messages(Charge)),
+    trunkline_stats:add(Stats, {lane, Ix}, received_bytes, trunkline_gate:bytes(Charge)),
     case trunkline_window:delivered(Ack, Charge, S#inlet.window) of
         {ack, Delivered, Window} -> ack(Ack, Delivered, S#inlet{window = Window});
         {later, Window} -> timer(ack, S#inlet{window = Window})

@@ -1,0 +1,91 @@
+%% What an operator should know of a view (trunkline_sample), in sentences. Pure.
+%%
+%% A hint says what is wrong, why as far as the figures tell, and where that is described or what to
+%% do. The most urgent come first. What is normal has no hint.
+-module(trunkline_hints).
+-moduledoc false.
+
+-export([hints/1]).
+
+%% Of the time; less is no trouble.
+-define(WAITED, 0.05).
+%% Of a bound: nearly all of it is in use.
+-define(FULL, 0.8).
+
+-spec hints(trunkline_sample:view()) -> [string()].
+hints(#{running := false, node := Node}) ->
+    [text("Trunkline does not run on ~ts: all messages go by plain distribution", [Node])];
+hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
+    lists:append([Hints || Hint <- [fun lost/2, fun suspended/2, fun waits/2],
+                           Hints <- [[T || Peer <- Peers, T <- Hint(Peer, Limits)]]])
+        ++ [T || Inbox <- Inboxes, T <- inbox(Inbox)]
+        ++ [T || Hint <- [fun by_distribution/2, fun sent_again/2, fun plain/2],
+                 Peer <- Peers, T <- Hint(Peer, Limits)]
+        ++ refused(View).
+
+lost(#{lost_now := 0}, _) -> [];
+lost(#{lost_now := Lost, peer := Peer}, _) ->
+    [text("~b messages to ~ts were lost, or may be: the log says why", [Lost, Peer])].
+
+suspended(#{state := suspended, peer := Peer}, #{resume_time := Time}) when is_integer(Time) ->
+    [text("the connection to ~ts is lost: its lanes keep what they have for up to ~ts",
+          [Peer, seconds(Time)])];
+suspended(#{state := down, queued_messages := Queued, peer := Peer}, _) when Queued > 0 ->
+    [text("~ts is not connected: its lanes keep ~b messages while a connection is made",
+          [Peer, Queued])];
+suspended(#{state := holding, peer := Peer}, _) ->
+    [text("Trunkline starts again on ~ts: its lanes keep what they have", [Peer])];
+suspended(_, _) -> [].
+
+waits(#{waited := Waited, peer := Peer} = Of, Limits) when Waited >= ?WAITED ->
+    [text("~ts: ~ts", [who_waits(Waited, Peer), why(Of, Limits)])];
+waits(_, _) -> [].
+
+who_waits(Waited, Peer) when Waited =< 1.0 ->
+    text("senders to ~ts wait ~b % of the time", [Peer, round(100 * Waited)]);
+who_waits(Waited, Peer) ->
+    text("~.1f senders to ~ts wait at any time", [Waited, Peer]).
+
+%% What they wait for: the lanes are full because they may not send, or because they cannot.
+why(#{large_pending := Pending}, #{bulk_bytes := Limit}) when Pending >= ?FULL * Limit ->
+    text("as many large messages are pending as bulk_bytes allows (~ts)",
+         [trunkline_screen:bytes(Limit)]);
+why(#{state := State}, _) when State =/= up ->
+    "until the two nodes have agreed";
+why(#{in_flight_bytes := InFlight, window_bytes := Window, messages_out := Out}, _)
+  when InFlight >= ?FULL * Window, Out < 1 ->
+    "it acknowledges nothing. Does it stand still?";
+why(#{in_flight_bytes := InFlight, window_bytes := Window}, _) when InFlight >= ?FULL * Window ->
+    "it is slow to acknowledge. Its receivers or the network are slow";
+why(_, _) ->
+    "they send faster than the nodes and the network between them can carry".
+
+inbox(#{name := Name, inbox := Pid, dropped_now := Dropped}) when Dropped > 0 ->
+    [text("inbox ~ts is full and has dropped ~b messages", [trunkline_screen:name(Name, Pid),
+                                                            Dropped])];
+inbox(#{name := Name, inbox := Pid, full := Full}) when Full >= ?FULL ->
+    [text("inbox ~ts is ~b % full: its process is slower than its senders",
+          [trunkline_screen:name(Name, Pid), round(100 * Full)])];
+inbox(_) -> [].
+
+by_distribution(#{large_way := distribution, large_out := Out, peer := Peer}, _) when Out > 0 ->
+    [text("large messages to ~ts go by the distribution: is its port open? See the log", [Peer])];
+by_distribution(_, _) -> [].
+
+sent_again(#{sent_again_now := Batches, peer := Peer}, _) when Batches > 0 ->
+    [text("~b batches to ~ts were sent again: a connection broke", [Batches, Peer])];
+sent_again(_, _) -> [].
+
+plain(#{state := greeting, peer := Peer}, _) ->
+    [text("~ts does not run Trunkline, or was drained there: messages to it go by !", [Peer])];
+plain(#{state := drained, peer := Peer}, _) ->
+    [text("~ts was drained here: messages to it go by ! until the nodes connect again", [Peer])];
+plain(_, _) -> [].
+
+refused(#{refused_now := 0}) -> [];
+refused(#{refused_now := Refused}) ->
+    [text("~b connections to Trunkline's port came from somebody who was not invited", [Refused])].
+
+seconds(Time) -> text("~.1f s", [Time / 1000]).
+
+text(Format, Args) -> lists:flatten(io_lib:format(Format, Args)).

@@ -1,0 +1,224 @@
+%% What trunkline_top and trunkline_web show: a sample is what a node counts at one moment, and a
+%% view is what happened between two samples.
+%%
+%%     take ── interval ── take ──> view/2 ──> rates, shares, and trunkline_hints' sentences
+%%
+%% A sample reads counters and asks no process but the inboxes, which get a short time to answer in.
+%% view/2 is pure. Of a peer that is in the second sample only, all rates are 0.
+-module(trunkline_sample).
+-moduledoc false.
+
+-export([take/1, here/0, view/2]).
+
+-export_type([sample/0, view/0, peer/0, lane/0, inbox/0]).
+
+-type sample() :: #{node := node(), at := integer(),               % us, monotonic
+                    time := integer(),                             % ms, system time
+                    release := string(), running := boolean(),
+                    uptime := non_neg_integer(),                   % s, of the node
+                    fallbacks := non_neg_integer(), refused := non_neg_integer(),
+                    transport := tcp | tls,
+                    limits := #{bulk_bytes | resume_time => term()},
+                    peers := #{node() => trunkline:peer_info()},
+                    inboxes := #{pid() => map()},
+                    more_inboxes := non_neg_integer()}.            % that were not asked
+
+%% Rates are per second. A share of 1.0 is one sender that waited all the time, or more of them that
+%% waited for a part of it.
+-type lane() :: #{peer := node(), lane := pos_integer(),
+                  queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
+                  in_flight_bytes := non_neg_integer(), window_bytes := non_neg_integer(),
+                  messages_out := float(), messages_in := float(), bytes_out := float(),
+                  bytes_in := float(), batch := float(), waiting := non_neg_integer(),
+                  waits := float(), waited := float(), sent_again := non_neg_integer(),
+                  connections := non_neg_integer()}.
+-type peer() :: #{peer := node(), state := trunkline_peers:state(), release := string() | undefined,
+                  way := dist | tcp | tls | none, large_way := connections | distribution | none,
+                  connections := non_neg_integer(),
+                  round_trip := pos_integer() | undefined,         % us
+                  messages_out := float(), messages_in := float(),
+                  bytes_out := float(), bytes_in := float(),
+                  large_out := float(),                            % bytes, part of bytes_out
+                  batch := float(),                                % mean, in messages
+                  queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
+                  in_flight_bytes := non_neg_integer(), window_bytes := non_neg_integer(),
+                  waiting := non_neg_integer(), waited := float(), waits := float(),
+                  large_pending := non_neg_integer(),
+                  fallbacks := float(),
+                  lost := non_neg_integer(), lost_now := non_neg_integer(),
+                  sent_again := non_neg_integer(), sent_again_now := non_neg_integer(),
+                  resumed := non_neg_integer(),
+                  lanes := [lane()]}.
+-type inbox() :: #{inbox := pid(), name := atom(), policy := atom(),
+                   queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
+                   bytes := pos_integer(), messages := pos_integer(), full := float(),
+                   in_work := non_neg_integer(), passed := float(),
+                   dropped := non_neg_integer(), dropped_now := non_neg_integer(),
+                   time := non_neg_integer() | undefined}.         % us in the queue, the median
+-type view() :: #{node := node(), time := integer(), interval := float(),
+                  release := string(), running := boolean(), uptime := non_neg_integer(),
+                  refused := non_neg_integer(), refused_now := non_neg_integer(),
+                  limits := map(),
+                  peers := [peer()], inboxes := [inbox()], more_inboxes := non_neg_integer()}.
+
+%% ms
+-define(ASK, 5000).                  % another node
+-define(ASK_INBOXES, 500).
+%% So many are asked, at most.
+-define(INBOXES, 200).
+
+%% --- samples -------------------------------------------------------------------------
+
+-spec take(node()) -> {ok, sample()} | {error, noconnection | timeout | no_trunkline | term()}.
+take(Node) when Node =:= node() ->
+    {ok, here()};
+take(Node) ->
+    try {ok, erpc:call(Node, ?MODULE, here, [], ?ASK)}
+    catch
+        error:{exception, undef, [{?MODULE, here, _, _} | _]} -> {error, no_trunkline};
+        error:{erpc, Reason} -> {error, Reason};
+        _:Reason -> {error, Reason}
+    end.
+
+%% Of this node. Runs at the node that is looked at.
+-spec here() -> sample().
+here() ->
+    #{running := Running, release := Release, options := Options, peers := Peers,
+      fallbacks := Fallbacks, listener := #{refused := Refused}} = trunkline:info(),
+    {Inboxes, More} = inboxes(),
+    #{node => node(), at => erlang:monotonic_time(microsecond),
+      time => erlang:system_time(millisecond), running => Running,
+      release => case Release of
+                     undefined -> "";
+                     _ -> Release
+                 end,
+      uptime => element(1, erlang:statistics(wall_clock)) div 1000,
+      fallbacks => Fallbacks, refused => Refused, transport => transport(Options),
+      limits => maps:with([bulk_bytes, resume_time], Options),
+      peers => maps:filter(fun is_peer/2, Peers), inboxes => Inboxes, more_inboxes => More}.
+
+%% A remote shell and its like are no peers.
+is_peer(Node, #{state := greeting, sessions := 0}) -> lists:member(Node, nodes());
+is_peer(_, _) -> true.
+
+%% What the lanes' own connections are made of, if there are any.
+transport(#{lane_transport := tls}) -> tls;
+transport(#{lane_transport := tcp}) -> tcp;
+transport(#{}) ->
+    case trunkline_tls:is_cluster_private() of
+        true -> tls;
+        false -> tcp
+    end.
+
+inboxes() ->
+    All = trunkline_inboxes:all(),
+    {Asked, More} = lists:split(min(?INBOXES, length(All)), All),
+    Answers = trunkline_keeper:infos([Keeper || {Keeper, _, _, _} <- Asked], ?ASK_INBOXES),
+    {maps:from_list([{Keeper, Info#{name => Name, policy => Policy, bytes => Bytes,
+                                    messages => Messages}}
+                     || {Keeper, Name, Policy, {Bytes, Messages}} <- Asked,
+                        #{Keeper := Info} <- [Answers]]),
+     length(More)}.
+
+%% --- views ---------------------------------------------------------------------------
+
+-spec view(sample(), sample()) -> view().
+view(#{at := T0, peers := Before, inboxes := InboxesBefore} = First,
+     #{at := T1, peers := Peers, inboxes := Inboxes} = Second) ->
+    Seconds = max(T1 - T0, 1) / 1_000_000,
+    #{refused := Refused, transport := Transport} = Second,
+    (maps:with([node, time, release, running, uptime, limits, more_inboxes], Second))
+        #{interval => Seconds, refused => Refused,
+          refused_now => since(Refused, maps:get(refused, First)),
+          peers => [peer(Node, maps:get(Node, Before, Info), Info, Transport, Seconds)
+                    || {Node, Info} <- lists:sort(maps:to_list(Peers))],
+          inboxes => lists:sort(fun(#{inbox := A}, #{inbox := B}) -> A =< B end,
+                                [inbox(Pid, maps:get(Pid, InboxesBefore, Info), Info, Seconds)
+                                 || {Pid, Info} <- maps:to_list(Inboxes)])}.
+
+%% Counters start again when a peer was forgotten in between, or Trunkline has restarted.
+since(Now, Before) -> max(0, Now - Before).
+
+rate(Key, Before, Now, Seconds) ->
+    since(maps:get(Key, Now), maps:get(Key, Before)) / Seconds.
+
+peer(Node, Before, Now, Transport, Seconds) ->
+    #{state := State, round_trip := RoundTrip, lanes := Lanes, batches := Batches, large := Large,
+      lost := Lost, resumed := Resumed} = Now,
+    Rates = lanes(Node, maps:get(lanes, Before), Lanes, Seconds),
+    Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
+    Rate = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Rates]) end,
+    LargeOut = rate(bytes, maps:get(large, Before), Large, Seconds),
+    #{peer => Node, state => State, release => maps:get(release, Now),
+      way => way(State, Batches, Transport), large_way => maps:get(by, Large),
+      connections => maps:get(connections, Batches), round_trip => RoundTrip,
+      messages_out => Rate(messages_out) + rate(messages, maps:get(large, Before), Large, Seconds),
+      messages_in => Rate(messages_in),
+      bytes_out => Rate(bytes_out) + LargeOut,
+      bytes_in => Rate(bytes_in) + rate(received_bytes, maps:get(large, Before), Large, Seconds),
+      large_out => LargeOut,
+      batch => mean_batch(maps:get(lanes, Before), Lanes),
+      queued_messages => Sum(queued_messages), queued_bytes => Sum(queued_bytes),
+      in_flight_bytes => Sum(in_flight_bytes), window_bytes => Sum(window_bytes),
+      waiting => Sum(waiting) + maps:get(waiting, Large),
+      waited => Rate(waited) + rate(wait_time, maps:get(large, Before), Large, Seconds) / 1.0e6,
+      waits => Rate(waits),
+      large_pending => maps:get(pending_bytes, Large),
+      fallbacks => rate(fallbacks, Before, Now, Seconds),
+      lost => total(Lost), lost_now => since(total(Lost), total(maps:get(lost, Before))),
+      sent_again => Sum(sent_again),
+      sent_again_now => since(Sum(sent_again), sum(sent_again, maps:get(lanes, Before))),
+      resumed => Resumed, lanes => Rates}.
+
+sum(Key, Lanes) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]).
+
+total(Lost) -> lists:sum(maps:values(Lost)).
+
+way(up, #{by := connections}, Transport) -> Transport;
+way(up, #{}, _) -> dist;
+way(_, _, _) -> none.
+
+%% Without batches there is no mean.
+mean_batch(Before, Lanes) ->
+    case since(sum(batches, Lanes), sum(batches, Before)) of
+        0 -> 0.0;
+        Batches -> since(sum(messages, Lanes), sum(messages, Before)) / Batches
+    end.
+
+lanes(Node, Before, Lanes, Seconds) ->
+    [begin
+         Then = case Ix =< length(Before) of
+                    true -> lists:nth(Ix, Before);
+                    false -> Lane
+                end,
+         Shown = maps:with([queued_messages, queued_bytes, in_flight_bytes, window_bytes, waiting,
+                            sent_again, connections], Lane),
+         Shown#{peer => Node, lane => Ix, messages_out => rate(messages, Then, Lane, Seconds),
+                messages_in => rate(received_messages, Then, Lane, Seconds),
+               bytes_out => rate(bytes, Then, Lane, Seconds),
+               bytes_in => rate(received_bytes, Then, Lane, Seconds),
+               waits => rate(waits, Then, Lane, Seconds),
+               waited => rate(wait_time, Then, Lane, Seconds) / 1.0e6,
+               batch => mean_batch([Then], [Lane])}
+     end || {Ix, Lane} <- lists:zip(lists:seq(1, length(Lanes)), Lanes)].
+
+inbox(Pid, Before, Now, Seconds) ->
+    #{queued_bytes := Queued, bytes := Bytes, queued_messages := QueuedMessages,
+      messages := Messages, dropped := Dropped} = Now,
+    (maps:with([name, policy, queued_messages, queued_bytes, bytes, messages, in_work, dropped],
+               Now))
+        #{inbox => Pid, full => max(Queued / Bytes, QueuedMessages / Messages),
+          passed => rate(passed, Before, Now, Seconds),
+          dropped_now => since(Dropped, maps:get(dropped, Before)),
+          time => median(maps:get(time_in_queue, Before), maps:get(time_in_queue, Now))}.
+
+%% Each bucket is {Time, Number}: so many messages waited for less than that.
+median(Before, Now) ->
+    Counts = [{Time, N - proplists:get_value(Time, Before, 0)} || {Time, N} <- Now],
+    case lists:sum([N || {_, N} <- Counts]) of
+        0 -> undefined;
+        Sum -> middle(Counts, Sum / 2)
+    end.
+
+middle([{_, N} | Counts], Left) when N < Left -> middle(Counts, Left - N);
+middle([{Time, _} | _], _) -> Time.
