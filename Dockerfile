@@ -13,7 +13,7 @@ FROM debian:${DEBIAN}-slim
 COPY tools/need /tmp/need
 RUN apt-get update \
     && apt-get install -y --no-install-recommends make \
-    && /tmp/need erlang rebar3 common_test proper wan dialyzer elixir jq
+    && /tmp/need erlang rebar3 common_test proper wan dialyzer elixir jq tmux
 
 WORKDIR /trunkline
 COPY . .

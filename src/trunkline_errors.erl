@@ -9,7 +9,7 @@
 
 -type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count
               | pid | destination | destinations | manager | send_options | {options, module()}
-              | inbox | server_name | proper_list | time | deadline | statem_time | call_time
+              | inbox | top | server_name | proper_list | time | deadline | statem_time | call_time
               | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
@@ -45,6 +45,12 @@ kinds(trunkline_erpc, Function, Args) ->
                   _ -> Kind
               end || Kind <- kinds(Function, length(Args))]
     end;
+kinds(trunkline_top, start, [_]) ->
+    [top];
+kinds(trunkline_top, start, [_, _]) ->
+    [node, {options, trunkline_screen}];
+kinds(trunkline_top, once, [_]) ->
+    [node];
 kinds(_, advise, [_]) ->
     [{options, trunkline_advise}];
 kinds(_, compare, [_, _]) ->
@@ -96,6 +102,7 @@ is_right(destinations, Value) ->
 is_right(manager, Value) -> not is_list(Value);
 is_right(send_options, Value) ->
     is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
+is_right(top, Value) -> is_atom(Value) orelse is_right({options, trunkline_screen}, Value);
 is_right({options, Module}, Value) -> Module:are_options(Value);
 is_right(time, Value) ->
     Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
@@ -117,6 +124,8 @@ is_list_of(_, Rest) -> Rest =:= [].
 is_suspicious(Kind) -> lists:member(Kind, [call_time, inbox, pid, request, erpc_request, requests]).
 
 %% What is wrong with it, or what it should be.
+text(top, Value) when is_map(Value) ->
+    text({options, trunkline_screen}, Value);
 text({options, _}, Value) when not is_map(Value) ->
     "not a map";
 text({options, Module}, Options) ->
@@ -147,6 +156,7 @@ text(function) -> "not a fun that takes no arguments";
 text(count) -> "not a positive integer";
 text(pid) -> "not the pid of an inbox of this node";
 text(inbox) -> "not an inbox";
+text(top) -> "neither a node nor a map";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
 text(destinations) -> "not a list of destinations";
 text(send_options) -> "invalid option in list";

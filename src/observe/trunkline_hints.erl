@@ -44,7 +44,7 @@ waits(_, _) -> [].
 who_waits(Waited, Peer) when Waited =< 1.0 ->
     text("senders to ~ts wait ~b % of the time", [Peer, round(100 * Waited)]);
 who_waits(Waited, Peer) ->
-    text("~.1f senders to ~ts wait at any time", [Waited, Peer]).
+    text("about ~b senders to ~ts wait at any time", [round(Waited), Peer]).
 
 %% What they wait for: the lanes are full because they may not send, or because they cannot.
 why(#{large_pending := Pending}, #{bulk_bytes := Limit}) when Pending >= ?FULL * Limit ->

@@ -36,11 +36,11 @@ The lines above the table: the node as a whole, and what should be known of its 
 -spec attributes(state()) -> {[[#{content := string(), width := pos_integer()}]], state()}.
 attributes(Before) ->
     {#{release := Release, peers := Peers, refused := Refused} = View, Sample} = look(Before),
+    Up = length([up || #{state := up} <- Peers]),
+    Lost = lists:sum([L || #{lost := L} <- Peers]),
     Summary = lists:flatten(io_lib:format("Trunkline ~ts: ~b peers, ~b up, ~b messages lost, "
                                           "~b connections refused",
-                                          [Release, length(Peers),
-                                           length([up || #{state := up} <- Peers]),
-                                           lists:sum([Lost || #{lost := Lost} <- Peers]), Refused])),
+                                          [Release, length(Peers), Up, Lost, Refused])),
     {[[#{content => Line, width => ?WIDTH}] || Line <- [Summary | trunkline_hints:hints(View)]],
      Sample}.
 

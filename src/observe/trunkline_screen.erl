@@ -24,7 +24,8 @@
 %% How the rows can be sorted: by name, or the largest first.
 -spec sorts(show()) -> [sort()].
 sorts(peers) ->
-    [name, messages_out, messages_in, bytes_out, bytes_in, queued_bytes, waited, large_pending, lost];
+    [name, messages_out, messages_in, bytes_out, bytes_in, queued_bytes, waited, large_pending,
+     lost];
 sorts(lanes) -> [name, messages_out, messages_in, queued_bytes, in_flight_bytes, waited];
 sorts(inboxes) -> [name, queued_messages, queued_bytes, full, passed, dropped].
 
@@ -51,14 +52,16 @@ lines(View, Hints, #{columns := Columns} = Settings) ->
 room(#{rows := infinity}, _) -> infinity;
 room(#{rows := Rows}, Others) -> max(1, Rows - Others).
 
-heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers, refused := Refused}) ->
+heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers} = View) ->
+    #{refused := Refused} = View,
     Up = length([up || #{state := up} <- Peers]),
     text("trunkline ~ts  ~ts  ~ts  peers ~b (~b up)  lost ~ts  refused ~ts",
          [Release, Node, uptime(Uptime), length(Peers), Up,
           short(lists:sum([Lost || #{lost := Lost} <- Peers])), short(Refused)]).
 
-uptime(S) when S >= 86400 -> text("~bd ~2..0b:~2..0b", [S div 86400, S rem 86400 div 3600, S rem 3600 div 60]);
-uptime(S) -> text("~b:~2..0b:~2..0b", [S div 3600, S rem 3600 div 60, S rem 60]).
+uptime(S) ->
+    {Days, {H, M, Sec}} = calendar:seconds_to_daystime(S),
+    text("~ts~b:~2..0b:~2..0b", [[text("~bd ", [Days]) || Days > 0], H, M, Sec]).
 
 hint(Hint, Columns) ->
     [First | Rest] = string:split(wrap(Hint, Columns - 3), "\n", all),
@@ -205,7 +208,8 @@ shorten(Text, Width) ->
         true -> Text;
         false ->
             Begin = (Width - 2) div 2,
-            lists:sublist(Text, Begin) ++ "~" ++ lists:nthtail(length(Text) - (Width - 2 - Begin), Text)
+            End = Width - 2 - Begin,
+            lists:sublist(Text, Begin) ++ "~" ++ lists:nthtail(length(Text) - End, Text)
     end.
 
 cut(Line, Columns) -> lists:sublist(Line, Columns).

@@ -36,7 +36,8 @@ peers).
 -type options() :: #{interval => 100..60_000, show => peers | lanes | inboxes, sort => atom()}.
 
 -define(INTERVAL, 1000).
--define(COLUMNS, 80).
+%% Without a terminal: nearly all names have room.
+-define(COLUMNS, 120).
 %% The line of the cursor, and the one that Enter adds.
 -define(LINES_BELOW, 2).
 
@@ -219,8 +220,8 @@ show(Show, #top{sort = Sort} = S) ->
 draw(#top{seen = none}) ->
     ok;
 draw(#top{seen = {error, Reason}, node = Node, interval = Interval}) ->
-    paint([lists:flatten(io_lib:format("~ts ~ts", [Node, why(Reason)])),
-           lists:flatten(io_lib:format("It is asked again in ~b ms. q and Enter quit", [Interval]))]);
+    paint([io_lib:format("~ts ~ts", [Node, why(Reason)]),
+           io_lib:format("It is asked again in ~b ms. q and Enter quit", [Interval])]);
 draw(#top{seen = {view, View}, show = Show, sort = Sort}) ->
     paint(trunkline_screen:lines(View, trunkline_hints:hints(View),
                                  #{columns => columns(), rows => rows(), show => Show,
