@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox distance
+BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth distance
 
 .NOTPARALLEL:
 .PHONY: help demo compare test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
@@ -73,6 +73,7 @@ bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
+bench-growth: ## what each of 2 to 60 peers costs; PEERS="2 10"
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 
