@@ -16,6 +16,7 @@ start(_, _) ->
             case prepare(Options) of
                 ok ->
                     ok = trunkline_options:use(Options),
+                    ok = trunkline_events:start(),
                     ok = trunkline_sender:count_fallbacks(),
                     ok = trunkline_monitors:create(),
                     trunkline_sup:start_link(Options);

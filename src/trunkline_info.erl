@@ -5,15 +5,20 @@
 -module(trunkline_info).
 -moduledoc false.
 
--export([all/0, peer/1, whether_up/1]).
+-export([all/0, of_node/0, peer/1, whether_up/1]).
 
 -spec all() -> trunkline:info().
 all() ->
-    #{running => is_running(),
-      release => release(),
-      options => trunkline_options:current(),
-      peers => maps:map(fun peer/2, trunkline_peers:all()),
-      fallbacks => trunkline_sender:fallbacks(),
+    (of_node())#{options => trunkline_options:current(),
+                 peers => maps:map(fun peer/2, trunkline_peers:all())}.
+
+%% The short part of all/0, which is not about peers.
+-spec of_node() -> #{running := boolean(), release := string() | undefined,
+                     fallbacks := non_neg_integer(),
+                     listener := #{ports := #{tcp | tls => inet:port_number()},
+                                   refused := non_neg_integer()}}.
+of_node() ->
+    #{running => is_running(), release => release(), fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
 
 -spec peer(node()) -> trunkline:peer_info() | undefined.

@@ -8,7 +8,7 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         is_audience/1, audience/0]).
+         is_audience/1, audience/0, has_spoken/1, states/0]).
 
 -export_type([peer/0, state/0]).
 
@@ -30,6 +30,9 @@
           stand_in := pid() | none,              % for inlets, while there may be some
           agreement := trunkline_handshake:agreement() | none,
           capabilities := [trunkline_handshake:capability()]}.     % of the last agreement
+
+-spec states() -> [state()].
+states() -> [down, greeting, opening, up, suspended, holding, closing, drained].
 
 -spec create() -> ok.
 create() ->
@@ -89,6 +92,8 @@ is_audience(Node) ->
 -spec audience() -> [node()].
 audience() -> nodes() ++ lists:filter(fun has_spoken/1, nodes(hidden)).
 
+%% Whether that node has run Trunkline.
+-spec has_spoken(node()) -> boolean().
 has_spoken(Node) ->
     case lookup(Node) of
         #{agreement := none, stats := none} -> false;

@@ -8,7 +8,7 @@
 -moduledoc false.
 
 -export([new/1, add/4, put/4, clear/2, get/3, sum/2, peak/4, observe/4, read/2]).
--export([fields/0, histograms/0]).
+-export([fields/0, histograms/0, lanes/1]).
 
 -export_type([stats/0, scope/0, field/0, metric/0, histogram/0]).
 
@@ -141,6 +141,7 @@ get(Stats, Scope, Field) ->
 sum(Stats, Field) ->
     lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lanes(Stats)]).
 
+-spec lanes(stats()) -> [pos_integer()].
 lanes(Stats) ->
     #{size := Size} = counters:info(Stats),
     lists:seq(1, (Size - ?PEER_CELLS) div ?LANE_CELLS).

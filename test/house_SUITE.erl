@@ -23,7 +23,7 @@ may_call(request) -> [lane];
 may_call(otp) -> [request, lane, api];           % some of them are only names for the API
 may_call(inbox) -> [request, lane];
 may_call(peer) -> [request, lane, bulk, channel];     % starts and connects all of these
-may_call(observe) -> [peer, inbox, channel, api];     % looks at all of these, and steers none
+may_call(observe) -> [peer, inbox, lane, channel, api];   % looks at all these, and steers none
 may_call(root) -> [];
 may_call(api) -> [peer, inbox, otp, request, lane, bulk, channel].
 
@@ -70,8 +70,9 @@ short() ->
         ++ ["test/" ++ File ++ ".erl"
             || File <- ["advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE", "erpc_SUITE",
                         "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",
-                        "house_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",
-                        "package_SUITE", "pg_SUITE", "rpc_SUITE", "top_SUITE", "transform_SUITE"]].
+                        "house_SUITE", "metrics_SUITE", "monitor_SUITE", "multicast_SUITE",
+                        "nodes_SUITE", "odd", "package_SUITE", "pg_SUITE", "rpc_SUITE",
+                        "telemetry_node", "top_SUITE", "transform_SUITE"]].
 
 init_per_suite(Config) ->
     Ebin = filename:dirname(code:which(trunkline)),
