@@ -108,7 +108,8 @@ infos(Keepers, Time) ->
     Deadline = trunkline_deadline:in(Time),
     Asked = [{Keeper, monitor(process, Keeper, [{alias, reply_demonitor}])} || Keeper <- Keepers],
     lists:foreach(fun({Keeper, Ref}) -> Keeper ! ['$inbox_info' | Ref] end, Asked),
-    maps:from_list([{Keeper, Info} || {Keeper, Ref} <- Asked, {ok, Info} <- [answer(Ref, Deadline)]]).
+    maps:from_list([{Keeper, Info}
+                    || {Keeper, Ref} <- Asked, {ok, Info} <- [answer(Ref, Deadline)]]).
 
 answer(Ref, Deadline) ->
     receive
