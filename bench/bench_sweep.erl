@@ -6,7 +6,7 @@
 %% only say how the processors were shared.
 %%
 %% The variants of a case are measured in turn, ROUNDS times, and only ratios of their medians say
-%% something. SHORT=1 measures the corners in three minutes. ONLY="one way" takes the groups whose
+%% something. SHORT=1 measures the corners in three minutes. ONLY="one way" takes the cases whose
 %% name begins so. With LANES=tcp, Trunkline's lanes have connections of their own.
 %%
 %% Besides the table and the JSON object there is a page with heat maps, _build/sweep.html, and a
@@ -45,8 +45,7 @@ run() ->
               [bench:rounds(), bench:seconds(), "", "a second", "/ !", "/ tuned", "lowest",
                "time / !", "p50 / !", "p99 / !"]),
     Only = os:getenv("ONLY", ""),
-    Results = [measure(Case, Node) || #case_of{group = Group} = Case <- cases(Node),
-                                      lists:prefix(Only, Group)],
+    Results = [measure(Case, Node) || Case <- cases(Node), lists:prefix(Only, name(Case))],
     bench:stop_peer(Peer),
     ok = bench_sweep_page:write(Results),
     bench:finish("sweep",
@@ -56,6 +55,9 @@ run() ->
                  targets(Results)).
 
 units() -> ["a second", "us of both nodes' processors", "us p50", "us p99"].
+
+name(#case_of{group = Group, row = Row, column = Column}) ->
+    bench_sweep_page:name(#{group => Group, row => Row, column => Column}).
 
 %% --- one case -------------------------------------------------------------------------
 

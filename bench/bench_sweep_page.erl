@@ -20,7 +20,7 @@
 -define(LEFT, 96).
 -define(TOP, 50).
 
--spec name(result()) -> string().
+-spec name(#{group := string(), row := string(), column := string(), figures => _}) -> string().
 name(#{group := Group, row := "", column := Column}) -> lists:concat([Group, ", ", Column]);
 name(#{group := Group, row := Row, column := Column}) ->
     lists:concat([Group, ", ", Row, ", ", Column]).

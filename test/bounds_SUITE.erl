@@ -7,7 +7,8 @@
 
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
-         call_while_full/1, larger_than_all_bounds/1, fair/1, killed_senders/1, waiters_gave_up/1,
+         call_while_full/1, larger_than_all_bounds/1, batches_are_small/1,
+         fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
 
 
@@ -15,7 +16,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up,
-          binaries_do_not_keep_batches,
+          binaries_do_not_keep_batches, batches_are_small,
           bound_while_connecting, waiting, time_in_lane].
 
 
@@ -265,6 +266,19 @@ larger_than_all_bounds(_) ->
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 2 * length(Script) end),
     Got = cluster:call(B, traffic, received, [Pid]),
     [?assertEqual(lists:seq(1, length(Script)), [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2]],
+    cluster:stop_all([A, B]).
+
+%% No message makes a batch larger than it may be: two of these are more than the distribution sends
+%% whole.
+batches_are_small(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+    Script = [{send, Pid, 40_000} || _ <- lists:seq(1, 300)],
+    [normal, normal] = cluster:call(A, traffic, play_all, [[{1, Script}, {2, Script}]]),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 600 end),
+    #{lanes := [#{largest_batch := Largest}]} =
+        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    ?assertEqual(1, Largest),
     cluster:stop_all([A, B]).
 
 %% Nobody starves at a lane that is full all the time.

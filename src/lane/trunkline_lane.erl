@@ -260,10 +260,10 @@ collect(_, Charge, Entries, S) ->
 
 collected([C, Sender | Entry], More, Charge, Entries, S) ->
     {Entry1, S1} = mark(C, Sender, Entry, S),
-    collect(More - 1, Charge + C, [Entry1 | Entries], S1);
+    add(C, Entry1, More, Charge, Entries, S1);
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
     {C, Entry, S1} = reply(Request, Reply, S),
-    collect(More - 1, Charge + C, [Entry | Entries], S1);
+    add(C, Entry, More, Charge, Entries, S1);
 collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
@@ -274,6 +274,13 @@ collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     %% This may change what should become of the batch.
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
     flush(control(Control, S#lane{backlog = Backlog1})).
+
+%% What would make the batch too large begins the next one: the distribution sends up to 64 kB whole,
+%% and more than that in fragments, which the receiving node has to put together.
+add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Most ->
+    data(C, Entry, transmit(Charge, lists:reverse(Entries), S));
+add(C, Entry, More, Charge, Entries, S) ->
+    collect(More - 1, Charge + C, [Entry | Entries], S).
 
 %% A server has replied. Its agent hears of it when the reply has left: first
 %% things first. (A large reply is packed here: nobody else has it.) Senders cannot fill the lane
