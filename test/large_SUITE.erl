@@ -10,7 +10,7 @@
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
-         replies_wait/1, replies_wait_no_longer/1, killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
+         replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
          processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
          stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes,
           requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
-          replies_wait, replies_wait_no_longer, killed_senders, ends_killed, carriers_killed, two_carriers_killed,
+          replies_wait, replies_wait_no_longer, many_large_replies, killed_senders, ends_killed, carriers_killed, two_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
           stops_by_distribution, memory, memory_after_one, idle_connection].
 
@@ -636,6 +636,44 @@ replies_wait(_) ->
           {10_000, 20_000, 2 * Bound}]),
     cluster:stop_all([A, B]).
 
+%% With the default options, a thousand requests whose callers' node stands still. The server makes
+%% 10 MB for each, or has a list which is so large as a term or encoded, and gives it to everybody.
+%% When it stands still, too, all that is kept takes less than twice the bound of large messages.
+many_large_replies(_) ->
+    lists:foreach(
+      fun({Make, Answering}) ->
+              {A, B} = cluster:pair([]),
+              Server = cluster:call(B, fun() -> spawn(fun() -> Answering(Make) end) end),
+              _ = cluster:call(A, fun() -> spawn(fun() -> asking(Server, 1_000) end) end),
+              Waiting = fun() -> cluster:call(B, erlang, process_info, [Server, message_queue_len]) end,
+              cluster:await(fun() -> Waiting() =:= {message_queue_len, 1_000} orelse Waiting() end, ?LONG),
+              cluster:suspend(A),
+              Rest = memory_of(B, total),
+              Watcher = cluster:call(B, fun() -> spawn(fun() -> watch_memory(0) end) end),
+              ok = cluster:call(B, fun() -> Server ! go, ok end),
+              cluster:await(fun() -> is_throttled(B) andalso cluster:call(B, fun() -> lanes_wait() end) end, ?LONG),
+              Most = cluster:call(B, fun() -> Watcher ! {most, self()}, receive {most, M} -> M end end),
+              Kept = memory_of(B, total) - Rest,
+              ct:log("~p: ~p replies wait; ~b MB more, ~b MB at the most",
+                     [Make, Waiting(), Kept div ?MB, (Most - Rest) div ?MB]),
+              ?assertMatch({message_queue_len, N} when N > 0, Waiting()),
+              ?assert(Kept < 2 * 64 * ?MB),
+              cluster:stop_all([A, B])
+      end, [{10 * ?MB, fun answering/1},
+            {{list, 10 * ?MB div 16}, fun answering_the_same/1},
+            {{list, 10 * ?MB div 5}, fun answering_the_same/1}]).
+
+watch_memory(Most) ->
+    receive {most, From} -> From ! {most, Most}
+    after 1 -> watch_memory(max(Most, erlang:memory(total)))
+    end.
+
+lanes_wait() ->
+    lists:all(fun(Pid) ->
+                      process_info(Pid, [status, message_queue_len])
+                          =:= [{status, waiting}, {message_queue_len, 0}]
+              end, cluster:by_module(trunkline_lane)).
+
 %% Whatever ends the wait, the server goes on; if only its throttle is killed, up to the bound again.
 replies_wait_no_longer(_) ->
     lists:foreach(
@@ -685,6 +723,17 @@ suspended() -> [P || P <- processes(), process_info(P, status) =:= {status, susp
 answering(Make) ->
     receive go -> ok end,
     answer(Make).
+
+%% The reply has been made before, and is on its heap.
+answering_the_same(Make) ->
+    Reply = made(Make, 1),
+    true = garbage_collect(),
+    receive go -> ok end,
+    answer_the_same(Reply).
+
+answer_the_same(Reply) ->
+    receive {'$gen_call', From, N} -> gen_server:reply(From, {N, Reply}) end,
+    answer_the_same(Reply).
 
 made({list, Length}, _) -> lists:duplicate(Length, 200_000);
 made(Bytes, N) -> binary:copy(<<N:64>>, Bytes div 8).

@@ -43,7 +43,15 @@
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
-%% suspended until there is room (trunkline_throttle).
+%% suspended until there is room (trunkline_throttle). It is suspended while a large reply is packed,
+%% which takes longer than to make one. A long term is many times its encoding: there the lane goes
+%% on until it has packed all that the server gave before it stood still.
+%%
+%%     server                       lane
+%%       | -- reply, a long term ---> |
+%%       | <--------------- suspends  | packs, and tells itself that it has looked through
+%%       |                            |   what is in its mailbox
+%%       | <---------------- resumes  | when it has, and there is room for another such term
 %%
 %% Its link, which owns it, gets {lane_mode, ...} when it has changed its mode, {lane_drained, ...}
 %% when nothing is left in it, and `connect' when it has a message for a node that is down.
@@ -126,6 +134,8 @@
          next = 1 :: serial(),
          most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
          throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
+         %% Servers that are suspended for replies that were long terms, and what these took.
+         replied = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}],
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: serial(),                       % of the next batch
          by = undecided :: undecided | trunkline_channels:way(),     % where they go
@@ -295,26 +305,43 @@ reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answere
                          #{} -> [{reply, Caller} | Reply]
                      end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
         Charge ->
-            %% It would be ahead of us: to make a long list is quicker than to pack it.
-            IsNew = not is_throttled(Server, S) andalso trunkline_throttle:suspend(Server),
+            _ = trunkline_throttle:suspend(Server),
             Parcel = trunkline_parcel:pack(Reply),
+            Term = trunkline_throttle:term(Reply),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
             ok = trunkline_gate:force(Gate, Ix, Place),
             {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel], S1),
-            S3 = throttle(Server, Charge, S#lane.bulk_ix, element(2, S#lane.most), S2),
-            _ = IsNew andalso trunkline_throttle:resume(Server),
-            {Place, Entry, S3}
+            {Place, Entry, case Term > Charge of
+                               true -> replied(Server, Term, S2);
+                               false -> resume(Server, Charge, S#lane.most, S2)
+                           end}
     end.
 
-is_throttled(Server, #lane{throttled = Throttled}) ->
-    lists:member(Server, maps:values(Throttled)).
+%% It is a long term. There may be more of these in the mailbox.
+replied(Server, Term, #lane{replied = Replied} = S) ->
+    Replied =:= [] andalso look_through(1),
+    S#lane{replied = [{Server, Term} | Replied]}.
+
+look_through(Replied) -> self() ! {looked_through, Replied}.
+
+%% There were no more. What was a long term would stay on the heap until there is another one.
+resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
+    true = garbage_collect(),
+    lists:foldr(fun({Server, Term}, S1) -> resume(Server, Term, {Small, Limit - Term}, S1) end,
+                S#lane{replied = []}, Replied).
+
+%% It goes on when there is room for another one.
+resume(Server, Another, {_, Most}, S) ->
+    S1 = throttle(Server, Another, S#lane.bulk_ix, Most, S),
+    _ = trunkline_throttle:resume(Server),
+    S1.
 
 %% Without a process to wait the next reply tries again. (Who is suspended twice must be resumed
 %% twice.)
 throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} = S) ->
     case trunkline_gate:level(Gate, Level) >= Most
-        andalso not is_throttled(Server, S)
+        andalso not lists:member(Server, maps:values(Throttled))
         andalso trunkline_throttle:start(S#lane.node, Server, Charge) of
         {ok, {_, Ref}} ->
             _ = trunkline_throttle:suspend(Server),
@@ -505,6 +532,11 @@ control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
     S#lane{throttled = Throttled1};
 control({'DOWN', _, process, _, _} = Down, S) ->
     channels(Down, S);
+control({looked_through, N}, #lane{replied = Replied} = S) ->
+    case length(Replied) of
+        N -> resume_servers(S);
+        More -> look_through(More), S
+    end;
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
     tick(S);

@@ -2,8 +2,9 @@
 %%
 %% gen_server:reply/2 sends to a lane, a process of this node: it cannot be refused at the gate, as
 %% send/2 can. (In OTP it would be suspended when the connection is busy.) So the lane takes every
-%% reply, and suspends its server: at a large reply until it has packed that, and beyond the bound
-%% until there is room. For that a process beside it waits at the link, as a sender does:
+%% reply, and suspends its server: at a large reply until it has packed that (see trunkline_lane),
+%% and at the bound until there is room. For that a process beside it waits at the link, as a sender
+%% does:
 %%
 %%     server                 lane                          throttle            link
 %%       | -- reply ----------> |                              |                  |
@@ -15,11 +16,18 @@
 %% What a process has suspended is resumed when it ends, for whatever reason: a server is not left
 %% suspended. So of replies there is at most the bound, and for each server what it gives before it
 %% stands still: one or two.
+%%
+%% A term may take many times the bytes of its encoding: a list of small numbers eight times. So
+%% room for another reply means room for the term.
 -module(trunkline_throttle).
 -moduledoc false.
 
--export([suspend/1, resume/1, start/3]).
+-export([term/1, suspend/1, resume/1, start/3]).
 -export([await/3]).
+
+%% What the term takes as a message.
+-spec term(term()) -> trunkline_gate:charge().
+term(Term) -> trunkline_gate:limit(erts_debug:flat_size(Term) * erlang:system_info(wordsize)).
 
 %% The server may be in the midst of something; it stops at the next opportunity.
 -spec suspend(pid()) -> boolean().
