@@ -323,7 +323,9 @@ replied(Server, Term, #lane{replied = Replied} = S) ->
     Replied =:= [] andalso look_through(1),
     S#lane{replied = [{Server, Term} | Replied]}.
 
-look_through(Replied) -> self() ! {looked_through, Replied}.
+look_through(Replied) ->
+    self() ! {looked_through, Replied},
+    ok.
 
 %% There were no more. What was a long term would stay on the heap until there is another one.
 resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
@@ -535,7 +537,7 @@ control({'DOWN', _, process, _, _} = Down, S) ->
 control({looked_through, N}, #lane{replied = Replied} = S) ->
     case length(Replied) of
         N -> resume_servers(S);
-        More -> look_through(More), S
+        More -> ok = look_through(More), S
     end;
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
