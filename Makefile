@@ -22,7 +22,7 @@ test: ## compiler warnings, xref, Dialyzer, all suites on real nodes, and Elixir
 test: dialyzer xref ct elixir
 
 ct: ## only the suites; for some of them: make ct SUITE=test/order_SUITE; with LANES=tcp or tls: on connections
-	@tools/need erlang rebar3 common_test proper wan $(if $(SUITE),,elixir tmux prometheus)
+	@tools/need erlang rebar3 common_test proper wan $(if $(SUITE),,elixir tmux prometheus chromium)
 	LANES=$(LANES) tools/with-epmd tools/suites $(SUITE)
 
 properties: ## 100,000 random histories of two sessions, of each kind; another number: HISTORIES=1000000

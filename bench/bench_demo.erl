@@ -15,12 +15,20 @@ run() ->
               "  * eight processes send small messages, as many as they can;~n"
               "  * fifty processes call one server;~n"
               "  * one process calls a server while messages of 10 MB go the same way.~n", []),
+    page(),
     {ok, #{one_way := OneWay, calls := Calls, ping := Ping}} =
         trunkline:compare(Node, #{force => true}),
     bench:say("~nHere Trunkline carries ~ts messages and ~ts calls. Beside large messages,~n"
               "the slowest calls take ~ts. Between your own nodes: trunkline:compare(Node).~n",
               [times(OneWay), times(Calls), share(Ping)]),
     bench:stop_peer(Peer).
+
+%% Any port will do. Without inets the demo goes on.
+page() ->
+    case trunkline_web:start(#{port => 0}) of
+        {ok, Url} -> bench:say("~nWhile they run, ~ts shows what they do.~n~n", [Url]);
+        {error, _} -> ok
+    end.
 
 times(#{clear := false}) -> "about as many";
 times(#{ratio := Ratio}) -> io_lib:format("~.1f times the", [Ratio]).

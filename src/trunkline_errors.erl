@@ -49,6 +49,8 @@ kinds(trunkline_top, start, [_]) ->
     [top];
 kinds(trunkline_top, start, [_, _]) ->
     [node, {options, trunkline_screen}];
+kinds(trunkline_web, start, [_]) ->
+    [{options, trunkline_web_server}];
 kinds(trunkline_top, once, [_]) ->
     [node];
 kinds(_, advise, [_]) ->

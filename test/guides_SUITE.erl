@@ -581,7 +581,7 @@ formats(Source) ->
                Format =/= "~ts", is_log(Format, Source)].
 
 is_log("trunkline: " ++ _, _) -> true;
-is_log(Format, Source) -> re:run(Source, "\\?LOG_[A-Z]+\\(\"" ++ quoted(Format)) =/= nomatch.
+is_log(Format, Source) -> re:run(Source, "\\?LOG_[A-Z]+\\(\"" ++ quoted(Format), [unicode]) =/= nomatch.
 
 is_of(Format, Line) ->
     Parts = re:split(Format, "~[0-9]*t?[a-zA-Z]", [{return, list}, unicode]),

@@ -72,7 +72,8 @@ short() ->
                         "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",
                         "house_SUITE", "metrics_SUITE", "monitor_SUITE", "multicast_SUITE",
                         "nodes_SUITE", "odd", "package_SUITE", "pg_SUITE", "rpc_SUITE",
-                        "telemetry_node", "top_SUITE", "transform_SUITE"]].
+                        "telemetry_node", "top_SUITE", "transform_SUITE",
+                        "web_SUITE"]].
 
 init_per_suite(Config) ->
     Ebin = filename:dirname(code:which(trunkline)),

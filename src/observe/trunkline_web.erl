@@ -1,0 +1,80 @@
+-module(trunkline_web).
+-moduledoc "
+A page in a browser that draws what the peers of this node have done in the last ten minutes, and
+the metrics for Prometheus. It is off until `start/1` is called.
+
+The page is at `/`. It needs nothing from elsewhere: no library, no font, no other host. `/samples`
+has its figures as JSON, and `/metrics` what `trunkline_metrics:prometheus/0` answers.
+
+It is served by OTP's `inets`. Unless you say otherwise, only this host can connect. At another
+address a password is needed. It is sent as it is, without TLS, so use another address in a network
+that you trust, or leave the page at this host and reach it with `ssh -L`.
+
+```erlang
+1> trunkline_web:start(#{}).
+{ok, \"http://127.0.0.1:9669/\"}
+2> trunkline_web:stop().
+ok
+```
+".
+-moduledoc #{since => <<"1.0.0">>}.
+-compile({parse_transform, trunkline_docs}).
+
+-include("../trunkline_errors.hrl").
+
+-export([start/1, stop/0]).
+
+-export_type([options/0, start_error/0]).
+
+-doc "
+Where the page is, and who may see it:
+
+- `address`: where to listen, as a tuple or a text; `{0, 0, 0, 0}` or `\"::\"` is everywhere (the
+  default is `{127, 0, 0, 1}`);
+- `port`: 0 is one that is free (9669);
+- `password`: who wants to see the page needs it, with the user name `trunkline`. At least eight
+  characters. Without one the address must be of this host.
+".
+-doc #{since => <<"1.0.0">>}.
+-type options() :: #{address => inet:ip_address() | string() | binary(),
+                     port => inet:port_number(),
+                     password => string() | binary()}.
+
+-doc "
+Why there is no page: Trunkline does not run (`stopped`), there is a page already
+(`already_started`), OTP's `inets` is not in the release (`no_inets`), others could see it
+(`password_needed`), or it is not possible to listen at that address and port.
+".
+-doc #{since => <<"1.0.0">>}.
+-type start_error() :: stopped | already_started | no_inets | password_needed
+                     | {listen, Reason :: term()}.
+
+-doc "
+Starts the page, and answers its address. It lasts until `stop/0`, or until Trunkline stops.
+
+The error is `badarg` if the options are not right.
+
+```erlang
+1> trunkline_web:start(#{address => \"10.0.0.7\", password => \"correct horse\"}).
+{ok, \"http://10.0.0.7:9669/\"}
+```
+".
+-doc #{since => <<"1.0.0">>}.
+-spec start(options()) -> {ok, URL :: string()} | {error, start_error()}.
+start(Options) ->
+    case trunkline_web_server:are_options(Options) of
+        true -> trunkline_web_server:start(Options);
+        false -> ?BAD_ARGUMENT(badarg, [Options])
+    end.
+
+-doc "
+Ends the page. Without one it does nothing.
+
+```erlang
+1> trunkline_web:stop().
+ok
+```
+".
+-doc #{since => <<"1.0.0">>}.
+-spec stop() -> ok.
+stop() -> trunkline_web_server:stop().

@@ -1,0 +1,103 @@
+%% What OTP's web server (httpd) is asked: the page, its figures, the metrics, and nothing else.
+%%
+%%     GET /             priv/trunkline.html, which has its style and its script in it
+%%     GET /samples      the views that are kept, as JSON; ?since=N those after number N
+%%     GET /metrics      for Prometheus
+%%
+%% No file is read but that one, and nothing is changed, whatever is asked.
+%%
+%% Without a password only a request that names this host is answered: a page from elsewhere, whose
+%% name was made to point here, names another one.
+-module(trunkline_web_page).
+-moduledoc false.
+
+-export([do/1]).
+
+%% The first fields of what httpd gives to its modules, as its manual has them (httpd, "Web server
+%% API data types"). Its own header file would do, but where inets is not installed Trunkline should
+%% compile, too.
+-record(mod,
+        {init_data :: term(), data :: term(), socket_type :: term(), socket :: term(),
+         config_db :: ets:tid(), method :: string(), absolute_uri :: string(),
+         request_uri :: string(), http_version :: string(), request_line :: string(),
+         parsed_header :: [{string(), string()}]}).
+
+-spec do(tuple()) -> {proceed, [{response, {response, [{term(), term()}], term()}}]}.
+do(Mod) ->
+    [Method, Uri, Header, Config] =
+        [element(Field, Mod)
+         || Field <- [#mod.method, #mod.request_uri, #mod.parsed_header, #mod.config_db]],
+    {Code, More, Body} = case is_allowed(httpd_util:lookup(Config, trunkline_allow), Header) of
+                             true -> answer(Method, string:split(Uri, "?"));
+                             Refused -> Refused
+                         end,
+    Bytes = iolist_to_binary(Body),
+    Head = [{code, Code}, {content_length, integer_to_list(byte_size(Bytes))},
+            {cache_control, "no-store"}, {"X-Content-Type-Options", "nosniff"},
+            {"Referrer-Policy", "no-referrer"}, {"X-Frame-Options", "DENY"},
+            {"Content-Security-Policy",
+             "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"}
+            | More],
+    {proceed, [{response, {response, Head, case Method of
+                                               "HEAD" -> nobody;
+                                               _ -> [Bytes]
+                                           end}}]}.
+
+%% --- who may ask -----------------------------------------------------------------------
+
+is_allowed(this_host, Header) ->
+    case is_this_host(proplists:get_value("host", Header, "")) of
+        true -> true;
+        false -> text(403, "This page is for the host that it runs on.\n")
+    end;
+is_allowed(Allow, Header) ->
+    case Allow(proplists:get_value("authorization", Header, "")) of
+        true -> true;
+        false ->
+            {Code, More, Body} = text(401, "The user is trunkline, with the password of "
+                                      "trunkline_web:start/1.\n"),
+            {Code, [{"WWW-Authenticate", "Basic realm=\"Trunkline\", charset=\"UTF-8\""} | More],
+             Body}
+    end.
+
+is_this_host(Host) ->
+    {match, [Name]} = re:run(Host, "^(\\[[^]]*\\]|[^:]*)", [{capture, [1], list}]),
+    string:lowercase(Name) =:= "localhost"
+        orelse lists:prefix("127.", Name) andalso is_address(Name)
+        orelse Name =:= "[::1]".
+
+is_address(Name) -> element(1, inet:parse_ipv4strict_address(Name)) =:= ok.
+
+%% --- what is answered ------------------------------------------------------------------
+
+answer(Method, _) when Method =/= "GET", Method =/= "HEAD" ->
+    {Code, More, Body} = text(405, "Only GET and HEAD.\n"),
+    {Code, [{allow, "GET, HEAD"} | More], Body};
+answer(_, ["/" | _]) ->
+    case file:read_file(filename:join(code:priv_dir(trunkline), "trunkline.html")) of
+        {ok, Page} -> {200, [{content_type, "text/html; charset=utf-8"}], Page};
+        {error, _} -> text(500, "The file priv/trunkline.html is missing in this release.\n")
+    end;
+answer(_, ["/samples"]) ->
+    samples(0);
+answer(_, ["/samples", "since=" ++ Number]) ->
+    case string:to_integer(Number) of
+        {N, ""} when is_integer(N), N >= 0 -> samples(N);
+        _ -> text(400, "since is the number of a sample.\n")
+    end;
+answer(_, ["/samples", _]) ->
+    text(400, "/samples?since=N\n");
+answer(_, ["/metrics" | _]) ->
+    {200, [{content_type, "text/plain; version=0.0.4; charset=utf-8"}],
+     trunkline_metrics:prometheus()};
+answer(_, _) ->
+    text(404, "There are /, /samples and /metrics.\n").
+
+samples(N) ->
+    case trunkline_web_server:since(N) of
+        {ok, JSON} -> {200, [{content_type, "application/json"}], JSON};
+        {error, busy} -> text(503, "Try again.\n")
+    end.
+
+text(Code, Text) -> {Code, [{content_type, "text/plain; charset=utf-8"}], Text}.

@@ -1,0 +1,267 @@
+%% The process behind trunkline_web: it looks at the node every two seconds, keeps what it has seen
+%% for ten minutes, and owns OTP's web server, whose requests trunkline_web_page answers.
+%%
+%%     trunkline_sample ── view, as JSON ──> this process <── since/1 ── trunkline_web_page
+%%                                                │                            │
+%%                                                └──── starts, is linked ── httpd <── browser
+%%
+%% A restarted Trunkline restarts this process, too, and the page is there again when the port is
+%% free: it tries each second. What is kept is bounded: KEPT views of at most PEERS peers and
+%% INBOXES inboxes, those with the most to tell.
+-module(trunkline_web_server).
+-moduledoc false.
+-behaviour(gen_server).
+
+-export([start/1, stop/0, are_options/1, since/1]).
+-export([start_link/1]).
+-export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
+
+-define(PORT, 9669).
+-define(INTERVAL, 2000).           % ms between two looks
+-define(KEPT, 300).
+-define(PEERS, 100).
+-define(INBOXES, 50).
+-define(AGAIN, 1000).
+-define(CLIENTS, 20).
+-define(SHORTEST, 8).              % password
+
+-type checked() :: #{address := inet:ip_address(), port := inet:port_number(),
+                     allow := trunkline_web_password:allow()}.
+-record(server,
+        {options :: checked(),
+         httpd = none :: none | pid(),
+         error = none :: term(),
+         before = none :: none | trunkline_sample:sample(),
+         number = 0 :: non_neg_integer(),
+         %% The newest is last.
+         views = queue:new() :: queue:queue({Number :: pos_integer(), JSON :: binary()})}).
+
+%% --- for trunkline_web -------------------------------------------------------------------
+
+-spec are_options(term()) -> boolean().
+are_options(Options) when is_map(Options) ->
+    lists:all(fun({address, Address}) -> address(Address) =/= error;
+                 ({port, Port}) -> is_integer(Port) andalso Port >= 0 andalso Port < 65536;
+                 ({password, Password}) -> password(Password) =/= error;
+                 (_) -> false
+              end, maps:to_list(Options));
+are_options(_) ->
+    false.
+
+address(Address) when is_tuple(Address) ->
+    case inet:ntoa(Address) of
+        {error, einval} -> error;
+        _ -> Address
+    end;
+address(Text) when is_list(Text); is_binary(Text) ->
+    try inet:parse_address(unicode:characters_to_list(Text)) of
+        {ok, Address} -> Address;
+        {error, einval} -> error
+    catch
+        error:_ -> error
+    end;
+address(_) -> error.
+
+password(Password) when is_list(Password); is_binary(Password) ->
+    try unicode:characters_to_binary(Password) of
+        Text when is_binary(Text), byte_size(Text) >= ?SHORTEST -> Text;
+        _ -> error
+    catch
+        error:_ -> error
+    end;
+password(_) -> error.
+
+-spec start(trunkline_web:options()) -> {ok, string()} | {error, trunkline_web:start_error()}.
+start(Options) ->
+    Address = address(maps:get(address, Options, {127, 0, 0, 1})),
+    Password = case Options of
+                   #{password := Given} -> password(Given);
+                   #{} -> none
+               end,
+    case Password =/= none orelse is_loopback(Address) of
+        true -> start_checked(#{address => Address, port => maps:get(port, Options, ?PORT),
+                                allow => trunkline_web_password:allow(Password)});
+        false -> {error, password_needed}
+    end.
+
+is_loopback({127, _, _, _}) -> true;
+is_loopback({0, 0, 0, 0, 0, 0, 0, 1}) -> true;
+is_loopback(_) -> false.
+
+start_checked(Options) ->
+    Child = #{id => ?MODULE, restart => transient, start => {?MODULE, start_link, [Options]}},
+    case code:which(httpd) =/= non_existing andalso start_child(Child) of
+        false -> {error, no_inets};
+        {ok, Pid} ->
+            case gen_server:call(Pid, url, infinity) of
+                {ok, _} = Started -> Started;
+                {error, _} = Error -> ok = stop(), Error
+            end;
+        {error, {already_started, _}} -> {error, already_started};
+        {error, already_present} -> {error, already_started};
+        {error, stopped} -> {error, stopped}
+    end.
+
+start_child(Child) ->
+    try supervisor:start_child(trunkline_sup, Child)
+    catch exit:_ -> {error, stopped}
+    end.
+
+-spec stop() -> ok.
+stop() ->
+    try
+        _ = supervisor:terminate_child(trunkline_sup, ?MODULE),
+        _ = supervisor:delete_child(trunkline_sup, ?MODULE),
+        ok
+    catch
+        exit:_ -> ok                       % Trunkline does not run
+    end.
+
+%% What is newer than the view of that number, as JSON.
+-spec since(non_neg_integer()) -> {ok, iodata()} | {error, busy}.
+since(Number) ->
+    try gen_server:call(?MODULE, {since, Number}) of
+        Views ->
+            Begin = io_lib:format("{\"interval\":~b,\"kept\":~b,\"views\":[",
+                                  [?INTERVAL, ?KEPT]),
+            {ok, [Begin, lists:join($,, Views), "]}"]}
+    catch
+        exit:_ -> {error, busy}
+    end.
+
+%% --- the process ---------------------------------------------------------------------------
+
+-spec start_link(checked()) -> gen_server:start_ret().
+start_link(Options) ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
+
+-spec init(checked()) -> {ok, #server{}, {continue, listen}}.
+init(Options) ->
+    process_flag(trap_exit, true),
+    _ = erlang:send_after(0, self(), look),
+    {ok, #server{options = Options}, {continue, listen}}.
+
+-spec handle_continue(listen, #server{}) -> {noreply, #server{}}.
+handle_continue(listen, S) ->
+    {noreply, listen(S)}.
+
+-spec handle_call(term(), gen_server:from(), #server{}) -> {reply, term(), #server{}}.
+handle_call(url, _, #server{httpd = none, error = Error} = S) ->
+    {reply, {error, Error}, S};
+handle_call(url, _, #server{options = #{address := Address, port := Port}} = S) ->
+    Host = case Address of
+               {_, _, _, _} -> inet:ntoa(Address);
+               _ -> ["[", inet:ntoa(Address), "]"]
+           end,
+    {reply, {ok, lists:flatten(io_lib:format("http://~ts:~b/", [Host, Port]))}, S};
+handle_call({since, Number}, _, #server{views = Views} = S) ->
+    {reply, [JSON || {N, JSON} <- queue:to_list(Views), N > Number], S};
+handle_call(_, _, S) ->
+    {reply, {error, badarg}, S}.
+
+-spec handle_cast(term(), #server{}) -> {noreply, #server{}}.
+handle_cast(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
+    {noreply, S}.
+
+-spec handle_info(term(), #server{}) -> {noreply, #server{}}.
+handle_info(look, S) ->
+    _ = erlang:send_after(?INTERVAL, self(), look),
+    {noreply, look(S)};
+handle_info(listen, #server{httpd = none} = S) ->
+    {noreply, listen(S)};
+handle_info({'EXIT', Httpd, Reason}, #server{httpd = Httpd} = S) ->
+    {noreply, again(S#server{httpd = none, error = {listen, Reason}})};
+handle_info({'EXIT', _, _}, S) ->
+    {noreply, S};                              % of one that could not listen
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
+    {noreply, S}.
+
+-spec terminate(term(), #server{}) -> ok.
+terminate(_, #server{httpd = none}) ->
+    ok;
+terminate(_, #server{httpd = Httpd}) ->
+    _ = inets:stop(stand_alone, Httpd),
+    ok.
+
+%% --- the web server ------------------------------------------------------------------------
+
+%% The web server reports at length that it cannot listen: so it is tried here first.
+%% That tells which port is free, too.
+listen(#server{options = #{address := Address, port := Port} = Options} = S) ->
+    Family = case Address of
+                 {_, _, _, _} -> inet;
+                 _ -> inet6
+             end,
+    case gen_tcp:listen(Port, [Family, {ip, Address}, {reuseaddr, true}]) of
+        {ok, Socket} ->
+            {ok, Free} = inet:port(Socket),
+            ok = gen_tcp:close(Socket),
+            serve(Family, S#server{options = Options#{port => Free}});
+        {error, Reason} ->
+            again(S#server{error = {listen, Reason}})
+    end.
+
+serve(Family, #server{options = #{address := Address, port := Port, allow := Allow}} = S) ->
+    {module, _} = code:ensure_loaded(trunkline_web_page),
+    %% (It wants folders, and reads nothing there: no module for files is among its modules.)
+    Folder = code:lib_dir(trunkline),
+    Config = [{port, Port}, {bind_address, Address}, {ipfamily, Family}, {server_name, "trunkline"},
+              {server_root, Folder}, {document_root, Folder}, {server_tokens, none},
+              {modules, [trunkline_web_page]}, {trunkline_allow, Allow},
+              {max_clients, ?CLIENTS}, {max_header_size, 8192}, {max_uri_size, 1024},
+              {max_body_size, 1024},
+              {keep_alive_timeout, 30}, {minimum_bytes_per_second, 100}],
+    case inets:start(httpd, Config, stand_alone) of
+        {ok, Httpd} -> S#server{httpd = Httpd, error = none};
+        {error, Reason} -> again(S#server{error = {listen, Reason}})
+    end.
+
+again(S) ->
+    _ = erlang:send_after(?AGAIN, self(), listen),
+    S.
+
+%% --- views -----------------------------------------------------------------------------------
+
+look(#server{before = Before, number = N, views = Views} = S) ->
+    Sample = trunkline_sample:here(),
+    case Before of
+        none ->
+            S#server{before = Sample};
+        _ ->
+            JSON = iolist_to_binary(json(N + 1, trunkline_sample:view(Before, Sample))),
+            S#server{before = Sample, number = N + 1,
+                     views = shortened(queue:in({N + 1, JSON}, Views))}
+    end.
+
+shortened(Views) ->
+    case queue:len(Views) > ?KEPT of
+        true -> queue:drop(Views);
+        false -> Views
+    end.
+
+json(N, #{peers := Peers, inboxes := Inboxes, release := Release} = View) ->
+    trunkline_json:encode(
+      (maps:with([node, time, running, uptime, refused], View))
+          #{n => N, release => unicode:characters_to_binary(Release),
+            hints => [unicode:characters_to_binary(Hint) || Hint <- trunkline_hints:hints(View)],
+            peers => [maps:without([lanes, release], Peer)
+                      || Peer <- busiest(?PEERS, fun traffic/1, Peers)],
+            more_peers => max(0, length(Peers) - ?PEERS),
+            inboxes => [(maps:without([inbox], Inbox))
+                            #{name => unicode:characters_to_binary(
+                                        trunkline_screen:name(Name, Pid))}
+                        || #{name := Name, inbox := Pid} = Inbox
+                               <- busiest(?INBOXES, fun fullness/1, Inboxes)]}).
+
+traffic(#{messages_out := Out, messages_in := In, queued_messages := Queued}) -> Out + In + Queued.
+
+fullness(#{full := Full, passed := Passed}) -> {Full, Passed}.
+
+%% In their order.
+busiest(N, _, Rows) when length(Rows) =< N -> Rows;
+busiest(N, Key, Rows) ->
+    Numbered = lists:zip(lists:seq(1, length(Rows)), Rows),
+    Sorted = lists:sort(fun({_, A}, {_, B}) -> Key(A) >= Key(B) end, Numbered),
+    [Row || {_, Row} <- lists:sort(lists:sublist(Sorted, N))].
