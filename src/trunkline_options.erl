@@ -29,14 +29,15 @@
           listen_address := undefined | inet:ip_address(),
           listen_ports := {inet:port_number(), inet:port_number()},
           advertise_address := undefined | inet:ip_address(),
-          advertise_port := undefined | inet:port_number()}.
+          advertise_port := undefined | inet:port_number(),
+          adopt := [trunkline_beams:name()]}.
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 
 %% What a value can be. Sizes are in bytes and times in milliseconds.
 -type type() :: {integer | size | time, Least :: integer(), Most :: integer()}
               | {transport, [atom()]} | congestion_control
-              | own_address | address | ports | port.
+              | own_address | address | ports | port | applications.
 
 -type entry() :: #{name := atom(),
                    type := type(),
@@ -150,7 +151,14 @@ table() ->
        unit => "", since => "1.0.0",
        what => "The port that peers are told to connect to. "
                "`undefined`: the port where this node listens.",
-       touch => "Set it if something between the nodes maps the port to another one."}].
+       touch => "Set it if something between the nodes maps the port to another one."},
+     #{name => adopt, type => applications, default => [],
+       unit => "", since => "1.0.0",
+       what => "Applications whose modules are loaded as the parse transform makes them, so that "
+               "they send by Trunkline: see [adopt](../howto/adopt.md). Trunkline must start "
+               "before they do.",
+       touch => "Set it to let a dependency send by Trunkline, without its source. "
+                "Set it alike on all nodes."}].
 
 %% One lane can keep a scheduler busy, and eight can fill a connection.
 default_lanes() ->
@@ -233,7 +241,13 @@ value(ports, {Lowest, Highest}) ->
 value(ports, Port) ->
     ok_if(is_port_number(Port) andalso Port > 0, {Port, Port});
 value(port, Port) ->
-    ok_if(is_port_number(Port) andalso Port > 0, Port).
+    ok_if(is_port_number(Port) andalso Port > 0, Port);
+value(applications, Names) ->
+    ok_if(are_applications(Names), Names).
+
+are_applications([Name | Names]) ->
+    trunkline_beams:is_name(Name) andalso are_applications(Names);
+are_applications(Names) -> Names =:= [].
 
 ok_if(true, Value) -> {ok, Value};
 ok_if(false, _) -> error.
@@ -305,7 +319,10 @@ type(address) -> "undefined, or an address to connect to, as \"10.0.0.3\", \"::1
 type(ports) ->
     "a port, or a pair {Lowest, Highest}, with two ports at least if batches and large messages "
     "use different transports";
-type(port) -> "undefined, or a port; listen_ports must then be one port".
+type(port) -> "undefined, or a port; listen_ports must then be one port";
+type(applications) ->
+    "a list of applications, as [rabbit, ra]; one of OTP's is {otp, mnesia}. Those that Trunkline "
+    "itself is made of cannot be named".
 
 offered(congestion_control) ->
     case trunkline_socket:offered() of

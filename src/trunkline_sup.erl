@@ -10,7 +10,8 @@
 %%      ├── trunkline_links
 %%      ├── trunkline_listener
 %%      ├── trunkline_inboxes
-%%      └── trunkline_monitors
+%%      ├── trunkline_monitors
+%%      └── trunkline_adopter
 -module(trunkline_sup).
 -moduledoc false.
 -behaviour(supervisor).
@@ -36,4 +37,6 @@ init(Options) ->
            #{id => trunkline_inboxes,
              start => {trunkline_inboxes, start_link, []}},
            #{id => trunkline_monitors,
-             start => {trunkline_monitors, start_link, []}}]}}.
+             start => {trunkline_monitors, start_link, []}},
+           #{id => trunkline_adopter,
+             start => {trunkline_adopter, start_link, [Options]}}]}}.

@@ -56,7 +56,7 @@ type(Module, Name) ->
 modules() ->
     [trunkline, trunkline_erpc, trunkline_rpc, trunkline_pg, trunkline_inbox, trunkline_gen,
      trunkline_gen_server, trunkline_gen_statem, trunkline_gen_event, trunkline_transform,
-     trunkline_top, trunkline_observer_cli, trunkline_web, trunkline_metrics].
+     trunkline_adopt, trunkline_top, trunkline_observer_cli, trunkline_web, trunkline_metrics].
 
 %% Each function and each type that others can use has a text, and says since when it exists;
 %% each function has an example.

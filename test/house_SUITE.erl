@@ -68,7 +68,8 @@ short() ->
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",
                         "throttle", "waiters", "window"]]
         ++ ["test/" ++ File ++ ".erl"
-            || File <- ["advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE", "erpc_SUITE",
+            || File <- ["adopt_SUITE", "advise_SUITE", "api_SUITE", "bounds_SUITE", "docs_SUITE",
+                        "erpc_SUITE",
                         "errors_SUITE", "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE",
                         "house_SUITE", "metrics_SUITE", "monitor_SUITE", "multicast_SUITE",
                         "nodes_SUITE", "odd", "package_SUITE", "pg_SUITE", "rpc_SUITE",

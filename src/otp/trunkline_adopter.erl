@@ -1,0 +1,152 @@
+%% Keeps applications adopted: their modules are loaded as trunkline_transform makes them.
+%%
+%%     start ── trunkline_beams:load/1, each module ──> adopted, unchanged, or a problem
+%%       │
+%%       └──> every ?PERIOD: what has been loaded since? ──> the same for these
+%%
+%% Applications that start after Trunkline find all modules adopted: the start waits for it. New
+%% code that is loaded later (an upgrade, l/1 in a shell) is stock code, works by the distribution,
+%% and is adopted within ?PERIOD. The runtime system tells nobody that code was loaded. Therefore
+%% this looks, at some microseconds a module, and only where applications are adopted.
+-module(trunkline_adopter).
+-moduledoc false.
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/1, adopt/1, status/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-export_type([status/0]).
+
+-type status() :: #{applications := [atom()],
+                    adopted := [module()],
+                    problems := #{module() | atom() => trunkline_beams:problem()}}.
+
+%% The MD5 of what was loaded when a module was looked at, or else of its file; and what came of it.
+-record(state, {names = [] :: [trunkline_beams:name()],
+                seen = #{} :: #{module() => {MD5 :: binary() | none, outcome()}}}).
+
+-type outcome() :: adopted | unchanged | {error, trunkline_beams:problem()}.
+
+%% ms
+-define(PERIOD, 5000).
+
+-spec start_link(trunkline_options:options()) -> gen_server:start_ret().
+start_link(#{adopt := Names}) ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, Names, [{timeout, infinity}]).
+
+%% These, too.
+-spec adopt([trunkline_beams:name()]) -> {ok, status()} | {error, stopped}.
+adopt(Names) -> ask({adopt, Names}).
+
+-spec status() -> {ok, status()} | {error, stopped}.
+status() -> ask(status).
+
+ask(Request) ->
+    try {ok, gen_server:call(?MODULE, Request, infinity)}
+    catch exit:{Reason, _} when Reason =:= noproc; Reason =:= normal; Reason =:= shutdown ->
+            {error, stopped}
+    end.
+
+-spec init([trunkline_beams:name()]) -> {ok, #state{}}.
+init(Names) ->
+    ok = missing(Names),
+    {ok, timer(look(#state{names = Names}))}.
+
+-spec handle_call(term(), gen_server:from(), #state{}) -> {reply, status(), #state{}}.
+handle_call({adopt, New}, _, #state{names = []} = State) ->
+    State1 = timer(look(State#state{names = New})),
+    {reply, status(State1), State1};
+handle_call({adopt, New}, _, #state{names = Names} = State) ->
+    State1 = look(State#state{names = lists:usort(Names ++ New)}),
+    {reply, status(State1), State1};
+handle_call(status, _, State) ->
+    State1 = look(State),                    % as it is now
+    {reply, status(State1), State1}.
+
+-spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast(Message, State) ->
+    trunkline_process:unexpected(?MODULE, Message),
+    {noreply, State}.
+
+-spec handle_info(term(), #state{}) -> {noreply, #state{}}.
+handle_info(look, State) ->
+    {noreply, timer(look(State))};
+handle_info(Message, State) ->
+    trunkline_process:unexpected(?MODULE, Message),
+    {noreply, State}.
+
+timer(#state{names = []} = State) ->
+    State;
+timer(State) ->
+    _ = erlang:send_after(?PERIOD, self(), look),
+    State.
+
+status(#state{names = Names, seen = Seen}) ->
+    #{applications => [trunkline_beams:application(Name) || Name <- Names],
+      adopted => lists:sort([Module || {Module, {_, adopted}} <- maps:to_list(Seen)]),
+      problems => maps:from_list([{trunkline_beams:application(Name), no_application}
+                                  || Name <- Names, not trunkline_beams:is_adoptable(Name)]
+                                 ++ [{Module, Problem}
+                                     || {Module, {_, {error, Problem}}} <- maps:to_list(Seen)])}.
+
+missing(Names) ->
+    case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
+        [] -> ok;
+        Missing -> ?LOG_WARNING("trunkline: these applications are not in the code path, and are "
+                                "not adopted: ~0tp", [Missing])
+    end.
+
+look(#state{names = Names, seen = Seen} = State) ->
+    case [Module || Module <- trunkline_beams:modules(Names), is_new(Module, Seen)] of
+        [] ->
+            State;
+        New ->
+            Found = lists:zip(New, trunkline_beams:each(fun load/1, New)),
+            ok = report(Found, Seen),
+            State#state{seen = maps:merge(Seen, maps:from_list(Found))}
+    end.
+
+%% What was in the way may have gone.
+is_new(Module, Seen) ->
+    case Seen of
+        #{Module := {_, {error, old_code}}} -> true;
+        #{Module := {MD5, _}} -> not lists:member(loaded(Module), [MD5, none]);
+        #{} -> true
+    end.
+
+load(Module) ->
+    Outcome = case trunkline_beams:load(Module) of
+                  {changed, _} -> adopted;
+                  Other -> Other
+              end,
+    {case loaded(Module) of
+         none -> trunkline_beams:stock(Module);
+         MD5 -> MD5
+     end, Outcome}.
+
+loaded(Module) ->
+    try erlang:get_module_info(Module, md5)
+    catch error:badarg -> none
+    end.
+
+report(Found, Seen) ->
+    case length([adopted || {_, {_, adopted}} <- Found]) of
+        0 -> ok;
+        N -> ?LOG_NOTICE("trunkline: ~b modules were adopted: they send by Trunkline", [N])
+    end,
+    %% Said once for each module.
+    case [{Module, Problem} || {Module, {_, {error, Problem}}} <- Found,
+                               not is_known(Module, Problem, Seen)] of
+        [] -> ok;
+        Problems ->
+            ?LOG_WARNING("trunkline: ~b modules could not be adopted, and send by the "
+                         "distribution: ~0tp", [length(Problems), Problems])
+    end.
+
+is_known(Module, Problem, Seen) ->
+    case Seen of
+        #{Module := {_, {error, Problem}}} -> true;
+        #{} -> false
+    end.

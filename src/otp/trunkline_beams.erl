@@ -1,0 +1,341 @@
+%% Modules as they lie in the code path: what they send, and the same modules by lane.
+%%
+%% A module's forms come from the debug information in its BEAM file, whoever compiled it: Erlang's
+%% compiler, Elixir's, or another one whose backend can give Erlang's abstract code. They are
+%% transformed, and compiled once more. The new file has an attribute that says what it was made of
+%% (`trunkline_adopted', with the MD5 of the module as it was), and keeps the debug information and
+%% the documentation of the old one. So a module that is transformed already is known at sight.
+%%
+%%     BEAM file ── debug information ──> forms ── trunkline_transform ──> BEAM file
+-module(trunkline_beams).
+-moduledoc false.
+
+-export([is_name/1, is_adoptable/1, is_otp/1, application/1, modules/1]).
+-export([adopt/1, load/1, look/1, adopted/0, stock/1, mark/1, each/2]).
+
+-export_type([name/0, stock/0, problem/0, look/0, found/0]).
+
+%% One of OTP's applications is taken only if it is named as such.
+-type name() :: atom() | {otp, atom()}.
+%% The MD5 of a module before it was adopted.
+-type stock() :: binary().
+-type problem() :: no_application | no_file | no_debug_info | {not_compiled, term()}
+                 | sticky | old_code | other_code | {not_loaded, term()}.
+%% Where something is sent.
+-type found() :: {module(), Line :: non_neg_integer(), mfa()}.
+-type look() :: #{changed := boolean(),
+                  by_lane := [found()],
+                  by_distribution := [{found(), Text :: string()}],
+                  calls := [module()]}.
+
+%% The workers end with their results.
+-dialyzer({nowarn_function, each/2}).
+
+%% Trunkline's own messages are sent by these.
+-define(NEVER, [kernel, stdlib, erts, compiler, crypto, ssl, public_key, asn1, trunkline]).
+-define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
+              eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
+              reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
+%% What the compiler must know again. All else is in the forms.
+-define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
+               deterministic]).
+%% Of the old file: what others read in it.
+-define(CHUNKS, ["Dbgi", "Abst", "Docs", "ExCk"]).
+
+-spec is_name(term()) -> boolean().
+is_name({otp, Name}) -> lists:member(Name, ?OTP);
+is_name(Name) -> is_atom(Name) andalso not lists:member(Name, ?NEVER ++ ?OTP).
+
+%% And it is in the code path.
+-spec is_adoptable(term()) -> boolean().
+is_adoptable(Name) ->
+    is_name(Name) andalso file_of(application(Name)) =/= non_existing.
+
+file_of(Name) ->
+    code:where_is_file(atom_to_list(Name) ++ ".app").
+
+%% Whether a module belongs to OTP, or to Trunkline: what is said of those, the transform says.
+-spec is_otp(module()) -> boolean().
+is_otp(Module) ->
+    case code:which(Module) of
+        File when is_list(File), File =/= "" ->
+            Name = filename:basename(filename:dirname(filename:dirname(File))),
+            lists:member(hd(string:lexemes(Name, "-")),
+                         [atom_to_list(A) || A <- ?NEVER ++ ?OTP]);
+        _ ->
+            true                             % preloaded, or not there
+    end.
+
+-spec application(name()) -> atom().
+application({otp, Name}) -> Name;
+application(Name) -> Name.
+
+%% The modules of applications.
+-spec modules([name()]) -> [module()].
+modules(Names) ->
+    lists:usort(lists:append([modules_of(application(Name)) || Name <- Names])).
+
+%% An application is not loaded for this: that would set its environment, which others may want
+%% to do first.
+modules_of(Name) ->
+    case application:get_key(Name, modules) of
+        {ok, Modules} ->
+            Modules;
+        undefined ->
+            case file:consult(file_of(Name)) of
+                {ok, [{application, Name, Keys}]} -> proplists:get_value(modules, Keys, []);
+                _ -> []
+            end
+    end.
+
+%% The module by lane, if anything in it changes.
+-spec adopt(module()) ->
+          {changed, stock(), Beam :: binary(), file:filename()} | adopted | unchanged
+        | {error, problem()}.
+adopt(Module) ->
+    case forms(Module) of
+        {ok, File, Beam, Forms} ->
+            case mark_of(Beam) of
+                {adopted, _} -> adopted;
+                none ->
+                    case transformed(Forms) of
+                        {Forms, _} -> unchanged;
+                        {New, _} -> compiled(Module, md5(Beam), Beam, File, New)
+                    end
+            end;
+        {error, _} = Error ->
+            Error
+    end.
+
+%% The same, and the module is loaded. Nothing that runs is ended for it: a process that still runs
+%% code from before the last change must leave that first. Code that has been loaded from somewhere
+%% else than the code path is left alone.
+-spec load(module()) -> {changed, stock()} | adopted | unchanged | {error, problem()}.
+load(Module) ->
+    case adopt(Module) of
+        adopted ->
+            load_file(Module);
+        {changed, Stock, Beam, File} ->
+            case whose_code(Module, Stock) of
+                same -> load(Module, Stock, Beam, File);
+                adopted -> adopted;
+                other -> {error, other_code}
+            end;
+        Result ->
+            Result
+    end.
+
+%% The file is adopted; what is loaded may be older than it.
+load_file(Module) ->
+    case code:is_loaded(Module) of
+        {file, _} ->
+            case mark(Module) of
+                {adopted, _} -> adopted;
+                none -> {error, other_code}
+            end;
+        false ->
+            case code:load_file(Module) of
+                {module, Module} -> adopted;
+                {error, Why} -> {error, {not_loaded, Why}}
+            end
+    end.
+
+whose_code(Module, Stock) ->
+    case erlang:module_loaded(Module) andalso {mark(Module), erlang:get_module_info(Module, md5)} of
+        false -> same;
+        {_, Stock} -> same;
+        {{adopted, Stock}, _} -> adopted;
+        _ -> other
+    end.
+
+load(Module, Stock, Beam, File) ->
+    IsFree = not erlang:check_old_code(Module) orelse code:soft_purge(Module),
+    case code:is_sticky(Module) of
+        true -> {error, sticky};
+        false when not IsFree -> {error, old_code};
+        false ->
+            case code:load_binary(Module, File, Beam) of
+                {module, Module} -> {changed, Stock};
+                {error, Why} -> {error, {not_loaded, Why}}
+            end
+    end.
+
+%% A module's own file is not asked whether it is adopted: what it sends can be seen in either.
+-spec look(module()) -> {ok, look()} | {error, problem()}.
+look(Module) ->
+    case forms(Module) of
+        {ok, _, _, Forms} ->
+            {New, Warnings} = transformed(Forms),
+            Calls = calls(New),
+            {ok, #{changed => New =/= Forms,
+                   by_lane => [{Module, Line, stock_name(MFA)}
+                               || {Line, MFA} <- Calls, is_by_lane(MFA)],
+                   by_distribution =>
+                       [{{Module, line(Location), what(Warning)},
+                         lists:flatten(trunkline_transform:format_error(Warning))}
+                        || {Location, _, Warning} <- Warnings],
+                   calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}};
+        {error, _} = Error ->
+            Error
+    end.
+
+%% The modules that are loaded and adopted.
+-spec adopted() -> #{module() => stock()}.
+adopted() ->
+    maps:from_list([{Module, Stock} || {Module, _} <- code:all_loaded(),
+                                       {adopted, Stock} <- [mark(Module)]]).
+
+%% Of the file in the code path.
+-spec stock(module()) -> stock() | none.
+stock(Module) ->
+    case code:get_object_code(Module) of
+        {Module, Beam, _} -> md5(Beam);
+        error -> none
+    end.
+
+%% Whether the code that is loaded is adopted code.
+-spec mark(module()) -> {adopted, stock()} | none.
+mark(Module) ->
+    try mark_in(erlang:get_module_info(Module, attributes))
+    catch error:badarg -> none               % not loaded any more
+    end.
+
+mark_of(Beam) ->
+    {ok, {_, [{attributes, Attributes}]}} = beam_lib:chunks(Beam, [attributes]),
+    mark_in(Attributes).
+
+mark_in(Attributes) ->
+    case lists:keyfind(trunkline_adopted, 1, Attributes) of
+        {_, [Stock]} -> {adopted, Stock};
+        false -> none
+    end.
+
+%% The same as module_info/1 answers of the loaded module.
+md5(Beam) ->
+    <<_:16/binary>> = MD5 = code:module_md5(Beam),
+    MD5.
+
+%% --- a module's forms ------------------------------------------------------------
+
+forms(Module) ->
+    case code:get_object_code(Module) of
+        {Module, Beam, File} ->
+            case beam_lib:chunks(Beam, [debug_info]) of
+                {ok, {_, [{debug_info, {debug_info_v1, Backend, Data}}]}} ->
+                    forms(Module, File, Beam, Backend, Data);
+                _ ->
+                    {error, no_debug_info}
+            end;
+        error ->
+            {error, no_file}
+    end.
+
+forms(Module, File, Beam, Backend, Data) ->
+    try Backend:debug_info(erlang_v1, Module, Data, []) of
+        {ok, Forms} -> {ok, File, Beam, Forms};
+        {error, _} -> {error, no_debug_info}
+    catch
+        error:undef -> {error, no_debug_info}          % of a language that is not installed
+    end.
+
+%% Some forms have been transformed before, by others: that must not be done twice.
+transformed(Forms) ->
+    case trunkline_transform:parse_transform([plain(Form) || Form <- Forms], []) of
+        {warning, New, Warnings} -> {restored(New, Forms), lists:append([W || {_, W} <- Warnings])};
+        New -> {restored(New, Forms), []}
+    end.
+
+plain({attribute, Anno, compile, Options}) ->
+    {attribute, Anno, compile,
+     [O || O <- lists:flatten([Options]), not is_of_transform(O)]};
+plain(Form) ->
+    Form.
+
+is_of_transform({Key, _}) -> lists:member(Key, [parse_transform, core_transform]);
+is_of_transform(_) -> false.
+
+%% As they were, if that is all that has changed.
+restored(New, Forms) ->
+    case New =:= [plain(Form) || Form <- Forms] of
+        true -> Forms;
+        false -> New
+    end.
+
+compiled(Module, Stock, Old, File, Forms) ->
+    {ok, {_, [{compile_info, Info}]}} = beam_lib:chunks(Old, [compile_info]),
+    Options = [O || O <- proplists:get_value(options, Info, []), is_kept(O)]
+        ++ [{source, Source} || {source, Source} <- Info],
+    try compile:noenv_forms(marked(Forms, Stock), [binary, return_errors | Options]) of
+        {ok, Module, New} -> {changed, Stock, with_chunks_of(Old, New), File};
+        {error, Errors, _} -> {error, {not_compiled, Errors}}
+    catch
+        error:undef -> {error, {not_compiled, no_compiler}}
+    end.
+
+is_kept(Option) when is_tuple(Option) -> lists:member(element(1, Option), ?KEPT);
+is_kept(Option) -> lists:member(Option, ?KEPT).
+
+marked([{attribute, Anno, module, _} = Form | Forms], Stock) ->
+    [Form, {attribute, Anno, trunkline_adopted, [Stock]} | Forms];
+marked([Form | Forms], Stock) ->
+    [Form | marked(Forms, Stock)].
+
+with_chunks_of(Old, New) ->
+    {ok, _, OldChunks} = beam_lib:all_chunks(Old),
+    {ok, _, NewChunks} = beam_lib:all_chunks(New),
+    Kept = [Chunk || {Name, _} = Chunk <- OldChunks, lists:member(Name, ?CHUNKS)],
+    {ok, Beam} = beam_lib:build_module(
+                   [Chunk || {Name, _} = Chunk <- NewChunks, not lists:keymember(Name, 1, Kept)]
+                   ++ Kept),
+    Beam.
+
+%% --- what forms call ---------------------------------------------------------------
+
+calls(Forms) -> calls(Forms, []).
+
+calls({call, Anno, {remote, _, {atom, _, M}, {atom, _, F}}, Args}, Found) ->
+    calls(Args, [{line(erl_anno:location(Anno)), {M, F, length(Args)}} | Found]);
+calls({'fun', Anno, {function, {atom, _, M}, {atom, _, F}, {integer, _, A}}}, Found) ->
+    [{line(erl_anno:location(Anno)), {M, F, A}} | Found];
+calls([Form | Forms], Found) -> calls(Forms, calls(Form, Found));
+calls(Form, Found) when is_tuple(Form) -> calls(tuple_to_list(Form), Found);
+calls(_, Found) -> Found.
+
+line({Line, _}) -> Line;
+line(Line) when is_integer(Line) -> Line;
+line(none) -> 0.
+
+what({left, MFA, _}) -> MFA;
+what({order, MFA}) -> MFA;
+what(options_of_monitor) -> {erlang, monitor, 3};
+what({unknown_arguments, M, F}) -> {M, F, 0};
+what({unknown_function, M}) -> {M, '_', 0}.
+
+is_by_lane({trunkline, F, A}) ->
+    lists:member({F, A}, [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2},
+                          {exit, 2}]);
+is_by_lane({M, _, _}) ->
+    lists:member(M, [trunkline_gen, trunkline_gen_server, trunkline_gen_statem,
+                     trunkline_gen_event, trunkline_erpc, trunkline_rpc]).
+
+%% What stands in the source.
+stock_name({trunkline, F, A}) -> {erlang, F, A};
+stock_name({M, F, A}) ->
+    "trunkline_" ++ Name = atom_to_list(M),
+    {list_to_atom(Name), F, A}.
+
+%% --- many of them --------------------------------------------------------------------
+
+%% The results in order. A process for each scheduler: the compiler takes a while.
+-spec each(fun((Element) -> Result), [Element]) -> [Result].
+each(Fun, List) ->
+    Workers = erlang:system_info(schedulers_online),
+    Shares = [[Item || {N, _} = Item <- lists:enumerate(List), N rem Workers =:= Rest]
+              || Rest <- lists:seq(0, Workers - 1)],
+    Running = [spawn_monitor(fun() -> exit({done, [{N, Fun(Item)} || {N, Item} <- Share]}) end)
+               || Share <- Shares, Share =/= []],
+    Done = [receive
+                {'DOWN', Ref, process, Pid, {done, Results}} -> Results;
+                {'DOWN', Ref, process, Pid, Reason} -> exit(Reason)
+            end || {Pid, Ref} <- Running],
+    [Result || {_, Result} <- lists:keysort(1, lists:append(Done))].

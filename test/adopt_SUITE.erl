@@ -1,0 +1,293 @@
+%% trunkline_adopt: applications that others compiled send by lane, and nothing else about them
+%% changes. The applications are made here: `shop' has a queue as RabbitMQ's (the data of
+%% transform_SUITE), a module that sends nothing, and one without debug information. `till'
+%% calls it.
+-module(adopt_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
+-export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
+         options/1, chunks/1, elixir/1, mnesia/1]).
+
+suite() -> [{timetrap, {minutes, 5}}].
+
+all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes, options,
+          chunks, elixir, mnesia].
+
+init_per_suite(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "lib"),
+    Broker = filename:join([command:root(), "test/transform_SUITE_data/broker.erl"]),
+    application(Dir, shop, [{broker, read(Broker), [debug_info]},
+                            {quiet, "sum(L) -> lists:sum(L).", [debug_info]},
+                            {bare, "send(P) -> P ! x.", []}]),
+    application(Dir, till, [{till, "got(Q) -> broker:got(Q, 10).", [debug_info]},
+                            {loop, loop("v1"), [debug_info]}]),
+    Ebins = [filename:join([Dir, App, "ebin"]) || App <- ["shop", "till"]],
+    true = lists:all(fun(Ebin) -> code:add_patha(Ebin) end, Ebins),
+    [{ebins, Ebins} | Config].
+
+end_per_suite(Config) -> lists:foreach(fun code:del_path/1, ?config(ebins, Config)).
+
+read(File) ->
+    {ok, Text} = file:read_file(File),
+    Text.
+
+loop(Version) ->
+    "start() -> spawn(?MODULE, loop, []).\n"
+        "loop() -> receive {version, P} -> P ! {version, " ++ Version ++ "}, loop();"
+        " go_on -> ?MODULE:loop() end.".
+
+application(Dir, Name, Modules) ->
+    Ebin = filename:join([Dir, Name, "ebin"]),
+    ok = filelib:ensure_path(Ebin),
+    [compile(Ebin, Module, Text, Options) || {Module, Text, Options} <- Modules],
+    ok = file:write_file(filename:join(Ebin, atom_to_list(Name) ++ ".app"),
+                         io_lib:format("~p.~n", [{application, Name,
+                                                  [{vsn, "1"},
+                                                   {modules, [M || {M, _, _} <- Modules]},
+                                                   {applications, [kernel, stdlib]}]}])).
+
+compile(Ebin, Module, Text, Options) ->
+    File = filename:join(filename:dirname(Ebin), atom_to_list(Module) ++ ".erl"),
+    ok = file:write_file(File, case Text of
+                                   <<_/binary>> -> Text;
+                                   _ -> io_lib:format("-module(~p).\n-compile(export_all).\n"
+                                                      "-compile(nowarn_export_all).\n~s\n",
+                                                      [Module, Text])
+                               end),
+    {ok, Module} = compile:file(File, [{outdir, Ebin} | Options]).
+
+pair(Env) ->
+    cluster:pair(Env).
+
+%% What would go by lane, what cannot, and who sends for these and is not among them.
+reports(_) ->
+    Report = trunkline_adopt:report(shop),
+    ?assertMatch(#{modules := 3, changed := [broker], problems := #{bare := no_debug_info},
+                   others := Others} when Others =:= #{}, Report),
+    ByLane = [MFA || {broker, Line, MFA} <- maps:get(by_lane, Report), Line > 0],
+    ?assertEqual([{erlang, send, 2}, {gen, call, 4}, {gen_server, cast, 2}], lists:usort(ByLane)),
+    ?assertMatch(#{changed := [loop], others := #{broker := [till]}},
+                 trunkline_adopt:report([till])),
+    ?assertMatch(#{others := None} when None =:= #{}, trunkline_adopt:report([till, shop])),
+    %% What stays with OTP is told with its line.
+    #{by_distribution := Left} = trunkline_adopt:report({otp, mnesia}),
+    ?assert(lists:any(fun({{Module, Line, {M, _, _}}, Text}) ->
+                              is_atom(Module) andalso Line > 0 andalso is_atom(M)
+                                  andalso length(Text) > 20
+                      end, Left)),
+    [?assertError(badarg, trunkline_adopt:report(Bad))
+     || Bad <- [no_such_app, stdlib, mnesia, {otp, shop}, [shop | x], "shop", 1]].
+
+%% One option, and the trap of 0.5.0 is closed.
+get_after_publish(_) ->
+    {A, B} = pair([{adopt, [shop]}]),
+    Queue = cluster:call(B, broker, start, []),
+    ?assertEqual(1000, cluster:call(A, broker, got, [Queue, 1000])),
+    ?assert(by_lane(A, B) >= 2000),
+    ?assertEqual(45, cluster:call(A, quiet, sum, [lists:seq(0, 9)])),
+    cluster:stop_all([A, B]).
+
+by_lane(A, B) ->
+    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    lists:sum([N || #{messages := N} <- Lanes]).
+
+checks(_) ->
+    [A, B, C, D] = cluster:start_all([[{adopt, [shop]}], [{adopt, [shop]}], [], none]),
+    [cluster:connect(A, Other) || Other <- [B, C, D]],
+    [cluster:await_up(A, Other) || Other <- [B, C]],
+    ?assertEqual(#{applications => [shop], adopted => [broker],
+                   problems => #{bare => no_debug_info},
+                   nodes => #{cluster:node_of(B) => same,
+                              cluster:node_of(C) => #{only_here => [broker], only_there => [],
+                                                      differ => []},
+                              %% It has the modules, but has not adopted any.
+                              cluster:node_of(D) => #{only_here => [broker], only_there => [],
+                                                      differ => []}},
+                   plain => 0},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    %% What goes by the distribution is counted.
+    There = cluster:call(D, erlang, whereis, [init]),
+    cluster:call(A, fun() -> [trunkline:send(There, x) || _ <- lists:seq(1, 5)] end),
+    ?assertMatch(#{plain := 5}, cluster:call(A, trunkline_adopt, check, [])),
+    %% At run time, too.
+    ?assertMatch({ok, #{applications := [shop], adopted := [broker]}},
+                 cluster:call(C, trunkline_adopt, load, [[shop]])),
+    #{nodes := Nodes} = cluster:call(A, trunkline_adopt, check, []),
+    ?assertEqual(same, maps:get(cluster:node_of(C), Nodes)),
+    ?assertEqual({error, stopped}, cluster:call(D, trunkline_adopt, load, [[shop]])),
+    cluster:stop_all([A, B, C, D]).
+
+%% New code is stock code at first. It is adopted as soon as somebody asks, or some seconds later.
+hot_code(Config) ->
+    Ebin = lists:last(?config(ebins, Config)),
+    A = cluster:start([{adopt, [till]}]),
+    Loop = cluster:call(A, loop, start, []),
+    ?assertEqual(v1, version(A, Loop)),
+    {ok, loop} = compile(Ebin, loop, loop("v2"), [debug_info]),
+    ?assertMatch({module, loop},
+                 cluster:call(A, fun() -> code:purge(loop), code:load_file(loop) end)),
+    %% (A process that never calls the new code would keep it from being adopted: see lingering.)
+    cluster:call(A, fun() -> Loop ! go_on end),
+    cluster:await(fun() -> is_adopted(A, loop) end),
+    ?assertMatch(#{adopted := [loop], problems := #{}},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    New = cluster:call(A, loop, start, []),
+    ?assertEqual(v2, version(A, New)),
+    {ok, loop} = compile(Ebin, loop, loop("v1"), [debug_info]),
+    cluster:stop(A).
+
+is_adopted(A, Module) ->
+    cluster:call(A, trunkline_beams, mark, [Module]) =/= none.
+
+version(A, Pid) ->
+    cluster:call(A, fun() -> Pid ! {version, self()}, receive {version, V} -> V end end).
+
+%% A process that still runs the code before the last is not killed for it.
+lingering(Config) ->
+    Ebin = lists:last(?config(ebins, Config)),
+    A = cluster:start([]),
+    Loop = cluster:call(A, loop, start, []),
+    ?assertEqual(v1, version(A, Loop)),
+    {ok, loop} = compile(Ebin, loop, loop("v2"), [debug_info]),
+    {module, loop} = cluster:call(A, code, load_file, [loop]),
+    ?assertMatch({ok, #{adopted := [], problems := #{loop := old_code}}},
+                 cluster:call(A, trunkline_adopt, load, [[till]])),
+    ?assertEqual(v1, version(A, Loop)),
+    %% When it has left, all is well.
+    cluster:call(A, fun() -> Loop ! go_on end),
+    ?assertEqual(v2, version(A, Loop)),
+    ?assertMatch(#{adopted := [loop], problems := #{}},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    ?assertEqual(v2, version(A, Loop)),
+    {ok, loop} = compile(Ebin, loop, loop("v1"), [debug_info]),
+    cluster:stop(A).
+
+%% Code from somewhere else is not replaced by what lies in the path.
+other_code(Config) ->
+    Ebin = filename:join(?config(priv_dir, Config), "other"),
+    ok = filelib:ensure_path(Ebin),
+    {ok, loop} = compile(Ebin, loop, loop("other"), [debug_info]),
+    A = cluster:start([]),
+    {module, loop} = cluster:call(A, code, load_abs, [filename:join(Ebin, "loop")]),
+    ?assertMatch({ok, #{problems := #{loop := other_code}}},
+                 cluster:call(A, trunkline_adopt, load, [[till]])),
+    Loop = cluster:call(A, loop, start, []),
+    ?assertEqual(other, version(A, Loop)),
+    cluster:stop(A).
+
+%% A directory that goes first in the code path; and where stock code runs, it is told.
+writes(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "adopted"),
+    ?assertEqual({ok, #{written => [broker], problems => #{bare => no_debug_info}}},
+                 trunkline_adopt:write([shop], Dir)),
+    ?assertMatch({error, _}, trunkline_adopt:write([shop], "/dev/null/no_directory")),
+    ?assertError(badarg, trunkline_adopt:write([no_such_app], Dir)),
+    A = cluster:start([]),
+    cluster:call(A, broker, start, []),
+    ?assertMatch(#{applications := [], adopted := []},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    cluster:stop(A),
+    B = cluster:start([]),
+    true = cluster:call(B, code, add_patha, [Dir]),
+    cluster:call(B, broker, start, []),
+    ?assertMatch(#{applications := [], adopted := [broker]},
+                 cluster:call(B, trunkline_adopt, check, [])),
+    ?assertMatch({ok, #{adopted := [broker]}}, cluster:call(B, trunkline_adopt, load, [[shop]])),
+    cluster:stop(B).
+
+options(_) ->
+    [?assertMatch({ok, #{adopt := Names}}, trunkline_options:check([{adopt, Names}]))
+     || Names <- [[], [shop], [shop, till, {otp, mnesia}], [no_such_app]]],
+    [begin
+         Bad = {bad_option, adopt, Names},
+         ?assertEqual({error, Bad}, trunkline_options:check([{adopt, Names}])),
+         ?assertNotEqual(nomatch, string:find(trunkline_options:explain(Bad), "{otp, mnesia}"))
+     end || Names <- [shop, [stdlib], [{otp, stdlib}], [mnesia], [trunkline],
+                      [shop | till], ["shop"]]],
+    %% A name that nothing has does not keep Trunkline from starting, but is told.
+    A = cluster:start([{adopt, [no_such_app, shop]}]),
+    ?assertMatch(#{adopted := [broker], problems := #{no_such_app := no_application}},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    cluster:stop(A).
+
+%% What others read in a module's file is still there, and twice is as good as once.
+chunks(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "twice"),
+    {ok, #{written := [broker]}} = trunkline_adopt:write([shop], Dir),
+    Old = filename:join(hd(?config(ebins, Config)), "broker.beam"),
+    New = filename:join(Dir, "broker.beam"),
+    [?assertEqual(beam_lib:chunks(Old, [Chunk]), beam_lib:chunks(New, [Chunk]))
+     || Chunk <- [exports, debug_info]],
+    true = code:add_patha(Dir),
+    try
+        ?assertEqual({ok, #{written => [], problems => #{bare => no_debug_info}}},
+                     trunkline_adopt:write([shop], Dir ++ "2"))
+    after
+        code:del_path(Dir)
+    end.
+
+%% Elixir's modules are as good as Erlang's.
+elixir(_) ->
+    case os:find_executable("elixir") of
+        false -> {skip, "no Elixir"};
+        _ -> elixir_calls(string:trim(os:cmd("elixir -e 'IO.puts(:code.lib_dir(:elixir))'")))
+    end.
+
+elixir_calls(Lib) ->
+    Ebin = filename:join(Lib, "ebin"),
+    true = code:add_pathz(Ebin),
+    try
+        {A, B} = pair([{adopt, [elixir]}]),
+        #{adopted := Adopted, problems := Problems} = cluster:call(A, trunkline_adopt, check, []),
+        ?assert(lists:member('Elixir.GenServer', Adopted)),
+        ?assertEqual(#{}, Problems),
+        {ok, Server} = cluster:call(B, server, start, [gen_server]),
+        Before = by_lane(A, B),
+        [Ours, Theirs] = [cluster:call(A, fun() -> ask(M, Server) end)
+                          || M <- ['Elixir.GenServer', gen_server]],
+        ?assertEqual(Theirs, Ours),
+        ?assert(by_lane(A, B) > Before),
+        %% Exits are Elixir's own.
+        Gone = {no_such_name, cluster:node_of(B)},
+        ?assertEqual({exit, {noproc, {'Elixir.GenServer', call, [Gone, x, 5000]}}},
+                     cluster:call(A, fun() ->
+                                             try 'Elixir.GenServer':call(Gone, x)
+                                             catch C:R -> {C, R}
+                                             end
+                                     end)),
+        cluster:stop_all([A, B])
+    after
+        code:del_path(Ebin)
+    end.
+
+ask(Module, Server) ->
+    try Module:call(Server, {echo, 1}, 60_000)
+    catch C:R -> {C, element(1, R)}
+    end.
+
+%% One of OTP's own: writes of a replicated table are there, and went by lane.
+mnesia(Config) ->
+    {A, B} = pair([{adopt, [{otp, mnesia}]}]),
+    [begin
+         Dir = filename:join(?config(priv_dir, Config), atom_to_list(cluster:node_of(N))),
+         ok = cluster:call(N, application, set_env, [mnesia, dir, Dir]),
+         ok = cluster:call(N, mnesia, start, [])
+     end || N <- [A, B]],
+    Nodes = [cluster:node_of(N) || N <- [A, B]],
+    {ok, _} = cluster:call(A, mnesia, change_config, [extra_db_nodes, Nodes]),
+    {atomic, ok} = cluster:call(A, mnesia, create_table, [stock, [{ram_copies, Nodes}]]),
+    Before = by_lane(A, B),
+    ok = cluster:call(A, fun() ->
+                                 lists:foreach(fun(N) -> mnesia:dirty_write({stock, N, N}) end,
+                                               lists:seq(1, 500))
+                         end),
+    {atomic, ok} = cluster:call(A, fun() ->
+                                           mnesia:transaction(
+                                             fun() -> mnesia:write({stock, 501, 501}) end)
+                                   end),
+    cluster:await(fun() -> 501 =:= cluster:call(B, mnesia, table_info, [stock, size]) end),
+    ?assert(by_lane(A, B) - Before >= 500),
+    cluster:stop_all([A, B]).
