@@ -877,7 +877,13 @@ drain_all(Which, Timeout) ->
             {error, stopped};
         Links ->
             {Nodes, Pids} = lists:unzip(Links),
-            lists:zip(Nodes, trunkline_link:drain(Pids, Deadline))
+            Since = erlang:monotonic_time(),
+            ok = trunkline_events:execute([drain, start], #{}, #{peers => Nodes}),
+            Results = lists:zip(Nodes, trunkline_link:drain(Pids, Deadline)),
+            ok = trunkline_events:execute([drain, stop],
+                                          #{duration => erlang:monotonic_time() - Since},
+                                          #{peers => Nodes, result => Results}),
+            Results
     end.
 
 -doc "

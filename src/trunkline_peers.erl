@@ -8,7 +8,7 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         is_audience/1, audience/0, has_spoken/1, states/0]).
+         is_audience/1, audience/0, has_spoken/1, states/0, of_link/1]).
 
 -export_type([peer/0, state/0]).
 
@@ -79,6 +79,14 @@ all() ->
     case ets:whereis(?MODULE) of
         undefined -> #{};
         Table -> maps:from_list([{Node, Peer} || {Node, _, Peer} <- ets:tab2list(Table)])
+    end.
+
+%% Whose link that is.
+-spec of_link(pid()) -> node() | undefined.
+of_link(Link) ->
+    case [Node || {Node, #{link := L}} <- maps:to_list(all()), L =:= Link] of
+        [Node] -> Node;
+        [] -> undefined
     end.
 
 %% Whether Trunkline's own messages may go to that node without being asked for. A hidden node

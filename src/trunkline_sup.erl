@@ -1,6 +1,7 @@
 %% The top supervisor.
 %%
 %%     trunkline_sup (rest_for_one, owner of the table of peers)
+%%      ├── trunkline_events
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
 %%      │         ├── trunkline_lane, linked, one or more, and its writers
@@ -28,7 +29,9 @@ start_link(Options) ->
 init(Options) ->
     ok = trunkline_peers:create(),
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 10},
-          [#{id => trunkline_link_sup, type => supervisor, shutdown => infinity,
+          [#{id => trunkline_events,                   % only if there is telemetry
+             start => {trunkline_events, start_link, []}},
+           #{id => trunkline_link_sup, type => supervisor, shutdown => infinity,
              start => {trunkline_link_sup, start_link, []}},
            #{id => trunkline_links,
              start => {trunkline_links, start_link, [Options]}},

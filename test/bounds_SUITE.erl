@@ -74,7 +74,7 @@ is_blocked(Node, Senders) ->
     Waiting = fun() -> lists:all(
                          fun(P) -> process_info(P, [status, current_function]) =:=
                                        [{status, waiting},
-                                        {current_function, {trunkline_room, wait, 3}}]
+                                        {current_function, {trunkline_room, await, 3}}]
                          end, Senders) end,
     Waiting() andalso lists:all(fun is_idle/1, tuple_to_list(element(3, Route)))
         andalso is_idle(Link) andalso Waiting().

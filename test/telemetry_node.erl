@@ -1,12 +1,16 @@
-%% Nodes that have telemetry: a stand-in of its module, which keeps what is executed.
+%% Nodes that have telemetry: a stand-in of its module, which keeps what is executed. The functions
+%% without a node run there.
 -module(telemetry_node).
 
--export([pair/1, start/1, events/1, await/2]).
+-export([pair/1, pair/2, start/1]).
+-export([events/0, events/1, events_of/1, block/1, break/0, then/1]).
 -export([keep/3]).
 
 %% Two connected nodes with Trunkline, of which the first has telemetry.
-pair(Env) ->
-    [A, B] = [start(Env), cluster:start(Env)],
+pair(EnvA) -> pair(EnvA, []).
+
+pair(EnvA, EnvB) ->
+    [A, B] = [start(EnvA), cluster:start(EnvB)],
     ok = cluster:connect(A, B),
     cluster:await_up(A, B),
     {A, B}.
@@ -25,10 +29,12 @@ install() ->
                           receive stop -> ok end
                   end),
     receive {Owner, ready} -> ok end,
+    load("telemetry_node:keep(Name, Measurements, Metadata)").
+
+load(Body) ->
     Forms = [parse(Text) || Text <- ["-module(telemetry).", "-export([execute/3]).",
-                                     "execute(Name, Measurements, Metadata) -> "
-                                     "telemetry_node:keep(Name, Measurements, Metadata)."]],
-    {ok, telemetry, Code} = compile:forms(Forms),
+                                     "execute(Name, Measurements, Metadata) -> " ++ Body ++ "."]],
+    {ok, telemetry, Code} = compile:forms(Forms, [nowarn_unused_vars]),
     {module, telemetry} = code:load_binary(telemetry, "", Code),
     ok.
 
@@ -39,18 +45,38 @@ parse(Text) ->
 
 keep([trunkline | _] = Name, Measurements, Metadata)
   when is_map(Measurements), is_map(Metadata) ->
-    Key = {erlang:unique_integer([monotonic])},
-    true = ets:insert(?MODULE, {Key, {Name, Measurements, Metadata}}),
+    Event = {erlang:unique_integer([monotonic]), {Name, Measurements, Metadata}},
+    true = ets:insert(?MODULE, Event),
+    case ets:lookup(?MODULE, then) of
+        [{then, Then}] -> Then();
+        [] -> ok
+    end,
+    wait().
+
+wait() ->
+    case ets:lookup(?MODULE, block) of
+        [{block, true}] -> receive after 5 -> wait() end;
+        _ -> ok
+    end.
+
+%% Handlers do not return, or do again.
+block(How) ->
+    true = ets:insert(?MODULE, {block, How}),
     ok.
 
-%% Those that begin so, in order.
-events(Second) ->
-    [Event || {_, {[trunkline, S | _], _, _} = Event} <- ets:tab2list(?MODULE), S =:= Second].
+%% They do that, too.
+then(Then) ->
+    true = ets:insert(?MODULE, {then, Then}),
+    ok.
 
-%% Until there is such an event at that node.
-await(Node, Name) ->
-    cluster:await(fun() ->
-                          Events = cluster:call(Node, fun() -> ets:tab2list(?MODULE) end),
-                          [] =/= [N || {_, {[trunkline | N], _, _}} <- Events, N =:= Name]
-                              orelse Events
-                  end).
+%% They cannot be executed any more.
+break() -> load("error({Name, Measurements, Metadata})").
+
+%% In the order in which they were executed.
+events() -> [Event || {N, Event} <- ets:tab2list(?MODULE), is_integer(N)].
+
+events(Kind) -> [Event || {[_, K | _], _, _} = Event <- events(), K =:= Kind].
+
+%% Their measurements and metadata.
+events_of(Name) ->
+    [{Measurements, Metadata} || {[_ | N], Measurements, Metadata} <- events(), N =:= Name].

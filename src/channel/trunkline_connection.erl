@@ -104,6 +104,9 @@ use(Node, #{address := Address, port := Port, transport := Name} = Invitation, S
             Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
             prove(Transport, Socket, Invitation),
             CongestionControl = trunkline_socket:congestion_control(TcpSocket),
+            ok = trunkline_events:connection(#{peer => Node, cargo => maps:get(cargo, Settings),
+                                               transport => Name,
+                                               congestion_control => CongestionControl}),
             #{transport => Transport, socket => Socket, token => maps:get(token, Invitation),
               congestion_control => CongestionControl,
               must_beat => IsFar andalso CongestionControl =/= <<"bbr">>};

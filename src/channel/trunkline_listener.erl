@@ -134,6 +134,7 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
         Now ->
             ?LOG_WARNING("trunkline: ~b connections to Trunkline's port ended before they "
                          "had proved to be invited", [Now - Reported]),
+            ok = trunkline_events:tell([listener, refused], #{count => Now - Reported}, #{}),
             {noreply, S#listener{reported = Now}}
     end;
 handle_info(Unexpected, S) ->

@@ -56,6 +56,9 @@
          serial = 0 :: non_neg_integer(),                   % of the last one that it was given
          times = counters:new(?BUCKETS, []) :: counters:counters_ref(),
          dropped = 0 :: non_neg_integer(),
+         %% How many of these there was an event of; and since when it is too full.
+         told = 0 :: non_neg_integer(),
+         overload = none :: none | integer(),
          inboxes :: reference(),                            % monitor
          full = 0 :: non_neg_integer(),                     % how often that has changed
          credit_timer = false :: boolean(),
@@ -258,12 +261,14 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 
 %% Once it was quiet for so long it gives its memory back. (A time limit of the receive
 %% would cost every wait a timer.) It wakes once or twice to forget who has sent.
-quiet(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
+quiet(S) -> quiet_since(tell(S)).
+
+quiet_since(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
     case trunkline_mail:level(Mail) of
         0 -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
         _ -> loop(quiet_timer(hurry_no_more(S)))
     end;
-quiet(S) ->
+quiet_since(S) ->
     loop(quiet_timer(hurry_no_more(S))).
 
 quiet_timer(S) -> quiet_timer(?QUIET, S).
@@ -488,6 +493,31 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
+
+%% --- events ---------------------------------------------------------------------------
+
+%% Each second, and not for each message. It is too full when it is more than half full.
+tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
+    ok = trunkline_events:tell([inbox, dropped], #{count => Dropped - Told}, who(S)),
+    tell(S#keeper{told = Dropped});
+tell(#keeper{mail = Mail, overload = Since} = S) ->
+    Level = trunkline_mail:level(Mail),
+    Queued = #{queued_messages => trunkline_gate:messages(Level),
+               queued_bytes => trunkline_gate:bytes(Level)},
+    case trunkline_mail:is_half_empty(Mail) of
+        false when Since =:= none ->
+            ok = trunkline_events:tell([inbox, overload, start], Queued, who(S)),
+            S#keeper{overload = erlang:monotonic_time()};
+        true when is_integer(Since) ->
+            Time = erlang:monotonic_time() - Since,
+            ok = trunkline_events:tell([inbox, overload, stop], Queued#{duration => Time}, who(S)),
+            S#keeper{overload = none};
+        _ ->
+            S
+    end.
+
+who(#keeper{name = Name, options = #{policy := Policy}}) ->
+    #{inbox => self(), name => local_name(Name), policy => Policy}.
 
 %% --- signals --------------------------------------------------------------------------
 

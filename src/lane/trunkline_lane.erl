@@ -614,6 +614,10 @@ by(Channels, #lane{by = Before, window = Window} = S) ->
         Before ->
             S#lane{channels = Channels};
         By ->
+            Before =:= undecided
+                orelse trunkline_events:tell([lane, way], #{}, #{peer => S#lane.node,
+                                                                 lane => S#lane.ix,
+                                                                 from => Before, to => By}),
             RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
             flush(S#lane{channels = Channels, by = By,
                          window = trunkline_window:by(By, RoundTrip, Window)})

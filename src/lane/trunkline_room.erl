@@ -54,7 +54,34 @@
 %% `down': the link has died. `timeout': the deadline has passed.
 -spec wait(Where :: pid() | atom(), what(), trunkline_deadline:deadline()) ->
           answer() | timeout | down.
-wait(Where, What, Deadline) ->
+wait(Where, {room, Level, Bytes, _} = What, Deadline) ->
+    Since = erlang:monotonic_time(),
+    Answer = await(Where, What, Deadline),
+    trunkline_events:are_wanted()
+        andalso trunkline_events:execute([sender, wait],
+                                         #{duration => erlang:monotonic_time() - Since,
+                                           bytes => Bytes},
+                                         (full(Where, Level))#{result => result(Answer)}),
+    Answer;
+wait(Where, session, Deadline) ->
+    await(Where, session, Deadline).
+
+%% What was full.
+full(_, Inbox) when is_pid(Inbox) ->
+    #{peer => node(Inbox), cargo => inbox, inbox => Inbox};
+full(Link, Ix) ->
+    Node = trunkline_peers:of_link(Link),
+    #{peer => Node, inbox => undefined,
+      cargo => case trunkline_route:lookup(Node) of
+                   #route{lanes = Lanes} when Ix > tuple_size(Lanes) -> large;
+                   _ -> batches
+               end}.
+
+result({gone, _}) -> lost;
+result(timeout) -> timeout;
+result(_) -> ok.
+
+await(Where, What, Deadline) ->
     Ref = monitor(process, Where, [{alias, reply_demonitor}]),
     ok = tell_there(Where, {wait, Ref, What}),
     receive

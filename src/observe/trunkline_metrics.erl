@@ -21,7 +21,7 @@ trunkline_peer_state{peer=\"b@host\",state=\"up\"} 1
 -moduledoc #{since => <<"1.0.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
--export([prometheus/0, measure/0]).
+-export([prometheus/0, measure/0, events/0]).
 
 %% A number of a family, with a label of its own if it has one.
 -type labels() :: [{string(), iodata()}].
@@ -36,7 +36,9 @@ trunkline_peer_state{peer=\"b@host\",state=\"up\"} 1
          {fallbacks, counter, "other_fallback_messages_total",
           "messages sent with plain distribution to nodes that have had no lanes"},
          {refused, counter, "listener_refused_total",
-          "connections that were refused, since they did not prove to be a peer's"}]).
+          "connections that were refused, since they did not prove to be a peer's"},
+         {events_dropped, counter, "events_dropped_total",
+          "telemetry events that were dropped, since handlers were too slow"}]).
 -define(PEER_LEVELS,
         [{since, gauge, "peer_state_timestamp_seconds", "when the peer came into its state"},
          {pending_messages, gauge, "large_pending_messages", "large messages queued or in flight"},
@@ -187,6 +189,19 @@ measure() ->
                           lists:foreach(fun(Lane) -> measured(lane, Lane) end, lanes(Peer))
                   end, peers()).
 
+-doc "
+The names of all `telemetry` events of Trunkline, for `telemetry:attach_many/4`. The page on metrics
+says what they measure.
+
+```erlang
+1> lists:member([trunkline, peer, down], trunkline_metrics:events()).
+true
+```
+".
+-doc #{since => <<"1.0.0">>}.
+-spec events() -> [[atom(), ...]].
+events() -> [[trunkline | Name] || {Name, _, _} <- trunkline_events:table()].
+
 measured(What, {_, #{metadata := Metadata} = Values}) ->
     Numbers = maps:filter(fun(_, Value) -> is_number(Value) end, Values),
     trunkline_events:execute([stats, What], Numbers, Metadata).
@@ -197,6 +212,7 @@ of_node() ->
     #{running := Running, release := Release, fallbacks := Fallbacks,
       listener := #{refused := Refused}} = trunkline_info:of_node(),
     #{metadata => #{}, running => one_if(Running), fallbacks => Fallbacks, refused => Refused,
+      events_dropped => trunkline_events:dropped(),
       release => case Release of
                      undefined -> "";
                      _ -> Release

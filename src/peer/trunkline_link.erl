@@ -40,10 +40,13 @@
                   Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
+-type lost() :: #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}.
+
 %% ms
 -define(PATIENCE, 3000).           % while nothing moves, for whoever leaves
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
+-define(LOST, 100).                % senders that have waited count what they lose themselves
 
 -record(link,
         {node :: node(),
@@ -69,6 +72,8 @@
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
          room :: trunkline_room:room(),
+         up = none :: none | integer(),              % since when there is a session (native)
+         told = #{} :: lost(),                       % of these there was an event
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
          reported = false :: boolean()}).            % not long ago
 
@@ -105,9 +110,10 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
     ok = trunkline_process:label({trunkline_link, Node}),
     process_flag(trap_exit, true),
     Connected = lists:member(Node, nodes(connected)),
+    Before = trunkline_peers:lookup(Node),
     {Stats, Drained, Capabilities} =
-        case trunkline_peers:lookup(Node) of
-            #{state := State, stats := Kept, inlets := Inlets, finishing := Finishing} = Before ->
+        case Before of
+            #{state := State, stats := Kept, inlets := Inlets, finishing := Finishing} ->
                 %% Nothing must overtake what those of the link before deliver.
                 lists:foreach(fun await_end/1, Inlets ++ Finishing),
                 {Kept, Connected andalso State =:= drained, maps:get(capabilities, Before)};
@@ -118,7 +124,8 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
         {ok, Speaker} ->
             D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
                       session = none, room = trunkline_room:new(Stats),
-                      reach = trunkline_reach:new(Node, Options, Stats)},
+                      reach = trunkline_reach:new(Node, Options, Stats), told = lost(Stats)},
+            ok = went_before(Before, Node),
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
                     IsAudience = trunkline_peers:is_audience(Node),
@@ -158,7 +165,7 @@ succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false,
     D1 = set_path(wait, D#link{route = Route}),
     count_lost(lost_crashed, dead, D1),
     Shape = {tuple_size(Lanes), Large, Limit},
-    case make_lanes(Shape, D1#link{route = none}) of
+    case make_lanes(Shape, tell_lost(D1#link{route = none})) of
         {ok, Pids, D2} -> {ok, {Shape, Pids}, D2};
         {error, system_limit} = Error -> Error
     end.
@@ -289,7 +296,7 @@ is_late(_) ->
 
 lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
-        [] -> step(lanes_ready, report(D#link{order = none}));
+        [] -> step(lanes_ready, tell_lost(report(D#link{order = none})));
         Left -> D#link{order = {Ref, Left}}
     end.
 
@@ -310,6 +317,8 @@ timeout(ping, _, #link{reach = Reach} = D) ->
 timeout(look, _, #link{reach = Reach} = D) ->
     Reach1 = trunkline_reach:look(Reach),
     wake([T || {look, _} = T <- trunkline_reach:timers(Reach1)], D#link{reach = Reach1});
+timeout(lost, _, D) ->
+    tell_lost(D);
 timeout(report, _, D) ->
     report(D#link{reported = false});
 timeout(patience, {Before, Deadline}, #link{stats = Stats} = D) ->
@@ -390,12 +399,16 @@ carry_out({dismiss, Answer}, D) ->
                                   again -> D;
                                   {gone, _} -> no_stand_in(D)
                               end,
-    D1#link{room = trunkline_room:dismiss(Answer, Room)};
+    D2 = D1#link{room = trunkline_room:dismiss(Answer, Room)},
+    case Answer =/= again andalso trunkline_room:is_awaited(Room) of
+        true -> timer(lost, ?LOST, D2);
+        false -> D2
+    end;
 carry_out({enter, Phase}, D) ->
     enter(Phase, D);
 carry_out({count, Field}, #link{stats = Stats} = D) ->
     trunkline_stats:add(Stats, peer, Field, 1),
-    D;
+    came(Field, D);
 carry_out({patience, none}, D) ->
     cancel(patience, D);
 carry_out({patience, Deadline}, D) ->
@@ -406,6 +419,7 @@ carry_out({answer, Ref, Result}, D) ->
     Ref ! {Ref, Result},
     D;
 carry_out({refused, Why, Hello}, #link{node = Node} = D) ->
+    ok = trunkline_events:tell([peer, refused], #{}, #{peer => Node, reason => Why}),
     ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP", [Node, Why, Hello, 30]),
     D;
 carry_out(forget, #link{node = Node} = D) ->
@@ -478,8 +492,8 @@ start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) -
         {error, system_limit} -> {{system_limit, trunk}, D}
     end.
 
-end_session(How, #link{inlets = Inlets, finishing = Finishing} = D) ->
-    #link{trunk = Trunk, dock = Dock, stats = Stats} = D,
+end_session(How, #link{inlets = Inlets, finishing = Finishing} = D0) ->
+    #link{trunk = Trunk, dock = Dock, stats = Stats} = D = went(D0),
     ok = end_inlets(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
@@ -517,10 +531,15 @@ enter(opening, #link{node = Node} = D) ->
     %% Behind that, which others can see: if inboxes are about to start they look there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
-enter(suspended, D) ->
+enter(suspended, #link{node = Node, up = Since} = D) ->
+    Since =:= none
+        orelse trunkline_events:tell([session, suspended], #{duration => since(Since)},
+                                     #{peer => Node}),
     show(suspended, out_of_reach(D));
 enter(finishing, D) ->
     D;
+enter(drained, D) ->
+    show(drained, went(D));             % the session stays for those who wait for replies
 enter(Phase, D) ->
     show(Phase, D).
 
@@ -594,7 +613,7 @@ without_route(Why, #link{node = Node} = D) ->
     count_lost(Why, do_without_lanes(kill, D), D),
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
-    D#link{route = none, order = none}.
+    tell_lost(D#link{route = none, order = none}).
 
 %% Only of lanes whose gates have been closed and that hold nothing, unless a sender has been on
 %% its way in for all this time.
@@ -603,7 +622,7 @@ end_lanes(#link{route = none} = D) ->
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
     count_lost(lost_queued, do_without_lanes(shutdown, D), D),
-    D#link{route = none}.
+    tell_lost(D#link{route = none}).
 
 %% Servers reply to a lane.
 do_without_lanes(Reason, #link{retired = Retired} = D) ->
@@ -735,6 +754,63 @@ no_stand_in(#link{stand_in = none} = D) ->
 no_stand_in(#link{stand_in = StandIn} = D) ->
     ok = trunkline_stand_in:stop(StandIn),
     D#link{stand_in = none}.
+
+%% --- events -----------------------------------------------------------------
+
+%% The peer is up, or is so again over another connection.
+came(sessions, #link{node = Node, session = Session} = D) ->
+    #{release := Release, protocol := Protocol} = trunkline_session:agreement(Session),
+    ok = trunkline_events:tell([peer, up], #{lanes => length(lanes(D))},
+                               #{peer => Node, release => Release, protocol => Protocol}),
+    D#link{up = erlang:monotonic_time()};
+came(resumed, #link{node = Node, shown = {_, Since}} = D) ->
+    Time = erlang:system_time(millisecond) - Since,
+    ok = trunkline_events:tell([session, resumed],
+                               #{duration => erlang:convert_time_unit(Time, millisecond, native)},
+                               #{peer => Node}),
+    D.
+
+%% The session ends: the phase that follows says why.
+went(#link{up = none} = D) ->
+    D;
+went(#link{node = Node, session = Session, up = Since} = D) ->
+    ok = trunkline_events:tell([peer, down], #{duration => since(Since)},
+                               #{peer => Node, reason => why(trunkline_session:phase(Session))}),
+    D#link{up = none}.
+
+why(down) -> connection_lost;
+why(suspended) -> connection_lost;
+why(opening) -> peer_restarted;
+why(holding) -> peer_restarted;
+why(greeting) -> peer_left;
+why(drained) -> drained;
+why(_) -> stopped.
+
+%% The link before this one was killed while there was a session.
+went_before(#{state := State, since := Since}, Node) when State =:= up; State =:= suspended ->
+    Time = erlang:system_time(millisecond) - Since,
+    trunkline_events:tell([peer, down],
+                          #{duration => erlang:convert_time_unit(Time, millisecond, native)},
+                          #{peer => Node, reason => crashed});
+went_before(_, _) ->
+    ok.
+
+since(Then) -> erlang:monotonic_time() - Then.
+
+%% What has been counted as lost since it was told last.
+tell_lost(#link{node = Node, stats = Stats, told = Told} = D) ->
+    Lost = lost(Stats),
+    Lost =:= Told
+        orelse trunkline_events:tell([peer, lost],
+                                     maps:map(fun(Why, N) -> N - maps:get(Why, Told) end, Lost),
+                                     #{peer => Node}),
+    D#link{told = Lost}.
+
+-spec lost(trunkline_stats:stats()) -> lost().
+lost(Stats) ->
+    maps:map(fun(_, Field) -> trunkline_stats:get(Stats, peer, Field) end,
+             #{queued => lost_queued, unconfirmed => lost_unconfirmed, crashed => lost_crashed,
+               unreachable => lost_unreachable}).
 
 %% What has been lost, as soon as it is known, but not more often than that.
 report(#link{lost = {0, 0}} = D) ->
