@@ -8,7 +8,7 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         is_audience/1, audience/0, has_spoken/1, states/0, of_link/1]).
+         is_suspended/1, is_audience/1, audience/0, has_spoken/1, states/0, of_link/1]).
 
 -export_type([peer/0, state/0]).
 
@@ -152,6 +152,14 @@ of_session(Node) ->
 resumes(Node) ->
     case of_session(Node) of
         {_, _, _, _, Resumes} -> Resumes;
+        none -> false
+    end.
+
+%% Whether there is such a session, and no connection now.
+-spec is_suspended(node()) -> boolean().
+is_suspended(Node) ->
+    case of_session(Node) of
+        {_, _, State, _, _} -> State =:= suspended;
         none -> false
     end.
 

@@ -3,10 +3,12 @@
 
 -include("counterexample.hrl").
 
--export([all/0]).
--export([mail/1, share/1, flood/1, flood_in_turn/1, left_alone/1, visits/1]).
+-include_lib("stdlib/include/assert.hrl").
 
-all() -> [mail, share, flood, flood_in_turn, left_alone, visits].
+-export([all/0]).
+-export([mail/1, share/1, away/1, flood/1, flood_in_turn/1, left_alone/1, visits/1]).
+
+all() -> [mail, share, away, flood, flood_in_turn, left_alone, visits].
 
 -define(TESTS, 300).
 
@@ -136,7 +138,7 @@ size() -> oneof([wide(1, 200), wide(1, 5000)]).
 milliseconds() -> oneof([wide(0, 50), wide(990, 1010), wide(9990, 10_010)]).
 
 sim(Nodes, Bound, Now) ->
-    #sim{bound = Bound, now = Now, share = trunkline_share:new(Bound, block),
+    #sim{bound = Bound, now = Now, share = trunkline_share:new(Bound, block, fun(_) -> false end),
          nodes = maps:from_list([{N, beginning(N, Bound)} || N <- lists:seq(1, Nodes)])}.
 
 %% A number that no other beginning has.
@@ -328,6 +330,30 @@ steps(Steps, #sim{nodes = Nodes} = Sim) ->
                    (Step, S) ->
                         sound(share_step(Step, S))
                 end, Sim, Steps).
+
+%% A node has sent, and its connection is lost with all that its window allows in its lanes, for
+%% longer than a node that sends nothing is active. What two others get leaves room for that. (It
+%% would not if the first were forgotten.)
+away(_) ->
+    Most = 64_000 + 3 * 1_000,
+    ?assert(windows(fun(_) -> false end) > Most),
+    ?assert(windows(fun(Node) -> Node =:= a end) =< Most).
+
+windows(IsAway) ->
+    Before = visited(a, 0, trunkline_share:new({64_000, 6_400}, block, IsAway)),
+    After = visited(c, 20_200, visited(b, 20_000, Before)),
+    bytes([a], Before) + bytes([b, c], After).
+
+bytes(Nodes, Share) ->
+    lists:sum([Bytes || {{Node, _}, #{window := {Bytes, _}}}
+                            <- maps:to_list(trunkline_share:sources(Share)), lists:member(Node, Nodes)]).
+
+%% It sends a message, which leaves at once.
+visited(Node, Now, Share) ->
+    {_, Arrived} = trunkline_share:arrived(Now, {Node, 1}, charge(1), Share),
+    {_, Left} = trunkline_share:left(Now, {Node, 1}, charge(1), Arrived),
+    {_, Flushed} = trunkline_share:flush(Now, Left),
+    Flushed.
 
 %% --- share: how much it can be in all ---------------------------------------------------
 

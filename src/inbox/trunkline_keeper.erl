@@ -140,13 +140,14 @@ init(Parent, {Name, What, Options}) ->
                     Bound = {Bytes, Messages},
                     Server = server(element(1, What), Consumer),
                     Local = local_name(Name),
+                    IsAway = fun trunkline_peers:is_suspended/1,
                     case trunkline_inboxes:register(Local, Policy, Bound, Work, Server) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, options = Options,
                                          consumer = Consumer, kind = element(1, What), work = Work,
                                          mail = trunkline_mail:new(Bound, Policy),
-                                         share = trunkline_share:new(Bound, Policy),
+                                         share = trunkline_share:new(Bound, Policy, IsAway),
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
                             element(1, What) =:= server andalso exit(Consumer, kill),

@@ -24,13 +24,14 @@
 %% that of a node that has not heard of the inbox yet, the stranger.
 %%
 %% A source that has sent nothing for a while is forgotten: it may send again as any other that
-%% is not known.
+%% is not known. Not so one that is away: all that it may send may be on its way, and comes when the
+%% nodes are connected again.
 %%
 %% This module decides, and does nothing.
 -module(trunkline_share).
 -moduledoc false.
 
--export([new/2, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
+-export([new/3, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
 -export([stranger/1, is_stranger/1, is_granted/2]).
 
 -export_type([share/0, source/0, window/0, credit/0]).
@@ -40,6 +41,9 @@
 -type source() :: {node(), Epoch :: integer()}.
 -type window() :: {Bytes :: pos_integer(), Messages :: pos_integer()}.
 -type credit() :: {source(), Left :: charge(), window()}.
+
+%% Whether the connection to that node is lost, and its session may go on.
+-type is_away() :: fun((node()) -> boolean()).
 
 -record(source,
         {window :: window(),
@@ -52,6 +56,7 @@
 -record(share,
         {bound :: window(),
          policy :: trunkline_mail:policy(),
+         is_away :: is_away(),
          sources = #{} :: #{source() => #source{}},
          counted = none :: none | milliseconds()}).    % when the active ones were
 -opaque share() :: #share{}.
@@ -64,8 +69,8 @@
 %% Before any beginning.
 -define(STRANGER, 0).
 
--spec new(Bound :: window(), trunkline_mail:policy()) -> share().
-new(Bound, Policy) -> #share{bound = Bound, policy = Policy}.
+-spec new(Bound :: window(), trunkline_mail:policy(), is_away()) -> share().
+new(Bound, Policy, IsAway) -> #share{bound = Bound, policy = Policy, is_away = IsAway}.
 
 part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 
@@ -153,7 +158,13 @@ credit(Name, #share{sources = Sources} = S) ->
     {[{Name, Owed, Window}],
      S#share{sources = Sources#{Name := Source#source{owed = 0, told = Window, may = most(Window, subtract(May, unpack(Owed)))}}}}.
 
-recount(Now, #share{bound = Bound, policy = Policy, sources = Sources} = S) ->
+recount(Now, #share{bound = Bound, policy = Policy, is_away = IsAway} = S) ->
+    Sources = maps:map(fun({Node, _}, #source{last = Last} = Source) ->
+                               case Now - Last >= ?ACTIVE andalso IsAway(Node) of
+                                   true -> Source#source{last = Now};
+                                   false -> Source
+                               end
+                       end, S#share.sources),
     First = first(Bound, Policy),
     IsActive = fun(#source{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
     Newest = maps:fold(fun({Node, Epoch}, _, Map) ->
