@@ -4,13 +4,13 @@
 -moduledoc false.
 -behaviour(application).
 
--include_lib("kernel/include/logger.hrl").
 -include("lane/trunkline_route.hrl").
 
 -export([start/2, prep_stop/1, stop/1]).
 
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
 start(_, _) ->
+    ok = trunkline_log:show(),
     case trunkline_options:load() of
         {ok, Options} ->
             case prepare(Options) of
@@ -24,8 +24,8 @@ start(_, _) ->
                     Error
             end;
         {error, Bad} ->
-            ?LOG_ERROR("~ts. Trunkline does not start; messages go by plain distribution",
-                       [trunkline_options:explain(Bad)]),
+            ok = trunkline_log:write(bad_option, #{reason => Bad,
+                                                   explained => trunkline_options:explain(Bad)}),
             {error, Bad}
     end.
 
@@ -52,9 +52,7 @@ load() ->
                 [] ->
                     ok;
                 Needed ->
-                    ?LOG_ERROR("trunkline: these modules are not in the code path: ~tp. "
-                               "Was the build interrupted, or done twice at the same time?",
-                               [Needed]),
+                    ok = trunkline_log:write(missing_modules, #{modules => Needed}),
                     {error, {missing, Needed}}
             end
     end.
@@ -89,8 +87,6 @@ withdraw({Node, Route}) ->
     case lists:sum([trunkline_gate:messages(Level)
                     || {_, Level} <- trunkline_route:levels(Route)]) of
         0 -> ok;
-        Left ->
-            ?LOG_WARNING("trunkline: the lanes to ~ts were killed with ~b messages in them",
-                         [Node, Left])
+        Left -> trunkline_log:write(lanes_killed, #{peer => Node, messages => Left})
     end,
     trunkline_route:withdraw(Node).

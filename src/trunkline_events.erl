@@ -17,8 +17,6 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include_lib("kernel/include/logger.hrl").
-
 -export([table/0, start/0, start_link/0, are_wanted/0, execute/3, tell/3, connection/1, dropped/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -100,8 +98,8 @@ run(Module, Name, Measurements, Metadata) ->
     try Module:execute([trunkline | Name], Measurements, Metadata)
     catch
         Class:Reason ->
-            ?LOG_WARNING("trunkline: telemetry has not executed ~0tp: ~0tP",
-                         [[trunkline | Name], {Class, Reason}, 30])
+            trunkline_log:write(not_executed, #{event => [trunkline | Name],
+                                                reason => {Class, Reason}})
     after
         erase(?RUNNING)
     end.

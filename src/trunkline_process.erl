@@ -16,8 +16,6 @@
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
--include_lib("kernel/include/logger.hrl").
-
 -type loop() :: fun((State :: term()) -> term()).
 
 %% What Start answers, which starts one process.
@@ -92,9 +90,8 @@ format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
 unexpected(Module, Message) ->
     case put(?MODULE, unexpected) of
         undefined ->
-            ?LOG_WARNING("trunkline: ~ts ~tp got a message that means nothing to it: ~ts. "
-                         "It ignores this one, and all such that come later without a word",
-                         [Module, self(), describe(Message)]);
+            trunkline_log:write(unexpected, #{module => Module, pid => self(),
+                                              message => describe(Message)});
         unexpected ->
             ok
     end.

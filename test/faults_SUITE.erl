@@ -319,9 +319,9 @@ install_log(Level) ->
     {ok, Default} = logger:get_handler_config(default),
     ok = logger:add_handler(kept, ?MODULE, maps:with([filters, filter_default], Default)).
 
-log(#{level := Level, msg := {Format, Args}}, _) when is_list(Format) ->
-    Text = lists:flatten(io_lib:format(Format, Args)),
-    lists:prefix("trunkline: ", Text) andalso (kept_log ! {Level, Text});
+log(#{level := Level, msg := {report, Report}, meta := #{domain := [trunkline]}}, _) ->
+    {Format, Args} = trunkline_log:text(Report),
+    kept_log ! {Level, lists:flatten(io_lib:format(Format, Args))};
 log(_, _) ->
     ok.
 

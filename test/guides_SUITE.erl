@@ -12,6 +12,8 @@
 %% As the blocks of all pages together may be: each has its reason.
 -define(NOT_RUN, 8).
 -define(TIMEOUT, 120_000).
+%% What trunkline_options explains stands before it.
+-define(EXPLAINED, "~ts. Trunkline does not start; messages go by plain distribution").
 
 suite() -> [{timetrap, {minutes, 10}}].
 
@@ -559,29 +561,23 @@ is_target(Target, Makefile) ->
 log(Config) ->
     Lines = [Line || #{page := "docs/operate/logs.md", text := Text} <- blocks(Config, ["log"]),
                      Line <- string:split(string:trim(joined(Text)), "\n", all)],
-    Formats =
-        lists:append([formats(read("/", F))
-                      || F <- filelib:wildcard(
-                                filename:join(?config(root, Config), "src/**/*.erl"))]),
-    ?assert(length(Formats) >= 8),
+    Source = fun(File) -> read(?config(root, Config), File) end,
+    Formats = [F || F <- formats("\\{", Source("src/trunkline_log.erl")), F =/= ?EXPLAINED]
+        ++ [F || "trunkline: " ++ _ = F <- formats("io_lib:format\\(",
+                                                   Source("src/trunkline_options.erl"))],
+    ?assert(length(Formats) >= 12),
     ?assertEqual([], [F || F <- Formats, not lists:any(fun(Line) -> is_of(F, Line) end, Lines)]),
     ?assertEqual([], [Line || Line <- Lines, not lists:any(fun(F) -> is_of(F, Line) end, Formats)]).
 
 %% Two blanks continue a line.
 joined(Text) -> replace(Text, "\n  ", " ").
 
-%% What ?LOG_ has as its format; a bad option's two sentences are in trunkline_options.
-formats(Source) ->
-    Found = [re:run(Source, Where ++ "\\(\\s*((?:\"(?:[^\"\\\\]|\\\\.)*\"\\s*)+)",
-                    [global, unicode, {capture, all_but_first, list}])
-             || Where <- ["\\?LOG_[A-Z]+", "io_lib:format"]],
-    [Format || {match, Matches} <- Found, [Strings] <- Matches,
-               {ok, Tokens, _} <- [erl_scan:string(Strings)],
-               Format <- [lists:append([S || {string, _, S} <- Tokens])],
-               Format =/= "~ts", is_log(Format, Source)].
-
-is_log("trunkline: " ++ _, _) -> true;
-is_log(Format, Source) -> re:run(Source, "\\?LOG_[A-Z]+\\(\"" ++ quoted(Format), [unicode]) =/= nomatch.
+%% Strings in the source behind something, as one.
+formats(Behind, Source) ->
+    {match, Found} = re:run(Source, Behind ++ "\\s*((?:\"(?:[^\"\\\\]|\\\\.)*\"\\s*)+)",
+                            [global, unicode, {capture, all_but_first, list}]),
+    [lists:append([S || {string, _, S} <- Tokens])
+     || [Strings] <- Found, {ok, Tokens, _} <- [erl_scan:string(Strings)]].
 
 is_of(Format, Line) ->
     Parts = re:split(Format, "~[0-9]*t?[a-zA-Z]", [{return, list}, unicode]),

@@ -1009,6 +1009,9 @@ install_log() ->
 log(#{level := Level, msg := Msg, meta := #{time := Time}}, _) ->
     Text = case Msg of
                {Format, Args} when is_list(Format) -> lists:flatten(io_lib:format(Format, Args));
+               {report, #{what := _} = Report} ->
+                   {Format, Args} = trunkline_log:text(Report),
+                   lists:flatten(io_lib:format(Format, Args));
                _ -> Msg
            end,
     ets:insert(?MODULE, {{Time, erlang:unique_integer([monotonic])}, Level, Text}).

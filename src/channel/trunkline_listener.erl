@@ -19,8 +19,6 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include_lib("kernel/include/logger.hrl").
-
 -export([start_link/1, invite/2, info/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export([accept/1]).
@@ -132,8 +130,7 @@ handle_info(report, #listener{counters = Counters, reported = Reported} = S) ->
         Reported ->
             {noreply, S};
         Now ->
-            ?LOG_WARNING("trunkline: ~b connections to Trunkline's port ended before they "
-                         "had proved to be invited", [Now - Reported]),
+            ok = trunkline_log:write(strangers, #{connections => Now - Reported}),
             ok = trunkline_events:tell([listener, refused], #{count => Now - Reported}, #{}),
             {noreply, S#listener{reported = Now}}
     end;

@@ -28,8 +28,6 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include_lib("kernel/include/logger.hrl").
-
 -export([start_link/3, suspend/1, resume/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
@@ -336,8 +334,7 @@ may_connect(#trunk{retry = Retry}) -> trunkline_retry:may(Retry).
 not_connected(Reason, #trunk{retry = Retry, node = Node, carriers = Carriers} = S) ->
     trunkline_retry:is_first(Retry) andalso map_size(Carriers) =:= 0
         andalso Reason =/= {shutdown, noconnection} andalso
-        ?LOG_WARNING("trunkline: there is no connection for large messages to ~ts, they go by "
-                     "distribution: ~tP", [Node, Reason, 20]),
+        trunkline_log:write(no_connection, #{peer => Node, cargo => large, reason => Reason}),
     S#trunk{retry = trunkline_retry:failed(Retry)}.
 
 %% A connection less. Without any carrier, what waits is patient for a while from now on.

@@ -4,7 +4,6 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include_lib("kernel/include/logger.hrl").
 
 -export([mark/2, said/1, is_26/0, is_behind/1]).
 -export([begin_with/2, told_of/1, enter/1, done/1, returned/1, plain_status/1]).
@@ -122,7 +121,8 @@ handle_info(Content, State) ->
                  true ->
                      returned(fun() -> Module:handle_info(Message, State) end);
                  false ->
-                     ?LOG_WARNING("~p has no handle_info/2 and got: ~tP", [Module, Message, 30]),
+                     ok = trunkline_log:write(no_handle_info,
+                                              #{module => Module, message => Message}),
                      {noreply, State}
              end,
     done(Serial),

@@ -26,8 +26,6 @@
 -module(trunkline_channels).
 -moduledoc false.
 
--include_lib("kernel/include/logger.hrl").
-
 -export([none/2, new/5, way/2, by/1, send/2, arrived/2, event/2, timeout/3, close/1]).
 -export([suspend/1, resume/2]).
 
@@ -333,8 +331,8 @@ is_far(#channels{stats = Stats}) -> trunkline_connection:is_far(Stats).
 %% (All lanes connect to the same place: the first one tells.)
 not_connected(Reason, #channels{retry = Retry, inlet = Inlet, ready = Ready} = C) ->
     trunkline_retry:is_first(Retry) andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
-        ?LOG_WARNING("trunkline: there is no connection for batches to ~ts, they go by "
-                     "distribution: ~tP", [node(Inlet), Reason, 20]),
+        trunkline_log:write(no_connection,
+                            #{peer => node(Inlet), cargo => batches, reason => Reason}),
     C#channels{retry = trunkline_retry:failed(Retry)}.
 
 %% --- those that are not used --------------------------------------------------------

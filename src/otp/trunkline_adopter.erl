@@ -12,8 +12,6 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include_lib("kernel/include/logger.hrl").
-
 -export([start_link/1, adopt/1, status/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -94,8 +92,7 @@ status(#state{names = Names, seen = Seen}) ->
 missing(Names) ->
     case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
         [] -> ok;
-        Missing -> ?LOG_WARNING("trunkline: these applications are not in the code path, and are "
-                                "not adopted: ~0tp", [Missing])
+        Missing -> trunkline_log:write(missing_applications, #{applications => Missing})
     end.
 
 look(#state{names = Names, seen = Seen} = State) ->
@@ -134,15 +131,14 @@ loaded(Module) ->
 report(Found, Seen) ->
     case length([adopted || {_, {_, adopted}} <- Found]) of
         0 -> ok;
-        N -> ?LOG_NOTICE("trunkline: ~b modules were adopted: they send by Trunkline", [N])
+        N -> trunkline_log:write(adopted, #{modules => N})
     end,
     %% Said once for each module.
     case [{Module, Problem} || {Module, {_, {error, Problem}}} <- Found,
                                not is_known(Module, Problem, Seen)] of
         [] -> ok;
         Problems ->
-            ?LOG_WARNING("trunkline: ~b modules could not be adopted, and send by the "
-                         "distribution: ~0tp", [length(Problems), Problems])
+            trunkline_log:write(not_adopted, #{problems => Problems})
     end.
 
 is_known(Module, Problem, Seen) ->

@@ -23,7 +23,6 @@
 -behaviour(gen_server).
 
 -include("../lane/trunkline_route.hrl").
--include_lib("kernel/include/logger.hrl").
 
 -export([start_link/2, notify/2, leave/1, drain/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
@@ -420,7 +419,7 @@ carry_out({answer, Ref, Result}, D) ->
     D;
 carry_out({refused, Why, Hello}, #link{node = Node} = D) ->
     ok = trunkline_events:tell([peer, refused], #{}, #{peer => Node, reason => Why}),
-    ?LOG_WARNING("trunkline: no lanes to ~ts, whose hello is ~ts: ~tP", [Node, Why, Hello, 30]),
+    ok = trunkline_log:write(refused, #{peer => Node, reason => Why, hello => Hello}),
     D;
 carry_out(forget, #link{node = Node} = D) ->
     ok = trunkline_links:forget(Node),
@@ -531,10 +530,13 @@ enter(opening, #link{node = Node} = D) ->
     %% Behind that, which others can see: if inboxes are about to start they look there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
-enter(suspended, #link{node = Node, up = Since} = D) ->
-    Since =:= none
-        orelse trunkline_events:tell([session, suspended], #{duration => since(Since)},
-                                     #{peer => Node}),
+enter(suspended, #link{up = none} = D) ->
+    show(suspended, out_of_reach(D));
+enter(suspended, #link{node = Node, session = Session, up = Since} = D) ->
+    #{resume_time := Time} = trunkline_session:agreement(Session),
+    ok = trunkline_events:tell([session, suspended], #{duration => since(Since)},
+                               #{peer => Node}),
+    ok = trunkline_log:write(suspended, #{peer => Node, resume_time => Time}),
     show(suspended, out_of_reach(D));
 enter(finishing, D) ->
     D;
@@ -652,8 +654,7 @@ count_lost(Field, Are, #link{node = Node, stats = Stats, route = Route}) ->
             trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight);
         dead when Lost > 0 ->
             trunkline_stats:add(Stats, peer, Field, Lost),
-            ?LOG_WARNING("trunkline: the lanes to ~ts ended with ~b messages in them that had "
-                         "not been acknowledged", [Node, Lost]);
+            trunkline_log:write(lanes_ended, #{peer => Node, messages => Lost});
         dead ->
             ok
     end.
@@ -760,22 +761,27 @@ no_stand_in(#link{stand_in = StandIn} = D) ->
 %% The peer is up, or is so again over another connection.
 came(sessions, #link{node = Node, session = Session} = D) ->
     #{release := Release, protocol := Protocol} = trunkline_session:agreement(Session),
-    ok = trunkline_events:tell([peer, up], #{lanes => length(lanes(D))},
+    Lanes = length(lanes(D)),
+    ok = trunkline_events:tell([peer, up], #{lanes => Lanes},
                                #{peer => Node, release => Release, protocol => Protocol}),
+    ok = trunkline_log:write(up, #{peer => Node, release => Release, lanes => Lanes}),
     D#link{up = erlang:monotonic_time()};
 came(resumed, #link{node = Node, shown = {_, Since}} = D) ->
     Time = erlang:system_time(millisecond) - Since,
     ok = trunkline_events:tell([session, resumed],
                                #{duration => erlang:convert_time_unit(Time, millisecond, native)},
                                #{peer => Node}),
+    ok = trunkline_log:write(resumed, #{peer => Node, milliseconds => Time}),
     D.
 
 %% The session ends: the phase that follows says why.
 went(#link{up = none} = D) ->
     D;
 went(#link{node = Node, session = Session, up = Since} = D) ->
+    Why = why(trunkline_session:phase(Session)),
     ok = trunkline_events:tell([peer, down], #{duration => since(Since)},
-                               #{peer => Node, reason => why(trunkline_session:phase(Session))}),
+                               #{peer => Node, reason => Why}),
+    ok = trunkline_log:write(down, #{peer => Node, reason => Why}),
     D#link{up = none}.
 
 why(down) -> connection_lost;
@@ -789,9 +795,10 @@ why(_) -> stopped.
 %% The link before this one was killed while there was a session.
 went_before(#{state := State, since := Since}, Node) when State =:= up; State =:= suspended ->
     Time = erlang:system_time(millisecond) - Since,
-    trunkline_events:tell([peer, down],
-                          #{duration => erlang:convert_time_unit(Time, millisecond, native)},
-                          #{peer => Node, reason => crashed});
+    ok = trunkline_events:tell([peer, down],
+                               #{duration => erlang:convert_time_unit(Time, millisecond, native)},
+                               #{peer => Node, reason => crashed}),
+    trunkline_log:write(down, #{peer => Node, reason => crashed});
 went_before(_, _) ->
     ok.
 
@@ -818,12 +825,10 @@ report(#link{lost = {0, 0}} = D) ->
 report(#link{reported = true} = D) ->
     D;
 report(#link{node = Node, lost = {0, Unconfirmed}} = D) ->
-    ?LOG_NOTICE("trunkline: ~ts had not acknowledged ~b messages when the session ended; they may "
-                "have arrived", [Node, Unconfirmed]),
+    ok = trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed}),
     reported(D);
 report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
-    ?LOG_WARNING("trunkline: ~b messages to ~ts were lost, which were queued; it had not "
-                 "acknowledged another ~b, which may have arrived", [Queued, Node, Unconfirmed]),
+    ok = trunkline_log:write(lost, #{peer => Node, queued => Queued, unconfirmed => Unconfirmed}),
     reported(D).
 
 reported(D) -> timer(report, ?REPORT, D#link{lost = {0, 0}, reported = true}).
