@@ -3,7 +3,7 @@
 BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth distance
 
 .NOTPARALLEL:
-.PHONY: help demo compare test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
+.PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -76,6 +76,11 @@ bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
 bench-growth: ## what each of 2 to 60 peers costs; PEERS="2 10"
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
+
+real: ## RabbitMQ from Debian, two nodes, as it is and adopted: what arrives, and how fast; ROUNDS=3 SECONDS=10
+	@tools/need erlang rebar3 rabbitmq
+	@rebar3 compile >/dev/null
+	@tools/with-epmd bench/real/run $(or $(ROUNDS),3) $(or $(SECONDS),10)
 
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
 $(BENCHES:%=bench-%):
