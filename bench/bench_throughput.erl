@@ -10,8 +10,8 @@
 
 -export_type([kind/0]).
 
-%% Terms are a list of integers, which takes so many bytes in the external term format.
--type kind() :: ping | b100 | b1000 | {bytes, pos_integer()} | {terms, pos_integer()}.
+%% Lists of integers, or of small maps, take about so many bytes in the external term format.
+-type kind() :: ping | b100 | b1000 | {bytes | integers | maps, pos_integer()}.
 
 -define(IS_OURS(V), V =:= trunkline; V =:= trunkline_tcp; V =:= resuming).
 
@@ -82,7 +82,10 @@ message(ping) -> ping;
 message(b100) -> binary:copy(<<"x">>, 100);
 message(b1000) -> binary:copy(<<"x">>, 1000);
 message({bytes, Bytes}) -> binary:copy(<<"x">>, Bytes);
-message({terms, Bytes}) -> lists:seq(1000, 1000 + Bytes div 5).
+message({integers, Bytes}) -> lists:seq(1000, 1000 + Bytes div 5);
+message({maps, Bytes}) ->
+    [#{id => N, name => <<"some name">>, status => active, kind => user, score => N / 7}
+     || N <- lists:seq(1, max(1, Bytes div 80))].
 
 send(_, _, _, _, 0) ->
     ok;
