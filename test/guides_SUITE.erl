@@ -581,7 +581,7 @@ formats(Behind, Source) ->
 
 is_of(Format, Line) ->
     Parts = re:split(Format, "~[0-9]*t?[a-zA-Z]", [{return, list}, unicode]),
-    re:run(Line, "^" ++ lists:append(lists:join(".*", [quoted(P) || P <- Parts])) ++ "$", [unicode])
-        =/= nomatch.
+    Pattern = "^" ++ lists:append(lists:join(".*", [quoted(P) || P <- Parts])) ++ "$",
+    re:run(Line, Pattern, [unicode]) =/= nomatch.
 
 quoted(Text) -> re:replace(Text, "[][\\\\.^$*+?(){}|]", "\\\\&", [global, unicode, {return, list}]).

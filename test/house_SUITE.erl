@@ -35,17 +35,12 @@ api() ->
 %% {Caller, Called}, both modules.
 exceptions() ->
     [%% The next release of the lanes hands them what they call here (issue 14, items 2 and 5).
-     {trunkline_carrier, trunkline_fragments},
      {trunkline_dock, trunkline_inlet},
-     {trunkline_dock, trunkline_reassembly},
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_monitors},
      {trunkline_lane, trunkline_agent},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},
-     {trunkline_trunk, trunkline_fragments},
-     {trunkline_trunk, trunkline_parcel},
-     {trunkline_trunk, trunkline_quantum},
      %% A link says what kind of node it has greeted: one of 0.5.0 is told of all inboxes.
      {trunkline_link, trunkline_inboxes}].
 
@@ -56,13 +51,8 @@ circles() ->
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.
 short() ->
-    ["src", "src/bulk", "src/observe", "src/otp", "src/peer", "src/request", "bench"]
-        ++ ["src/channel/trunkline_" ++ Name ++ ".erl"
-            || Name <- ["channel", "connection", "dist", "distance", "listener", "receiver",
-                        "retry", "socket", "tcp", "tls", "transport", "wire", "writer"]]
-        ++ ["src/inbox/trunkline_" ++ Name ++ ".erl"
-            || Name <- ["guests", "hosts", "inbox", "inbox_server", "inbox_statem", "inboxes",
-                        "keeper", "mail", "work"]]
+    ["src", "src/bulk", "src/channel", "src/inbox", "src/observe", "src/otp", "src/peer",
+     "src/request", "bench"]
         ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
             || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",

@@ -108,7 +108,8 @@ promised(Name, #source{held = Held, may = May, window = Window}, Sum) ->
 arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
         #{Name := #source{held = Held} = Source} ->
-            {[], S#share{sources = Sources#{Name := Source#source{held = Held + Charge, last = Now}}}};
+            Source1 = Source#source{held = Held + Charge, last = Now},
+            {[], S#share{sources = Sources#{Name := Source1}}};
         #{} ->
             First = first(S#share.bound, S#share.policy),
             Source = #source{window = First, told = First, may = First, held = Charge, last = Now},
@@ -120,7 +121,8 @@ arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
 left(_, Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
         #{Name := #source{held = Held, owed = Owed, told = Told} = Source} ->
-            S1 = S#share{sources = Sources#{Name := Source#source{held = Held - Charge, owed = Owed + Charge}}},
+            Source1 = Source#source{held = Held - Charge, owed = Owed + Charge},
+            S1 = S#share{sources = Sources#{Name := Source1}},
             case is_quarter(Owed + Charge, Told) of
                 true -> credit(Name, S1);
                 false -> {[], S1}
@@ -130,13 +132,15 @@ left(_, Name, Charge, #share{sources = Sources} = S) ->
     end.
 
 is_quarter(Charge, {Bytes, Messages}) ->
-    trunkline_gate:bytes(Charge) * 4 >= Bytes orelse trunkline_gate:messages(Charge) * 4 >= Messages.
+    trunkline_gate:bytes(Charge) * 4 >= Bytes
+        orelse trunkline_gate:messages(Charge) * 4 >= Messages.
 
 %% That could not be said to it now.
 -spec unpaid(credit(), share()) -> share().
 unpaid({Name, Left, _}, #share{sources = Sources} = S) ->
     #{Name := #source{owed = Owed, may = May} = Source} = Sources,
-    S#share{sources = Sources#{Name := Source#source{owed = Owed + Left, told = {0, 0}, may = add(May, unpack(Left))}}}.
+    Source1 = Source#source{owed = Owed + Left, told = {0, 0}, may = add(May, unpack(Left))},
+    S#share{sources = Sources#{Name := Source1}}.
 
 %% From time to time: whatever is owed, and every window that is another one now.
 -spec flush(milliseconds(), share()) -> {[credit()], share()}.
@@ -155,8 +159,9 @@ flush(Now, S0) ->
 
 credit(Name, #share{sources = Sources} = S) ->
     #{Name := #source{owed = Owed, window = Window, may = May} = Source} = Sources,
-    {[{Name, Owed, Window}],
-     S#share{sources = Sources#{Name := Source#source{owed = 0, told = Window, may = most(Window, subtract(May, unpack(Owed)))}}}}.
+    Left = most(Window, subtract(May, unpack(Owed))),
+    Source1 = Source#source{owed = 0, told = Window, may = Left},
+    {[{Name, Owed, Window}], S#share{sources = Sources#{Name := Source1}}}.
 
 recount(Now, #share{bound = Bound, policy = Policy, is_away = IsAway} = S) ->
     Sources = maps:map(fun({Node, _}, #source{last = Last} = Source) ->
@@ -172,8 +177,9 @@ recount(Now, #share{bound = Bound, policy = Policy, is_away = IsAway} = S) ->
                        end, #{}, Sources),
     IsOld = fun({Node, Epoch}) -> Epoch < maps:get(Node, Newest) end,
     IsOver = fun(Name, Source) ->
-                     is_even(Source) andalso (IsOld(Name)
-                                              orelse not IsActive(Source) andalso knows(First, Source))
+                     is_even(Source)
+                         andalso (IsOld(Name)
+                                  orelse not IsActive(Source) andalso knows(First, Source))
              end,
     %% Windows are only for those who know them.
     IsSharing = fun(Name, Source) ->
@@ -227,7 +233,9 @@ subtract({A, B}, {C, D}) -> {A - C, B - D}.
 %% Whether there is anything to flush.
 -spec is_owing(share()) -> boolean().
 is_owing(#share{sources = Sources}) ->
-    lists:any(fun(#source{owed = Owed, told = Told, window = Window}) -> Owed > 0 orelse Told =/= Window end,
+    lists:any(fun(#source{owed = Owed, told = Told, window = Window}) ->
+                      Owed > 0 orelse Told =/= Window
+              end,
               maps:values(Sources)).
 
 %% What is here of it, and what it does not know to have left.
@@ -240,4 +248,6 @@ held(Name, #share{sources = Sources}) ->
 
 -spec sources(share()) -> #{source() => #{window := window(), held := charge()}}.
 sources(#share{sources = Sources}) ->
-    maps:map(fun(_, #source{window = Window, held = Held}) -> #{window => Window, held => Held} end, Sources).
+    maps:map(fun(_, #source{window = Window, held = Held}) ->
+                     #{window => Window, held => Held}
+             end, Sources).

@@ -119,13 +119,15 @@ handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
     count(Parcel, S),
     {noreply, pump(S#trunk{fragments = trunkline_fragments:add(Id, Parcel, Fragments)})};
 handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
-    {noreply, rest(S#trunk{fragments = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids)})};
+    Fragments1 = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids),
+    {noreply, rest(S#trunk{fragments = Fragments1})};
 handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats = Stats} = S) ->
     trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
     case Carriers of
         #{Pid := #carrier{quantum = Quantum} = Carrier} ->
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
-            {noreply, pump(S#trunk{carriers = Carriers#{Pid := Carrier#carrier{busy = false, quantum = Quantum1}}})};
+            Carrier1 = Carrier#carrier{busy = false, quantum = Quantum1},
+            {noreply, pump(S#trunk{carriers = Carriers#{Pid := Carrier1}})};
         #{} ->
             {noreply, S}
     end;
@@ -152,9 +154,12 @@ handle_info({cut, Name, Received},
          end,
     {noreply, pump(S1#trunk{fragments = trunkline_fragments:cut(Name, Received, Fragments),
                             asked = maps:remove(Name, Asked)})};
-handle_info({'DOWN', _, process, Pid, Reason}, #trunk{carriers = Carriers, opening = Opening} = S) ->
+handle_info({'DOWN', _, process, Pid, Reason}, S) ->
+    #trunk{carriers = Carriers, opening = Opening} = S,
     case lists:member(Pid, Opening) of
-        true -> {noreply, pump(not_connected(Reason, S#trunk{opening = lists:delete(Pid, Opening)}))};
+        true ->
+            S1 = S#trunk{opening = lists:delete(Pid, Opening)},
+            {noreply, pump(not_connected(Reason, S1))};
         false when is_map_key(Pid, Carriers) -> {noreply, pump(retired(Pid, retire(Pid, S)))};
         false -> {noreply, retired(Pid, S)}
     end;
@@ -201,7 +206,8 @@ counted(Received, #trunk{fragments = Fragments, asked = Asked} = S) ->
 pump(#trunk{suspended = true} = S) ->
     S;
 pump(#trunk{carriers = Carriers} = S) ->
-    S1 = lists:foldl(fun give/2, stir(S), [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)]),
+    Free = [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)],
+    S1 = lists:foldl(fun give/2, stir(S), Free),
     case trunkline_fragments:is_waiting(S1#trunk.fragments) of
         true -> more(waiting(S1));
         false -> rest(S1#trunk{waiting = none})
@@ -217,7 +223,8 @@ give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
             S;
         {Some, Fragments1} ->
             ok = trunkline_carrier:send(Pid, Some),
-            S#trunk{fragments = Fragments1, carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
+            S#trunk{fragments = Fragments1,
+                    carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
     end.
 
 give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} = S) ->
@@ -376,7 +383,8 @@ confirm(Name, #trunk{node = Node, dock = Dock}) ->
     ok.
 
 %% When there is nothing to do, connections are kept for a while.
-rest(#trunk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S) when map_size(Carriers) > 0 ->
+rest(#trunk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S)
+  when map_size(Carriers) > 0 ->
     case trunkline_fragments:is_empty(S#trunk.fragments) of
         true -> S#trunk{idle = erlang:start_timer(Time, self(), idle)};
         false -> S

@@ -13,9 +13,9 @@
 %%       |           | <-cut, count- |  so many have come by it
 %%       |           | -- forget --> |  the trunk knows that
 %%
-%% What comes by the distribution is from the trunk itself, which does not know at once that there is
-%% another connection. So these fragments have numbers, and those behind one that is missing do not
-%% count.
+%% What comes by the distribution is from the trunk itself, which does not know at once that there
+%% is another connection. So these fragments have numbers, and those behind one that is missing do
+%% not count.
 %%
 %% The answer may be lost with the connection between the nodes, and the session go on over another
 %% one. Then the trunk asks again: what a carrier has brought is known here until it says forget.
