@@ -59,7 +59,8 @@ table() ->
      {[drain, stop], [duration], [peers, result]},
      {[stats, node], [], []},
      {[stats, peer], [], [peer, state]},
-     {[stats, lane], [], [peer, lane]}].
+     {[stats, lane], [], [peer, lane]},
+     {[stats, inbox], [], [inbox]}].
 
 %% Before any process of Trunkline starts. (A persistent term that changes is expensive.)
 -spec start() -> ok.

@@ -6,14 +6,15 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
--export([text/1, page/1, promtool/1, agrees/1, names/1, hidden/1, stopped/1, telemetry/1, rules/1,
-         dashboard/1, scraped/1]).
+-export([text/1, page/1, promtool/1, agrees/1, inboxes/1, names/1, hidden/1, stopped/1,
+         telemetry/1, rules/1, dashboard/1, scraped/1]).
 -export([serve/0]).
 
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
-    [text, page, promtool, agrees, names, hidden, stopped, telemetry, rules, dashboard, scraped].
+    [text, page, promtool, agrees, inboxes, names, hidden, stopped, telemetry, rules, dashboard,
+     scraped].
 
 init_per_suite(Config) ->
     Root = command:root(),
@@ -25,6 +26,14 @@ init_per_suite(Config) ->
                             [Send(N, <<>>) || N <- lists:seq(1, 500)] ++ [Send(501, Large)]
                     end),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 501 end),
+    %% An inbox that is full: its server stands still, and has one more message.
+    Inbox = #{messages => 100, work => 2, policy => drop_newest},
+    {ok, _} = cluster:call(A, mailroom, start, [{local, post}, #{}, Inbox]),
+    ok = cluster:call(A, mailroom, hold, [post]),
+    cluster:call(A, fun() -> [post ! {from, 1, N, x} || N <- lists:seq(1, 150)] end),
+    %% And two without a name.
+    Open = fun() -> mailroom:own(fun() -> trunkline_inbox:open(#{}) end) end,
+    [{ok, _} = cluster:call(A, Open) || _ <- [1, 2]],
     [{root, Root}, {a, A}, {b, B} | Config].
 
 end_per_suite(Config) -> cluster:stop_all([?config(a, Config), ?config(b, Config)]).
@@ -111,6 +120,23 @@ agrees(Config) ->
     #{round_trip := RoundTrip} = Info(),
     ?assert(is_integer(RoundTrip)),
     ?assertEqual(RoundTrip, round(Value("round_trip_seconds", []) * 1_000_000)).
+
+%% And of inboxes what trunkline_inbox:info/1 says, a second later at most.
+inboxes(Config) ->
+    A = ?config(a, Config),
+    #{queued_messages := Queued, queued_bytes := Bytes, dropped := Dropped,
+      time_in_queue := Times} = cluster:call(A, trunkline_inbox, info, [post]),
+    Passed = lists:sum([N || {_, N} <- Times]),
+    ?assert(Passed > 0),
+    ?assert(Dropped > 40),
+    Value = fun(Name) -> value(lines(A), "inbox_" ++ Name, "inbox=\"post\"") end,
+    cluster:await(fun() ->
+                          Values = [Value(Name) || Name <- ["queue_messages", "queue_bytes",
+                                                            "dropped_total", "passed_total",
+                                                            "seconds_count"]],
+                          Values =:= [Queued, Bytes, Dropped, Passed, Passed] orelse Values
+                  end),
+    ?assertEqual(0, value(lines(A), "inbox_queue_messages", "inbox=\"unnamed\"")).
 
 %% A node may have any name.
 names(Config) ->

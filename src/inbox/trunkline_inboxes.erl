@@ -35,7 +35,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/5, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, all/0]).
+-export([register/4, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, all/0, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -72,6 +72,7 @@
 -record(own,
         {inbox :: inbox(),
          work :: trunkline_work:work(),
+         stats :: trunkline_inbox_stats:stats(),
          server :: pid() | none,
          full = 0 :: non_neg_integer()}).
 
@@ -239,11 +240,12 @@ has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 %% --- for inboxes ------------------------------------------------------------------
 
 %% By a keeper, of itself and its server, if that is one.
--spec register(Name :: atom(), policy(), Bound :: trunkline_share:window(),
-               Work :: trunkline_work:work(), Server :: pid() | none) ->
+-spec register({Name :: atom(), policy(), Bound :: trunkline_share:window()},
+               trunkline_work:work(), trunkline_inbox_stats:stats(), Server :: pid() | none) ->
           ok | {error, not_started}.
-register(Name, Policy, Bound, Work, Server) ->
-    try gen_server:call(?MODULE, {register, {self(), Name, Policy, Bound}, Work, Server}, infinity)
+register({Name, Policy, Bound}, Work, Stats, Server) ->
+    Register = {register, {self(), Name, Policy, Bound}, Work, Stats, Server},
+    try gen_server:call(?MODULE, Register, infinity)
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
@@ -293,11 +295,15 @@ who_knows(Keeper) ->
 
 %% The inboxes of this node.
 -spec all() -> [inbox()].
-all() ->
-    try ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}]) of
-        All -> [Inbox || #own{inbox = Inbox} <- All]
-    catch
-        error:badarg -> []                  % there is no table: Trunkline does not run
+all() -> [Inbox || #own{inbox = Inbox} <- owns()].
+
+%% What they count, by their names.
+-spec stats() -> [{Name :: atom(), trunkline_inbox_stats:stats()}].
+stats() -> [{Name, Stats} || #own{inbox = {_, Name, _, _}, stats = Stats} <- owns()].
+
+owns() ->
+    try ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])
+    catch error:badarg -> []                % there is no table: Trunkline does not run
     end.
 
 %% --- the process --------------------------------------------------------------------
@@ -313,8 +319,8 @@ init([]) ->
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({register, Inbox, Work, Server}, _, S) ->
-    {reply, ok, own(Inbox, Work, Server, S)};
+handle_call({register, Inbox, Work, Stats, Server}, _, S) ->
+    {reply, ok, own(Inbox, #own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
     {reply, case Accounts of
                 #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
@@ -365,8 +371,8 @@ handle_info({credit, Keeper, Source, Left, Window}, S) when is_integer(Left) ->
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
-handle_info({register, Inbox, Work, Server}, S) ->
-    {noreply, own(Inbox, Work, Server, S)};
+handle_info({register, Inbox, Work, Stats, Server}, S) ->
+    {noreply, own(Inbox, #own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
 handle_info({inboxes, Visit, Host, Inboxes}, S) when is_reference(Visit), is_pid(Host) ->
     {noreply, heard(Host, Visit, Inboxes, S)};
 handle_info({visiting, Visit, Node}, #state{guests = Guests} = S) when is_reference(Visit) ->
@@ -403,8 +409,7 @@ update(Keeper, Account, #state{accounts = Accounts} = S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-own({Keeper, Name, Policy, _} = Inbox, Work, Server, #state{guests = Guests} = S) ->
-    Own = #own{inbox = Inbox, work = Work, server = Server},
+own({Keeper, Name, Policy, _} = Inbox, Own, #state{guests = Guests} = S) ->
     true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),

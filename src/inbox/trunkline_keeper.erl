@@ -41,8 +41,6 @@
 -define(MEET_AGAIN, 1000).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
-%% Time in queue: less than 2^N us, for N in 0 .. 31.
--define(BUCKETS, 32).
 
 -record(keeper,
         {parent :: pid(),
@@ -54,7 +52,7 @@
          share :: trunkline_share:share(),
          options :: options(),
          serial = 0 :: non_neg_integer(),                   % of the last one that it was given
-         times = counters:new(?BUCKETS, []) :: counters:counters_ref(),
+         stats :: trunkline_inbox_stats:stats(),
          dropped = 0 :: non_neg_integer(),
          %% How many of these there was an event of; and since when it is too full.
          told = 0 :: non_neg_integer(),
@@ -141,11 +139,13 @@ init(Parent, {Name, What, Options}) ->
                     Server = server(element(1, What), Consumer),
                     Local = local_name(Name),
                     IsAway = fun trunkline_peers:is_suspended/1,
-                    case trunkline_inboxes:register(Local, Policy, Bound, Work, Server) of
+                    Stats = trunkline_inbox_stats:new(),
+                    case trunkline_inboxes:register({Local, Policy, Bound}, Work, Stats, Server) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self()}),
                             loop(#keeper{parent = Parent, name = Name, options = Options,
                                          consumer = Consumer, kind = element(1, What), work = Work,
+                                         stats = Stats,
                                          mail = trunkline_mail:new(Bound, Policy),
                                          share = trunkline_share:new(Bound, Policy, IsAway),
                                          inboxes = monitor(process, trunkline_inboxes)});
@@ -358,7 +358,7 @@ accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
 accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S) ->
     case trunkline_mail:level(Mail) =:= 0 andalso trunkline_work:has_room(Work) of
         true ->
-            counters:add(S#keeper.times, 1, 1),
+            ok = trunkline_inbox_stats:passed(S#keeper.stats, 0),
             left(Source, Charge, Now, hand_on(Message, S));
         false ->
             Item = {Charge, {Now, Source, Message}},
@@ -405,7 +405,7 @@ pass(#keeper{mail = Mail, work = Work} = S) ->
 out(#keeper{mail = Mail} = S) ->
     {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
     Now = erlang:monotonic_time(microsecond),
-    counters:add(S#keeper.times, bucket(Now - Came), 1),
+    ok = trunkline_inbox_stats:passed(S#keeper.stats, Now - Came),
     full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
 wait(#keeper{work = Work} = S) ->
@@ -489,13 +489,14 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Pid ! {register, {self(), local_name(Name), Policy, {Bytes, Messages}}, Work,
+            Inbox = {self(), local_name(Name), Policy, {Bytes, Messages}},
+            Pid ! {register, Inbox, Work, S#keeper.stats,
                    server(S#keeper.kind, S#keeper.consumer)},
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 
-%% --- events ---------------------------------------------------------------------------
+%% --- events, and what is shown without a question -----------------------------------
 
 %% Each second, and not for each message. It is too full when it is more than half full.
 tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
@@ -503,6 +504,7 @@ tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
     tell(S#keeper{told = Dropped});
 tell(#keeper{mail = Mail, overload = Since} = S) ->
     Level = trunkline_mail:level(Mail),
+    ok = trunkline_inbox_stats:show(S#keeper.stats, Level, S#keeper.dropped),
     Queued = #{queued_messages => trunkline_gate:messages(Level),
                queued_bytes => trunkline_gate:bytes(Level)},
     case trunkline_mail:is_half_empty(Mail) of
@@ -536,7 +538,7 @@ signal(Reason, _, #keeper{kind = process}) ->
 
 %% --- what is shown ----------------------------------------------------------------------
 
-show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
+show(#keeper{mail = Mail, share = Share, work = Work, stats = Stats} = S) ->
     Level = trunkline_mail:level(Mail),
     Sources = maps:to_list(trunkline_share:sources(Share)),
     #{queued_messages => trunkline_gate:messages(Level),
@@ -547,10 +549,4 @@ show(#keeper{mail = Mail, share = Share, work = Work, times = Times} = S) ->
       nodes => maps:from_list([{Node, #{window => Window,
                                         queued_messages => trunkline_gate:messages(Held)}}
                                || {{Node, _}, #{window := Window, held := Held}} <- Sources]),
-      time_in_queue => [{1 bsl (N - 1), Count} || N <- lists:seq(1, ?BUCKETS),
-                                                  Count <- [counters:get(Times, N)], Count > 0]}.
-
-bucket(Time) -> bucket(Time, 1).
-
-bucket(Time, N) when Time < 1; N =:= ?BUCKETS -> N;
-bucket(Time, N) -> bucket(Time bsr 1, N + 1).
+      time_in_queue => trunkline_inbox_stats:times(Stats)}.

@@ -70,6 +70,7 @@ families() ->
     Peers = peers(),
     Rows = [row(Peer) || Peer <- Peers],
     Lanes = lists:append([lanes(Peer) || Peer <- Peers]),
+    Inboxes = inboxes(),
     [{"release_info", gauge, "1: its label is the release",
       [{"", [{"release", Release}], 1}]},
      {"options_info", gauge, "1: its labels are options",
@@ -81,7 +82,9 @@ families() ->
               || {Labels, #{state := Is}} <- Rows, State <- trunkline_peers:states()]}]
         ++ declared(?PEER_LEVELS ++ PeerFields, Rows)
         ++ declared(?LANE_LEVELS ++ LaneFields, Lanes)
-        ++ [histogram(Histogram, Rows, Lanes) || Histogram <- trunkline_stats:histograms()].
+        ++ [histogram(Histogram, Rows, Lanes) || Histogram <- trunkline_stats:histograms()]
+        ++ declared(trunkline_inbox_stats:fields(), Inboxes)
+        ++ [inbox_histogram(trunkline_inbox_stats:histogram(), Inboxes)].
 
 declared(Fields, Rows) ->
     [begin
@@ -113,12 +116,20 @@ of_peer(Labels, Lanes, {Field, Sum, Name}) ->
     Values = [maps:get(Field, Lane) || Lane <- Lanes],
     Counts = [{Bound, lists:sum([proplists:get_value(Bound, Value) || Value <- Values])}
               || {Bound, _} <- hd(Values)],
+    [{"_sum", Labels, value(Name, lists:sum([maps:get(Sum, Lane) || Lane <- Lanes]))}
+     | buckets(Name, Labels, Counts)].
+
+%% (The sum of their times would cost each message something.)
+inbox_histogram({Field, Name, Help}, Inboxes) ->
+    {Name, histogram, Help,
+     lists:append([buckets(Name, Labels, maps:get(Field, Values)) || {Labels, Values} <- Inboxes])}.
+
+buckets(Name, Labels, Counts) ->
     Add = fun({Bound, N}, Below) ->
                   {{"_bucket", Labels ++ [{"le", le(Name, Bound)}], Below + N}, Below + N}
           end,
     {Buckets, Count} = lists:mapfoldl(Add, 0, Counts),
-    Buckets ++ [{"_sum", Labels, value(Name, lists:sum([maps:get(Sum, Lane) || Lane <- Lanes]))},
-                {"_count", Labels, Count}].
+    Buckets ++ [{"_count", Labels, Count}].
 
 le(_, infinity) -> "+Inf";
 le(Name, Bound) -> number(value(Name, Bound)).
@@ -171,8 +182,9 @@ one_if(false) -> 0.
 %% --- telemetry ------------------------------------------------------------------------
 
 -doc "
-Executes the `telemetry` events `[trunkline, stats, node]`, `[trunkline, stats, peer]` for each peer
-and `[trunkline, stats, lane]` for each lane, with all counters as measurements. Does nothing on a
+Executes the `telemetry` events `[trunkline, stats, node]`, and `[trunkline, stats, peer]` for each
+peer, `[trunkline, stats, lane]` for each lane, and `[trunkline, stats, inbox]` for each inbox of
+this node (those without a name are one), with all counters as measurements. Does nothing on a
 node without `telemetry`.
 
 ```erlang
@@ -187,7 +199,8 @@ measure() ->
     lists:foreach(fun(Peer) ->
                           measured(peer, row(Peer)),
                           lists:foreach(fun(Lane) -> measured(lane, Lane) end, lanes(Peer))
-                  end, peers()).
+                  end, peers()),
+    lists:foreach(fun(Inbox) -> measured(inbox, Inbox) end, inboxes()).
 
 -doc "
 The names of all `telemetry` events of Trunkline, for `telemetry:attach_many/4`. The page on metrics
@@ -252,3 +265,16 @@ lanes({Node, #{stats := Stats}}) ->
                 queued_messages => trunkline_gate:messages(Level),
                 queued_bytes => trunkline_gate:bytes(Level)}}
      end || Ix <- trunkline_stats:lanes(Stats)].
+
+%% Of this node. Those without a name are one.
+-spec inboxes() -> [row()].
+inboxes() ->
+    ByName = maps:groups_from_list(fun({Name, _}) -> Name end,
+                                   fun({_, Stats}) -> trunkline_inbox_stats:read(Stats) end,
+                                   trunkline_inboxes:stats()),
+    [{[{"inbox", case Name of
+                     undefined -> "unnamed";
+                     _ -> atom_to_list(Name)
+                 end}],
+      (trunkline_inbox_stats:sum(Values))#{metadata => #{inbox => Name}}}
+     || {Name, Values} <- lists:sort(maps:to_list(ByName))].

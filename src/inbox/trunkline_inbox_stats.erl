@@ -1,0 +1,75 @@
+%% What an inbox counts, for all who look, without asking it.
+%%
+%% How long messages have waited is counted with each of them. What waits, and what was dropped,
+%% the inbox shows once a second while anything goes on: these need not be known at once.
+-module(trunkline_inbox_stats).
+-moduledoc false.
+
+-export([new/0, passed/2, show/3, times/1, read/1, sum/1, fields/0, histogram/0]).
+
+-export_type([stats/0, values/0]).
+
+-opaque stats() :: counters:counters_ref().
+-type values() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
+                    dropped := non_neg_integer(), passed := non_neg_integer(),
+                    time_in_queue := trunkline_stats:histogram()}.
+
+%% Time in queue: less than 2^(N - 1) us, for N in 1 .. BUCKETS.
+-define(BUCKETS, 32).
+-define(LEVEL, (?BUCKETS + 1)).
+-define(DROPPED, (?BUCKETS + 2)).
+
+%% As in trunkline_stats: {Name, Type, Metric, Help}
+-spec fields() -> [{atom(), counter | gauge, string(), string()}].
+fields() ->
+    [{queued_messages, gauge, "inbox_queue_messages", "messages that wait in the inbox"},
+     {queued_bytes, gauge, "inbox_queue_bytes", "bytes that wait in the inbox, as charged"},
+     {passed, counter, "inbox_passed_total", "messages that the process behind the inbox has got"},
+     {dropped, counter, "inbox_dropped_total", "messages that the inbox has dropped"}].
+
+-spec histogram() -> {atom(), Metric :: string(), Help :: string()}.
+histogram() -> {time_in_queue, "inbox_seconds", "time in the inbox"}.
+
+-spec new() -> stats().
+new() -> counters:new(?BUCKETS + 2, []).
+
+%% A message goes to the process, after so many microseconds.
+-spec passed(stats(), Microseconds :: integer()) -> ok.
+passed(Stats, Time) -> counters:add(Stats, bucket(Time, 1), 1).
+
+bucket(Time, N) when Time < 1; N =:= ?BUCKETS -> N;
+bucket(Time, N) -> bucket(Time bsr 1, N + 1).
+
+-spec show(stats(), Queued :: trunkline_gate:charge(), Dropped :: non_neg_integer()) -> ok.
+show(Stats, Level, Dropped) ->
+    ok = counters:put(Stats, ?LEVEL, Level),
+    counters:put(Stats, ?DROPPED, Dropped).
+
+%% As trunkline_inbox:info/1 shows it.
+-spec times(stats()) -> [{Microseconds :: pos_integer(), pos_integer()}].
+times(Stats) -> [{1 bsl (N - 1), Count} || {N, Count} <- counts(Stats), Count > 0].
+
+counts(Stats) -> [{N, counters:get(Stats, N)} || N <- lists:seq(1, ?BUCKETS)].
+
+%% Every second bucket is enough there.
+-spec read(stats()) -> values().
+read(Stats) ->
+    Level = counters:get(Stats, ?LEVEL),
+    Counts = [Count || {_, Count} <- counts(Stats)],
+    #{queued_messages => trunkline_gate:messages(Level),
+      queued_bytes => trunkline_gate:bytes(Level), dropped => counters:get(Stats, ?DROPPED),
+      passed => lists:sum(Counts), time_in_queue => pairs(Counts, 2)}.
+
+pairs([Some, Others], _) -> [{infinity, Some + Others}];
+pairs([Some, Others | Counts], N) -> [{1 bsl (N - 1), Some + Others} | pairs(Counts, N + 2)].
+
+%% Of several inboxes.
+-spec sum([values(), ...]) -> values().
+sum([First | Others]) ->
+    lists:foldl(fun(Values, Sum) ->
+                        maps:map(fun(Field, Value) -> add(Value, maps:get(Field, Values)) end, Sum)
+                end, First, Others).
+
+add([{Bound, N} | Ns], [{Bound, M} | Ms]) -> [{Bound, N + M} | add(Ns, Ms)];
+add([], []) -> [];
+add(N, M) -> N + M.
