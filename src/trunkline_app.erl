@@ -72,6 +72,7 @@ prep_stop(State) ->
 %% if links were. No sender may wait for them.
 -spec stop(term()) -> ok.
 stop(State) ->
+    ok = trunkline_adopter:forget(),
     Routes = trunkline_route:all(),
     case [Link || {_, #route{link = Link}} <- Routes, is_process_alive(Link)] of
         [] ->

@@ -91,8 +91,9 @@ text(#{what := missing_applications, applications := Missing}) ->
 text(#{what := adopted, modules := Modules}) ->
     {"trunkline: ~b modules were adopted: they send by Trunkline", [Modules]};
 text(#{what := not_adopted, problems := Problems}) ->
-    {"trunkline: ~b modules could not be adopted, and send by the distribution: ~0tP. Compile with "
-     "debug_info what has none", [length(Problems), Problems, 10 * ?DEPTH]};
+    {"trunkline: ~b modules could not be adopted, and send by the distribution: ~0tP. "
+     "trunkline_adopt:check/0 has them all, and its documentation what to do",
+     [length(Problems), Problems, 10 * ?DEPTH]};
 text(#{what := strangers, connections := Connections}) ->
     {"trunkline: ~b connections to Trunkline's port ended before they had proved to be invited. "
      "Let health checks and load balancers use another port", [Connections]};

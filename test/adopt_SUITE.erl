@@ -9,12 +9,14 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
-         options/1, chunks/1, elixir/1, mnesia/1]).
+         odd_modules/1, adopter_killed/1, options/1, chunks/1, elixir/1, mnesia/1]).
+
+-export([core_transform/2]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes, options,
-          chunks, elixir, mnesia].
+all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes,
+          odd_modules, adopter_killed, options, chunks, elixir, mnesia].
 
 init_per_suite(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "lib"),
@@ -176,6 +178,69 @@ other_code(Config) ->
                  cluster:call(A, trunkline_adopt, load, [[till]])),
     Loop = cluster:call(A, loop, start, []),
     ?assertEqual(other, version(A, Loop)),
+    cluster:stop(A).
+
+%% Modules that were compiled, or stripped, in ways that concern them alone: each is adopted as it
+%% was, or is a problem, and the application starts.
+odd_modules(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "odd"),
+    Send = "send(P) -> P ! x.",
+    Text = fun(Name, Attributes) ->
+                   iolist_to_binary(io_lib:format("-module(~s).\n~s~s\n", [Name, Attributes, Send]))
+           end,
+    Exported = "-export([send/1]).\n",
+    OnLoad = Exported ++ "-on_load(count/0).\n"
+        "count() -> persistent_term:put(?MODULE, 1 + persistent_term:get(?MODULE, 0)), ok.\n",
+    Strict = "-compile(warnings_as_errors).\n-export([one/1]).\none(X) -> 1.\n",
+    Core = Exported ++ "-compile({core_transform, adopt_SUITE}).\n",
+    application(Dir, odd,
+                [{all_exported, Text("all_exported", ""),
+                  [debug_info, export_all, nowarn_export_all]},
+                 {stripped, Text("stripped", Exported), [debug_info]},
+                 {unknown_form, Text("unknown_form", Exported), [debug_info]},
+                 {strict, Text("strict", Exported ++ Strict), [debug_info, nowarn_unused_vars]},
+                 {core, Text("core", Core), [debug_info]},
+                 {at_load, Text("at_load", OnLoad), [debug_info]}]),
+    Ebin = filename:join([Dir, "odd", "ebin"]),
+    Beam = fun(Name) -> filename:join(Ebin, Name ++ ".beam") end,
+    {ok, _} = beam_lib:strip_files([Beam("stripped")], ["Dbgi"]),
+    {ok, unknown_form, Chunks} = beam_lib:all_chunks(Beam("unknown_form")),
+    Odd = term_to_binary({debug_info_v1, erl_abstract_code, {no_forms, []}}),
+    {ok, Unknown} = beam_lib:build_module(lists:keyreplace("Dbgi", 1, Chunks, {"Dbgi", Odd})),
+    ok = file:write_file(Beam("unknown_form"), Unknown),
+    true = code:add_patha(Ebin),
+    A = cluster:start([]),
+    _ = cluster:call(A, at_load, module_info, []),
+    {ok, #{adopted := Adopted, problems := Problems}} =
+        cluster:call(A, trunkline_adopt, load, [[odd]]),
+    true = code:del_path(Ebin),
+    ?assertEqual({[all_exported, strict, stripped], Problems}, {Adopted, Problems}),
+    ?assertMatch(#{core := {not_compiled, core_transform}, at_load := on_load,
+                   unknown_form := {not_compiled, _}}, Problems),
+    ?assertEqual(3, map_size(Problems)),
+    ?assertEqual(1, cluster:call(A, persistent_term, get, [at_load])),
+    [?assertEqual(x, cluster:call(A, fun() -> Module:send(self()), receive X -> X end end))
+     || Module <- [all_exported, strict, stripped, core, at_load]],
+    cluster:stop(A).
+
+core_transform(Core, _) -> Core.
+
+%% Its successor goes on with what it was asked for; after a stop nothing is left of that.
+adopter_killed(_) ->
+    A = cluster:start([]),
+    {ok, _} = cluster:call(A, trunkline_adopt, load, [[shop]]),
+    Before = cluster:call(A, erlang, whereis, [trunkline_adopter]),
+    true = cluster:call(A, erlang, exit, [Before, kill]),
+    cluster:await(fun() ->
+                          Now = cluster:call(A, erlang, whereis, [trunkline_adopter]),
+                          is_pid(Now) andalso Now =/= Before
+                  end),
+    ?assertMatch(#{applications := [shop], adopted := [broker]},
+                 cluster:call(A, trunkline_adopt, check, [])),
+    ok = cluster:call(A, application, stop, [trunkline]),
+    ok = cluster:call(A, application, start, [trunkline]),
+    ?assertMatch(#{applications := [], adopted := [broker]},
+                 cluster:call(A, trunkline_adopt, check, [])),
     cluster:stop(A).
 
 %% A directory that goes first in the code path; and where stock code runs, it is told.

@@ -528,16 +528,16 @@ control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S1} = dispose_all(retired, S#lane{mode = {retired, Inlets}}),
     S1;
-control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
-    case lists:delete(Inlet, Inlets) of
-        [] -> exit(normal);
-        Left -> S#lane{mode = {retired, Left}}
-    end;
 control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
   when is_map_key(Ref, Throttled) ->
     {Server, Throttled1} = maps:take(Ref, Throttled),
     _ = trunkline_throttle:resume(Server),
     S#lane{throttled = Throttled1};
+control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
+    case lists:delete(Inlet, Inlets) of
+        [] -> exit(normal);
+        Left -> S#lane{mode = {retired, Left}}
+    end;
 control({'DOWN', _, process, _, _} = Down, S) ->
     channels(Down, S);
 control({looked_through, N}, #lane{replied = Replied} = S) ->

@@ -43,8 +43,10 @@ Why an application or a module is not adopted:
 - `no_application`: the application is not in the code path.
 - `no_file`: it is not in the code path.
 - `no_debug_info`: its file has no debug information, or it is encrypted.
-- `{not_compiled, Why}`: the compiler refuses it, or is not there (`no_compiler`).
+- `{not_compiled, Why}`: the compiler refuses it, or is not there (`no_compiler`), or its forms are
+  not those that were compiled (`core_transform`).
 - `sticky`: it lies in a sticky directory.
+- `on_load`: it is loaded already, and its `on_load` function would run again.
 - `old_code`: a process still runs code that was there before the last change. It is tried again.
 - `other_code`: what is loaded is not what lies in the code path.
 - `{not_loaded, Why}`: the code server refuses it.

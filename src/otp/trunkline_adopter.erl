@@ -12,7 +12,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start_link/1, adopt/1, status/0]).
+-export([start_link/1, adopt/1, status/0, forget/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([status/0]).
@@ -34,12 +34,18 @@
 start_link(#{adopt := Names}) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Names, [{timeout, infinity}]).
 
-%% These, too.
+%% These, too, until the application stops.
 -spec adopt([trunkline_beams:name()]) -> {ok, status()} | {error, stopped}.
 adopt(Names) -> ask({adopt, Names}).
 
 -spec status() -> {ok, status()} | {error, stopped}.
 status() -> ask(status).
+
+%% The application stops. (What has been loaded stays.)
+-spec forget() -> ok.
+forget() ->
+    _ = persistent_term:erase(?MODULE),
+    ok.
 
 ask(Request) ->
     try {ok, gen_server:call(?MODULE, Request, infinity)}
@@ -50,14 +56,16 @@ ask(Request) ->
 -spec init([trunkline_beams:name()]) -> {ok, #state{}}.
 init(Names) ->
     ok = missing(Names),
-    {ok, timer(look(#state{names = Names}))}.
+    %% What the process before this one was asked for, if that was killed.
+    All = lists:usort(Names ++ persistent_term:get(?MODULE, [])),
+    {ok, timer(look(#state{names = All}))}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, status(), #state{}}.
-handle_call({adopt, New}, _, #state{names = []} = State) ->
-    State1 = timer(look(State#state{names = New})),
-    {reply, status(State1), State1};
 handle_call({adopt, New}, _, #state{names = Names} = State) ->
-    State1 = look(State#state{names = lists:usort(Names ++ New)}),
+    All = lists:usort(Names ++ New),
+    ok = persistent_term:put(?MODULE, All),
+    State1 = look(State#state{names = All}),
+    Names =:= [] andalso timer(State1),
     {reply, status(State1), State1};
 handle_call(status, _, State) ->
     State1 = look(State),                    % as it is now
@@ -108,7 +116,7 @@ look(#state{names = Names, seen = Seen} = State) ->
 %% What was in the way may have gone.
 is_new(Module, Seen) ->
     case Seen of
-        #{Module := {_, {error, old_code}}} -> true;
+        #{Module := {_, {error, old_code}}} -> trunkline_beams:is_free(Module);
         #{Module := {MD5, _}} -> not lists:member(loaded(Module), [MD5, none]);
         #{} -> true
     end.

@@ -11,7 +11,7 @@
 -moduledoc false.
 
 -export([is_name/1, is_adoptable/1, is_otp/1, application/1, modules/1]).
--export([adopt/1, load/1, look/1, adopted/0, stock/1, mark/1, each/2]).
+-export([adopt/1, load/1, is_free/1, look/1, adopted/0, stock/1, mark/1, each/2]).
 
 -export_type([name/0, stock/0, problem/0, look/0, found/0]).
 
@@ -20,7 +20,7 @@
 %% The MD5 of a module before it was adopted.
 -type stock() :: binary().
 -type problem() :: no_application | no_file | no_debug_info | {not_compiled, term()}
-                 | sticky | old_code | other_code | {not_loaded, term()}.
+                 | sticky | on_load | old_code | other_code | {not_loaded, term()}.
 %% Where something is sent.
 -type found() :: {module(), Line :: non_neg_integer(), mfa()}.
 -type look() :: #{changed := boolean(),
@@ -36,9 +36,9 @@
 -define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
               eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
               reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
-%% What the compiler must know again. All else is in the forms.
+%% What the compiler must know again. All else is in the forms, or does not change what they mean.
 -define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
-               deterministic]).
+               deterministic, strict_record_tests, no_strict_record_tests]).
 %% Of the old file: what others read in it.
 -define(CHUNKS, ["Dbgi", "Abst", "Docs", "ExCk"]).
 
@@ -88,11 +88,17 @@ modules_of(Name) ->
             end
     end.
 
-%% The module by lane, if anything in it changes.
+%% The module by lane, if anything in it changes. (Debug information may be of any form, and another
+%% tool may have written it: that concerns this module alone.)
 -spec adopt(module()) ->
           {changed, stock(), Beam :: binary(), file:filename()} | adopted | unchanged
         | {error, problem()}.
 adopt(Module) ->
+    try adopt_forms(Module)
+    catch error:Reason -> {error, {not_compiled, Reason}}
+    end.
+
+adopt_forms(Module) ->
     case forms(Module) of
         {ok, File, Beam, Forms} ->
             case mark_of(Beam) of
@@ -100,7 +106,7 @@ adopt(Module) ->
                 none ->
                     case transformed(Forms) of
                         {Forms, _} -> unchanged;
-                        {New, _} -> compiled(Module, md5(Beam), Beam, File, New)
+                        {New, _} -> compiled(Module, Beam, File, New)
                     end
             end;
         {error, _} = Error ->
@@ -117,7 +123,11 @@ load(Module) ->
             load_file(Module);
         {changed, Stock, Beam, File} ->
             case whose_code(Module, Stock) of
-                same -> load(Module, Stock, Beam, File);
+                same ->
+                    case erlang:module_loaded(Module) andalso has_on_load(Module) of
+                        true -> {error, on_load};         % it would run again
+                        false -> load(Module, Stock, Beam, File)
+                    end;
                 adopted -> adopted;
                 other -> {error, other_code}
             end;
@@ -149,7 +159,7 @@ whose_code(Module, Stock) ->
     end.
 
 load(Module, Stock, Beam, File) ->
-    IsFree = not erlang:check_old_code(Module) orelse code:soft_purge(Module),
+    IsFree = is_free(Module),
     case code:is_sticky(Module) of
         true -> {error, sticky};
         false when not IsFree -> {error, old_code};
@@ -160,9 +170,23 @@ load(Module, Stock, Beam, File) ->
             end
     end.
 
+%% Whether no process runs code of the module from before the last change.
+-spec is_free(module()) -> boolean().
+is_free(Module) -> not erlang:check_old_code(Module) orelse code:soft_purge(Module).
+
+has_on_load(Module) ->
+    {ok, _, _, Forms} = forms(Module),
+    lists:any(fun(Form) -> element(1, Form) =:= attribute andalso element(3, Form) =:= on_load end,
+              Forms).
+
 %% A module's own file is not asked whether it is adopted: what it sends can be seen in either.
 -spec look(module()) -> {ok, look()} | {error, problem()}.
 look(Module) ->
+    try look_at_forms(Module)
+    catch error:Reason -> {error, {not_compiled, Reason}}
+    end.
+
+look_at_forms(Module) ->
     case forms(Module) of
         {ok, _, _, Forms} ->
             {New, Warnings} = transformed(Forms),
@@ -200,9 +224,14 @@ mark(Module) ->
     catch error:badarg -> none               % not loaded any more
     end.
 
-mark_of(Beam) ->
-    {ok, {_, [{attributes, Attributes}]}} = beam_lib:chunks(Beam, [attributes]),
-    mark_in(Attributes).
+mark_of(Beam) -> mark_in(chunk(attributes, Beam)).
+
+%% The file may have been stripped of it.
+chunk(Name, Beam) ->
+    case beam_lib:chunks(Beam, [Name], [allow_missing_chunks]) of
+        {ok, {_, [{Name, missing_chunk}]}} -> [];
+        {ok, {_, [{Name, Content}]}} -> Content
+    end.
 
 mark_in(Attributes) ->
     case lists:keyfind(trunkline_adopted, 1, Attributes) of
@@ -210,10 +239,13 @@ mark_in(Attributes) ->
         false -> none
     end.
 
-%% The same as module_info/1 answers of the loaded module.
+%% The same as module_info/1 answers of the loaded module, unless the file has been stripped of what
+%% that is made from.
 md5(Beam) ->
-    <<_:16/binary>> = MD5 = code:module_md5(Beam),
-    MD5.
+    case code:module_md5(Beam) of
+        undefined -> erlang:md5(Beam);
+        MD5 -> MD5
+    end.
 
 %% --- a module's forms ------------------------------------------------------------
 
@@ -251,7 +283,9 @@ plain({attribute, Anno, compile, Options}) ->
 plain(Form) ->
     Form.
 
-is_of_transform({Key, _}) -> lists:member(Key, [parse_transform, core_transform]);
+%% Its warnings are those of the project that it is from.
+is_of_transform({parse_transform, _}) -> true;
+is_of_transform(warnings_as_errors) -> true;
 is_of_transform(_) -> false.
 
 %% As they were, if that is all that has changed.
@@ -261,16 +295,36 @@ restored(New, Forms) ->
         false -> New
     end.
 
-compiled(Module, Stock, Old, File, Forms) ->
-    {ok, {_, [{compile_info, Info}]}} = beam_lib:chunks(Old, [compile_info]),
-    Options = [O || O <- proplists:get_value(options, Info, []), is_kept(O)]
-        ++ [{source, Source} || {source, Source} <- Info],
-    try compile:noenv_forms(marked(Forms, Stock), [binary, return_errors | Options]) of
-        {ok, Module, New} -> {changed, Stock, with_chunks_of(Old, New), File};
-        {error, Errors, _} -> {error, {not_compiled, Errors}}
-    catch
-        error:undef -> {error, {not_compiled, no_compiler}}
+compiled(Module, Old, File, Forms) ->
+    Info = chunk(compile_info, Old),
+    All = proplists:get_value(options, Info, []),
+    Options = [O || O <- All, is_kept(O)] ++ [{source, Source} || {source, Source} <- Info],
+    Attributes = lists:append([lists:flatten([O]) || {attribute, _, compile, O} <- Forms]),
+    Stock = md5(Old),
+    Marked = marked(exporting(chunk(exports, Old), Forms), Stock),
+    case {lists:keymember(core_transform, 1, [O || O <- All ++ Attributes, is_tuple(O)]),
+          code:ensure_loaded(compile)} of
+        {true, _} ->
+            %% It has not been applied to the forms, which come before it.
+            {error, {not_compiled, core_transform}};
+        {false, {error, _}} ->
+            {error, {not_compiled, no_compiler}};
+        {false, {module, _}} ->
+            case compile:noenv_forms(Marked, [binary, return_errors | Options]) of
+                {ok, Module, New} -> {changed, Stock, with_chunks_of(Old, New), File};
+                {error, Errors, _} -> {error, {not_compiled, Errors}}
+            end
     end.
+
+%% What the file exports, though the forms do not say so: export_all was an option of the compiler.
+exporting(Exports, Forms) ->
+    Said = lists:append([E || {attribute, _, export, E} <- Forms]),
+    More = [{F, A} || {function, _, F, A, _} <- Forms,
+                      lists:member({F, A}, Exports), not lists:member({F, A}, Said)],
+    lists:append([case Form of
+                      {attribute, Anno, module, _} -> [Form, {attribute, Anno, export, More}];
+                      _ -> [Form]
+                  end || Form <- Forms]).
 
 is_kept(Option) when is_tuple(Option) -> lists:member(element(1, Option), ?KEPT);
 is_kept(Option) -> lists:member(Option, ?KEPT).
