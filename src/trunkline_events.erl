@@ -12,6 +12,9 @@
 %% than MOST of them wait; the others are dropped and counted. What happens to a process of the
 %% user's is executed by that process.
 %%
+%% A handler may also end this process. It is started again, without the events that waited: they
+%% are counted as dropped, too. That connections close which were open then is no event.
+%%
 %% A connection that is open is monitored: that it closes is an event, too.
 -module(trunkline_events).
 -moduledoc false.
@@ -133,16 +136,12 @@ tell(Cells, Message) ->
 
 %% --- the process ------------------------------------------------------------------------
 
--spec init([]) -> {ok, #state{}} | ignore.
+-spec init([]) -> {ok, #state{}}.
 init([]) ->
     process_flag(trap_exit, true),           % a handler may link it to something
-    case persistent_term:get(?SINK, none) of
-        none ->
-            ignore;
-        {_, Cells} ->
-            atomics:put(Cells, ?WAITING, 0),
-            {ok, #state{}}
-    end.
+    {_, Cells} = persistent_term:get(?SINK),
+    ok = atomics:add(Cells, ?DROPPED, max(0, atomics:exchange(Cells, ?WAITING, 0))),
+    {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, {error, badarg}, #state{}}.
 handle_call(_, _, S) ->

@@ -1,7 +1,8 @@
 %% The top supervisor.
 %%
 %%     trunkline_sup (rest_for_one, owner of the table of peers)
-%%      ├── trunkline_events
+%%      ├── trunkline_events_sup (one_for_one, temporary, if there is telemetry)
+%%      │    └── trunkline_events
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
 %%      │         ├── trunkline_lane, linked, one or more, and its writers
@@ -13,24 +14,42 @@
 %%      ├── trunkline_inboxes
 %%      ├── trunkline_monitors
 %%      └── trunkline_adopter
+%%
+%% Handlers of the users run in trunkline_events, and may kill it with each event. It has a
+%% supervisor of its own, for which nothing else is restarted, and which is the first so that
+%% nothing else restarts it.
 -module(trunkline_sup).
 -moduledoc false.
 -behaviour(supervisor).
 
--export([start_link/1]).
+-export([start_link/1, start_events/0]).
 -export([init/1]).
 
 -spec start_link(trunkline_options:options()) -> supervisor:startlink_ret().
 start_link(Options) ->
     supervisor:start_link({local, ?MODULE}, ?MODULE, Options).
 
--spec init(trunkline_options:options()) ->
+-spec start_events() -> supervisor:startlink_ret().
+start_events() ->
+    case trunkline_events:are_wanted() of
+        true -> supervisor:start_link({local, trunkline_events_sup}, ?MODULE, events);
+        false -> ignore
+    end.
+
+-spec init(events | trunkline_options:options()) ->
           {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
+init(events) ->
+    %% What is told meanwhile is dropped, so it does not end that often. `peer down' is told when
+    %% Trunkline stops: handlers have a moment for it, and not more.
+    {ok, {#{strategy => one_for_one, intensity => 1000, period => 1},
+          [#{id => trunkline_events, shutdown => 100,
+             start => {trunkline_events, start_link, []}}]}};
 init(Options) ->
     ok = trunkline_peers:create(),
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 10},
-          [#{id => trunkline_events,                   % only if there is telemetry
-             start => {trunkline_events, start_link, []}},
+          [#{id => trunkline_events_sup, type => supervisor, restart => temporary,
+             shutdown => infinity,
+             start => {?MODULE, start_events, []}},
            #{id => trunkline_link_sup, type => supervisor, shutdown => infinity,
              start => {trunkline_link_sup, start_link, []}},
            #{id => trunkline_links,

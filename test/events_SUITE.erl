@@ -6,7 +6,7 @@
 
 -export([all/0, suite/0]).
 -export([page/1, without/1, peers/1, left/1, crashed/1, refused/1, drained/1, resumed/1, large/1,
-         lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, nested/1]).
+         lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, killed/1, blocked/1, nested/1]).
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
 
@@ -14,7 +14,7 @@ suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
     [page, without, peers, left, crashed, refused, drained, resumed, large, lanes, strangers, waits,
-     inboxes, slow, bad, nested].
+     inboxes, slow, bad, killed, blocked, nested].
 
 %% The page has each event, with its measurements and metadata.
 page(_) ->
@@ -243,6 +243,50 @@ bad(_) ->
     ok = cluster:call(A, trunkline_metrics, measure, []),
     ?assertEqual(Events, cluster:call(A, erlang, whereis, [trunkline_events])),
     cluster:stop_all([A, B]).
+
+%% A handler that ends its process with each event: nothing else ends, however often that is.
+killed(_) ->
+    {A, B} = telemetry_node:pair([]),
+    [_] = await(A, [peer, up], 1),
+    Others = fun() -> [whereis(Name) || Name <- [trunkline_sup, trunkline_link_sup, trunkline_links,
+                                                 trunkline_listener, trunkline_inboxes]] end,
+    Before = cluster:call(A, Others),
+    ok = cluster:call(A, fun() -> telemetry_node:then(fun() -> exit(self(), kill) end) end),
+    lists:foreach(fun(_) -> ok = cluster:call(A, fun kill_events/0) end, lists:seq(1, 30)),
+    ?assertEqual(Before, cluster:call(A, Others)),
+    ?assertMatch(#{sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ok = cluster:call(A, fun() -> telemetry_node:then(fun() -> ok end) end),
+    ok = cluster:call(A, trunkline_events, tell, [[listener, refused], #{count => 1000}, #{}]),
+    cluster:await(fun() -> lists:member({#{count => 1000}, #{}}, events(A, [listener, refused]))
+                  end),
+    stop(A, [B]).
+
+kill_events() ->
+    Pid = whereis(trunkline_events),
+    Ref = monitor(process, Pid),
+    ok = trunkline_events:tell([listener, refused], #{count => 1}, #{}),
+    receive {'DOWN', Ref, process, _, killed} -> ok end,
+    cluster:await(fun() -> is_pid(whereis(trunkline_events)) end).
+
+%% Trunkline does not wait for handlers when it stops, but a moment.
+blocked(_) ->
+    A = telemetry_node:start([]),
+    ok = cluster:call(A, telemetry_node, block, [true]),
+    Shutdown = cluster:call(
+                 A, fun() ->
+                            Pid = whereis(trunkline_events),
+                            {dictionary, Own} = process_info(Pid, dictionary),
+                            [Sup | _] = proplists:get_value('$ancestors', Own),
+                            {ok, #{shutdown := Time}} =
+                                supervisor:get_childspec(Sup, trunkline_events),
+                            Time
+                    end),
+    ?assert(is_integer(Shutdown) andalso Shutdown < 500),
+    ok = cluster:call(A, trunkline_events, tell, [[listener, refused], #{count => 1}, #{}]),
+    [_] = await(A, [listener, refused], 1),
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    ?assertEqual(undefined, cluster:call(A, erlang, whereis, [trunkline_events])),
+    stop(A, []).
 
 %% A handler that has to wait itself causes no event of its own.
 nested(_) ->
