@@ -2,7 +2,8 @@
 %%
 %% Trunkline does not depend on telemetry. Whether its module can be loaded is found out once, when
 %% the application starts. Without it an event is one look at a persistent term, and there is no
-%% process here. Nothing on the hot path has an event.
+%% process here. Nothing on the hot path has an event. While the module is there and its application
+%% does not run, nothing is executed: telemetry would write a warning for each event.
 %%
 %%     link, lane, connection ── tell ──> this process ── telemetry:execute/3 ──> handlers
 %%     sender that had to wait, ... ──────── execute ───────────────────────────> handlers
@@ -32,9 +33,13 @@
 %% {Module, Cells}, or none.
 -define(SINK, ?MODULE).
 -define(MOST, 1000).
-%% Cells: events that wait, and how many have been dropped.
+%% Cells: events that wait, how many have been dropped, and when (in seconds) the log was last told
+%% that one was not executed, or 0.
 -define(WAITING, 1).
 -define(DROPPED, 2).
+-define(LOGGED, 3).
+%% Seconds from one such line in the log to the next.
+-define(PAUSE, 60).
 %% In the dictionary of a process whose handlers are running: what they do is no event.
 -define(RUNNING, '$trunkline_event').
 
@@ -70,7 +75,7 @@ table() ->
 start() ->
     Module = telemetry,
     case {code:ensure_loaded(Module), persistent_term:get(?SINK, none)} of
-        {{module, _}, none} -> persistent_term:put(?SINK, {Module, atomics:new(2, [])});
+        {{module, _}, none} -> persistent_term:put(?SINK, {Module, atomics:new(3, [])});
         {{error, _}, {_, _}} -> persistent_term:put(?SINK, none);
         _ -> ok
     end.
@@ -94,19 +99,30 @@ dropped() ->
 execute(Name, Measurements, Metadata) ->
     case persistent_term:get(?SINK, none) of
         none -> ok;
-        {Module, _} -> get(?RUNNING) =:= true orelse run(Module, Name, Measurements, Metadata), ok
+        {Module, Cells} ->
+            get(?RUNNING) =:= true orelse whereis(telemetry_handler_table) =:= undefined
+                orelse run(Module, Cells, Name, Measurements, Metadata),
+            ok
     end.
 
-run(Module, Name, Measurements, Metadata) ->
+run(Module, Cells, Name, Measurements, Metadata) ->
     _ = put(?RUNNING, true),
     try Module:execute([trunkline | Name], Measurements, Metadata)
     catch
         Class:Reason ->
-            trunkline_log:write(not_executed, #{event => [trunkline | Name],
-                                                reason => {Class, Reason}})
+            may_log(Cells)
+                andalso trunkline_log:write(not_executed, #{event => [trunkline | Name],
+                                                            reason => {Class, Reason}})
     after
         erase(?RUNNING)
     end.
+
+%% Each sender that waits may come here: one of them writes.
+may_log(Cells) ->
+    Now = erlang:monotonic_time(second),
+    Last = atomics:get(Cells, ?LOGGED),
+    (Last =:= 0 orelse Now - Last >= ?PAUSE)
+        andalso atomics:compare_exchange(Cells, ?LOGGED, Last, Now) =:= ok.
 
 %% The calling process is one of Trunkline's own, and goes on at once.
 -spec tell(name(), measurements(), metadata()) -> ok.

@@ -6,7 +6,9 @@
 
 -export([all/0, suite/0]).
 -export([page/1, without/1, peers/1, left/1, crashed/1, refused/1, drained/1, resumed/1, large/1,
-         lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, killed/1, blocked/1, nested/1]).
+         lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, killed/1, blocked/1, nested/1,
+         flood/1, not_running/1]).
+-export([log/2]).
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
 
@@ -14,7 +16,7 @@ suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
     [page, without, peers, left, crashed, refused, drained, resumed, large, lanes, strangers, waits,
-     inboxes, slow, bad, killed, blocked, nested].
+     inboxes, slow, bad, killed, blocked, nested, flood, not_running].
 
 %% The page has each event, with its measurements and metadata.
 page(_) ->
@@ -297,6 +299,35 @@ nested(_) ->
                       trunkline_metrics:measure()
               end),
     ?assertEqual(1, length(events(A, [stats, node]))),
+    stop(A, []).
+
+%% Many processes whose events fail at the same time: the log says so once.
+flood(_) ->
+    A = telemetry_node:start([]),
+    ok = cluster:call(A, telemetry_node, break, []),
+    Lines = cluster:call(
+              A, fun() ->
+                         Count = counters:new(1, []),
+                         ok = logger:set_primary_config(level, warning),
+                         ok = logger:add_handler(?MODULE, ?MODULE, #{config => Count}),
+                         Refs = [element(2, spawn_monitor(trunkline_metrics, measure, []))
+                                 || _ <- lists:seq(1, 100)],
+                         [receive {'DOWN', Ref, process, _, normal} -> ok end || Ref <- Refs],
+                         counters:get(Count, 1)
+                 end),
+    ?assertEqual(1, Lines),
+    cluster:stop(A).
+
+%% Called by logger.
+log(#{msg := {report, #{what := not_executed}}}, #{config := Count}) -> counters:add(Count, 1, 1);
+log(_, _) -> ok.
+
+%% While telemetry does not run, its module is not called.
+not_running(_) ->
+    A = telemetry_node:start([]),
+    ok = cluster:call(A, telemetry_node, stop, []),
+    ok = cluster:call(A, trunkline_metrics, measure, []),
+    ?assertEqual([], events(A, [stats, node])),
     stop(A, []).
 
 %% --- helpers --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 -module(telemetry_node).
 
 -export([pair/1, pair/2, start/1]).
--export([events/0, events/1, events_of/1, block/1, break/0, then/1]).
+-export([events/0, events/1, events_of/1, block/1, break/0, stop/0, then/1]).
 -export([keep/3]).
 
 %% Two connected nodes with Trunkline, of which the first has telemetry.
@@ -25,6 +25,7 @@ install() ->
     Self = self(),
     Owner = spawn(fun() ->
                           ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set]),
+                          true = register(telemetry_handler_table, self()),
                           Self ! {self(), ready},
                           receive stop -> ok end
                   end),
@@ -71,6 +72,11 @@ then(Then) ->
 
 %% They cannot be executed any more.
 break() -> load("error({Name, Measurements, Metadata})").
+
+%% As if the application telemetry had stopped.
+stop() ->
+    true = unregister(telemetry_handler_table),
+    ok.
 
 %% In the order in which they were executed.
 events() -> [Event || {N, Event} <- ets:tab2list(?MODULE), is_integer(N)].
