@@ -307,7 +307,15 @@ arguments(_) ->
     ?assertEqual([["neither a node nor a map"], ["invalid option interval => 1"],
                   ["not a node", "not a map"], ["not a node"]],
                  [Explained(start, [7]), Explained(start, [#{interval => 1}]),
-                  Explained(start, ["b", 7]), Explained(once, ["b"])]).
+                  Explained(start, ["b", 7]), Explained(once, ["b"])]),
+    %% What can be sorted by depends on what is shown.
+    ?assertEqual([["invalid option sort => large_pending with show => lanes"],
+                  ["invalid option x => 1"], ["invalid option show => all"],
+                  ["invalid option sort => full"]],
+                 [Explained(start, [Options])
+                  || Options <- [#{show => lanes, sort => large_pending},
+                                 #{show => lanes, sort => in_flight_bytes, x => 1},
+                                 #{show => all, sort => lost}, #{sort => full}]]).
 
 %% --- a terminal -------------------------------------------------------------------------------
 

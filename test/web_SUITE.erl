@@ -218,8 +218,26 @@ arguments(Config) ->
      || Options <- [7, #{port => -1}, #{port => 65536}, #{address => "b@host"},
                     #{address => {1, 2}}, #{password => "short"}, #{password => 7},
                     #{colour => red}]],
+    %% Neither the error nor what is said of it tells a password, wherever it stands.
+    [begin
+         {Text, Stack} = explained(Options),
+         ?assertEqual({Options, Said}, {Options, Text}),
+         ?assertEqual(nomatch, string:find(io_lib:format("~p ~ts", [Stack, Text]), "horse"))
+     end || {Options, Said} <-
+                [{#{password => "horse"},
+                  "invalid password: it must be a text of at least 8 characters"},
+                 {#{port => 65536, password => "correct horse"}, "invalid option port => 65536"},
+                 {#{pasword => <<"correct horse">>}, "invalid option pasword => '...'"},
+                 {[{password, "correct horse"}], "not a map"}]],
     ?assertMatch({error, stopped}, trunkline_web:start(#{})),          % not at this node
     ok = web(Config, stop, []).
+
+explained(Options) ->
+    try trunkline_web:start(Options)
+    catch error:badarg:Stack ->
+            #{1 := Text} = trunkline_errors:format_error(badarg, Stack),
+            {lists:flatten(Text), Stack}
+    end.
 
 %% Whatever comes, the page goes on.
 garbage(Config) ->

@@ -64,8 +64,17 @@ The error is `badarg` if the options are not right.
 start(Options) ->
     case trunkline_web_server:are_options(Options) of
         true -> trunkline_web_server:start(Options);
-        false -> ?BAD_ARGUMENT(badarg, [Options])
+        false -> ?BAD_ARGUMENT(badarg, [without_secrets(Options)])
     end.
+
+%% The arguments of an error get into the log. (The password may stand under a misspelt name, or in
+%% something that is no map.)
+without_secrets(#{} = Options) ->
+    maps:map(fun(Key, Value) when Key =:= address; Key =:= port -> Value;
+                (_, _) -> '...'
+             end, Options);
+without_secrets(_) ->
+    '...'.
 
 -doc "
 Ends the page. Without one it does nothing.
