@@ -6,12 +6,13 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, end_per_testcase/2]).
 -export([json/1, requests/1, figures/1, passwords/1, other_hosts/1, starts_and_stops/1,
-         comes_back/1, arguments/1, garbage/1, browser/1]).
+         comes_back/1, arguments/1, garbage/1, browser/1, many_peers/1]).
+-export([many/0]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [json, requests, figures, passwords, other_hosts, starts_and_stops, comes_back, arguments,
-          garbage, browser].
+          garbage, browser, many_peers].
 
 init_per_suite(Config) ->
     {A, B} = cluster:pair([]),
@@ -284,6 +285,77 @@ browser(Chromium, Config) ->
                           lists:member(state(NodeC, Now), ["down", "gone"]) orelse Now
                   end, 200_000),
     ?assertEqual("up", state(NodeB, Shown())).
+
+%% Of 101 peers 100 are shown, and these stay while the other has hardly more to tell. The one that
+%% is not shown any more, when the other has, is not called gone.
+many_peers(Config) ->
+    A = ?config(a, Config),
+    {module, trunkline_sample} = cluster:call(A, code, load_binary, [trunkline_sample, "test",
+                                                                     stand_in()]),
+    try
+        Port = start(Config, #{}),
+        await_views(Port, 5),
+        {200, _, Text} = get(Port, "/samples"),
+        [_ | Views] = string:split(Text, "\"hints\":", all),
+        [One, Two, Three | Later] = [shown(View) || View <- Views],
+        ?assertEqual({100, One, One}, {length(One), Two, Three}),
+        ?assertMatch({100, ["n101@host"], [_]},
+                     {length(lists:last(Later)), lists:last(Later) -- One, One -- lists:last(Later)}),
+        case os:find_executable("chromium") of
+            false -> ok;
+            Chromium -> not_gone(Chromium, Port, hd(One -- lists:last(Later)), Config)
+        end
+    after
+        cluster:call(A, fun() -> code:purge(trunkline_sample), code:load_file(trunkline_sample) end)
+    end.
+
+not_gone(Chromium, Port, Absent, Config) ->
+    cluster:await(fun() ->
+                          Dom = dom(Chromium, Port, Config),
+                          {state("n101@host", Dom), state(Absent, Dom)} =:= {"up", "not shown"}
+                              orelse Dom
+                  end, 200_000).
+
+shown(View) ->
+    {match, Names} = re:run(View, "\"peer\":\"([^\"]*)\"", [global, {capture, [1], list}]),
+    lists:sort(lists:append(Names)).
+
+%% A trunkline_sample whose views are those of many/0.
+stand_in() ->
+    Forms = [begin
+                 {ok, Tokens, _} = erl_scan:string(Text),
+                 {ok, Form} = erl_parse:parse_form(Tokens),
+                 Form
+             end || Text <- ["-module(trunkline_sample).", "-export([here/0, view/2]).",
+                             "here() -> none_yet.", "view(_, _) -> web_SUITE:many()."]],
+    {ok, trunkline_sample, Binary} = compile:forms(Forms),
+    Binary.
+
+%% The third view is the last one in which they are nearly equal. Runs in the page's process.
+many() ->
+    N = case get(?MODULE) of
+            undefined -> 1;
+            Before -> Before + 1
+        end,
+    put(?MODULE, N),
+    Rate = fun(101) when N > 3 -> 1000.0;
+              (101) when N > 1 -> 2.0;
+              (101) -> 0.0;
+              (Ix) -> 1.0 + (N + Ix) rem 2
+           end,
+    #{node => node(), time => erlang:system_time(millisecond), interval => 2.0, release => "1.0.0",
+      running => true, uptime => 1, refused => 0, refused_now => 0, inboxes => [],
+      more_inboxes => 0, limits => #{bulk_bytes => 1000, resume_time => 0},
+      peers => [many(list_to_atom("n" ++ integer_to_list(Ix) ++ "@host"), Rate(Ix))
+                || Ix <- lists:seq(1, 101)]}.
+
+many(Peer, Rate) ->
+    #{peer => Peer, state => up, release => "1.0.0", way => dist, large_way => none,
+      connections => 0, round_trip => 1, messages_out => Rate, messages_in => 0.0, bytes_out => 0.0,
+      bytes_in => 0.0, large_out => 0.0, batch => 1.0, queued_messages => 0, queued_bytes => 0,
+      in_flight_bytes => 0, window_bytes => 1, waiting => 0, waited => 0.0, waits => 0.0,
+      large_pending => 0, fallbacks => 0.0, lost => 0, lost_now => 0, sent_again => 0,
+      sent_again_now => 0, resumed => 0, lanes => []}.
 
 dom(Chromium, Port, Config) ->
     Data = filename:join(?config(priv_dir, Config), "chromium"),

@@ -21,18 +21,22 @@
 -define(KEPT, 300).
 -define(PEERS, 100).
 -define(INBOXES, 50).
+%% So many times as much as one that was shown before does one that takes its place.
+-define(STAYS, 10).
 -define(AGAIN, 1000).
 -define(CLIENTS, 20).
 -define(SHORTEST, 8).              % password
 
 -type checked() :: #{address := inet:ip_address(), port := inet:port_number(),
                      allow := trunkline_web_password:allow()}.
+-type shown() :: #{node() | pid() => shown}.
 -record(server,
         {options :: checked(),
          httpd = none :: none | pid(),
          error = none :: term(),
          before = none :: none | trunkline_sample:sample(),
          number = 0 :: non_neg_integer(),
+         shown = #{} :: shown(),                   % in the newest view
          %% The newest is last.
          views = queue:new() :: queue:queue({Number :: pos_integer(), JSON :: binary()})}).
 
@@ -224,14 +228,15 @@ again(S) ->
 
 %% --- views -----------------------------------------------------------------------------------
 
-look(#server{before = Before, number = N, views = Views} = S) ->
+look(#server{before = Before, number = N, views = Views, shown = Shown} = S) ->
     Sample = trunkline_sample:here(),
     case Before of
         none ->
             S#server{before = Sample};
         _ ->
-            JSON = iolist_to_binary(json(N + 1, trunkline_sample:view(Before, Sample))),
-            S#server{before = Sample, number = N + 1,
+            View = busiest(trunkline_sample:view(Before, Sample), Shown),
+            JSON = iolist_to_binary(json(N + 1, View)),
+            S#server{before = Sample, number = N + 1, shown = shown(View),
                      views = shortened(queue:in({N + 1, JSON}, Views))}
     end.
 
@@ -243,25 +248,41 @@ shortened(Views) ->
 
 json(N, #{peers := Peers, inboxes := Inboxes, release := Release} = View) ->
     trunkline_json:encode(
-      (maps:with([node, time, running, uptime, refused], View))
+      (maps:with([node, time, running, uptime, refused, more_peers, more_inboxes, hints], View))
           #{n => N, release => unicode:characters_to_binary(Release),
-            hints => [unicode:characters_to_binary(Hint) || Hint <- trunkline_hints:hints(View)],
-            peers => [maps:without([lanes, release], Peer)
-                      || Peer <- busiest(?PEERS, fun traffic/1, Peers)],
-            more_peers => max(0, length(Peers) - ?PEERS),
+            peers => [maps:without([lanes, release], Peer) || Peer <- Peers],
             inboxes => [(maps:without([inbox], Inbox))
                             #{name => unicode:characters_to_binary(
                                         trunkline_screen:name(Name, Pid))}
-                        || #{name := Name, inbox := Pid} = Inbox
-                               <- busiest(?INBOXES, fun fullness/1, Inboxes)]}).
+                        || #{name := Name, inbox := Pid} = Inbox <- Inboxes]}).
 
-traffic(#{messages_out := Out, messages_in := In, queued_messages := Queued}) -> Out + In + Queued.
+%% The hints are about all of them.
+busiest(#{peers := Peers, inboxes := Inboxes, more_inboxes := More} = View, Shown) ->
+    View#{peers := busiest(?PEERS, fun traffic/1, Peers, Shown),
+          more_peers => max(0, length(Peers) - ?PEERS),
+          inboxes := busiest(?INBOXES, fun fullness/1, Inboxes, Shown),
+          more_inboxes := More + max(0, length(Inboxes) - ?INBOXES),
+          hints => [unicode:characters_to_binary(Hint) || Hint <- trunkline_hints:hints(View)]}.
 
-fullness(#{full := Full, passed := Passed}) -> {Full, Passed}.
+traffic(#{peer := Peer, messages_out := Out, messages_in := In, queued_messages := Queued}) ->
+    {Peer, [Out + In + Queued]}.
 
-%% In their order.
-busiest(N, _, Rows) when length(Rows) =< N -> Rows;
-busiest(N, Key, Rows) ->
-    Numbered = lists:zip(lists:seq(1, length(Rows)), Rows),
-    Sorted = lists:sort(fun({_, A}, {_, B}) -> Key(A) >= Key(B) end, Numbered),
-    [Row || {_, Row} <- lists:sort(lists:sublist(Sorted, N))].
+fullness(#{inbox := Inbox, full := Full, passed := Passed}) -> {Inbox, [Full, Passed]}.
+
+%% In their order. Who was shown before stays, unless another one has far more to tell: otherwise
+%% nearly equal ones would come and go with each view.
+busiest(N, _, Rows, _) when length(Rows) =< N -> Rows;
+busiest(N, Key, Rows, Shown) ->
+    Ranked = [{rank(Key(Row), Shown), Ix, Row}
+              || {Ix, Row} <- lists:zip(lists:seq(1, length(Rows)), Rows)],
+    Sorted = lists:sort(fun({A, _, _}, {B, _, _}) -> A >= B end, Ranked),
+    [Row || {_, _, Row} <- lists:keysort(2, lists:sublist(Sorted, N))].
+
+rank({Name, Figures}, Shown) when is_map_key(Name, Shown) ->
+    {[?STAYS * Figure || Figure <- Figures], true};
+rank({_, Figures}, _) ->
+    {Figures, false}.
+
+shown(#{peers := Peers, inboxes := Inboxes}) ->
+    maps:from_keys([Peer || #{peer := Peer} <- Peers] ++ [Inbox || #{inbox := Inbox} <- Inboxes],
+                   shown).
