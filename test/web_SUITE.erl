@@ -6,13 +6,13 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, end_per_testcase/2]).
 -export([json/1, requests/1, figures/1, passwords/1, other_hosts/1, starts_and_stops/1,
-         comes_back/1, arguments/1, garbage/1, browser/1, many_peers/1]).
+         comes_back/1, arguments/1, garbage/1, browser/1, many_peers/1, folders/1]).
 -export([many/0]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [json, requests, figures, passwords, other_hosts, starts_and_stops, comes_back, arguments,
-          garbage, browser, many_peers].
+          garbage, browser, many_peers, folders].
 
 init_per_suite(Config) ->
     {A, B} = cluster:pair([]),
@@ -285,6 +285,28 @@ browser(Chromium, Config) ->
                           lists:member(state(NodeC, Now), ["down", "gone"]) orelse Now
                   end, 200_000),
     ?assertEqual("up", state(NodeB, Shown())).
+
+%% Trunkline's folder may have any name. What is missing there is named.
+folders(Config) ->
+    Ours = filename:dirname(filename:dirname(code:which(trunkline_web))),
+    Other = filename:join(?config(priv_dir, Config), "lanes-of-ours"),
+    [begin
+         {ok, Content} = file:read_file(filename:join(Ours, File)),
+         ok = filelib:ensure_dir(filename:join(Other, File)),
+         ok = file:write_file(filename:join(Other, File), Content)
+     end || File <- filelib:wildcard("{priv/trunkline.html,ebin/*.{app,beam}}", Ours)],
+    Path = [filename:join(Other, "ebin")
+            | lists:delete(filename:join(Ours, "ebin"), code:get_path())],
+    Node = cluster:start([], peer:random_name("other_folder"), cluster:dist_arguments(), Path),
+    ?assertEqual({error, bad_name}, cluster:call(Node, code, lib_dir, [trunkline])),
+    {ok, Url} = cluster:call(Node, trunkline_web, start, [#{port => 0}]),
+    {match, [Port]} = re:run(Url, ":([0-9]+)/", [{capture, [1], list}]),
+    ?assertMatch({200, _, _}, get(list_to_integer(Port), "/")),
+    ok = cluster:call(Node, trunkline_web, stop, []),
+    Page = filename:join(Other, "priv/trunkline.html"),
+    ok = file:delete(Page),
+    ?assertEqual({error, {missing, Page}}, cluster:call(Node, trunkline_web, start, [#{}])),
+    cluster:stop(Node).
 
 %% Of 101 peers 100 are shown, and these stay while the other has hardly more to tell. The one that
 %% is not shown any more, when the other has, is not called gone.

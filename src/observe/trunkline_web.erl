@@ -42,12 +42,13 @@ Where the page is, and who may see it:
 
 -doc "
 Why there is no page: Trunkline does not run (`stopped`), there is a page already
-(`already_started`), OTP's `inets` is not in the release (`no_inets`), others could see it
-(`password_needed`), or it is not possible to listen at that address and port.
+(`already_started`), OTP's `inets` is not in the release (`no_inets`), a file of Trunkline's is not
+there (`missing`), others could see it (`password_needed`), or it is not possible to listen at that
+address and port.
 ".
 -doc #{since => <<"1.0.0">>}.
 -type start_error() :: stopped | already_started | no_inets | password_needed
-                     | {listen, Reason :: term()}.
+                     | {missing, file:filename_all()} | {listen, Reason :: term()}.
 
 -doc "
 Starts the page, and answers its address. It lasts until `stop/0`, or until Trunkline stops.

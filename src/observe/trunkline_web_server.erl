@@ -94,8 +94,15 @@ is_loopback(_) -> false.
 
 start_checked(Options) ->
     Child = #{id => ?MODULE, restart => transient, start => {?MODULE, start_link, [Options]}},
-    case code:which(httpd) =/= non_existing andalso start_child(Child) of
-        false -> {error, no_inets};
+    Page = trunkline_web_page:page(),
+    case {code:which(httpd), filelib:is_regular(Page)} of
+        {non_existing, _} -> {error, no_inets};
+        {_, false} -> {error, {missing, Page}};
+        {_, true} -> started(start_child(Child))
+    end.
+
+started(Result) ->
+    case Result of
         {ok, Pid} ->
             case gen_server:call(Pid, url, infinity) of
                 {ok, _} = Started -> Started;
@@ -210,7 +217,7 @@ listen(#server{options = #{address := Address, port := Port} = Options} = S) ->
 serve(Family, #server{options = #{address := Address, port := Port, allow := Allow}} = S) ->
     {module, _} = code:ensure_loaded(trunkline_web_page),
     %% (It wants folders, and reads nothing there: no module for files is among its modules.)
-    Folder = code:lib_dir(trunkline),
+    Folder = trunkline_web_page:folder(),
     Config = [{port, Port}, {bind_address, Address}, {ipfamily, Family}, {server_name, "trunkline"},
               {server_root, Folder}, {document_root, Folder}, {server_tokens, none},
               {modules, [trunkline_web_page]}, {trunkline_allow, Allow},
