@@ -11,7 +11,7 @@
 -module(trunkline_web_page).
 -moduledoc false.
 
--export([do/1, folder/0, page/0]).
+-export([do/1]).
 
 %% The first fields of what httpd gives to its modules, as its manual has them (httpd, "Web server
 %% API data types"). Its own header file would do, but where inets is not installed Trunkline should
@@ -75,7 +75,7 @@ answer(Method, _) when Method =/= "GET", Method =/= "HEAD" ->
     {Code, More, Body} = text(405, "Only GET and HEAD.\n"),
     {Code, [{allow, "GET, HEAD"} | More], Body};
 answer(_, ["/" | _]) ->
-    case file:read_file(page()) of
+    case file:read_file(trunkline_web_server:page()) of
         {ok, Page} -> {200, [{content_type, "text/html; charset=utf-8"}], Page};
         {error, _} -> text(500, "The file priv/trunkline.html is missing in this release.\n")
     end;
@@ -99,17 +99,5 @@ samples(N) ->
         {ok, JSON} -> {200, [{content_type, "application/json"}], JSON};
         {error, busy} -> text(503, "Try again.\n")
     end.
-
-%% Of Trunkline, whatever its name is.
--spec folder() -> file:filename_all().
-folder() ->
-    case {code:which(?MODULE), code:lib_dir(trunkline)} of
-        {[_ | _] = Beam, _} -> filename:dirname(filename:dirname(filename:absname(Beam)));
-        {_, [_ | _] = Folder} -> Folder;             % for instance, it is cover_compiled
-        {_, _} -> filename:absname("")
-    end.
-
--spec page() -> file:filename_all().
-page() -> filename:join([folder(), "priv", "trunkline.html"]).
 
 text(Code, Text) -> {Code, [{content_type, "text/plain; charset=utf-8"}], Text}.

@@ -12,7 +12,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start/1, stop/0, are_options/1, since/1]).
+-export([start/1, stop/0, are_options/1, since/1, page/0]).
 -export([start_link/1]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
@@ -94,7 +94,7 @@ is_loopback(_) -> false.
 
 start_checked(Options) ->
     Child = #{id => ?MODULE, restart => transient, start => {?MODULE, start_link, [Options]}},
-    Page = trunkline_web_page:page(),
+    Page = page(),
     case {code:which(httpd), filelib:is_regular(Page)} of
         {non_existing, _} -> {error, no_inets};
         {_, false} -> {error, {missing, Page}};
@@ -127,6 +127,19 @@ stop() ->
     catch
         exit:_ -> ok                       % Trunkline does not run
     end.
+
+%% Of Trunkline, whatever its name is.
+-spec folder() -> file:filename_all().
+folder() ->
+    case {code:which(?MODULE), code:lib_dir(trunkline)} of
+        {[_ | _] = Beam, _} -> filename:dirname(filename:dirname(filename:absname(Beam)));
+        {_, [_ | _] = Folder} -> Folder;             % for instance, it is cover_compiled
+        {_, _} -> filename:absname("")
+    end.
+
+%% What is at `/'.
+-spec page() -> file:filename_all().
+page() -> filename:join([folder(), "priv", "trunkline.html"]).
 
 %% What is newer than the view of that number, as JSON.
 -spec since(non_neg_integer()) -> {ok, iodata()} | {error, busy}.
@@ -217,7 +230,7 @@ listen(#server{options = #{address := Address, port := Port} = Options} = S) ->
 serve(Family, #server{options = #{address := Address, port := Port, allow := Allow}} = S) ->
     {module, _} = code:ensure_loaded(trunkline_web_page),
     %% (It wants folders, and reads nothing there: no module for files is among its modules.)
-    Folder = trunkline_web_page:folder(),
+    Folder = folder(),
     Config = [{port, Port}, {bind_address, Address}, {ipfamily, Family}, {server_name, "trunkline"},
               {server_root, Folder}, {document_root, Folder}, {server_tokens, none},
               {modules, [trunkline_web_page]}, {trunkline_allow, Allow},
