@@ -6,15 +6,15 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
--export([text/1, page/1, promtool/1, agrees/1, inboxes/1, names/1, hidden/1, stopped/1,
+-export([text/1, page/1, promtool/1, agrees/1, inboxes/1, nameless/1, names/1, hidden/1, stopped/1,
          telemetry/1, rules/1, dashboard/1, scraped/1]).
 -export([serve/0]).
 
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
-    [text, page, promtool, agrees, inboxes, names, hidden, stopped, telemetry, rules, dashboard,
-     scraped].
+    [text, page, promtool, agrees, inboxes, nameless, names, hidden, stopped, telemetry, rules,
+     dashboard, scraped].
 
 init_per_suite(Config) ->
     Root = command:root(),
@@ -136,7 +136,25 @@ inboxes(Config) ->
                                                             "seconds_count"]],
                           Values =:= [Queued, Bytes, Dropped, Passed, Passed] orelse Values
                   end),
-    ?assertEqual(0, value(lines(A), "inbox_queue_messages", "inbox=\"unnamed\"")).
+    ?assertEqual(0, value(lines(A), "inbox_queue_messages", "inbox=\"undefined\"")).
+
+%% Inboxes without a name have no counters, which could fall; and a name is never theirs.
+nameless(Config) ->
+    A = ?config(a, Config),
+    Has = fun(Name, Inbox) ->
+                  Start = lists:flatten(["trunkline_inbox_", Name, "{inbox=\"", Inbox, "\""]),
+                  lists:any(fun(Line) -> lists:prefix(Start, Line) end, lines(A))
+          end,
+    Families = ["queue_messages", "queue_bytes", "passed_total", "dropped_total",
+                "seconds_bucket", "seconds_count"],
+    ?assertEqual([true, true, false, false, false, false],
+                 [Has(Family, "undefined") || Family <- Families]),
+    {ok, _} = cluster:call(A, mailroom, start, [{local, unnamed}, #{}, #{}]),
+    ?assertEqual([true || _ <- Families], [Has(Family, "unnamed") || Family <- Families]),
+    {_, Samples} = lists:foldl(fun line/2, {[], []}, lines(A)),
+    ?assertEqual([], Samples -- lists:usort(Samples)),
+    ?assertEqual(1, length([Line || "# HELP trunkline_inbox_seconds " ++ Line <- lines(A),
+                                    lists:suffix("without a _sum", Line)])).
 
 %% A node may have any name.
 names(Config) ->

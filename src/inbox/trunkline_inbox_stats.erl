@@ -28,7 +28,7 @@ fields() ->
      {dropped, counter, "inbox_dropped_total", "messages that the inbox has dropped"}].
 
 -spec histogram() -> {atom(), Metric :: string(), Help :: string()}.
-histogram() -> {time_in_queue, "inbox_seconds", "time in the inbox"}.
+histogram() -> {time_in_queue, "inbox_seconds", "time in the inbox, without a _sum"}.
 
 -spec new() -> stats().
 new() -> counters:new(?BUCKETS + 2, []).

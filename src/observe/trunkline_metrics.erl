@@ -86,11 +86,13 @@ families() ->
         ++ declared(trunkline_inbox_stats:fields(), Inboxes)
         ++ [inbox_histogram(trunkline_inbox_stats:histogram(), Inboxes)].
 
+%% (Rows need not have all fields.)
+
 declared(Fields, Rows) ->
     [begin
          {Name, Label} = name(Metric),
-         {Name, type(Type), Help, [{"", Labels ++ Label, value(Name, maps:get(Field, Values))}
-                                   || {Labels, Values} <- Rows]}
+         {Name, type(Type), Help, [{"", Labels ++ Label, value(Name, Value)}
+                                   || {Labels, #{Field := Value}} <- Rows]}
      end || {Field, Type, Metric, Help} <- Fields, Metric =/= none].
 
 %% "lost_messages_total{reason=\"queued\"}" is a family and a label.
@@ -122,7 +124,7 @@ of_peer(Labels, Lanes, {Field, Sum, Name}) ->
 %% (The sum of their times would cost each message something.)
 inbox_histogram({Field, Name, Help}, Inboxes) ->
     {Name, histogram, Help,
-     lists:append([buckets(Name, Labels, maps:get(Field, Values)) || {Labels, Values} <- Inboxes])}.
+     lists:append([buckets(Name, Labels, Counts) || {Labels, #{Field := Counts}} <- Inboxes])}.
 
 buckets(Name, Labels, Counts) ->
     Add = fun({Bound, N}, Below) ->
@@ -184,8 +186,8 @@ one_if(false) -> 0.
 -doc "
 Executes the `telemetry` events `[trunkline, stats, node]`, and `[trunkline, stats, peer]` for each
 peer, `[trunkline, stats, lane]` for each lane, and `[trunkline, stats, inbox]` for each inbox of
-this node (those without a name are one), with all counters as measurements. Does nothing on a
-node without `telemetry`.
+this node, with all counters as measurements. Inboxes without a registered name are one, which has
+only `queued_messages` and `queued_bytes`. Does nothing on a node without `telemetry`.
 
 ```erlang
 telemetry_poller:start_link([{measurements, [{trunkline_metrics, measure, []}]},
@@ -266,15 +268,16 @@ lanes({Node, #{stats := Stats}}) ->
                 queued_bytes => trunkline_gate:bytes(Level)}}
      end || Ix <- trunkline_stats:lanes(Stats)].
 
-%% Of this node. Those without a name are one.
+%% Of this node. Those without a name are one, called `undefined', as no process can be. It has
+%% no counters: without those of an inbox that has ended their sum would be less than before.
 -spec inboxes() -> [row()].
 inboxes() ->
     ByName = maps:groups_from_list(fun({Name, _}) -> Name end,
                                    fun({_, Stats}) -> trunkline_inbox_stats:read(Stats) end,
                                    trunkline_inboxes:stats()),
-    [{[{"inbox", case Name of
-                     undefined -> "unnamed";
-                     _ -> atom_to_list(Name)
-                 end}],
-      (trunkline_inbox_stats:sum(Values))#{metadata => #{inbox => Name}}}
+    [{[{"inbox", atom_to_list(Name)}],
+      (of_inboxes(Name, trunkline_inbox_stats:sum(Values)))#{metadata => #{inbox => Name}}}
      || {Name, Values} <- lists:sort(maps:to_list(ByName))].
+
+of_inboxes(undefined, Sum) -> maps:with([queued_messages, queued_bytes], Sum);
+of_inboxes(_, Sum) -> Sum.
