@@ -6,13 +6,13 @@
 
 -export([all/0, suite/0]).
 -export([rates/1, counters_that_begin_again/1, numbers/1, widths/1, sorting/1, few_rows/1, hints/1,
-         two_nodes/1, inboxes/1, plugin/1, arguments/1, terminal/1]).
--export([printed/2, inbox/1]).
+         two_nodes/1, inboxes/1, many_inboxes/1, plugin/1, arguments/1, terminal/1]).
+-export([printed/2, inbox/1, open_many/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [rates, counters_that_begin_again, numbers, widths, sorting, few_rows, hints, two_nodes,
-          inboxes, plugin, arguments, terminal].
+          inboxes, many_inboxes, plugin, arguments, terminal].
 
 %% --- samples that are made up ------------------------------------------------------------
 
@@ -260,6 +260,40 @@ inboxes(_) ->
     ?assertMatch(["full_inbox", "drop_newest", "10" | _], string:lexemes(Line, " ")),
     cluster:call(B, erlang, exit, [Pid, kill]),
     cluster:stop_all([A, B]).
+
+%% Not all of very many are asked, but those that are full are.
+many_inboxes(_) ->
+    Node = cluster:start(),
+    Full = lists:sort(cluster:call(Node, ?MODULE, open_many, [self()])),
+    cluster:await(fun() ->
+                          #{inboxes := Inboxes, more_inboxes := More} =
+                              cluster:call(Node, trunkline_sample, here, []),
+                          HalfFull = [I || {I, #{queued_messages := 5}} <- maps:to_list(Inboxes)],
+                          case lists:sort(HalfFull) of
+                              Full -> {200, 200} =:= {map_size(Inboxes), More};
+                              Some -> {length(Some), map_size(Inboxes), More}
+                          end
+                  end),
+    cluster:stop(Node).
+
+%% 400 inboxes, of which 20 are half full; these are the result. Runs at the node.
+open_many(_) ->
+    Self = self(),
+    Pid = spawn(fun() ->
+                        Open = fun(_) ->
+                                       {ok, Inbox} = trunkline_inbox:open(#{messages => 10,
+                                                                            work => 1}),
+                                       Inbox
+                               end,
+                        Self ! {self(), lists:map(Open, lists:seq(1, 400))},
+                        receive stop -> ok end
+                end),
+    receive
+        {Pid, Inboxes} ->
+            Full = lists:sublist(Inboxes, 100, 20),
+            [trunkline:send(Inbox, N) || Inbox <- Full, N <- lists:seq(1, 6)],
+            Full
+    end.
 
 %% A process that does nothing with its messages. Runs at the node.
 inbox(_) ->

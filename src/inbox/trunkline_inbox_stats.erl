@@ -5,7 +5,7 @@
 -module(trunkline_inbox_stats).
 -moduledoc false.
 
--export([new/0, passed/2, show/3, times/1, read/1, sum/1, fields/0, histogram/0]).
+-export([new/0, passed/2, show/3, times/1, level/1, read/1, sum/1, fields/0, histogram/0]).
 
 -export_type([stats/0, values/0]).
 
@@ -51,10 +51,14 @@ times(Stats) -> [{1 bsl (N - 1), Count} || {N, Count} <- counts(Stats), Count > 
 
 counts(Stats) -> [{N, counters:get(Stats, N)} || N <- lists:seq(1, ?BUCKETS)].
 
+%% What waits.
+-spec level(stats()) -> trunkline_gate:charge().
+level(Stats) -> counters:get(Stats, ?LEVEL).
+
 %% Every second bucket is enough there.
 -spec read(stats()) -> values().
 read(Stats) ->
-    Level = counters:get(Stats, ?LEVEL),
+    Level = level(Stats),
     Counts = [Count || {_, Count} <- counts(Stats)],
     #{queued_messages => trunkline_gate:messages(Level),
       queued_bytes => trunkline_gate:bytes(Level), dropped => counters:get(Stats, ?DROPPED),

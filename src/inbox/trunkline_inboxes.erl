@@ -35,7 +35,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/4, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, all/0, stats/0]).
+-export([register/4, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -293,13 +293,9 @@ who_knows(Keeper) ->
     catch exit:_ -> []                      % it has just ended
     end.
 
-%% The inboxes of this node.
--spec all() -> [inbox()].
-all() -> [Inbox || #own{inbox = Inbox} <- owns()].
-
-%% What they count, by their names.
--spec stats() -> [{Name :: atom(), trunkline_inbox_stats:stats()}].
-stats() -> [{Name, Stats} || #own{inbox = {_, Name, _, _}, stats = Stats} <- owns()].
+%% The inboxes of this node, and what they count.
+-spec stats() -> [{inbox(), trunkline_inbox_stats:stats()}].
+stats() -> [{Inbox, Stats} || #own{inbox = Inbox, stats = Stats} <- owns()].
 
 owns() ->
     try ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])

@@ -272,7 +272,7 @@ lanes({Node, #{stats := Stats}}) ->
 %% no counters: without those of an inbox that has ended their sum would be less than before.
 -spec inboxes() -> [row()].
 inboxes() ->
-    ByName = maps:groups_from_list(fun({Name, _}) -> Name end,
+    ByName = maps:groups_from_list(fun({{_, Name, _, _}, _}) -> Name end,
                                    fun({_, Stats}) -> trunkline_inbox_stats:read(Stats) end,
                                    trunkline_inboxes:stats()),
     [{[{"inbox", atom_to_list(Name)}],

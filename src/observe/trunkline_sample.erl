@@ -111,14 +111,24 @@ transport(#{}) ->
     end.
 
 inboxes() ->
-    All = trunkline_inboxes:all(),
-    {Asked, More} = lists:split(min(?INBOXES, length(All)), All),
+    {Asked, More} = fullest(trunkline_inboxes:stats()),
     Answers = trunkline_keeper:infos([Keeper || {Keeper, _, _, _} <- Asked], ?ASK_INBOXES),
     {maps:from_list([{Keeper, Info#{name => Name, policy => Policy, bytes => Bytes,
                                     messages => Messages}}
                      || {Keeper, Name, Policy, {Bytes, Messages}} <- Asked,
                         #{Keeper := Info} <- [Answers]]),
-     length(More)}.
+     More}.
+
+%% As far as they have shown it: of very many not all are asked.
+fullest(Inboxes) when length(Inboxes) =< ?INBOXES ->
+    {[Inbox || {Inbox, _} <- Inboxes], 0};
+fullest(Inboxes) ->
+    Sorted = lists:reverse(lists:keysort(1, [{fullness(Inbox, trunkline_inbox_stats:level(Stats)),
+                                              Inbox} || {Inbox, Stats} <- Inboxes])),
+    {[Inbox || {_, Inbox} <- lists:sublist(Sorted, ?INBOXES)], length(Inboxes) - ?INBOXES}.
+
+fullness({_, _, _, {Bytes, Messages}}, Level) ->
+    max(trunkline_gate:bytes(Level) / Bytes, trunkline_gate:messages(Level) / Messages).
 
 %% --- views ---------------------------------------------------------------------------
 
