@@ -69,8 +69,8 @@ run(Variant, Pairs, Kind, At, Each) ->
         [erlang:spawn(At, ?MODULE, receiver, [Self, {Kind, Each}]) || _ <- lists:seq(1, Pairs)],
     _ = [receive {ready, R} -> ok end || R <- Receivers],
     Senders =
-        [spawn_link(fun() -> receive go -> send(Variant, Kind, message(Kind), R, Each) end end)
-         || R <- Receivers],
+        [spawn_link(fun() -> sender(Self, Variant, Kind, R, Each) end) || R <- Receivers],
+    _ = [receive {ready, S} -> ok end || S <- Senders],
     T0 = erlang:monotonic_time(),
     _ = [S ! go || S <- Senders],
     _ = [receive {done, R} -> ok end || R <- Receivers],
@@ -86,6 +86,12 @@ message({integers, Bytes}) -> lists:seq(1000, 1000 + Bytes div 5);
 message({maps, Bytes}) ->
     [#{id => N, name => <<"some name">>, status => active, kind => user, score => N / 7}
      || N <- lists:seq(1, max(1, Bytes div 80))].
+
+%% To make a large message takes as long as to send it.
+sender(Parent, Variant, Kind, To, Each) ->
+    Message = message(Kind),
+    Parent ! {ready, self()},
+    receive go -> send(Variant, Kind, Message, To, Each) end.
 
 send(_, _, _, _, 0) ->
     ok;
