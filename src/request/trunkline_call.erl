@@ -63,17 +63,18 @@ call(ServerRef, Label, Request, Timeout, Who) ->
 
 call_at({nowhere, Reason}, _, _, _, _, Who) ->
     fail(Reason, Who);
+call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) when Node =:= node() ->
+    trunkline_bounded:is_refusing(Server) andalso fail(overload, Who),
+    call_plain(Server, ServerRef, Label, Request, Timeout, Who);
 call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
     Process = process(Node, Server),
     trunkline_bounded:is_refusing(Process) andalso fail(overload, Who),
     Deadline = trunkline_deadline:in(Timeout),
-    case Node =/= node() andalso call_lane(Node, Server, Label, Request, Deadline) of
+    case call_lane(Node, Server, Label, Request, Deadline) of
         {reply, Reply} ->
             Reply;
         {error, Reason} ->
             fail(gen_reason(Reason, Node, ServerRef), Who);
-        false ->
-            call_plain(Process, ServerRef, Label, Request, Timeout, Who);
         direct ->
             trunkline_sender:fallback(Node),
             call_plain(Process, ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
