@@ -27,15 +27,11 @@ groups() ->
              call_timeout, replies, requests, request_errors, check],
     [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases ++ [second_reply]}].
 
-init_per_suite(Config) ->
-    {A, Plain, Lanes} = cluster:with_and_without(),
-    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+init_per_suite(Config) -> comparison:start(Config).
 
-end_per_suite(Config) ->
-    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+end_per_suite(Config) -> comparison:stop(Config).
 
-init_per_group(local, Config) -> [{there, ?config(a, Config)} | Config];
-init_per_group(Group, Config) -> [{there, ?config(Group, Config)} | Config].
+init_per_group(Group, Config) -> comparison:init_per_group(Group, Config).
 
 end_per_group(_, _) -> ok.
 

@@ -39,45 +39,19 @@ groups() ->
              collections, output],
     [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases}].
 
-init_per_suite(Config) ->
-    {A, Plain, Lanes} = cluster:with_and_without(),
-    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+init_per_suite(Config) -> comparison:start(Config).
 
-end_per_suite(Config) ->
-    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+end_per_suite(Config) -> comparison:stop(Config).
 
-init_per_group(local, Config) -> [{there, ?config(a, Config)} | Config];
-init_per_group(Group, Config) -> [{there, ?config(Group, Config)} | Config].
+init_per_group(Group, Config) -> comparison:init_per_group(Group, Config).
 
 end_per_group(_, _) -> ok.
 
 %% --- the table ----------------------------------------------------------------
 
-%% Each case is {Name, fun(Module, Node), what it ends with}. It runs in a process of its own,
-%% in which no message may be left.
-table(Config, Cases) ->
-    A = ?config(a, Config),
-    Node = cluster:node_of(?config(there, Config)),
-    lists:foreach(
-      fun({Name, Case, Is}) ->
-              [Erpc, Ours] =
-                  [cluster:call(A, fun() -> run(Case, E, Node) end) || E <- [erpc, trunkline_erpc]],
-              ?assertEqual({Name, Erpc, []}, {Name, Ours, []}),
-              {Result, Left} = Ours,
-              ?assertEqual({Name, Ours, true, []}, {Name, Ours, Is(Result), Left})
-      end, Cases).
+table(Config, Rows) -> comparison:table({erpc, trunkline_erpc}, Config, Rows).
 
-run(Case, E, Node) ->
-    {Pid, Ref} = spawn_monitor(fun() ->
-                                       Result = outcome(fun() -> Case(E, Node) end),
-                                       exit({Result, element(2, process_info(self(), messages))})
-                               end),
-    receive {'DOWN', Ref, process, Pid, Ended} -> Ended end.
-
-outcome(Fun) ->
-    try {ok, Fun()}
-    catch Class:Reason -> {Class, Reason}
-    end.
+outcome(Fun) -> comparison:outcome(Fun).
 
 calls(Config) ->
     table(Config,

@@ -32,19 +32,19 @@ groups() ->
              multi_calls],
     [{local, [], Table}, {plain, [], Table}, {lanes, [], Table}].
 
-init_per_suite(Config) ->
-    {A, Plain, Lanes} = cluster:with_and_without(),
+init_per_suite(Config0) ->
+    Config = comparison:start(Config0),
+    [_, Plain, Lanes] = Nodes = comparison:all(Config),
     cluster:connect(Lanes, Plain),
-    _ = [ok = cluster:call(N, logger, set_primary_config, [level, none]) || N <- [A, Plain, Lanes]],
-    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+    _ = [ok = cluster:call(N, logger, set_primary_config, [level, none]) || N <- Nodes],
+    Config.
 
-end_per_suite(Config) ->
-    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+end_per_suite(Config) -> comparison:stop(Config).
 
 init_per_group(local, Config) ->
-    [{there, ?config(a, Config)} | Config];
+    comparison:init_per_group(local, Config);
 init_per_group(Group, Config) ->
-    [{there, ?config(Group, Config)}, {before, way(Group, Config)} | Config].
+    [{before, way(Group, Config)} | comparison:init_per_group(Group, Config)].
 
 %% The table went the way that it was meant to go.
 end_per_group(local, _) ->

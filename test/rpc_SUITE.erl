@@ -28,47 +28,21 @@ groups() ->
     Cases = [calls, failures, timeouts, casts, servers, multicalls, keys, everywhere],
     [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases}].
 
-init_per_suite(Config) ->
-    {A, Plain, Lanes} = cluster:with_and_without(),
+init_per_suite(Config0) ->
+    Config = comparison:start(Config0),
     [begin
          cluster:call(Node, logger, set_primary_config, [level, none]),
          true = cluster:call(Node, fun() -> register(server, spawn(?MODULE, answer, [#{}])) end)
-     end || Node <- [A, Plain, Lanes]],
-    [{a, A}, {plain, Plain}, {lanes, Lanes} | Config].
+     end || Node <- comparison:all(Config)],
+    Config.
 
-end_per_suite(Config) ->
-    cluster:stop_all([?config(N, Config) || N <- [a, plain, lanes]]).
+end_per_suite(Config) -> comparison:stop(Config).
 
-init_per_group(local, Config) -> [{there, ?config(a, Config)} | Config];
-init_per_group(Group, Config) -> [{there, ?config(Group, Config)} | Config].
+init_per_group(Group, Config) -> comparison:init_per_group(Group, Config).
 
 end_per_group(_, _) -> ok.
 
-%% Each case is {Name, fun(Module, Node), what it ends with}. It runs in a process of its own,
-%% in which no message may be left.
-table(Config, Cases) ->
-    A = ?config(a, Config),
-    Node = cluster:node_of(?config(there, Config)),
-    lists:foreach(
-      fun({Name, Case, Is}) ->
-              [Rpc, Ours] =
-                  [cluster:call(A, fun() -> run(Case, R, Node) end) || R <- [rpc, trunkline_rpc]],
-              ?assertEqual({Name, Rpc, []}, {Name, Ours, []}),
-              {Result, Left} = Ours,
-              ?assertEqual({Name, Ours, true, []}, {Name, Ours, Is(Result), Left})
-      end, Cases).
-
-run(Case, R, Node) ->
-    {Pid, Ref} = spawn_monitor(fun() ->
-                                       Result = outcome(fun() -> Case(R, Node) end),
-                                       exit({Result, element(2, process_info(self(), messages))})
-                               end),
-    receive {'DOWN', Ref, process, Pid, Ended} -> Ended end.
-
-outcome(Fun) ->
-    try {ok, Fun()}
-    catch Class:Reason -> {Class, Reason}
-    end.
+table(Config, Rows) -> comparison:table({rpc, trunkline_rpc}, Config, Rows).
 
 calls(Config) ->
     table(Config,
