@@ -40,7 +40,7 @@ start(Trunk, Dock, Settings) ->
     ok = trunkline_process:label({trunkline_carrier, node(Dock)}),
     _ = monitor(process, Trunk),
     #{token := Token, congestion_control := CongestionControl} = Connection =
-        trunkline_connection:connect({Dock, node(Dock)}, Trunk, Settings#{cargo => large}),
+        trunkline_connection:connect(Dock, Trunk, Settings#{cargo => large}),
     Trunk ! {ready, self(), Token, CongestionControl},
     loop(#carrier{trunk = Trunk, connection = Connection}).
 

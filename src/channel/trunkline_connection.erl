@@ -57,19 +57,20 @@ settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
 -spec is_far(trunkline_stats:stats()) -> boolean().
 is_far(Stats) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
-%% Host, a process at the peer, gives the invitation: for the process Owner there that reads what
-%% the connection carries, or, if Host is a dock, on behalf of the trunk Owner here.
+%% To, a process at the peer, gives the invitation: for the process Owner there that reads what the
+%% connection carries, or, if To is a dock, on behalf of the trunk Owner here.
 %%
 %% Nothing here may connect the nodes, and a monitor of a process at the peer would: they may have
 %% just been disconnected on purpose.
--spec connect(Host :: {pid() | atom(), node()}, Owner :: pid(), settings()) -> connection().
-connect({_, Node} = Host, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
+-spec connect(To :: pid() | {atom(), node()}, Owner :: pid(), settings()) -> connection().
+connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
+    Node = case To of
+               {_, N} -> N;
+               _ -> node(To)
+           end,
     Ref = make_ref(),
-    Invite = {invite, self(), Ref, {Cargo, Wanted}, Owner},
-    case Host of
-        {Pid, _} when is_pid(Pid) -> erlang:send(Pid, Invite, [noconnect]);
-        _ -> erlang:send(Host, Invite, [noconnect])
-    end =:= ok orelse exit({shutdown, noconnection}),
+    erlang:send(To, {invite, self(), Ref, {Cargo, Wanted}, Owner}, [noconnect]) =:= ok
+        orelse exit({shutdown, noconnection}),
     receive
         {invitation, Ref, {ok, Invitation}} -> use(Node, Invitation, Settings);
         {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
