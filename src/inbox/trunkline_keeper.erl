@@ -19,7 +19,7 @@
 -export([start_link/3, open/2, info/1, infos/2]).
 -export([init/2, loop/1]).
 
--dialyzer({no_improper_lists, [info/1, infos/2]}).
+-dialyzer({no_improper_lists, [ask/2]}).
 
 -export_type([name/0, options/0, what/0]).
 
@@ -96,29 +96,30 @@ open(Name, Options) ->
 
 -spec info(pid()) -> map().
 info(Keeper) ->
-    Ref = monitor(process, Keeper, [{alias, reply_demonitor}]),
-    Keeper ! ['$inbox_info' | Ref],
-    receive
-        {Ref, Info} -> Info;
-        {'DOWN', Ref, process, _, Reason} -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
+    case ask([Keeper], infinity) of
+        [{Keeper, {ok, Info}}] -> Info;
+        [{Keeper, {down, Reason}}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
 
-%% Of those that answer within so many ms. All are asked at the same time.
+%% Of those that answer within so many ms.
 -spec infos([pid()], Time :: non_neg_integer()) -> #{pid() => map()}.
 infos(Keepers, Time) ->
+    maps:from_list([{Keeper, Info} || {Keeper, {ok, Info}} <- ask(Keepers, Time)]).
+
+%% All are asked at the same time.
+ask(Keepers, Time) ->
     Deadline = trunkline_deadline:in(Time),
     Asked = [{Keeper, monitor(process, Keeper, [{alias, reply_demonitor}])} || Keeper <- Keepers],
     lists:foreach(fun({Keeper, Ref}) -> Keeper ! ['$inbox_info' | Ref] end, Asked),
-    maps:from_list([{Keeper, Info}
-                    || {Keeper, Ref} <- Asked, {ok, Info} <- [answer(Ref, Deadline)]]).
+    [{Keeper, answer(Ref, Deadline)} || {Keeper, Ref} <- Asked].
 
 answer(Ref, Deadline) ->
     receive
         {Ref, Info} -> {ok, Info};
-        {'DOWN', Ref, process, _, _} -> none
+        {'DOWN', Ref, process, _, Reason} -> {down, Reason}
     after trunkline_deadline:left(Deadline) ->
             demonitor(Ref, [flush]),
-            receive {Ref, Info} -> {ok, Info} after 0 -> none end
+            receive {Ref, Info} -> {ok, Info} after 0 -> timeout end
     end.
 
 %% --- its beginning --------------------------------------------------------------------
