@@ -117,7 +117,7 @@ files(Where, Root) ->
 long_lines(File) ->
     {ok, Text} = file:read_file(File),
     Lines = string:split(Text, "\n", all),
-    [Number || {Number, Line} <- lists:zip(lists:seq(1, length(Lines)), Lines),
+    [Number || {Number, Line} <- lists:enumerate(Lines),
                string:length(Line) > ?COLUMNS].
 
 %% The folder of each module: `api' or `root' for those in src/ itself.

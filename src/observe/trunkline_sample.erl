@@ -123,12 +123,17 @@ inboxes() ->
 fullest(Inboxes) when length(Inboxes) =< ?INBOXES ->
     {[Inbox || {Inbox, _} <- Inboxes], 0};
 fullest(Inboxes) ->
-    Sorted = lists:reverse(lists:keysort(1, [{fullness(Inbox, trunkline_inbox_stats:level(Stats)),
-                                              Inbox} || {Inbox, Stats} <- Inboxes])),
+    Sorted = lists:reverse(lists:keysort(1, [{fullness(queued(Stats), Bound), Inbox}
+                                             || {{_, _, _, Bound} = Inbox, Stats} <- Inboxes])),
     {[Inbox || {_, Inbox} <- lists:sublist(Sorted, ?INBOXES)], length(Inboxes) - ?INBOXES}.
 
-fullness({_, _, _, {Bytes, Messages}}, Level) ->
-    max(trunkline_gate:bytes(Level) / Bytes, trunkline_gate:messages(Level) / Messages).
+queued(Stats) ->
+    Level = trunkline_inbox_stats:level(Stats),
+    {trunkline_gate:bytes(Level), trunkline_gate:messages(Level)}.
+
+%% 1.0 is at the bound.
+fullness({Bytes, Messages}, {MostBytes, MostMessages}) ->
+    max(Bytes / MostBytes, Messages / MostMessages).
 
 %% --- views ---------------------------------------------------------------------------
 
@@ -155,29 +160,28 @@ rate(Key, Before, Now, Seconds) ->
 peer(Node, Before, Now, Transport, Seconds) ->
     #{state := State, round_trip := RoundTrip, lanes := Lanes, batches := Batches, large := Large,
       lost := Lost, resumed := Resumed} = Now,
-    Rates = lanes(Node, maps:get(lanes, Before), Lanes, Seconds),
-    Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
-    Rate = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Rates]) end,
-    LargeOut = rate(bytes, maps:get(large, Before), Large, Seconds),
+    #{lanes := LanesBefore, large := LargeBefore, lost := LostBefore} = Before,
+    Rates = lanes(Node, LanesBefore, Lanes, Seconds),
+    LargeOut = rate(bytes, LargeBefore, Large, Seconds),
     #{peer => Node, state => State, release => maps:get(release, Now),
       way => way(State, Batches, Transport), large_way => maps:get(by, Large),
       connections => maps:get(connections, Batches), round_trip => RoundTrip,
-      messages_out => Rate(messages_out) + rate(messages, maps:get(large, Before), Large, Seconds),
-      messages_in => Rate(messages_in),
-      bytes_out => Rate(bytes_out) + LargeOut,
-      bytes_in => Rate(bytes_in) + rate(received_bytes, maps:get(large, Before), Large, Seconds),
+      messages_out => sum(messages_out, Rates) + rate(messages, LargeBefore, Large, Seconds),
+      messages_in => sum(messages_in, Rates),
+      bytes_out => sum(bytes_out, Rates) + LargeOut,
+      bytes_in => sum(bytes_in, Rates) + rate(received_bytes, LargeBefore, Large, Seconds),
       large_out => LargeOut,
-      batch => mean_batch(maps:get(lanes, Before), Lanes),
-      queued_messages => Sum(queued_messages), queued_bytes => Sum(queued_bytes),
-      in_flight_bytes => Sum(in_flight_bytes), window_bytes => Sum(window_bytes),
-      waiting => Sum(waiting) + maps:get(waiting, Large),
-      waited => Rate(waited) + rate(wait_time, maps:get(large, Before), Large, Seconds) / 1.0e6,
-      waits => Rate(waits),
+      batch => mean_batch(LanesBefore, Lanes),
+      queued_messages => sum(queued_messages, Lanes), queued_bytes => sum(queued_bytes, Lanes),
+      in_flight_bytes => sum(in_flight_bytes, Lanes), window_bytes => sum(window_bytes, Lanes),
+      waiting => sum(waiting, Lanes) + maps:get(waiting, Large),
+      waited => sum(waited, Rates) + rate(wait_time, LargeBefore, Large, Seconds) / 1.0e6,
+      waits => sum(waits, Rates),
       large_pending => maps:get(pending_bytes, Large),
       fallbacks => rate(fallbacks, Before, Now, Seconds),
-      lost => total(Lost), lost_now => since(total(Lost), total(maps:get(lost, Before))),
-      sent_again => Sum(sent_again),
-      sent_again_now => since(Sum(sent_again), sum(sent_again, maps:get(lanes, Before))),
+      lost => total(Lost), lost_now => since(total(Lost), total(LostBefore)),
+      sent_again => sum(sent_again, Lanes),
+      sent_again_now => since(sum(sent_again, Lanes), sum(sent_again, LanesBefore)),
       resumed => Resumed, lanes => Rates}.
 
 sum(Key, Lanes) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]).
@@ -210,14 +214,14 @@ lanes(Node, Before, Lanes, Seconds) ->
                waits => rate(waits, Then, Lane, Seconds),
                waited => rate(wait_time, Then, Lane, Seconds) / 1.0e6,
                batch => mean_batch([Then], [Lane])}
-     end || {Ix, Lane} <- lists:zip(lists:seq(1, length(Lanes)), Lanes)].
+     end || {Ix, Lane} <- lists:enumerate(Lanes)].
 
 inbox(Pid, Before, Now, Seconds) ->
     #{queued_bytes := Queued, bytes := Bytes, queued_messages := QueuedMessages,
       messages := Messages, dropped := Dropped} = Now,
     (maps:with([name, policy, queued_messages, queued_bytes, bytes, messages, in_work, dropped],
                Now))
-        #{inbox => Pid, full => max(Queued / Bytes, QueuedMessages / Messages),
+        #{inbox => Pid, full => fullness({Queued, QueuedMessages}, {Bytes, Messages}),
           passed => rate(passed, Before, Now, Seconds),
           dropped_now => since(Dropped, maps:get(dropped, Before)),
           time => median(maps:get(time_in_queue, Before), maps:get(time_in_queue, Now))}.

@@ -294,7 +294,7 @@ fullness(#{inbox := Inbox, full := Full, passed := Passed}) -> {Inbox, [Full, Pa
 busiest(N, _, Rows, _) when length(Rows) =< N -> Rows;
 busiest(N, Key, Rows, Shown) ->
     Ranked = [{rank(Key(Row), Shown), Ix, Row}
-              || {Ix, Row} <- lists:zip(lists:seq(1, length(Rows)), Rows)],
+              || {Ix, Row} <- lists:enumerate(Rows)],
     Sorted = lists:sort(fun({A, _, _}, {B, _, _}) -> A >= B end, Ranked),
     [Row || {_, _, Row} <- lists:keysort(2, lists:sublist(Sorted, N))].
 

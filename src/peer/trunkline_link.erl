@@ -473,7 +473,7 @@ start({lanes, Shape}, D) ->
 start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats} = D) ->
     Start = fun() ->
                     Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
-                              || {Ix, Lane} <- lists:zip(lists:seq(1, length(Theirs)), Theirs)],
+                              || {Ix, Lane} <- lists:enumerate(Theirs)],
                     {Inlets, trunkline_dock:start_link(Inlets, Stats)}
             end,
     case trunkline_process:start_all(Start) of
