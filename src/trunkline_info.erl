@@ -51,9 +51,8 @@ release() ->
     end.
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
-    #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed, lost_queued := Queued,
-      lost_unconfirmed := Unconfirmed, lost_crashed := Crashed,
-      lost_unreachable := Unreachable} = Counted = trunkline_stats:read(Stats, peer),
+    #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed} = Counted =
+        trunkline_stats:read(Stats, peer),
     Route = trunkline_route:lookup(Node),
     {Release, Protocol} = case Agreement of
                               #{release := R, protocol := P} -> {R, P};
@@ -68,8 +67,7 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
       batches => batches(Route, Stats, Counted),
       large => large(Route, Counted),
       fallbacks => Fallbacks, sessions => Sessions, resumed => Resumed,
-      lost => #{queued => Queued, unconfirmed => Unconfirmed, crashed => Crashed,
-                unreachable => Unreachable}}.
+      lost => trunkline_stats:lost(Stats)}.
 
 lanes(none, _) ->
     [];

@@ -7,10 +7,10 @@
 -module(trunkline_stats).
 -moduledoc false.
 
--export([new/1, add/4, put/4, clear/2, get/3, sum/2, peak/4, observe/4, read/2]).
+-export([new/1, add/4, put/4, clear/2, get/3, sum/2, lost/1, peak/4, observe/4, read/2]).
 -export([fields/0, histograms/0, lanes/1]).
 
--export_type([stats/0, scope/0, field/0, metric/0, histogram/0]).
+-export_type([stats/0, scope/0, field/0, metric/0, histogram/0, lost/0]).
 
 -opaque stats() :: counters:counters_ref().
 -type scope() :: peer | {lane, pos_integer()}.
@@ -18,6 +18,10 @@
 -type metric() :: string() | none.
 %% How many values there were up to each bound and above the one before; and beyond the last.
 -type histogram() :: [{Bound :: pos_integer() | infinity, non_neg_integer()}].
+
+%% Messages, by the reason for which they were lost.
+-type lost() :: #{queued := non_neg_integer(), unconfirmed := non_neg_integer(),
+                  crashed := non_neg_integer(), unreachable := non_neg_integer()}.
 
 %% {Name, Type, Metric, Help}. A `counter' only grows, a `gauge' is the present value, a `peak' the
 %% largest value so far. Metric is what monitoring systems know it by (trunkline_metrics), perhaps
@@ -140,6 +144,12 @@ get(Stats, Scope, Field) ->
 -spec sum(stats(), field()) -> integer().
 sum(Stats, Field) ->
     lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lanes(Stats)]).
+
+-spec lost(stats()) -> lost().
+lost(Stats) ->
+    #{queued => get(Stats, peer, lost_queued), unconfirmed => get(Stats, peer, lost_unconfirmed),
+      crashed => get(Stats, peer, lost_crashed),
+      unreachable => get(Stats, peer, lost_unreachable)}.
 
 -spec lanes(stats()) -> [pos_integer()].
 lanes(Stats) ->

@@ -39,8 +39,6 @@
                   Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
--type lost() :: #{queued | unconfirmed | crashed | unreachable => non_neg_integer()}.
-
 %% ms
 -define(PATIENCE, 3000).           % while nothing moves, for whoever leaves
 -define(RECHECK, 100).             % a sender that was told may have died
@@ -72,9 +70,9 @@
          reach :: trunkline_reach:reach(),
          room :: trunkline_room:room(),
          up = none :: none | integer(),              % since when there is a session (native)
-         told = #{} :: lost(),                       % of these there was an event
-         lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()},
-         reported = false :: boolean()}).            % not long ago
+         told :: trunkline_stats:lost(),             % of these there was an event
+         %% What is not in the log yet.
+         lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}}).
 
 -spec start_link(trunkline_options:options(), node()) -> gen_server:start_ret().
 start_link(Options, Node) ->
@@ -123,7 +121,8 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
         {ok, Speaker} ->
             D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
                       session = none, room = trunkline_room:new(Stats),
-                      reach = trunkline_reach:new(Node, Options, Stats), told = lost(Stats)},
+                      reach = trunkline_reach:new(Node, Options, Stats),
+                      told = trunkline_stats:lost(Stats)},
             ok = went_before(Before, Node),
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
@@ -319,7 +318,7 @@ timeout(look, _, #link{reach = Reach} = D) ->
 timeout(lost, _, D) ->
     tell_lost(D);
 timeout(report, _, D) ->
-    report(D#link{reported = false});
+    report(D);
 timeout(patience, {Before, Deadline}, #link{stats = Stats} = D) ->
     case progress(Stats) =:= Before orelse trunkline_deadline:has_passed(Deadline) of
         true -> step(stalled, D);
@@ -768,9 +767,7 @@ came(sessions, #link{node = Node, session = Session} = D) ->
     D#link{up = erlang:monotonic_time()};
 came(resumed, #link{node = Node, shown = {_, Since}} = D) ->
     Time = erlang:system_time(millisecond) - Since,
-    ok = trunkline_events:tell([session, resumed],
-                               #{duration => erlang:convert_time_unit(Time, millisecond, native)},
-                               #{peer => Node}),
+    ok = trunkline_events:tell([session, resumed], #{duration => native(Time)}, #{peer => Node}),
     ok = trunkline_log:write(resumed, #{peer => Node, milliseconds => Time}),
     D.
 
@@ -778,10 +775,7 @@ came(resumed, #link{node = Node, shown = {_, Since}} = D) ->
 went(#link{up = none} = D) ->
     D;
 went(#link{node = Node, session = Session, up = Since} = D) ->
-    Why = why(trunkline_session:phase(Session)),
-    ok = trunkline_events:tell([peer, down], #{duration => since(Since)},
-                               #{peer => Node, reason => Why}),
-    ok = trunkline_log:write(down, #{peer => Node, reason => Why}),
+    ok = tell_down(Node, since(Since), why(trunkline_session:phase(Session))),
     D#link{up = none}.
 
 why(down) -> connection_lost;
@@ -794,41 +788,37 @@ why(_) -> stopped.
 
 %% The link before this one was killed while there was a session.
 went_before(#{state := State, since := Since}, Node) when State =:= up; State =:= suspended ->
-    Time = erlang:system_time(millisecond) - Since,
-    ok = trunkline_events:tell([peer, down],
-                               #{duration => erlang:convert_time_unit(Time, millisecond, native)},
-                               #{peer => Node, reason => crashed}),
-    trunkline_log:write(down, #{peer => Node, reason => crashed});
+    tell_down(Node, native(erlang:system_time(millisecond) - Since), crashed);
 went_before(_, _) ->
     ok.
 
+tell_down(Node, Duration, Why) ->
+    ok = trunkline_events:tell([peer, down], #{duration => Duration},
+                               #{peer => Node, reason => Why}),
+    trunkline_log:write(down, #{peer => Node, reason => Why}).
+
 since(Then) -> erlang:monotonic_time() - Then.
+
+native(Milliseconds) -> erlang:convert_time_unit(Milliseconds, millisecond, native).
 
 %% What has been counted as lost since it was told last.
 tell_lost(#link{node = Node, stats = Stats, told = Told} = D) ->
-    Lost = lost(Stats),
+    Lost = trunkline_stats:lost(Stats),
     Lost =:= Told
         orelse trunkline_events:tell([peer, lost],
                                      maps:map(fun(Why, N) -> N - maps:get(Why, Told) end, Lost),
                                      #{peer => Node}),
     D#link{told = Lost}.
 
--spec lost(trunkline_stats:stats()) -> lost().
-lost(Stats) ->
-    maps:map(fun(_, Field) -> trunkline_stats:get(Stats, peer, Field) end,
-             #{queued => lost_queued, unconfirmed => lost_unconfirmed, crashed => lost_crashed,
-               unreachable => lost_unreachable}).
-
-%% What has been lost, as soon as it is known, but not more often than that.
+%% What has been lost is in the log as soon as it is known, but not more often than every REPORT ms.
 report(#link{lost = {0, 0}} = D) ->
     D;
-report(#link{reported = true} = D) ->
+report(#link{timers = #{report := _}} = D) ->
     D;
-report(#link{node = Node, lost = {0, Unconfirmed}} = D) ->
-    ok = trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed}),
-    reported(D);
 report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
-    ok = trunkline_log:write(lost, #{peer => Node, queued => Queued, unconfirmed => Unconfirmed}),
-    reported(D).
-
-reported(D) -> timer(report, ?REPORT, D#link{lost = {0, 0}, reported = true}).
+    ok = case Queued of
+             0 -> trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed});
+             _ -> trunkline_log:write(lost, #{peer => Node, queued => Queued,
+                                              unconfirmed => Unconfirmed})
+         end,
+    timer(report, ?REPORT, D#link{lost = {0, 0}}).
