@@ -189,8 +189,9 @@ comparison(_, _) ->
     noconnection.
 
 plain() ->
-    #{fallbacks := Fallbacks, peers := Peers} = trunkline_info:all(),
-    Fallbacks + lists:sum([N || #{fallbacks := N} <- maps:values(Peers)]).
+    Peers = maps:values(trunkline_peers:all()),
+    trunkline_sender:fallbacks()
+        + lists:sum([trunkline_stats:get(Stats, peer, fallbacks) || #{stats := Stats} <- Peers]).
 
 -doc "
 Adopts applications in the node that runs, and keeps them adopted until Trunkline stops. The result
@@ -248,7 +249,7 @@ write(Names, Dir) ->
 
 written(Module, Dir) ->
     case trunkline_beams:adopt(Module) of
-        {changed, _, Beam, _} ->
+        {changed, #{beam := Beam}} ->
             File = filename:join(Dir, atom_to_list(Module) ++ ".beam"),
             case file:write_file(File, Beam) of
                 ok -> written;

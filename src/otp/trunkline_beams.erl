@@ -13,7 +13,7 @@
 -export([is_name/1, is_adoptable/1, is_otp/1, application/1, modules/1]).
 -export([adopt/1, load/1, is_free/1, look/1, adopted/0, stock/1, mark/1, each/2]).
 
--export_type([name/0, stock/0, problem/0, look/0, found/0]).
+-export_type([name/0, stock/0, changed/0, problem/0, look/0, found/0]).
 
 %% One of OTP's applications is taken only if it is named as such.
 -type name() :: atom() | {otp, atom()}.
@@ -21,6 +21,10 @@
 -type stock() :: binary().
 -type problem() :: no_application | no_file | no_debug_info | {not_compiled, term()}
                  | sticky | on_load | old_code | other_code | {not_loaded, term()}.
+%% A module that has been transformed.
+-type changed() :: #{stock := stock(), beam := binary(),
+                     file := file:filename(),            % of the module as it was
+                     on_load := boolean()}.              % it has such a function
 %% Where something is sent.
 -type found() :: {module(), Line :: non_neg_integer(), mfa()}.
 -type look() :: #{changed := boolean(),
@@ -90,9 +94,7 @@ modules_of(Name) ->
 
 %% The module by lane, if anything in it changes. (Debug information may be of any form, and another
 %% tool may have written it: that concerns this module alone.)
--spec adopt(module()) ->
-          {changed, stock(), Beam :: binary(), file:filename()} | adopted | unchanged
-        | {error, problem()}.
+-spec adopt(module()) -> {changed, changed()} | adopted | unchanged | {error, problem()}.
 adopt(Module) ->
     try adopt_forms(Module)
     catch error:Reason -> {error, {not_compiled, Reason}}
@@ -121,12 +123,12 @@ load(Module) ->
     case adopt(Module) of
         adopted ->
             load_file(Module);
-        {changed, Stock, Beam, File} ->
+        {changed, #{stock := Stock, on_load := OnLoad} = Changed} ->
             case whose_code(Module, Stock) of
                 same ->
-                    case erlang:module_loaded(Module) andalso has_on_load(Module) of
+                    case OnLoad andalso erlang:module_loaded(Module) of
                         true -> {error, on_load};         % it would run again
-                        false -> load(Module, Stock, Beam, File)
+                        false -> load(Module, Changed)
                     end;
                 adopted -> adopted;
                 other -> {error, other_code}
@@ -158,7 +160,7 @@ whose_code(Module, Stock) ->
         _ -> other
     end.
 
-load(Module, Stock, Beam, File) ->
+load(Module, #{stock := Stock, beam := Beam, file := File}) ->
     IsFree = is_free(Module),
     case code:is_sticky(Module) of
         true -> {error, sticky};
@@ -173,11 +175,6 @@ load(Module, Stock, Beam, File) ->
 %% Whether no process runs code of the module from before the last change.
 -spec is_free(module()) -> boolean().
 is_free(Module) -> not erlang:check_old_code(Module) orelse code:soft_purge(Module).
-
-has_on_load(Module) ->
-    {ok, _, _, Forms} = forms(Module),
-    lists:any(fun(Form) -> element(1, Form) =:= attribute andalso element(3, Form) =:= on_load end,
-              Forms).
 
 %% A module's own file is not asked whether it is adopted: what it sends can be seen in either.
 -spec look(module()) -> {ok, look()} | {error, problem()}.
@@ -311,10 +308,15 @@ compiled(Module, Old, File, Forms) ->
             {error, {not_compiled, no_compiler}};
         {false, {module, _}} ->
             case compile:noenv_forms(Marked, [binary, return_errors | Options]) of
-                {ok, Module, New} -> {changed, Stock, with_chunks_of(Old, New), File};
+                {ok, Module, New} ->
+                    {changed, #{stock => Stock, beam => with_chunks_of(Old, New), file => File,
+                                on_load => lists:any(fun is_on_load/1, Forms)}};
                 {error, Errors, _} -> {error, {not_compiled, Errors}}
             end
     end.
+
+is_on_load({attribute, _, on_load, _}) -> true;
+is_on_load(_) -> false.
 
 %% What the file exports, though the forms do not say so: export_all was an option of the compiler.
 exporting(Exports, Forms) ->
