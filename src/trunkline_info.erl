@@ -69,8 +69,6 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
       fallbacks => Fallbacks, sessions => Sessions, resumed => Resumed,
       lost => trunkline_stats:lost(Stats)}.
 
-lanes(none, _) ->
-    [];
 lanes(Route, Stats) ->
     [lane(Level, trunkline_stats:read(Stats, {lane, Ix}))
      || {Ix, Level} <- trunkline_route:levels(Route)].
@@ -80,10 +78,7 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
                large_waiting := Waiting, large_wait_time := WaitTime,
                large_messages := Messages, large_bytes := Bytes,
                large_arrived_bytes := ReceivedBytes, large_broken := Broken}) ->
-    Pending = case Route of
-                  none -> 0;
-                  _ -> trunkline_route:bulk_level(Route)
-              end,
+    Pending = trunkline_route:bulk_level(Route),
     #{by => if Connections > 0 -> connections;
                ByDistribution > 0 -> distribution;
                true -> none
@@ -96,7 +91,7 @@ large(Route, #{bulk_connections := Connections, bulk_by_distribution := ByDistri
 
 batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
     ByConnections = trunkline_stats:sum(Stats, by_connections),
-    #{by => case lanes(Route, Stats) of
+    #{by => case trunkline_route:levels(Route) of
                 [_ | _] = Lanes when length(Lanes) =:= ByConnections -> connections;
                 _ -> distribution
             end,

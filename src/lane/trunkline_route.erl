@@ -37,8 +37,10 @@ lookup(Node) ->
 all() ->
     [{Node, Route} || {?ROUTE(Node), #route{} = Route} <- persistent_term:get()].
 
-%% How full the lanes are.
--spec levels(route()) -> [{Lane :: pos_integer(), trunkline_gate:charge()}].
+%% How full the lanes are. Without a route there are none.
+-spec levels(route() | none) -> [{Lane :: pos_integer(), trunkline_gate:charge()}].
+levels(none) ->
+    [];
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
 
@@ -56,7 +58,10 @@ set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
 -spec bulk_ix(route()) -> pos_integer().
 bulk_ix(#route{lanes = Lanes}) -> tuple_size(Lanes) + 1.
 
--spec bulk_level(route()) -> trunkline_gate:charge().
+%% How much there is of large messages.
+-spec bulk_level(route() | none) -> trunkline_gate:charge().
+bulk_level(none) ->
+    0;
 bulk_level(#route{gate = Gate} = Route) ->
     max(0, trunkline_gate:level(Gate, bulk_ix(Route))).
 

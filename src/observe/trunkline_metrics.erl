@@ -242,10 +242,7 @@ peers() ->
 
 -spec row({node(), trunkline_peers:peer()}) -> row().
 row({Node, #{stats := Stats, state := State, since := Since}}) ->
-    Large = case trunkline_route:lookup(Node) of
-                none -> 0;
-                Route -> trunkline_route:bulk_level(Route)
-            end,
+    Large = trunkline_route:bulk_level(trunkline_route:lookup(Node)),
     {[{"peer", atom_to_list(Node)}],
      (trunkline_stats:read(Stats, peer))
          #{metadata => #{peer => Node, state => State}, state => State, since => Since,
@@ -255,10 +252,7 @@ row({Node, #{stats := Stats, state := State, since := Since}}) ->
 %% Of all lanes that there have been, whether or not they are there now.
 -spec lanes({node(), trunkline_peers:peer()}) -> [row()].
 lanes({Node, #{stats := Stats}}) ->
-    Levels = case trunkline_route:lookup(Node) of
-                 none -> [];
-                 Route -> trunkline_route:levels(Route)
-             end,
+    Levels = trunkline_route:levels(trunkline_route:lookup(Node)),
     [begin
          Level = proplists:get_value(Ix, Levels, 0),
          {[{"peer", atom_to_list(Node)}, {"lane", integer_to_list(Ix)}],

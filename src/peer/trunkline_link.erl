@@ -667,8 +667,6 @@ left_behind(Gate, Ix, Stats) ->
 lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
 lanes(_) -> [].
 
-is_empty(#link{route = none}) ->
-    true;
 is_empty(#link{route = Route}) ->
     lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
 
