@@ -1,7 +1,7 @@
-%% Which argument is not right, and why: what the shell says of an error, as of OTP's own (EEP 54).
+%% Error descriptions for the shell, as those of OTP (EEP 54): which argument is wrong, and why.
 %%
-%% The functions only raise the error (trunkline_errors.hrl). Nothing here runs before somebody
-%% wants to read it: the arguments are looked at again then.
+%% The functions only raise the error (trunkline_errors.hrl). The arguments are checked again here
+%% when the error is printed.
 -module(trunkline_errors).
 -moduledoc false.
 

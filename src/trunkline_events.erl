@@ -8,15 +8,15 @@
 %%     link, lane, connection ── tell ──> this process ── telemetry:execute/3 ──> handlers
 %%     sender that had to wait, ... ──────── execute ───────────────────────────> handlers
 %%
-%% Handlers are the users' code. They may take long, or send messages by Trunkline themselves, and
-%% wait for room, which the link of a peer must never do: so its events are executed here. No more
-%% than MOST of them wait; the others are dropped and counted. What happens to a process of the
-%% user's is executed by that process.
+%% Handlers are the users' code. They may be slow, or send messages by Trunkline themselves and wait
+%% for room. A link must never do that, so the events of Trunkline's own processes are executed
+%% here. At most MOST events wait; others are dropped and counted. An event that concerns a process
+%% of the user is executed by that process.
 %%
-%% A handler may also end this process. It is started again, without the events that waited: they
-%% are counted as dropped, too. That connections close which were open then is no event.
+%% A handler may also kill this process. When it is restarted, the events that waited are counted as
+%% dropped, too, and there will be no events when connections close that were open at that time.
 %%
-%% A connection that is open is monitored: that it closes is an event, too.
+%% This process monitors open connections: when one closes, that is an event, too.
 -module(trunkline_events).
 -moduledoc false.
 -behaviour(gen_server).

@@ -1,7 +1,7 @@
-%% What goes on at this node, in the words of trunkline:info/0,1.
+%% What trunkline:info/0,1 return.
 %%
-%% No process is asked: the peers' table and the counters are read, so that the answer comes while
-%% every process involved is stuck.
+%% No process is asked. The table of peers and the counters are read, so that the answer comes even
+%% if all processes of Trunkline are stuck.
 -module(trunkline_info).
 -moduledoc false.
 

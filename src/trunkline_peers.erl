@@ -89,9 +89,10 @@ of_link(Link) ->
         [] -> undefined
     end.
 
-%% Whether Trunkline's own messages may go to that node without being asked for. A hidden node
-%% may be a program in another language, which is entitled to the messages of its own protocol
-%% only; it is spoken to once it has spoken of Trunkline itself.
+%% Whether Trunkline may send messages of its own to that node before it has received any from
+%% there. A hidden node may be a program in another language, which expects only messages of its own
+%% protocol. So Trunkline sends to a hidden node only after that node has shown that it runs
+%% Trunkline.
 -spec is_audience(node()) -> boolean().
 is_audience(Node) ->
     not lists:member(Node, nodes(hidden)) orelse has_spoken(Node).
@@ -110,9 +111,9 @@ has_spoken(Node) ->
         none -> false
     end.
 
-%% What the calling process should watch while something of its is in a lane to Node, and
-%% an answer is awaited: the inlet by which it comes, or, while there may be a session, a
-%% stand-in. That ends when the session ends. `none': there are no lanes.
+%% The process that the caller should monitor while a request of its own is in a lane to Node: the
+%% inlet that will bring the answer, or a stand-in as long as it is not clear whether there will be
+%% a session. It ends when the session ends. `none': there are no lanes.
 -spec watch(node()) -> pid() | none.
 watch(Node) ->
     case of_session(Node) of
@@ -122,8 +123,9 @@ watch(Node) ->
         none -> none
     end.
 
-%% All inlets of the session: what has come by it is delivered when they have ended. They are told
-%% from when they are there, before the peer knows them, until the peer takes leave or they end.
+%% All inlets of the session. Everything that has arrived in it is delivered when they have ended.
+%% They are returned from the time when they are started, before the peer knows them, until the peer
+%% says goodbye or they end.
 -spec session(node()) -> tuple() | none.
 session(Node) ->
     case of_session(Node) of

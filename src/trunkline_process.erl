@@ -1,13 +1,12 @@
-%% What the processes have in common that no behaviour of OTP serves.
+%% What processes without an OTP behaviour have in common.
 %%
-%% A node may have no process left. The caller that starts one here is told so, keeps what
-%% it has, and tries again later.
+%% At the process limit no process can be started. The functions here return an error then, so that
+%% the caller can keep its state and try again later.
 %%
-%% A loop of our own answers system messages (sys) as a gen_server does. It goes on at the
-%% function that it gives; debugging options have no effect.
+%% A hand-written loop answers system messages (sys) as a gen_server does, and continues with the
+%% function that it gives. Debugging options have no effect.
 %%
-%% A message that means nothing to a process is in the log once for each process: there may be
-%% very many.
+%% Unexpected messages are logged once for each process, since there may be very many.
 -module(trunkline_process).
 -moduledoc false.
 

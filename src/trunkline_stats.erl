@@ -1,9 +1,8 @@
-%% What is counted, declared once as data, and the one reader of it.
+%% The counters of a peer, declared once as data, and the functions that read and write them.
 %%
-%% A peer has one array of counters, which outlives the links to it. The lane,
-%% the inlet, the link and (when it is refused) a sender write their own cells
-%% without asking anybody; read/2 makes maps of them, also without asking
-%% anybody, so that it answers while every process involved is stuck.
+%% Each peer has one array of counters, which outlives the links to it. The lane, the inlet, the
+%% link and (when it is refused) a sender write their own cells. read/2 returns maps. No process is
+%% asked for any of this, so read/2 answers even if all processes of Trunkline are stuck.
 -module(trunkline_stats).
 -moduledoc false.
 

@@ -6,13 +6,13 @@
 %%       | ══ connects, proves ══════════> |    (trunkline_wire)
 %%       | ══ frames ════════════════════> |    whoever has been invited for it reads them
 %%
-%% All of it may block, hence only a process calls this that has nothing else to do. That process
-%% owns the socket; it exits with the reason if there is no connection.
+%% All of this may block. Hence it is called only by processes that have nothing else to do. The
+%% calling process owns the socket, and exits with the reason if there is no connection.
 %%
-%% A connection that has been idle for longer than its retransmission time-out starts from the
-%% beginning, with ten packets, unless its congestion control is BBR. Over a distance that is felt
-%% after every pause. So a connection which `must_beat' says now and then that it is still there,
-%% for a while after it was last used.
+%% TCP goes back to slow start, with ten packets, when a connection has been idle for longer than
+%% its retransmission timeout, unless its congestion control is BBR. To a far peer that costs time
+%% after every pause. So a connection that `must_beat' sends heartbeats for a while after its last
+%% use.
 -module(trunkline_connection).
 -moduledoc false.
 
@@ -142,8 +142,8 @@ prove(Transport, Socket, #{token := Token, secret := Secret}) ->
 send(#{transport := Transport, socket := Socket}, Data) ->
     done(Transport:send(Socket, Data)).
 
-%% The owner, which is that module's, has got something else. The other side has nothing to say:
-%% what comes by the connection means its end.
+%% The owner, a process of that module, has got another message. The other side sends nothing, so
+%% any message from the socket means the end of the connection.
 -spec other(module(), Message :: term()) -> ok.
 other(Module, Message) ->
     case trunkline_transport:event(Message) of

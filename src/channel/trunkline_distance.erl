@@ -1,11 +1,11 @@
 %% How far away a peer is: round trips between two links, or their kernels.
 %%
-%% A loaded machine answers late and is not far away for that. Hence the round trips are those of
-%% the kernels, where they tell (see trunkline_reach), and the shortest of many counts. The windows
-%% follow the shortest of the last few, since a route may change. Whether the peer is far is
-%% decided by the shortest on this connection, since a load may last for an hour.
+%% A loaded machine answers late, however near it is. Hence round trips are taken from the kernel if
+%% it reports them (see trunkline_reach), and the shortest of many counts. The windows follow the
+%% shortest of the last few, since a network route may change. Whether the peer is far is decided by
+%% the shortest on this connection, since high load may last for an hour.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_distance).
 -moduledoc false.
 

@@ -11,10 +11,10 @@
 %%       |                 |        handler <=== TCP ======== | hello, proof
 %%       | <---------------------- socket |                   | (trunkline_wire)
 %%
-%% Anybody can connect to a port. Until it has proved to be invited, a connection
-%% has a process of its own, which the acceptor does not wait for, a few seconds,
-%% and seventy-two bytes; for each port there are at most HANDLERS of them. All others are
-%% closed, counted, and mentioned in the log now and then.
+%% Anybody can connect to a port. Until a connection has proved that it was invited, it has a
+%% process of its own, so that the acceptor does not wait for it. It is allowed a few seconds and
+%% 72 bytes, and there are at most HANDLERS such connections for each port. All others are closed,
+%% counted, and logged from time to time.
 -module(trunkline_listener).
 -moduledoc false.
 -behaviour(gen_server).

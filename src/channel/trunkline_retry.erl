@@ -1,7 +1,6 @@
-%% When a connection may be tried again that could not be made, or did not last.
-%%
-%% Nobody knows how many others try again after the same event: each waits a time of its own, and
-%% longer every time. Of several that fail at the same time only the first makes the pause longer.
+%% When to try again after a connection could not be made, or did not last: exponential backoff
+%% with random pauses, since many others may try again after the same event. If several connections
+%% fail at the same time, only the first one makes the pause longer.
 %%
 %% The process that calls this gets the message {timeout, Timer, Message}, and gives the timer to
 %% timeout/2.
@@ -37,8 +36,8 @@ is_first(#retry{pause = Pause}) -> Pause =:= ?PAUSE.
 -spec failed(retry()) -> retry().
 failed(#retry{pause = Pause} = R) -> later(Pause, min(?LONGEST_PAUSE, 2 * Pause), R).
 
-%% One has ended that was made then (monotonic, ms). Whatever ended it so soon may end the next one
-%% too.
+%% A connection that was made at that time (monotonic, ms) has ended. If that was soon, whatever
+%% ended it may end the next one, too.
 -spec ended(Since :: integer(), retry()) -> retry().
 ended(Since, #retry{pause = Pause} = R) ->
     case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
@@ -52,7 +51,7 @@ later(Pause, Next, #retry{timer = none, message = Message} = R) ->
 later(_, _, R) ->
     R.
 
-%% Of another one this takes no notice.
+%% Other timers are ignored.
 -spec timeout(reference(), retry()) -> retry().
 timeout(Timer, #retry{timer = Timer} = R) -> R#retry{timer = none};
 timeout(_, R) -> R.

@@ -14,9 +14,9 @@
 %%       |    32                                    |
 %%       | == frames =============================> |
 %%
-%% (Numbers are bytes.) A proof is the HMAC-SHA256 of who proves and both nonces,
-%% with the secret as key. Until then the listening side has read 72 bytes, and made
-%% nothing of them.
+%% (Numbers are bytes.) A proof is the HMAC-SHA256 of the role (connecting or listening) and both
+%% nonces, with the secret as key. Until the proof is verified, the listening side has read 72
+%% bytes, and has only compared them.
 %%
 %% A frame is a length, which does not count itself, a header, and data:
 %%

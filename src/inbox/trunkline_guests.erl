@@ -1,7 +1,7 @@
-%% Which other nodes know of which inboxes of this node, and what they have to be told.
+%% Which other nodes know of which inboxes of this node, and what they have yet to be told.
 %%
-%% A node does not hear of an inbox before it sends to it. Then it is a guest, and hears of
-%% what concerns it: that inbox, its end, and the next one that takes its name.
+%% Another node learns of an inbox only when it sends to it. From then on that node is a *guest*:
+%% it is told what the inbox is, when it is full, when it ends, and which inbox takes its name next.
 %%
 %%     here, trunkline_inboxes                              there, trunkline_inboxes
 %%       | <───────────── the first message for an inbox, by lane ─ |
@@ -10,16 +10,16 @@
 %%       |    each monitors the other                               |
 %%       | ── {inboxes, Visit, Pid, [it is full, or has ended]} ──> |
 %%
-%% All that one node knows of the other's inboxes is one visit. It is over when either process
-%% ends, or the connection does. Both are told of that by their monitors, but not at the same
-%% time, and one may have begun to take the next visit for this one. Therefore a visit has a
-%% reference. Here it is said of one that is over: when it ends, and whenever the guest speaks
-%% of it. There the next visit ends the one before (trunkline_hosts).
+%% Everything that one node knows of another's inboxes belongs to one *visit*. A visit is over when
+%% either process ends, or the connection does. Both sides learn of that from their monitors, but
+%% not at the same time: one of them could mistake the next visit for this one. Therefore a visit
+%% has a reference. This side tells the guest that a visit is over when it ends, and again if the
+%% guest still mentions it. At the guest, the next visit ends the one before (trunkline_hosts).
 %%
-%% Nothing is queued: what a guest has to be told is a set of inboxes, of which it is told how
-%% they are when the connection takes it.
+%% Nothing is queued. What a guest has yet to be told is a set of inboxes. It is told their state at
+%% the time when the connection accepts the message.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_guests).
 -moduledoc false.
 
@@ -49,7 +49,8 @@
 -spec new() -> guests().
 new() -> #guests{}.
 
-%% It has sent to this inbox, and does not know what it is. (If it should, it is told again.)
+%% That node has sent to this inbox without knowing that it is one. (If it has been told, it is told
+%% again.)
 -spec met(node(), inbox(), Name :: atom(), guests()) -> guests().
 met(Node, Inbox, Name, #guests{nodes = Nodes} = G) ->
     case Nodes of
@@ -80,7 +81,7 @@ put_guest(Node, #guest{changed = Changed, over = Over} = Guest,
                       false -> Due#{Node => []}
                   end}.
 
-%% A new inbox has this name. Who knew the one before knows this one at once.
+%% A new inbox has this name. The nodes that knew the one before are told of it at once.
 -spec named(inbox(), Name :: atom(), guests()) -> guests().
 named(Inbox, Name, G) ->
     each(fun(Node, #guest{names = Names} = Guest, G1) when is_map_key(Name, Names) ->

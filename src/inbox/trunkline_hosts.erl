@@ -1,12 +1,12 @@
-%% Of which other nodes this node knows inboxes, and by which visit: see trunkline_guests,
-%% which is the other side of this.
+%% The other nodes whose inboxes this node knows (*hosts*), and the visit by which it knows them.
+%% trunkline_guests is the other side of this, and explains visits.
 %%
-%% The first that is heard of a visit begins it, and ends the one before: its inboxes may
-%% have gone, or come to know another process there. The host has to know which visit this
-%% node believes in, and this node must know when the process there ends. Both are done when
-%% the connection takes it (due/1, introduced/3).
+%% A visit begins with its first message, which also ends the visit before: that one's inboxes may
+%% have ended, or may have registered with another process there. This node then tells the host
+%% which visit it takes for the present one, and monitors the process there. Both wait until the
+%% connection is not busy (due/1, introduced/3).
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_hosts).
 -moduledoc false.
 

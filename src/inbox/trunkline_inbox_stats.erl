@@ -1,7 +1,7 @@
-%% What an inbox counts, for all who look, without asking it.
+%% The counters of an inbox, which can be read without asking it.
 %%
-%% How long messages have waited is counted with each of them. What waits, and what was dropped,
-%% the inbox shows once a second while anything goes on: these need not be known at once.
+%% The time that a message has waited is counted when it leaves. How many wait, and how many were
+%% dropped, is written only once a second, and only while the inbox is in use.
 -module(trunkline_inbox_stats).
 -moduledoc false.
 

@@ -1,5 +1,5 @@
-%% The inboxes that this node's senders know, here and at other nodes, and where they wait
-%% for room in one.
+%% The inboxes that this node's senders know, at this node and at others. Senders wait here for
+%% room in them.
 %%
 %%     sender                     here                              keeper of the inbox
 %%       | the first message ──────────────────────── by lane ───> |
@@ -10,24 +10,23 @@
 %%       | ── wait ──────────────> |                               |
 %%       | <───────── try again ── |                               |
 %%
-%% Each node has a gate of its own for each inbox that it knows, so that a sender waits before
-%% it sends, where it is, and nothing waits in a lane. The gate's window is what the keeper
+%% Each node has a gate of its own for each inbox that it knows. So a sender waits at its own node,
+%% before it sends, and its message does not wait in a lane. The gate's window is what the keeper
 %% grants (trunkline_share).
 %%
-%% A node knows the inboxes of its own, and those to which it has sent. What comes by lane from
-%% a node that does not know yet is marked as a stranger's where it arrives (arrived/2). Its
-%% keeper sees that, and has the node told (met/2). What is said between the nodes, and that
-%% it is taken back when one of them goes, is decided by trunkline_guests, where the inboxes
-%% are, and trunkline_hosts, where the senders are. The process there is monitored, and no
-%% inbox is. (A node of release 0.5.0 wants to be told of all inboxes, and tells of all of its
-%% own. Then each has a monitor.)
+%% A node knows its own inboxes, and those to which it has sent. A message by lane from a node that
+%% does not know the inbox yet is marked as a stranger's when it arrives (arrived/2). The keeper
+%% sees the mark, and has the node told (met/2). What the two nodes tell each other, and when they
+%% forget it, is decided by trunkline_guests at the node of the inboxes, and by trunkline_hosts at
+%% the node of the senders. Each node monitors the other's process of this module, and no inboxes.
+%% (A node of release 0.5.0 expects to be told of all inboxes, and tells of all of its own. Then
+%% each has a monitor.)
 %%
-%% A sender that is killed between the gate and the inbox, or a message that is lost on the
-%% way, leaves its charge in the gate. Therefore, while anything is outstanding, the inbox is
-%% asked each second what it holds. If for LOST that has never been all of it, the node begins
-%% again, with another gate and another source: what the old one counted is of no consequence.
-%% Only gates where something has happened are looked at. One that nobody uses is not: what was
-%% left behind in it does no harm until somebody does.
+%% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
+%% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked
+%% every second what it holds. If that has been less than what is outstanding for LOST ms, the node
+%% starts anew, with another gate and another epoch, so that the old count does no harm. Only gates
+%% that have been used since are checked.
 -module(trunkline_inboxes).
 -moduledoc false.
 -behaviour(gen_server).

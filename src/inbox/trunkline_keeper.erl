@@ -1,18 +1,19 @@
-%% The process in front of a process: it takes what comes, keeps it in order and within
-%% bounds, and hands on a handful at a time.
+%% The process of an inbox. It receives the messages for another process, the consumer, keeps
+%% them in order and within bounds, and passes on a few at a time.
 %%
 %%     senders ──> keeper [ calls │ urgent │ others ] ── at most WORK ──> consumer
 %%                   │ ^                                                      │
 %%       credit <────┘ └──────────── more: half of them are done ─────────────┘
 %%
-%% The keeper's mailbox is short since it does nothing that takes time; the consumer's is
-%% since the keeper sees to it (trunkline_work).
+%% The keeper's mailbox stays short because the keeper does nothing that takes time. The
+%% consumer's stays short because the keeper limits what it passes on (trunkline_work).
 %%
-%% To everybody else the keeper is the server: it has its name, it is what its supervisor
-%% knows, system messages and exit signals pass through it at once, past all mail, and when
-%% the server ends it ends with the same reason, and the other way round.
+%% To all other processes the keeper is the server. It has the server's name, and it is the child
+%% that the supervisor knows. It forwards system messages and exit signals at once, ahead of all
+%% queued messages. When the server ends, the keeper ends with the same reason, and vice versa.
 %%
-%% The mailbox may be long, therefore the receive here takes whatever comes first.
+%% Under load the keeper's own mailbox may become long all the same. Therefore the receive here is
+%% not selective: it takes the first message.
 -module(trunkline_keeper).
 -moduledoc false.
 
@@ -29,7 +30,7 @@
                      work := pos_integer(),
                      urgent := none | fun((term()) -> boolean()),
                      tell_dropped := boolean()}.
-%% In front of what.
+%% What the keeper stands in front of.
 -type what() :: {server, gen_server | gen_statem, module(), Args :: term(), Options :: list()}
               | {process, pid()}.
 
@@ -64,7 +65,7 @@
          met = #{} :: #{node() => Milliseconds :: integer()},    % who was told what this is
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
-%% As gen_server:start_link and gen_statem:start_link, but that the name is the keeper's.
+%% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name.
 -spec start_link(name(), what(), options()) -> {ok, pid()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
     case where(Name) of
@@ -76,7 +77,7 @@ start_link(Name, What, Options) ->
             end
     end.
 
-%% Since OTP 26 no exit signal stays behind for who has started what did not start.
+%% Since OTP 26 a start that fails leaves no 'EXIT' message in the mailbox of the caller.
 forget_exit(Keeper) ->
     case trunkline_inbox_server:is_26() andalso process_info(self(), trap_exit) of
         {trap_exit, true} -> receive {'EXIT', Keeper, _} -> ok end;
@@ -261,8 +262,9 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             loop(uninvited(Message, S))
     end.
 
-%% Once it was quiet for so long it gives its memory back. (A time limit of the receive
-%% would cost every wait a timer.) It wakes once or twice to forget who has sent.
+%% When nothing has come for QUIET ms the keeper hibernates, to release its memory. (With `after' in
+%% the receive every wait would start a timer.) It wakes once or twice to forget the nodes that have
+%% sent to it.
 quiet(S) -> quiet_since(tell(S)).
 
 quiet_since(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
@@ -319,16 +321,16 @@ meet(Node, After, #keeper{met = Met} = S) ->
 called(Node, #keeper{options = #{policy := reject}} = S) -> meet(Node, ?FORGET, S);
 called(_, S) -> S.
 
-%% Whoever sends with `!' does not wait, and must not fill the keeper's own mailbox instead:
-%% what is not going to be kept costs as little as can be.
+%% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
+%% So dropping a message has to be as cheap as possible.
 uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
     case trunkline_mail:refuse(Mail) of
         {refused, Mail1} -> hurry(S#keeper{mail = Mail1, dropped = Dropped + 1});
         admitted -> plain(other, Message, S)
     end.
 
-%% Many who send with `!' are given more processor time than one who drops it all: his own
-%% mailbox would have no bound. So he is first while he is behind.
+%% Many processes that send with `!' get more processor time than the one that drops their messages,
+%% and its mailbox would grow without bound. So the keeper has high priority while it is behind.
 hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =:= 0 ->
     case process_info(self(), message_queue_len) of
         {_, Length} when Length > ?BEHIND, not Hurried ->
@@ -459,7 +461,7 @@ flush(#keeper{share = Share} = S) ->
     {Credits, Share1} = trunkline_share:flush(erlang:monotonic_time(millisecond), Share),
     pay(Credits, S#keeper{share = Share1}).
 
-%% A connection that is busy must not hold this up: what cannot be said now is said later.
+%% A busy connection must not suspend the keeper: what cannot be sent now is sent later.
 pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 
 %% Strangers have no gate.

@@ -1,5 +1,5 @@
-%% What waits in an inbox: a queue with bounds, two classes, and a policy for what is
-%% too much.
+%% The messages that wait in an inbox: a bounded queue with two priority classes, and a policy
+%% for what to do when it is full.
 %%
 %%                 urgent    calls  ──┐
 %%                           others ──┴─> first ──┐
@@ -11,7 +11,7 @@
 %% always admitted, and never dropped: somebody waits for each. So are messages whose
 %% room was `granted' before they were sent (trunkline_share).
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_mail).
 -moduledoc false.
 

@@ -9,25 +9,26 @@
 %%       |  <------- credit: what has left, and the window  |  by a quarter of the
 %%       |                                                 |  window, or a little later
 %%
-%% Each node's senders have at most a window of messages on their way and waiting here. Of
-%% the bound each active node has the same share, and so has one that nobody is yet; but no
-%% more than the others leave of it: a window that becomes smaller takes nothing back, only
-%% what leaves does. So the sum is never above the bound by more than the 64th that each node
-%% has to begin with, and a message of each. With a window outstanding, more than three
-%% quarters of it are on the way or here, or a credit is under way.
+%% The senders of one node have at most one window of messages in flight or waiting here. All
+%% active nodes have equal shares of the bound, and one more share is left free for the next node.
+%% But no window is larger than what the others leave: making a node's window smaller frees nothing
+%% until its messages have left. So the sum of all windows exceeds the bound by no more than the
+%% initial window of each node, which is a 64th of the bound, and one message of each. When a node
+%% has used up its window, more than three quarters of it are in flight or here, or a credit is on
+%% its way.
 %%
-%% If nobody waits for room (`reject') shares make no sense: each node may fill the inbox, and
-%% what is too much is dropped there.
+%% If senders do not wait for room (policy `reject') there are no shares: each node may fill the
+%% inbox, which drops what does not fit.
 %%
-%% A source is a node, and a number that it takes for each new beginning, greater than the
-%% ones before: what is left of an earlier one is of no consequence. The first source of all is
-%% that of a node that has not heard of the inbox yet, the stranger.
+%% A source is a node and an epoch, a number that grows each time the node starts counting anew.
+%% So charges of an earlier epoch do no harm. Epoch 0 is a stranger: a node that has not heard of
+%% the inbox yet.
 %%
-%% A source that has sent nothing for a while is forgotten: it may send again as any other that
-%% is not known. Not so one that is away: all that it may send may be on its way, and comes when the
-%% nodes are connected again.
+%% A source that has sent nothing for a while is forgotten, and starts again like any unknown one.
+%% This does not hold for one whose session is suspended: as much as its window may be in flight,
+%% and arrives when the nodes are connected again.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_share).
 -moduledoc false.
 
@@ -85,8 +86,8 @@ stranger(Node) -> {Node, ?STRANGER}.
 -spec is_stranger(source()) -> boolean().
 is_stranger({_, Epoch}) -> Epoch =:= ?STRANGER.
 
-%% Whether one more message of a stranger is in: if it has no more here than any node has before
-%% it has sent, or than the others leave of the bound.
+%% Whether to admit one more message of a stranger: as long as it has less here than a first window,
+%% or than what the others leave of the bound.
 -spec is_granted(source(), share()) -> boolean().
 is_granted(Name, #share{bound = Bound, policy = Policy, sources = Sources}) ->
     Held = case Sources of
@@ -142,7 +143,7 @@ unpaid({Name, Left, _}, #share{sources = Sources} = S) ->
     Source1 = Source#source{owed = Owed + Left, told = {0, 0}, may = add(May, unpack(Left))},
     S#share{sources = Sources#{Name := Source1}}.
 
-%% From time to time: whatever is owed, and every window that is another one now.
+%% From time to time: all credit that is owed, and all windows that have changed.
 -spec flush(milliseconds(), share()) -> {[credit()], share()}.
 flush(Now, S0) ->
     S = case S0#share.counted of
@@ -212,8 +213,8 @@ is_even(#source{held = Held, owed = Owed}) -> Held + Owed =:= 0.
 
 knows(Window, #source{told = Told}) -> Told =:= Window.
 
-%% What an earlier beginning may still have outstanding is what is here. So it is with a
-%% stranger, which has no window.
+%% An earlier epoch has nothing outstanding but what is here. Neither has a stranger, which has no
+%% window.
 settle(true, #source{held = Held, owed = Owed} = Source) ->
     Source#source{may = unpack(Held + Owed)};
 settle(false, Source) ->

@@ -1,9 +1,9 @@
-%% Destinations that bound their senders: whether there are any, and who knows more of them.
+%% Whether a destination bounds its senders, as an inbox does, and which module knows more about it.
 %%
-%% Most destinations are no such thing, and whoever sends to one of those should pay next to
-%% nothing for the question. Therefore it is asked of an array of numbers first: how many
-%% bounded destinations have this hash. A look at a table costs three times as much. A node
-%% that has never heard of a bounded destination does not even have the array.
+%% Most destinations do not, and sending to these should cost next to nothing extra. Therefore an
+%% array is asked first: it counts the bounded destinations with each hash. Reading a table would
+%% cost three times as much. A node that has never heard of a bounded destination does not even
+%% have the array.
 %%
 %%     how many have this hash? ── none ──> send as ever
 %%         │ some

@@ -16,7 +16,7 @@
 %% Neither side remembers more than MOST, and what one batch adds: then a batch says `anew', and
 %% both begin at 1.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_dictionary).
 -moduledoc false.
 

@@ -16,7 +16,7 @@
 %% What goes by the distribution is kept only if the session may go on over another connection:
 %% then the distribution is a channel as all others, and breaks as they do.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_outbox).
 -moduledoc false.
 

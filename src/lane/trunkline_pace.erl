@@ -1,4 +1,4 @@
-%% When a lane lets a batch wait for company.
+%% When a lane holds a batch back so that more messages can join it.
 %%
 %% A batch costs two nodes some 15 us, most of it in system calls and wake-ups,
 %% however small it is; a message in it costs less than 1. On a machine with a

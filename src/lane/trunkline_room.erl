@@ -9,14 +9,13 @@
 %%       | <------------- again, ticket - |                           | the limit
 %%       | tries the gate; when it was overtaken it waits with its ticket
 %%
-%% A lane calls only when it is below half of its limit, and only then senders
-%% go on, so that each of them gets more than one message in before it must wait
-%% again. A sender that gives up says so. One that is killed does not, and the
-%% room it was told of stays free: therefore the link looks from time to time, and
-%% if a lane is empty and still awaited it tells all who wait there.
+%% A lane reports room only when it is below half of its limit. So a sender that goes on gets more
+%% than one message in before it must wait again. A sender that gives up tells the link. One that is
+%% killed does not, and the room that it was offered stays unused. Therefore the link checks from
+%% time to time, and if a lane is empty while senders wait for it, wakes all of them.
 %%
-%% How many wait, and for how long all of them have waited, is counted here and not by the senders:
-%% so it is right while they wait, and if they are killed.
+%% The number of waiting senders and their waiting times are counted here, not by the senders. So
+%% the counts are right while they wait, and also if they are killed.
 -module(trunkline_room).
 -moduledoc false.
 

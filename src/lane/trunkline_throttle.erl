@@ -1,4 +1,4 @@
-%% Makes a server wait whose replies are more than the peer takes.
+%% Suspends servers that reply faster than the peer can take their replies.
 %%
 %% gen_server:reply/2 sends to a lane, a process of this node: it cannot be refused at the gate, as
 %% send/2 can. (In OTP it would be suspended when the connection is busy.) So the lane takes every
@@ -13,9 +13,9 @@
 %%       |                      |                              | <------- again - |
 %%       | <----------- resumes | <---------------------- ends |                  |
 %%
-%% What a process has suspended is resumed when it ends, for whatever reason: a server is not left
-%% suspended. So of replies there is at most the bound, and for each server what it gives before it
-%% stands still: one or two.
+%% When a process ends, for whatever reason, the runtime system resumes the processes that it has
+%% suspended. So no server stays suspended. The replies to a peer take at most the bound, and one or
+%% two replies more for each server: those that it gives before it is suspended.
 %%
 %% A term may take many times the bytes of its encoding: a list of small numbers eight times. So
 %% room for another reply means room for the term.

@@ -16,7 +16,7 @@
 
 -record(waiters,
         {next = 1 :: ticket(),
-         %% Tickets of an earlier link are welcome, hence two waiters may have the same.
+         %% Tickets of an earlier link remain valid, so two waiters may have the same one.
          queue = gb_trees:empty() :: gb_trees:tree({ticket(), waiter()}, Bytes :: pos_integer()),
          tickets = #{} :: #{waiter() => ticket()}}).
 -opaque waiters() :: #waiters{}.
@@ -30,7 +30,7 @@ is_empty(#waiters{tickets = Tickets}) -> map_size(Tickets) =:= 0.
 -spec size(waiters()) -> non_neg_integer().
 size(#waiters{tickets = Tickets}) -> map_size(Tickets).
 
-%% Somebody wants to send that many bytes; `new', or with the ticket it had.
+%% A sender wants to send that many bytes. Its ticket is `new', or the one that it had before.
 -spec add(waiter(), new | ticket(), Bytes :: pos_integer(), waiters()) -> waiters().
 add(Waiter, new, Bytes, #waiters{next = Next} = W) ->
     add(Waiter, Next, Bytes, W);

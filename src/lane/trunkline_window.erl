@@ -15,24 +15,23 @@
 %% (see trunkline_pace), or a little later. Hence a lane is never stuck: with a window
 %% in flight there is a quarter at the inlet, or an acknowledgement under way.
 %%
-%% The window follows what the way can hold: the highest rate of late at which bytes
-%% were delivered, times the round trip to the peer, and AMPLE times that, because
-%% acknowledgements come late and in one go, and because a packet that was lost takes
-%% another round trip. While the window is the limit it doubles thereby, twice, with
-%% each round trip. A receiver that is slow makes the rate lower and not the
-%% distance greater: its window does not grow. Nor does that of a peer that is near:
-%% there FIRST is ample, and acknowledgements that a busy lane takes out of its mailbox
-%% one after the other would look like a rate that there is not.
+%% The window follows the bandwidth-delay product: the highest recent delivery rate, times the round
+%% trip to the peer, times AMPLE. The factor allows for acknowledgements that come late and all at
+%% once, and for the round trip that a lost packet costs. So while the window is the limit, it
+%% quadruples with each round trip. A slow receiver lowers the rate and does not lengthen the round
+%% trip, so its window does not grow. Nor does that of a near peer: there FIRST is enough, and
+%% acknowledgements that a busy lane takes out of its mailbox in quick succession would look like a
+%% rate that does not exist.
 %%
-%% What a single connection has taken, and does not get rid of when packets are lost, is
-%% late, and all that comes behind it. Hence the window of a lane whose batches go to a far
-%% peer by the distribution starts CAREFUL, and grows as above; when it is the limit for
-%% whatever reason, the batch that fills it asks to be acknowledged at once.
+%% Data that a single connection holds back because of packet loss arrive late, and so does
+%% everything behind them. Hence the window of a lane whose batches go to a far peer by the
+%% distribution starts at CAREFUL, and grows as above. Whenever such a window is the limit, the
+%% batch that fills it asks to be acknowledged at once.
 %%
-%% When the connection breaks, acknowledgements are lost. If the session goes on the inlet says how
-%% much it has acknowledged in all, and the lane takes what it has not heard of as acknowledged now.
+%% When the connection breaks, acknowledgements are lost. If the session resumes, the inlet says how
+%% much it has acknowledged in all, and the lane takes the difference as acknowledged now.
 %%
-%% This module decides, and does nothing. Amounts are charges as
+%% This module is pure: it decides, and has no side effects. Amounts are charges as
 %% trunkline_gate packs them: they count bytes and messages at the same time.
 -module(trunkline_window).
 -moduledoc false.

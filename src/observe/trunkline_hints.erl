@@ -1,7 +1,7 @@
 %% What an operator should know of a view (trunkline_sample), in sentences. Pure.
 %%
-%% A hint says what is wrong, why as far as the figures tell, and where that is described or what to
-%% do. The most urgent come first. What is normal has no hint.
+%% A hint says what is wrong, the cause if the figures show it, and what to do or where to read
+%% about it. The most urgent hints come first. What is normal gets no hint.
 -module(trunkline_hints).
 -moduledoc false.
 

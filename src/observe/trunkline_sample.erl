@@ -4,7 +4,7 @@
 %%     take ── interval ── take ──> view/2 ──> rates, shares, and trunkline_hints' sentences
 %%
 %% A sample reads counters and asks no process but the inboxes, which get a short time to answer in.
-%% view/2 is pure. Of a peer that is in the second sample only, all rates are 0.
+%% view/2 is pure. A peer that is only in the second sample has rates of 0.
 -module(trunkline_sample).
 -moduledoc false.
 
@@ -23,8 +23,8 @@
                     inboxes := #{pid() => map()},
                     more_inboxes := non_neg_integer()}.            % that were not asked
 
-%% Rates are per second. A share of 1.0 is one sender that waited all the time, or more of them that
-%% waited for a part of it.
+%% Rates are per second. `waited' is how many senders were waiting on average: 1.0 is one sender
+%% that waited the whole time, or two that waited for half of it.
 -type lane() :: #{peer := node(), lane := pos_integer(),
                   queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_flight_bytes := non_neg_integer(), window_bytes := non_neg_integer(),
@@ -64,7 +64,7 @@
 %% ms
 -define(ASK, 5000).                  % another node
 -define(ASK_INBOXES, 500).
-%% So many are asked, at most.
+%% How many are asked at most.
 -define(INBOXES, 200).
 
 %% --- samples -------------------------------------------------------------------------
@@ -97,7 +97,7 @@ here() ->
       limits => maps:with([bulk_bytes, resume_time], Options),
       peers => maps:filter(fun is_peer/2, Peers), inboxes => Inboxes, more_inboxes => More}.
 
-%% A remote shell and its like are no peers.
+%% Remote shells and the like are not peers.
 is_peer(Node, #{state := greeting, sessions := 0}) -> lists:member(Node, nodes());
 is_peer(_, _) -> true.
 
@@ -119,7 +119,8 @@ inboxes() ->
                         #{Keeper := Info} <- [Answers]]),
      More}.
 
-%% As far as they have shown it: of very many not all are asked.
+%% If there are more than INBOXES, only those with the fullest queues are asked. How full they are
+%% is read from their counters, which may be a second old.
 fullest(Inboxes) when length(Inboxes) =< ?INBOXES ->
     {[Inbox || {Inbox, _} <- Inboxes], 0};
 fullest(Inboxes) ->

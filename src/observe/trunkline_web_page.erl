@@ -4,10 +4,11 @@
 %%     GET /samples      the views that are kept, as JSON; ?since=N those after number N
 %%     GET /metrics      for Prometheus
 %%
-%% No file is read but that one, and nothing is changed, whatever is asked.
+%% No request reads any other file or changes anything.
 %%
-%% Without a password only a request that names this host is answered: a page from elsewhere, whose
-%% name was made to point here, names another one.
+%% Without a password only requests whose Host header names this host are answered. That prevents
+%% DNS rebinding: a page from elsewhere, whose host name was made to resolve to this host, sends its
+%% own name.
 -module(trunkline_web_page).
 -moduledoc false.
 

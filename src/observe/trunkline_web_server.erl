@@ -5,9 +5,9 @@
 %%                                                │                            │
 %%                                                └──── starts, is linked ── httpd <── browser
 %%
-%% A restarted Trunkline restarts this process, too, and the page is there again when the port is
-%% free: it tries each second. What is kept is bounded: KEPT views of at most PEERS peers and
-%% INBOXES inboxes, those with the most to tell.
+%% When Trunkline restarts, so does this process. It tries every second to listen, so the page is
+%% back as soon as the port is free. It keeps at most KEPT views, each of at most PEERS peers and
+%% INBOXES inboxes: the busiest ones.
 -module(trunkline_web_server).
 -moduledoc false.
 -behaviour(gen_server).
@@ -21,7 +21,7 @@
 -define(KEPT, 300).
 -define(PEERS, 100).
 -define(INBOXES, 50).
-%% So many times as much as one that was shown before does one that takes its place.
+%% How many times busier a row must be than one that was shown before, to take its place.
 -define(STAYS, 10).
 -define(AGAIN, 1000).
 -define(CLIENTS, 20).
@@ -289,8 +289,8 @@ traffic(#{peer := Peer, messages_out := Out, messages_in := In, queued_messages 
 
 fullness(#{inbox := Inbox, full := Full, passed := Passed}) -> {Inbox, [Full, Passed]}.
 
-%% In their order. Who was shown before stays, unless another one has far more to tell: otherwise
-%% nearly equal ones would come and go with each view.
+%% In their order. A row that was shown before stays unless another one is far busier: otherwise
+%% rows that are nearly equal would come and go with each view.
 busiest(N, _, Rows, _) when length(Rows) =< N -> Rows;
 busiest(N, Key, Rows, Shown) ->
     Ranked = [{rank(Key(Row), Shown), Ix, Row}

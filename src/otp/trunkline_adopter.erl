@@ -4,10 +4,11 @@
 %%       │
 %%       └──> every ?PERIOD: what has been loaded since? ──> the same for these
 %%
-%% Applications that start after Trunkline find all modules adopted: the start waits for it. New
-%% code that is loaded later (an upgrade, l/1 in a shell) is stock code, works by the distribution,
-%% and is adopted within ?PERIOD. The runtime system tells nobody that code was loaded. Therefore
-%% this looks, at some microseconds a module, and only where applications are adopted.
+%% Trunkline's start waits until all modules are adopted, so applications that start later find them
+%% so. Code that is loaded afterwards (by an upgrade, or by l/1 in a shell) sends by the
+%% distribution until it is adopted, within ?PERIOD. The runtime system does not report that code
+%% was loaded. Therefore this process polls, which costs some microseconds for each module, and only
+%% where applications are adopted.
 -module(trunkline_adopter).
 -moduledoc false.
 -behaviour(gen_server).

@@ -77,10 +77,10 @@ table() ->
        {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
        {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
 
-%% What else says something to a process, or a node, that may be elsewhere, and is left to OTP:
-%% which argument names that, and what it means for the order. What is not here takes nobody by
-%% surprise. Replies go the way of their requests (see trunkline_gen). erlang:send_after and
-%% start_timer send to processes of this node only.
+%% Other functions that send something to a process or a node, perhaps a remote one, and are not
+%% transformed: which argument is the destination, and what that means for the order. The transform
+%% may warn of these. Replies take the way of their requests (see trunkline_gen), and
+%% erlang:send_after and start_timer send only to processes of this node, so they are not here.
 left() ->
     [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [3]}]},
      {erlang, message, 2, [{group_leader, [2]}]},
@@ -269,7 +269,7 @@ call(Tree, Anno, {erlang, '!', 2}, Args, Scope, Seen) ->
     call(Tree, Anno, {erlang, send, 2}, Args, Scope, Seen);
 call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
     {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
-%% A message to oneself takes no way, and must not wait for room in one's own inbox.
+%% A process that sends to itself needs no lane, and must not wait for room in its own inbox.
 call(Tree, Anno, {erlang, Function, _} = MFA, [To | _] = Args, Scope, Seen)
   when Function =:= send; Function =:= exit ->
     case is_self(To, Scope) of

@@ -1,8 +1,9 @@
 %% Whether a node to which no connection can be made has ended, or may still be there.
 %%
-%% Its host knows: when a node has ended nothing is registered under its name any more, or nobody
-%% listens at its port. A host that does not answer tells nothing, nor does one that cannot be
-%% asked (a cluster may do without epmd, or have a distribution of its own). Then only time counts.
+%% The node's host knows. When a node has ended, epmd has no node of that name any more, or no
+%% process listens on its port. If the host does not answer, or cannot be asked (a cluster may run
+%% without epmd, or with a distribution of its own), nothing is known, and only the time limit
+%% counts.
 %%
 %%     link                     a process of its own            the node's host
 %%       | -- ask -------------------> | -- the node's port? --------> |

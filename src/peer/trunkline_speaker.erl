@@ -1,14 +1,14 @@
-%% Does for a link what a busy connection can suspend: says what the link has to say to its peer, in
-%% order, and monitors processes there. A peer that stands still keeps the connection busy. It
-%% must not stop the link, for which senders wait, nor the supervisor while it starts the link.
+%% Does for a link what a busy connection could suspend: sends the link's messages to the peer, in
+%% order, and monitors processes there. The connection to a peer that has stopped reading stays
+%% busy. That must not suspend the link, for which senders wait, nor the supervisor that starts it.
 %%
 %%     link                     speaker                    peer's link
 %%       | -- say --------------> | ── message, perhaps later ──> |
 %%       | -- watch ------------> | ── monitor ────────────────>  |
 %%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
 %%
-%% What was meant for a connection that is lost is not done on the next one: everything comes with
-%% a name for the connection, and the link tells when it knows that there is another one.
+%% What was meant for a connection that is lost is not sent on the next one. So each request names
+%% its connection, and the link tells the speaker when there is another one.
 -module(trunkline_speaker).
 -moduledoc false.
 

@@ -1,23 +1,24 @@
 %% Which way batches go to a peer that is far: by the distribution, or by connections of
 %% their own (see trunkline_channels).
 %%
-%% The distribution takes less processor time for a message, by a third, since it is one
-%% connection less to serve and knows atoms by number. But it is one connection: after a
-%% packet was lost it waits for that, and then sends less for a long time; and no more is
-%% under way than one window. Where neither is so it is the better way, at any distance.
+%% The distribution needs a third less processor time for a message, because there is one connection
+%% less to serve, and because it has an atom cache. But it is a single connection. After a packet
+%% loss it waits for the retransmission, and then sends more slowly for a long time; and no more
+%% than one TCP window is in flight. As long as neither is a problem, it is the better way at any
+%% distance.
 %%
-%%                    a packet was sent again, or the window was the limit of late
+%%                    a packet was sent again, or the window has been the limit
 %%     distribution ─────────────────────────────────────────────────────> connections
 %%          ^                                                                  │ │
 %%          │─────────── TRIAL later, if not more is sent than before ─────────┘ │
 %%          └─────────── HOLD later, to see whether it is still so ──────────────┘
 %%
-%% A window is the limit of whoever sends as much as he can, also where the processors
-%% would not let him send more: hence the trial. Each time that a packet is sent again soon
-%% after the return, the next stay is twice as long, up to LONGEST; and a limit that
-%% connections were no help against is none for so long.
+%% A node that sends as much as it can is always limited by the window, even if its processors would
+%% not let it send more. Hence the trial. Each time that a packet is retransmitted soon after the
+%% return to the distribution, the next stay with connections is twice as long, up to LONGEST. If
+%% connections did not help against the limit, the limit is ignored for as long.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_way).
 -moduledoc false.
 

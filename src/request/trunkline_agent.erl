@@ -13,15 +13,14 @@
 %% place among them. A server that answers to the pid by hand reaches the caller
 %% directly.
 %%
-%% Only the server's node watches the server. When it ends, those callers are told
-%% by lane whose reply no lane has reported. (If the report comes late a caller is
-%% told twice; the reply is first in the lane, and with it the caller's alias
-%% is gone.)
+%% Only the server's node monitors the server. When the server ends, the agent tells by lane those
+%% callers for whom no lane has reported a reply. (If a report comes late, a caller gets both. The
+%% reply is first in the lane, and deactivates the caller's alias.)
 %%
-%% Each monitor (trunkline_monitor) is one of the inlet's own, until the server ends or it is
-%% taken back: what the caller sends after it finds the server monitored. The news takes the
-%% lane of the server's own messages. There may be very many; therefore they are in a table of
-%% the inlet's, where no garbage collection moves them.
+%% For each monitor of a caller (trunkline_monitor) the inlet has one of its own, until the server
+%% ends or the caller demonitors it. So what the caller sends afterwards finds the server monitored.
+%% The 'DOWN' takes the lane of the server's own messages. There may be very many monitors: they
+%% are in a table of the inlet, so that no garbage collection copies them.
 %%
 %% The agent is the inlet itself: only the process that delivers a sender's
 %% messages can deliver its requests in order with them. This module is the

@@ -2,14 +2,13 @@
 %% sender sends there, so that a process that is monitored and then told to exit is known to be
 %% monitored when it does.
 %%
-%% Nobody can send an exit signal in another process's name. What a signal does can be done
-%% nevertheless. `kill' ends the process, and nobody learns who has sent that: the inlet does
-%% it. Any other reason ends a process that does not trap exits, and does not say who has sent
-%% it either; a process that traps exits gets a message, which anybody can write. Which of the
-%% two it is must not change meanwhile: the process is suspended for some microseconds. It may
-%% have to be waited for, until it gets to run. So the signal takes the way of large messages:
-%% a process of its own delivers it when its turn comes (trunkline_opener), and what comes
-%% behind it waits.
+%% No process can send an exit signal that seems to come from another one. But its effect can be
+%% had. The inlet itself sends `kill', since the receiver does not learn who has sent it. With any
+%% other reason, a process that does not trap exits ends, and does not learn the sender either. A
+%% process that traps exits gets a message, which any process can send. Whether it traps exits must
+%% not change in between, so the process is suspended for some microseconds. That may have to wait
+%% until the process is scheduled. Therefore the signal travels as a large message does: a process
+%% of its own delivers it when its turn comes (trunkline_opener), and later messages wait for it.
 -module(trunkline_exit).
 -moduledoc false.
 

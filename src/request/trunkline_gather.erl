@@ -1,14 +1,14 @@
-%% One request to each of many nodes, and what becomes of each.
+%% Sends one request to each of many nodes, and gathers the outcomes.
 %%
-%% The calling process itself asks, so that its requests keep their place among its other
-%% messages, and no reply can come late: each is sent to an alias. A node whose lane is full, or
-%% whose session has yet to begin, keeps no other from being asked: it is put off, and a process
-%% waits in the caller's stead (the caller itself, if no process can be started). Then the nodes
-%% are asked in whatever order they become ready.
+%% The calling process itself sends the requests, so that they keep their place among its other
+%% messages. Each reply goes to an alias, so that none can come late. A node whose lane is full, or
+%% whose session has yet to begin, does not delay the others: it is put off, and another process
+%% waits for it (or the caller, if no process can be started). Such nodes are asked in the order in
+%% which they become ready.
 %%
-%% Each request is a level of a recursion: the function that makes it has all later ones made,
-%% and only then waits for the reference that it has made itself. Thus the compiler lets the
-%% wait skip all mail that is older (the efficiency guide, "receive").
+%% The function is recursive, with one level for each request. Each level makes its reference and
+%% sends its request, calls the next level, and only then waits for its own reference. So the
+%% compiler sees that the receive can skip all older messages (the efficiency guide, "receive").
 -module(trunkline_gather).
 -moduledoc false.
 

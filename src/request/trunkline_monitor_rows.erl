@@ -8,9 +8,10 @@
 %% monitor that lanes have got from it: {watched_by, Watcher} while it may still hear how the
 %% process ends, {ended, Reason} if it has heard, none otherwise.
 %%
-%% Anybody may read, and each change is one operation on one row. So whoever finds a row gone knows
-%% that somebody else has dealt with it. Who owns the table, and whom to watch, trunkline_monitors
-%% decides. Without the table there are no monitors: nothing here fails then, but for enter/3.
+%% Every process may read and write the table, and each change is one operation on one row. So a
+%% process that finds its row gone knows that another one has dealt with it. trunkline_monitors
+%% decides who owns the table, and what is watched. If the table does not exist there are no
+%% monitors, and only enter/3 fails.
 -module(trunkline_monitor_rows).
 -moduledoc false.
 
@@ -72,9 +73,9 @@ lookup(Ref) ->
         error:badarg -> none
     end.
 
-%% The 'DOWN' has been sent, or the server's node has been told that nobody waits for it: not
-%% before, so that who finds no row finds the message, and that the keeper can do what a
-%% process that is killed has not done.
+%% To be called after the 'DOWN' was sent, or after the server's node was told that nobody waits for
+%% it. So a process that finds no row finds the message, and if the calling process is killed
+%% before, the keeper can still do its work.
 -spec leave(Caller :: pid(), reference()) -> ok.
 leave(Caller, Ref) ->
     try ets:delete(?ROWS, {Caller, Ref}) of

@@ -1,39 +1,42 @@
-%% Sees to it that nobody who monitors a process at another node (trunkline_monitor) waits in vain.
+%% Makes sure that every monitor of a process at another node (trunkline_monitor) gets its 'DOWN'.
 %%
-%% The monitors are the rows of trunkline_monitor_rows. Another table, small and often read, has a
-%% row for each that the keeper, a process of this module, watches:
+%% The monitors are the rows of trunkline_monitor_rows. This module has another table, which is
+%% small and read often. It has a row for everything that the keeper, a process of this module,
+%% watches:
 %%
 %%     {Caller, {}}                                  when it dies its monitors are taken back
 %%     {Session, Inlets, Node, Mark}                 when all of these have ended
 %%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
 %%     {{retired, Inlet}}                            an inlet whose session has ended before it does
 %%
-%% A session of lanes is named by the first of its inlets. They deliver what has arrived before
-%% they end or retire, in no order among them; therefore a session ends when all have. If the
-%% connection has been lost with it, its callers are told noconnection. If not - Trunkline has
-%% stopped here or there, or something of ours was killed - nothing has happened to the
-%% processes: the next session gets their monitors, or if there is none, the watcher does, which
-%% uses OTP's means. After an end in good order both sides have delivered all, so that the 'DOWN'
-%% still comes last. (When something was killed, it may come before messages that were in flight
-%% then.) Should the process end while nobody watches, the reason is noproc.
+%% A session of lanes is identified by its first inlet. Inlets deliver what has arrived before they
+%% end or retire, but in no particular order. Therefore a session has ended only when all of them
+%% have. If the connection was lost, its callers get a 'DOWN' with the reason noconnection. If not
+%% (Trunkline has stopped on either node, or one of its processes was killed), the monitored
+%% processes are still there. Then their monitors move to the next session, or if there is none, to
+%% the watcher, which uses erlang:monitor/2. After an orderly end both sides have delivered
+%% everything, so that the 'DOWN' still comes last. (If a process was killed, the 'DOWN' may come
+%% before messages that were in flight.) If the monitored process ends while nobody watches it, the
+%% reason is noproc.
 %%
 %% Which connection a session has is its mark. A session that may outlive its connection is there
 %% until it ends, and when it goes on over another connection the mark says so (connected/1).
 %%
-%% {plain, Watcher} is a session too. As soon as lanes open, the monitors are moved to them: before
-%% the peer can send anything by lane. From then on the watcher only notes, for a while, how a
-%% process ends, should it end before it is monitored over there (Known). The lane's `noproc' waits
-%% for what the watcher has to say.
+%% {plain, Watcher} is a session, too. As soon as lanes open, the monitors move to them, before the
+%% peer can send anything by lane. The watcher then only records for a while why a process has
+%% ended, in case it ends before it is monitored at the peer (Known). A `noproc' from the lane waits
+%% until the watcher has said what it knows.
 %%
-%% Whoever enters a row looks afterwards whether its session is watched, and if not, asks
-%% the keeper to. The keeper, at the end of a session, first takes away that mark, and then
-%% looks for rows. So each row is seen by one of the two. A keeper that was killed has
-%% a successor, which finds in the tables whom to watch; what has ended meanwhile it
-%% hears at once. (A process that has monitored something is watched until it dies.)
+%% A process that enters a row checks afterwards whether the session is watched, and if it is not,
+%% asks the keeper to watch it. At the end of a session the keeper first deletes the session's row,
+%% and then looks for monitors. So one of the two sees each monitor. If the keeper is killed, its
+%% successor finds in the tables what to watch, and is told at once of what has ended meanwhile. (A
+%% process that has monitored something is watched until it dies.)
 %%
-%% The tables belong to the process that starts and stops the application, so that they
-%% outlive whoever is killed. When the application stops and there are monitors, it leaves them to
-%% a keeper that nobody supervises, which ends when there are none, or the application starts again.
+%% The tables belong to the process that starts and stops the application, so that they survive when
+%% a process of Trunkline is killed. If there are monitors when the application stops, the tables
+%% are given to a keeper without a supervisor. It ends when no monitor is left, or when the
+%% application starts again.
 -module(trunkline_monitors).
 -moduledoc false.
 -behaviour(gen_server).

@@ -1,11 +1,11 @@
-%% What callers watch who ask while there is no session to that node. Their requests are in a lane,
-%% which keeps them.
+%% A process that callers monitor in the place of an inlet, if they make a request while there is no
+%% session with that node. Their requests wait in a lane.
 %%
-%% A stand-in ends, and with it the wait, when the connection cannot be made or is lost, when the
-%% session that the requests have gone by has ended, and when their link has died before there was
-%% one. If it turns out that the peer has no lanes, and the requests have gone by plain
-%% distribution, it lasts as long as the connection. There is one for all who ask until then, and
-%% it ends too when nobody watches it.
+%% A stand-in ends, and its callers stop waiting, when the connection cannot be made or is lost,
+%% when the session that has carried the requests ends, or when their link dies before there is a
+%% session. If it turns out that the peer has no lanes, the requests go by plain distribution, and
+%% the stand-in lasts as long as the connection. All callers that ask before the session share one.
+%% It also ends when nobody monitors it.
 -module(trunkline_stand_in).
 -moduledoc false.
 -behaviour(gen_server).

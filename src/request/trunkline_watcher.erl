@@ -1,5 +1,5 @@
-%% Watches processes at one node by OTP's means, in the name of callers here: while there are no
-%% lanes to that node, or none any more.
+%% Monitors processes at one node with erlang:monitor/2, on behalf of callers at this node, while
+%% there are no lanes to that node.
 %%
 %%     caller ── monitor/3 ──> watcher ── erlang:monitor/2 ──> server
 %%       ^                       │ ^                            │
@@ -10,10 +10,11 @@
 %% until it is clear whether they open. When lanes open, trunkline_monitors moves the monitors to
 %% them; when a session ends and the nodes remain connected, it moves them here.
 %%
-%% There is one for each node, so that a connection that is busy delays only what concerns that
-%% node, as it would with erlang:monitor/2. It is linked to nobody, and outlives the application:
-%% whoever has set a monitor hears of the true end, whether Trunkline runs then or not. It ends when
-%% it has had nothing to watch for a while. It hibernates, so that it does not keep old code.
+%% There is one watcher for each node, so that a busy connection delays only what concerns that
+%% node, as it would with erlang:monitor/2. A watcher is linked to no process, and outlives the
+%% application: callers learn why the process has really ended, whether Trunkline still runs or not.
+%% It ends when it has had nothing to watch for a while. It hibernates, so that it does not hold on
+%% to old code.
 -module(trunkline_watcher).
 -moduledoc false.
 -behaviour(gen_server).
