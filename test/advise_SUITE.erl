@@ -126,7 +126,7 @@ disconnected(_) ->
     Self = self(),
     Node = cluster:node_of(B),
     spawn_link(
-      fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 1000, nodes => [Node]}]) end),
+      fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 4000, nodes => [Node]}]) end),
     %% It looks while another process is the system monitor's.
     ok = cluster:await(fun() -> cluster:call(A, erlang, system_monitor, []) =/= undefined end),
     true = cluster:call(A, erlang, disconnect_node, [Node]),
