@@ -225,7 +225,7 @@ by_module(Module) ->
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
 
-%% Of carriers and receivers: those whose connection has been made. Runs at the node.
+%% Of carriers and writers: those whose connection has been made. Runs at the node.
 in_loop(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],

@@ -819,9 +819,9 @@ ends_killed(_) ->
 
 %% Under load, from either side, by the process and by the socket: nothing is lost,
 %% nothing comes twice, and everything is in order.
-carriers_killed(_) -> carriers_killed([], [carrier, receiver, socket], 6).
+carriers_killed(_) -> carriers_killed([], [carrier, socket], 6).
 
-two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, receiver, socket], 6).
+two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, socket], 6).
 
 carriers_killed(Env, Victims, Times) ->
     {A, B} = cluster:pair([{lanes, 2} | Env]),
@@ -839,12 +839,14 @@ carriers_killed(Env, Victims, Times) ->
 %% connects makes the next attempt later and later. A socket is one that is connected and
 %% not the distribution's.
 kill_carrier(socket, A, B) ->
-    {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_receiver}]),
-    cluster:call(At, fun() ->
-        length([cluster:close(Port) || Pid <- cluster:in_loop(Module), {links, Links} <- [process_info(Pid, links)], Port <- Links, is_port(Port)])
-    end);
-kill_carrier(receiver, _, B) -> kill_all(B, trunkline_receiver);
+    {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_dock}]),
+    cluster:call(At, fun() -> length([cluster:close(Port) || Port <- sockets(Module)]) end);
 kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier).
+
+%% Runs at the node.
+sockets(Module) ->
+    [Port || Pid <- nemesis_node:by_kind(Module), {links, Links} <- [process_info(Pid, links)],
+             Port <- Links, is_port(Port)].
 
 %% In the midst of work: as soon as there is one.
 kill_all(At, Module) ->
@@ -1135,7 +1137,7 @@ memory(_) ->
     await_rest("1000 messages", Rest, A, B),
     lists:foreach(fun(_) ->
                           Pid = cluster:call(A, fun() -> spawn(fun() -> ship(ToB, 10) end) end),
-                          _ = kill_carrier(pick([carrier, receiver]), A, B),
+                          _ = kill_carrier(pick([carrier, socket]), A, B),
                           cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Pid]) end, ?LONG)
                   end, lists:seq(1, 15)),
     await_rest("broken carriers", Rest, A, B),
@@ -1220,7 +1222,7 @@ idle_connection(_) ->
               [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, 200_000} || _ <- lists:seq(1, 20)]}]]),
               await_received(B, To, Id, 20),
               cluster:await(fun() -> counter(A, B, bulk_connections) =:= 0 orelse {open, counter(A, B, bulk_connections)} end, ?LONG),
-              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_receiver]) =:= [] end)
+              cluster:await(fun() -> cluster:call(B, fun() -> sockets(trunkline_dock) end) =:= [] end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 

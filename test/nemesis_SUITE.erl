@@ -116,7 +116,6 @@ faults() ->
      {kill_opener, 2, counted, kill(trunkline_opener)},
      {kill_executor, 1, counted, kill(trunkline_executor)},
      {kill_carrier, 3, nothing, kill(trunkline_carrier)},
-     {kill_receiver, 3, nothing, kill(trunkline_receiver)},
      {kill_writer, 3, nothing, kill(trunkline_writer)},
      {kill_listener, 2, nothing, name(trunkline_listener)},
      {kill_links, 2, nothing, name(trunkline_links)},
@@ -146,7 +145,6 @@ faults(Where) ->
      {stop_node, 3, nothing, fun stop_node/2},
      {close_connection, 2, nothing, fun close_connection/2},
      {kill_carrier, 1, nothing, kill(trunkline_carrier)},
-     {kill_receiver, 1, nothing, kill(trunkline_receiver)},
      {kill_writer, 1, nothing, kill(trunkline_writer)}]
         ++ [{drop, 2, break, fun drop/2} || Where =:= apart]
         ++ [{drop_one_way, 2, break, fun drop_one_way/2} || Where =:= apart].

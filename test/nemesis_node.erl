@@ -48,7 +48,7 @@ end_it(Pid) ->
 
 %% A socket of a connection of Trunkline's own, without a farewell.
 close_connection(Random) ->
-    Owners = lists:append([by_kind(M) || M <- [trunkline_carrier, trunkline_receiver,
+    Owners = lists:append([by_kind(M) || M <- [trunkline_carrier, trunkline_dock,
                                                trunkline_writer, trunkline_inlet]]),
     case [Port || {Port, Owner} <- ports(), lists:member(Owner, Owners)] of
         [] -> none;

@@ -95,7 +95,7 @@ invitation(Node, Wanted) ->
 
 own(Sockets) ->
     receive
-        {socket, Transport, Socket} -> own([{Transport, Socket} | Sockets]);
+        {socket, _, Transport, Socket} -> own([{Transport, Socket} | Sockets]);
         {owned, From} -> From ! {self(), length(Sockets)}, own(Sockets);
         stop -> ok
     end.

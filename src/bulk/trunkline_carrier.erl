@@ -6,7 +6,7 @@
 %%       |                            | <--------- invitation - |
 %%       |                            | ══ connects, proves ══> (trunkline_connection)
 %%       | <----------- ready, token -|
-%%       | -- fragments ------------> | ════════ frames ══════> (trunkline_receiver)
+%%       | -- fragments ------------> | ════════ frames ══════> (trunkline_dock)
 %%       | <------------------ sent - |  the connection has taken them; so many us
 %%
 %% It belongs to a trunkline_trunk, and ends with it, and with the connection.

@@ -1,11 +1,12 @@
 %% Where the fragments of a peer's large messages arrive.
 %%
-%% It puts them together (trunkline_reassembly), and tells the inlet concerned when
-%% one is complete. Fragments come by several carriers, and of each it knows how
-%% many have come: when one breaks, the peer sends what has not.
+%% It reads all connections from that peer's carriers, puts the fragments together
+%% (trunkline_reassembly), and tells the inlet concerned when a message is complete. Of
+%% each carrier it knows how many fragments have come: when one breaks, the peer sends
+%% what has not.
 %%
 %%     carriers   trunkline_trunk   dock                      inlet
-%%       | -- invite ------------->  |  starts a receiver
+%%       | -- invite ------------->  |
 %%       | <----------- invitation - |  (see trunkline_listener)
 %%       | == fragments ===========> |
 %%       |           |               | -- arrived ------------> |
@@ -25,8 +26,10 @@
 %% it knows that a carrier has ended, which at the peer is another process, and no fragment of
 %% the carrier's may come behind that (see trunkline_lane).
 %%
-%% A dock lives for one session of a link, and its receivers with it. What is not
-%% complete at the end is dropped: the notice was in the same session.
+%% Data are in a binary of their own, which the runtime system has read from the socket in place.
+%%
+%% A dock lives for one session of a link, as the peer's trunk does, and its connections with it.
+%% What is not complete at the end is dropped: the notice was in the same session.
 -module(trunkline_dock).
 -moduledoc false.
 -behaviour(gen_server).
@@ -43,11 +46,17 @@
          inlets :: tuple(),                                    % of pids
          stats :: trunkline_stats:stats(),
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
-         receivers = #{} :: #{pid() => {carrier(), Trunk :: pid()}},
-         %% By a receiver, or by a carrier that is the distribution's or has ended.
-         received = #{} :: #{pid() | carrier() => pos_integer()}}).
+         trunk = none :: none | pid(),                         % the peer's
+         connections = #{} :: #{trunkline_transport:socket() =>
+                                    {module(), trunkline_wire:token()}},
+         %% How many fragments, also of those that have ended.
+         received = #{} :: #{carrier() => pos_integer()}}).
 
 -define(QUIET, 1000).                % ms
+%% Bytes.
+-define(MUCH, 1 bsl 20).
+%% Read from a socket before this process asks for more (see trunkline_inlet).
+-define(FRAMES, 1000).
 -define(IS_LANE(Lane, S), is_integer(Lane), Lane > 0, Lane =< tuple_size((S)#dock.inlets)).
 
 -spec start_link(Inlets :: [pid()], trunkline_stats:stats()) -> pid().
@@ -77,69 +86,92 @@ handle_cast(Unexpected, S) ->
 -spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
 handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
-    trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
+    tell(Carrier, {taken, self()}),
     {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
 handle_info({fragment, {Trunk, N}, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Trunk), is_integer(N), ?IS_LANE(Lane, S), is_binary(Data) ->
-    trunkline_stats:add(S#dock.stats, peer, large_arrived_bytes, byte_size(Data)),
+    tell(Trunk, {taken, self()}),
     case maps:get(Trunk, S#dock.received, 0) of
         Before when N =:= Before + 1 ->
             {noreply, fragment(Trunk, Id, Size, Offset, Data, S)};
         _ ->
             %% One before it was lost with a connection. It is sent again, and so is this one.
-            tell(Trunk, {taken, self()}),
             {noreply, S}
     end;
-handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
-    {Invitation, S1} = invite(Wanted, Trunk, S),
-    tell(Carrier, {invitation, Ref, Invitation}),
-    {noreply, S1};
-handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
-    {noreply, count(Carrier, Carrier, Trunk, S)};
-handle_info({forget, Carrier}, #dock{received = Received} = S) ->
-    {noreply, S#dock{received = maps:remove(Carrier, Received)}};
-handle_info({cut, Trunk, Token}, #dock{receivers = Receivers, received = Received} = S) ->
-    %% It must not receive more after it has been counted.
-    case [R || {R, {T, _}} <- maps:to_list(Receivers), T =:= Token] of
-        [Receiver] -> exit(Receiver, kill);
-        [] -> tell(Trunk, {cut, Token, maps:get(Token, Received, 0)})
-    end,
-    {noreply, S};
-handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
-    {stop, {shutdown, link}, S};
-handle_info({'EXIT', Pid, _}, #dock{receivers = Receivers} = S) ->
-    case maps:take(Pid, Receivers) of
-        {{Token, Trunk}, Receivers1} ->
-            {noreply, count(Pid, Token, Trunk, S#dock{receivers = Receivers1})};
-        error ->
-            {noreply, S}
-    end;
-handle_info(Unexpected, S) ->
-    ok = trunkline_process:unexpected(?MODULE, Unexpected),
-    {noreply, S}.
-
 %% If there is no invitation the peer's trunk will ask again. Release 0.5 has a trunk for batches,
 %% too: they stay on the distribution.
-invite({batches, _}, _, S) ->
-    {{error, not_wanted}, S};
-invite(Wanted, Trunk, #dock{receivers = Receivers} = S) ->
-    case trunkline_receiver:start_link(self()) of
-        {ok, Receiver} ->
-            case trunkline_listener:invite(Wanted, Receiver) of
-                {ok, #{token := Token}} = Invitation ->
-                    {Invitation, S#dock{receivers = Receivers#{Receiver => {Token, Trunk}}}};
-                {error, _} = Error ->
-                    unlink(Receiver),
-                    exit(Receiver, kill),
-                    {Error, S}
-            end;
-        {error, _} = Error ->
-            {Error, S}
+handle_info({invite, Carrier, Ref, {batches, _}, _}, S) ->
+    tell(Carrier, {invitation, Ref, {error, not_wanted}}),
+    {noreply, S};
+handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
+    tell(Carrier, {invitation, Ref, trunkline_listener:invite(Wanted, self())}),
+    {noreply, S#dock{trunk = Trunk}};
+handle_info({socket, Token, Transport, Socket}, #dock{connections = Connections} = S) ->
+    S1 = S#dock{connections = Connections#{Socket => {Transport, Token}}},
+    {noreply, case Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES) of
+                  ok -> S1;
+                  {error, _} -> closed(Socket, S1)
+              end};
+handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
+    {noreply, count(Carrier, S#dock{trunk = Trunk})};
+handle_info({forget, Carrier}, #dock{received = Received} = S) ->
+    {noreply, S#dock{received = maps:remove(Carrier, Received)}};
+handle_info({cut, Trunk, Token}, #dock{connections = Connections} = S) ->
+    S1 = S#dock{trunk = Trunk},
+    {noreply, case [Socket || {Socket, {_, T}} <- maps:to_list(Connections), T =:= Token] of
+                  [Socket] -> close(Socket, S1);
+                  [] -> count(Token, S1)
+              end};
+handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
+    {stop, {shutdown, link}, S};
+handle_info({'EXIT', Socket, _}, S) ->
+    {noreply, closed(Socket, S)};
+handle_info(Message, S) ->
+    {noreply, event(trunkline_transport:event(Message), Message, S)}.
+
+%% Of a connection that has been closed, and counted, something may be in the mailbox.
+event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
+    case Connections of
+        #{Socket := {_, Token}} -> frame(trunkline_wire:parse_frame(Frame), Token, Socket, S);
+        #{} -> S
+    end;
+event({passive, Transport, Socket}, _, S) ->
+    _ = Transport:more(Socket, ?FRAMES),               % if it cannot, it is closed
+    S;
+event({closed, Socket}, _, S) ->
+    closed(Socket, S);
+event(unknown, Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
+    S.
+
+frame({ok, {Lane, _} = Id, Size, Offset, Data}, Token, _, S) when ?IS_LANE(Lane, S) ->
+    S1 = fragment(Token, Id, Size, Offset, Data, S),
+    %% The next one may be long in coming, and this process holds on to what it has
+    %% read until it collects its garbage.
+    byte_size(Data) >= ?MUCH andalso garbage_collect(),
+    S1;
+frame({ok, Id, _, _, _}, _, _, S) ->
+    ok = trunkline_process:unexpected(?MODULE, {fragment, Id}),
+    S;
+frame(heartbeat, _, _, S) ->
+    S;
+frame(error, _, Socket, S) ->
+    close(Socket, S).
+
+close(Socket, #dock{connections = Connections} = S) ->
+    #{Socket := {Transport, _}} = Connections,
+    ok = Transport:close(Socket),
+    closed(Socket, S).
+
+closed(Socket, #dock{connections = Connections} = S) ->
+    case maps:take(Socket, Connections) of
+        {{_, Token}, Others} -> count(Token, S#dock{connections = Others});
+        error -> S
     end.
 
 fragment(Carrier, Id, Size, Offset, Data, S) ->
-    #dock{received = Received, reassembly = Reassembly} = S,
-    node(Carrier) =:= node() orelse tell(Carrier, {taken, self()}),
+    #dock{received = Received, reassembly = Reassembly, stats = Stats} = S,
+    trunkline_stats:add(Stats, peer, large_arrived_bytes, byte_size(Data)),
     S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
     case trunkline_reassembly:add(Id, Size, Offset, Data, Reassembly) of
         {complete, Parts, Reassembly1} ->
@@ -152,15 +184,13 @@ fragment(Carrier, Id, Size, Offset, Data, S) ->
 arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
     trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
 
-%% The last word about a carrier.
-count(Pid, Carrier, Trunk, #dock{received = Received} = S) ->
-    Count = maps:get(Pid, Received, 0),
-    tell(Trunk, {cut, Carrier, Count}),
-    Others = maps:remove(Pid, Received),
-    S#dock{received = case Count > 0 andalso trunkline_peers:can(node(Trunk), resume) of
-                          true -> Others#{Carrier => Count};
-                          false -> Others
-                      end}.
+%% The last word about a carrier. A trunk that does not resume sessions does not ask again.
+count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
+    tell(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
+    case trunkline_peers:can(node(Trunk), resume) of
+        true -> S;
+        false -> S#dock{received = maps:remove(Carrier, Received)}
+    end.
 
 tell(Pid, What) ->
     _ = erlang:send(Pid, What, [noconnect]),
@@ -169,7 +199,7 @@ tell(Pid, What) ->
 %% No report has the users' data in it.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
-    maps:map(fun(state, #dock{receivers = Receivers}) -> {dock, maps:size(Receivers)};
+    maps:map(fun(state, #dock{connections = Connections}) -> {dock, maps:size(Connections)};
                 (message, _) -> not_shown;
                 (log, _) -> [];
                 (_, Value) -> Value

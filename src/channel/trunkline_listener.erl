@@ -58,7 +58,7 @@
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
 
-%% An invitation for a connection that will be Owner's: it gets `{socket, Transport,
+%% An invitation for a connection that will be Owner's: it gets `{socket, Token, Transport,
 %% Socket}'.
 -spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
           {ok, invitation()} | {error, term()}.
@@ -316,7 +316,8 @@ handshake(Transport, TcpSocket, Tokens, Deadline) ->
                                trunkline_deadline:left(Deadline)) of
         {ok, Proof} ->
             true = trunkline_wire:is_proof(Proof, TheirProof),
-            Transport:give(Socket, Owner) =:= ok andalso (Owner ! {socket, Transport, Socket}),
+            Transport:give(Socket, Owner) =:= ok 
+                andalso (Owner ! {socket, Token, Transport, Socket}),
             ok;
         _ ->
             ok

@@ -30,8 +30,8 @@ watch(Socket) -> inet:setopts(Socket, [{active, once}]).
 -spec event(term()) -> trunkline_transport:event() | unknown.
 event({tcp, Socket, Frame}) -> {frame, ?MODULE, Socket, Frame};
 event({tcp_passive, Socket}) -> {passive, ?MODULE, Socket};
-event({tcp_closed, _}) -> closed;
-event({tcp_error, _, _}) -> closed;
+event({tcp_closed, Socket}) -> {closed, Socket};
+event({tcp_error, Socket, _}) -> {closed, Socket};
 event(_) -> unknown.
 
 -spec close(gen_tcp:socket()) -> ok.

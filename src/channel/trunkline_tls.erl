@@ -76,9 +76,11 @@ secure(server, Socket, Timeout) ->
     upgrade(fun() -> ssl:handshake(Socket, Options, Timeout) end).
 
 %% A socket that has been closed meanwhile has no options that ssl could read, and it expects some.
+%% Where no process is left, ssl answers what its supervisor says of that.
 upgrade(Secure) ->
-    try
-        Secure()
+    try Secure() of
+        {'EXIT', Reason} -> {error, Reason};
+        Answer -> Answer
     catch
         error:{badmatch, {error, _} = Error} -> Error
     end.
@@ -105,8 +107,8 @@ watch(Socket) -> ssl:setopts(Socket, [{active, once}]).
 -spec event(term()) -> trunkline_transport:event() | unknown.
 event({ssl, Socket, Frame}) -> {frame, ?MODULE, Socket, Frame};
 event({ssl_passive, Socket}) -> {passive, ?MODULE, Socket};
-event({ssl_closed, _}) -> closed;
-event({ssl_error, _, _}) -> closed;
+event({ssl_closed, Socket}) -> {closed, Socket};
+event({ssl_error, Socket, _}) -> {closed, Socket};
 event(_) -> unknown.
 
 -spec close(ssl:sslsocket()) -> ok.

@@ -15,7 +15,7 @@
 -type reason() :: term().
 -type event() :: {frame, module(), socket(), binary()}
                | {passive, module(), socket()}       % it should be asked for more
-               | closed.
+               | {closed, socket()}.
 
 %% From here on only the transport's functions are used. A client knows the name of
 %% the host that it wants to talk to. The time is in ms.
@@ -33,7 +33,7 @@
 -callback more(socket(), Frames :: pos_integer()) -> ok | {error, reason()}.
 %% If the other side closes it, or says anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
-%% What such a message means: the socket in it is as good as the one that the owner has.
+%% What such a message means. The socket in it is the one that the owner has.
 -callback event(Message :: term()) -> event() | unknown.
 -callback close(socket()) -> ok.
 

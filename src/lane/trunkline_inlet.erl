@@ -192,7 +192,7 @@ loop(S) ->
             loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
-        {socket, Transport, Socket} ->
+        {socket, _, Transport, Socket} ->
             _ = Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES),
             loop(S);
         {frame, Frame} ->
@@ -209,7 +209,7 @@ event({frame, Transport, Socket, Frame}, _, #inlet{stats = Stats} = S) ->
 event({passive, Transport, Socket}, _, S) ->
     _ = Transport:more(Socket, ?FRAMES),
     S;
-event(closed, _, S) ->
+event({closed, _}, _, S) ->
     S;
 event(unknown, Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
