@@ -172,6 +172,8 @@ What is going on between this node and another one:
 - `release` and `protocol`: of Trunkline at the other node;
 - `round_trip`: the shortest one of the last minutes (us);
 - `lanes`, `batches` and `large`: see their types;
+- `inboxes`: how many senders wait now for room in inboxes of the other node, and how long all have
+  waited in all (`wait_time`, us);
 - `fallbacks`: messages that were sent by plain distribution;
 - `sessions`: how many there have been;
 - `resumed`: how often one went on over a new connection;
@@ -190,6 +192,7 @@ What is going on between this node and another one:
           lanes := [lane_info()],
           batches := batches_info(),
           large := large_info(),
+          inboxes := #{waiting := non_neg_integer(), wait_time := non_neg_integer()},
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
           resumed := non_neg_integer(),

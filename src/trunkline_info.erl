@@ -51,8 +51,8 @@ release() ->
     end.
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
-    #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed} = Counted =
-        trunkline_stats:read(Stats, peer),
+    #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed, inbox_waiting := Waiting,
+      inbox_wait_time := WaitTime} = Counted = trunkline_stats:read(Stats, peer),
     Route = trunkline_route:lookup(Node),
     {Release, Protocol} = case Agreement of
                               #{release := R, protocol := P} -> {R, P};
@@ -66,6 +66,7 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
       lanes => lanes(Route, Stats),
       batches => batches(Route, Stats, Counted),
       large => large(Route, Counted),
+      inboxes => #{waiting => Waiting, wait_time => WaitTime},
       fallbacks => Fallbacks, sessions => Sessions, resumed => Resumed,
       lost => trunkline_stats:lost(Stats)}.
 

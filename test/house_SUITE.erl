@@ -56,9 +56,10 @@ short() ->
         ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
             || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",
-                        "throttle", "waiters", "window"]]
+                        "throttle", "wait_time", "waiters", "window"]]
         ++ ["test/" ++ File ++ ".erl"
-            || File <- ["adopt_SUITE", "advise_SUITE", "api_SUITE", "bounds_SUITE", "comparison",
+            || File <- ["adopt_SUITE", "advise_SUITE", "agree_SUITE", "api_SUITE", "bounds_SUITE",
+                        "comparison",
                         "docs_SUITE", "erpc_SUITE", "errors_SUITE", "events_SUITE", "exit_SUITE",
                         "gen_SUITE", "guides", "guides_SUITE", "house_SUITE", "log_SUITE",
                         "metrics_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",

@@ -5,14 +5,15 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([rates/1, counters_that_begin_again/1, numbers/1, widths/1, sorting/1, few_rows/1, hints/1,
-         two_nodes/1, inboxes/1, many_inboxes/1, plugin/1, arguments/1, terminal/1]).
+-export([rates/1, counters_that_begin_again/1, numbers/1, widths/1, heading/1, sorting/1,
+         few_rows/1, hints/1, two_nodes/1, inboxes/1, many_inboxes/1, plugin/1, arguments/1,
+         terminal/1]).
 -export([printed/2, inbox/1, open_many/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [rates, counters_that_begin_again, numbers, widths, sorting, few_rows, hints, two_nodes,
-          inboxes, many_inboxes, plugin, arguments, terminal].
+all() -> [rates, counters_that_begin_again, numbers, widths, heading, sorting, few_rows, hints,
+          two_nodes, inboxes, many_inboxes, plugin, arguments, terminal].
 
 %% --- samples that are made up ------------------------------------------------------------
 
@@ -32,6 +33,7 @@ peer(State, Lanes, More) ->
                  large => #{by => none, connections => 0, congestion_control => undefined,
                             pending_messages => 0, pending_bytes => 0, messages => 0, bytes => 0,
                             received_bytes => 0, waiting => 0, wait_time => 0, broken => 0},
+                 inboxes => #{waiting => 0, wait_time => 0},
                  fallbacks => 0, sessions => 1, resumed => 0,
                  lost => #{queued => 0, unconfirmed => 0, crashed => 0, unreachable => 0}}, More).
 
@@ -54,11 +56,13 @@ rates(_) ->
     Before = peer(up, [lane(#{messages => 100, batches => 10, bytes => 1000}), lane(#{})]),
     After = peer(up, [lane(#{messages => 300, batches => 14, bytes => 5000, waits => 2,
                              wait_time => 500_000, waiting => 1, received_messages => 40}),
-                      lane(#{messages => 100, batches => 1, queued_bytes => 7})]),
+                      lane(#{messages => 100, batches => 1, queued_bytes => 7})],
+                 #{inboxes => #{waiting => 2, wait_time => 3_000_000}}),
     #{interval := 2.0, peers := [Peer]} = view(#{'b@host' => Before}, #{'b@host' => After}),
     ?assertMatch(#{peer := 'b@host', state := up, way := dist, messages_out := 150.0,
                    messages_in := 20.0, bytes_out := 2000.0, batch := 60.0, queued_bytes := 7,
-                   waits := 1.0, waited := 0.25, waiting := 1,
+                   waits := 1.0, waited := 1.75, waiting := 3,
+                   inbox_waited := 1.5, inbox_waiting := 2,
                    lanes := [#{lane := 1, messages_out := 100.0, batch := 50.0},
                              #{lane := 2, messages_out := 50.0, batch := 100.0}]}, Peer).
 
@@ -86,7 +90,8 @@ numbers(_) ->
 
 %% Whatever the numbers and the names are, no line is too long, and columns stay apart.
 widths(_) ->
-    Names = [b, 'a_rather_long_name@a-rather-long-host.example.com'],
+    Names = [b, 'a_rather_long_name@a-rather-long-host.example.com',
+             list_to_atom(lists:duplicate(127, $l) ++ "@" ++ lists:duplicate(127, $h))],
     Lane = lane(#{messages => 987_654_321_987, batches => 987_654_321, bytes => 987_654_321_987,
                   received_messages => 87_654_321_987, received_bytes => 876_543_219_876,
                   queued_bytes => 87_654_321, waiting => 999, wait_time => 87_654_321_000,
@@ -94,7 +99,8 @@ widths(_) ->
                   sent_again => 999_499, connections => 64}),
     Batches = #{by => connections, connections => 2, congestion_control => <<"bbr">>},
     Peer = peer(up, [Lane, Lane], #{round_trip => 999, batches => Batches,
-                                    lost => #{queued => 999_499_000}}),
+                                    lost => #{queued => 999_499_000},
+                                    inboxes => #{waiting => 9999, wait_time => 87_654_321_000}}),
     Nobody = peer(suspended, [lane(#{}), lane(#{})]),
     View = view(maps:from_list([{N, Nobody} || N <- Names]),
                 maps:from_list([{N, Peer} || N <- Names])),
@@ -104,13 +110,27 @@ widths(_) ->
          ?assertEqual([], [L || L <- Lines, length(L) > Columns]),
          [_, _, _ | Rows] = Lines,
          Words = length(string:lexemes(hd(Rows), " ")),
-         ?assertEqual({Show, Columns, column_count(Show)}, {Show, Columns, Words})
+         ?assertEqual({Show, Columns, column_count(Show, Columns)}, {Show, Columns, Words})
      end || Columns <- [80, 100, 200], Show <- [peers, lanes]],
     ?assertEqual([], [L || L <- trunkline_screen:help(80), length(L) > 79]).
 
 %% "up tcp" is two words; a lane's name is "b 1".
-column_count(peers) -> 15;
-column_count(lanes) -> 13.
+column_count(peers, 80) -> 15;
+column_count(peers, _) -> 17;
+column_count(lanes, _) -> 13.
+
+%% However long the node's own name is, what is said of all peers has room beside it.
+heading(_) ->
+    [begin
+         Sample = (sample(0, #{b => peer(up, [])}))#{node => Node},
+         View = trunkline_sample:view(Sample, Sample),
+         [Heading | _] = trunkline_screen:lines(View, [], settings()),
+         ?assert(length(Heading) =< 80),
+         ?assertEqual({Node, Told}, {Node, lists:nthtail(length(Heading) - length(Told), Heading)})
+     end || {Node, Told} <-
+                [{'a@host', "  a@host  1d 1:01:01  peers 1 (1 up)  lost 0  refused 0"},
+                 {list_to_atom(lists:duplicate(127, $l) ++ "@" ++ lists:duplicate(127, $h)),
+                  "lll~hhhhhhhh  1d 1:01:01  peers 1 (1 up)  lost 0  refused 0"}]].
 
 sorting(_) ->
     Before = maps:from_list([{N, peer(up, [lane(#{})])} || N <- [b, c, d]]),
@@ -151,6 +171,11 @@ hints(_) ->
     ?assertEqual(["about 2 senders to c@far wait at any time: they send faster than the nodes and "
                   "the network between them can carry"],
                  Hints(Up, peer(up, [lane(#{wait_time => 3_700_000})]))),
+    %% What they wait for in inboxes is not the lanes' fault.
+    ?assertEqual(["about 4 senders to c@far wait at any time for room in its inboxes: the "
+                  "processes behind these are slower than their senders"],
+                 Hints(Up, peer(up, [lane(#{})],
+                                #{inboxes => #{waiting => 4, wait_time => 8_000_000}}))),
     #{large := Large} = Up,
     ?assertEqual(["senders to c@far wait 37 % of the time: as many large messages are pending as "
                   "bulk_bytes allows (1.0k bytes)"],

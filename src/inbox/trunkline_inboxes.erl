@@ -27,6 +27,8 @@
 %% every second what it holds. If that has been less than what is outstanding for LOST ms, the node
 %% starts anew, with another gate and another epoch, so that the old count does no harm. Only gates
 %% that have been used since are checked.
+%%
+%% Senders that wait for inboxes of another node are counted with that peer (trunkline_wait_time).
 -module(trunkline_inboxes).
 -moduledoc false.
 -behaviour(gen_server).
@@ -47,6 +49,8 @@
 -define(AGAIN, 1).
 %% ms: a connection that was busy may be no more.
 -define(LATER, 100).
+%% ms: as often it is shown for how long senders have waited.
+-define(REFRESH, 100).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
 %% is full (an odd number), how many messages have been refused, and 1 while the gate is
@@ -89,7 +93,10 @@
          hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
          busy_timer = false :: boolean(),
          %% Nodes of release 0.5.0.
-         old = #{} :: #{node() => []}}).
+         old = #{} :: #{node() => []},
+         %% Other nodes for whose inboxes somebody waits.
+         waits = #{} :: #{node() => trunkline_wait_time:wait_time()},
+         refresh_timer = false :: boolean()}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -310,6 +317,9 @@ init([]) ->
     %% (Of the one before, if there was.)
     ok = trunkline_bounded:clear(),
     Peers = maps:to_list(trunkline_peers:all()),
+    lists:foreach(fun({_, #{stats := none}}) -> ok;
+                     ({_, #{stats := Stats}}) -> trunkline_stats:put(Stats, peer, inbox_waiting, 0)
+                  end, Peers),
     {ok, lists:foldl(fun greeted/2, #state{},
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
@@ -384,6 +394,9 @@ handle_info({timeout, _, audit}, S) ->
     {noreply, audit(S#state{audit_timer = false})};
 handle_info({timeout, _, busy}, S) ->
     {noreply, flush(S#state{busy_timer = false})};
+handle_info({timeout, _, refresh}, #state{waits = Waits} = S) ->
+    Refreshed = maps:map(fun(_, Wait) -> trunkline_wait_time:refresh(Wait) end, Waits),
+    {noreply, refresh_timer(S#state{waits = Refreshed, refresh_timer = false})};
 handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
     ok = tell(Node, What),
     {noreply, S};
@@ -399,8 +412,40 @@ handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-update(Keeper, Account, #state{accounts = Accounts} = S) ->
-    S#state{accounts = Accounts#{Keeper := Account}}.
+update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts} = S) ->
+    #{Keeper := #account{waiters = Before}} = Accounts,
+    More = trunkline_waiters:size(Waiters) - trunkline_waiters:size(Before),
+    count(node(Keeper), More, S#state{accounts = Accounts#{Keeper := Account}}).
+
+%% So many more wait for inboxes of that node, or fewer.
+count(Node, More, S) when More =:= 0; Node =:= node() ->
+    S;
+count(Node, More, #state{waits = Waits} = S) ->
+    case Waits of
+        #{Node := Wait} ->
+            N = max(0, trunkline_wait_time:size(Wait) + More),
+            Wait1 = trunkline_wait_time:set(N, Wait),
+            S#state{waits = if N =:= 0 -> maps:remove(Node, Waits);
+                               true -> Waits#{Node := Wait1}
+                            end};
+        #{} when More > 0 ->
+            case trunkline_peers:lookup(Node) of
+                #{stats := Stats} when Stats =/= none ->
+                    Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
+                    Wait1 = trunkline_wait_time:set(More, Wait),
+                    refresh_timer(S#state{waits = Waits#{Node => Wait1}});
+                _ ->
+                    S                        % it has just gone
+            end;
+        #{} ->
+            S
+    end.
+
+refresh_timer(#state{refresh_timer = false, waits = Waits} = S) when map_size(Waits) > 0 ->
+    _ = erlang:start_timer(?REFRESH, self(), refresh),
+    S#state{refresh_timer = true};
+refresh_timer(S) ->
+    S.
 
 %% --- inboxes of this node -------------------------------------------------------------
 
@@ -512,7 +557,8 @@ forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Keys),
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)};
+            count(node(Keeper), -length(Ws),
+                  S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)});
         error ->
             S
     end.

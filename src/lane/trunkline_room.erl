@@ -14,8 +14,8 @@
 %% killed does not, and the room that it was offered stays unused. Therefore the link checks from
 %% time to time, and if a lane is empty while senders wait for it, wakes all of them.
 %%
-%% The number of waiting senders and their waiting times are counted here, not by the senders. So
-%% the counts are right while they wait, and also if they are killed.
+%% The number of waiting senders and their waiting times are counted here, not by the senders
+%% (trunkline_wait_time). So the counts are right while they wait, and also if they are killed.
 -module(trunkline_room).
 -moduledoc false.
 
@@ -34,15 +34,11 @@
 %% Where that is counted.
 -type lost() :: lost_queued | lost_unreachable.
 
-%% So many have been waiting since then (us), which the counters of that scope do not say yet.
--record(count,
-        {scope :: trunkline_stats:scope(),
-         waiting = 0 :: non_neg_integer(),
-         since = 0 :: integer()}).
 -record(room,
         {stats :: trunkline_stats:stats(),
          lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
-         counts = #{} :: #{pos_integer() => #count{}},
+         counts = #{} :: #{pos_integer() => {trunkline_stats:scope(),
+                                             trunkline_wait_time:wait_time()}},
          %% What was counted of large messages at the last look, if nothing else was there.
          rest = none :: none | integer(),
          session = #{} :: #{reference() => []}}).
@@ -137,29 +133,21 @@ set(Ix, Waiters, #room{lanes = Lanes} = R) ->
 %% If there are fewer lanes than there were, the level of large messages has another number.
 counted_in(Ix, Scope, #room{stats = Stats, counts = Counts} = R) ->
     case Counts of
-        #{Ix := #count{scope = Scope}} ->
+        #{Ix := {Scope, _}} ->
             R;
-        #{Ix := #count{} = Before} ->
-            _ = count(0, Before, Stats),
-            R#room{counts = Counts#{Ix := #count{scope = Scope}}};
         #{} ->
-            R#room{counts = Counts#{Ix => #count{scope = Scope}}}
+            _ = [trunkline_wait_time:set(0, Before) || #{Ix := {_, Before}} <- [Counts]],
+            Count = trunkline_wait_time:new(Stats, Scope, fields(Scope)),
+            R#room{counts = Counts#{Ix => {Scope, Count}}}
     end.
 
-count(Ix, #room{stats = Stats, counts = Counts, lanes = Lanes} = R) ->
-    #{Ix := Count} = Counts,
-    Waiting = trunkline_waiters:size(maps:get(Ix, Lanes)),
-    R#room{counts = Counts#{Ix := count(Waiting, Count, Stats)}}.
+fields(peer) -> {large_waiting, large_wait_time};
+fields({lane, _}) -> {waiting, wait_time}.
 
-count(Waiting, #count{scope = Scope, waiting = Before, since = Since} = Count, Stats) ->
-    Now = erlang:monotonic_time(microsecond),
-    {Gauge, Time} = case Scope of
-                        peer -> {large_waiting, large_wait_time};
-                        {lane, _} -> {waiting, wait_time}
-                    end,
-    Before =:= 0 orelse trunkline_stats:add(Stats, Scope, Time, Before * (Now - Since)),
-    Before =:= Waiting orelse trunkline_stats:put(Stats, Scope, Gauge, Waiting),
-    Count#count{waiting = Waiting, since = Now}.
+count(Ix, #room{counts = Counts, lanes = Lanes} = R) ->
+    #{Ix := {Scope, Count}} = Counts,
+    Waiting = trunkline_waiters:size(maps:get(Ix, Lanes)),
+    R#room{counts = Counts#{Ix := {Scope, trunkline_wait_time:set(Waiting, Count)}}}.
 
 %% Whether anybody waits for room.
 -spec is_awaited(room()) -> boolean().

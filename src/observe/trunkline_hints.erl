@@ -16,7 +16,8 @@
 hints(#{running := false, node := Node}) ->
     [text("Trunkline does not run on ~ts: all messages go by plain distribution", [Node])];
 hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
-    lists:append([Hints || Hint <- [fun lost/2, fun suspended/2, fun waits/2],
+    lists:append([Hints || Hint <- [fun lost/2, fun suspended/2, fun waits/2,
+                                   fun waits_for_inboxes/2],
                            Hints <- [[T || Peer <- Peers, T <- Hint(Peer, Limits)]]])
         ++ [T || Inbox <- Inboxes, T <- inbox(Inbox)]
         ++ [T || Hint <- [fun by_distribution/2, fun sent_again/2, fun plain/2],
@@ -37,9 +38,15 @@ suspended(#{state := holding, peer := Peer}, _) ->
     [text("Trunkline starts again on ~ts: its lanes keep what they have", [Peer])];
 suspended(_, _) -> [].
 
-waits(#{waited := Waited, peer := Peer} = Of, Limits) when Waited >= ?WAITED ->
-    [text("~ts: ~ts", [who_waits(Waited, Peer), why(Of, Limits)])];
+waits(#{waited := Waited, inbox_waited := InboxWaited, peer := Peer} = Of, Limits)
+  when Waited - InboxWaited >= ?WAITED ->
+    [text("~ts: ~ts", [who_waits(Waited - InboxWaited, Peer), why(Of, Limits)])];
 waits(_, _) -> [].
+
+waits_for_inboxes(#{inbox_waited := Waited, peer := Peer}, _) when Waited >= ?WAITED ->
+    [text("~ts for room in its inboxes: the processes behind these are slower than their senders",
+          [who_waits(Waited, Peer)])];
+waits_for_inboxes(_, _) -> [].
 
 who_waits(Waited, Peer) when Waited =< 1.0 ->
     text("senders to ~ts wait ~b % of the time", [Peer, round(100 * Waited)]);

@@ -42,7 +42,9 @@
                   batch := float(),                                % mean, in messages
                   queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_flight_bytes := non_neg_integer(), window_bytes := non_neg_integer(),
+                  %% For room in lanes, for large messages and in inboxes; and the last alone.
                   waiting := non_neg_integer(), waited := float(), waits := float(),
+                  inbox_waiting := non_neg_integer(), inbox_waited := float(),
                   large_pending := non_neg_integer(),
                   fallbacks := float(),
                   lost := non_neg_integer(), lost_now := non_neg_integer(),
@@ -158,16 +160,21 @@ since(Now, Before) -> max(0, Now - Before).
 rate(Key, Before, Now, Seconds) ->
     since(maps:get(Key, Now), maps:get(Key, Before)) / Seconds.
 
+waited(Before, Now, Seconds) -> rate(wait_time, Before, Now, Seconds) / 1.0e6.
+
 peer(Node, Before, Now, Transport, Seconds) ->
     #{state := State, round_trip := RoundTrip, lanes := Lanes, batches := Batches, large := Large,
-      lost := Lost, resumed := Resumed} = Now,
-    #{lanes := LanesBefore, large := LargeBefore, lost := LostBefore} = Before,
+      inboxes := #{waiting := InboxWaiting} = AtInboxes, lost := Lost, resumed := Resumed} = Now,
+    #{lanes := LanesBefore, large := LargeBefore, inboxes := AtInboxesBefore,
+      lost := LostBefore} = Before,
     Rates = lanes(Node, LanesBefore, Lanes, Seconds),
     LargeOut = rate(bytes, LargeBefore, Large, Seconds),
+    InboxWaited = waited(AtInboxesBefore, AtInboxes, Seconds),
     #{peer => Node, state => State, release => maps:get(release, Now),
       way => way(State, Batches, Transport), large_way => maps:get(by, Large),
       connections => maps:get(connections, Batches), round_trip => RoundTrip,
-      messages_out => sum(messages_out, Rates) + rate(messages, LargeBefore, Large, Seconds),
+      %% (Large ones are among them: a lane sends a notice of each. Their bytes are not.)
+      messages_out => sum(messages_out, Rates),
       messages_in => sum(messages_in, Rates),
       bytes_out => sum(bytes_out, Rates) + LargeOut,
       bytes_in => sum(bytes_in, Rates) + rate(received_bytes, LargeBefore, Large, Seconds),
@@ -175,9 +182,10 @@ peer(Node, Before, Now, Transport, Seconds) ->
       batch => mean_batch(LanesBefore, Lanes),
       queued_messages => sum(queued_messages, Lanes), queued_bytes => sum(queued_bytes, Lanes),
       in_flight_bytes => sum(in_flight_bytes, Lanes), window_bytes => sum(window_bytes, Lanes),
-      waiting => sum(waiting, Lanes) + maps:get(waiting, Large),
-      waited => sum(waited, Rates) + rate(wait_time, LargeBefore, Large, Seconds) / 1.0e6,
+      waiting => sum(waiting, Lanes) + maps:get(waiting, Large) + InboxWaiting,
+      waited => sum(waited, Rates) + waited(LargeBefore, Large, Seconds) + InboxWaited,
       waits => sum(waits, Rates),
+      inbox_waiting => InboxWaiting, inbox_waited => InboxWaited,
       large_pending => maps:get(pending_bytes, Large),
       fallbacks => rate(fallbacks, Before, Now, Seconds),
       lost => total(Lost), lost_now => since(total(Lost), total(LostBefore)),
@@ -213,7 +221,7 @@ lanes(Node, Before, Lanes, Seconds) ->
                bytes_out => rate(bytes, Then, Lane, Seconds),
                bytes_in => rate(received_bytes, Then, Lane, Seconds),
                waits => rate(waits, Then, Lane, Seconds),
-               waited => rate(wait_time, Then, Lane, Seconds) / 1.0e6,
+               waited => waited(Then, Lane, Seconds),
                batch => mean_batch([Then], [Lane])}
      end || {Ix, Lane} <- lists:enumerate(Lanes)].
 

@@ -21,6 +21,11 @@
 -type column() :: {Above :: string(), Title :: string(), Width :: pos_integer(),
                    fun((map()) -> unicode:chardata())}.
 
+%% So many columns have room for what does not fit into 80.
+-define(WIDE, 90).
+%% A name has so many.
+-define(SHORTEST, 8).
+
 %% How the rows can be sorted: by name, or the largest first.
 -spec sorts(show()) -> [sort()].
 sorts(peers) ->
@@ -47,17 +52,21 @@ are_options(_) ->
 lines(View, Hints, #{columns := Columns} = Settings) ->
     Below = lists:append([hint(Hint, Columns) || Hint <- Hints]) ++ keys(Settings),
     Table = table(View, Settings, room(Settings, 1 + length(Below))),
-    [cut(Line, Columns) || Line <- [heading(View) | Table] ++ Below].
+    [cut(Line, Columns) || Line <- [heading(View, Columns) | Table] ++ Below].
 
 room(#{rows := infinity}, _) -> infinity;
 room(#{rows := Rows}, Others) -> max(1, Rows - Others).
 
-heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers} = View) ->
+%% The name of the node gets what the rest of it leaves.
+heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers} = View, Columns) ->
     #{refused := Refused} = View,
     Up = length([up || #{state := up} <- Peers]),
-    text("trunkline ~ts  ~ts  ~ts  peers ~b (~b up)  lost ~ts  refused ~ts",
-         [Release, Node, uptime(Uptime), length(Peers), Up,
-          short(lists:sum([Lost || #{lost := Lost} <- Peers])), short(Refused)]).
+    First = text("trunkline ~ts  ", [Release]),
+    Last = text("  ~ts  peers ~b (~b up)  lost ~ts  refused ~ts",
+                [uptime(Uptime), length(Peers), Up,
+                 short(lists:sum([Lost || #{lost := Lost} <- Peers])), short(Refused)]),
+    Room = max(?SHORTEST, Columns + 1 - length(First) - length(Last)),
+    First ++ shorten(atom_to_list(Node), Room) ++ Last.
 
 uptime(S) ->
     {Days, {H, M, Sec}} = calendar:seconds_to_daystime(S),
@@ -97,6 +106,8 @@ help(Columns) ->
                  "queue    bytes that wait in the lanes to the peer",
                  "waiting  senders that wait now, and how long they have waited since the last",
                  "         look: 100% is one sender all the time, or two for half of it",
+                 "inboxes  those of them that wait for room in an inbox of the peer; on screens",
+                 "         of 90 columns and more",
                  "large    bytes of large messages that are queued or in flight",
                  "lost     messages, since the start",
                  "again    batches that were sent again over another connection",
@@ -105,8 +116,8 @@ help(Columns) ->
 
 %% --- tables ----------------------------------------------------------------------------
 
-table(#{peers := Peers}, #{show := peers} = Settings, Room) ->
-    table(peer_columns(), "peer", peer, Peers, 0, Settings, Room);
+table(#{peers := Peers}, #{show := peers, columns := Width} = Settings, Room) ->
+    table(peer_columns(Width), "peer", peer, Peers, 0, Settings, Room);
 table(#{peers := Peers}, #{show := lanes} = Settings, Room) ->
     table(lane_columns(), "lane", fun lane_name/1,
           [Lane || #{lanes := Lanes} <- Peers, Lane <- Lanes], 0, Settings, Room);
@@ -115,18 +126,21 @@ table(#{inboxes := Inboxes, more_inboxes := More}, #{show := inboxes} = Settings
           Inboxes, More, Settings, Room).
 
 %% A title above two columns is as long as both.
--spec peer_columns() -> [column()].
-peer_columns() ->
+-spec peer_columns(Width :: pos_integer()) -> [column()].
+peer_columns(Width) ->
     [{"", "state", 8, fun state/1},
      {"round", "trip", 6, fun(#{round_trip := Time}) -> time(Time) end},
      {" messages ", "out", 5, number(messages_out)}, {"", "in", 5, number(messages_in)},
      {"   bytes  ", "out", 5, number(bytes_out)}, {"", "in", 5, number(bytes_in)},
      {"batch", "mean", 5, fun mean_batch/1},
      {"queue", "", 6, number(queued_bytes)},
-     {"  waiting ", "now", 5, number(waiting)}, {"", "time", 5, percent(waited)},
-     {"large", "", 5, number(large_pending)},
-     {"lost", "", 5, number(lost)},
-     {"sent", "again", 5, number(sent_again)}].
+     {"  waiting ", "now", 5, number(waiting)}, {"", "time", 5, percent(waited)}
+     | [Column || Width >= ?WIDE,
+                  Column <- [{"  inboxes ", "now", 5, number(inbox_waiting)},
+                             {"", "time", 5, percent(inbox_waited)}]]]
+        ++ [{"large", "", 5, number(large_pending)},
+            {"lost", "", 5, number(lost)},
+            {"sent", "again", 5, number(sent_again)}].
 
 lane_columns() ->
     [{" messages   ", "out", 6, number(messages_out)}, {"", "in", 6, number(messages_in)},
@@ -161,7 +175,7 @@ lane_name(#{peer := Peer, lane := Ix}) -> text("~ts ~b", [Peer, Ix]).
 
 table(Columns, What, Name, Rows, More, #{columns := Width, sort := Sort}, Room) ->
     Named = [{name_of(Name, Row), Row} || Row <- Rows],
-    First = max(8, Width - lists:sum([W || {_, _, W, _} <- Columns])),
+    First = max(?SHORTEST, Width - lists:sum([W || {_, _, W, _} <- Columns])),
     Titles = [above(Columns, First),
               titles([{What, -First} | [{Title, W} || {_, Title, W, _} <- Columns]])],
     {Shown, Hidden} = fit(sorted(Sort, Named), Room, length(Titles)),

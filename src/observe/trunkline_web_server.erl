@@ -267,9 +267,11 @@ shortened(Views) ->
     end.
 
 json(N, #{peers := Peers, inboxes := Inboxes, release := Release} = View) ->
+    #{interval := Interval} = View,
     trunkline_json:encode(
       (maps:with([node, time, running, uptime, refused, more_peers, more_inboxes, hints], View))
-          #{n => N, release => unicode:characters_to_binary(Release),
+          #{n => N, interval_us => round(Interval * 1.0e6),
+            release => unicode:characters_to_binary(Release),
             peers => [maps:without([lanes, release], Peer) || Peer <- Peers],
             inboxes => [(maps:without([inbox], Inbox))
                             #{name => unicode:characters_to_binary(
