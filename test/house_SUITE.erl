@@ -59,9 +59,8 @@ short() ->
                         "throttle", "wait_time", "waiters", "window"]]
         ++ ["test/" ++ File ++ ".erl"
             || File <- ["adopt_SUITE", "advise_SUITE", "agree_SUITE", "api_SUITE", "bounds_SUITE",
-                        "comparison",
-                        "docs_SUITE", "erpc_SUITE", "errors_SUITE", "events_SUITE", "exit_SUITE",
-                        "gen_SUITE", "guides", "guides_SUITE", "house_SUITE", "log_SUITE",
+                        "comparison", "docs_SUITE", "erpc_SUITE", "errors_SUITE", "events_SUITE",
+                        "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE", "house_SUITE", "log_SUITE",
                         "metrics_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",
                         "package_SUITE", "pg_SUITE", "rpc_SUITE", "telemetry_node", "top_SUITE",
                         "transform_SUITE", "web_SUITE"]].

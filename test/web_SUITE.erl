@@ -6,13 +6,14 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, end_per_testcase/2]).
 -export([json/1, requests/1, figures/1, passwords/1, other_hosts/1, starts_and_stops/1,
-         comes_back/1, arguments/1, garbage/1, browser/1, many_peers/1, folders/1]).
+         comes_back/1, arguments/1, garbage/1, slow_clients/1, browser/1, many_peers/1, folders/1,
+         no_inets/1]).
 -export([many/0]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [json, requests, figures, passwords, other_hosts, starts_and_stops, comes_back, arguments,
-          garbage, browser, many_peers, folders].
+          garbage, slow_clients, browser, many_peers, folders, no_inets].
 
 init_per_suite(Config) ->
     {A, B} = cluster:pair([]),
@@ -252,6 +253,44 @@ garbage(Config) ->
     ?assertMatch({200, _, _}, get(Port, "/samples")),
     cluster:call(?config(a, Config), logger, set_primary_config, [level, error]).
 
+%% Who asks and does not read keeps neither memory nor the connection. Who reads gets it all.
+slow_clients(Config) ->
+    A = ?config(a, Config),
+    Port = start(Config, #{}),
+    Size = 20_000_000,
+    Before = cluster:call(A, fun() ->
+                                     View = binary:copy(<<"x">>, Size),
+                                     _ = sys:replace_state(trunkline_web_server,
+                                                           fun(S) -> with_view(View, S) end),
+                                     erlang:memory(binary)
+                             end),
+    Clients = [begin
+                   {ok, Client} = gen_tcp:connect({127, 0, 0, 1}, Port,
+                                                  [{active, false}, {recbuf, 8192}]),
+                   ok = gen_tcp:send(Client, "GET /samples HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+                   Client
+               end || _ <- lists:seq(1, 5)],
+    Unread = fun() -> cluster:call(A, fun() -> unread(Port) end) end,
+    cluster:await(fun() -> case Unread() of
+                               [_, _, _, _, _] = Five -> lists:min(Five) > Size div 2 orelse Five;
+                               Others -> Others
+                           end end),
+    After = cluster:call(A, erlang, memory, [binary]),
+    ?assert(After - Before < Size),
+    {200, _, Text} = get(Port, "/samples"),
+    ?assert(length(Text) > Size),
+    cluster:await(fun() -> Unread() =:= [] orelse Unread() end, 120_000),
+    lists:foreach(fun gen_tcp:close/1, Clients).
+
+%% The state's last field is what it keeps.
+with_view(View, State) -> setelement(tuple_size(State), State, queue:from_list([{1, View}])).
+
+%% What is in the sockets at that port for those who are connected. Runs at the node.
+unread(Port) ->
+    [Size || Socket <- erlang:ports(),
+             {{ok, {_, Local}}, {ok, _}} <- [{inet:sockname(Socket), inet:peername(Socket)}],
+             Local =:= Port, {queue_size, Size} <- [erlang:port_info(Socket, queue_size)]].
+
 %% --- a browser ---------------------------------------------------------------------------
 
 %% Its script draws the peers, and shows that one has gone.
@@ -306,6 +345,17 @@ folders(Config) ->
     Page = filename:join(Other, "priv/trunkline.html"),
     ok = file:delete(Page),
     ?assertEqual({error, {missing, Page}}, cluster:call(Node, trunkline_web, start, [#{}])),
+    cluster:stop(Node).
+
+%% A release need not have it. When it has, the page starts.
+no_inets(_) ->
+    Node = cluster:start(),
+    Inets = cluster:call(Node, code, lib_dir, [inets]),
+    true = cluster:call(Node, code, del_path, [inets]),
+    Start = fun() -> cluster:call(Node, trunkline_web, start, [#{port => 0}]) end,
+    ?assertEqual([{error, no_inets}, {error, no_inets}], [Start(), Start()]),
+    true = cluster:call(Node, code, add_path, [filename:join(Inets, "ebin")]),
+    ?assertMatch({ok, _}, Start()),
     cluster:stop(Node).
 
 %% Of 101 peers 100 are shown, and these stay while the other has hardly more to tell. The one that

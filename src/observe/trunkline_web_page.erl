@@ -6,6 +6,10 @@
 %%
 %% No request reads any other file or changes anything.
 %%
+%% An answer is not copied: it consists of the binaries that trunkline_web_server keeps. A client
+%% that has not read it after SEND_TIME is disconnected. So slow clients keep no memory, nor their
+%% connections, whose number is bounded.
+%%
 %% Without a password only requests whose Host header names this host are answered. That prevents
 %% DNS rebinding: a page from elsewhere, whose host name was made to resolve to this host, sends its
 %% own name.
@@ -23,17 +27,20 @@
          request_uri :: string(), http_version :: string(), request_line :: string(),
          parsed_header :: [{string(), string()}]}).
 
+%% ms, for a whole answer.
+-define(SEND_TIME, 30_000).
+
 -spec do(tuple()) -> {proceed, [{response, {response, [{term(), term()}], term()}}]}.
 do(Mod) ->
-    [Method, Uri, Header, Config] =
-        [element(Field, Mod)
-         || Field <- [#mod.method, #mod.request_uri, #mod.parsed_header, #mod.config_db]],
+    [Socket, Method, Uri, Header, Config] =
+        [element(Field, Mod) || Field <- [#mod.socket, #mod.method, #mod.request_uri,
+                                          #mod.parsed_header, #mod.config_db]],
+    _ = inet:setopts(Socket, [{send_timeout, ?SEND_TIME}, {send_timeout_close, true}]),
     {Code, More, Body} = case is_allowed(httpd_util:lookup(Config, trunkline_allow), Header) of
                              true -> answer(Method, string:split(Uri, "?"));
                              Refused -> Refused
                          end,
-    Bytes = iolist_to_binary(Body),
-    Head = [{code, Code}, {content_length, integer_to_list(byte_size(Bytes))},
+    Head = [{code, Code}, {content_length, integer_to_list(iolist_size(Body))},
             {cache_control, "no-store"}, {"X-Content-Type-Options", "nosniff"},
             {"Referrer-Policy", "no-referrer"}, {"X-Frame-Options", "DENY"},
             {"Content-Security-Policy",
@@ -42,8 +49,15 @@ do(Mod) ->
             | More],
     {proceed, [{response, {response, Head, case Method of
                                                "HEAD" -> nobody;
-                                               _ -> [Bytes]
+                                               _ -> {fun send/2, [Socket, Body]}
                                            end}}]}.
+
+%% The socket takes all of it at once. What comes behind waits until nearly all of that was read.
+send(Socket, Body) ->
+    case gen_tcp:send(Socket, Body) =:= ok andalso gen_tcp:send(Socket, <<>>) of
+        ok -> sent;
+        _ -> close
+    end.
 
 %% --- who may ask -----------------------------------------------------------------------
 
