@@ -60,10 +60,10 @@ short() ->
         ++ ["test/" ++ File ++ ".erl"
             || File <- ["adopt_SUITE", "advise_SUITE", "agree_SUITE", "api_SUITE", "bounds_SUITE",
                         "comparison", "docs_SUITE", "erpc_SUITE", "errors_SUITE", "events_SUITE",
-                        "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE", "house_SUITE", "log_SUITE",
-                        "metrics_SUITE", "monitor_SUITE", "multicast_SUITE", "nodes_SUITE", "odd",
-                        "package_SUITE", "pg_SUITE", "rpc_SUITE", "telemetry_node", "top_SUITE",
-                        "transform_SUITE", "web_SUITE"]].
+                        "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE", "house_SUITE",
+                        "log_SUITE", "metrics_SUITE", "monitor_SUITE", "multicast_SUITE",
+                        "nodes_SUITE", "odd", "package_SUITE", "pg_SUITE", "rpc_SUITE",
+                        "telemetry_node", "top_SUITE", "transform_SUITE", "web_SUITE"]].
 
 init_per_suite(Config) ->
     Ebin = filename:dirname(code:which(trunkline)),
