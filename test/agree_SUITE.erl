@@ -118,9 +118,11 @@ loses_packets(_) ->
         ok ->
             Wan = wan:open([a, b], [{a, b}]),
             ok = wan:set(Wan, {a, b}, #{delay => 10, loss => 2}),
-            [A, B] = [cluster:start_at(Wan, Site, ?NARROW, []) || Site <- [a, b]],
+            Args = cluster:dist_arguments(),
+            [A, B] = [cluster:start_at(Wan, Site, ?NARROW, Args) || Site <- [a, b]],
             cluster:connect(A, B),
-            cluster:await_up(A, B),
+            cluster:await_lanes(A, B),
+            cluster:await_lanes(B, A),
             Watched = watch({A, B}),
             Receivers = cluster:call(B, traffic, start_watchers, [?SENDERS]),
             Sent = collect(A, start(A, Receivers, 200, 300)),
