@@ -75,7 +75,7 @@ table() ->
        what => "Bytes in one batch, at most.",
        touch => "Rarely. On a slow network smaller batches let a message of another lane "
                 "leave sooner."},
-     #{name => large_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 64 bsl 10,
+     #{name => large_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 128 bsl 10,
        unit => "bytes", since => "0.2.0",
        what => "A message of this external size or more is large: it travels beside the lanes.",
        touch => "Lower it if messages just below it delay the small ones. "

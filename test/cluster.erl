@@ -83,7 +83,8 @@ start_trunkline(Env) ->
                   application:get_all_env(trunkline)),
     lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end,
                   %% A loaded machine may take its neighbour for far: the number of connections is the same.
-                  [{lane_transport, lane_transport()}, {far_connections, 1} | Env]),
+                  %% And messages of 70 kB are large.
+                  [{lane_transport, lane_transport()}, {far_connections, 1}, {large_bytes, 65_536} | Env]),
     case application:ensure_all_started(trunkline) of
         {ok, _} -> ok;
         {error, {trunkline, Reason}} -> {error, Reason}

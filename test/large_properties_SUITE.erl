@@ -30,7 +30,7 @@ stock(Offset, Bytes) ->
 %% --- parcel: what has been packed and unpacked is what it was ------------------------
 
 %% From so many bytes on a binary is large, and so many terms are looked at.
--define(LARGE, 262144).
+-define(LARGE, 131072).
 -define(LOOKED_AT, 100).
 
 parcel(_) ->
