@@ -39,10 +39,12 @@ breaks: ## connections between nodes break under load, and sessions go on: make 
 	LANES=$(LANES) BREAKS=$(or $(BREAKS),100) SEED=$(SEED) FAULTS=$(FAULTS) \
 	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE --case breaks
 
-elixir: ## only the Mix project in elixir/, whose tests speak to Elixir's servers, and the pages' Elixir
+elixir: ## only the Mix projects in elixir/: Elixir's servers, and Phoenix.PubSub; and the pages' Elixir
 	@tools/need erlang rebar3 elixir common_test proper
 	cd elixir && LC_ALL=C.UTF-8 MIX_HOME="$$PWD/_build/home" ../tools/with-epmd mix test --warnings-as-errors
-	tools/with-epmd rebar3 ct --suite test/guides_SUITE --case elixir_blocks,phoenix_pubsub
+	cd elixir/trunkline_pubsub && LC_ALL=C.UTF-8 MIX_HOME="$${PWD%/*}/_build/home" \
+	    ../../tools/with-epmd mix test --warnings-as-errors
+	tools/with-epmd rebar3 ct --suite test/guides_SUITE --case elixir_blocks
 
 dialyzer: ## only the types
 	@tools/need erlang rebar3 dialyzer

@@ -36,7 +36,8 @@ folder_with_a_space(Config) ->
     {0, Said} = command:run(Copy, [{"PATH", Bin ++ ":" ++ os:getenv("PATH")}], ["make", "elixir"]),
     Elixir = filename:join(Copy, "elixir"),
     [?assertNotEqual(nomatch, string:find(Said, "<" ++ Word ++ ">"))
-     || Word <- [Elixir, filename:join(Elixir, "_build/home"), "test"]].
+     || Word <- [Elixir, filename:join(Elixir, "trunkline_pubsub"),
+                 filename:join(Elixir, "_build/home"), "test"]].
 
 %% A warning, which another compiler may have, is an error for Trunkline's own builds, and
 %% none for those of a project that uses it.

@@ -7,7 +7,7 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([likeness/1, extraction/1, links/1, tags/1, contents/1, erlang_blocks/1, elixir_blocks/1,
-         phoenix_pubsub/1, arguments/1, yaml/1, shell_commands/1, log/1]).
+         arguments/1, yaml/1, shell_commands/1, log/1]).
 
 %% As the blocks of all pages together may be: each has its reason.
 -define(NOT_RUN, 8).
@@ -17,7 +17,7 @@
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [likeness, extraction, links, tags, contents, erlang_blocks, elixir_blocks, phoenix_pubsub,
+all() -> [likeness, extraction, links, tags, contents, erlang_blocks, elixir_blocks,
           arguments, yaml, shell_commands, log].
 
 init_per_suite(Config) ->
@@ -91,7 +91,8 @@ extraction(_) ->
 %% Every link within the project leads somewhere.
 links(Config) ->
     Root = ?config(root, Config),
-    Pages = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md" | guides:pages(Root)],
+    Pages = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "elixir/trunkline_pubsub/README.md"
+             | guides:pages(Root)],
     Dead = [{Page, Link}
             || Page <- Pages, Link <- guides:links(read(Root, Page)), not is_external(Link),
                             not leads_somewhere(Root, Page, string:split(Link, "#"))],
@@ -385,8 +386,6 @@ elixir() ->
             end
     end.
 
-run_elixir(#{page := "docs/howto/phoenix-pubsub.md"}, _) ->
-    see_phoenix_pubsub;
 run_elixir(#{tag := "iex", text := Text, directives := Directives} = Block, Config) ->
     How = case Directives of #{"numbers vary" := _} -> roughly; #{} -> exactly end,
     Sessions = guides:iex_sessions(Text),
@@ -414,63 +413,6 @@ run_elixir(#{text := Text} = Block, Config) ->
             check_options(proplists:get_value(trunkline, Value), Config)
     end,
     then_run(elixir, Block, Config).
-
-%% The adapter beside processes that do what those of Phoenix.PubSub.PG2 do (2.1 and 2.2: a pool of
-%% groups in a persistent term, whose members get `forward_to_local'). Phoenix itself is no package
-%% of Debian.
-phoenix_pubsub(Config) ->
-    with_elixir(Config,
-                fun() ->
-                        {A, B} = {?config(a, Config), ?config(b, Config)},
-                        [Adapter | Use] =
-                            [Text
-                             || #{page := "docs/howto/phoenix-pubsub.md",
-                                  text := Text} <- blocks(Config, ["elixir"])],
-                        ?assertMatch([_], Use),
-                        Pg2 = read(?config(data_dir, Config), "pg2.ex"),
-                        [ok = cluster:call(Node, guides, start_session, [?config(usual, Config)])
-                         || Node <- [A, B]],
-                        [begin
-                             [value(cluster:call(Node, guides, evaluate, [elixir, Text, ?TIMEOUT]))
-                              || Text <- [Pg2, Adapter | Use]],
-                             ok = value(
-                                    cluster:call(Node, guides, evaluate,
-                                                 [elixir, "TestPubSub.start()", ?TIMEOUT]))
-                         end || Node <- [A, B]],
-                        cluster:await(
-                          fun() ->
-                                  value(
-                                    cluster:call(A, guides, evaluate,
-                                                 [elixir, "TestPubSub.members()", ?TIMEOUT])) =:= 4
-                          end),
-                        Before = by_lane(A, B),
-                        ok =
-                            value(cluster:call(A, guides, evaluate,
-                                               [elixir, "TestPubSub.broadcast(1000)", ?TIMEOUT])),
-                        cluster:await(
-                          fun() ->
-                                  length(
-                                    value(
-                                      cluster:call(B, guides, evaluate,
-                                                   [elixir, "TestPubSub.heard()", ?TIMEOUT])))
-                                      =:= 1001
-                          end),
-                        ?assertEqual([{<<"topic">>, N}
-                                      || N <- lists:seq(1, 1000)] ++ [{<<"direct">>, 0}],
-                                     value(
-                                       cluster:call(B, guides, evaluate,
-                                                    [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
-                        ?assertEqual([],
-                                     value(
-                                       cluster:call(A, guides, evaluate,
-                                                    [elixir, "TestPubSub.heard()", ?TIMEOUT]))),
-                        ?assert(by_lane(A, B) - Before >= 1001),
-                        [ok = cluster:call(Node, guides, end_session, []) || Node <- [A, B]]
-                end).
-
-by_lane(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
-    lists:sum([Messages || #{messages := Messages} <- Lanes]).
 
 %% --- configurations -----------------------------------------------------------------
 
