@@ -246,7 +246,8 @@ adopter_killed(_) ->
 %% A directory that goes first in the code path; and where stock code runs, it is told.
 writes(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "adopted"),
-    ?assertEqual({ok, #{written => [broker], problems => #{bare => no_debug_info}}},
+    ?assertEqual({ok, #{written => [broker], compiled => [broker],
+                        problems => #{bare => no_debug_info}}},
                  trunkline_adopt:write([shop], Dir)),
     ?assertMatch({error, _}, trunkline_adopt:write([shop], "/dev/null/no_directory")),
     ?assertError(badarg, trunkline_adopt:write([no_such_app], Dir)),
@@ -288,7 +289,8 @@ chunks(Config) ->
      || Chunk <- [exports, debug_info]],
     true = code:add_patha(Dir),
     try
-        ?assertEqual({ok, #{written => [], problems => #{bare => no_debug_info}}},
+        ?assertEqual({ok, #{written => [], compiled => [],
+                            problems => #{bare => no_debug_info}}},
                      trunkline_adopt:write([shop], Dir ++ "2"))
     after
         code:del_path(Dir)

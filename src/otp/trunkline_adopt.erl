@@ -215,8 +215,13 @@ load(Names) ->
 
 -doc "
 Writes the adopted modules of applications into a directory, for a build. Put it before the
-applications in the code path (`erl -pa Dir`). Modules in which nothing changes are not written. The
-result says which were written, and which could not be adopted.
+applications in the code path (`erl -pa Dir`). Modules in which nothing changes are not written. In
+the result, `written` are the modules that the directory has, and `problems` those that could not be
+adopted.
+
+What is in the directory already, and made from the same files by the same release of Trunkline, is
+left as it is: `compiled` are only those that were made now. What was written there before and is not
+needed any more is removed.
 
 Whether these are the modules that a node has loaded is what `check/0` says there.
 
@@ -226,38 +231,12 @@ Whether these are the modules that a node has loaded is what `check/0` says ther
 ".
 -doc #{since => <<"1.0.0">>}.
 -spec write([name()], Dir :: file:name_all()) ->
-          {ok, #{written := [module()], problems := #{module() => problem()}}}
+          {ok, #{written := [module()], compiled := [module()],
+                 problems := #{module() => problem()}}}
         | {error, file:posix()}.
 write(Names, Dir) ->
     are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
-    case filelib:ensure_path(Dir) of
-        ok ->
-            Modules = trunkline_beams:modules(Names),
-            Outcomes = lists:zip(Modules,
-                                 trunkline_beams:each(fun(M) -> written(M, Dir) end, Modules)),
-            case [Why || {_, {error, {file, Why}}} <- Outcomes] of
-                [] ->
-                    {ok, #{written => [Module || {Module, written} <- Outcomes],
-                           problems => maps:from_list([{Module, Why}
-                                                       || {Module, {error, Why}} <- Outcomes])}};
-                [Why | _] ->
-                    {error, Why}
-            end;
-        {error, _} = Error ->
-            Error
-    end.
-
-written(Module, Dir) ->
-    case trunkline_beams:adopt(Module) of
-        {changed, #{beam := Beam}} ->
-            File = filename:join(Dir, atom_to_list(Module) ++ ".beam"),
-            case file:write_file(File, Beam) of
-                ok -> written;
-                {error, Why} -> {error, {file, Why}}
-            end;
-        Other ->
-            Other
-    end.
+    trunkline_adopted:write(Names, Dir).
 
 are_adoptable([Name | Names]) -> trunkline_beams:is_adoptable(Name) andalso are_adoptable(Names);
 are_adoptable(Names) -> Names =:= [].

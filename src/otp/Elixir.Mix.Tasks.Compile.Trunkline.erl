@@ -1,0 +1,71 @@
+%% Mix's compiler `:trunkline': adopts dependencies when a project is built.
+%%
+%%     def project do
+%%       [compilers: Mix.compilers() ++ [:trunkline], trunkline: [adopt: [:shop]], ...]
+%%
+%% The name is the one that Mix looks for, and so is that of `__info__', which each module of Elixir
+%% has. It is no module of Elixir, so that Trunkline needs none: where there is no Mix it is never
+%% loaded.
+-module('Elixir.Mix.Tasks.Compile.Trunkline').
+-moduledoc false.
+
+-export([run/1, clean/0, release/1, '__info__'/1]).
+
+-define(MIX, 'Elixir.Mix').
+-define(PROJECT, 'Elixir.Mix.Project').
+
+%% After the other compilers: the applications of the project itself may be adopted, too.
+-spec run([binary()]) -> {ok | noop | error, []}.
+run(_) ->
+    Project = call(?PROJECT, config, []),
+    {trunkline_adopted:build(names(Project), dir(app(Project)), fun say/2), []}.
+
+names(Project) ->
+    case lists:keyfind(trunkline, 1, Project) of
+        {trunkline, Options} -> proplists:get_value(adopt, Options, []);
+        false -> []
+    end.
+
+%% mix clean
+-spec clean() -> ok.
+clean() ->
+    _ = file:del_dir_r(dir(app(call(?PROJECT, config, [])))),
+    ok.
+
+%% A step of a release, after `:assemble': the adopted modules take the places of the others there.
+%% (A release loads each module from the folder of its application, whatever else is in the path.)
+-spec release(Release) -> Release
+              when Release :: #{path := file:name_all(), applications := #{atom() => _}, _ => _}.
+release(#{path := Path, applications := Applications} = Release) ->
+    lists:foreach(fun(File) -> replace(File, text(Path)) end,
+                  [File || App <- maps:keys(Applications),
+                           File <- filelib:wildcard(filename:join(dir(App), "*.beam"))]),
+    Release.
+
+replace(File, Path) ->
+    Name = filename:basename(File),
+    case filelib:wildcard("lib/*/ebin/" ++ Name, Path) of
+        [] ->
+            say(error, "trunkline: " ++ Name ++ " is not in the release");
+        Places ->
+            [{ok, _} = file:copy(File, filename:join(Path, Place)) || Place <- Places]
+    end.
+
+%% What Mix asks a task. An umbrella project runs it in each of its applications.
+-spec '__info__'(atom()) -> [{atom(), [term()]}].
+'__info__'(attributes) -> [{recursive, [true]}, {shortdoc, [<<"Adopts dependencies by Trunkline">>]}];
+'__info__'(_) -> [].
+
+app(Project) ->
+    {app, App} = lists:keyfind(app, 1, Project),
+    App.
+
+%% The applications of an umbrella project share the folder of the build.
+dir(App) -> filename:join([text(call(?PROJECT, build_path, [])), "adopted", atom_to_list(App)]).
+
+text(Path) -> unicode:characters_to_list(Path).
+
+say(How, Text) -> call(call(?MIX, shell, []), How, [unicode:characters_to_binary(Text)]).
+
+%% Dialyzer and xref need not know Mix.
+call(Module, Function, Arguments) -> apply(Module, Function, Arguments).

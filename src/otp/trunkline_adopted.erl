@@ -1,0 +1,215 @@
+%% A directory of adopted modules, which a build makes, and makes again when something has changed.
+%%
+%% A module is transformed again only if its file, Trunkline's transform or OTP has changed. The
+%% directory has a file that says what each module was made from. Only modules that it names are
+%% ever removed: those that are not needed any more, since the one in the code path is as good, or
+%% gone. (A module that was left there would hide the next release of its application.)
+%%
+%% The directory itself may be in the code path, for instance of a shell in which a project is
+%% compiled once more. While modules are looked up it is not.
+-module(trunkline_adopted).
+-moduledoc false.
+
+-export([write/2, build/3, main/1]).
+
+-export_type([result/0]).
+
+%% `written' are the modules that the directory has now, `compiled' those that were made just now.
+-type result() :: #{written := [module()],
+                    compiled := [module()],
+                    problems := #{module() => trunkline_beams:problem()}}.
+%% The MD5 of the file that a module was made from, and of the file that was made.
+-type source() :: {module(), From :: binary(), Made :: binary() | unchanged}.
+-type outcome() :: {kept | compiled, source()} | none | {error, problem()}.
+-type problem() :: trunkline_beams:problem() | {file, file:posix()}.
+
+-define(SOURCES, "trunkline_adopted.sources").
+
+-spec write([trunkline_beams:name()], file:name_all()) -> {ok, result()} | {error, file:posix()}.
+write(Names, Dir) ->
+    case filelib:ensure_path(Dir) of
+        ok -> without(Dir, fun() -> update(Names, Dir) end);
+        {error, _} = Error -> Error
+    end.
+
+without(Dir, Do) ->
+    Own = [Path || Path <- code:get_path(), filename:absname(Path) =:= filename:absname(Dir)],
+    lists:foreach(fun code:del_path/1, Own),
+    try Do()
+    after
+        lists:foreach(fun code:add_patha/1, Own)
+    end.
+
+update(Names, Dir) ->
+    {Version, Before} = sources(Dir),
+    Known = case version() of
+                Version -> maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before]);
+                _ -> #{}
+            end,
+    Modules = trunkline_beams:modules(Names),
+    Outcomes = trunkline_beams:each(fun(M) -> update(M, maps:get(M, Known, none), Dir) end,
+                                    Modules),
+    Sources = [Source || {_, {_, _, _} = Source} <- Outcomes],
+    case [Why || {error, {file, Why}} <- Outcomes]
+        ++ remove([M || {M, _, Made} <- Before, Made =/= unchanged,
+                        not is_written(lists:keyfind(M, 1, Sources))], Dir)
+        ++ save(Sources, Before, Version, Dir)
+    of
+        [] ->
+            {ok, #{written => [M || {M, _, _} = Source <- Sources, is_written(Source)],
+                   compiled => [M || {compiled, {M, _, _} = Source} <- Outcomes,
+                                     is_written(Source)],
+                   problems => maps:from_list(
+                                 [{M, Why} || {M, {error, Why}} <- lists:zip(Modules, Outcomes)])}};
+        [Why | _] ->
+            {error, Why}
+    end.
+
+is_written({_, _, Made}) -> Made =/= unchanged;
+is_written(false) -> false.
+
+-spec update(module(), source() | none, file:name_all()) -> outcome().
+update(Module, Known, Dir) ->
+    case code:get_object_code(Module) of
+        {Module, Beam, _} ->
+            From = erlang:md5(Beam),
+            case is_right(Known, From, Dir) of
+                true -> {kept, Known};
+                false -> make(Module, From, Dir)
+            end;
+        error ->
+            {error, no_file}
+    end.
+
+is_right({_, From, unchanged}, From, _) ->
+    true;
+is_right({Module, From, Made}, From, Dir) ->
+    case file:read_file(file(Module, Dir)) of
+        {ok, File} -> erlang:md5(File) =:= Made;
+        {error, _} -> false
+    end;
+is_right(_, _, _) ->
+    false.
+
+make(Module, From, Dir) ->
+    case trunkline_beams:adopt(Module) of
+        {changed, #{beam := Beam}} ->
+            case file:write_file(file(Module, Dir), Beam) of
+                ok -> {compiled, {Module, From, erlang:md5(Beam)}};
+                {error, Why} -> {error, {file, Why}}
+            end;
+        unchanged -> {compiled, {Module, From, unchanged}};
+        adopted -> none;
+        {error, _} = Error -> Error
+    end.
+
+file(Module, Dir) -> filename:join(Dir, atom_to_list(Module) ++ ".beam").
+
+remove(Modules, Dir) ->
+    [Why || Module <- Modules, {error, Why} <- [file:delete(file(Module, Dir))], Why =/= enoent].
+
+%% --- what they were made from -------------------------------------------------------
+
+%% What the transform and the compiler make may be something else with another release of either.
+version() ->
+    {erlang:system_info(otp_release), erlang:system_info(version),
+     [Module:module_info(md5) || Module <- [trunkline_transform, trunkline_beams]]}.
+
+%% If it cannot be read, all is made again.
+sources(Dir) ->
+    case file:consult(filename:join(Dir, ?SOURCES)) of
+        {ok, [{Version, Sources}]} -> {Version, Sources};
+        _ -> {none, []}
+    end.
+
+save(Sources, Sources, Version, Dir) ->
+    save(Sources, Version =:= version(), Dir);
+save(Sources, _, _, Dir) ->
+    save(Sources, false, Dir).
+
+save(_, true, _) ->
+    [];
+save(Sources, false, Dir) ->
+    Text = io_lib:format("%% What trunkline_adopt:write/2 has made here, and from what.~n~tp.~n",
+                         [{version(), Sources}]),
+    case file:write_file(filename:join(Dir, ?SOURCES), unicode:characters_to_binary(Text)) of
+        ok -> [];
+        {error, Why} -> [Why]
+    end.
+
+%% --- as a part of a build ------------------------------------------------------------
+
+%% The directory goes first in the code path, too. `ok' is that modules were compiled, `noop' that
+%% none was. What there is to say is said by a function.
+-spec build([trunkline_beams:name()], file:filename(), Say) -> ok | noop | error
+              when Say :: fun((info | error, unicode:chardata()) -> term()).
+build(Names, Dir, Say) ->
+    case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
+        [] ->
+            case write(Names, Dir) of
+                {ok, Result} ->
+                    built(Result, Dir, Say);
+                {error, Why} ->
+                    Say(error, io_lib:format("trunkline: ~ts: ~ts",
+                                             [Dir, file:format_error(Why)])),
+                    error
+            end;
+        Bad ->
+            Say(error, io_lib:format("trunkline: cannot adopt ~0tp: not there, or Trunkline itself "
+                                     "needs it. An application of OTP is {otp, mnesia}", [Bad])),
+            error
+    end.
+
+built(#{written := Written, compiled := Compiled, problems := Problems}, Dir, Say) ->
+    maps:foreach(fun(Module, Why) ->
+                         Say(error, io_lib:format("trunkline: ~0tp is not adopted: ~0tP",
+                                                  [Module, Why, 20]))
+                 end, Problems),
+    ok = reload(Written, Dir),
+    case length(Compiled) of
+        0 ->
+            noop;
+        N ->
+            Say(info, io_lib:format("Adopted ~b modules", [N])),
+            ok
+    end.
+
+%% Also those that are loaded already: a build tool has loaded some to execute their macros.
+reload(Modules, Dir) ->
+    true = code:add_patha(filename:absname(Dir)),
+    lists:foreach(fun(Module) ->
+                          erlang:module_loaded(Module)
+                              andalso Module:module_info(md5) =/= trunkline_beams:stock(Module)
+                              andalso trunkline_beams:is_free(Module)
+                              andalso code:load_file(Module)
+                  end, Modules).
+
+%% priv/adopt, which rebar3 runs: the folder of the build, and names as in the option `adopt'.
+-spec main([string()]) -> no_return().
+main([Build | Names]) ->
+    Dir = filename:join(Build, "adopted"),
+    Say = fun(info, Text) -> io:format("~ts~n", [Text]);
+             (error, Text) -> io:format(standard_error, "~ts~n", [Text])
+          end,
+    case build([name(Name) || Name <- Names], Dir, Say) of
+        error -> halt(1);
+        _ ->
+            ok = clean(Build, filelib:wildcard("*.beam", Dir)),
+            halt(0)
+    end.
+
+name(Text) ->
+    try
+        {ok, Tokens, _} = erl_scan:string(Text ++ "."),
+        {ok, Name} = erl_parse:parse_term(Tokens),
+        Name
+    catch
+        error:{badmatch, _} -> Text          % no term is no name
+    end.
+
+%% What an earlier build has copied into a release would stay there, and hide what is right now.
+clean(Build, Files) ->
+    lists:foreach(fun(Copy) ->
+                          lists:member(filename:basename(Copy), Files)
+                              orelse file:delete(filename:join(Build, Copy))
+                  end, filelib:wildcard("rel/*/adopted/*.beam", Build)).

@@ -1,0 +1,4 @@
+-module(shop).
+-export([tell/2]).
+
+tell(To, What) -> To ! What.
