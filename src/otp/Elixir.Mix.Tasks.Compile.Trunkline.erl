@@ -53,7 +53,8 @@ replace(File, Path) ->
 
 %% What Mix asks a task. An umbrella project runs it in each of its applications.
 -spec '__info__'(atom()) -> [{atom(), [term()]}].
-'__info__'(attributes) -> [{recursive, [true]}, {shortdoc, [<<"Adopts dependencies by Trunkline">>]}];
+'__info__'(attributes) ->
+    [{recursive, [true]}, {shortdoc, [<<"Adopts dependencies by Trunkline">>]}];
 '__info__'(_) -> [].
 
 app(Project) ->

@@ -220,8 +220,8 @@ the result, `written` are the modules that the directory has, and `problems` tho
 adopted.
 
 What is in the directory already, and made from the same files by the same release of Trunkline, is
-left as it is: `compiled` are only those that were made now. What was written there before and is not
-needed any more is removed.
+left as it is: `compiled` are only those that were made now. What was written there before and is
+not needed any more is removed.
 
 Whether these are the modules that a node has loaded is what `check/0` says there.
 

@@ -141,8 +141,10 @@ save(Sources, false, Dir) ->
 
 %% The directory goes first in the code path, too. `ok' is that modules were compiled, `noop' that
 %% none was. What there is to say is said by a function.
--spec build([trunkline_beams:name()], file:filename(), Say) -> ok | noop | error
+-spec build(Names :: term(), file:filename(), Say) -> ok | noop | error
               when Say :: fun((info | error, unicode:chardata()) -> term()).
+build(Name, Dir, Say) when not is_list(Name) ->
+    build([Name], Dir, Say);
 build(Names, Dir, Say) ->
     case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
         [] ->
