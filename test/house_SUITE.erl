@@ -58,7 +58,8 @@ short() ->
                         "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",
                         "throttle", "wait_time", "waiters", "window"]]
         ++ ["test/" ++ File ++ ".erl"
-            || File <- ["adopt_SUITE", "advise_SUITE", "agree_SUITE", "api_SUITE", "bounds_SUITE",
+            || File <- ["adopt_SUITE", "adopt_build_SUITE", "advise_SUITE", "agree_SUITE",
+                        "api_SUITE", "bounds_SUITE",
                         "comparison", "docs_SUITE", "erpc_SUITE", "errors_SUITE", "events_SUITE",
                         "exit_SUITE", "gen_SUITE", "guides", "guides_SUITE", "house_SUITE",
                         "log_SUITE", "metrics_SUITE", "monitor_SUITE", "multicast_SUITE",

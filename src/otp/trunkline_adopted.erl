@@ -172,7 +172,7 @@ built(#{written := Written, compiled := Compiled, problems := Problems}, Dir, Sa
         0 ->
             noop;
         N ->
-            Say(info, io_lib:format("Adopted ~b modules", [N])),
+            Say(info, io_lib:format("Adopted ~b module~s", [N, [$s || N > 1]])),
             ok
     end.
 
