@@ -76,7 +76,7 @@ secure(server, Socket, Timeout) ->
     upgrade(fun() -> ssl:handshake(Socket, Options, Timeout) end).
 
 %% A socket that has been closed meanwhile has no options that ssl could read, and it expects some.
-%% Where no process is left, ssl answers what its supervisor says of that, which is not in its specs.
+%% Where no process is left, ssl answers what its supervisor says of that, against its specs.
 -dialyzer({no_match, upgrade/1}).
 upgrade(Secure) ->
     try Secure() of
