@@ -51,12 +51,8 @@ circles() ->
 %% Where no line is longer than ?COLUMNS characters. Each is a folder with all of its modules, or
 %% one file.
 short() ->
-    ["src", "src/bulk", "src/channel", "src/inbox", "src/observe", "src/otp", "src/peer",
-     "src/request", "bench"]
-        ++ ["src/lane/trunkline_" ++ Name ++ ".erl"
-            || Name <- ["backlog", "bounded", "by_node", "command", "dictionary", "gate",
-                        "multicast", "opener", "outbox", "pace", "room", "route", "send", "sender",
-                        "throttle", "wait_time", "waiters", "window"]]
+    ["src", "src/bulk", "src/channel", "src/inbox", "src/lane", "src/observe", "src/otp",
+     "src/peer", "src/request", "bench"]
         ++ ["test/" ++ File ++ ".erl"
             || File <- ["adopt_SUITE", "adopt_build_SUITE", "advise_SUITE", "agree_SUITE",
                         "api_SUITE", "bounds_SUITE",

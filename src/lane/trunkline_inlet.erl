@@ -35,9 +35,10 @@
 %%
 %% When the links have taken leave in good order, all has been delivered, and the nodes remain
 %% connected, nothing has happened to the servers. Then the inlet retires (retire/2): it goes on
-%% as agent and as what callers watch, beside that inlet at the peer to which their requests went, as
-%% long as the connection and that one last, and somebody waits at either. Its lanes do so too,
-%% and pass on replies by plain distribution. So it may outlive its link, and the application.
+%% as agent and as what callers watch, beside that inlet at the peer to which their requests
+%% went, as long as the connection and that one last, and somebody waits at either. Its lanes do
+%% so too, and pass on replies by plain distribution. So it may outlive its link, and the
+%% application.
 %%
 %% The mailbox is off heap, since very many monitored processes may end at once, and each
 %% garbage collection would look at all that is in it. It keeps the order of each sender
@@ -113,7 +114,8 @@
 -spec start_link(pos_integer(), Lane :: pid(), WindowBytes :: pos_integer(),
                  trunkline_route:route()) -> pid().
 start_link(Ix, Lane, WindowBytes, Route) ->
-    proc_lib:spawn_opt(?MODULE, init, [Ix, Lane, WindowBytes, Route], [link, {message_queue_data, off_heap}]).
+    proc_lib:spawn_opt(?MODULE, init, [Ix, Lane, WindowBytes, Route],
+                       [link, {message_queue_data, off_heap}]).
 
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
@@ -136,7 +138,8 @@ finish(Inlet) ->
     Inlet ! {finish, 2},
     ok.
 
-%% The same, but not to end while somebody waits. Says {retired, self()} to the link, when all is delivered.
+%% The same, but not to end while somebody waits. Says {retired, self()} to the link, when all is
+%% delivered.
 -spec retire(pid(), Counterpart :: pid()) -> ok.
 retire(Inlet, Counterpart) ->
     Inlet ! {retire, Counterpart},
@@ -270,11 +273,13 @@ deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
     deliver(Entries, Agent, Waiting, S);
 deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
     {To1, Receiver} = receiver_now(To, Sender, S#inlet.turns),
-    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {no_time, {message, Charge, [To1 | Message]}},
+    Entry = [To1 | Message],
+    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {no_time, {message, Charge, Entry}},
                                            S#inlet.turns),
+    S1 = S#inlet{turns = Turns},
     case Items of
-        [] -> deliver(Entries, Agent, Waiting + Charge, S#inlet{turns = Turns});
-        [_] -> deliver(arrived([[To1 | Message]], S) ++ Entries, Agent, Waiting, S#inlet{turns = Turns})
+        [] -> deliver(Entries, Agent, Waiting + Charge, S1);
+        [_] -> deliver(arrived([Entry], S) ++ Entries, Agent, Waiting, S1)
     end;
 deliver([[{notice, Charge, Number, Sender, To} | Sizes] | Entries], Agent, Waiting, S) ->
     S1 = noticed(Number, #large{sender = Sender, receiver = receiver(To), to = To, sizes = Sizes,
@@ -334,7 +339,8 @@ receiver_now(To, _, _) ->
     {To, receiver(To)}.
 
 noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
-    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {time, {large, Number}}, S#inlet.turns),
+    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {time, {large, Number}},
+                                           S#inlet.turns),
     S1 = items(Items, S#inlet{turns = Turns, large = (S#inlet.large)#{Number => Large}}),
     case maps:take(Number, S1#inlet.arrived) of
         {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
@@ -374,7 +380,8 @@ items(Items, S) ->
 item({large, Number}, {Ended, #inlet{large = All} = S}) ->
     case All of
         #{Number := #large{opener = ended}} -> {[Number | Ended], S};
-        #{Number := Large} -> {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
+        #{Number := Large} ->
+            {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
     end;
 item({message, Charge, Entry}, {Ended, S}) ->
     {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
@@ -398,7 +405,8 @@ address(To, _, S) when is_pid(To) ->
 address(To, _, S) when is_reference(To); is_atom(To); element(1, To) =:= each ->
     {{To, any, plain}, S};
 address({apply, _, _} = Command, Opener, S) ->
-    {{executor, Command}, S#inlet{agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent)}};
+    Agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent),
+    {{executor, Command}, S#inlet{agent = Agent}};
 address({exit, _, _} = Command, _, S) ->
     {{signal, Command}, S};
 address(Command, _, S) ->
@@ -416,7 +424,8 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
     trunkline_stats:add(Stats, peer, large_broken, 1),
     #{Opener := Number} = Openers,
     case All of
-        #{Number := #large{to = To}} when is_tuple(To) -> S#inlet{agent = trunkline_agent:broken(To, Agent)};
+        #{Number := #large{to = To}} when is_tuple(To) ->
+            S#inlet{agent = trunkline_agent:broken(To, Agent)};
         #{} -> S
     end.
 
@@ -450,7 +459,8 @@ ended(Number, #inlet{large = All} = S) ->
 
 %% The next ones.
 done(Number, #inlet{large = All} = S) ->
-    {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} = maps:take(Number, All),
+    {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
+        maps:take(Number, All),
     S1 = tell(Number, lists:sum(Sizes), S#inlet{large = All1}),
     {Items, Turns} = trunkline_turns:done(Sender, Receiver, S1#inlet.turns),
     items(Items, acknowledge(Charge, S1#inlet{turns = Turns})).
@@ -547,7 +557,8 @@ retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}
     unlink(Link),
     Link ! {retired, self()},
     _ = erlang:start_timer(?AWAITED, self(), awaited),
-    S#inlet{finishing = false, retires = none, retired = Others, agent = trunkline_agent:retired(S#inlet.agent)}.
+    S#inlet{finishing = false, retires = none, retired = Others,
+            agent = trunkline_agent:retired(S#inlet.agent)}.
 
 %% Its lanes and the inlet at the peer look after this one themselves, and trunkline_monitors only
 %% waits for its end.
@@ -556,5 +567,6 @@ is_awaited(#inlet{agent = Agent, retired = Counterparts}) ->
     {monitored_by, By} = process_info(self(), monitored_by),
     trunkline_agent:is_awaited(Agent)
         orelse lists:any(fun(Pid) ->
-                                 is_pid(Pid) andalso node(Pid) =:= node() andalso not lists:member(Pid, Others)
+                                 is_pid(Pid) andalso node(Pid) =:= node()
+                                     andalso not lists:member(Pid, Others)
                          end, By).

@@ -43,9 +43,9 @@
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
 %% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
-%% suspended until there is room (trunkline_throttle). It is suspended while a large reply is packed,
-%% which takes longer than to make one. A long term is many times its encoding: there the lane goes
-%% on until it has packed all that the server gave before it stood still.
+%% suspended until there is room (trunkline_throttle). It is also suspended while a large
+%% reply is packed, which takes longer than to make one. A long term is many times its encoding:
+%% there the lane goes on until it has packed all that the server gave before it stood still.
 %%
 %%     server                       lane
 %%       | -- reply, a long term ---> |
@@ -153,8 +153,10 @@
                                           bulk := {pos_integer(), trunkline_gate:charge(),
                                                    Limit :: trunkline_gate:charge()},
                                           stats := trunkline_stats:stats(),
-                                          options := trunkline_options:options()}) -> {pid(), reference()}.
-start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := Stats, options := Options}) ->
+                                          options := trunkline_options:options()}) ->
+          {pid(), reference()}.
+start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := Stats,
+                       options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
@@ -205,8 +207,10 @@ loop(S) ->
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
             loop(data(Charge, Entry1, S1));
-        {[[alias | _] | {Caller, Whose, Agent}], Reply} when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
-            ok = trunkline_agent:pass_on(trunkline_route:lookup(S#lane.node), Caller, Whose, Reply, S#lane.node),
+        {[[alias | _] | {Caller, Whose, Agent}], Reply}
+          when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
+            Route = trunkline_route:lookup(S#lane.node),
+            ok = trunkline_agent:pass_on(Route, Caller, Whose, Reply, S#lane.node),
             Agent ! {answered, [{Caller, element(2, Whose)}]},
             loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
@@ -277,7 +281,8 @@ collected([C, Sender | Entry], More, Charge, Entries, S) ->
             {Entry1, S1} = mark(C, Sender, Entry, S),
             add(C, Entry1, More, Charge, Entries, S1)
     end;
-collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S) when is_pid(Agent) ->
+collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S)
+  when is_pid(Agent) ->
     {C, Entry, S1} = reply(Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
 collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
@@ -291,8 +296,8 @@ collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
     flush(control(Control, S#lane{backlog = Backlog1})).
 
-%% What would make the batch too large begins the next one: the distribution sends up to 64 kB whole,
-%% and more than that in fragments, which the receiving node has to put together.
+%% What would make the batch too large begins the next one: the distribution sends up to 64 kB
+%% whole, and more than that in fragments, which the receiving node has to put together.
 add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Most ->
     data(C, Entry, transmit(Charge, lists:reverse(Entries), S));
 add(C, Entry, More, Charge, Entries, S) ->
@@ -301,7 +306,8 @@ add(C, Entry, More, Charge, Entries, S) ->
 %% A server has replied. Its agent hears of it when the reply has left: first
 %% things first. (A large reply is packed here: nobody else has it.) Senders cannot fill the lane
 %% to twice its limit: beyond that it is full of replies.
-reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
+reply({Caller, {Pid, Server}, Agent}, Reply,
+      #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
     S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
     case trunkline_gate:charge(Reply) of
         Charge when Charge < S#lane.large ->
@@ -317,7 +323,8 @@ reply({Caller, {Pid, Server}, Agent}, Reply, #lane{gate = Gate, ix = Ix, answere
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
             ok = trunkline_gate:force(Gate, Ix, Place),
-            {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel], S1),
+            {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel],
+                               S1),
             {Place, Entry, case Term > Charge of
                                true -> replied(Server, Term, S2);
                                false -> resume(Server, Charge, S#lane.most, S2)
@@ -360,13 +367,15 @@ throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} 
     end.
 
 %% From a large message on, until it has been delivered, its sender is known.
-mark(Place, Sender, [{parcel, Charge, To} | Parcel], #lane{senders = Senders, parcels = Parcels, next = N} = S) ->
+mark(Place, Sender, [{parcel, Charge, To} | Parcel],
+     #lane{senders = Senders, parcels = Parcels, next = N} = S) ->
     {[{parcel, Place, N, Sender, To} | Parcel],
      S#lane{senders = Senders#{Sender => maps:get(Sender, Senders, 0) + 1},
             parcels = Parcels#{N => {Sender, Charge}}, next = N + 1}};
 mark(_, _, Entry, #lane{senders = Senders} = S) when map_size(Senders) =:= 0 ->
     {Entry, S};
-mark(Charge, Sender, [To | Message], #lane{senders = Senders} = S) when is_map_key(Sender, Senders) ->
+mark(Charge, Sender, [To | Message], #lane{senders = Senders} = S)
+  when is_map_key(Sender, Senders) ->
     {[{behind, Charge, Sender, To} | Message], S};
 mark(_, _, Entry, S) ->
     {Entry, S}.
@@ -510,7 +519,8 @@ control({mode, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} 
     ok = trunkline_inlet:resume(Inlet, Ref),
     S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
     S#lane{mode = {suspended, Outlets, Ref}};
-control({resumed, Ref, Expects, Acknowledged, Missing}, #lane{mode = {suspended, Outlets, Ref}} = S) ->
+control({resumed, Ref, Expects, Acknowledged, Missing},
+        #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, S0) ->
     S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
