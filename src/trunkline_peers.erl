@@ -8,9 +8,10 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         is_suspended/1, is_audience/1, audience/0, has_spoken/1, states/0, of_link/1]).
+         is_suspended/1, is_audience/1, audience/0, has_spoken/1, states/0, of_link/1,
+         monitor_connections/0, connection_of/1, connection/1, connections/0]).
 
--export_type([peer/0, state/0]).
+-export_type([peer/0, state/0, connection/0]).
 
 -type state() :: down        % no connection
                | greeting    % connected; the peer has not spoken of Trunkline
@@ -30,6 +31,9 @@
           stand_in := pid() | none,              % for inlets, while there may be some
           agreement := trunkline_handshake:agreement() | none,
           capabilities := [trunkline_handshake:capability()]}.     % of the last agreement
+
+%% Two connections to the same node are not the same.
+-type connection() :: integer() | reference().
 
 -spec states() -> [state()].
 states() -> [down, greeting, opening, up, suspended, holding, closing, drained].
@@ -100,6 +104,34 @@ is_audience(Node) ->
 %% The connected nodes for which that holds.
 -spec audience() -> [node()].
 audience() -> nodes() ++ lists:filter(fun has_spoken/1, nodes(hidden)).
+
+%% OTP numbers connections since release 25.1. Before that each look sees another one, as it were.
+-spec monitor_connections() -> ok.
+monitor_connections() ->
+    net_kernel:monitor_nodes(true, case are_numbered() of
+                                       true -> #{node_type => all, connection_id => true};
+                                       false -> [{node_type, all}]
+                                   end).
+
+%% Of the information in a nodeup.
+-spec connection_of(map() | list()) -> connection().
+connection_of(#{connection_id := Connection}) -> Connection;
+connection_of(_) -> make_ref().
+
+-spec connection(node()) -> connection() | none.
+connection(Node) -> maps:get(Node, connections(), none).
+
+-spec connections() -> #{node() => connection()}.
+connections() ->
+    maps:from_list(case are_numbered() of
+                       true ->
+                           [{Node, connection_of(Info)}
+                            || {Node, Info} <- nodes(connected, #{connection_id => true})];
+                       false ->
+                           [{Node, make_ref()} || Node <- nodes(connected)]
+                   end).
+
+are_numbered() -> erlang:function_exported(erlang, nodes, 2).
 
 %% Whether that node has run Trunkline.
 -spec has_spoken(node()) -> boolean().

@@ -10,7 +10,7 @@
          reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
          lost_and_tried_again/1, halts_after_replies/1,
-         looked_at/1, told_nonsense/1, top_supervisor_killed/1]).
+         looked_at/1, told_nonsense/1, top_supervisor_killed/1, news_lost/1]).
 -export([processes_of/1]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
@@ -23,7 +23,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
           lost_and_tried_again, halts_after_replies, looked_at, told_nonsense,
-          top_supervisor_killed].
+          top_supervisor_killed, news_lost].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -109,6 +109,36 @@ top_supervisor_killed(_) ->
     ?assertEqual([], [Entry || Entry <- Log, Word <- ["trunkline_peers", "trunkline_link,"],
                                string:find(io_lib:format("~0p", [Entry]), Word) =/= nomatch]),
     cluster:stop_all([A, B]).
+
+%% The news that nodes have gone, or have come, is lost with the process that gets it.
+news_lost(_) ->
+    {A, B} = cluster:pair([]),
+    [Goes, Comes] = [cluster:start(none), cluster:start(none)],
+    cluster:connect(A, Goes),
+    cluster:await_state(A, Goes, greeting),
+    ok = cluster:call(A, sys, suspend, [trunkline_links]),
+    cluster:stop(Goes),
+    cluster:connect(A, Comes),
+    ok = cluster:call(Comes, cluster, start_trunkline, [[]]),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:connect(B, A),
+    News = [{nodedown, cluster:node_of(Goes)}, {nodeup, cluster:node_of(Comes)},
+            {trunkline, cluster:node_of(Comes)}, {nodedown, cluster:node_of(B)},
+            {nodeup, cluster:node_of(B)}, {trunkline, cluster:node_of(B)}],
+    cluster:await(fun() -> News -- cluster:call(A, fun news/0) =:= [] end),
+    true = cluster:call(A, fun() -> exit(whereis(trunkline_links), kill) end),
+    %% (The one that has gone is forgotten.)
+    cluster:await(fun() -> cluster:call(A, trunkline, info, [cluster:node_of(Goes)]) =:= undefined end),
+    [begin
+         cluster:await_up(A, X),
+         exchange:both_ways(A, X)
+     end || X <- [B, Comes]],
+    cluster:stop_all([A, B, Comes]).
+
+%% Runs at the node.
+news() ->
+    {messages, Messages} = process_info(whereis(trunkline_links), messages),
+    [{element(1, M), element(2, M)} || M <- Messages, is_tuple(M), tuple_size(M) > 1].
 
 %% A node that stands still for a while loses nothing.
 stopped_and_continued(_) ->

@@ -70,7 +70,7 @@ any_event(_) ->
           ?ALL({Node, Steps}, {node_at_first(), list({range(0, 10_000), boolean()})},
                walk(Steps, start(Node)))).
 
-node_at_first() -> oneof([down, {connected, true}, {connected, false}, {drained, true}]).
+node_at_first() -> oneof([down, {connected, one, true}, {connected, one, false}, {drained, one, true}]).
 
 start(Node) ->
     Hello = (hello(2))#{resume_time => 500},
@@ -96,7 +96,7 @@ events(#{refs := Refs}) ->
     Hellos = [hello(2), hello(3), (hello(1))#{protocol := {0, 0}}, (hello(1))#{protocol := {7, 8}},
               (hello(2))#{capabilities := [large]}, #{}, Lasting
               | [Lasting#{resume => Ref} || Ref <- Refs]],
-    [{Up, Is} || Up <- [nodeup, again], Is <- [true, false]]
+    [{nodeup, Connection, Is} || Connection <- [one, two], Is <- [true, false]]
         ++ [{down, Role, Reason} || Role <- [peer, absence, asked],
                                     Reason <- [noconnection, noproc, killed]]
         ++ [{hello, Link, Name, Hello, Answer}

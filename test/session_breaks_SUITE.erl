@@ -7,11 +7,12 @@
 
 -export([all/0, suite/0]).
 -export([under_load/1, in_turn/1, over_connections/1, at_once/1, gone/1, time_is_over/1,
-         link_killed/1, leaves/1]).
+         link_killed/1, links_killed/1, leaves/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
-all() -> [under_load, in_turn, over_connections, at_once, gone, time_is_over, link_killed, leaves].
+all() -> [under_load, in_turn, over_connections, at_once, gone, time_is_over, link_killed,
+          links_killed, leaves].
 
 -define(LONG, 120_000).
 -define(BREAKS, list_to_integer(os:getenv("BREAKS", "10"))).
@@ -93,6 +94,23 @@ link_killed(_) ->
     cluster:await_up(A, B),
     exchanged(A, B),
     cluster:stop_all([A, B]).
+
+%% While there is nobody who could hear of the next connection, nor of what the peer says, the session
+%% lasts.
+links_killed(_) ->
+    {A, B} = cluster:pair(env([])),
+    Load = streams:start(A, B, 50),
+    Back = streams:start(B, A, 50),
+    ok = cluster:call(B, sys, suspend, [trunkline_sup]),
+    true = cluster:call(B, fun() -> exit(whereis(trunkline_links), kill) end),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await(fun() -> lists:member(cluster:node_of(B), cluster:call(A, erlang, nodes, [])) end,
+                  ?LONG),
+    ok = cluster:call(B, sys, resume, [trunkline_sup]),
+    cluster:await(fun() -> count(resumed, A, B) =:= 1 andalso count(resumed, B, A) =:= 1 end, ?LONG),
+    ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
+    ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
+    unharmed(A, B).
 
 %% Who leaves while the session is suspended waits until it goes on. All arrives.
 leaves(_) ->

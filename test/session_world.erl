@@ -85,7 +85,7 @@ command({stop, X}, W) ->
     end;
 command({start, X}, W) ->
     case peer(X, W) of
-        #peer{app = stopped} = P -> ensure(X, again, put_peer(X, P#peer{app = running}, W));
+        #peer{app = stopped} = P -> look(X, put_peer(X, P#peer{app = running}, W));
         _ -> W
     end;
 command({drain, X}, W) ->
@@ -105,11 +105,8 @@ command({hold, Kind, X}, #world{held = Held} = W) ->
                    end};
 command({again, X}, W) ->                    % its trunkline_links was killed
     case peer(X, W) of
-        %% Not while it has mail, which would be lost. Links do not get over every such loss.
-        #peer{app = running, sees = C, links = []} when C =/= none ->
-            ensure(X, again, ended(X, [links], killed, W));
-        _ ->
-            W
+        #peer{app = running} = P -> look(X, put_peer(X, P#peer{links = []}, W));
+        _ -> W
     end;
 %% From here on all is allowed to lose messages.
 command({unreachable, X}, W) ->
@@ -394,7 +391,7 @@ transmit(X, Item, #world{connection = C} = W) ->
 is_connected(X, #world{connection = C} = W) -> C =/= none andalso (peer(X, W))#peer.sees =:= C.
 
 arrives({up, C, Life}, X, W) ->
-    to_links(X, {nodeup, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
+    to_links(X, {nodeup, C, Life}, change(X, fun(P) -> P#peer{sees = C, other = Life} end, W));
 arrives({broken, _}, X, W0) ->
     #peer{watches = Watches, app = App} = P = peer(X, W0),
     W = case App of
@@ -440,7 +437,6 @@ arrives({resumed, Lane, Ref, Expects}, X, W) ->
 arrives({plain, Message}, X, W) ->
     got(X, Message, W).
 
-is_there(links, #peer{app = App}) -> App =/= stopped;
 is_there(supervisor, #peer{app = App}) -> App =/= stopped;
 is_there(nobody, _) -> false;
 is_there(Pid, #peer{pid = Pid}) -> true;
@@ -470,13 +466,20 @@ ensure(X, Event, W) ->
             mail(X, Event, W)
     end.
 
+%% trunkline_links, which has just been started, tells the link how things stand.
+look(X, W) ->
+    case peer(X, W) of
+        #peer{sees = none} -> mail(X, nodedown, W);
+        #peer{sees = C, other = Life} -> ensure(X, {nodeup, C, Life}, W)
+    end.
+
 start_link(X, W) ->
     #peer{route = Route, shape = Shape, row = Row, sees = C, other = Knows, release = Release} =
         peer(X, W),
     {Pid, W1} = new(link, X, W),
     Node = if C =:= none -> down;
-              Row =:= drained -> {drained, true};
-              true -> {connected, true}
+              Row =:= drained -> {drained, C, true};
+              true -> {connected, C, true}
            end,
     %% The lanes of the link before are dead.
     {Lanes, W2} = case Route of
@@ -561,7 +564,7 @@ kill(X, Release, W) ->
 stopped(X, W) ->
     #peer{senders = Senders} = peer(X, W),
     W1 = change(X, fun(P) -> P#peer{app = stopped, row = none, pid = none, links = []} end, W),
-    try_again(X, maps:keys(Senders), ended(X, [links, supervisor], shutdown, W1)).
+    try_again(X, maps:keys(Senders), ended(X, [supervisor], shutdown, W1)).
 
 %% --- a link ---------------------------------------------------------------------
 
@@ -586,10 +589,8 @@ news(X, Ref, Reason, W) ->
                            end, W)
     end.
 
-message({nodeup, Life}, X, W) ->
-    step(X, {nodeup, true}, change_link(X, fun(L) -> L#link{knows = Life} end, lost(X, W)));
-message(again, X, W) ->
-    step(X, {again, true}, W);
+message({nodeup, C, Life}, X, W) ->
+    step(X, {nodeup, C, true}, change_link(X, fun(L) -> L#link{knows = Life} end, lost(X, W)));
 message(leave, X, W) ->
     W1 = case phase(peer(X, W)) of
              down -> out_of_touch(W);
@@ -811,7 +812,7 @@ spoken({watch, Ref, Object}, X, W) ->
     case is_connected(X, W) of
         true ->
             transmit(X, {watch, Ref, Object}, put_peer(X, P1, W));
-        false when C =:= none, Object =:= links ->
+        false when C =:= none, Object =:= supervisor ->
             put_peer(X, P1#peer{connecting = Connecting ++ [{Ref, Object}]}, W);
         false when C =:= none ->
             news(X, Ref, noconnection, W);

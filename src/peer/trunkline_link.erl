@@ -29,8 +29,7 @@
 
 -export_type([event/0]).
 
--type event() :: nodeup | nodedown
-               | again                          % an event may have been missed
+-type event() :: {nodeup, trunkline_peers:connection()} | nodedown
                | connect                        % a lane has a message for a node that is down
                | leave                          % end, after all is delivered
                  %% the same, but stay
@@ -106,14 +105,15 @@ drain(Links, Deadline) ->
 init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
     ok = trunkline_process:label({trunkline_link, Node}),
     process_flag(trap_exit, true),
-    Connected = lists:member(Node, nodes(connected)),
+    Connection = trunkline_peers:connection(Node),
     Before = trunkline_peers:lookup(Node),
     {Stats, Drained, Capabilities} =
         case Before of
             #{state := State, stats := Kept, inlets := Inlets, finishing := Finishing} ->
                 %% Nothing must overtake what those of the link before deliver.
                 lists:foreach(fun await_end/1, Inlets ++ Finishing),
-                {Kept, Connected andalso State =:= drained, maps:get(capabilities, Before)};
+                {Kept, Connection =/= none andalso State =:= drained,
+                 maps:get(capabilities, Before)};
             none ->
                 {trunkline_stats:new(Lanes), false, []}
         end,
@@ -131,9 +131,9 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                                hello => trunkline_handshake:hello(Options),
                                no_hello => trunkline_handshake:no_hello(Options),
                                large_bytes => LargeBytes,
-                               node => if Drained -> {drained, IsAudience};
-                                          Connected -> {connected, IsAudience};
-                                          true -> down
+                               node => if Drained -> {drained, Connection, IsAudience};
+                                          Connection =:= none -> down;
+                                          true -> {connected, Connection, IsAudience}
                                        end,
                                lanes => OurLanes, capabilities => Capabilities,
                                has_met => trunkline_stats:get(Stats, peer, sessions) > 0},
@@ -200,8 +200,8 @@ message({unwait, Ref, What}, #link{room = Room} = D) ->
     D#link{room = trunkline_room:remove(Ref, What, Room)};
 
 %% From trunkline_links, a lane, and those who want the link to leave.
-message(Up, #link{node = Node} = D) when Up =:= nodeup; Up =:= again ->
-    step({Up, trunkline_peers:is_audience(Node)}, D);
+message({nodeup, Connection}, #link{node = Node} = D) ->
+    step({nodeup, Connection, trunkline_peers:is_audience(Node)}, D);
 message(Event, D) when Event =:= nodedown; Event =:= connect ->
     step(Event, D);
 message(leave, D) ->
@@ -430,7 +430,6 @@ say(To, Message, #link{speaker = Speaker, connection = Connection} = D) ->
     ok = trunkline_speaker:say(Speaker, Connection, To, Message),
     D.
 
-whom(links, #link{node = Node}) -> {trunkline_links, Node};
 whom(supervisor, #link{node = Node}) -> {trunkline_sup, Node};
 whom(nobody, #link{node = Node}) -> {undefined, Node};
 whom(Pid, _) -> Pid.

@@ -5,6 +5,10 @@
 %% concerned. So the order of nodeup, handshake and nodedown remains the one in
 %% which the runtime system tells of them. (They come from several processes, therefore
 %% the mailboxes of this process and the links must be on the heap: see trunkline_lane.)
+%%
+%% If it is killed, what is in its mailbox is lost. Its successor tells each link whether its node
+%% is connected, and by which connection. A link that knew of that one says hello again, and what
+%% its peer may have missed; the peer's link answers. To other links this is news of their nodes.
 -module(trunkline_links).
 -moduledoc false.
 -behaviour(gen_server).
@@ -39,12 +43,14 @@ close() -> gen_server:call(?MODULE, close, infinity).
 
 -spec init(trunkline_options:options()) -> {ok, state()}.
 init(Options) ->
-    ok = net_kernel:monitor_nodes(true, [{node_type, all}]),
-    %% This process, or all links, may have been restarted. A published route
-    %% needs a link, up or down; a connected node may have been missed.
-    lists:foreach(fun({Node, _}) -> trunkline_link_sup:ensure(Node, Options) end,
-                  trunkline_route:all()),
-    lists:foreach(fun(Node) -> pass(Node, again, Options) end, nodes(connected)),
+    ok = trunkline_peers:monitor_connections(),
+    %% This process, or all links, may have been restarted. A published route needs a link, up or
+    %% down. What this process had in its mailbox is lost: links are told how things stand, and the
+    %% rest they ask of each other.
+    Connections = trunkline_peers:connections(),
+    Known = maps:keys(trunkline_peers:all()) ++ [Node || {Node, _} <- trunkline_route:all()],
+    lists:foreach(fun(Node) -> pass(Node, state(Node, Connections), Options) end,
+                  lists:usort(Known ++ maps:keys(Connections))),
     {ok, Options}.
 
 -spec handle_call(term(), gen_server:from(), state()) ->
@@ -71,8 +77,8 @@ handle_cast(Unexpected, Options) ->
     {noreply, Options}.
 
 -spec handle_info(term(), state()) -> {noreply, state()}.
-handle_info({nodeup, Node, _}, Options) ->
-    pass(Node, nodeup, Options),
+handle_info({nodeup, Node, Info}, Options) ->
+    pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options),
     {noreply, Options};
 handle_info({nodedown, Node, _}, Options) ->
     pass(Node, nodedown, Options),
@@ -89,6 +95,12 @@ handle_info(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
+state(Node, Connections) ->
+    case Connections of
+        #{Node := Connection} -> {nodeup, Connection};
+        #{} -> nodedown
+    end.
+
 %% A link that is started later finds out by itself what it has missed.
 pass(Node, Event, closed) ->
     case trunkline_peers:lookup(Node) of
@@ -103,13 +115,10 @@ pass(Node, Event, Options) ->
 
 %% The link for that node could not be started.
 again(Node, Options) ->
-    case lists:member(Node, nodes(connected)) of
-        true ->
-            pass(Node, again, Options);
-        false ->
-            _ = trunkline_peers:lookup(Node) =/= none
-                andalso trunkline_link_sup:ensure(Node, Options),
-            ok
+    State = state(Node, trunkline_peers:connections()),
+    case State =/= nodedown orelse trunkline_peers:lookup(Node) =/= none of
+        true -> pass(Node, State, Options);
+        false -> ok
     end.
 
 %% Whether another node's link may have said that.

@@ -69,8 +69,8 @@
 %%     that was meant for one connection travels on the next one, therefore a session has a new name
 %%     then.
 %%   * The peer's link dies, or Trunkline stops there. The lanes keep what they have. If another
-%%     link says hello they go on with it. If the peer runs no trunkline_links any more they
-%%     deliver by plain distribution, and senders follow them.
+%%     link says hello they go on with it. If the peer does not run Trunkline any more they deliver
+%%     by plain distribution, and senders follow them.
 %%
 %% In both cases the inlets deliver what has arrived, and no others start before these have ended.
 %% So nothing overtakes.
@@ -123,7 +123,8 @@
           hello := trunkline_handshake:hello(),
           no_hello := trunkline_handshake:hello(),       % there shall be no lanes
           large_bytes := pos_integer(),
-          node := down | {connected | drained, IsAudience :: boolean()},
+          node := down | {connected | drained, trunkline_peers:connection(),
+                          IsAudience :: boolean()},
           lanes := none | {shape(), [pid()]},            % empty ones
           capabilities := [trunkline_handshake:capability()],   % the last agreed
           has_met := boolean()}.                         % there was a session with the peer
@@ -136,9 +137,10 @@
 -type timer() :: retry | finish | forget | connect | resume.
 
 -type event() ::
-        %% The node. A node that is no audience may be no Erlang node: it is not to be spoken to
-        %% unless it has spoken of Trunkline itself. `again': an event may have been missed.
-        {nodeup | again, IsAudience :: boolean()} | nodedown
+        %% The node. One that is no audience may be no Erlang node: it is not to be spoken to
+        %% unless it has spoken of Trunkline itself. That it is up by a connection of which we know
+        %% means that something may have been missed, which the peer's link has said.
+        {nodeup, trunkline_peers:connection(), IsAudience :: boolean()} | nodedown
       | {down, role(), Reason :: term()}
       | gone                             % its host says that it is not there
         %% From the peer's link.
@@ -165,7 +167,7 @@
                                          % yet, nor watched, belongs to the one before
       | is_gone                          % to find out whether the node is; maybe event gone
       | {say, links | pid(), Message :: tuple()}
-      | {watch, role(), links | supervisor | nobody | pid()} | {unwatch, role()}
+      | {watch, role(), supervisor | nobody | pid()} | {unwatch, role()}
       | {path, trunkline_gate:path()}
         %% To the lanes, if there are any; see lanes_ready.
       | {order, hold | direct | drain | suspend | resume | {absent, trunkline_room:lost()}
@@ -207,6 +209,7 @@
         {config :: config(),
          phase = down :: phase(),
          name = make_ref() :: reference(),
+         connection = none :: none | trunkline_peers:connection(),
          is_audience = true :: boolean(),            % see event()
          has_met :: boolean(),                       % there was a session
          absence = none :: none | watched,
@@ -247,9 +250,11 @@ new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := Has
     S = connection(S0),
     effects(case Node of
                 down -> down(lost_queued, S);
-                {connected, IsAudience} -> connected(S#session{is_audience = IsAudience});
+                {connected, Connection, IsAudience} ->
+                    connected(to(Connection, IsAudience, S));
                 %% The link before this one may not have answered a hello.
-                {drained, IsAudience} -> decline(be_drained(S#session{is_audience = IsAudience}))
+                {drained, Connection, IsAudience} ->
+                    decline(be_drained(to(Connection, IsAudience, S)))
             end).
 
 -spec step(event(), session()) -> {session(), [effect()]}.
@@ -277,35 +282,40 @@ event(_, #session{phase = ended} = S) ->
     S;
 
 %% The node comes and goes.
-event({Up, IsAudience}, #session{phase = down} = S) when Up =:= nodeup; Up =:= again ->
-    connected(S#session{is_audience = IsAudience});
+event({nodeup, Connection, IsAudience}, #session{phase = down} = S) ->
+    connected(to(Connection, IsAudience, S));
 event(Change, #session{phase = closing, leaving = stop, absence = watched} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
-event({Up, IsAudience}, #session{phase = suspended} = S) when Up =:= nodeup; Up =:= again ->
-    reconnected(S#session{is_audience = IsAudience});
-event({nodeup, IsAudience}, S) ->
-    %% If there is a session it belongs to an earlier connection, and the news of its end is
-    %% still under way.
+event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
+    reconnected(to(Connection, IsAudience, S));
+event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase = Phase} = S)
+  when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
+       Phase =:= closing, S#session.leaving =:= none ->
+    say_open(hail(S#session{is_audience = IsAudience}));
+event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
+    case S of
+        #session{phase = drained, peer = none} -> decline(S);
+        _ -> S
+    end;
+event({nodeup, _, _} = Up, S) ->
+    %% If there is a session it belongs to an earlier connection, and the news of its end has been
+    %% missed, or is still under way.
     case lost(S) of
-        #session{phase = down} = S1 -> connected(S1#session{is_audience = IsAudience});
-        #session{phase = suspended} = S1 -> reconnected(S1#session{is_audience = IsAudience});
+        #session{phase = Phase} = S1 when Phase =:= down; Phase =:= suspended -> event(Up, S1);
         S1 -> S1
     end;
-event({again, IsAudience}, #session{phase = Phase} = S)
-  when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up ->
-    hail(say_open(S#session{is_audience = IsAudience}));
-event({again, _}, S) ->
-    S;
+event(nodedown, #session{phase = down, path = lanes} = S) ->
+    expect(S);                         % a connection may have been made, and its nodeup missed
 event(nodedown, #session{phase = suspended} = S) ->
-    S#session{is_connected = false};   % to watch trunkline_links there will tell
+    S#session{is_connected = false};   % to watch the supervisor there will tell
 event(nodedown, #session{phase = Phase, peer = Peer} = S)
   when Phase =:= greeting; Phase =:= drained; Phase =/= down, Peer =:= none ->
     disconnected(S);
 event(nodedown, S) ->
     S;                                 % to watch the peer's link will tell
 event(connect, #session{phase = down, absence = none, lanes = {_, _}} = S) ->
-    expect(links, path(lanes, S));
+    expect(path(lanes, S));
 event(connect, S) ->
     S;
 
@@ -321,12 +331,8 @@ event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} 
     effect({timer, connect, Pause}, effect(is_gone, S1));
 event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
-event({down, absence, Reason}, #session{phase = Phase} = S) ->
-    case is_crash(Reason) andalso (Phase =:= holding orelse Phase =:= suspended) of
-        %% It starts again. Until then the peer's inlets may hold what must not be overtaken.
-        true -> expect(links, S);
-        false -> absent(Phase, S#session{absence = none})
-    end;
+event({down, absence, _}, #session{phase = Phase} = S) ->
+    absent(Phase, S#session{absence = none});
 event({down, asked, noproc}, #session{phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= suspended ->
     say_hello(true, S);
@@ -427,7 +433,7 @@ event(finished, S) ->
 event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
 event({timeout, connect}, #session{phase = suspended, absence = none} = S) ->
-    expect(links, S);
+    expect(S);
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
@@ -461,6 +467,8 @@ patience(Request, S) -> effect({patience, deadline(Request)}, S#session{is_patie
 
 %% --- the connection -------------------------------------------------------
 
+to(Connection, IsAudience, S) -> S#session{connection = Connection, is_audience = IsAudience}.
+
 connected(S) -> hold(hail(S)).
 
 %% Says hello to a node that may have such a link. A hidden node may be none of Erlang's, as C
@@ -471,7 +479,7 @@ hail(S) -> watch(asked, nobody, S).
 
 %% Until the peer says hello, or it is clear that it will not.
 hold(#session{lanes = none} = S) -> enter(greeting, S);
-hold(S) -> enter(holding, expect(links, order(hold, path(lanes, S)))).
+hold(S) -> enter(holding, expect(order(hold, path(lanes, S)))).
 
 %% The connection is lost. The session may outlive it, while nobody leaves; but lanes that deliver
 %% by plain distribution must not do so on the next connection.
@@ -488,10 +496,10 @@ suspend(Time, #session{phase = Phase} = S) ->
                               opening -> S1
                           end),
     S3 = S2#session{before = Phase, is_connected = false, pause = ?PAUSE},
-    expect(links, effect({timer, resume, Time}, S3)).
+    expect(effect({timer, resume, Time}, S3)).
 
 %% There is another connection. What was to be done on the one before is not done on this one.
-reconnected(S) -> hail(expect(links, connection(S#session{is_connected = true}))).
+reconnected(S) -> hail(expect(connection(S#session{is_connected = true}))).
 
 %% The peer goes on with the session.
 resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S0) ->
@@ -535,16 +543,13 @@ down(Lost, S) ->
 forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S);
 forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
-%% With a peer that had lanes before it must become clear whether it will have lanes again. If no
-%% process there has the name, it will not; else a link of its says hello. To a node that is down
+%% With a peer that had lanes before it must become clear whether it will have lanes again. Without
+%% Trunkline's supervisor there it will not; else a link of its says hello. To a node that is down
 %% this makes a connection, and tells if that fails.
-expect(Whom, S) -> watch(absence, Whom, S#session{absence = watched}).
+expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
 unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
-
-is_crash({shutdown, _}) -> false;
-is_crash(Reason) -> not lists:member(Reason, [noproc, shutdown, normal]).
 
 %% Trunkline does not run at the peer, or not any more.
 absent(drained, S) ->
@@ -655,7 +660,8 @@ bereaved(#session{phase = closing, leaving = Leaving} = S) ->
                 _ -> patience(Leaving, S1)
             end);
 bereaved(#session{phase = drained} = S) ->
-    enter(drained, order(direct, end_session(retire, S)));
+    %% The hello of its successor may have been missed.
+    decline(enter(drained, order(direct, end_session(retire, S))));
 bereaved(#session{phase = greeting} = S) ->
     plain(order(direct, end_session(retire, S)));
 bereaved(#session{phase = suspended} = S) ->
@@ -754,7 +760,7 @@ has_left(#session{leaving = {drain, Answer, _}, result = Result} = S) ->
     decline(answer(Answer, Result, S1)).
 
 %% Until the connection is lost, or Trunkline stops at the peer.
-be_drained(S) -> enter(drained, expect(supervisor, dismiss(again, path(direct, S)))).
+be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
 
 %% Whatever is left of it. After a goodbye that was answered, or will not be, the inlets retire.
 end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
