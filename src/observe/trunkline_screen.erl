@@ -164,7 +164,7 @@ state(#{state := up, way := Way}) -> "up " ++ atom_to_list(Way);
 state(#{state := greeting}) -> "greet";
 state(#{state := State}) -> lists:sublist(atom_to_list(State), 7).
 
-mean_batch(#{batch := 0.0}) -> "-";
+mean_batch(#{batch := Mean}) when Mean == 0 -> "-";
 mean_batch(#{batch := Mean}) -> short(Mean).
 
 number(Key) -> fun(Row) -> short(maps:get(Key, Row)) end.
