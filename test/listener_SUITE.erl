@@ -8,7 +8,7 @@
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
 -export([port_scan/1, half_open/1, slow_handshake/1, garbage/1, unknown_token/1, replayed_token/1, wrong_proof/1,
-         gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, late_guest/1, reported_now_and_then/1]).
+         gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, given_up/1, late_guest/1, reported_now_and_then/1]).
 -export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1, own_address/1, all_addresses/1, address_of_distribution/1,
          ipv6_distribution/1, advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1, lanes_without_port/1]).
 -export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2, misleading/2, frames/3, bad_frames/0]).
@@ -22,7 +22,7 @@ all() -> [{group, strangers},
 %% All of these happen to the same two nodes.
 groups() ->
     [{strangers, [], [port_scan, half_open, slow_handshake, garbage, unknown_token, replayed_token, wrong_proof,
-                      gone_owner, broken_off, bad_frames, frames_for_nobody, late_guest, reported_now_and_then]}].
+                      gone_owner, broken_off, bad_frames, frames_for_nobody, given_up, late_guest, reported_now_and_then]}].
 
 %% A connection that is made is kept for the whole test.
 -define(KEPT, {bulk_idle, 3_600_000}).
@@ -359,7 +359,7 @@ framed({What, Bytes, End}, Connect, Dock, B) ->
         stays -> ?assertEqual({What, {false, timeout}}, {What, stranger:is_closed(C, 100)}), stranger:close(C);
         close -> stranger:close(C)
     end,
-    cluster:await(fun() -> case cluster:call(B, fun() -> Keeper ! {cut, self()}, receive {Keeper, Cut} -> Cut end end) of
+    cluster:await(fun() -> case cut(B, Keeper) of
                                0 -> true;
                                Other -> {What, Other}
                            end end, ?LONG),
@@ -385,6 +385,21 @@ keep_cut(Token, Cut) ->
         {cut, From} -> From ! {self(), Cut}, keep_cut(Token, Cut);
         stop -> ok
     end.
+
+%% A connection of which the peer was told that nothing has come by it is closed when it comes.
+given_up(Config) ->
+    {A, B, Port} = nodes_of(Config),
+    Dock = dock(A, B),
+    {#{token := Token} = Invitation, Keeper} = cluster:call(B, fun() -> invited_by(Dock) end),
+    cluster:call(B, fun() -> Dock ! {cut, Keeper, Token}, ok end),
+    cluster:await(fun() -> cut(B, Keeper) =:= 0 end),
+    C = stranger:connect(Port),
+    ok = stranger:admitted(C, Invitation),
+    ?assertEqual(true, stranger:is_closed(C)),
+    stop(B, Keeper).
+
+cut(B, Keeper) ->
+    cluster:call(B, fun() -> Keeper ! {cut, self()}, receive {Keeper, Cut} -> Cut end end).
 
 %% An invitation is valid for half a minute. (This one is that of the group.)
 late_guest(Config) ->

@@ -7,7 +7,7 @@
 %%
 %%     carriers   trunkline_trunk   dock                      inlet
 %%       | -- invite ------------->  |
-%%       | <----------- invitation - |  (see trunkline_listener)
+%%       | <----------- invitation - |  the listener sends the socket of whoever uses it
 %%       | == fragments ===========> |
 %%       |           |               | -- arrived ------------> |
 %%       |           | -- cut -----> |  this carrier is broken
@@ -35,7 +35,7 @@
 -behaviour(gen_server).
 
 -export([start_link/2]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, format_status/1]).
 
 %% A carrier's name: that of a connection is its token, that of the distribution the pid of the
 %% peer's trunk, or in release 0.5.0 of a process beside it.
@@ -49,10 +49,14 @@
          trunk = none :: none | pid(),                         % the peer's
          connections = #{} :: #{trunkline_transport:socket() =>
                                     {module(), trunkline_wire:token()}},
+         %% Those that may still come, until then (ms).
+         invited = #{} :: #{trunkline_wire:token() => integer()},
          %% How many fragments, also of those that have ended.
          received = #{} :: #{carrier() => pos_integer()}}).
 
--define(QUIET, 1000).                % ms
+%% ms
+-define(QUIET, 1000).
+-define(VALID, 60_000).              % longer than the listener lets an invitation be used
 %% Bytes.
 -define(MUCH, 1 bsl 20).
 %% Read from a socket before this process asks for more (see trunkline_inlet).
@@ -83,7 +87,9 @@ handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
--spec handle_info(term(), #dock{}) -> {noreply, #dock{}} | {stop, {shutdown, link}, #dock{}}.
+-spec handle_info(term(), #dock{}) ->
+          {noreply, #dock{}} | {noreply, #dock{}, {continue, collect}}
+              | {stop, {shutdown, link}, #dock{}}.
 handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
     tell(Carrier, {taken, self()}),
@@ -104,30 +110,50 @@ handle_info({invite, Carrier, Ref, {batches, _}, _}, S) ->
     tell(Carrier, {invitation, Ref, {error, not_wanted}}),
     {noreply, S};
 handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
-    tell(Carrier, {invitation, Ref, trunkline_listener:invite(Wanted, self())}),
-    {noreply, S#dock{trunk = Trunk}};
-handle_info({socket, Token, Transport, Socket}, #dock{connections = Connections} = S) ->
-    S1 = S#dock{connections = Connections#{Socket => {Transport, Token}}},
+    Invitation = trunkline_listener:invite(Wanted, self()),
+    tell(Carrier, {invitation, Ref, Invitation}),
+    {noreply, invited(Invitation, S#dock{trunk = Trunk})};
+handle_info({socket, Token, Transport, Socket},
+            #dock{invited = Invited, connections = Connections} = S)
+  when is_map_key(Token, Invited) ->
+    S1 = S#dock{invited = maps:remove(Token, Invited),
+                connections = Connections#{Socket => {Transport, Token}}},
     {noreply, case Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES) of
                   ok -> S1;
                   {error, _} -> closed(Socket, S1)
               end};
+handle_info({socket, _, Transport, Socket}, S) ->
+    ok = Transport:close(Socket),            % it has been given up before it was here
+    {noreply, S};
+%% The name of the distribution is a pid, that of a connection its token.
 handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
-    {noreply, count(Carrier, S#dock{trunk = Trunk})};
-handle_info({forget, Carrier}, #dock{received = Received} = S) ->
-    {noreply, S#dock{received = maps:remove(Carrier, Received)}};
-handle_info({cut, Trunk, Token}, #dock{connections = Connections} = S) ->
-    S1 = S#dock{trunk = Trunk},
+    {noreply, tell_count(Carrier, S#dock{trunk = Trunk})};
+handle_info({cut, Trunk, Token}, #dock{invited = Invited, connections = Connections} = S) ->
+    S1 = S#dock{trunk = Trunk, invited = maps:remove(Token, Invited)},
     {noreply, case [Socket || {Socket, {_, T}} <- maps:to_list(Connections), T =:= Token] of
                   [Socket] -> close(Socket, S1);
-                  [] -> count(Token, S1)
+                  [] -> tell_count(Token, S1)
               end};
+handle_info({forget, Carrier}, #dock{received = Received} = S) ->
+    {noreply, S#dock{received = maps:remove(Carrier, Received)}};
 handle_info({'EXIT', Link, _}, #dock{link = Link} = S) ->
     {stop, {shutdown, link}, S};
 handle_info({'EXIT', Socket, _}, S) ->
     {noreply, closed(Socket, S)};
 handle_info(Message, S) ->
-    {noreply, event(trunkline_transport:event(Message), Message, S)}.
+    case trunkline_transport:event(Message) of
+        {frame, _, _, Frame} = Event when byte_size(Frame) >= ?MUCH ->
+            {noreply, event(Event, Message, S), {continue, collect}};
+        Event ->
+            {noreply, event(Event, Message, S)}
+    end.
+
+%% The next frame may be long in coming, and this process holds on to what it has read until it
+%% collects its garbage.
+-spec handle_continue(collect, #dock{}) -> {noreply, #dock{}}.
+handle_continue(collect, S) ->
+    true = garbage_collect(),
+    {noreply, S}.
 
 %% Of a connection that has been closed, and counted, something may be in the mailbox.
 event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
@@ -135,8 +161,9 @@ event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
         #{Socket := {_, Token}} -> frame(trunkline_wire:parse_frame(Frame), Token, Socket, S);
         #{} -> S
     end;
-event({passive, Transport, Socket}, _, S) ->
-    _ = Transport:more(Socket, ?FRAMES),               % if it cannot, it is closed
+event({passive, Transport, Socket}, _, #dock{connections = Connections} = S) ->
+    _ = is_map_key(Socket, Connections)
+        andalso Transport:more(Socket, ?FRAMES),       % if it cannot, it is closed
     S;
 event({closed, Socket}, _, S) ->
     closed(Socket, S);
@@ -145,11 +172,7 @@ event(unknown, Unexpected, S) ->
     S.
 
 frame({ok, {Lane, _} = Id, Size, Offset, Data}, Token, _, S) when ?IS_LANE(Lane, S) ->
-    S1 = fragment(Token, Id, Size, Offset, Data, S),
-    %% The next one may be long in coming, and this process holds on to what it has
-    %% read until it collects its garbage.
-    byte_size(Data) >= ?MUCH andalso garbage_collect(),
-    S1;
+    fragment(Token, Id, Size, Offset, Data, S);
 frame({ok, Id, _, _, _}, _, _, S) ->
     ok = trunkline_process:unexpected(?MODULE, {fragment, Id}),
     S;
@@ -158,6 +181,13 @@ frame(heartbeat, _, _, S) ->
 frame(error, _, Socket, S) ->
     close(Socket, S).
 
+invited({ok, #{token := Token}}, #dock{invited = Invited} = S) ->
+    Now = erlang:monotonic_time(millisecond),
+    Others = maps:filter(fun(_, Until) -> Until > Now end, Invited),
+    S#dock{invited = Others#{Token => Now + ?VALID}};
+invited({error, _}, S) ->
+    S.
+
 close(Socket, #dock{connections = Connections} = S) ->
     #{Socket := {Transport, _}} = Connections,
     ok = Transport:close(Socket),
@@ -165,7 +195,7 @@ close(Socket, #dock{connections = Connections} = S) ->
 
 closed(Socket, #dock{connections = Connections} = S) ->
     case maps:take(Socket, Connections) of
-        {{_, Token}, Others} -> count(Token, S#dock{connections = Others});
+        {{_, Token}, Others} -> tell_count(Token, S#dock{connections = Others});
         error -> S
     end.
 
@@ -185,7 +215,7 @@ arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
     trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
 
 %% The last word about a carrier. A trunk that does not resume sessions does not ask again.
-count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
+tell_count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
     tell(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
     case trunkline_peers:can(node(Trunk), resume) of
         true -> S;

@@ -316,7 +316,7 @@ handshake(Transport, TcpSocket, Tokens, Deadline) ->
                                trunkline_deadline:left(Deadline)) of
         {ok, Proof} ->
             true = trunkline_wire:is_proof(Proof, TheirProof),
-            Transport:give(Socket, Owner) =:= ok 
+            Transport:give(Socket, Owner) =:= ok
                 andalso (Owner ! {socket, Token, Transport, Socket}),
             ok;
         _ ->

@@ -112,10 +112,15 @@ event({ssl_closed, Socket}) -> {closed, Socket};
 event({ssl_error, Socket, _}) -> {closed, Socket};
 event(_) -> unknown.
 
+%% ssl:close/1 waits for the other side, from OTP 27 on for 5 s, and whoever closes a connection has
+%% others to look after.
 -spec close(ssl:sslsocket()) -> ok.
 close(Socket) ->
-    _ = ssl:close(Socket),
-    ok.
+    Close = fun() -> _ = ssl:close(Socket), ok end,
+    case trunkline_process:start(fun() -> spawn(Close) end) of
+        {ok, _} -> ok;
+        {error, system_limit} -> Close()
+    end.
 
 %% --- settings -----------------------------------------------------------------
 
