@@ -9,13 +9,14 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_testcase/2, end_per_testcase/2]).
--export([unchanged/1, changed/1, no_longer_needed/1, of_another_release/1, in_the_code_path/1,
-         mix/1, rebar3/1, bad_names/1]).
+-export([unchanged/1, changed/1, no_longer_needed/1, sources_damaged/1, of_another_release/1,
+         in_the_code_path/1, by_another_name/1, umbrella/1, mix_release/1, mix/1, rebar3/1,
+         bad_names/1]).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [unchanged, changed, no_longer_needed, of_another_release, in_the_code_path,
-          mix, rebar3, bad_names].
+all() -> [unchanged, changed, no_longer_needed, sources_damaged, of_another_release,
+          in_the_code_path, by_another_name, umbrella, mix_release, mix, rebar3, bad_names].
 
 init_per_testcase(Case, Config) ->
     [{dir, filename:join(?config(priv_dir, Config), Case)} | Config].
@@ -72,6 +73,33 @@ no_longer_needed(Config) ->
                  trunkline_adopt:write([], Dir)),
     ?assertEqual(["other.beam"], beams(Dir)).
 
+%% Without the list it is known all the same what was written there, and is not needed any more.
+sources_damaged(Config) ->
+    {Shop, Dir} = shop(Config, [{seller, "send(P) -> P ! x."}, {clerk, "call(S) -> S ! y."},
+                                {quiet, "sum(L) -> lists:sum(L)."}]),
+    {[clerk, seller], [_, _]} = write(Shop, Dir),
+    Sources = filename:join(Dir, "trunkline_adopted.sources"),
+    {ok, Text} = file:read_file(Sources),
+    Others = ["no_module.beam", "other.beam", "quiet.beam"],
+    ok = file:write_file(filename:join(Dir, "no_module.beam"), "no module"),
+    {ok, _} = file:copy(filename:join(Dir, "seller.beam"), filename:join(Dir, "other.beam")),
+    {ok, _} = file:copy(filename:join(Shop, "quiet.beam"), filename:join(Dir, "quiet.beam")),
+    lists:foreach(
+      fun(Damaged) ->
+              compile(Shop, seller, "send(P) -> P ! x."),
+              {[clerk, seller], _} = write(Shop, Dir),
+              compile(Shop, seller, "send(_) -> nothing."),
+              ok = case Damaged of
+                       gone -> file:delete(Sources);
+                       _ -> file:write_file(Sources, Damaged)
+                   end,
+              ?assertEqual({Damaged, {[clerk], [clerk]}}, {Damaged, write(Shop, Dir)}),
+              ?assertEqual({Damaged, ["clerk.beam" | Others]}, {Damaged, beams(Dir)}),
+              ?assertEqual({[clerk], []}, write(Shop, Dir))
+      end, [gone, "", binary:part(Text, 0, byte_size(Text) div 2), "{a, b}.", "{a, [b]}.",
+            "{a, [{\"seller\", <<>>, <<>>}]}.", "a. b."]),
+    ?assertEqual(["trunkline_adopted.sources"], filelib:wildcard("*.sources*", Dir)).
+
 %% What another release of Trunkline, or of OTP, has made is made again.
 of_another_release(Config) ->
     {Shop, Dir} = shop(Config, [{seller, "send(P) -> P ! x."}, {quiet, "sum(L) -> lists:sum(L)."}]),
@@ -96,6 +124,48 @@ in_the_code_path(Config) ->
         code:del_path(Dir)
     end,
     ?assertEqual(another, sent(Dir, seller)).
+
+%% The path may have the directory by a name other than the one to write to.
+by_another_name(Config) ->
+    {Shop, Dir} = shop(Config, [{seller, "send(P) -> P ! x."}, {quiet, "sum(L) -> lists:sum(L)."}]),
+    {[seller], [seller]} = write(Shop, Dir),
+    Link = Dir ++ "_link",
+    ok = file:make_symlink(Dir, Link),
+    true = code:add_patha(Dir),
+    try
+        ?assertEqual({[seller], []}, write(Shop, list_to_binary(Dir))),
+        ?assertEqual({[seller], []}, write(Shop, Link)),
+        %% Also when the list is lost.
+        ok = file:delete(filename:join(Dir, "trunkline_adopted.sources")),
+        ?assertEqual({[seller], [seller]}, write(Shop, Link)),
+        compile(Shop, seller, "send(P) -> P ! another."),
+        ?assertEqual({[seller], [seller]}, write(Shop, list_to_binary(Link)))
+    after
+        code:del_path(Dir)
+    end,
+    ?assertEqual(another, sent(Dir, seller)).
+
+%% Two applications of a project adopt the same: each has it in its own directory, in any order.
+umbrella(Config) ->
+    {Shop, A} = shop(Config, [{seller, "send(P) -> P ! x."}, {quiet, "sum(L) -> lists:sum(L)."}]),
+    B = A ++ "_b",
+    Say = fun(How, Text) -> ct:log("~p ~ts", [How, Text]) end,
+    Build = fun(Dir) -> trunkline_adopted:build(shop, Dir, Say) end,
+    true = code:add_pathz(Shop),
+    try
+        ?assertEqual([ok, ok, noop, noop], [Build(Dir) || Dir <- [A, B, A, B]]),
+        ?assertEqual([["seller.beam"], ["seller.beam"]], [beams(Dir) || Dir <- [A, B]]),
+        compile(Shop, seller, "send(P) -> P ! another."),
+        ?assertEqual([ok, ok, noop, noop], [Build(Dir) || Dir <- [A, B, B, A]]),
+        %% The path is in order.
+        Path = code:get_path(),
+        ?assertMatch([A, B | _], Path),
+        {ok, _} = trunkline_adopt:write([shop], B),
+        ?assertEqual(Path, code:get_path())
+    after
+        lists:foreach(fun code:del_path/1, [Shop, A, B])
+    end,
+    ?assertEqual([another, another], [sent(Dir, seller) || Dir <- [A, B]]).
 
 %% An application with these modules in a folder of the case, and a directory for the adopted ones.
 shop(Config, Modules) ->
@@ -170,6 +240,30 @@ mix_project(Config) ->
     ?assertEqual({adopted, ['Elixir.Tea'], 3}, said(Fourth)),
     {0, _} = Run(["clean"]),
     ?assertEqual([], beams(Adopted)).
+
+%% A release of a project in a folder with a name that would be a pattern. (Mix's own part of it is
+%% where the build is.)
+mix_release(Config) ->
+    Case = filename:join(?config(dir, Config), "a[b] {c,d} *?"),
+    Dir = filename:join(Case, "build/adopted/kiosk"),
+    Release = filename:join(Case, "rel"),
+    Place = filename:join(Release, "lib/shop-1/ebin/shop.beam"),
+    [ok, ok] = [filelib:ensure_dir(File) || File <- [filename:join(Dir, "shop.beam"), Place]],
+    ok = file:write_file(filename:join(Dir, "shop.beam"), "adopted"),
+    ok = file:write_file(Place, "stock"),
+    Text = io_lib:format("-module('Elixir.Mix.Project').~n-export([build_path/0]).~n"
+                         "build_path() -> ~p.~n", [list_to_binary(filename:join(Case, "build"))]),
+    Project = filename:join(?config(dir, Config), "project.erl"),
+    ok = file:write_file(Project, Text),
+    {ok, Mix, Beam} = compile:file(Project, [binary]),
+    {module, Mix} = code:load_binary(Mix, Project, Beam),
+    Of = #{path => list_to_binary(Release), applications => #{kiosk => []}},
+    try ?assertEqual(Of, 'Elixir.Mix.Tasks.Compile.Trunkline':release(Of))
+    after
+        code:delete(Mix),
+        code:purge(Mix)
+    end,
+    ?assertEqual({ok, <<"adopted">>}, file:read_file(Place)).
 
 rebar3(Config) ->
     Project = project(Config, "erlang", "_checkouts/trunkline"),

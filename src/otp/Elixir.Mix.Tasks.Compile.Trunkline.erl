@@ -38,8 +38,8 @@ clean() ->
               when Release :: #{path := file:name_all(), applications := #{atom() => _}, _ => _}.
 release(#{path := Path, applications := Applications} = Release) ->
     lists:foreach(fun(File) -> replace(File, text(Path)) end,
-                  [File || App <- maps:keys(Applications),
-                           File <- filelib:wildcard(filename:join(dir(App), "*.beam"))]),
+                  [filename:join(dir(App), Beam) || App <- maps:keys(Applications),
+                                                    Beam <- filelib:wildcard("*.beam", dir(App))]),
     Release.
 
 replace(File, Path) ->

@@ -3,10 +3,12 @@
 %% A module is transformed again only if its file, Trunkline's transform or OTP has changed. The
 %% directory has a file that says what each module was made from. Only modules that it names are
 %% ever removed: those that are not needed any more, since the one in the code path is as good, or
-%% gone. (A module that was left there would hide the next release of its application.)
+%% gone. (A module that was left there would hide the next release of its application.) If the file
+%% cannot be read, the adopted modules are known by their attribute.
 %%
-%% The directory itself may be in the code path, for instance of a shell in which a project is
-%% compiled once more. While modules are looked up it is not.
+%% The directory itself may be in the code path, by whatever name, for instance of a shell in which
+%% a project is compiled once more; and so may those of other applications of an umbrella project.
+%% While modules are looked up none of them is. They are known by that file, so it is there first.
 -module(trunkline_adopted).
 -moduledoc false.
 
@@ -27,18 +29,32 @@
 
 -spec write([trunkline_beams:name()], file:name_all()) -> {ok, result()} | {error, file:posix()}.
 write(Names, Dir) ->
-    case filelib:ensure_path(Dir) of
-        ok -> without(Dir, fun() -> update(Names, Dir) end);
+    case prepare(Dir) of
+        ok -> without_adopted(fun() -> update(Names, Dir) end);
         {error, _} = Error -> Error
     end.
 
-without(Dir, Do) ->
-    Own = [Path || Path <- code:get_path(), filename:absname(Path) =:= filename:absname(Dir)],
-    lists:foreach(fun code:del_path/1, Own),
+prepare(Dir) ->
+    case filelib:ensure_path(Dir) of
+        ok ->
+            case is_adopted(Dir) of
+                true -> ok;
+                false -> file:write_file(filename:join(Dir, ?SOURCES), "")
+            end;
+        {error, _} = Error ->
+            Error
+    end.
+
+%% In the end they are in the same order as before.
+without_adopted(Do) ->
+    Adopted = [Path || Path <- code:get_path(), is_adopted(Path)],
+    lists:foreach(fun code:del_path/1, Adopted),
     try Do()
     after
-        lists:foreach(fun code:add_patha/1, Own)
+        lists:foreach(fun code:add_patha/1, lists:reverse(Adopted))
     end.
+
+is_adopted(Dir) -> filelib:is_regular(filename:join(Dir, ?SOURCES)).
 
 update(Names, Dir) ->
     {Version, Before} = sources(Dir),
@@ -118,8 +134,42 @@ version() ->
 %% If it cannot be read, all is made again.
 sources(Dir) ->
     case file:consult(filename:join(Dir, ?SOURCES)) of
-        {ok, [{Version, Sources}]} -> {Version, Sources};
-        _ -> {none, []}
+        {ok, [{Version, Sources}]} when is_list(Sources) ->
+            case lists:all(fun is_source/1, Sources) of
+                true -> {Version, Sources};
+                false -> {none, marked(Dir)}
+            end;
+        _ ->
+            {none, marked(Dir)}
+    end.
+
+is_source({Module, From, Made}) ->
+    is_atom(Module) andalso is_binary(From) andalso (is_binary(Made) orelse Made =:= unchanged);
+is_source(_) ->
+    false.
+
+%% The adopted modules that are there. What they were made from is not known.
+marked(Dir) ->
+    case file:list_dir(Dir) of
+        {ok, Files} ->
+            [{Module, <<>>, <<>>} || File <- Files, filename:extension(File) =:= ".beam",
+                                     Module <- marked_module(filename:join(Dir, File)),
+                                     File =:= atom_to_list(Module) ++ ".beam"];
+        {error, _} ->
+            []
+    end.
+
+marked_module(File) ->
+    case file:read_file(File) of
+        {ok, Beam} ->
+            case beam_lib:chunks(Beam, [attributes]) of
+                {ok, {Module, [{attributes, Attributes}]}} ->
+                    [Module || lists:keymember(trunkline_adopted, 1, Attributes)];
+                {error, beam_lib, _} ->
+                    []
+            end;
+        {error, _} ->
+            []
     end.
 
 save(Sources, Sources, Version, Dir) ->
@@ -132,8 +182,10 @@ save(_, true, _) ->
 save(Sources, false, Dir) ->
     Text = io_lib:format("%% What trunkline_adopt:write/2 has made here, and from what.~n~tp.~n",
                          [{version(), Sources}]),
-    case file:write_file(filename:join(Dir, ?SOURCES), unicode:characters_to_binary(Text)) of
-        ok -> [];
+    File = filename:join(Dir, ?SOURCES),
+    New = filename:join(Dir, ?SOURCES ".new"),
+    case file:write_file(New, unicode:characters_to_binary(Text)) of
+        ok -> [Why || {error, Why} <- [file:rename(New, File)]];
         {error, Why} -> [Why]
     end.
 
