@@ -861,7 +861,7 @@ with_everything(Bulk) ->
      end || {X, Y} <- [{A, B}, {B, A}]],
     Large = case Bulk of
                 dist -> [];
-                auto -> [carrier, receiver]
+                auto -> [carrier]
             end,
     All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, writer],
     [?assertEqual([], [M || N <- All ++ Large, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
