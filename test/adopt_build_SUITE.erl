@@ -233,7 +233,7 @@ mix_project(Config) ->
     Release = filename:join(Project, "_build/prod/rel/kiosk/bin/kiosk"),
     {0, Third} = command:run(Project, env(Config), [Release, "eval", "Kiosk.hello()"]),
     ?assertEqual({adopted, ['Elixir.Tea', shop], 3}, said(Third)),
-    Adopted = filename:join(Project, "_build/prod/adopted/kiosk"),
+    Adopted = filename:join(Project, "_build/prod/adopted/kiosk_adopted"),
     ?assertEqual(["Elixir.Tea.beam", "shop.beam"], beams(Adopted)),
     silence(filename:join(Project, "shop")),
     {0, Fourth} = Run(Hello),
@@ -245,7 +245,7 @@ mix_project(Config) ->
 %% where the build is.)
 mix_release(Config) ->
     Case = filename:join(?config(dir, Config), "a[b] {c,d} *?"),
-    Dir = filename:join(Case, "build/adopted/kiosk"),
+    Dir = filename:join(Case, "build/adopted/kiosk_adopted"),
     Release = filename:join(Case, "rel"),
     Place = filename:join(Release, "lib/shop-1/ebin/shop.beam"),
     [ok, ok] = [filelib:ensure_dir(File) || File <- [filename:join(Dir, "shop.beam"), Place]],

@@ -61,8 +61,11 @@ app(Project) ->
     {app, App} = lists:keyfind(app, 1, Project),
     App.
 
-%% The applications of an umbrella project share the folder of the build.
-dir(App) -> filename:join([text(call(?PROJECT, build_path, [])), "adopted", atom_to_list(App)]).
+%% The applications of an umbrella project share the folder of the build. The folder must not have
+%% the name of the application: OTP 27 would take it for the application's own.
+dir(App) ->
+    Name = atom_to_list(App) ++ "_adopted",
+    filename:join([text(call(?PROJECT, build_path, [])), "adopted", Name]).
 
 text(Path) -> unicode:characters_to_list(Path).
 
