@@ -12,7 +12,8 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [far_and_near, losses_move_it, there_and_back, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
-          disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener].
+          disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener,
+          found_to_be_far].
 
 -define(LONG, 120_000).
 -define(LINK, {a, b}).
@@ -300,6 +301,30 @@ is_trunk(Pid) ->
         {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {trunkline_trunk, init, 1};
         undefined -> false
     end.
+
+%% A far peer's connection is given less at once. One that was given more than that, before the peer
+%% was found to be far, goes on, though there cannot be another one beside it.
+found_to_be_far(_) ->
+    {Wan, A, B} = sites(#{delay => 5}, [{lanes, 1}, {far_connections, 1}]),
+    await_far(A, B),
+    %% From here on the link measures it each ten seconds.
+    _ = await_round_trip(A, B),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Send = fun(Far, Numbers) ->
+                   ok = cluster:call(A, fun() ->
+                                                #route{stats = Stats} = trunkline_route:lookup(node(To)),
+                                                ok = trunkline_stats:put(Stats, peer, far, Far),
+                                                [trunkline:send(To, {from, 1, N, <<0:800>>}) || N <- Numbers],
+                                                ok
+                                        end),
+                   cluster:await(fun() -> case {lists:last(Numbers), cluster:call(B, traffic, summary, [To])} of
+                                              {N, #{1 := {N, N, []}}} -> true;
+                                              Other -> Other
+                                          end end)
+           end,
+    Send(0, lists:seq(1, 900)),
+    Send(1, lists:seq(901, 1800)),
+    close(Wan, [A, B]).
 
 %% Pauses, in which connections without BBR say that they are there; and what comes
 %% after them is in its place.

@@ -258,8 +258,9 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
     case trunkline_outbox:take(Pid, Outbox) of
         {Time, {Bytes, _} = Frame, Outbox1} ->
             count(Time, C),
-            %% When there is as much again, that will have been written.
-            Tell = if 2 * (Given + Bytes - Written) >= Most -> tell;
+            %% When there is as much again, that will have been written. (Should the peer be found to
+            %% be far meanwhile, what it was given as a near one must not be too much, untold.)
+            Tell = if 2 * (Given + Bytes - Written) >= ?FAR_BYTES -> tell;
                       true -> silent
                    end,
             ok = trunkline_writer:send(Pid, {frame, Frame}, Tell),
