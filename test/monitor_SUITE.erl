@@ -6,7 +6,7 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
-         keeper_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1,
+         overseer_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1,
          application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
          session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
@@ -19,7 +19,7 @@
 suite() -> [{timetrap, {minutes, 15}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
-          keeper_killed, killed, disconnected, stopped_and_continued, new_incarnation,
+          overseer_killed, killed, disconnected, stopped_and_continued, new_incarnation,
           application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
@@ -504,7 +504,7 @@ await_held(At, Holder, Expected) ->
 finish(At, Pids, Reason) ->
     cluster:call(At, fun() -> lists:foreach(fun(P) -> P ! {exit, Reason} end, Pids) end).
 
-%% No rows but of those that are watched, and no monitors: neither by the keeper nor by an agent.
+%% No rows but of those that are watched, and no monitors: neither by the overseer nor by an agent.
 nothing_left(A, B) ->
     cluster:await(fun() ->
                           case {rows(A), monitored(B, A), watched(A)} of
@@ -550,19 +550,19 @@ kill(At, Fun) ->
 
 %% Another one goes on, and has forgotten nothing: neither servers that end, nor callers, nor a
 %% session.
-keeper_killed(_) ->
+overseer_killed(_) ->
     {A, B} = cluster:pair([]),
-    Keeper = fun() -> whereis(trunkline_monitors) end,
-    KillKeeper = fun() ->
-                         Old = kill(A, Keeper),
-                         cluster:await(fun() ->
-                                               New = cluster:call(A, Keeper),
-                                               is_pid(New) andalso New =/= Old
-                                       end)
-                 end,
+    Overseer = fun() -> whereis(trunkline_monitors) end,
+    KillOverseer = fun() ->
+                           Old = kill(A, Overseer),
+                           cluster:await(fun() ->
+                                                 New = cluster:call(A, Overseer),
+                                                 is_pid(New) andalso New =/= Old
+                                         end)
+                   end,
     Ps = [P1, P2, P3, P4] = servers(B, 4),
     Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
-    KillKeeper(),
+    KillOverseer(),
     finish(B, [P1], one),
     await_held(A, Holder, [one, none, none, none]),
     %% There is none.

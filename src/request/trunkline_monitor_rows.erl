@@ -75,7 +75,7 @@ lookup(Ref) ->
 
 %% To be called after the 'DOWN' was sent, or after the server's node was told that nobody waits for
 %% it. So a process that finds no row finds the message, and if the calling process is killed
-%% before, the keeper can still do its work.
+%% before, the overseer can still do its work.
 -spec leave(Caller :: pid(), reference()) -> ok.
 leave(Caller, Ref) ->
     try ets:delete(?ROWS, {Caller, Ref}) of

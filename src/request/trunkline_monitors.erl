@@ -1,7 +1,7 @@
 %% Makes sure that every monitor of a process at another node (trunkline_monitor) gets its 'DOWN'.
 %%
 %% The monitors are the rows of trunkline_monitor_rows. This module has another table, which is
-%% small and read often. It has a row for everything that the keeper, a process of this module,
+%% small and read often. It has a row for everything that the overseer, a process of this module,
 %% watches:
 %%
 %%     {Caller, {}}                                  when it dies its monitors are taken back
@@ -28,14 +28,14 @@
 %% until the watcher has said what it knows.
 %%
 %% A process that enters a row checks afterwards whether the session is watched, and if it is not,
-%% asks the keeper to watch it. At the end of a session the keeper first deletes the session's row,
-%% and then looks for monitors. So one of the two sees each monitor. If the keeper is killed, its
-%% successor finds in the tables what to watch, and is told at once of what has ended meanwhile. (A
-%% process that has monitored something is watched until it dies.)
+%% asks the overseer to watch it. At the end of a session the overseer first deletes the session's
+%% row, and then looks for monitors. So one of the two sees each monitor. If the overseer is killed,
+%% its successor finds in the tables what to watch, and is told at once of what has ended meanwhile.
+%% (A process that has monitored something is watched until it dies.)
 %%
 %% The tables belong to the process that starts and stops the application, so that they survive when
 %% a process of Trunkline is killed. If there are monitors when the application stops, the tables
-%% are given to a keeper without a supervisor. It ends when no monitor is left, or when the
+%% are given to an overseer without a supervisor. It ends when no monitor is left, or when the
 %% application starts again.
 -module(trunkline_monitors).
 -moduledoc false.
@@ -55,14 +55,14 @@
 -type mark() :: trunkline_watcher:connection() | {resumes, trunkline_watcher:connection()}.
 
 %% ms
--define(AGAIN, 1).                 % until the keeper is asked again after it has died
--define(LANES, 5_000).             % that a link waits for the keeper
+-define(AGAIN, 1).                 % until the overseer is asked again after it has died
+-define(LANES, 5_000).             % that a link waits for the overseer
 -define(LOOK, 1_000).              % whether there still are monitors after a stop
 -define(LATER, 100).               % when there was no process left
 
 -define(WATCHED, trunkline_monitors_watched).
 
--record(keeper,
+-record(overseer,
         {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()} | retired}},
          sessions = #{} :: #{session() => Inlets :: pos_integer()}}).     % that have not ended
 
@@ -103,8 +103,8 @@ leave_alone() ->
     case trunkline_process:start(fun() ->
                                          gen_server:start(?MODULE, alone, [{hibernate_after, 0}])
                                  end) of
-        {ok, {ok, Keeper}} ->
-            give_away(Keeper);
+        {ok, {ok, Overseer}} ->
+            give_away(Overseer);
         {error, system_limit} ->
             ok = trunkline_monitor_rows:lost(),
             delete()
@@ -163,7 +163,7 @@ enter_plain(Ref, Object, Node) ->
 watcher(Node) ->
     case {ets:lookup(?WATCHED, {node, Node}), is_watched(self())} of
         {[{_, Watcher}], true} -> Watcher;
-        _ -> keeper({plain, self(), Node})
+        _ -> ask({plain, self(), Node})
     end.
 
 %% Whether the nodes still have the connection with which the session was marked. The link hears
@@ -184,15 +184,15 @@ is_watched(Key) -> ets:member(?WATCHED, Key).
 is_running() -> not ets:member(?WATCHED, stopped).
 
 watch(Session, Inlets, Node) ->
-    keeper({watch, self(), Session, Inlets, Node}).
+    ask({watch, self(), Session, Inlets, Node}).
 
-%% There will be one, unless Trunkline stops: then this is an error.
-keeper(Request) ->
+%% There will be an overseer again, unless Trunkline stops: then this is an error.
+ask(Request) ->
     case ask(Request, infinity) of
         down ->
             receive after ?AGAIN -> ok end,
             is_running() orelse error(badarg),
-            keeper(Request);
+            ask(Request);
         Answer ->
             Answer
     end.
@@ -231,17 +231,17 @@ retired(Inlet) ->
         ?MODULE ! {retired, Inlet},
         ok
     catch
-        error:badarg -> ok                   % there is no keeper: the next one will see the mark
+        error:badarg -> ok                   % there is no overseer: the next one will see the mark
     end.
 
-%% --- the keeper -------------------------------------------------------------------
+%% --- the overseer -------------------------------------------------------------------
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, supervised,
                           [{spawn_opt, [{message_queue_data, off_heap}]}]).
 
--spec init(supervised | alone) -> {ok, #keeper{}}.
+-spec init(supervised | alone) -> {ok, #overseer{}}.
 init(How) ->
     case How of
         alone ->
@@ -257,7 +257,7 @@ init(How) ->
                                 watch_session(Session, Inlets, Node, Mark, S);
                            ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
-                        end, #keeper{}, ets:tab2list(?WATCHED)),
+                        end, #overseer{}, ets:tab2list(?WATCHED)),
     {ok, trunkline_monitor_rows:foldl(
            fun(Session, Object, S) ->
                    %% Without a mark either it has ended, or the caller is about to ask.
@@ -271,8 +271,8 @@ init(How) ->
 first({plain, Watcher}) -> Watcher;
 first(Inlet) -> Inlet.
 
--spec handle_call(term(), gen_server:from(), #keeper{}) ->
-          {reply, ok | pid() | system_limit | {error, badarg}, #keeper{}}.
+-spec handle_call(term(), gen_server:from(), #overseer{}) ->
+          {reply, ok | pid() | system_limit | {error, badarg}, #overseer{}}.
 handle_call({watch, Caller, Session, Inlets, Node}, _, S) when is_pid(Caller), is_tuple(Inlets) ->
     {reply, ok, watch_session(Session, Inlets, Node, watch_caller(Caller, S))};
 handle_call({plain, Caller, Node}, _, S) when is_pid(Caller), is_atom(Node) ->
@@ -283,14 +283,14 @@ handle_call({lanes, Node}, _, S) when is_atom(Node) ->
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
--spec handle_cast(term(), #keeper{}) -> {noreply, #keeper{}}.
+-spec handle_cast(term(), #overseer{}) -> {noreply, #overseer{}}.
 handle_cast({connected, Node}, S) ->
     {noreply, to_lanes(Node, marked_anew(Node, S))};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
--spec handle_info(term(), #keeper{}) -> {noreply, #keeper{}} | {stop, normal, #keeper{}}.
+-spec handle_info(term(), #overseer{}) -> {noreply, #overseer{}} | {stop, normal, #overseer{}}.
 handle_info({'DOWN', _, process, Pid, _}, S) ->
     {noreply, ended(Pid, S)};
 handle_info({retired, Inlet}, S) ->
@@ -314,22 +314,22 @@ handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-ended(Pid, #keeper{watched = Watched} = S) ->
+ended(Pid, #overseer{watched = Watched} = S) ->
     case maps:take(Pid, Watched) of
         {{_, caller}, Watched1} ->
             caller_ended(Pid),
-            S#keeper{watched = Watched1};
+            S#overseer{watched = Watched1};
         {{_, {inlet_of, Session}}, Watched1} ->
-            inlet_ended(Session, S#keeper{watched = Watched1});
+            inlet_ended(Session, S#overseer{watched = Watched1});
         {{_, retired}, Watched1} ->
             true = ets:delete(?WATCHED, {retired, Pid}),
-            S#keeper{watched = Watched1};
+            S#overseer{watched = Watched1};
         error ->
             S
     end.
 
-inlet_retired(Inlet, #keeper{watched = Watched} = S) ->
-    S1 = S#keeper{watched = Watched#{Inlet => {monitor_of(Inlet, Watched), retired}}},
+inlet_retired(Inlet, #overseer{watched = Watched} = S) ->
+    S1 = S#overseer{watched = Watched#{Inlet => {monitor_of(Inlet, Watched), retired}}},
     case Watched of
         #{Inlet := {_, {inlet_of, Session}}} -> inlet_ended(Session, S1);
         #{} -> S1
@@ -343,12 +343,12 @@ monitor_of(Pid, Watched) ->
 
 look() -> erlang:send_after(?LOOK, self(), look).
 
-watch_caller(Caller, #keeper{watched = Watched} = S) when is_map_key(Caller, Watched) ->
+watch_caller(Caller, #overseer{watched = Watched} = S) when is_map_key(Caller, Watched) ->
     S;
-watch_caller(Caller, #keeper{watched = Watched} = S) ->
+watch_caller(Caller, #overseer{watched = Watched} = S) ->
     Monitor = monitor(process, Caller),
     true = ets:insert(?WATCHED, {Caller, {}}),
-    S#keeper{watched = Watched#{Caller => {Monitor, caller}}}.
+    S#overseer{watched = Watched#{Caller => {Monitor, caller}}}.
 
 watch_session(Session, Inlets, Node, S) ->
     watch_session(Session, Inlets, Node, mark(Session, Node), S).
@@ -377,7 +377,7 @@ marked_anew(Node, S) ->
     end.
 
 watch_session(Session, Inlets, Node, Mark,
-              #keeper{watched = Watched, sessions = Sessions} = S) ->
+              #overseer{watched = Watched, sessions = Sessions} = S) ->
     case [Inlet || Inlet <- tuple_to_list(Inlets), not is_of_session(Inlet, Watched)] of
         [] ->
             S;
@@ -387,7 +387,7 @@ watch_session(Session, Inlets, Node, Mark,
                                 || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Mark}),
             _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
-            S#keeper{watched = maps:merge(Watched, Monitors),
+            S#overseer{watched = maps:merge(Watched, Monitors),
                      sessions =
                          Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
     end.
@@ -413,11 +413,11 @@ watcher(Node, S) ->
             end
     end.
 
-inlet_ended(Session, #keeper{sessions = Sessions} = S) ->
+inlet_ended(Session, #overseer{sessions = Sessions} = S) ->
     case Sessions of
         #{Session := 1} ->
-            session_ended(Session, S#keeper{sessions = maps:remove(Session, Sessions)});
-        #{Session := N} -> S#keeper{sessions = Sessions#{Session := N - 1}}
+            session_ended(Session, S#overseer{sessions = maps:remove(Session, Sessions)});
+        #{Session := N} -> S#overseer{sessions = Sessions#{Session := N - 1}}
     end.
 
 %% Its row is the last one to go, should this process be killed meanwhile.
