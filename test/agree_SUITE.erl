@@ -42,9 +42,7 @@ stopped(_) ->
     {A, B} = Nodes = cluster:pair(?NARROW),
     Watched = watch(Nodes),
     Receivers = cluster:call(B, traffic, start_watchers, [?SENDERS]),
-    ok = cluster:suspend(B),
-    Senders = start(A, Receivers, 100, 3000),
-    await_waiting(Watched, #{waiting => ?SENDERS, inboxes => 0, lost => 0}),
+    Senders = all_wait(Watched, Receivers),
     ok = cluster:continue(B),
     Sent = collect(A, Senders),
     ?assertEqual(?SENDERS * 100, Sent),
@@ -62,9 +60,7 @@ gone(_) ->
     await_received(B, Receivers, Before),
     await_agreement(Watched, #{count => Before, waiting => 0, inboxes => 0, lost => 0}),
     cluster:await(fun() -> #{in_flight := N} = by_info(A, NodeB), N =:= 0 orelse N end),
-    ok = cluster:suspend(B),
-    Senders = start(A, Receivers, 100, 3000),
-    await_waiting(Watched, #{waiting => ?SENDERS, inboxes => 0, lost => 0}),
+    Senders = all_wait(Watched, Receivers),
     ok = cluster:kill(B),
     Lost = collect(A, Senders),
     ?assertEqual(?SENDERS * 100, Lost),
@@ -141,6 +137,13 @@ start(A, Receivers, Messages, Bytes) ->
                             [hd(mailroom:senders(To, [make_ref()], Messages, Bytes))
                              || To <- Receivers]
                     end).
+
+%% B stands still from here on, and each sender waits.
+all_wait(#{nodes := {A, B}} = Watched, Receivers) ->
+    ok = cluster:suspend(B),
+    Senders = start(A, Receivers, 100, 3000),
+    await_waiting(Watched, #{waiting => ?SENDERS, inboxes => 0, lost => 0}),
+    Senders.
 
 %% How many they have sent.
 collect(A, Senders) -> lists:sum(cluster:call(A, mailroom, collect, [Senders, finish])).
@@ -272,18 +275,10 @@ views(Node, Port) ->
 
 %% Runs at the node, which may be in a network of its own.
 get(Port, Path) ->
-    {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [{active, false}]),
-    ok = gen_tcp:send(Socket, ["GET ", Path, " HTTP/1.1\r\nHost: localhost\r\n",
-                               "Connection: close\r\n\r\n"]),
-    ["HTTP/1.1 200" ++ _, Body] = string:split(received(Socket), "\r\n\r\n"),
-    ok = gen_tcp:close(Socket),
+    Answer = visitor:ask(Port, ["GET ", Path, " HTTP/1.1\r\nHost: localhost\r\n",
+                                "Connection: close\r\n\r\n"]),
+    ["HTTP/1.1 200" ++ _, Body] = string:split(Answer, "\r\n\r\n"),
     Body.
-
-received(Socket) ->
-    case gen_tcp:recv(Socket, 0, 30_000) of
-        {ok, Data} -> Data ++ received(Socket);
-        {error, closed} -> []
-    end.
 
 %% --- /metrics --------------------------------------------------------------------------
 

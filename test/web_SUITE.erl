@@ -38,7 +38,7 @@ get(Port, Path, Header) -> request(Port, ["GET ", Path, " HTTP/1.1"], ["Host: lo
 
 %% {Status, Header, Body}
 request(Port, Line, Header) ->
-    Answer = raw(Port, [Line, "\r\n", [[H, "\r\n"] || H <- Header], "Connection: close\r\n\r\n"]),
+    Answer = visitor:ask(Port, [Line, "\r\n", [[H, "\r\n"] || H <- Header], "Connection: close\r\n\r\n"]),
     [Head, Body] = string:split(Answer, "\r\n\r\n"),
     ["HTTP/1.1 " ++ Status | Fields] = string:split(Head, "\r\n", all),
     {Code, _} = string:to_integer(Status),
@@ -46,19 +46,6 @@ request(Port, Line, Header) ->
                                [Key, Value] = string:split(Field, ":"),
                                {string:lowercase(Key), string:trim(Value)}
                            end || Field <- Fields]), Body}.
-
-raw(Port, Request) ->
-    {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [{active, false}]),
-    ok = gen_tcp:send(Socket, Request),
-    Answer = all(Socket),
-    ok = gen_tcp:close(Socket),
-    Answer.
-
-all(Socket) ->
-    case gen_tcp:recv(Socket, 0, 30_000) of
-        {ok, Data} -> Data ++ all(Socket);
-        {error, closed} -> []
-    end.
 
 %% --- cases -----------------------------------------------------------------------------
 
@@ -245,7 +232,7 @@ explained(Options) ->
 garbage(Config) ->
     Port = start(Config, #{}),
     cluster:call(?config(a, Config), logger, set_primary_config, [level, none]),
-    [_ = raw(Port, Junk)
+    [_ = visitor:ask(Port, Junk)
      || Junk <- ["\r\n\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n",
                  <<0, 1, 2, 255, "\r\n\r\n">>,
                  ["GET /", lists:duplicate(5000, $x), " HTTP/1.1\r\nHost: localhost\r\n\r\n"],
