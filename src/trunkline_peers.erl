@@ -25,7 +25,7 @@
         #{state := state(),
           link := pid(),
           since := integer(),                    % system time, ms
-          stats := trunkline_stats:stats() | none,
+          stats := trunkline_stats:stats(),
           inlets := [pid()],                     % of this session
           finishing := [pid()],                  % of earlier ones, perhaps
           stand_in := pid() | none,              % for inlets, while there may be some
@@ -137,7 +137,6 @@ are_numbered() -> erlang:function_exported(erlang, nodes, 2).
 -spec has_spoken(node()) -> boolean().
 has_spoken(Node) ->
     case lookup(Node) of
-        #{agreement := none, stats := none} -> false;
         #{agreement := none, stats := Stats} -> trunkline_stats:get(Stats, peer, sessions) > 0;
         #{} -> true;
         none -> false

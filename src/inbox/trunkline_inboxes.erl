@@ -49,7 +49,7 @@
 -define(AGAIN, 1).
 %% ms: a connection that was busy may be no more.
 -define(LATER, 100).
-%% ms: as often it is shown for how long senders have waited.
+%% ms from one update of the waiting times to the next.
 -define(REFRESH, 100).
 
 %% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
@@ -317,8 +317,8 @@ init([]) ->
     %% (Of the one before, if there was.)
     ok = trunkline_bounded:clear(),
     Peers = maps:to_list(trunkline_peers:all()),
-    lists:foreach(fun({_, #{stats := none}}) -> ok;
-                     ({_, #{stats := Stats}}) -> trunkline_stats:put(Stats, peer, inbox_waiting, 0)
+    lists:foreach(fun({_, #{stats := Stats}}) ->
+                          trunkline_stats:put(Stats, peer, inbox_waiting, 0)
                   end, Peers),
     {ok, lists:foldl(fun greeted/2, #state{},
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
@@ -430,11 +430,11 @@ count(Node, More, #state{waits = Waits} = S) ->
                             end};
         #{} when More > 0 ->
             case trunkline_peers:lookup(Node) of
-                #{stats := Stats} when Stats =/= none ->
+                #{stats := Stats} ->
                     Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
                     Wait1 = trunkline_wait_time:set(More, Wait),
                     refresh_timer(S#state{waits = Waits#{Node => Wait1}});
-                _ ->
+                none ->
                     S                        % it has just gone
             end;
         #{} ->

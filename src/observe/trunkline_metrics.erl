@@ -86,8 +86,7 @@ families() ->
         ++ declared(trunkline_inbox_stats:fields(), Inboxes)
         ++ [inbox_histogram(trunkline_inbox_stats:histogram(), Inboxes)].
 
-%% (Rows need not have all fields.)
-
+%% A row need not have all fields: it is left out where it lacks one.
 declared(Fields, Rows) ->
     [begin
          {Name, Label} = name(Metric),
@@ -236,8 +235,7 @@ of_node() ->
 %% The names of remote shells and probes are new each time: a monitoring system would keep them all.
 peers() ->
     Visible = nodes(visible),
-    [Peer || {Node, #{stats := Stats}} = Peer <- lists:sort(maps:to_list(trunkline_peers:all())),
-             Stats =/= none,
+    [Peer || {Node, _} = Peer <- lists:sort(maps:to_list(trunkline_peers:all())),
              lists:member(Node, Visible) orelse trunkline_peers:has_spoken(Node)].
 
 -spec row({node(), trunkline_peers:peer()}) -> row().
