@@ -21,9 +21,9 @@
 -type column() :: {Above :: string(), Title :: string(), Width :: pos_integer(),
                    fun((map()) -> unicode:chardata())}.
 
-%% So many columns have room for what does not fit into 80.
+%% Columns of a screen. With WIDE or more there is room for what does not fit into 80, and names
+%% have SHORTEST at least.
 -define(WIDE, 90).
-%% A name has so many.
 -define(SHORTEST, 8).
 
 %% How the rows can be sorted: by name, or the largest first.

@@ -101,17 +101,17 @@ start_checked(Options) ->
         {_, true} -> started(start_child(Child))
     end.
 
-started(Result) ->
-    case Result of
-        {ok, Pid} ->
-            case gen_server:call(Pid, url, infinity) of
-                {ok, _} = Started -> Started;
-                {error, _} = Error -> ok = stop(), Error
-            end;
-        {error, {already_started, _}} -> {error, already_started};
-        {error, already_present} -> {error, already_started};
-        {error, stopped} -> {error, stopped}
-    end.
+started({ok, Pid}) ->
+    case gen_server:call(Pid, url, infinity) of
+        {ok, _} = Started -> Started;
+        {error, _} = Error -> ok = stop(), Error
+    end;
+started({error, {already_started, _}}) ->
+    {error, already_started};
+started({error, already_present}) ->
+    {error, already_started};
+started({error, stopped}) ->
+    {error, stopped}.
 
 start_child(Child) ->
     try supervisor:start_child(trunkline_sup, Child)
@@ -128,7 +128,7 @@ stop() ->
         exit:_ -> ok                       % Trunkline does not run
     end.
 
-%% Of Trunkline, whatever its name is.
+%% Trunkline's folder. Its name need not be that of the application.
 -spec folder() -> file:filename_all().
 folder() ->
     case {code:which(?MODULE), code:lib_dir(trunkline)} of
@@ -291,8 +291,8 @@ traffic(#{peer := Peer, messages_out := Out, messages_in := In, queued_messages 
 
 fullness(#{inbox := Inbox, full := Full, passed := Passed}) -> {Inbox, [Full, Passed]}.
 
-%% In their order. A row that was shown before stays unless another one is far busier: otherwise
-%% rows that are nearly equal would come and go with each view.
+%% The N busiest rows, in the order in which they came. A row that was shown before stays unless
+%% another one is far busier: otherwise rows that are nearly equal would come and go with each view.
 busiest(N, _, Rows, _) when length(Rows) =< N -> Rows;
 busiest(N, Key, Rows, Shown) ->
     Ranked = [{rank(Key(Row), Shown), Ix, Row}

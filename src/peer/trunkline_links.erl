@@ -49,7 +49,7 @@ init(Options) ->
     %% rest they ask of each other.
     Connections = trunkline_peers:connections(),
     Known = maps:keys(trunkline_peers:all()) ++ [Node || {Node, _} <- trunkline_route:all()],
-    lists:foreach(fun(Node) -> pass(Node, state(Node, Connections), Options) end,
+    lists:foreach(fun(Node) -> pass(Node, present(Node, Connections), Options) end,
                   lists:usort(Known ++ maps:keys(Connections))),
     {ok, Options}.
 
@@ -95,7 +95,8 @@ handle_info(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
-state(Node, Connections) ->
+%% The event that says how things stand.
+present(Node, Connections) ->
     case Connections of
         #{Node := Connection} -> {nodeup, Connection};
         #{} -> nodedown
@@ -115,9 +116,9 @@ pass(Node, Event, Options) ->
 
 %% The link for that node could not be started.
 again(Node, Options) ->
-    State = state(Node, trunkline_peers:connections()),
-    case State =/= nodedown orelse trunkline_peers:lookup(Node) =/= none of
-        true -> pass(Node, State, Options);
+    Event = present(Node, trunkline_peers:connections()),
+    case Event =/= nodedown orelse trunkline_peers:lookup(Node) =/= none of
+        true -> pass(Node, Event, Options);
         false -> ok
     end.
 

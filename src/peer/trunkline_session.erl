@@ -138,8 +138,8 @@
 
 -type event() ::
         %% The node. One that is no audience may be no Erlang node: it is not to be spoken to
-        %% unless it has spoken of Trunkline itself. That it is up by a connection of which we know
-        %% means that something may have been missed, which the peer's link has said.
+        %% unless it has spoken of Trunkline itself. A nodeup for the connection that the session
+        %% has already means that something may have been missed which the peer's link has said.
         {nodeup, trunkline_peers:connection(), IsAudience :: boolean()} | nodedown
       | {down, role(), Reason :: term()}
       | gone                             % its host says that it is not there
@@ -251,10 +251,10 @@ new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := Has
     effects(case Node of
                 down -> down(lost_queued, S);
                 {connected, Connection, IsAudience} ->
-                    connected(to(Connection, IsAudience, S));
+                    connected(set_connection(Connection, IsAudience, S));
                 %% The link before this one may not have answered a hello.
                 {drained, Connection, IsAudience} ->
-                    decline(be_drained(to(Connection, IsAudience, S)))
+                    decline(be_drained(set_connection(Connection, IsAudience, S)))
             end).
 
 -spec step(event(), session()) -> {session(), [effect()]}.
@@ -283,12 +283,12 @@ event(_, #session{phase = ended} = S) ->
 
 %% The node comes and goes.
 event({nodeup, Connection, IsAudience}, #session{phase = down} = S) ->
-    connected(to(Connection, IsAudience, S));
+    connected(set_connection(Connection, IsAudience, S));
 event(Change, #session{phase = closing, leaving = stop, absence = watched} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
-    reconnected(to(Connection, IsAudience, S));
+    reconnected(set_connection(Connection, IsAudience, S));
 event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
        Phase =:= closing, S#session.leaving =:= none ->
@@ -467,7 +467,8 @@ patience(Request, S) -> effect({patience, deadline(Request)}, S#session{is_patie
 
 %% --- the connection -------------------------------------------------------
 
-to(Connection, IsAudience, S) -> S#session{connection = Connection, is_audience = IsAudience}.
+set_connection(Connection, IsAudience, S) ->
+    S#session{connection = Connection, is_audience = IsAudience}.
 
 connected(S) -> hold(hail(S)).
 
@@ -544,8 +545,8 @@ forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S
 forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% With a peer that had lanes before it must become clear whether it will have lanes again. Without
-%% Trunkline's supervisor there it will not; else a link of its says hello. To a node that is down
-%% this makes a connection, and tells if that fails.
+%% Trunkline's supervisor there it will not; else its link says hello. To watch a node that is down
+%% makes a connection to it; if that fails, event {down, absence, noconnection} says so.
 expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
 unexpect(#session{absence = none} = S) -> S;
