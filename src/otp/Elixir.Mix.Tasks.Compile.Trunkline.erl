@@ -43,12 +43,11 @@ release(#{path := Path, applications := Applications} = Release) ->
     Release.
 
 replace(File, Path) ->
-    Name = filename:basename(File),
-    case filelib:wildcard("lib/*/ebin/" ++ Name, Path) of
-        [] ->
-            say(error, "trunkline: " ++ Name ++ " is not in the release");
-        Places ->
-            [{ok, _} = file:copy(File, filename:join(Path, Place)) || Place <- Places]
+    Name = filename:basename(File),              % which may have any characters: it is no pattern
+    Places = [filename:join([Path, Ebin, Name]) || Ebin <- filelib:wildcard("lib/*/ebin", Path)],
+    case lists:filter(fun filelib:is_regular/1, Places) of
+        [] -> say(error, "trunkline: " ++ Name ++ " is not in the release");
+        There -> [{ok, _} = file:copy(File, Place) || Place <- There]
     end.
 
 %% What Mix asks a task. An umbrella project runs it in each of its applications.

@@ -120,6 +120,12 @@ adopt_forms(Module) ->
 %% else than the code path is left alone.
 -spec load(module()) -> {changed, stock()} | adopted | unchanged | {error, problem()}.
 load(Module) ->
+    case mark(Module) =:= {adopted, stock(Module)} of
+        true -> adopted;                     % since Trunkline ran before
+        false -> load_new(Module)
+    end.
+
+load_new(Module) ->
     case adopt(Module) of
         adopted ->
             load_file(Module);
@@ -185,20 +191,25 @@ look(Module) ->
 
 look_at_forms(Module) ->
     case forms(Module) of
-        {ok, _, _, Forms} ->
+        {ok, _, Beam, Forms} ->
             {New, Warnings} = transformed(Forms),
             Calls = calls(New),
-            {ok, #{changed => New =/= Forms,
-                   by_lane => [{Module, Line, stock_name(MFA)}
-                               || {Line, MFA} <- Calls, is_by_lane(MFA)],
-                   by_distribution =>
-                       [{{Module, line(Location), what(Warning)},
-                         lists:flatten(trunkline_transform:format_error(Warning))}
-                        || {Location, _, Warning} <- Warnings],
-                   calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}};
+            case New =/= Forms andalso has_core_transform(Beam, New) of
+                true -> {error, {not_compiled, core_transform}};
+                false -> {ok, look(Module, Forms, New, Calls, Warnings)}
+            end;
         {error, _} = Error ->
             Error
     end.
+
+look(Module, Forms, New, Calls, Warnings) ->
+    #{changed => New =/= Forms,
+      by_lane => [{Module, Line, stock_name(MFA)} || {Line, MFA} <- Calls, is_by_lane(MFA)],
+      by_distribution =>
+          [{{Module, line(Location), what(Warning)},
+            lists:flatten(trunkline_transform:format_error(Warning))}
+           || {Location, _, Warning} <- Warnings],
+      calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}.
 
 %% The modules that are loaded and adopted.
 -spec adopted() -> #{module() => stock()}.
@@ -296,13 +307,10 @@ compiled(Module, Old, File, Forms) ->
     Info = chunk(compile_info, Old),
     All = proplists:get_value(options, Info, []),
     Options = [O || O <- All, is_kept(O)] ++ [{source, Source} || {source, Source} <- Info],
-    Attributes = lists:append([lists:flatten([O]) || {attribute, _, compile, O} <- Forms]),
     Stock = md5(Old),
     Marked = marked(exporting(chunk(exports, Old), Forms), Stock),
-    case {lists:keymember(core_transform, 1, [O || O <- All ++ Attributes, is_tuple(O)]),
-          code:ensure_loaded(compile)} of
+    case {has_core_transform(Old, Forms), code:ensure_loaded(compile)} of
         {true, _} ->
-            %% It has not been applied to the forms, which come before it.
             {error, {not_compiled, core_transform}};
         {false, {error, _}} ->
             {error, {not_compiled, no_compiler}};
@@ -314,6 +322,12 @@ compiled(Module, Old, File, Forms) ->
                 {error, Errors, _} -> {error, {not_compiled, Errors}}
             end
     end.
+
+%% It has not been applied to the forms, which come before it.
+has_core_transform(Beam, Forms) ->
+    Said = proplists:get_value(options, chunk(compile_info, Beam), []),
+    Attributes = lists:append([lists:flatten([O]) || {attribute, _, compile, O} <- Forms]),
+    lists:keymember(core_transform, 1, [O || O <- Said ++ Attributes, is_tuple(O)]).
 
 is_on_load({attribute, _, on_load, _}) -> true;
 is_on_load(_) -> false.
