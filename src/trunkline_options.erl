@@ -49,6 +49,8 @@
                    since := string()}.
 
 -define(DAY, 86_400_000).
+-define(QUEUE_BYTES, (1 bsl 18)).
+-define(MOST_QUEUE_BYTES, (1 bsl 29)).
 
 %% In the order in which people should read them.
 -spec table() -> [entry()].
@@ -59,8 +61,10 @@ table() ->
        what => "Lanes to each peer. The smaller value of the two nodes counts.",
        touch => "Rarely. More lanes use more schedulers at both nodes; "
                 "fewer lanes make larger batches."},
-     #{name => queue_bytes, type => {size, 1 bsl 10, 1 bsl 29}, default => 1 bsl 18,
+     #{name => queue_bytes, type => {size, 1 bsl 10, ?MOST_QUEUE_BYTES}, default => ?QUEUE_BYTES,
        unit => "bytes", since => "0.1.0",
+       default_text => "`\"256KB\"`. With the option `adopt`: what the distribution holds for a "
+                       "connection (`+zdbbl`), divided by `lanes`, if that is more",
        what => "Bytes that may wait in one lane. At this bound senders wait.",
        touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network "
                 "is idle. Lower it to bound memory: each peer can take `lanes` times as much."},
@@ -188,9 +192,22 @@ check([{Name, Value} | Rest], Env, Options) ->
     end;
 check([], Env, Options) ->
     case [Name || Name <- [listen_ports, advertise_port], not fits(Name, Options)] of
-        [] -> {ok, Options};
+        [] -> {ok, with_room(Env, Options)};
         [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
+
+%% Adopted code was tuned with +zdbbl, and may send with `nosuspend': all lanes to a peer hold as much
+%% as the distribution would.
+with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
+    case proplists:is_defined(queue_bytes, Env) of
+        true ->
+            Options;
+        false ->
+            Held = erlang:system_info(dist_buf_busy_limit) div Lanes,
+            Options#{queue_bytes := min(?MOST_QUEUE_BYTES, max(?QUEUE_BYTES, Held))}
+    end;
+with_room(_, Options) ->
+    Options.
 
 %% Beside the others. Two transports need two ports; and what maps one port to another must know
 %% where this node listens.
@@ -355,13 +372,17 @@ use(Options) -> persistent_term:put(?MODULE, Options).
 current() ->
     case whereis(trunkline_sup) of
         undefined ->
-            lists:foldl(fun({Name, Value}, Options) ->
-                                case parse(Name, Value) of
-                                    {ok, Parsed} -> Options#{Name := Parsed};
-                                    error when is_map_key(Name, Options) -> Options#{Name := Value};
-                                    error -> Options
-                                end
-                        end, defaults(), env());
+            case load() of
+                {ok, Options} -> Options;
+                {error, _} -> lists:foldl(fun current/2, defaults(), env())
+            end;
         _ ->
             persistent_term:get(?MODULE)
+    end.
+
+current({Name, Value}, Options) ->
+    case parse(Name, Value) of
+        {ok, Parsed} -> Options#{Name := Parsed};
+        error when is_map_key(Name, Options) -> Options#{Name := Value};
+        error -> Options
     end.
