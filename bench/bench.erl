@@ -11,7 +11,7 @@
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
--export([delay_send/2, collect_garbage/0, collect_garbage/1, processors/1, log_briefly/0]).
+-export([delay_send/2, collect_garbage/0, collect_garbage/1, processors/1, used/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
          number/1, encode/1]).
@@ -193,10 +193,12 @@ collect_garbage() ->
 
 %% us of processor time that both nodes have used so far.
 -spec processors(node()) -> non_neg_integer().
-processors(Node) -> used(node()) + used(Node).
+processors(Node) -> used(os:getpid()) + used(erpc:call(Node, os, getpid, [])).
 
-used(Node) ->
-    {ok, Stat} = file:read_file("/proc/" ++ erpc:call(Node, os, getpid, []) ++ "/stat"),
+%% The same of one process of the operating system.
+-spec used(Pid :: string()) -> non_neg_integer().
+used(Pid) ->
+    {ok, Stat} = file:read_file("/proc/" ++ Pid ++ "/stat"),
     [_, Fields] = binary:split(Stat, <<") ">>),
     %% Ticks of 10 ms, in user mode and in the kernel.
     [User, System] = lists:sublist(binary:split(Fields, <<" ">>, [global]), 12, 2),
