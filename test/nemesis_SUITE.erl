@@ -529,9 +529,12 @@ heal(#{drained := Drained, wrong := Wrong} = C) ->
         Class:Reason -> C#{wrong := [{not_healed, Class, Reason} | Wrong]}
     end.
 
+%% (One side may not have noticed yet that the connection is lost, and refuses the next.)
 connected(X, Y, C) ->
-    true = cluster:call(node_at(X, C), net_kernel, connect_node, [name_of(Y, C)]),
-    state(node_at(X, C), name_of(Y, C)).
+    case cluster:call(node_at(X, C), net_kernel, connect_node, [name_of(Y, C)]) of
+        true -> state(node_at(X, C), name_of(Y, C));
+        false -> not_connected
+    end.
 
 %% What was drained has lanes again when the nodes connect anew.
 reconnected(#{drained := []} = C) ->
