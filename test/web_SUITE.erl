@@ -38,7 +38,8 @@ get(Port, Path, Header) -> request(Port, ["GET ", Path, " HTTP/1.1"], ["Host: lo
 
 %% {Status, Header, Body}
 request(Port, Line, Header) ->
-    Answer = visitor:ask(Port, [Line, "\r\n", [[H, "\r\n"] || H <- Header], "Connection: close\r\n\r\n"]),
+    Answer = visitor:ask(Port, [Line, "\r\n", [[H, "\r\n"] || H <- Header],
+                                "Connection: close\r\n\r\n"]),
     [Head, Body] = string:split(Answer, "\r\n\r\n"),
     ["HTTP/1.1 " ++ Status | Fields] = string:split(Head, "\r\n", all),
     {Code, _} = string:to_integer(Status),
