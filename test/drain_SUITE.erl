@@ -10,6 +10,7 @@
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_while_opening/1, stopped_after_crash/1,
+         stopped_while_down/1,
          refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
@@ -20,7 +21,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_while_opening,
-          stopped_after_crash,
+          stopped_after_crash, stopped_while_down,
           refusals_are_no_progress, busy_connection, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
@@ -358,6 +359,18 @@ nothing_to_drain(_) ->
     ok = cluster:call(A, cluster, stop_trunkline, []),
     ?assertEqual({error, stopped}, Drain([NodeB])),
     ?assertEqual({error, stopped}, Drain([])),
+    cluster:stop_all([A, B]).
+
+%% The node that is down is left alone.
+stopped_while_down(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    %% A stand-in ends a little later.
+    cluster:await(fun() -> cluster:call(A, fun() -> [P || P <- processes(), proc_lib:initial_call(P) =:= {trunkline_stand_in, init, ['Argument__1']}] end) =:= [] end),
+    ?assertNot(lists:member(NodeB, cluster:call(A, erlang, nodes, [connected]))),
     cluster:stop_all([A, B]).
 
 %% In whatever state of the handshake.

@@ -63,8 +63,14 @@ handle_cast({session, Inlets}, S) ->
 handle_cast({plain, Node}, S) ->
     look(),
     ok = unwatch(S),
-    true = monitor_node(Node, true),
-    {noreply, watch([])};
+    %% To monitor a node that is not connected would connect it.
+    case lists:member(Node, nodes(connected)) of
+        true ->
+            true = monitor_node(Node, true),
+            {noreply, watch([])};
+        false ->
+            {stop, normal, S}
+    end;
 handle_cast(stop, S) ->
     {stop, normal, S};
 handle_cast(Unexpected, S) ->
