@@ -20,9 +20,11 @@
 -type result() :: #{written := [module()],
                     compiled := [module()],
                     problems := #{module() => trunkline_beams:problem()}}.
-%% The MD5 of the file that a module was made from, and of the file that was made.
+%% The MD5 of the module's file that was read, and of the adopted one that was written: `unchanged'
+%% means that the transform changes nothing in it, so that none was written.
 -type source() :: {module(), From :: binary(), Made :: binary() | unchanged}.
--type outcome() :: {kept | compiled, source()} | none | {error, problem()}.
+%% `adopted': the file that was read is an adopted one, so that there is nothing to do.
+-type outcome() :: {kept | compiled, source()} | adopted | {error, problem()}.
 -type problem() :: trunkline_beams:problem() | {file, file:posix()}.
 
 -define(SOURCES, "trunkline_adopted.sources").
@@ -58,31 +60,26 @@ is_adopted(Dir) -> filelib:is_regular(filename:join(Dir, ?SOURCES)).
 
 update(Names, Dir) ->
     {Version, Before} = sources(Dir),
-    Known = case version() of
-                Version -> maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before]);
-                _ -> #{}
-            end,
+    IsVersion = Version =:= version(),
+    Known = maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before, IsVersion]),
     Modules = trunkline_beams:modules(Names),
     Outcomes = trunkline_beams:each(fun(M) -> update(M, maps:get(M, Known, none), Dir) end,
                                     Modules),
     Sources = [Source || {_, {_, _, _} = Source} <- Outcomes],
     case [Why || {error, {file, Why}} <- Outcomes]
-        ++ remove([M || {M, _, Made} <- Before, Made =/= unchanged,
-                        not is_written(lists:keyfind(M, 1, Sources))], Dir)
-        ++ save(Sources, Before, Version, Dir)
+        ++ remove(written(Before) -- written(Sources), Dir)
+        ++ [Why || not IsVersion orelse Sources =/= Before, {error, Why} <- [save(Sources, Dir)]]
     of
         [] ->
-            {ok, #{written => [M || {M, _, _} = Source <- Sources, is_written(Source)],
-                   compiled => [M || {compiled, {M, _, _} = Source} <- Outcomes,
-                                     is_written(Source)],
+            {ok, #{written => written(Sources),
+                   compiled => written([Source || {compiled, Source} <- Outcomes]),
                    problems => maps:from_list(
                                  [{M, Why} || {M, {error, Why}} <- lists:zip(Modules, Outcomes)])}};
         [Why | _] ->
             {error, Why}
     end.
 
-is_written({_, _, Made}) -> Made =/= unchanged;
-is_written(false) -> false.
+written(Sources) -> [Module || {Module, _, Made} <- Sources, Made =/= unchanged].
 
 -spec update(module(), source() | none, file:name_all()) -> outcome().
 update(Module, Known, Dir) ->
@@ -115,7 +112,7 @@ make(Module, From, Dir) ->
                 {error, Why} -> {error, {file, Why}}
             end;
         unchanged -> {compiled, {Module, From, unchanged}};
-        adopted -> none;
+        adopted -> adopted;
         {error, _} = Error -> Error
     end.
 
@@ -172,21 +169,14 @@ marked_module(File) ->
             []
     end.
 
-save(Sources, Sources, Version, Dir) ->
-    save(Sources, Version =:= version(), Dir);
-save(Sources, _, _, Dir) ->
-    save(Sources, false, Dir).
-
-save(_, true, _) ->
-    [];
-save(Sources, false, Dir) ->
+save(Sources, Dir) ->
     Text = io_lib:format("%% What trunkline_adopt:write/2 has made here, and from what.~n~tp.~n",
                          [{version(), Sources}]),
     File = filename:join(Dir, ?SOURCES),
     New = filename:join(Dir, ?SOURCES ".new"),
     case file:write_file(New, unicode:characters_to_binary(Text)) of
-        ok -> [Why || {error, Why} <- [file:rename(New, File)]];
-        {error, Why} -> [Why]
+        ok -> file:rename(New, File);
+        {error, _} = Error -> Error
     end.
 
 %% --- as a part of a build ------------------------------------------------------------
