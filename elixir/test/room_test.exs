@@ -1,10 +1,11 @@
 defmodule Chat.RoomTest do
   use ExUnit.Case
 
-  alias Chat.{Cluster, Message, Room}
+  alias Chat.{Message, Room}
+  alias Trunkline.TestCluster, as: Cluster
 
   setup_all do
-    peers = for _ <- 1..2, do: Cluster.start_node()
+    peers = for _ <- 1..2, do: Cluster.start_node([:chat])
     on_exit(fn -> Enum.each(peers, &Cluster.stop_node/1) end)
     [{_, first}, {_, second}] = peers
     Cluster.await_lanes(first, second)

@@ -2,10 +2,11 @@ defmodule TrunklineTest do
   @moduledoc "Elixir's servers at another node, spoken to with Trunkline."
   use ExUnit.Case
 
-  alias Chat.{Cluster, Counter, Message}
+  alias Chat.{Counter, Message}
+  alias Trunkline.TestCluster, as: Cluster
 
   setup_all do
-    peer = Cluster.start_node()
+    peer = Cluster.start_node([:chat])
     on_exit(fn -> Cluster.stop_node(peer) end)
     {_, node} = peer
     %{node: node}

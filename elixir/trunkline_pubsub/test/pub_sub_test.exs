@@ -7,7 +7,8 @@ defmodule Trunkline.PubSubTest do
   use ExUnit.Case
 
   alias Phoenix.PubSub
-  alias Trunkline.PubSub.{Cluster, Dispatcher, Place}
+  alias Trunkline.PubSub.{Dispatcher, Place}
+  alias Trunkline.TestCluster, as: Cluster
 
   @topic "kitchen"
 

@@ -1,3 +1,4 @@
-Trunkline.PubSub.Cluster.become_distributed()
+Code.require_file("../../test/cluster.exs", __DIR__)
+Trunkline.TestCluster.become_distributed()
 Trunkline.PubSub.Place.prepare()
 ExUnit.start(timeout: 300_000)

@@ -1,7 +1,7 @@
-defmodule Trunkline.PubSub.Cluster do
+defmodule Trunkline.TestCluster do
   @moduledoc """
-  Other nodes for the tests, with the code of this one. Each is controlled over its standard input,
-  so that it ends when the tests do, however they end.
+  Other nodes for the tests of both Mix projects, with the code of this one. Each is controlled over
+  its standard input, so that it ends when the tests do, however they end.
   """
 
   @quiet ['-kernel', 'logger_level', 'none']
@@ -9,26 +9,26 @@ defmodule Trunkline.PubSub.Cluster do
   def become_distributed do
     # What is lost when a test's node is stopped.
     Logger.configure(level: :error)
-    {:ok, _} = Node.start(:"pubsub_#{System.pid()}", :shortnames)
+    {:ok, _} = Node.start(:"test_#{System.pid()}", :shortnames)
   end
 
-  @doc "Starts a node with these applications, and connects to it."
+  @doc "Starts a node with these applications, all of which need Trunkline, and connects to it."
   def start_node(applications) do
     cookie = Atom.to_charlist(Node.get_cookie())
 
     {:ok, peer, node} =
       :peer.start(%{
-        name: :peer.random_name('pubsub'),
+        name: :peer.random_name('test'),
         connection: :standard_io,
         args: @quiet ++ ['-setcookie', cookie, '-pa' | :code.get_path()]
       })
 
     for application <- [:elixir | applications] do
-      {:ok, _} = :peer.call(peer, :application, :ensure_all_started, [application])
+      {:ok, _} = :peer.call(peer, :application, :ensure_all_started, [application], 60_000)
     end
 
     true = Node.connect(node)
-    if :trunkline in applications, do: await_lanes(node(), node)
+    if applications != [], do: await_lanes(node(), node)
     {peer, node}
   end
 
