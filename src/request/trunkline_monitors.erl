@@ -23,9 +23,9 @@
 %% until it ends, and when it goes on over another connection the mark says so (connected/1).
 %%
 %% Without a session of lanes {plain, Watcher} takes its place. As soon as lanes open, the monitors
-%% move to them, before the peer can send anything by lane. The watcher then only records for a while
-%% why a process has ended, in case it ends before it is monitored at the peer (Known). A `noproc'
-%% from the lane waits until the watcher has said what it knows.
+%% move to them, before the peer can send anything by lane. From then on the watcher only records
+%% for a while why a process has ended, in case it ends before it is monitored at the peer (Known).
+%% A `noproc' from the lane waits until the watcher has said what it knows.
 %%
 %% A process that enters a row checks afterwards whether the session is watched, and if it is not,
 %% asks the overseer to watch it. At the end of a session the overseer first deletes the session's
