@@ -196,8 +196,8 @@ check([], Env, Options) ->
         [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
 
-%% Adopted code was tuned with +zdbbl, and may send with `nosuspend': all lanes to a peer hold as much
-%% as the distribution would.
+%% Adopted code was tuned with +zdbbl, and may send with `nosuspend': all lanes to a peer hold as
+%% much as the distribution would.
 with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
     case proplists:is_defined(queue_bytes, Env) of
         true ->

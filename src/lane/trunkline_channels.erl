@@ -258,8 +258,8 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
     case trunkline_outbox:take(Pid, Outbox) of
         {Time, {Bytes, _} = Frame, Outbox1} ->
             count(Time, C),
-            %% When there is as much again, that will have been written. (Should the peer be found to
-            %% be far meanwhile, what it was given as a near one must not be too much, untold.)
+            %% When there is as much again, that will have been written. (A peer that is near may
+            %% be found to be far: then what it has been given, untold, must not be too much.)
             Tell = if 2 * (Given + Bytes - Written) >= ?FAR_BYTES -> tell;
                       true -> silent
                    end,
