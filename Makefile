@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth distance
+BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance
 
 .NOTPARALLEL:
 .PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
@@ -75,13 +75,14 @@ bench-overload: ## a flood to a node that stands still for 5 s
 bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
+bench-mnesia: ## a table of mnesia at two nodes, as it is and adopted; and nodes that are killed
 bench-growth: ## what each of 2 to 60 peers costs; PEERS="2 10"
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 
-real: ## RabbitMQ from Debian, two nodes, as it is and adopted: what arrives, and how fast; ROUNDS=3 SECONDS=10
+real: ## RabbitMQ from Debian and mnesia, two nodes, as they are and adopted: what arrives, and how fast; ROUNDS=3 SECONDS=10
 	@tools/need erlang rebar3 rabbitmq
-	@rebar3 compile >/dev/null
+	@ROUNDS=$(or $(ROUNDS),3) bench/run bench_mnesia
 	@tools/with-epmd bench/real/run $(or $(ROUNDS),3) $(or $(SECONDS),10)
 
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
