@@ -316,6 +316,9 @@ name(trunkline_tcp) -> "Trunkline, lanes on tcp";
 name(trunkline_next_door) -> "Trunkline, next door";
 name(trunkline_cubic) -> "Trunkline, without BBR";
 name(stock_bbr) -> "!, BBR by route";
+name(unobserved) -> "nobody looks";
+name(unobserved_again) -> "nobody looks, once more";
+name(observed) -> "everybody looks";
 name(Other) -> atom_to_list(Other).
 
 %% For people.
