@@ -1,6 +1,6 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
-BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance
+BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance observed
 
 .NOTPARALLEL:
 .PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
