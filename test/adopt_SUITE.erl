@@ -9,15 +9,15 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
-         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, release/1,
-         elixir/1, mnesia/1]).
+         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1,
+         mnesia/1]).
 
 -export([core_transform/2]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes,
-          odd_modules, adopter_killed, restarted, options, room, chunks, release, elixir, mnesia].
+          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, mnesia].
 
 init_per_suite(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "lib"),
@@ -351,40 +351,6 @@ chunks(Config) ->
     after
         code:del_path(Release)
     end.
-
-%% In a release each adopted module takes the place of its own namesake. A name may have characters
-%% that mean something in a pattern. (Mix is played by three modules here.)
-release(Config) ->
-    Dir = filename:join(?config(priv_dir, Config), "mix"),
-    Build = filename:join([Dir, "adopted", "my_app_adopted"]),
-    Path = filename:join(Dir, "rel [1]"),
-    [Odd, Plain] = [filename:join([Path, "lib", App, "ebin", Name])
-                    || {App, Name} <- [{"odd-1", "odd[1].beam"}, {"plain-1", "odd1.beam"}]],
-    [begin
-         ok = filelib:ensure_dir(File),
-         ok = file:write_file(File, Text)
-     end || {File, Text} <- [{filename:join(Build, "odd[1].beam"), "new"},
-                             {filename:join(Build, "gone*.beam"), "new"},
-                             {Odd, "old"}, {Plain, "old"}]],
-    Mix = [{'Elixir.Mix', "shell() -> adopt_SUITE_shell."},
-           {'Elixir.Mix.Project', lists:flatten(io_lib:format("build_path() -> ~p.",
-                                                              [list_to_binary(Dir)]))},
-           {adopt_SUITE_shell, "error(Text) -> put(adopt_SUITE_shell, Text)."}],
-    [?assertEqual(false, code:is_loaded(Module)) || {Module, _} <- Mix],
-    Ebin = filename:join(Dir, "ebin"),
-    ok = filelib:ensure_path(Ebin),
-    [begin
-         {ok, Module} = compile(Ebin, Module, Text, []),
-         {module, Module} = code:load_abs(filename:join(Ebin, atom_to_list(Module)))
-     end || {Module, Text} <- Mix],
-    Release = #{path => list_to_binary(Path), applications => #{my_app => []}},
-    ?assertEqual(Release, 'Elixir.Mix.Tasks.Compile.Trunkline':release(Release)),
-    ?assertEqual({<<"new">>, <<"old">>}, {read(Odd), read(Plain)}),
-    ?assertEqual(<<"trunkline: gone*.beam is not in the release">>, erase(adopt_SUITE_shell)),
-    [begin
-         true = code:delete(Module),
-         code:purge(Module)
-     end || {Module, _} <- Mix].
 
 %% Elixir's modules are as good as Erlang's.
 elixir(_) ->

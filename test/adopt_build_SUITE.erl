@@ -241,29 +241,45 @@ mix_project(Config) ->
     {0, _} = Run(["clean"]),
     ?assertEqual([], beams(Adopted)).
 
-%% A release of a project in a folder with a name that would be a pattern. (Mix's own part of it is
-%% where the build is.)
+%% In a release each adopted module takes the place of its own namesake. Names of modules and
+%% folders may have characters that mean something in a pattern. (Mix's own part of it is where the
+%% build is, and what it says.)
 mix_release(Config) ->
     Case = filename:join(?config(dir, Config), "a[b] {c,d} *?"),
-    Dir = filename:join(Case, "build/adopted/kiosk_adopted"),
+    Build = filename:join(Case, "build"),
+    Dir = filename:join(Build, "adopted/kiosk_adopted"),
     Release = filename:join(Case, "rel"),
-    Place = filename:join(Release, "lib/shop-1/ebin/shop.beam"),
-    [ok, ok] = [filelib:ensure_dir(File) || File <- [filename:join(Dir, "shop.beam"), Place]],
-    ok = file:write_file(filename:join(Dir, "shop.beam"), "adopted"),
-    ok = file:write_file(Place, "stock"),
-    Text = io_lib:format("-module('Elixir.Mix.Project').~n-export([build_path/0]).~n"
-                         "build_path() -> ~p.~n", [list_to_binary(filename:join(Case, "build"))]),
-    Project = filename:join(?config(dir, Config), "project.erl"),
-    ok = file:write_file(Project, Text),
-    {ok, Mix, Beam} = compile:file(Project, [binary]),
-    {module, Mix} = code:load_binary(Mix, Project, Beam),
+    Places = [Shop, Odd, Plain] = [filename:join(Release, Place)
+                                   || Place <- ["lib/shop-1/ebin/shop.beam",
+                                                "lib/odd-1/ebin/odd[1].beam",
+                                                "lib/plain-1/ebin/odd1.beam"]],
+    Adopted = [filename:join(Dir, Name) || Name <- ["shop.beam", "odd[1].beam", "gone*.beam"]],
+    [begin
+         ok = filelib:ensure_dir(File),
+         ok = file:write_file(File, Text)
+     end || {Text, Files} <- [{"adopted", Adopted}, {"stock", Places}], File <- Files],
+    Mix = [{'Elixir.Mix', "shell() -> adopt_build_SUITE_shell."},
+           {'Elixir.Mix.Project', io_lib:format("build_path() -> ~p.", [list_to_binary(Build)])},
+           {adopt_build_SUITE_shell, "error(Text) -> put(adopt_build_SUITE_shell, Text)."}],
+    Ebin = filename:join(?config(dir, Config), "mix/ebin"),
+    ok = filelib:ensure_path(Ebin),
+    [begin
+         ?assertEqual(false, code:is_loaded(Module)),
+         {ok, Module} = compile(Ebin, Module, Text),
+         {module, Module} = code:load_abs(filename:join(Ebin, atom_to_list(Module)))
+     end || {Module, Text} <- Mix],
     Of = #{path => list_to_binary(Release), applications => #{kiosk => []}},
     try ?assertEqual(Of, 'Elixir.Mix.Tasks.Compile.Trunkline':release(Of))
     after
-        code:delete(Mix),
-        code:purge(Mix)
+        [begin
+             true = code:delete(Module),
+             code:purge(Module)
+         end || {Module, _} <- Mix]
     end,
-    ?assertEqual({ok, <<"adopted">>}, file:read_file(Place)).
+    ?assertEqual([{ok, <<"adopted">>}, {ok, <<"adopted">>}, {ok, <<"stock">>}],
+                 [file:read_file(Place) || Place <- [Shop, Odd, Plain]]),
+    ?assertEqual(<<"trunkline: gone*.beam is not in the release">>,
+                 erase(adopt_build_SUITE_shell)).
 
 rebar3(Config) ->
     Project = project(Config, "erlang", "_checkouts/trunkline"),
