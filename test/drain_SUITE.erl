@@ -369,7 +369,7 @@ stopped_while_down(_) ->
     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
     ok = cluster:call(A, cluster, stop_trunkline, []),
     %% A stand-in ends a little later.
-    cluster:await(fun() -> cluster:call(A, fun() -> [P || P <- processes(), proc_lib:initial_call(P) =:= {trunkline_stand_in, init, ['Argument__1']}] end) =:= [] end),
+    cluster:await(fun() -> cluster:call(A, nemesis_node, by_kind, [trunkline_stand_in]) =:= [] end),
     ?assertNot(lists:member(NodeB, cluster:call(A, erlang, nodes, [connected]))),
     cluster:stop_all([A, B]).
 

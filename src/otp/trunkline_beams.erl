@@ -194,7 +194,7 @@ look_at_forms(Module) ->
         {ok, _, Beam, Forms} ->
             {New, Warnings} = transformed(Forms),
             Calls = calls(New),
-            case New =/= Forms andalso has_core_transform(Beam, New) of
+            case New =/= Forms andalso has_core_transform(chunk(compile_info, Beam), New) of
                 true -> {error, {not_compiled, core_transform}};
                 false -> {ok, look(Module, Forms, New, Calls, Warnings)}
             end;
@@ -309,7 +309,7 @@ compiled(Module, Old, File, Forms) ->
     Options = [O || O <- All, is_kept(O)] ++ [{source, Source} || {source, Source} <- Info],
     Stock = md5(Old),
     Marked = marked(exporting(chunk(exports, Old), Forms), Stock),
-    case {has_core_transform(Old, Forms), code:ensure_loaded(compile)} of
+    case {has_core_transform(Info, Forms), code:ensure_loaded(compile)} of
         {true, _} ->
             {error, {not_compiled, core_transform}};
         {false, {error, _}} ->
@@ -324,8 +324,8 @@ compiled(Module, Old, File, Forms) ->
     end.
 
 %% It has not been applied to the forms, which come before it.
-has_core_transform(Beam, Forms) ->
-    Said = proplists:get_value(options, chunk(compile_info, Beam), []),
+has_core_transform(CompileInfo, Forms) ->
+    Said = proplists:get_value(options, CompileInfo, []),
     Attributes = lists:append([lists:flatten([O]) || {attribute, _, compile, O} <- Forms]),
     lists:keymember(core_transform, 1, [O || O <- Said ++ Attributes, is_tuple(O)]).
 

@@ -61,11 +61,11 @@ handle_cast({session, Inlets}, S) ->
     ok = unwatch(S),
     {noreply, watch(Inlets)};
 handle_cast({plain, Node}, S) ->
-    look(),
-    ok = unwatch(S),
     %% To monitor a node that is not connected would connect it.
     case lists:member(Node, nodes(connected)) of
         true ->
+            look(),
+            ok = unwatch(S),
             true = monitor_node(Node, true),
             {noreply, watch([])};
         false ->
