@@ -76,6 +76,7 @@ bench-isolation: ## messages of 10 MB, and pings beside them
 bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
 bench-mnesia: ## a table of mnesia at two nodes, as it is and adopted; and nodes that are killed
+bench-observed: ## what it costs when metrics, the page, top and telemetry all look on
 bench-growth: ## what each of 2 to 60 peers costs; PEERS="2 10"
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour

@@ -28,7 +28,7 @@ run() ->
     %% Its clients are killed.
     ok = peer:call(Reader, logger, set_primary_config, [level, none]),
     bench:say("8 to 8, looked at or not; ~b rounds", [bench:rounds()]),
-    ok = all(unobserved, Node),
+    _ = started(unobserved, Node),
     N = round(?SECONDS * bench_throughput:run(trunkline, 8, ping, Node, 50_000)),
     Measured = bench:in_turn([{V, fun() -> measure(V, Reader, Node, N) end}
                               || V <- [unobserved, unobserved_again, observed]]),
@@ -44,18 +44,19 @@ run() ->
 
 %% Messages a second, and the processor time of one.
 measure(Variant, Reader, Node, N) ->
-    Addresses = [erpc:call(At, ?MODULE, start, [Variant]) || At <- [node(), Node]],
-    ok = bench:await_up(node(), Node),
-    Readers = [peer:call(Reader, ?MODULE, read, [A]) || A <- Addresses, A =/= none],
+    Readers = [peer:call(Reader, ?MODULE, read, [Address])
+               || Address <- started(Variant, Node), Address =/= none],
     Before = bench:processors(Node),
     Rate = bench_throughput:run(trunkline, 8, ping, Node, N div 8),
     Used = bench:processors(Node) - Before,
     lists:foreach(fun(Pid) -> peer:call(Reader, erlang, exit, [Pid, kill]) end, Readers),
     [Rate, Used / N].
 
-all(Variant, Node) ->
-    _ = [erpc:call(At, ?MODULE, start, [Variant]) || At <- [node(), Node]],
-    bench:await_up(node(), Node).
+%% The addresses of both nodes' pages.
+started(Variant, Node) ->
+    Addresses = [erpc:call(At, ?MODULE, start, [Variant]) || At <- [node(), Node]],
+    ok = bench:await_up(node(), Node),
+    Addresses.
 
 %% Starts Trunkline anew. The page's address, if there is one.
 -spec start(observed | unobserved | unobserved_again) -> string() | none.

@@ -112,8 +112,8 @@ event({ssl_closed, Socket}) -> {closed, Socket};
 event({ssl_error, Socket, _}) -> {closed, Socket};
 event(_) -> unknown.
 
-%% ssl:close/1 waits for the other side, from OTP 27 on for 5 s, and whoever closes a connection has
-%% others to look after.
+%% ssl:close/1 waits for the other side, from OTP 27 on for 5 s, and the process that closes a
+%% connection has others to look after.
 -spec close(ssl:sslsocket()) -> ok.
 close(Socket) ->
     Close = fun() -> _ = ssl:close(Socket), ok end,
