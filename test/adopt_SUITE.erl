@@ -304,7 +304,8 @@ options(_) ->
 room(_) ->
     Limit = 64 bsl 20,
     [A, B] = cluster:start_all([[{adopt, [shop]}, {lanes, 2}], [{lanes, 2}]],
-                               ["+zdbbl", integer_to_list(Limit bsr 10)]),
+                               ["+zdbbl", integer_to_list(Limit bsr 10)
+                                | cluster:dist_arguments()]),
     cluster:connect(A, B),
     cluster:await_up(A, B),
     ?assertMatch(#{queue_bytes := #{value := Half}} when Half =:= Limit div 2,
