@@ -9,7 +9,7 @@
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_while_opening/1, stopped_after_crash/1,
+         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
          refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
@@ -20,7 +20,8 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
           nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
-          peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_while_opening,
+          peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
+          stopped_while_opening,
           stopped_after_crash, stopped_while_down,
           refusals_are_no_progress, busy_connection, nobody_misses].
 
@@ -242,6 +243,9 @@ all_go_on(_) ->
               Tell(Asked, answer),
               cluster:await(fun() -> length([N || {reply, N} <- Got()]) =:= 50 end),
               ?assertEqual([], [Down || {down, _, _} = Down <- Got()]),
+              %% On a loaded machine a stop may seem to meet a node that does not respond. Then the monitors move, one by
+              %% one, and why a process has ended before that is not known (noproc).
+              cluster:await(fun() -> cluster:call(B, fun() -> [] =:= [Pid || Pid <- Servers, process_info(Pid, monitored_by) =:= {monitored_by, []}] end) end),
               Tell(Servers, {exit, bye}),
               cluster:await(fun() -> case length([x || {down, _, _} <- Got()]) of 200 -> true; N -> N end end),
               All = Got(),
@@ -577,22 +581,39 @@ knock(To) ->
     _ = trunkline:send(To, x, [nosuspend]),
     receive after 20 -> knock(To) end.
 
-%% Trunkline is stopped and started while messages go both ways.
+%% Trunkline is stopped and started, at either node in turn, while messages go both ways.
 stopped_under_load(_) ->
-    Rounds = list_to_integer(os:getenv("ROUNDS", "20")),
     {A, B} = cluster:pair([]),
-    Loads = loads(A, B),
-    lists:foreach(
-      fun(Round) ->
-              At = lists:nth(Round rem 2 + 1, [A, B]),
-              ok = cluster:call(At, cluster, stop_trunkline, []),
-              ok = cluster:call(At, cluster, start_trunkline, [[]]),
-              %% In whatever state the next one finds them.
-              receive after rand:uniform(30) -> ok end,
-              Round rem 10 =:= 0 andalso streams:flowing(Loads, ?DEADLINE)
-      end, lists:seq(1, Rounds)),
-    ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
+    {Missing, _} = stopped_and_started(A, B, loads(A, B)),
+    ?assertEqual(0, Missing),
     cluster:stop_all([A, B]).
+
+%% The same, while six senders at A send as fast as they can. Without lanes that is a flood of the
+%% distribution, which then hardly reads: the other node may not be heard for three seconds, and what
+%% is in flight then may be lost. (Two nodes that flood each other so do not get on at all.)
+stopped_under_flood(_) ->
+    {A, B} = cluster:pair([]),
+    {Missing, Longest} =
+        stopped_and_started(A, B, [{A, B, streams:start(A, B, 50)}, {B, A, streams:trickle(B, A, 50)}]),
+    ct:pal("missing ~b, longest stop ~b ms", [Missing, Longest]),
+    ?assert(Missing =:= 0 orelse Longest >= 3000),
+    cluster:stop_all([A, B]).
+
+%% How many messages are missing, and how long the longest stop took (ms).
+stopped_and_started(A, B, Loads) ->
+    Rounds = list_to_integer(os:getenv("ROUNDS", "100")),
+    Times = [begin
+                 At = lists:nth(Round rem 2 + 1, [A, B]),
+                 Since = erlang:monotonic_time(millisecond),
+                 ok = cluster:call(At, cluster, stop_trunkline, []),
+                 Time = erlang:monotonic_time(millisecond) - Since,
+                 ok = cluster:call(At, cluster, start_trunkline, [[]]),
+                 %% In whatever state the next one finds them.
+                 receive after rand:uniform(30) -> ok end,
+                 Round rem 10 =:= 0 andalso streams:flowing(Loads, ?DEADLINE),
+                 Time
+             end || Round <- lists:seq(1, Rounds)],
+    {streams:finish(Loads, ?DEADLINE), lists:max(Times)}.
 
 %% A is stopped when it has told B where to send, and has not been told by B. B has an inlet that
 %% has not delivered what it got by the connection before.

@@ -682,7 +682,7 @@ lost(Causes) -> lists:sum(tuple_to_list(Causes)).
 cover({From, To}, Counted, #{done := Done}) ->
     {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
     {_, _, Torn} = maps:get({To, From}, Counted, {{}, 0, 0}),
-    GivenUp = [Name || {Name, _, _, _} <- Done,
+    GivenUp = [Name || {Name, _, At, _} <- Done, lists:member(At, [From, To]),
                        lists:member(Name, [drain, drain_all, restart_trunkline, kill_sup,
                                            kill_link_sup, kill_links])],
     #{lost => lost(Lost) + Torn,

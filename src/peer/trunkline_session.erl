@@ -453,7 +453,14 @@ next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = 
   when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
 next(S) ->
-    patience(S).
+    patience(quieten(S)).
+
+%% Senders that use plain distribution while the session opens may fill the connection, so that the
+%% peer is heard too late. They wait from here on, as they do when somebody leaves who is up.
+quieten(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
+    path(wait, S);
+quieten(S) ->
+    S.
 
 %% For the first of those who wait to leave.
 patience(#session{leaving = none, requests = [], is_patient = true} = S) ->
