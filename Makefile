@@ -3,7 +3,7 @@
 BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance observed
 
 .NOTPARALLEL:
-.PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-overview $(BENCHES:%=bench-%)
+.PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-growth plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -77,7 +77,7 @@ bench-ring: ## experiment 3: messages of 10 MB around a ring of six nodes
 bench-mailbox: ## experiment 4: too much mail, and what an inbox costs and saves
 bench-mnesia: ## a table of mnesia at two nodes, as it is and adopted; and nodes that are killed
 bench-observed: ## what it costs when metrics, the page, top and telemetry all look on
-bench-growth: ## what each of 2 to 60 peers costs; PEERS="2 10"
+bench-growth: ## peers, destinations, mailboxes, lanes, sessions: what grows; PEERS="2 10" ONLY="rest flap"
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 
@@ -99,6 +99,11 @@ plot-distance: ## the plots of docs/lab/distance.md, from the figures of the las
 	@tools/need gnuplot
 	cp _build/distance.dat docs/lab/distance.dat
 	gnuplot docs/lab/distance.gp
+
+plot-growth: ## the plots of docs/lab/growth.md, from the figures of the last bench-growth
+	@tools/need gnuplot
+	cp _build/growth.dat docs/lab/growth.dat
+	gnuplot docs/lab/growth.gp
 
 docs: ## README and the pages of docs/ as HTML, in _build/docs
 	@tools/need mkdocs

@@ -23,7 +23,8 @@
 -behaviour(gen_server).
 
 -export([main/0]).
--export([produce/3, ask/3, cast_all/4, flood/1, stalled/1, receive_all/2, start/2, kill/1]).
+-export([produce/3, ask/3, cast_all/4, flood/1, stalled/1, receive_all/2]).
+-export([us_each/4, start/2, kill/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% 1 and 2
@@ -432,7 +433,9 @@ long(Node) ->
     erpc:call(Node, ?MODULE, kill, [[Server, Inbox]]),
     Results.
 
-%% Of N times Fun, including the waits for room, in a process that has got so many messages.
+%% Of N times Fun, each, including the waits for room, in a process that has got so many messages.
+-spec us_each(non_neg_integer(), pos_integer(), fun((pos_integer()) -> term()), [pid()]) ->
+          number().
 us_each(Length, N, Fun, Servers) ->
     Self = self(),
     Pid = spawn_link(fun() ->
