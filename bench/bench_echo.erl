@@ -330,10 +330,9 @@ handle_call(go, _, {Workers, _} = State) ->
     lists:foreach(fun(Worker) -> Worker ! go end, Workers),
     {reply, ok, State};
 handle_call(counts, _, {_, Counters} = State) ->
-    {Runtime, _} = statistics(runtime),
     {reply,
      {erlang:monotonic_time(microsecond),
-      [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [Runtime * 1000]}, State};
+      [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [bench:used(os:getpid())]}, State};
 handle_call(rest, _, {Workers, Counters}) ->
     Monitors = [monitor(process, Worker) || Worker <- Workers],
     lists:foreach(fun(Worker) -> unlink(Worker), exit(Worker, kill) end, Workers),
