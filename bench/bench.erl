@@ -9,7 +9,7 @@
 %% one measurement takes, more or less.
 -module(bench).
 
--export([run/1, rounds/0, seconds/0, in_turn/1, all_in_turn/1, sized/1, sized/2]).
+-export([run/1, rounds/0, seconds/0, in_turn/1, in_turn/2, all_in_turn/1, sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
 -export([delay_send/2, collect_garbage/0, collect_garbage/1, processors/1, used/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
@@ -64,14 +64,20 @@ env(Name, Default) ->
 %% Measures each variant once a round. The first round does not count: code is
 %% loaded, atoms get into the distribution's cache, memory is allocated.
 -spec in_turn([{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
-in_turn(Variants) ->
+in_turn(Variants) -> in_turn(rounds(), Variants).
+
+%% The same in so many rounds.
+-spec in_turn(pos_integer(), [{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
+in_turn(Rounds, Variants) ->
     _ = [F() || {_, F} <- Variants],
-    all_in_turn(Variants).
+    all_in_turn(Rounds, Variants).
 
 %% The same, where each measurement has a first time of its own that does not count.
 -spec all_in_turn([{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
-all_in_turn(Variants) ->
-    Measured = [{Variant, F()} || _ <- lists:seq(1, rounds()), {Variant, F} <- Variants],
+all_in_turn(Variants) -> all_in_turn(rounds(), Variants).
+
+all_in_turn(Rounds, Variants) ->
+    Measured = [{Variant, F()} || _ <- lists:seq(1, Rounds), {Variant, F} <- Variants],
     [{Variant, [V || {V1, V} <- Measured, V1 =:= Variant]} || {Variant, _} <- Variants].
 
 %% Turns a measurement of N things, which answers how many there were a second

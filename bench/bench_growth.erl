@@ -27,7 +27,7 @@
 
 -export([main/0]).
 -export([connect/2, at_rest/2, gather/0, flap/2, throughput/3, to_many/4, receivers/3, with_mail/3,
-         with_lanes/1, shared/3]).
+         shared/3]).
 
 %% ms at rest, alone and connected: in the latter are three of Trunkline's pings to each peer, and
 %% two ticks of the distribution.
@@ -349,15 +349,10 @@ up(Counts, Peers) ->
              || N <- Counts],
     stop([Hub]),
     OfAll = [Measure(lists:concat([N, " peers of each other, until all are up"]),
-                     in_few_turns([{V, fun() -> mesh(V, lists:sublist(Peers, N)) end}
-                                   || V <- [stock, trunkline]]))
+                     bench:in_turn(?ROUNDS, [{V, fun() -> mesh(V, lists:sublist(Peers, N)) end}
+                                             || V <- [stock, trunkline]]))
              || N <- Counts],
     OfHub ++ OfAll.
-
-in_few_turns(Variants) ->
-    _ = [F() || {_, F} <- Variants],
-    Rounds = [[{V, F()} || {V, F} <- Variants] || _ <- lists:seq(1, ?ROUNDS)],
-    [{V, [proplists:get_value(V, Round) || Round <- Rounds]} || {V, _} <- Variants].
 
 hub(Variant, Hub, Peers) ->
     ok = set(stock, [Hub]),
@@ -518,7 +513,8 @@ way(call, Server) -> fun(I) -> trunkline:call(Server, {echo, I}, infinity) end.
 
 lanes(Hub, {_, Node} = Peer) ->
     With = fun(Lanes, N) ->
-                   _ = at_all([Hub, Peer], ?MODULE, with_lanes, [Lanes]),
+                   _ = at_all([Hub, Peer], application, set_env, [trunkline, lanes, Lanes]),
+                   ok = set(trunkline, [Hub, Peer]),
                    _ = at(Hub, ?MODULE, connect, [trunkline, [Node]]),
                    at(Hub, ?MODULE, throughput, [trunkline, Node, N])
            end,
@@ -529,14 +525,6 @@ lanes(Hub, {_, Node} = Peer) ->
     bench:table("messages/s", ['2 lanes'], Result),
     _ = at_all([Hub, Peer], application, unset_env, [trunkline, lanes]),
     [{"messages/s", Result}].
-
--spec with_lanes(pos_integer()) -> ok.
-with_lanes(Lanes) ->
-    ok = logger:set_primary_config(level, none),       % "stopped"
-    ok = application:stop(trunkline),
-    bench:log_briefly(),
-    ok = application:set_env(trunkline, lanes, Lanes),
-    ok = application:start(trunkline).
 
 %% --- what senders share ------------------------------------------------------------------
 

@@ -41,8 +41,8 @@
 %%                                                        while it is made
 %%     greeting   connected, without lanes                direct           none, direct, or send
 %%     holding    will the peer have lanes again?         lanes            hold
-%%     opening    agreed; lanes and inlets are prepared   as before        hold (direct first, if
-%%                                                                         the lanes must change)
+%%     opening    agreed; lanes and inlets are prepared   as before; wait, hold (direct first, if
+%%                                                        if we leave      the lanes must change)
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
