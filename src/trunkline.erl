@@ -170,7 +170,7 @@ What is going on between this node and another one:
   if the nodes connect again within `resume_time`. `drained`: see `drain/1`. `down`: not connected;
 - `since`: when this state began (system time, ms);
 - `release` and `protocol`: of Trunkline at the other node;
-- `round_trip`: the shortest one of the last minutes (us);
+- `round_trip`: the shortest one of the last minutes in which something was sent (us);
 - `lanes`, `batches` and `large`: see their types;
 - `inboxes`: how many senders wait now for room in inboxes of the other node, and how long all have
   waited in all (`wait_time`, us);

@@ -18,7 +18,7 @@
                    last = [] :: [microseconds()]}).
 -opaque distance() :: #distance{}.
 
-%% How many are the last few: with one each ten seconds, two minutes. Fewer than ENOUGH
+%% How many are the last few: with one each ten seconds, two minutes of use. Fewer than ENOUGH
 %% say nothing.
 -define(LAST, 12).
 -define(ENOUGH, 5).

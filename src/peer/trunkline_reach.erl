@@ -3,7 +3,7 @@
 %%
 %%     link                                 link at the peer
 %%       | -- ping -------------------------> |    often while the distance is not known,
-%%       | <------------------------- pong -- |    and then now and then
+%%       | <------------------------- pong -- |    and then now and then, while it is used
 %%       |
 %%       | asks the kernel, too: a machine with too much to do answers pings late, for as long
 %%       | as that lasts, but its kernel does not acknowledge packets late
@@ -33,6 +33,7 @@
          tell = none :: none | tell(),             % those whose batches may go by connections
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
+         sent = 0 :: non_neg_integer(),            % bytes, when it was time for the last ping
          way = none :: none | trunkline_way:way(),                     % while it is asked
          looked = none :: none | {SentBytes :: non_neg_integer(), distribution | connections}}).
 -opaque reach() :: #reach{}.
@@ -64,9 +65,17 @@ timers(#reach{distance = Distance, way = Way}) ->
             end}
      | [{look, ?LOOK} || Way =/= none]].
 
-%% One that does not come back is forgotten at last.
+%% Who sends nothing has no use for a distance. One that is known stays as it is.
 -spec ping(reach()) -> reach().
-ping(#reach{peer = Peer, ping = Ping} = R) ->
+ping(#reach{stats = Stats, sent = Before, distance = Distance} = R) ->
+    Sent = trunkline_stats:sum(Stats, bytes) + trunkline_stats:get(Stats, peer, large_bytes),
+    case trunkline_distance:round_trip(Distance) > 0 andalso Sent =:= Before of
+        true -> R;
+        false -> do_ping(R#reach{sent = Sent})
+    end.
+
+%% One that does not come back is forgotten at last.
+do_ping(#reach{peer = Peer, ping = Ping} = R) ->
     Now = erlang:monotonic_time(microsecond),
     case Ping of
         {_, Sent} when Now - Sent < ?PING * 1000 ->
