@@ -958,7 +958,9 @@ held_by_lanes(_) ->
               ok = cluster:call(A, sys, suspend, [trunkline_links]),      % no session
               Watcher = cluster:call(A, fun() -> spawn(?MODULE, hears, [Server]) end),
               cluster:await(
-                fun() -> cluster:call(B, erlang, nodes, []) =:= [cluster:node_of(A)] end),
+                fun() -> cluster:call(B, erlang, process_info, [Server, monitored_by])
+                             =/= {monitored_by, []}
+                end),
               {go, _} = cluster:call(B, erlang, send, [Server, {go, Watcher}]),
               cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Server]) end),
               receive after 300 -> ok end,                % for its end to be heard of

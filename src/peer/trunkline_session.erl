@@ -41,8 +41,8 @@
 %%                                                        while it is made
 %%     greeting   connected, without lanes                direct           none, direct, or send
 %%     holding    will the peer have lanes again?         lanes            hold
-%%     opening    agreed; lanes and inlets are prepared   lanes            hold (direct first, if
-%%                                                                         the lanes must change)
+%%     opening    agreed; lanes and inlets are prepared   wait; lanes when hold (direct first, if
+%%                                                        the peer agrees  the lanes must change)
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
@@ -102,8 +102,7 @@
 %% monitored processes, until the connection is lost.
 %%
 %% While the node is down the lanes keep what comes. The first message makes a connection, and when
-%% that fails what the lanes have is lost. They also keep what comes while the session opens: senders
-%% that went on by plain distribution could fill the connection, so that the peer is heard too late.
+%% that fails what the lanes have is lost.
 -module(trunkline_session).
 -moduledoc false.
 
@@ -408,7 +407,7 @@ event(stalled, S) ->
 
 %% What came of effects.
 event({started, lanes, Lanes}, #session{phase = opening} = S) ->
-    proceed(path(lanes, S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true}));
+    proceed(path(wait, S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true}));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{inlets = Inlets}));
 event({started, trunk}, #session{phase = opening} = S) ->
@@ -588,11 +587,16 @@ reply(false, S) -> S.
 %% What the lanes hold may be more than the peer can do, if it could do more before.
 agreed(#session{capabilities = Before} = S) ->
     #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
-    S1 = enter(opening, S#session{capabilities = Capabilities}),
+    S1 = close_gates(enter(opening, S#session{capabilities = Capabilities})),
     proceed(case Before -- Capabilities of
                 [] -> S1;
                 _ -> order(direct, S1)
             end).
+
+%% Senders that go on by plain distribution could fill the connection, so that the peer is heard too
+%% late.
+close_gates(#session{path = direct} = S) -> path(wait, S);
+close_gates(S) -> S.
 
 %% Does what can be done next on the way up.
 proceed(#session{is_ready = false} = S) ->
@@ -609,7 +613,10 @@ proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
 open(#session{opening = none} = S) ->
     open(say_open(S#session{opening = make_ref()}));
 open(#session{mode = Mode} = S) when Mode =/= hold ->
-    order(hold, path(lanes, S));
+    order(hold, S);
+open(#session{wanted = {_, _}, path = wait} = S) ->
+    %% The peer has agreed, too. So monitors there wait for what the lanes hold.
+    open(dismiss(again, path(lanes, S)));
 open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
     effect({start, {inlets, Lanes, window(S)}}, S);
 open(#session{opened = {_, Dock}, inlets = {_, _}} = S) ->
