@@ -149,6 +149,7 @@ has_spoken(Node) ->
 watch(Node) ->
     case of_session(Node) of
         {{}, _, _, StandIn, _} -> StandIn;
+        {_, _, opening, _, _} -> none;           % no request goes by lane before it can be sent
         {Inlets, _, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
         none -> none
     end.

@@ -54,8 +54,9 @@ json(_) ->
     Encode = fun(Value) ->
                      unicode:characters_to_list(iolist_to_binary(trunkline_json:encode(Value)))
              end,
-    ?assertEqual("{\"a\":1,\"b\":[1.5,-2,true,null,\"x\"]}",
-                 Encode(#{a => 1, b => [1.5, -2, true, undefined, x]})),
+    %% (A map of more than one key has no order from OTP 26 on.)
+    ?assertEqual("{\"a\":[1.5,-2,true,null,\"x\"]}", Encode(#{a => [1.5, -2, true, undefined, x]})),
+    ?assert(lists:member(Encode(#{a => 1, b => 2}), ["{\"a\":1,\"b\":2}", "{\"b\":2,\"a\":1}"])),
     ?assertEqual("[0.0,123456789.123,1.0]", Encode([0.0, 123456789.1234, 1.0])),
     ?assertEqual("\"a\\\"\\\\\\u000a\\u0000\\u007f\"", Encode(<<"a\"\\\n", 0, 127>>)),
     ?assertEqual([$", 246, 8364, $"], Encode(unicode:characters_to_binary([246, 8364]))),

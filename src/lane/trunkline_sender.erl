@@ -15,7 +15,7 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
--export([force/3, tell/3, alias_of_lane/2, await_session/2, await_room/4]).
+-export([force/3, force_apart/3, tell/3, alias_of_lane/2, await_session/2, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -33,6 +33,8 @@
 
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
+%% ms that a request waits for lanes, at most, if it could go by plain distribution.
+-define(OPENING, 1000).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -220,7 +222,7 @@ await_session(Node, Patience) ->
             direct;
         #route{gate = Gate, link = Link} ->
             Answer = case trunkline_gate:path(Gate) of
-                         direct -> direct;
+                         direct -> await_opening(Node, Link, Patience);
                          _ when Patience =:= nosuspend -> nosuspend;
                          _ -> wait(Link, session, Patience)
                      end,
@@ -249,6 +251,26 @@ await_room(Node, Sender, Charge, Deadline) ->
             end
     end.
 
+%% Messages go by plain distribution until the lanes are up. A request waits for that, once the
+%% peer has said that it will have lanes: it takes a round trip or two. By plain distribution
+%% the reply could overtake what the server has sent before by its lanes, which may be up
+%% earlier than ours.
+await_opening(Node, Link, Patience) ->
+    case trunkline_peers:lookup(Node) of
+        #{state := opening} when Patience =/= nosuspend ->
+            case wait(Link, session, min(Patience, trunkline_deadline:in(?OPENING))) of
+                timeout ->
+                    case trunkline_deadline:has_passed(Patience) of
+                        true -> timeout;
+                        false -> direct
+                    end;
+                Answer ->
+                    Answer
+            end;
+        _ ->
+            direct
+    end.
+
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().
 alias_of_lane(#route{aliases = Aliases}, Pid) ->
@@ -269,7 +291,7 @@ force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, 
             element(Ix, Lanes) ! [Charge, Sender, To | Message],
             ok;
         _ ->
-            force_large(Route, {To, Message}, Sender)
+            force_apart(Route, {To, Message}, Sender)
     end.
 
 forced(To, Charge) ->
@@ -278,7 +300,9 @@ forced(To, Charge) ->
         false -> trunkline_gate:without_message(Charge)
     end.
 
-force_large(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
+-spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()},
+                  Sender :: pid()) -> ok.
+force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
     Ix = lane_of(Sender, Lanes),
     Charge = trunkline_gate:charge(Message),
     Parcel = trunkline_parcel:pack(Message),

@@ -680,8 +680,11 @@ set_path(Path, #link{route = Route} = D) ->
 
 %% --- who waits ------------------------------------------------------------
 
-await(Ref, What, #link{route = Route, inlets = Inlets, room = Room} = D) ->
+await(Ref, What, #link{session = Session, route = Route, inlets = Inlets, room = Room} = D) ->
+    IsOpening = trunkline_session:phase(Session) =:= opening,
     case {path(D), What} of
+        {_, session} when IsOpening ->
+            D#link{room = trunkline_room:add(Ref, session, Route, Room)};
         {direct, _} ->
             answer(Ref, {again, new}, D);
         {lanes, session} when Inlets =/= [] ->

@@ -41,8 +41,8 @@
 %%                                                        while it is made
 %%     greeting   connected, without lanes                direct           none, direct, or send
 %%     holding    will the peer have lanes again?         lanes            hold
-%%     opening    agreed; lanes and inlets are prepared   wait; lanes when hold (direct first, if
-%%                                                        the peer agrees  the lanes must change)
+%%     opening    agreed; lanes and inlets are prepared   as before; wait, hold (direct first, if
+%%                                                        if we leave      the lanes must change)
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
@@ -406,8 +406,12 @@ event(stalled, S) ->
     S;
 
 %% What came of effects.
-event({started, lanes, Lanes}, #session{phase = opening} = S) ->
-    proceed(path(wait, S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true}));
+event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
+    S1 = S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true},
+    proceed(path(case Path of
+                     direct -> direct;
+                     _ -> lanes
+                 end, S1));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{inlets = Inlets}));
 event({started, trunk}, #session{phase = opening} = S) ->
@@ -449,7 +453,14 @@ next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = 
   when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
 next(S) ->
-    patience(S).
+    patience(quieten(S)).
+
+%% Senders that use plain distribution while the session opens may fill the connection, so that the
+%% peer is heard too late. They wait from here on, as they do when somebody leaves who is up.
+quieten(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
+    path(wait, S);
+quieten(S) ->
+    S.
 
 %% For the first of those who wait to leave.
 patience(#session{leaving = none, requests = [], is_patient = true} = S) ->
@@ -587,16 +598,11 @@ reply(false, S) -> S.
 %% What the lanes hold may be more than the peer can do, if it could do more before.
 agreed(#session{capabilities = Before} = S) ->
     #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
-    S1 = close_gates(enter(opening, S#session{capabilities = Capabilities})),
+    S1 = enter(opening, S#session{capabilities = Capabilities}),
     proceed(case Before -- Capabilities of
                 [] -> S1;
                 _ -> order(direct, S1)
             end).
-
-%% Senders that go on by plain distribution could fill the connection, so that the peer is heard too
-%% late.
-close_gates(#session{path = direct} = S) -> path(wait, S);
-close_gates(S) -> S.
 
 %% Does what can be done next on the way up.
 proceed(#session{is_ready = false} = S) ->
@@ -612,11 +618,9 @@ proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
 
 open(#session{opening = none} = S) ->
     open(say_open(S#session{opening = make_ref()}));
-open(#session{mode = Mode} = S) when Mode =/= hold ->
+open(#session{mode = direct} = S) ->
+    %% A server may reply to a request of the new session before the lanes may send.
     order(hold, S);
-open(#session{wanted = {_, _}, path = wait} = S) ->
-    %% The peer has agreed, too. So monitors there wait for what the lanes hold.
-    open(dismiss(again, path(lanes, S)));
 open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
     effect({start, {inlets, Lanes, window(S)}}, S);
 open(#session{opened = {_, Dock}, inlets = {_, _}} = S) ->
@@ -626,7 +630,7 @@ open(S) ->
 
 be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
     S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
-    S2 = dismiss(again, enter(up, effect({count, sessions}, S1))),
+    S2 = dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1)))),
     case Theirs of
         none -> S2;
         _ -> peer_leaves(S2)
@@ -670,6 +674,8 @@ bereaved(#session{phase = greeting} = S) ->
     plain(order(direct, end_session(retire, S)));
 bereaved(#session{phase = suspended} = S) ->
     over(S);
+bereaved(#session{path = direct} = S) ->
+    plain(order(direct, end_session(finish, S)));
 bereaved(S) ->
     hold(end_session(finish, S)).
 

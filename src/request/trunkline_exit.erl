@@ -12,6 +12,8 @@
 -module(trunkline_exit).
 -moduledoc false.
 
+-include("../lane/trunkline_route.hrl").
+
 -export([exit/2, signal/3, direct/3]).
 
 %% As erlang:exit/2.
@@ -20,13 +22,40 @@ exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
     Node = node(Pid),
     Command = {exit, Pid, self()},
     case trunkline_peers:can(Node, exit) andalso hand_over(Node, Command, Reason) of
-        Plain when Plain =:= false; Plain =:= direct ->
+        false ->
             plain(Node, Pid, Reason);
+        direct ->
+            when_clear(Node, Command, Reason);
         _ ->
             true                             % exit/2 does not tell either
     end;
 exit(Process, Reason) ->
     erlang:exit(Process, Reason).
+
+%% There are no lanes, or not yet. In these there may be a monitor already, which leaves them
+%% first: the signal has to come behind it, and what the caller sends next behind the signal. So
+%% this waits until the lanes open, as a request does.
+when_clear(Node, Command, Reason) ->
+    case trunkline_sender:await_session(Node, infinity) of
+        ok ->
+            case hand_over(Node, Command, Reason) of
+                direct -> when_clear(Node, Command, Reason);
+                _ -> true
+            end;
+        unreachable ->
+            true;
+        _ ->
+            without_lanes(trunkline_peers:lookup(Node), trunkline_route:lookup(Node), Node,
+                          Command, Reason)
+    end.
+
+%% They may have opened since.
+without_lanes(Peer, Route, Node, {exit, Pid, _} = Command, Reason) ->
+    case {Peer, Route =/= none andalso trunkline_gate:path(Route#route.gate)} of
+        {#{state := opening}, direct} -> force(Route, Command, Reason);
+        {_, Path} when Path =:= false; Path =:= direct -> plain(Node, Pid, Reason);
+        _ -> when_clear(Node, Command, Reason)
+    end.
 
 plain(Node, Pid, Reason) ->
     trunkline_sender:fallback(Node),
@@ -34,6 +63,13 @@ plain(Node, Pid, Reason) ->
 
 hand_over(Node, Command, kill) -> trunkline_sender:hand_over(Node, Command, kill);
 hand_over(Node, Command, Reason) -> trunkline_sender:hand_over_apart(Node, Command, Reason).
+
+force(Route, Command, kill) ->
+    ok = trunkline_sender:force(Route, {Command, kill}, self()),
+    true;
+force(Route, Command, Reason) ->
+    ok = trunkline_sender:force_apart(Route, {Command, Reason}, self()),
+    true.
 
 %% At the process's node: what it would get. (To tell how long its queue is, a process fetches
 %% what has been sent to it. So this comes behind what others have sent before, and before what
