@@ -29,8 +29,8 @@
 -export([connect/2, at_rest/2, gather/0, flap/2, throughput/3, to_many/4, receivers/3, with_mail/3,
          shared/3]).
 
-%% ms at rest, alone and connected: in the latter are three of Trunkline's pings to each peer, and
-%% two ticks of the distribution.
+%% ms at rest, alone and connected: in the latter each of Trunkline's links looks three times
+%% whether to ping, and the distribution ticks twice.
 -define(ALONE, 100).
 -define(REST, 30_000).
 %% ms. (What a new peer might need ends after ten seconds.)
