@@ -247,7 +247,8 @@ upgraded_in_place(Config) ->
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
-%% At the node: what is loaded of the one version is loaded from the other.
+%% At the node: what is loaded of the one version is loaded from the other. What that one does not
+%% have goes last: until then somebody calls it.
 change_code(Old, New, Version) ->
     {From, To} = case Version of
                      new -> {Old, New};
@@ -256,14 +257,18 @@ change_code(Old, New, Version) ->
     ok = application:unload(trunkline),
     true = code:del_path(From),
     true = code:add_patha(To),
+    Loaded = [Module || {Module, File} <- code:all_loaded(), is_list(File), filename:dirname(File) =:= From],
+    {Both, Gone} = lists:partition(fun(Module) -> code:where_is_file(atom_to_list(Module) ++ ".beam") =/= non_existing end,
+                                   Loaded),
     lists:foreach(fun(Module) ->
                           %% Senders are in this code now and then; none stays.
                           cluster:await(fun() -> code:soft_purge(Module) end),
-                          case code:load_file(Module) of
-                              {module, Module} -> ok;
-                              {error, nofile} -> true = code:delete(Module)
-                          end
-                  end, [Module || {Module, File} <- code:all_loaded(), is_list(File), filename:dirname(File) =:= From]).
+                          {module, Module} = code:load_file(Module)
+                  end, Both),
+    lists:foreach(fun(Module) ->
+                          cluster:await(fun() -> code:soft_purge(Module) end),
+                          true = code:delete(Module)
+                  end, Gone).
 
 %% A node of the one version is killed under load, and one of the other comes back under its name: what
 %% was meant for the one before does not reach it, and what did not arrive has been counted.

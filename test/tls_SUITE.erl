@@ -561,7 +561,7 @@ closed_sockets(Host) ->
     [begin
          {ok, Listening} = gen_tcp:listen(0, [{active, false}]),
          {ok, Port} = inet:port(Listening),
-         {ok, Socket} = gen_tcp:connect("localhost", Port, [{active, false}]),
+         {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [{active, false}]),
          ok = gen_tcp:close(Socket),
          ok = gen_tcp:close(Listening),
          trunkline_tls:secure(Side, Socket, 1000)
