@@ -367,7 +367,9 @@ sender(Node) ->
                   [{send, 10}, {cast, 10}, {{send, nosuspend}, 10}, {{send, noconnect}, 5},
                    {multicast, 5}, {abcast, 3}, {call, 5}, {request, 3}, {multi_call, 1},
                    {monitor, 3}, {erpc_call, 3}, {erpc_cast, 3}, {erpc_multicall, 1}],
-                  [{monitor, 10}, {send, 10}, {call, 1}]])}.
+                  [{notify, 10}, {exit, 3}, {erpc_request, 3}, {erpc_multicast, 3},
+                   {rpc_call, 3}, {rpc_cast, 3}, {send, 3}],
+                  [{monitor, 10}, {exit, 5}, {send, 10}, {call, 1}]])}.
 
 one(List) -> lists:nth(rand:uniform(length(List)), List).
 
@@ -718,6 +720,7 @@ wrong(Odd, #{done := Done} = C) ->
                             {no_note, _, Note} -> is_good(C) orelse lists:member(Note, Late);
                             {late_note, _} -> false;                     % the same
                             {down_before, _, _} -> is_good(C);
+                            {exit_before, _, _} -> is_good(C);
                             %% Between two sessions nobody watches: see trunkline_monitors.
                             {false_down, noproc, {told, _}, _} -> not Ended;
                             %% A link that was killed is replaced, and its monitors by OTP's own. So it

@@ -11,8 +11,8 @@
 %%
 %% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name
 %% of it. The destinations of a node are the servers p1 and p2; n, which has only a name and is
-%% restarted now and then; and e, to which functions report that are executed at the node (their
-%% order is not promised).
+%% restarted now and then; v, an event manager; and e, to which functions report that are executed at
+%% the node (their order is not promised).
 %%
 %% All logs are runs of numbers: [{First, Last}].
 -module(nemesis_traffic).
@@ -40,7 +40,7 @@ start_destinations(Id, Incarnation, End) ->
     ok = persistent_term:put(?COUNT, counters:new(1, [])),
     ok = persistent_term:put(?WHEEL, element(1, rand:bytes_s(4_000_000, rand:seed_s(exsss, 1)))),
     maps:from_list([{{Id, Name}, start_destination(Id, Name, Incarnation, End)}
-                    || Name <- [p1, p2, n, e]]).
+                    || Name <- [p1, p2, n, v, e]]).
 
 start_destination(Id, Name, Incarnation, End) ->
     {ok, Pid} = gen_server:start(?MODULE, {{Id, Name}, Incarnation, End}, []),
@@ -49,6 +49,11 @@ start_destination(Id, Name, Incarnation, End) ->
         n ->
             true = register(nemesis_log, Pid),
             true = register(nemesis_keeper, spawn(?MODULE, keep_named, [Pid, 0])),
+            Where;
+        v ->
+            true = register(nemesis_events_log, Pid),
+            {ok, Events} = gen_event:start({local, v}),
+            ok = gen_event:add_handler(Events, nemesis_events, Pid),
             Where;
         _ ->
             true = register(Name, Pid),
@@ -61,7 +66,7 @@ publish(Directory) -> persistent_term:put(?DIRECTORY, Directory).
 %% [{Key, Runs in the order of arrival}], and what was wrong with single messages.
 logs() ->
     {Logs, Odd} = lists:unzip([gen_server:call(Name, log, ?STUCK)
-                               || Name <- [p1, p2, nemesis_log, e]]),
+                               || Name <- [p1, p2, nemesis_log, nemesis_events_log, e]]),
     {lists:append(Logs), lists:append(Odd)}.
 
 %% A process that does nothing but pass on what it gets, under a name that others take after it.
@@ -292,14 +297,41 @@ step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) 
 step(erpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
-        nobody -> done(uncertain, name, Message, S1);
-        Reply -> answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S1))
+        Reply -> executed(Reply, Message, S1)
     catch
         error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
     end;
 step(erpc_cast, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     ok = trunkline_erpc:cast(At, ?MODULE, executed, [Message]),
+    done(sent, name, Message, S1);
+step(notify, {Node, _}, Directory, S) ->
+    {[{name, To}], Message, S1} = message([{Node, v}], [name], Directory, S),
+    ok = trunkline_gen_event:notify(To, Message),
+    done(sent, name, Message, S1);
+step(erpc_request, {Node, _}, Directory, S) ->
+    {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
+    Id = trunkline_erpc:send_request(At, ?MODULE, executed, [Message]),
+    try trunkline_erpc:receive_response(Id, 10_000) of
+        Reply -> executed(Reply, Message, S1)
+    catch
+        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
+    end;
+step(erpc_multicast, _, Directory, #sender{targets = Targets} = S) ->
+    All = lists:usort([{Node, e} || {Node, _} <- Targets]),
+    {Addresses, Message, S1} = message(All, [name], Directory, S),
+    ok = trunkline_erpc:multicast([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed, [Message]),
+    done(sent, name, Message, S1);
+step(rpc_call, {Node, _}, Directory, S) ->
+    {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
+    case trunkline_rpc:call(At, ?MODULE, executed, [Message], 10_000) of
+        {badrpc, nodedown} -> failed(erpc, noconnection, Message, count_one(S1));
+        {badrpc, Reason} -> failed(erpc, Reason, Message, count_one(S1));
+        Reply -> executed(Reply, Message, S1)
+    end;
+step(rpc_cast, {Node, _}, Directory, S) ->
+    {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
+    true = trunkline_rpc:cast(At, ?MODULE, executed, [Message]),
     done(sent, name, Message, S1);
 step(erpc_multicall, _, Directory, #sender{targets = Targets} = S) ->
     All = lists:usort([{Node, e} || {Node, _} <- Targets]),
@@ -311,14 +343,18 @@ step(erpc_multicall, _, Directory, #sender{targets = Targets} = S) ->
                    ({{error, {erpc, Reason}}, Entry}, S2) ->
                         reason({erpc, Reason}, log(uncertain, [Entry], S2))
                 end, count_one(S1), lists:zip(Results, entries(Message)));
-step(monitor, Target, Directory, S) ->
+step(Kind, Target, Directory, S) when Kind =:= monitor; Kind =:= exit ->
     #{Target := #{node := At}} = Directory,
     try trunkline_erpc:call(At, ?MODULE, worker, [], 10_000) of
-        Worker -> watch(Worker, S)
+        Worker when Kind =:= monitor -> watch(Worker, S);
+        Worker -> end_it(Worker, S)
     catch
         error:{erpc, Reason} -> reason({erpc, Reason}, S);
         error:{exception, system_limit, _} -> S
     end.
+
+executed(nobody, Message, S) -> done(uncertain, name, Message, S);
+executed(Reply, Message, S) -> answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S)).
 
 call(To, Message, Timeout, S) ->
     Bytes = bytes(),
@@ -427,17 +463,58 @@ late(S) ->
 
 %% --- monitors -------------------------------------------------------------------------
 
-%% Says some things when it is asked to die, and dies.
+%% Says some things when it is asked to die, and dies. Or an exit signal tells it to: then its
+%% reason says how many messages it has got before.
 worker() ->
     spawn(fun() ->
-                  receive
-                      {die, To, Messages, Reason} ->
-                          lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end,
-                                        lists:seq(1, Messages)),
-                          exit(Reason)
-                  after ?STUCK -> exit(idle)
-                  end
+                  process_flag(trap_exit, true),
+                  worker(0)
           end).
+
+worker(Got) ->
+    receive
+        another ->
+            worker(Got + 1);
+        {'EXIT', _, {told, _}} ->
+            exit({told, Got});
+        {die, To, Messages, Reason} ->
+            lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end, lists:seq(1, Messages)),
+            exit(Reason)
+    after ?STUCK -> exit(idle)
+    end.
+
+%% An exit signal comes behind the messages before it.
+end_it(Worker, S) ->
+    Theirs = erlang:monitor(process, Worker),
+    Ours = trunkline:monitor(process, Worker),
+    Messages = rand:uniform(20),
+    lists:foreach(fun(_) -> trunkline:send(Worker, another) end, lists:seq(1, Messages)),
+    await_end(Worker, {Ours, Theirs}, Messages, erlang:monotonic_time(millisecond) + ?STUCK, count_one(S)).
+
+await_end(Worker, {Ours, Theirs} = Refs, Messages, Deadline, S) ->
+    true = trunkline:exit(Worker, {told, Messages}),
+    receive
+        {'DOWN', Ours, process, Worker, Reason} ->
+            Expected = receive {'DOWN', Theirs, process, Worker, Why} -> Why
+                       after 10_000 -> demonitor(Theirs, [flush]), none
+                       end,
+            case Reason of
+                {told, Got} when Got < Messages ->
+                    down(Reason, Expected, Worker, 0, odd({exit_before, Messages - Got, Worker}, S));
+                _ ->
+                    down(Reason, Expected, Worker, 0, S)
+            end
+    after ?ASK_AGAIN ->
+            %% The signal may be lost.
+            case erlang:monotonic_time(millisecond) > Deadline of
+                true ->
+                    demonitor(Theirs, [flush]),
+                    trunkline:demonitor(Ours, [flush]),
+                    odd({no_down, Worker, Messages, exit}, S);
+                false ->
+                    await_end(Worker, Refs, Messages, Deadline, S)
+            end
+    end.
 
 %% It must end for us as it ends for OTP's own monitor: for `noconnection' only if it does there.
 watch(Worker, S) ->
