@@ -11,7 +11,7 @@
 -moduledoc false.
 
 -export([start/1, start_all/1, label/1, system/4, unexpected/2]).
--export([outlive/1]).
+-export([outlive/1, monitor_connected/1]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
@@ -113,4 +113,18 @@ outlive(Pid) ->
         true -> ok
     catch
         error:badarg -> ok
+    end.
+
+%% Monitors a process elsewhere only over a connection that is there. To monitor makes one, and a
+%% node that somebody has just disconnected must not come back for that. (There is no option
+%% against it: a connection that is lost right here is made again.)
+-spec monitor_connected(pid() | {atom(), node()}) -> reference() | noconnection.
+monitor_connected(Object) ->
+    Node = case Object of
+               {_, At} -> At;
+               _ -> node(Object)
+           end,
+    case lists:keymember(Node, 1, erlang:system_info(dist_ctrl)) of
+        true -> monitor(process, Object);
+        false -> noconnection
     end.

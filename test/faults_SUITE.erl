@@ -7,7 +7,7 @@
 -export([all/0, suite/0]).
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
-         reported_once/1, many_nodes/1, reconnected_by_sending/1, sender_dies/1, called_while_holding/1,
+         reported_once/1, many_nodes/1, reconnected_by_sending/1, stays_disconnected/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
          lost_and_tried_again/1, halts_after_replies/1,
          looked_at/1, told_nonsense/1, top_supervisor_killed/1, news_lost/1]).
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
-          reported_once, many_nodes, reconnected_by_sending, sender_dies, called_while_holding,
+          reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
           lost_and_tried_again, halts_after_replies, looked_at, told_nonsense,
           top_supervisor_killed, news_lost].
@@ -411,6 +411,32 @@ reconnected_by_sending(_) ->
                             end),
     ?assert(Still),                            % the set-up, which takes 100 seconds
     cluster:continue(B),
+    cluster:stop_all([A, B]).
+
+%% None of Trunkline's processes connects what somebody has disconnected, though the news of that is
+%% still on its way to it.
+stays_disconnected(_) ->
+    {A, B} = cluster:pair([]),
+    Object = {init, cluster:node_of(B)},
+    Speak = fun() ->
+                    Speaker = trunkline_speaker:start_link(),
+                    Connection = make_ref(),
+                    ok = trunkline_speaker:connection(Speaker, Connection),
+                    Watch = trunkline_speaker:watch(Speaker, Connection, Object),
+                    ok = trunkline_speaker:say(Speaker, Connection, self(), said),
+                    receive said -> ok end,
+                    receive {'DOWN', Watch, process, _, Reason} -> Reason
+                    after 0 -> watched
+                    end
+            end,
+    ?assert(is_reference(cluster:call(A, trunkline_process, monitor_connected, [Object]))),
+    ?assertEqual(watched, cluster:call(A, Speak)),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await_state(A, B, down),
+    cluster:await_state(B, A, down),
+    ?assertEqual(noconnection, cluster:call(A, trunkline_process, monitor_connected, [Object])),
+    ?assertEqual(noconnection, cluster:call(A, Speak)),
+    ?assertEqual([], cluster:call(A, erlang, nodes, [connected])),
     cluster:stop_all([A, B]).
 
 %% The host of a node that was known does not answer: nobody waits for it, nor do others for

@@ -326,6 +326,7 @@ step(rpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
     case trunkline_rpc:call(At, ?MODULE, executed, [Message], 10_000) of
         {badrpc, nodedown} -> failed(erpc, noconnection, Message, count_one(S1));
+        {badrpc, {'EXIT', Reason}} -> failed(erpc, Reason, Message, count_one(S1));
         {badrpc, Reason} -> failed(erpc, Reason, Message, count_one(S1));
         Reply -> executed(Reply, Message, S1)
     end;

@@ -552,12 +552,16 @@ timeout(quiet, S) ->
 
 retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}} = S) ->
     ok = trunkline_monitors:retired(self()),
-    Others = [Counterpart | tuple_to_list(Lanes)],
-    lists:foreach(fun(Pid) -> monitor(process, Pid) end, Others),
+    Lanes1 = tuple_to_list(Lanes),
+    lists:foreach(fun(Lane) -> monitor(process, Lane) end, Lanes1),
     unlink(Link),
     Link ! {retired, self()},
     _ = erlang:start_timer(?AWAITED, self(), awaited),
-    S#inlet{finishing = false, retires = none, retired = Others,
+    S#inlet{finishing = false, retires = none,
+            retired = case trunkline_process:monitor_connected(Counterpart) of
+                          noconnection -> over;
+                          _ -> [Counterpart | Lanes1]
+                      end,
             agent = trunkline_agent:retired(S#inlet.agent)}.
 
 %% Its lanes and the inlet at the peer look after this one themselves, and trunkline_monitors only

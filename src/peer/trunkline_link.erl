@@ -377,7 +377,10 @@ carry_out(is_gone, D) ->
     D;
 carry_out({watch, Role, Whom}, D) ->
     #link{speaker = Speaker, connection = Connection, watched = Watched} = D1 = unwatch(Role, D),
-    Watch = trunkline_speaker:watch(Speaker, Connection, whom(Whom, D1)),
+    Watch = case Whom of
+                supervisor -> trunkline_speaker:connect(Speaker, Connection, whom(Whom, D1));
+                _ -> trunkline_speaker:watch(Speaker, Connection, whom(Whom, D1))
+            end,
     D1#link{watched = Watched#{Role => Watch}};
 carry_out({unwatch, Role}, D) ->
     unwatch(Role, D);

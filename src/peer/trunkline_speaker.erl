@@ -8,11 +8,12 @@
 %%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
 %%
 %% What was meant for a connection that is lost is not sent on the next one. So each request names
-%% its connection, and the link tells the speaker when there is another one.
+%% its connection, and the link tells the speaker when there is another one. None of them makes a
+%% connection, unless the link says so (connect/3): what somebody has just disconnected stays so.
 -module(trunkline_speaker).
 -moduledoc false.
 
--export([start_link/0, connection/2, say/4, watch/3, unwatch/2, finish/1]).
+-export([start_link/0, connection/2, say/4, watch/3, connect/3, unwatch/2, finish/1]).
 -export([init/1, loop/1]).
 
 -type name() :: {RegisteredName :: atom(), node()}.
@@ -44,8 +45,16 @@ say(Speaker, Connection, To, Message) ->
 %% The link gets the 'DOWN', with this reference.
 -spec watch(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
 watch(Speaker, Connection, Object) ->
+    watch(Speaker, Connection, Object, fun trunkline_process:monitor_connected/1).
+
+%% The same, and this makes a connection if there is none.
+-spec connect(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
+connect(Speaker, Connection, Object) ->
+    watch(Speaker, Connection, Object, fun(Process) -> monitor(process, Process) end).
+
+watch(Speaker, Connection, Object, Monitor) ->
     Watch = make_ref(),
-    Speaker ! {watch, Connection, Watch, Object},
+    Speaker ! {watch, Connection, Watch, Object, Monitor},
     Watch.
 
 -spec unwatch(pid(), Watch :: reference()) -> ok.
@@ -78,11 +87,10 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             S = latest(S0),
             Connection =:= S#speaker.connection andalso erlang:send(To, Message, [noconnect]),
             loop(S);
-        {watch, Connection, Watch, Object} ->
+        {watch, Connection, Watch, Object, Monitor} ->
             case latest(S0) of
                 #speaker{connection = Connection} = S ->
-                    Monitor = monitor(process, Object),
-                    loop(S#speaker{watched = Watched#{Watch => Monitor, Monitor => Watch}});
+                    loop(watched(Monitor(Object), Watch, Object, S));
                 S ->
                     loop(S)
             end;
@@ -110,6 +118,12 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             ok = trunkline_process:unexpected(?MODULE, Unexpected),
             loop(S0)
     end.
+
+watched(noconnection, Watch, Object, #speaker{link = Link} = S) ->
+    Link ! {'DOWN', Watch, process, Object, noconnection},
+    S;
+watched(Monitor, Watch, _, #speaker{watched = Watched} = S) ->
+    S#speaker{watched = Watched#{Watch => Monitor, Monitor => Watch}}.
 
 %% Also if the news of that is behind what is to be done. (The mailbox is short.)
 latest(S) ->
