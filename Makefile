@@ -3,7 +3,7 @@
 BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance observed
 
 .NOTPARALLEL:
-.PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-growth plot-overview $(BENCHES:%=bench-%)
+.PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-growth plot-sweep plot-overview $(BENCHES:%=bench-%)
 
 help:             ## this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | \
@@ -63,7 +63,7 @@ options: ## the options in docs/operate/configuration.md, from src/trunkline_opt
 	rebar3 compile
 	ERL_LIBS=_build/default/lib tools/options docs/operate/configuration.md
 
-bench-sweep: ## every size, number of senders and kind of request, half an hour; SHORT=1: the corners, three minutes
+bench-sweep: ## every size, number of senders and kind of request, twenty minutes; SHORT=1: the corners, three minutes
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-resume: ## the same with sessions that outlive their connection, and without
@@ -104,6 +104,9 @@ plot-growth: ## the plots of docs/lab/growth.md, from the figures of the last be
 	@tools/need gnuplot
 	cp _build/growth.dat docs/lab/growth.dat
 	gnuplot docs/lab/growth.gp
+
+plot-sweep: ## the picture of the whole field, from the last bench-sweep
+	cp _build/sweep.svg docs/lab/sweep.svg
 
 docs: ## README and the pages of docs/ as HTML, in _build/docs
 	@tools/need mkdocs

@@ -252,8 +252,8 @@ multicast(At, Cases) ->
     [begin
          Places = maps:from_list([{Node, bench_fanout:start(Node, Receivers)}
                                   || Node <- [At(same), At(stock)]]),
-         #case_of{group = "one message to many", row = "",
-                  column = lists:concat([Receivers, " processes"]),
+         #case_of{group = "one message to many processes", row = "",
+                  column = lists:concat(["to ", Receivers]),
                   first = 4 * Receivers,
                   measure = fun(V, N) ->
                                     Times = each(N, Receivers),
@@ -285,7 +285,7 @@ monitors(At, Cases) ->
 %% the operating system is the same at both nodes.
 thin(At, Cases) ->
     [#case_of{group = "thin traffic, sent until received", row = "",
-              column = lists:concat([Thousands, ",000 a second"]), first = 500 * Thousands,
+              column = lists:concat([Thousands, ",000/s"]), first = 500 * Thousands,
               measure = fun(V, _) ->
                                 Each = max(500, round(1000 * bench:seconds())),
                                 {Each * Thousands, thin(V, Thousands, At(V), Each)}

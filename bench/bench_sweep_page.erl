@@ -17,8 +17,10 @@
 %% Of a field, and of the names beside it and above it.
 -define(WIDTH, 84).
 -define(HEIGHT, 24).
--define(LEFT, 96).
+-define(LEFT, 116).
 -define(TOP, 50).
+%% Where the second of two begins that stand side by side: behind five fields.
+-define(SECOND, (?LEFT + 5 * ?WIDTH + 20)).
 
 -spec name(#{group := string(), row := string(), column := string(), figures => _}) -> string().
 name(#{group := Group, row := "", column := Column}) -> lists:concat([Group, ", ", Column]);
@@ -114,7 +116,7 @@ picture(Results) ->
     {Maps, _} = lists:mapfoldl(
                   fun({Group, Of}, Y) ->
                           {[map([Group, ": ", Title], Of, X, Y, Unit, stock)
-                            || {X, {Unit, Title}} <- lists:zip([0, 460], Units)],
+                            || {X, {Unit, Title}} <- lists:zip([0, ?SECOND], Units)],
                            Y + height(Of)}
                   end, 0, groups("a second", stock, Results)),
     svg(Maps).
@@ -142,7 +144,7 @@ map(Title, Results, X, Y, Unit, Base) ->
     Place = fun(Name, Names) -> length(lists:takewhile(fun(N) -> N =/= Name end, Names)) end,
     Left = fun(Column) -> X + ?LEFT + ?WIDTH * Place(Column, Columns) end,
     Top = fun(Row) -> Y + ?TOP + ?HEIGHT * Place(Row, Rows) end,
-    {max(X + ?LEFT + ?WIDTH * length(Columns) + 4, X + 440), Y + height(Results),
+    {max(X + ?LEFT + ?WIDTH * length(Columns) + 4, X + ?SECOND - 20), Y + height(Results),
      {drawn,
       [text(X + 4, Y + 18, "start", " font-weight=\"bold\"", Title),
        [text(Left(C) + ?WIDTH div 2, Y + ?TOP - 8, "middle", "", C) || C <- Columns],
