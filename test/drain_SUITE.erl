@@ -11,7 +11,7 @@
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
          peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
-         refusals_are_no_progress/1, busy_connection/1, nobody_misses/1]).
+         refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
 -define(DEADLINE, 60_000).
@@ -23,7 +23,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
           stopped_while_opening,
           stopped_after_crash, stopped_while_down,
-          refusals_are_no_progress, busy_connection, nobody_misses].
+          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -551,6 +551,37 @@ refusals_are_no_progress(_) ->
     Refused(fun() -> drain(A, B) end, {error, timeout}),
     reconnect(A, B),
     Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
+    cluster:stop_all([A, B]).
+
+%% Senders that wait for room then go on by plain distribution, behind what they have sent before.
+senders_wait(_) ->
+    {A, B} = cluster:pair([{lanes, 2}, {queue_bytes, 16_384}, {window_bytes, 65_536}]),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    lists:foreach(
+      fun(Round) ->
+              Scripts = [{{Round, I}, lists:duplicate(500, {send, To, 200})} || I <- lists:seq(1, 8)],
+              cluster:suspend(B),
+              Senders = cluster:call(A, fun() -> spawn(fun() -> receive_and_keep(traffic:play_all(Scripts)) end) end),
+              cluster:await(fun() ->
+                                    #{lanes := Lanes} = info(A, B),
+                                    case lists:sum([N || #{waiting := N} <- Lanes]) of
+                                        8 -> true;
+                                        Fewer -> Fewer
+                                    end
+                            end),
+              Caller = draining(A, B),
+              cluster:continue(B),
+              ?assertEqual(ok, cluster:call(A, fun() -> ask(Caller) end)),
+              ?assertEqual([normal], lists:usort(cluster:call(A, fun() -> ask(Senders) end))),
+              cluster:await(fun() -> case cluster:call(B, traffic, count, [To]) of
+                                         N when N =:= 4_000 * Round -> true;
+                                         Other -> Other
+                                     end end),
+              ?assert(maps:get(fallbacks, info(A, B)) > 0),
+              no_loss(A, B),
+              reconnect(A, B)
+      end, [1, 2, 3]),
+    ?assertEqual([{500, 500, []}], lists:usort(maps:values(cluster:call(B, traffic, summary, [To])))),
     cluster:stop_all([A, B]).
 
 %% A connection on which nothing moves suspends its senders. They are not Trunkline: it can be drained,
