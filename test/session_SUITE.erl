@@ -111,8 +111,11 @@ events(#{refs := Refs}) ->
 some_pids() -> [[p1], [p1, p2], [p1, p2, p3]].
 
 %% The effects make sense: lanes are told something only while there are any, and what is to be
-%% started comes once in a step. It is answered.
+%% started comes once in a step. It is answered. Only to a peer that is down is a connection made.
 done({Session, Effects}, IsFull, Known) ->
+    not lists:keymember(connect, 1, Effects)
+        orelse lists:member(trunkline_session:phase(Session), [down, suspended])
+        orelse error({connects, Effects}),
     Known1 = lists:foldl(fun effect/2, Known, Effects),
     case {[What || {start, What} <- Effects], IsFull} of
         {[], _} ->

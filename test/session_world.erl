@@ -645,6 +645,9 @@ step(X, Event, W) ->
     {Session, Effects} = trunkline_session:step(Event, Before),
     carried_out(X, Effects, change_link(X, fun(L) -> L#link{session = Session} end, W)).
 
+watched(X, Role, Ref, W) ->
+    change_link(X, fun(#link{watched = Watched} = L) -> L#link{watched = Watched#{Role => Ref}} end, W).
+
 not_watched(X, Role, W) ->
     change_link(X, fun(#link{watched = Watched} = L) ->
                            L#link{watched = maps:remove(Role, Watched)}
@@ -685,10 +688,10 @@ effect({say, _, _} = Say, X, W) ->
     said(X, Say, W);
 effect({watch, Role, Whom}, X, W) ->
     Ref = make_ref(),
-    said(X, {watch, Ref, Whom},
-         change_link(X, fun(#link{watched = Watched} = L) ->
-                                L#link{watched = Watched#{Role => Ref}}
-                        end, W));
+    said(X, {watch, Ref, Whom}, watched(X, Role, Ref, W));
+effect({connect, Role}, X, W) ->
+    Ref = make_ref(),
+    said(X, {connect, Ref}, watched(X, Role, Ref, W));
 effect({unwatch, Role}, X, W) ->
     not_watched(X, Role, W);
 effect({path, Path}, X, W) ->
@@ -806,14 +809,20 @@ speak({Name, What}, X, W) ->
 
 spoken({say, To, Message}, X, W) ->
     transmit(X, {to, To, Message}, W);
+spoken({connect, Ref}, X, W) ->
+    case peer(X, W) of
+        #peer{sees = none, watches = Watches, connecting = Connecting, pid = Pid} = P ->
+            put_peer(X, P#peer{watches = Watches#{Ref => Pid},
+                               connecting = Connecting ++ [{Ref, supervisor}]}, W);
+        _ ->
+            spoken({watch, Ref, supervisor}, X, W)
+    end;
 spoken({watch, Ref, Object}, X, W) ->
-    #peer{watches = Watches, connecting = Connecting, sees = C, pid = Pid} = P = peer(X, W),
+    #peer{watches = Watches, sees = C, pid = Pid} = P = peer(X, W),
     P1 = P#peer{watches = Watches#{Ref => Pid}},
     case is_connected(X, W) of
         true ->
             transmit(X, {watch, Ref, Object}, put_peer(X, P1, W));
-        false when C =:= none, Object =:= supervisor ->
-            put_peer(X, P1#peer{connecting = Connecting ++ [{Ref, Object}]}, W);
         false when C =:= none ->
             news(X, Ref, noconnection, W);
         false ->

@@ -376,12 +376,9 @@ carry_out(is_gone, #link{asking = none, node = Node} = D) ->
 carry_out(is_gone, D) ->
     D;
 carry_out({watch, Role, Whom}, D) ->
-    #link{speaker = Speaker, connection = Connection, watched = Watched} = D1 = unwatch(Role, D),
-    Watch = case Whom of
-                supervisor -> trunkline_speaker:connect(Speaker, Connection, whom(Whom, D1));
-                _ -> trunkline_speaker:watch(Speaker, Connection, whom(Whom, D1))
-            end,
-    D1#link{watched = Watched#{Role => Watch}};
+    watch(Role, fun trunkline_speaker:watch/3, Whom, D);
+carry_out({connect, Role}, D) ->
+    watch(Role, fun trunkline_speaker:connect/3, supervisor, D);
 carry_out({unwatch, Role}, D) ->
     unwatch(Role, D);
 carry_out({path, Path}, D) ->
@@ -432,6 +429,10 @@ carry_out(stop, D) ->
 say(To, Message, #link{speaker = Speaker, connection = Connection} = D) ->
     ok = trunkline_speaker:say(Speaker, Connection, To, Message),
     D.
+
+watch(Role, Watch, Whom, D) ->
+    #link{speaker = Speaker, connection = Connection, watched = Watched} = D1 = unwatch(Role, D),
+    D1#link{watched = Watched#{Role => Watch(Speaker, Connection, whom(Whom, D1))}}.
 
 whom(supervisor, #link{node = Node}) -> {trunkline_sup, Node};
 whom(nobody, #link{node = Node}) -> {undefined, Node};

@@ -167,7 +167,8 @@
                                          % yet, nor watched, belongs to the one before
       | is_gone                          % to find out whether the node is; maybe event gone
       | {say, links | pid(), Message :: tuple()}
-      | {watch, role(), supervisor | nobody | pid()} | {unwatch, role()}
+        %% Over the connection that is there; or over a new one if there is none: the supervisor.
+      | {watch, role(), supervisor | nobody | pid()} | {connect, role()} | {unwatch, role()}
       | {path, trunkline_gate:path()}
         %% To the lanes, if there are any; see lanes_ready.
       | {order, hold | direct | drain | suspend | resume | {absent, trunkline_room:lost()}
@@ -306,7 +307,7 @@ event({nodeup, _, _} = Up, S) ->
         S1 -> S1
     end;
 event(nodedown, #session{phase = down, path = lanes} = S) ->
-    expect(S);                         % a connection may have been made, and its nodeup missed
+    connect(S);                        % a connection may have been made, and its nodeup missed
 event(nodedown, #session{phase = suspended} = S) ->
     S#session{is_connected = false};   % to watch the supervisor there will tell
 event(nodedown, #session{phase = Phase, peer = Peer} = S)
@@ -315,7 +316,7 @@ event(nodedown, #session{phase = Phase, peer = Peer} = S)
 event(nodedown, S) ->
     S;                                 % to watch the peer's link will tell
 event(connect, #session{phase = down, absence = none, lanes = {_, _}} = S) ->
-    expect(path(lanes, S));
+    connect(path(lanes, S));
 event(connect, S) ->
     S;
 
@@ -433,7 +434,7 @@ event(finished, S) ->
 event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
 event({timeout, connect}, #session{phase = suspended, absence = none} = S) ->
-    expect(S);
+    connect(S);
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
@@ -504,7 +505,7 @@ suspend(Time, #session{phase = Phase} = S) ->
                               opening -> S1
                           end),
     S3 = S2#session{before = Phase, is_connected = false, pause = ?PAUSE},
-    expect(effect({timer, resume, Time}, S3)).
+    connect(effect({timer, resume, Time}, S3)).
 
 %% There is another connection. What was to be done on the one before is not done on this one.
 reconnected(S) -> hail(expect(connection(S#session{is_connected = true}))).
@@ -552,9 +553,13 @@ forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S
 forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% With a peer that had lanes before it must become clear whether it will have lanes again. Without
-%% Trunkline's supervisor there it will not; else its link says hello. To watch a node that is down
-%% makes a connection to it; if that fails, event {down, absence, noconnection} says so.
+%% Trunkline's supervisor there it will not; else its link says hello.
 expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
+
+%% The same of a peer that is down, which makes a connection to it. If that fails, event
+%% {down, absence, noconnection} says so. (Nothing else connects: what somebody has disconnected
+%% stays so.)
+connect(S) -> effect({connect, absence}, S#session{absence = watched}).
 
 unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
