@@ -124,7 +124,7 @@ monitor_connected(Object) ->
                {_, At} -> At;
                _ -> node(Object)
            end,
-    case lists:keymember(Node, 1, erlang:system_info(dist_ctrl)) of
+    case lists:member(Node, nodes(connected)) of
         true -> monitor(process, Object);
         false -> noconnection
     end.

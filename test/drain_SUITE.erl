@@ -9,7 +9,8 @@
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
          monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
+         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1,
+         stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
          refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).

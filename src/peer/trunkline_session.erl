@@ -167,7 +167,8 @@
                                          % yet, nor watched, belongs to the one before
       | is_gone                          % to find out whether the node is; maybe event gone
       | {say, links | pid(), Message :: tuple()}
-        %% Over the connection that is there; or over a new one if there is none: the supervisor.
+        %% To watch goes by the connection that is there. To connect is to watch the supervisor, by
+        %% a new connection if there is none.
       | {watch, role(), supervisor | nobody | pid()} | {connect, role()} | {unwatch, role()}
       | {path, trunkline_gate:path()}
         %% To the lanes, if there are any; see lanes_ready.

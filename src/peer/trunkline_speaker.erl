@@ -45,16 +45,16 @@ say(Speaker, Connection, To, Message) ->
 %% The link gets the 'DOWN', with this reference.
 -spec watch(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
 watch(Speaker, Connection, Object) ->
-    watch(Speaker, Connection, Object, fun trunkline_process:monitor_connected/1).
+    ask(Speaker, watch, Connection, Object).
 
 %% The same, and this makes a connection if there is none.
 -spec connect(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
 connect(Speaker, Connection, Object) ->
-    watch(Speaker, Connection, Object, fun(Process) -> monitor(process, Process) end).
+    ask(Speaker, connect, Connection, Object).
 
-watch(Speaker, Connection, Object, Monitor) ->
+ask(Speaker, How, Connection, Object) ->
     Watch = make_ref(),
-    Speaker ! {watch, Connection, Watch, Object, Monitor},
+    Speaker ! {How, Connection, Watch, Object},
     Watch.
 
 -spec unwatch(pid(), Watch :: reference()) -> ok.
@@ -87,10 +87,10 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             S = latest(S0),
             Connection =:= S#speaker.connection andalso erlang:send(To, Message, [noconnect]),
             loop(S);
-        {watch, Connection, Watch, Object, Monitor} ->
+        {How, Connection, Watch, Object} when How =:= watch; How =:= connect ->
             case latest(S0) of
                 #speaker{connection = Connection} = S ->
-                    loop(watched(Monitor(Object), Watch, Object, S));
+                    loop(watched(monitor_by(How, Object), Watch, Object, S));
                 S ->
                     loop(S)
             end;
@@ -118,6 +118,9 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             ok = trunkline_process:unexpected(?MODULE, Unexpected),
             loop(S0)
     end.
+
+monitor_by(watch, Object) -> trunkline_process:monitor_connected(Object);
+monitor_by(connect, Object) -> monitor(process, Object).
 
 watched(noconnection, Watch, Object, #speaker{link = Link} = S) ->
     Link ! {'DOWN', Watch, process, Object, noconnection},
