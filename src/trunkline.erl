@@ -814,8 +814,8 @@ The result is `ok`, or `{error, Reason}`:
 
 - `noconnection`: there is no connection, nor a session that waits for one, or it was lost
   meanwhile;
-- `timeout`: nothing has moved for three seconds. The lanes are ended nevertheless; what was lost is
-  counted and reported;
+- `timeout`: nothing has moved for three seconds. The drain goes on, and senders wait, until the
+  other node has delivered what it has, or the connection is lost;
 - `stopped`: Trunkline does not run at this node;
 - another reason: a process of Trunkline has died for it meanwhile, and there are lanes again.
 
@@ -831,7 +831,7 @@ drain(Node) ->
 
 -doc "
 Like `drain/1`, for up to `Timeout` milliseconds. Then the result is `{error, timeout}`, and the
-lanes are ended nevertheless. The error is `badarg` if this is not another node, or no time-out.
+drain goes on. The error is `badarg` if this is not another node, or no time-out.
 
 ```erlang
 1> trunkline:drain('b@host', 5000).

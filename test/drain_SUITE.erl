@@ -462,22 +462,43 @@ started_anew(_) ->
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
-%% A peer that does not answer: it takes so long and no longer, and what is lost is counted.
+%% A peer that stands still: nobody waits for it for longer. The drain goes on when the peer does,
+%% nothing is lost, and what is sent from then on overtakes nothing.
 stands_still(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     lists:foreach(
       fun({Args, Round}) ->
+              Send = fun(From, Until) ->
+                             lists:foreach(fun(N) -> trunkline:send(To, {from, Round, N, x}) end, lists:seq(From, Until))
+                     end,
               cluster:suspend(B),
-              ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> trunkline:send(To, {from, Round, N, x}) end, lists:seq(1, 100)) end),
-              #{lost := Before} = info(A, B),
-              ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [cluster:node_of(B) | Args])),
-              #{lost := Lost} = info(A, B),
-              ?assertEqual(100, lists:sum(maps:values(Lost)) - lists:sum(maps:values(Before))),
-              ?assertMatch(#{state := drained, lanes := []}, info(A, B)),
+              Sender = cluster:call(A, fun() ->
+                                               spawn(fun() ->
+                                                             Send(1, 5000),
+                                                             receive_and_keep(before),
+                                                             receive go_on -> Send(5001, 6000) end,
+                                                             receive_and_keep(behind)
+                                                     end)
+                                       end),
+              ?assertEqual(before, cluster:call(A, fun() -> ask(Sender) end)),
+              ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB | Args])),
+              ?assertMatch(#{state := closing}, info(A, B)),
+              ?assertEqual(nosuspend, cluster:call(A, trunkline, send, [To, x, [nosuspend]])),
+              %% Another one waits for the same drain.
+              ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB, 10])),
+              Next = draining(A, B),
+              go_on = cluster:call(A, fun() -> Sender ! go_on end),
               cluster:continue(B),
-              cluster:await_state(B, A, greeting),
+              ?assertEqual(ok, cluster:call(A, fun() -> ask(Next) end)),
+              ?assertEqual(behind, cluster:call(A, fun() -> ask(Sender) end)),
               plain(A, B),
+              cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                                         #{Round := {6000, 6000, []}} -> true;
+                                         Other -> Other
+                                     end end),
+              no_loss(A, B),
               reconnect(A, B)
       end, [{[100], 1}, {[0], 2}, {[], 3}]),
     cluster:stop_all([A, B]).

@@ -826,7 +826,7 @@ look_at(Bulk) ->
                                    end, Processes),
                                  [sys:get_state(P, ?DEADLINE) || _ <- lists:seq(1, 10), {M, P} <- Processes, M =:= trunkline_lane orelse M =:= trunkline_inlet]
                          end),
-         ?assertEqual(Processes, cluster:call(X, ?MODULE, processes_of, [all]))
+         are_there(Processes, X)
      end || X <- [A, B]],
     flowing(Load, B),
     ?assertEqual(0, finish(Load, A, B)),
@@ -860,7 +860,7 @@ tell_nonsense(Bulk) ->
                                  [P ! Nonsense || {_, P} <- Processes, Nonsense <- [nonsense, {non, sense}, #{}, {}]],
                                  [sys:get_state(P, ?DEADLINE) || {_, P} <- Processes]
                          end),
-         ?assertEqual(Processes, cluster:call(X, ?MODULE, processes_of, [all])),
+         are_there(Processes, X),
          ?assertEqual([], [Line || {_, Line} <- cluster:call(X, ?MODULE, logged, []), string:find(Line, "means nothing to it: nonsense") =:= nomatch]),
          ?assertEqual(length(Processes), length(cluster:call(X, ?MODULE, logged, [])))
      end || X <- [A, B]],
@@ -869,10 +869,10 @@ tell_nonsense(Bulk) ->
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
 
-%% Two nodes with connections for batches and for large messages, which stay; or these go by the
-%% distribution.
+%% Two nodes with connections for batches and for large messages, which stay, and no more of them
+%% under load, when the peer seems to be far; or large messages go by the distribution.
 with_everything(Bulk) ->
-    Env = [{lanes, 2}, {bulk_idle, 600_000}, {lane_transport, case cluster:lane_transport() of
+    Env = [{lanes, 2}, {bulk_connections, 1}, {far_connections, 1}, {bulk_idle, 600_000}, {lane_transport, case cluster:lane_transport() of
                                                                   dist -> tcp;
                                                                   Other -> Other
                                                               end}],
@@ -900,6 +900,11 @@ processes_of(Wanted) ->
     lists:sort([{Module, P} || P <- processes(), {current_stacktrace, Stack} <- [process_info(P, current_stacktrace)],
                                Module <- [module_of(P, Stack)],
                                Wanted =:= all andalso not lists:member(Module, [none | passing()]) orelse Module =:= Wanted]).
+
+%% None has ended, and none has come.
+are_there(Processes, At) ->
+    Now = cluster:call(At, ?MODULE, processes_of, [all]),
+    ?assertEqual({[], []}, {Processes -- Now, Now -- Processes}).
 
 %% They end when nobody needs them any more.
 passing() -> [trunkline_stand_in, trunkline_watcher, trunkline_opener, trunkline_executor].

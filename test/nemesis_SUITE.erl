@@ -584,22 +584,21 @@ settle(#{nodes := Nodes, senders := All} = C) ->
                  failed_calls => lists:sum(maps:values(Reasons))},
        wrong := lists:reverse(Wrong) ++ maps:get(wrong, C)}.
 
-%% The one exception to the order (docs/reference/promises.md): a node leaves while its peer stands
-%% still, and connections hold what that has not read.
-may_be_overtaken({{From, _, _}, {To, _}, _}, #{done := Done} = C) ->
-    cluster:lane_transport() =/= dist
-        andalso [] =/= [x || {stop_node, _, At, _} <- Done, At =:= To]
-        andalso lists:member(From, left(C)).
+%% The one exception to the order (docs/reference/promises.md): Trunkline stops at a node while its
+%% peer stands still, which has not delivered what it got.
+may_be_overtaken({{From, _, _}, {To, _}, _}, #{done := Done}) ->
+    lists:any(fun({{Name, _, At, _}, {Before, _, Still, _}}) ->
+                      {At, Before, Still} =:= {From, stop_node, To} andalso stops(Name)
+              end, lists:zip(lists:droplast(Done), tl(Done))).
 
 has_left_in_disorder(#{done := Done} = C) ->
     lists:keymember(stop_node, 1, Done) andalso left(C) =/= [].
 
-%% Nodes that have stopped or drained Trunkline. It does not wait for long for a peer that stands
-%% still, whose lanes then keep what they have.
-left(#{done := Done}) ->
-    [At || {Name, _, At, _} <- Done,
-           lists:member(Name, [drain, drain_all, restart_trunkline, kill_sup, kill_link_sup,
-                               kill_links])].
+%% Nodes that have stopped Trunkline. It does not wait for long for a peer that stands still, whose
+%% lanes then keep what they have.
+left(#{done := Done}) -> [At || {Name, _, At, _} <- Done, stops(Name)].
+
+stops(Name) -> lists:member(Name, [restart_trunkline, kill_sup, kill_link_sup, kill_links]).
 
 all_nodes(Fun, Nodes) ->
     Running = [{Id, spawn_monitor(fun() -> exit({done, Fun(Id, Node)}) end)}

@@ -48,7 +48,8 @@ steps() -> ?LET(Steps, range(1, 7), vector(Steps, range(0, 250))).
 
 good() ->
     [{2, {stop, peer()}}, {4, {start, peer()}}, {2, {drain, peer()}}, {2, {full, peer()}},
-     {2, {again, peer()}}, {4, {hold, queue(), peer()}}, {2, {hold, inlet, peer()}}].
+     {2, {again, peer()}}, {4, {hold, queue(), peer()}}, {2, {hold, inlet, peer()}},
+     {1, {late, peer()}}].
 
 bad() ->
     [{2, break()}, {2, connect}, {1, {expire, peer()}}, {1, {gone, peer()}}, {1, {crash, peer()}},

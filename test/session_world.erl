@@ -36,6 +36,7 @@
                order = none,
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
                room = [], knows = none,
+               is_late = false,              % somebody has not waited for a drain
                was_up = false}).             % in this session
 -record(peer, {life = 1,                     % incarnation
                app = running,                % stopping, stopped
@@ -108,6 +109,14 @@ command({again, X}, W) ->                    % its trunkline_links was killed
         #peer{app = running} = P -> look(X, put_peer(X, P#peer{links = []}, W));
         _ -> W
     end;
+command({late, X}, W) ->                     % for those who drain
+    case peer(X, W) of
+        #peer{app = running, link = #link{is_patient = true}} ->
+            IsLate = fun(L) -> L#link{is_late = true, is_patient = false} end,
+            step(X, stalled, change_link(X, IsLate, W));
+        _ ->
+            W
+    end;
 %% From here on all is allowed to lose messages.
 command({unreachable, X}, W) ->
     #peer{connecting = Connecting} = P = peer(X, W),
@@ -133,8 +142,8 @@ command({kill, X, Release}, W) ->
     kill(X, Release, bad(W));
 command({stall, X}, W) ->
     case peer(X, W) of
-        #peer{link = #link{is_patient = true}} -> step(X, stalled, hasty(W));
-        _ -> W
+        #peer{app = stopping, link = #link{is_patient = true}} -> step(X, stalled, hasty(W));
+        _ -> command({late, X}, W)
     end;
 command({give_up, X}, W) ->
     fire_early(X, finish, hasty(W), W).
@@ -170,10 +179,14 @@ is_lasting(W) ->
     lists:any(fun(X) -> was_up(peer(X, W)) end, ?PEERS)
         andalso lists:all(fun(X) -> is_lasting(peer(X, W), peer(?OTHER(X), W)) end, ?PEERS).
 
+is_late(#peer{link = #link{is_late = IsLate}}) -> IsLate;
+is_late(_) -> false.
+
 was_up(#peer{link = #link{was_up = WasUp}}) -> WasUp;
 was_up(_) -> false.
 
-is_lasting(#peer{app = running, asked = N, answers = Answers, pid = Pid, link = #link{session = S}},
+is_lasting(#peer{app = running, asked = N, answers = Answers, pid = Pid,
+                 link = #link{session = S, is_late = false}},
            #peer{link = #link{session = Theirs}})
   when length(Answers) =:= N ->
     case trunkline_session:agreement(S) of
@@ -245,7 +258,8 @@ at_rest(#world{is_good = IsGood, sent = Sent, got = Got} = W) ->
                   L#lane.backlog =/= [] orelse L#lane.mailbox =/= []],
               App =:= stopping andalso error({does_not_stop, X}),
               length(Answers) =:= Asked orelse error({no_answer, X, Answers, Asked}),
-              [error({not_drained, X, Why}) || IsGood, Why <- Answers, Why =/= ok]
+              [error({not_drained, X, Why}) || IsGood, Why <- Answers, Why =/= ok,
+                                               Why =/= timeout orelse not is_late(peer(X, W))]
       end, ?PEERS),
     [error({lost, Key, N, length(maps:get(Key, Got, []))})
      || IsGood, {Key, N} <- maps:to_list(Sent), length(maps:get(Key, Got, [])) =/= N],

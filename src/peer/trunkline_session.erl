@@ -96,8 +96,9 @@
 %%
 %% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
 %% have got in the one before may not have been delivered yet, and plain distribution would overtake
-%% it. They wait while it is suspended, too. Both wait as long as something moves (effect patience,
-%% event stalled), and give up then.
+%% it. They wait while it is suspended, too. Whoever asks waits as long as something moves (effect
+%% patience, event stalled). A stop then ends without it. A drain goes on, with nobody who waits for
+%% it: by plain distribution senders would overtake what the peer has not delivered.
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
 %%
@@ -129,7 +130,10 @@
           capabilities := [trunkline_handshake:capability()],   % the last agreed
           has_met := boolean()}.                         % there was a session with the peer
 
--type request() :: stop | {drain, Answer :: reference(), trunkline_deadline:deadline()}.
+%% A drain that nobody waits for any more goes on.
+-type request() :: stop
+                 | {drain, Answer :: reference() | nobody, trunkline_deadline:deadline()}.
+-define(FOR_NOBODY, {drain, nobody, infinity}).
 %% Whom a link watches: the peer's link; the process whose absence says that there is no Trunkline,
 %% or none any more; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | absence | asked.
@@ -240,7 +244,6 @@
          is_resumed = false :: boolean(),            % it was suspended before
          %% What is being done to leave, and what is asked for next.
          leaving = none :: none | request(),
-         result = ok :: ok | timeout,
          is_patient = false :: boolean(),            % the effect patience is in force
          requests = [] :: [request()],
          effects = [] :: [effect()]}).               % of this step, the last one first
@@ -397,13 +400,17 @@ event({goodbye_ok, _}, S) ->
 event(Request, #session{requests = Requests} = S)
   when Request =:= stop; element(1, Request) =:= drain ->
     S#session{requests = Requests ++ [Request]};
-event(stalled, #session{phase = Phase, leaving = none, requests = [Request | Requests]} = S)
+event(stalled, #session{leaving = {drain, Answer, _}} = S) ->
+    answer(Answer, timeout, S#session{leaving = ?FOR_NOBODY, is_patient = false});
+event(stalled, #session{leaving = none, requests = [{drain, Answer, _} | Requests]} = S) ->
+    answer(Answer, timeout, S#session{requests = [?FOR_NOBODY | Requests], is_patient = false});
+event(stalled, #session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
   when Phase =:= opening; Phase =:= holding ->
-    leave(Request, end_session(finish, S#session{requests = Requests}));
-event(stalled, #session{phase = suspended, leaving = none, requests = [Request | Requests]} = S) ->
-    leave(Request, over(S#session{requests = Requests}));
-event(stalled, #session{phase = closing, leaving = Leaving} = S) when Leaving =/= none ->
-    finish(?FINISH, end_session(finish, S#session{result = timeout}));
+    leave(stop, end_session(finish, S#session{requests = Requests}));
+event(stalled, #session{phase = suspended, leaving = none, requests = [stop | Requests]} = S) ->
+    leave(stop, over(S#session{requests = Requests}));
+event(stalled, #session{phase = closing, leaving = stop} = S) ->
+    finish(?FINISH, end_session(finish, S));
 event(stalled, S) ->
     S;
 
@@ -454,6 +461,10 @@ next(#session{phase = ended} = S) ->
 next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
   when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
+next(#session{leaving = ?FOR_NOBODY, requests = [Request | Requests]} = S) ->
+    next(patience(Request, S#session{leaving = Request, requests = Requests}));
+next(#session{requests = [?FOR_NOBODY | [_ | _] = Requests]} = S) ->
+    next(S#session{requests = Requests});
 next(S) ->
     patience(quieten(S)).
 
@@ -472,6 +483,7 @@ patience(#session{leaving = none, requests = [Request | _], is_patient = false} 
 patience(S) ->
     S.
 
+patience(?FOR_NOBODY, S) -> S;
 patience(Request, S) -> effect({patience, deadline(Request)}, S#session{is_patient = true}).
 
 %% --- the connection -------------------------------------------------------
@@ -715,7 +727,7 @@ leave(Request, #session{phase = Phase} = S) ->
              down -> S;                % what the lanes keep goes by the connection that is made
              _ -> unexpect(S)
          end,
-    S2 = farewell(Request, S1#session{leaving = Request, result = ok}),
+    S2 = farewell(Request, S1#session{leaving = Request}),
     closing(enter(closing, patience(Request, S2))).
 
 %% In a session both sides deliver what they have. Without one the lanes do so by plain
@@ -767,11 +779,11 @@ finish(_, S) ->
 
 has_left(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
-has_left(#session{leaving = {drain, Answer, _}, result = Result} = S) ->
+has_left(#session{leaving = {drain, Answer, _}} = S) ->
     %% The session has ended here, so it must there.
     Without = S#session{leaving = none, lanes = none, mode = hold, is_ready = true},
     S1 = be_drained(effect(give_up_lanes, Without)),
-    decline(answer(Answer, Result, S1)).
+    decline(answer(Answer, ok, S1)).
 
 %% Until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
@@ -856,4 +868,5 @@ order(Order, #session{mode = Mode} = S) ->
 
 dismiss(Answer, S) -> effect({dismiss, Answer}, S).
 
+answer(nobody, _, S) -> S;
 answer(To, Result, S) -> effect({answer, To, Result}, S).
