@@ -907,7 +907,8 @@ are_there(Processes, At) ->
     ?assertEqual({[], []}, {Processes -- Now, Now -- Processes}).
 
 %% They end when nobody needs them any more.
-passing() -> [trunkline_stand_in, trunkline_watcher, trunkline_opener, trunkline_executor].
+passing() ->
+    [trunkline_stand_in, trunkline_watcher, trunkline_opener, trunkline_executor, trunkline_reach].
 
 module_of(P, Stack) ->
     {Initial, _, _} = proc_lib:translate_initial_call(P),
