@@ -150,7 +150,6 @@ effect({order, resume}, #{lanes := Lanes, suspended := true} = Known) when is_li
 effect({Told, _}, #{lanes := Lanes} = Known) when Told =:= path; Told =:= order ->
     true = is_list(Lanes),
     Known;
-effect(give_up_lanes, Known) -> Known#{lanes := none};
 effect(stop, Known) -> Known#{stop => true};
 effect(_, Known) -> Known.
 

@@ -745,12 +745,6 @@ effect({end_session, _}, X, W) ->
                                   L#link{inlets = [], finishing = Ended ++ Finishing,
                                          was_up = false}
                           end, W));
-effect(give_up_lanes, X, W) ->
-    #peer{link = #link{lanes = Ids}} = peer(X, W),
-    change(X, fun(#peer{lanes = Lanes} = P) ->
-                      P#peer{route = none, lanes = maps:without(Ids, Lanes)}
-              end,
-           change_link(X, fun(L) -> L#link{lanes = [], order = none} end, W));
 effect({dismiss, Answer}, X, W) ->
     #peer{link = #link{room = Room}} = peer(X, W),
     W1 = change_link(X, fun(L) -> L#link{room = []} end, W),

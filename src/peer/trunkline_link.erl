@@ -390,8 +390,6 @@ carry_out({start, What}, D) ->
     D1#link{started = Event};
 carry_out({end_session, How}, D) ->
     end_session(How, D);
-carry_out(give_up_lanes, D) ->
-    without_route(lost_queued, D);
 carry_out({dismiss, Answer}, D) ->
     #link{room = Room} = D1 = case Answer of
                                   again -> D;

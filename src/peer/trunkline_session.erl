@@ -48,7 +48,7 @@
 %%                and connect again
 %%     closing    the lanes deliver what they have        wait, or direct  drain (send), or direct
 %%     finishing  the inlets deliver what has arrived     as before        as before
-%%     drained    given up until the nodes connect anew   direct           send, or no lanes
+%%     drained    given up until the nodes connect anew   direct           send, or direct
 %%     ended      the link ends too
 %%
 %%     down ── nodeup ──> greeting ── hello ──> opening ── opened ──> up ── goodbye ──> closing
@@ -186,7 +186,6 @@
         %% The inlets deliver and end, or outlive the session beside their counterparts, for those
         %% who wait for replies. All else that is of the session ends.
       | {end_session, finish | {retire, Counterparts :: [pid()]}}
-      | give_up_lanes
       | {dismiss, again | {gone, trunkline_room:lost()}}     % who waits for room, or a session
       | {enter, phase()}
       | {count, sessions | resumed}
@@ -781,9 +780,7 @@ has_left(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
 has_left(#session{leaving = {drain, Answer, _}} = S) ->
     %% The session has ended here, so it must there.
-    Without = S#session{leaving = none, lanes = none, mode = hold, is_ready = true},
-    S1 = be_drained(effect(give_up_lanes, Without)),
-    decline(answer(Answer, ok, S1)).
+    decline(answer(Answer, ok, be_drained(S#session{leaving = none}))).
 
 %% Until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
