@@ -122,17 +122,26 @@ by_lane(_) ->
 %% A node that goes meanwhile is left out.
 disconnected(_) ->
     [A, B] = Nodes = cluster:start_all([none, none]),
+    ?assertEqual([], advice_without(A, B)),
+    ?assertEqual(undefined, cluster:call(A, erlang, system_monitor, [])),
+    cluster:stop_all(Nodes).
+
+%% B goes while A looks, which does so while another process is the system monitor's. (On a loaded
+%% machine it may have looked already.)
+advice_without(A, B) ->
     ok = cluster:connect(A, B),
     Self = self(),
     Node = cluster:node_of(B),
+    IsLooking = fun() -> cluster:call(A, erlang, system_monitor, []) =/= undefined end,
     spawn_link(
       fun() -> Self ! cluster:call(A, trunkline, advise, [#{time => 4000, nodes => [Node]}]) end),
-    %% It looks while another process is the system monitor's.
-    ok = cluster:await(fun() -> cluster:call(A, erlang, system_monitor, []) =/= undefined end),
+    ok = cluster:await(IsLooking),
     true = cluster:call(A, erlang, disconnect_node, [Node]),
-    ?assertEqual([], receive Advice -> Advice end),
-    ?assertEqual(undefined, cluster:call(A, erlang, system_monitor, [])),
-    cluster:stop_all(Nodes).
+    IsInTime = IsLooking(),
+    case receive Advice -> Advice end of
+        [_] when not IsInTime -> advice_without(A, B);
+        Advised -> Advised
+    end.
 
 advise_badarg(_) ->
     [?assertError(badarg, trunkline:advise(Bad))
