@@ -88,33 +88,16 @@ is_option(_) -> false.
 -spec look(pos_integer(), all | [node()]) -> [figures()].
 look(Time, Nodes) ->
     Began = erlang:monotonic_time(millisecond),
-    Before = [{Node, read(Node, Controller)}
-              || {Node, Controller} <- erlang:system_info(dist_ctrl),
-                 Nodes =:= all orelse lists:member(Node, Nodes)],
+    Before = [{Node, read(Node)} || {Node, _} <- erlang:system_info(dist_ctrl),
+                                    Nodes =:= all orelse lists:member(Node, Nodes)],
     Suspended = suspended(Began + Time),
     Took = max(1, erlang:monotonic_time(millisecond) - Began),
-    Controllers = maps:from_list(erlang:system_info(dist_ctrl)),
-    [figures(Node, First, read(Node, maps:get(Node, Controllers)), Suspended, Took)
-     || {Node, First} <- Before, is_map_key(Node, Controllers)].
+    [figures(Node, First, read(Node), Suspended, Took)
+     || {Node, First} <- Before, lists:keymember(Node, 1, erlang:system_info(dist_ctrl))].
 
-read(Node, Controller) ->
-    Socket = socket(Controller),
+read(Node) ->
+    Socket = trunkline_socket:distribution(Node),
     #{socket => Socket, counters => counters(Socket), lanes => lanes(Node)}.
-
-%% With TLS the controller is a process, linked to the connection's, which has the port.
-socket(Port) when is_port(Port) -> Port;
-socket(Pid) when is_pid(Pid) ->
-    hd(ports(links(Pid))
-       ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)])
-       ++ [none]).
-
-ports(Links) -> [Port || Port <- Links, is_port(Port)].
-
-links(Pid) ->
-    case process_info(Pid, links) of
-        {links, Links} -> Links;
-        undefined -> []
-    end.
 
 counters(none) ->
     undefined;

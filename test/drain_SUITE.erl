@@ -637,24 +637,20 @@ knock(To) ->
 %% Trunkline is stopped and started, at either node in turn, while messages go both ways.
 stopped_under_load(_) ->
     {A, B} = cluster:pair([]),
-    {Missing, _} = stopped_and_started(A, B, loads(A, B)),
-    ?assertEqual(0, Missing),
+    ?assertEqual(0, stopped_and_started(A, B, loads(A, B), "100")),
     cluster:stop_all([A, B]).
 
-%% The same, while six senders at A send as fast as they can. Without lanes that is a flood of the
-%% distribution, which then hardly reads: the other node may not be heard for three seconds, and what
-%% is in flight then may be lost. (Two nodes that flood each other so do not get on at all.)
+%% The same, while six senders at each node send as fast as they can. Without lanes that is a flood of
+%% the distribution, which then hardly reads: the other node may not be heard for seconds.
 stopped_under_flood(_) ->
     {A, B} = cluster:pair([]),
-    {Missing, Longest} =
-        stopped_and_started(A, B, [{A, B, streams:start(A, B, 50)}, {B, A, streams:trickle(B, A, 50)}]),
-    ct:pal("missing ~b, longest stop ~b ms", [Missing, Longest]),
-    ?assert(Missing =:= 0 orelse Longest >= 3000),
+    Loads = [{A, B, streams:start(A, B, 50)}, {B, A, streams:start(B, A, 50)}],
+    ?assertEqual(0, stopped_and_started(A, B, Loads, "20")),
     cluster:stop_all([A, B]).
 
-%% How many messages are missing, and how long the longest stop took (ms).
-stopped_and_started(A, B, Loads) ->
-    Rounds = list_to_integer(os:getenv("ROUNDS", "100")),
+%% How many messages are missing.
+stopped_and_started(A, B, Loads, DefaultRounds) ->
+    Rounds = list_to_integer(os:getenv("ROUNDS", DefaultRounds)),
     Times = [begin
                  At = lists:nth(Round rem 2 + 1, [A, B]),
                  Since = erlang:monotonic_time(millisecond),
@@ -666,7 +662,8 @@ stopped_and_started(A, B, Loads) ->
                  Round rem 10 =:= 0 andalso streams:flowing(Loads, ?DEADLINE),
                  Time
              end || Round <- lists:seq(1, Rounds)],
-    {streams:finish(Loads, ?DEADLINE), lists:max(Times)}.
+    ct:pal("the longest stop took ~b ms", [lists:max(Times)]),
+    streams:finish(Loads, ?DEADLINE).
 
 %% A is stopped when it has told B where to send, and has not been told by B. B has an inlet that
 %% has not delivered what it got by the connection before.

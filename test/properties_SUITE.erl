@@ -5,9 +5,9 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, handshake].
+all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -551,6 +551,51 @@ run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe 
                 not trunkline_pace:is_waiting(1, Pace1)
                     andalso run_pace(Steps, Now, Pace1, Model#{probe := none, trips := [Now - Probe | Trips]})
         end.
+
+%% --- patience: for three seconds in which nothing moves, nor comes -------------------
+
+patience(_) -> check(prop_patience()).
+
+%% What happens, and how many ms after the event before it.
+prop_patience() ->
+    ?FORALL({Allowed, Events}, {oneof([infinity, range(0, 60_000)]),
+                                list({oneof([moves, comes, silent, look]), range(0, 2000)})},
+            begin
+                Deadline = case Allowed of
+                               infinity -> infinity;
+                               _ -> 1000 + Allowed
+                           end,
+                play_patience(Events, 1000, Deadline, {0, 1000, 0, 1000},
+                              trunkline_patience:new(0, Deadline, 1000))
+            end).
+
+%% The model keeps how often something has moved, and when last, and the same of what has come.
+play_patience([], _, _, _, _) ->
+    true;
+play_patience([{Event, Later} | Events], Before, Deadline, {Moves, Moved, Bytes, Came}, P) ->
+    Now = Before + Later,
+    case Event of
+        moves -> play_patience([{look, 0} | Events], Now, Deadline, {Moves + 1, Now, Bytes, Came}, P);
+        comes -> play_patience(Events, Now, Deadline, {Moves, Moved, Bytes + 1, came(Bytes, Now, Came)},
+                               trunkline_patience:heard(Bytes + 1, Now, P));
+        silent -> play_patience(Events, Now, Deadline, {Moves, Moved, Bytes, Came},
+                                case Bytes of
+                                    0 -> P;
+                                    _ -> trunkline_patience:heard(Bytes, Now, P)
+                                end);
+        look ->
+            IsQuiet = Now - Moved >= 3000 andalso (Now - Came >= 3000 orelse Now - Moved >= 33_000),
+            case trunkline_patience:look(Moves, Now, P) of
+                stalled -> IsQuiet orelse Now >= Deadline;
+                {again, Time, P1} when not IsQuiet, Now < Deadline, Time > 0, Time =< 1000, Now + Time =< Deadline ->
+                    play_patience(Events, Now, Deadline, {Moves, Moved, Bytes, Came}, P1);
+                _ -> false
+            end
+    end.
+
+%% The first number says nothing.
+came(0, _, Came) -> Came;
+came(_, Now, _) -> Now.
 
 %% --- handshake: both ends come to the same agreement --------------------------------------
 

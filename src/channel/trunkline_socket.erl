@@ -18,7 +18,7 @@
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([round_trip/1, accepts/1, offered/0, is_own/1]).
+-export([distribution/1, received/1, round_trip/1, accepts/1, offered/0, is_own/1]).
 
 -export_type([settings/0]).
 
@@ -77,6 +77,42 @@ congestion_control(Socket) ->
             end;
         _ ->
             <<>>
+    end.
+
+%% The socket of the distribution's connection to a node. With TLS its controller is a process, linked
+%% to the connection's, which has the port.
+-spec distribution(node()) -> port() | none.
+distribution(Node) ->
+    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
+        {_, Port} when is_port(Port) ->
+            Port;
+        {_, Pid} ->
+            hd(ports(links(Pid))
+               ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)])
+               ++ [none]);
+        false ->
+            none
+    end.
+
+ports(Links) -> [Port || Port <- Links, is_port(Port)].
+
+links(Pid) ->
+    case process_info(Pid, links) of
+        {links, Links} -> Links;
+        undefined -> []
+    end.
+
+%% Bytes that have come from a node by the distribution's connection.
+-spec received(node()) -> non_neg_integer() | unknown.
+received(Node) ->
+    case distribution(Node) of
+        none ->
+            unknown;
+        Port ->
+            case inet:getstat(Port, [recv_oct]) of
+                {ok, [{recv_oct, Bytes}]} -> Bytes;
+                {error, _} -> unknown
+            end
     end.
 
 %% The shortest round trip of a socket, or of the distribution's connection to a node, that the

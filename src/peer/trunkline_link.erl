@@ -39,7 +39,6 @@
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(PATIENCE, 3000).           % while nothing moves, for whoever leaves
 -define(RECHECK, 100).             % a sender that was told may have died
 -define(REPORT, 10_000).           % between two reports of losses
 -define(LOST, 100).                % senders that have waited count what they lose themselves
@@ -276,6 +275,11 @@ message({pong, Ref}, #link{reach = Reach} = D) ->
 message({measured, Ref, RoundTrip}, #link{reach = Reach} = D) ->
     reached(trunkline_reach:measured(Ref, RoundTrip, Reach), D);
 
+%% Does anything come from it, while somebody leaves?
+message({received, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers} = D) ->
+    Heard = trunkline_patience:heard(Bytes, now_ms(), Patience),
+    D#link{timers = Timers#{patience := {Timer, Heard}}};
+
 message({timeout, Ref, Name}, #link{timers = Timers} = D) when is_map_key(Name, Timers) ->
     case Timers of
         #{Name := {Ref, What}} -> timeout(Name, What, D#link{timers = maps:remove(Name, Timers)});
@@ -319,11 +323,8 @@ timeout(lost, _, D) ->
     tell_lost(D);
 timeout(report, _, D) ->
     report(D);
-timeout(patience, {Before, Deadline}, #link{stats = Stats} = D) ->
-    case progress(Stats) =:= Before orelse trunkline_deadline:has_passed(Deadline) of
-        true -> step(stalled, D);
-        false -> patience(Deadline, D)
-    end;
+timeout(patience, Patience, D) ->
+    patience(Patience, D);
 timeout(Name, _, D) ->
     step({timeout, Name}, D).
 
@@ -407,8 +408,8 @@ carry_out({count, Field}, #link{stats = Stats} = D) ->
     came(Field, D);
 carry_out({patience, none}, D) ->
     cancel(patience, D);
-carry_out({patience, Deadline}, D) ->
-    patience(Deadline, D);
+carry_out({patience, Deadline}, #link{stats = Stats} = D) ->
+    timer(patience, 0, trunkline_patience:new(progress(Stats), Deadline, now_ms()), D);
 carry_out({timer, Name, Time}, D) ->
     timer(Name, Time, D);
 carry_out({answer, Ref, Result}, D) ->
@@ -569,11 +570,20 @@ cancel(Name, #link{timers = Timers} = D) ->
             D
     end.
 
-%% For so long, and longer if there was any progress by then. The connection may be busy, the peer
-%% may stand still. Large messages may take their time, as long as something moves.
-patience(Deadline, #link{stats = Stats} = D) ->
-    Time = min(?PATIENCE, trunkline_deadline:left(Deadline)),
-    timer(patience, Time, {progress(Stats), Deadline}, D).
+%% How long whoever leaves waits. What has come from the peer is asked for by a process of its own:
+%% of TLS another process knows, which may be busy.
+patience(Patience, #link{node = Node, stats = Stats} = D) ->
+    case trunkline_patience:look(progress(Stats), now_ms(), Patience) of
+        {again, Time, Patience1} ->
+            Link = self(),
+            Ask = fun() -> Link ! {received, trunkline_socket:received(Node)} end,
+            _ = trunkline_process:start(fun() -> spawn(Ask) end),
+            timer(patience, Time, Patience1, D);
+        stalled ->
+            step(stalled, D)
+    end.
+
+now_ms() -> erlang:monotonic_time(millisecond).
 
 %% Bytes that were acknowledged, carried, or have arrived, and messages that were received. That
 %% others try to send, and are refused, is none.

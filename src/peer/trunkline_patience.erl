@@ -1,0 +1,58 @@
+%% How long whoever stops or drains waits for a peer: the decision.
+%%
+%%       moved        moved                           gives up
+%%         |            | <--------- QUIET ----------> |          nothing is heard of the peer
+%%         |            |  heard   heard               |
+%%         |            |    |       | <---- QUIET ---------> |   it is there, and late
+%%
+%% As long as something moves in the session it goes on, since large messages may take their time.
+%% If nothing does, the peer may stand still; or what it says may be behind a flood of plain
+%% messages, and it reads late for the same reason. Then the distribution brings something, and
+%% the peer is waited for. But a peer with no Trunkline that works sends plain messages, too:
+%% they count for LISTEN only.
+%%
+%% Times are in ms, as erlang:monotonic_time(millisecond) tells them.
+-module(trunkline_patience).
+-moduledoc false.
+
+-export([new/3, heard/3, look/3]).
+
+-export_type([patience/0]).
+
+-define(QUIET, 3000).
+-define(LISTEN, 30_000).
+-define(LOOK, 1000).
+
+-record(patience,
+        {deadline :: trunkline_deadline:deadline(),
+         progress :: term(),
+         moved :: integer(),                       % when something did,
+         heard :: integer(),                       % and when something came
+         received = unknown :: non_neg_integer() | unknown}).
+-opaque patience() :: #patience{}.
+
+%% Progress is whatever differs when something has moved.
+-spec new(Progress :: term(), trunkline_deadline:deadline(), Now :: integer()) -> patience().
+new(Progress, Deadline, Now) ->
+    #patience{deadline = Deadline, progress = Progress, moved = Now, heard = Now}.
+
+%% So many bytes have come from the peer, in all.
+-spec heard(non_neg_integer() | unknown, Now :: integer(), patience()) -> patience().
+heard(Bytes, Now, #patience{received = Before} = P) ->
+    P#patience{received = Bytes,
+               heard = case is_integer(Before) andalso is_integer(Bytes) andalso Bytes > Before of
+                           true -> Now;
+                           false -> P#patience.heard
+                       end}.
+
+%% When to look again, or that it is time to give up.
+-spec look(Progress :: term(), Now :: integer(), patience()) ->
+          {again, Milliseconds :: non_neg_integer(), patience()} | stalled.
+look(Progress, Now, #patience{progress = Before} = P) when Progress =/= Before ->
+    look(Progress, Now, P#patience{progress = Progress, moved = Now});
+look(_, Now, #patience{deadline = Deadline, moved = Moved, heard = Heard} = P) ->
+    Until = min(Deadline, max(Moved, min(Heard, Moved + ?LISTEN)) + ?QUIET),
+    case Until - Now of
+        Left when Left > 0 -> {again, min(?LOOK, Left), P};
+        _ -> stalled
+    end.
