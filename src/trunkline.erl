@@ -814,8 +814,9 @@ The result is `ok`, or `{error, Reason}`:
 
 - `noconnection`: there is no connection, nor a session that waits for one, or it was lost
   meanwhile;
-- `timeout`: nothing has moved for three seconds. The drain goes on, and senders wait, until the
-  other node has delivered what it has, or the connection is lost;
+- `timeout`: nothing has moved, and nothing has come from the other node, for three seconds. The
+  drain goes on until the other node has delivered what it has, or the connection is lost. Meanwhile
+  the lanes take messages up to their bounds. `erlang:disconnect_node/1` ends such a drain;
 - `stopped`: Trunkline does not run at this node;
 - another reason: a process of Trunkline has died for it meanwhile, and there are lanes again.
 

@@ -20,7 +20,7 @@
                | suspended   % the connection is lost; both sides keep all, and connect again
                | holding     % the peer's link has died; lanes keep what they have
                | closing     % one of the two leaves; lanes deliver what they have
-               | drained.    % the lanes have been given up until the nodes connect anew
+               | drained.    % nothing goes by lane until the nodes connect anew
 -type peer() ::
         #{state := state(),
           link := pid(),

@@ -12,7 +12,8 @@
          peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1,
          stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
-         refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1]).
+         refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1,
+         one_patience/1, late_answer/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
 -define(DEADLINE, 60_000).
@@ -24,7 +25,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
           stopped_while_opening,
           stopped_after_crash, stopped_while_down,
-          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses].
+          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses, one_patience, late_answer].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -462,8 +463,8 @@ started_anew(_) ->
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
-%% A peer that stands still: nobody waits for it for longer. The drain goes on when the peer does,
-%% nothing is lost, and what is sent from then on overtakes nothing.
+%% A peer that stands still: a drain returns, and senders do not wait for it. The drain goes on when the
+%% peer does, nothing is lost, and what is sent from then on overtakes nothing.
 stands_still(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     NodeB = cluster:node_of(B),
@@ -485,8 +486,10 @@ stands_still(_) ->
               ?assertEqual(before, cluster:call(A, fun() -> ask(Sender) end)),
               ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB | Args])),
               ?assertMatch(#{state := closing}, info(A, B)),
-              ?assertEqual(nosuspend, cluster:call(A, trunkline, send, [To, x, [nosuspend]])),
-              %% Another one waits for the same drain.
+              %% Senders do not wait for a node that is silent. (This is one of another order.)
+              Late = {late, Round},
+              cluster:await(fun() -> cluster:call(A, trunkline, send, [To, {from, Late, 1, x}, [nosuspend]]) =:= ok end),
+              %% Another one waits for the same drain, and not for longer than it wants to.
               ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB, 10])),
               Next = draining(A, B),
               go_on = cluster:call(A, fun() -> Sender ! go_on end),
@@ -495,7 +498,7 @@ stands_still(_) ->
               ?assertEqual(behind, cluster:call(A, fun() -> ask(Sender) end)),
               plain(A, B),
               cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
-                                         #{Round := {6000, 6000, []}} -> true;
+                                         #{Round := {6000, 6000, []}, Late := {1, 1, []}} -> true;
                                          Other -> Other
                                      end end),
               no_loss(A, B),
@@ -573,6 +576,32 @@ refusals_are_no_progress(_) ->
     Refused(fun() -> drain(A, B) end, {error, timeout}),
     reconnect(A, B),
     Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
+    cluster:stop_all([A, B]).
+
+%% Several drains of a node that stands still, and a stop behind them, wait for it once.
+one_patience(_) ->
+    {A, B} = cluster:pair([]),
+    cluster:suspend(B),
+    x = cluster:call(A, trunkline, send, [{nobody, cluster:node_of(B)}, x]),
+    Start = erlang:monotonic_time(millisecond),
+    Self = self(),
+    Drains = [spawn_link(fun() -> Self ! {self(), drain(A, B)} end) || _ <- lists:seq(1, 8)],
+    ?assertEqual([{error, timeout}], lists:usort([receive {Pid, Result} -> Result end || Pid <- Drains])),
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    %% (One after the other they would take 27 seconds.)
+    ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
+
+%% What a drain has asked for, and comes when the drain has ended, is nothing to report.
+late_answer(_) ->
+    {A, B} = cluster:pair([]),
+    ok = drain(A, B),
+    Link = find_link(A, cluster:node_of(B)),
+    {received, 1} = cluster:call(A, fun() -> Link ! {received, 1} end),
+    _ = cluster:call(A, sys, get_state, [Link]),
+    {dictionary, Dictionary} = cluster:call(A, erlang, process_info, [Link, dictionary]),
+    ?assertNot(lists:keymember(trunkline_process, 1, Dictionary)),
     cluster:stop_all([A, B]).
 
 %% Senders that wait for room then go on by plain distribution, behind what they have sent before.

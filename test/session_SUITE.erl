@@ -106,7 +106,7 @@ events(#{refs := Refs}) ->
         ++ [{opened, Ref, Pids, dock} || Ref <- Refs, Pids <- some_pids()]
         ++ [{goodbye, Link, theirs} || Link <- Links]
         ++ [{goodbye_ok, Ref} || Ref <- Refs]
-        ++ [nodedown, connect, stop, {drain, me, infinity}, lanes_ready, finished, stalled, gone]
+        ++ [nodedown, connect, stop, {drain, make_ref()}, lanes_ready, finished, stalled, gone]
         ++ [{timeout, Name} || Name <- [retry, finish, forget, connect, resume]].
 
 some_pids() -> [[p1], [p1, p2], [p1, p2, p3]].

@@ -92,7 +92,7 @@ command({start, X}, W) ->
 command({drain, X}, W) ->
     case peer(X, W) of
         #peer{app = running, link = #link{}, sees = C, asked = Asked} = P when C =/= none ->
-            mail(X, {drain, make_ref(), infinity},
+            mail(X, {drain, make_ref()},
                  put_peer(X, P#peer{asked = Asked + 1}, leaves(X, W)));
         _ ->
             W
@@ -756,8 +756,8 @@ effect({enter, finishing}, _, W) ->
     W;
 effect({enter, Phase}, X, W) ->
     change(X, fun(P) -> P#peer{row = Phase} end, W);
-effect({patience, Deadline}, X, W) ->
-    change_link(X, fun(L) -> L#link{is_patient = Deadline =/= none} end, W);
+effect({patience, What}, X, W) ->
+    change_link(X, fun(L) -> L#link{is_patient = What =:= start} end, W);
 effect({timer, forget, _}, _, W) ->
     W;
 effect({timer, Name, _}, X, W) ->
@@ -902,7 +902,7 @@ lane({message, Message}, X, Id, W) ->
     #lane{mode = Mode, backlog = Backlog} = get_lane(X, Id, W),
     case Mode of
         send -> batch(X, Id, Message, W);
-        direct -> plain(X, Id, Message, W);
+        direct -> drained(X, Id, plain(X, Id, Message, W));
         _ ->
             W1 = change_lane(X, Id, fun(L) -> L#lane{backlog = Backlog ++ [Message]} end, W),
             case Mode =:= absent andalso Backlog =:= [] of

@@ -12,7 +12,7 @@
          verify_fun_of_distribution/1, no_server_certificate/1, tcp_beside_tls/1, insisting_peer/1,
          tls_beside_plain/1, nothing_for_tls/1, only_where_it_is_used/1, without_ssl/1,
          without_settings/1,
-         wrong_settings/1, lanes_over_tls/1, connection_broken/1]).
+         wrong_settings/1, lanes_over_tls/1, connection_broken/1, distributions_socket/1]).
 -export([closed_before_tls/1]).
 -export([verify/3, closed_sockets/1]).
 
@@ -22,6 +22,7 @@ all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_v
           strangers, silent_strangers, bad_frames, quiet_log, foreign_peer,
           verify_fun_of_distribution, no_server_certificate, tcp_beside_tls, insisting_peer,
           tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls, connection_broken,
+          distributions_socket,
           closed_before_tls].
 
 -define(KEPT, {bulk_idle, 3_600_000}).
@@ -50,6 +51,21 @@ options_in_file(Config) ->
     {A, B} = private_pair([], file(Config, whole(Config))),
     exchange:both_ways(A, B, ?ALL_SIZES),
     over_tls(A, B),
+    cluster:stop_all([A, B]).
+
+%% The socket of the distribution's connection, which a process of ssl has: at who has made it, and at
+%% the other node.
+distributions_socket(Config) ->
+    {A, B} = private_pair([], file(Config, whole(Config))),
+    Received = fun(X, Y) -> cluster:call(X, trunkline_socket, received, [cluster:node_of(Y)]) end,
+    lists:foreach(
+      fun({X, Y}) ->
+              Port = cluster:call(X, trunkline_socket, distribution, [cluster:node_of(Y)]),
+              ?assertMatch({ok, _}, cluster:call(X, inet, peername, [Port])),
+              Before = Received(X, Y),
+              pong = cluster:call(X, net_adm, ping, [cluster:node_of(Y)]),
+              cluster:await(fun() -> Received(X, Y) > Before end)
+      end, [{A, B}, {B, A}]),
     cluster:stop_all([A, B]).
 
 options_as_arguments(Config) ->

@@ -79,22 +79,23 @@ congestion_control(Socket) ->
             <<>>
     end.
 
-%% The socket of the distribution's connection to a node. With TLS its controller is a process, linked
-%% to the connection's, which has the port.
+%% The socket of the distribution's connection to a node. With TLS the controller is a process, and
+%% the socket belongs to another process under the same supervisor. (Both are linked to it. The
+%% controller is also linked to net_kernel, which has the socket that listens.)
 -spec distribution(node()) -> port() | none.
 distribution(Node) ->
     case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
         {_, Port} when is_port(Port) ->
             Port;
         {_, Pid} ->
-            hd(ports(links(Pid))
-               ++ lists:append([ports(links(P)) || P <- links(Pid), is_pid(P)])
-               ++ [none]);
+            Near = processes(Pid),
+            Processes = lists:append([Near | [processes(P) || P <- Near]]),
+            hd([Port || P <- lists:usort(Processes), Port <- links(P), is_port(Port)] ++ [none]);
         false ->
             none
     end.
 
-ports(Links) -> [Port || Port <- Links, is_port(Port)].
+processes(Pid) -> [P || P <- links(Pid), is_pid(P), P =/= whereis(net_kernel)].
 
 links(Pid) ->
     case process_info(Pid, links) of

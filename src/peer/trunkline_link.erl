@@ -32,8 +32,7 @@
 -type event() :: {nodeup, trunkline_peers:connection()} | nodedown
                | connect                        % a lane has a message for a node that is down
                | leave                          % end, after all is delivered
-                 %% the same, but stay
-               | {drain, Answer :: reference(), trunkline_deadline:deadline()}
+               | {drain, Caller :: reference()} % the same, but stay
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(),
                   Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
@@ -88,17 +87,23 @@ leave(Links) ->
     lists:foreach(fun(Link) -> notify(Link, leave) end, Links),
     lists:foreach(fun(Ref) -> receive {'DOWN', Ref, process, _, _} -> ok end end, Monitored).
 
-%% Drains these links, all at the same time.
+%% Drains these links, all at the same time. A drain whose time is over goes on.
 -spec drain([pid()], trunkline_deadline:deadline()) -> [ok | {error, Reason :: term()}].
 drain(Links, Deadline) ->
     Refs = [monitor(process, Link, [{alias, reply_demonitor}]) || Link <- Links],
-    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref, Deadline}) end,
-                  lists:zip(Links, Refs)),
-    [receive
-         {Ref, ok} -> ok;
-         {Ref, Why} -> {error, Why};
-         {'DOWN', Ref, process, _, Reason} -> {error, Reason}
-     end || Ref <- Refs].
+    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref}) end, lists:zip(Links, Refs)),
+    [await_drain(Ref, Deadline) || Ref <- Refs].
+
+await_drain(Ref, Deadline) ->
+    receive
+        {Ref, ok} -> ok;
+        {Ref, Why} -> {error, Why};
+        {'DOWN', Ref, process, _, Reason} -> {error, Reason}
+    after trunkline_deadline:left(Deadline) ->
+            demonitor(Ref, [flush]),
+            receive {Ref, _} -> ok after 0 -> ok end,
+            {error, timeout}
+    end.
 
 -spec init({trunkline_options:options(), node()}) -> {ok, #link{}} | ignore.
 init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
@@ -209,7 +214,7 @@ message(leave, D) ->
                    true -> D;
                    false -> step(connect, D)
                end);
-message({drain, Ref, _} = Drain, D) when is_reference(Ref) ->
+message({drain, Ref} = Drain, D) when is_reference(Ref) ->
     step(Drain, D);
 
 %% From the peer's link.
@@ -292,7 +297,7 @@ message(Message, D) ->
 %% Of a session that has ended, or of something that has been overtaken.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
     lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_mode,
-                                       lane_drained, room, wait, unwait, drain, timeout]);
+                                       lane_drained, room, wait, unwait, drain, timeout, received]);
 is_late(_) ->
     false.
 
@@ -406,10 +411,10 @@ carry_out({enter, Phase}, D) ->
 carry_out({count, Field}, #link{stats = Stats} = D) ->
     trunkline_stats:add(Stats, peer, Field, 1),
     came(Field, D);
-carry_out({patience, none}, D) ->
+carry_out({patience, start}, #link{stats = Stats} = D) ->
+    timer(patience, 0, trunkline_patience:new(progress(Stats), now_ms()), D);
+carry_out({patience, cancel}, D) ->
     cancel(patience, D);
-carry_out({patience, Deadline}, #link{stats = Stats} = D) ->
-    timer(patience, 0, trunkline_patience:new(progress(Stats), Deadline, now_ms()), D);
 carry_out({timer, Name, Time}, D) ->
     timer(Name, Time, D);
 carry_out({answer, Ref, Result}, D) ->

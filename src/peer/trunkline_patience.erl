@@ -1,6 +1,6 @@
-%% How long whoever stops or drains waits for a peer: the decision.
+%% How long a stop or a drain waits for a peer: the decision.
 %%
-%%       moved        moved                           gives up
+%%       moved        moved                          stalled
 %%         |            | <--------- QUIET ----------> |          nothing is heard of the peer
 %%         |            |  heard   heard               |
 %%         |            |    |       | <---- QUIET ---------> |   it is there, and late
@@ -15,26 +15,25 @@
 -module(trunkline_patience).
 -moduledoc false.
 
--export([new/3, heard/3, look/3]).
+-export([new/2, heard/3, look/3]).
 
 -export_type([patience/0]).
 
 -define(QUIET, 3000).
--define(LISTEN, 30_000).
+-define(LISTEN, 20_000).
 -define(LOOK, 1000).
 
 -record(patience,
-        {deadline :: trunkline_deadline:deadline(),
-         progress :: term(),
+        {progress :: term(),
          moved :: integer(),                       % when something did,
          heard :: integer(),                       % and when something came
          received = unknown :: non_neg_integer() | unknown}).
 -opaque patience() :: #patience{}.
 
 %% Progress is whatever differs when something has moved.
--spec new(Progress :: term(), trunkline_deadline:deadline(), Now :: integer()) -> patience().
-new(Progress, Deadline, Now) ->
-    #patience{deadline = Deadline, progress = Progress, moved = Now, heard = Now}.
+-spec new(Progress :: term(), Now :: integer()) -> patience().
+new(Progress, Now) ->
+    #patience{progress = Progress, moved = Now, heard = Now}.
 
 %% So many bytes have come from the peer, in all.
 -spec heard(non_neg_integer() | unknown, Now :: integer(), patience()) -> patience().
@@ -45,14 +44,13 @@ heard(Bytes, Now, #patience{received = Before} = P) ->
                            false -> P#patience.heard
                        end}.
 
-%% When to look again, or that it is time to give up.
+%% When to look again, or that it is not worth while to wait any longer.
 -spec look(Progress :: term(), Now :: integer(), patience()) ->
-          {again, Milliseconds :: non_neg_integer(), patience()} | stalled.
+          {again, Milliseconds :: pos_integer(), patience()} | stalled.
 look(Progress, Now, #patience{progress = Before} = P) when Progress =/= Before ->
     look(Progress, Now, P#patience{progress = Progress, moved = Now});
-look(_, Now, #patience{deadline = Deadline, moved = Moved, heard = Heard} = P) ->
-    Until = min(Deadline, max(Moved, min(Heard, Moved + ?LISTEN)) + ?QUIET),
-    case Until - Now of
+look(_, Now, #patience{moved = Moved, heard = Heard} = P) ->
+    case max(Moved, min(Heard, Moved + ?LISTEN)) + ?QUIET - Now of
         Left when Left > 0 -> {again, min(?LOOK, Left), P};
         _ -> stalled
     end.

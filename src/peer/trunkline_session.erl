@@ -46,9 +46,11 @@
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
-%%     closing    the lanes deliver what they have        wait, or direct  drain (send), or direct
+%%     closing    the lanes deliver what they have        wait, or direct; drain (send), or direct
+%%                                                        lanes, if the
+%%                                                        peer is silent
 %%     finishing  the inlets deliver what has arrived     as before        as before
-%%     drained    given up until the nodes connect anew   direct           send, or direct
+%%     drained    without lanes until they connect again  direct           send, or direct
 %%     ended      the link ends too
 %%
 %%     down ── nodeup ──> greeting ── hello ──> opening ── opened ──> up ── goodbye ──> closing
@@ -95,10 +97,16 @@
 %% that. Who leaves when the connection is lost has lost it: the session ends.
 %%
 %% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
-%% have got in the one before may not have been delivered yet, and plain distribution would overtake
-%% it. They wait while it is suspended, too. Whoever asks waits as long as something moves (effect
-%% patience, event stalled). A stop then ends without it. A drain goes on, with nobody who waits for
-%% it: by plain distribution senders would overtake what the peer has not delivered.
+%% received in the session before may not have been delivered yet, and plain distribution would
+%% overtake it. They wait while the session is suspended, too.
+%%
+%% Patience ends when the peer has not been heard for a while (effect patience, event stalled). A
+%% stop then ends the session without it. A drain answers its callers, and goes on: if senders used
+%% plain distribution now they would overtake what the peer has not delivered. But they need not
+%% wait for a peer that stands still. The gates open again, up to their bounds, and close with the
+%% next sign that the drain can be completed. Drains that are asked for meanwhile join the one
+%% that is under way.
+%%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
 %%
@@ -130,10 +138,8 @@
           capabilities := [trunkline_handshake:capability()],   % the last agreed
           has_met := boolean()}.                         % there was a session with the peer
 
-%% A drain that nobody waits for any more goes on.
--type request() :: stop
-                 | {drain, Answer :: reference() | nobody, trunkline_deadline:deadline()}.
--define(FOR_NOBODY, {drain, nobody, infinity}).
+%% To stop, or to drain and then answer. A drain without callers has stalled, and goes on.
+-type request() :: stop | {drain, Callers :: [reference()]}.
 %% Whom a link watches: the peer's link; the process whose absence says that there is no Trunkline,
 %% or none any more; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | absence | asked.
@@ -155,7 +161,8 @@
       | {goodbye_ok, reference()}
         %% From this node.
       | connect                          % a lane has a message for a node that is down
-      | request()
+      | stop
+      | {drain, Caller :: reference()}
         %% What came of effects.
       | {started, lanes, [pid()]}
       | {started, inlets, {[pid()], Dock :: pid()}}
@@ -163,7 +170,7 @@
       | {system_limit, what()}
       | lanes_ready                      % all have done what they were told last
       | finished                         % no inlet of an earlier session is left
-      | stalled                          % nothing has moved, or the deadline has passed
+      | stalled                          % patience has ended
       | {timeout, timer()}.
 
 -type effect() ::
@@ -189,7 +196,7 @@
       | {dismiss, again | {gone, trunkline_room:lost()}}     % who waits for room, or a session
       | {enter, phase()}
       | {count, sessions | resumed}
-      | {patience, trunkline_deadline:deadline() | none}
+      | {patience, start | cancel}       % it ends with event stalled
       | {timer, timer(), Milliseconds :: pos_integer()}
       | {answer, reference(), ok | timeout | noconnection}
       | {refused, malformed | incompatible, Hello :: term()}
@@ -234,7 +241,7 @@
          is_finishing = false :: boolean(),          % inlets of earlier sessions are left
          %% Goodbyes that have not been answered: the one that we have said, and the peer's.
          ours = none :: none | reference(),
-         theirs = none :: none | reference(),
+         theirs = none :: none | reference() | answered,
          %% While it is suspended: from which phase; how long to wait before the next attempt to
          %% connect; and whether there is a new connection.
          before = up :: opening | up,
@@ -377,6 +384,11 @@ event({opened, Ref, Inlets, Dock},
       #session{phase = opening, opening = Ref, opened = none,
                peer = #peer{agreement = #{lanes := N}}} = S) when length(Inlets) =:= N ->
     proceed(S#session{opened = {Inlets, Dock}});
+event({opened, Ref, Inlets, _}, #session{opening = Ref, opened = {Others, _}} = S)
+  when Inlets =/= Others ->
+    %% The peer began again, and what it said of that was lost.
+    event({nodeup, S#session.connection, S#session.is_audience},
+          (bereaved(S))#session{name = make_ref()});
 event({opened, _, _, _}, S) ->
     S;
 
@@ -395,23 +407,20 @@ event({goodbye_ok, Ref}, #session{phase = closing, ours = Ref} = S) ->
 event({goodbye_ok, _}, S) ->
     S;
 
-%% Requests to leave wait for each other, and while the session opens.
-event(Request, #session{requests = Requests} = S)
-  when Request =:= stop; element(1, Request) =:= drain ->
-    S#session{requests = Requests ++ [Request]};
-event(stalled, #session{leaving = {drain, Answer, _}} = S) ->
-    answer(Answer, timeout, S#session{leaving = ?FOR_NOBODY, is_patient = false});
-event(stalled, #session{leaving = none, requests = [{drain, Answer, _} | Requests]} = S) ->
-    answer(Answer, timeout, S#session{requests = [?FOR_NOBODY | Requests], is_patient = false});
-event(stalled, #session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
-  when Phase =:= opening; Phase =:= holding ->
-    leave(stop, end_session(finish, S#session{requests = Requests}));
-event(stalled, #session{phase = suspended, leaving = none, requests = [stop | Requests]} = S) ->
-    leave(stop, over(S#session{requests = Requests}));
-event(stalled, #session{phase = closing, leaving = stop} = S) ->
-    finish(?FINISH, end_session(finish, S));
+%% Requests to leave wait for each other, and while the session opens. Drains join.
+event(stop, #session{requests = Requests} = S) ->
+    S#session{requests = Requests ++ [stop]};
+event({drain, Caller}, #session{leaving = {drain, Callers}} = S) ->
+    shut(S#session{leaving = {drain, [Caller | Callers]}});
+event({drain, Caller}, #session{requests = Requests} = S) ->
+    S#session{requests = case lists:keytake(drain, 1, Requests) of
+                             {value, {drain, Callers}, _} ->
+                                 lists:keyreplace(drain, 1, Requests, {drain, [Caller | Callers]});
+                             false ->
+                                 Requests ++ [{drain, [Caller]}]
+                         end};
 event(stalled, S) ->
-    S;
+    stalled(S#session{is_patient = false});
 
 %% What came of effects.
 event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
@@ -460,9 +469,9 @@ next(#session{phase = ended} = S) ->
 next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
   when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
-next(#session{leaving = ?FOR_NOBODY, requests = [Request | Requests]} = S) ->
-    next(patience(Request, S#session{leaving = Request, requests = Requests}));
-next(#session{requests = [?FOR_NOBODY | [_ | _] = Requests]} = S) ->
+next(#session{leaving = {drain, []}, requests = [Request | Requests]} = S) ->
+    next(shut(S#session{leaving = Request, requests = Requests}));
+next(#session{requests = [{drain, []} | [_ | _] = Requests]} = S) ->
     next(S#session{requests = Requests});
 next(S) ->
     patience(quieten(S)).
@@ -474,16 +483,42 @@ quieten(#session{leaving = none, phase = opening, path = direct, requests = [_ |
 quieten(S) ->
     S.
 
-%% For the first of those who wait to leave.
-patience(#session{leaving = none, requests = [], is_patient = true} = S) ->
-    effect({patience, none}, S#session{is_patient = false});
-patience(#session{leaving = none, requests = [Request | _], is_patient = false} = S) ->
-    patience(Request, S);
-patience(S) ->
+%% In force while a request waits, or while senders wait for lanes that deliver.
+patience(#session{is_patient = IsPatient} = S) ->
+    case is_awaited(S) of
+        IsPatient -> S;
+        true -> effect({patience, start}, S#session{is_patient = true});
+        false -> effect({patience, cancel}, S#session{is_patient = false})
+    end.
+
+is_awaited(#session{leaving = none, requests = [Request | _]}) -> Request =/= {drain, []};
+is_awaited(#session{phase = closing, path = wait}) -> true;
+is_awaited(#session{leaving = Leaving}) -> Leaving =/= none andalso Leaving =/= {drain, []}.
+
+%% The peer has not been heard for a while.
+stalled(#session{leaving = none, requests = [{drain, Callers} | Requests]} = S) ->
+    reopen(answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]}));
+stalled(#session{leaving = {drain, Callers}} = S) ->
+    reopen(answer(Callers, timeout, S#session{leaving = {drain, []}}));
+stalled(#session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
+  when Phase =:= opening; Phase =:= holding ->
+    leave(stop, end_session(finish, S#session{requests = Requests}));
+stalled(#session{phase = suspended, leaving = none, requests = [stop | Requests]} = S) ->
+    leave(stop, over(S#session{requests = Requests}));
+stalled(#session{phase = closing, leaving = stop} = S) ->
+    finish(?FINISH, end_session(finish, S));
+stalled(S) ->
+    reopen(S).
+
+%% Senders go on, up to the bound of the lanes, unless the peer was told that the lanes are empty,
+reopen(#session{phase = closing, path = wait, theirs = Theirs} = S) when Theirs =/= answered ->
+    dismiss(again, path(lanes, S));
+reopen(S) ->
     S.
 
-patience(?FOR_NOBODY, S) -> S;
-patience(Request, S) -> effect({patience, deadline(Request)}, S#session{is_patient = true}).
+%% and wait again, until what they have sent meanwhile is delivered, too.
+shut(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
+shut(S) -> S.
 
 %% --- the connection -------------------------------------------------------
 
@@ -551,7 +586,7 @@ disconnected(#session{leaving = Leaving} = S) ->
     S2 = S1#session{name = make_ref(), leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
-        {drain, Answer, _} -> answer(Answer, noconnection, down(lost_queued, S2));
+        {drain, Callers} -> answer(Callers, noconnection, down(lost_queued, S2));
         stop -> finish(?FINISH, order({absent, lost_queued}, S2#session{leaving = stop}))
     end.
 
@@ -566,6 +601,7 @@ forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% With a peer that had lanes before it must become clear whether it will have lanes again. Without
 %% Trunkline's supervisor there it will not; else its link says hello.
+expect(#session{phase = down, absence = watched} = S) -> S;   % that makes the connection
 expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
 %% The same of a peer that is down, which makes a connection to it. If that fails, event
@@ -678,12 +714,8 @@ shape(#session{config = #{large_bytes := LargeBytes},
 
 %% The peer's link is gone, the connection is not. After a goodbye who waits for a reply goes on to
 %% wait, if its inlet's counterpart is still there.
-bereaved(#session{phase = closing, leaving = Leaving} = S) ->
-    S1 = order(direct, end_session(retire, S)),
-    closing(case Leaving of
-                none -> S1;
-                _ -> patience(Leaving, S1)
-            end);
+bereaved(#session{phase = closing} = S) ->
+    closing(order(direct, end_session(retire, S)));
 bereaved(#session{phase = drained} = S) ->
     %% The hello of its successor may have been missed.
     decline(enter(drained, order(direct, end_session(retire, S))));
@@ -714,26 +746,26 @@ peer_leaves(#session{phase = closing} = S) ->
 peer_leaves(#session{phase = opening} = S) ->
     S.                                 % as soon as the lanes are ready this is up
 
-leave({drain, Answer, _}, #session{phase = down} = S) ->
-    answer(Answer, noconnection, S);
-leave({drain, Answer, _}, #session{phase = drained} = S) ->
-    answer(Answer, ok, S);
-leave({drain, Answer, _}, #session{phase = greeting, peer = #peer{}} = S) ->
+leave({drain, Callers}, #session{phase = down} = S) ->
+    answer(Callers, noconnection, S);
+leave({drain, Callers}, #session{phase = drained} = S) ->
+    answer(Callers, ok, S);
+leave({drain, Callers}, #session{phase = greeting, peer = #peer{}} = S) ->
     %% The peer has left before. Its lanes may still deliver.
-    answer(Answer, ok, be_drained(S));
+    answer(Callers, ok, be_drained(S));
 leave(Request, #session{phase = Phase} = S) ->
     S1 = case Phase of
              down -> S;                % what the lanes keep goes by the connection that is made
-             _ -> unexpect(S)
+             _ -> unexpect(shut(S))
          end,
     S2 = farewell(Request, S1#session{leaving = Request}),
-    closing(enter(closing, patience(Request, S2))).
+    closing(enter(closing, S2)).
 
 %% In a session both sides deliver what they have. Without one the lanes do so by plain
 %% distribution, or have done so.
 farewell(_, #session{lanes = none} = S) ->
     S;
-farewell({drain, _, _}, #session{phase = greeting} = S) ->
+farewell({drain, _}, #session{phase = greeting} = S) ->
     S;
 farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase} = S) ->
     #session{config = #{link := Self}} = S,
@@ -750,10 +782,12 @@ wait(#session{path = direct} = S) -> S;
 wait(S) -> path(wait, S).
 
 %% Goes on when our lanes are through, and the peer has answered our goodbye, if there was one.
+closing(#session{path = lanes} = S) ->
+    shut(S);
 closing(#session{is_ready = false} = S) ->
     S;
-closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when Theirs =/= none ->
-    closing(say(Link, {goodbye_ok, Theirs}, S#session{theirs = none}));
+closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when is_reference(Theirs) ->
+    closing(say(Link, {goodbye_ok, Theirs}, S#session{theirs = answered}));
 closing(#session{ours = none} = S) ->
     through(S);
 closing(S) ->
@@ -765,8 +799,8 @@ through(#session{leaving = stop} = S) ->
     %% From here on nobody needs the lanes. Inlets may have to deliver, and wait for replies.
     S1 = dismiss(again, enter(drained, path(direct, S))),
     finish(?RETIRE, end_session(retire, S1));
-through(#session{leaving = {drain, Answer, _}, peer = #peer{}} = S) ->
-    answer(Answer, ok, be_drained(S#session{leaving = none}));
+through(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
+    answer(Callers, ok, be_drained(S#session{leaving = none}));
 through(S) ->
     finish(?FINISH, S).
 
@@ -778,9 +812,9 @@ finish(_, S) ->
 
 has_left(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
-has_left(#session{leaving = {drain, Answer, _}} = S) ->
+has_left(#session{leaving = {drain, Callers}} = S) ->
     %% The session has ended here, so it must there.
-    decline(answer(Answer, ok, be_drained(S#session{leaving = none}))).
+    decline(answer(Callers, ok, be_drained(S#session{leaving = none}))).
 
 %% Until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
@@ -803,9 +837,6 @@ end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
         {_, none, _} ->
             effect({end_session, finish}, S2)
     end.
-
-deadline(stop) -> infinity;
-deadline({drain, _, Deadline}) -> Deadline.
 
 %% --- effects --------------------------------------------------------------
 
@@ -865,5 +896,5 @@ order(Order, #session{mode = Mode} = S) ->
 
 dismiss(Answer, S) -> effect({dismiss, Answer}, S).
 
-answer(nobody, _, S) -> S;
-answer(To, Result, S) -> effect({answer, To, Result}, S).
+answer(Callers, Result, S) ->
+    lists:foldr(fun(Caller, S1) -> effect({answer, Caller, Result}, S1) end, S, Callers).
