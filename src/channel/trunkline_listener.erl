@@ -186,7 +186,7 @@ address(#{listen_address := undefined}) ->
 address(#{listen_address := Address}) ->
     Address.
 
-%% The address that stands for all addresses is none to connect to.
+%% The address that stands for all addresses is not one to connect to.
 known_as({0, 0, 0, 0}) -> any;
 known_as({0, 0, 0, 0, 0, 0, 0, 0}) -> any;
 known_as(Address) -> Address.

@@ -420,7 +420,7 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case trunkline_window:is_open(Window) of
                       true -> trunkline_pace:sent(Now, S#lane.pace);
-                      false -> {full, S#lane.pace}             % a wait for the window teaches nothing
+                      false -> {full, S#lane.pace}     % a wait for the window teaches nothing
                   end,
     Scope = {lane, Ix},
     trunkline_stats:observe(Stats, Scope, batches, Messages),
