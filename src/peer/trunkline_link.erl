@@ -289,7 +289,7 @@ message(Message, D) ->
     is_late(Message) orelse trunkline_process:unexpected(?MODULE, Message),
     D.
 
-%% Whether it belongs to a session that has ended, or has been overtaken by another message.
+%% Whether it belongs to a session that has ended, or to something that has been superseded.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
     lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_mode,
                                        lane_drained, room, wait, unwait, drain, timeout]);

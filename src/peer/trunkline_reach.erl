@@ -5,8 +5,8 @@
 %%       | -- ping -------------------------> |    often until the distance is known,
 %%       | <------------------------- pong -- |    then now and then, while messages are sent
 %%       |
-%%       | asks the kernel, too: a machine with too much to do answers pings late, for as long
-%%       | as that lasts, but its kernel does not acknowledge packets late
+%%       | asks the kernel, too: an overloaded machine answers pings late, as long as the load
+%%       | lasts, but its kernel does not acknowledge packets late
 %%       |
 %%       | from then on, to a peer that is far: looks at the distribution's connection,
 %%       v and tells the lanes which way (trunkline_way)
@@ -48,7 +48,7 @@ new(Node, #{lane_transport := Transport}, Stats) ->
 -spec up(Peer :: pid(), tell() | none, reach()) -> reach().
 up(Peer, Tell, R) -> ping(extend(R#reach{peer = Peer, tell = Tell})).
 
-%% The session has ended. The distance is still valid.
+%% The session has ended. The distance stays valid while the connection lasts.
 -spec down(reach()) -> reach().
 down(R) -> R#reach{peer = none, tell = none, ping = none, way = none}.
 
@@ -56,7 +56,7 @@ down(R) -> R#reach{peer = none, tell = none, ping = none, way = none}.
 -spec disconnected(reach()) -> reach().
 disconnected(R) -> show(R#reach{distance = trunkline_distance:new()}).
 
-%% What to wake up for, in ms.
+%% The timers that it needs now, in ms.
 -spec timers(reach()) -> [{ping | look, pos_integer()}].
 timers(#reach{distance = Distance, way = Way}) ->
     [{ping, case trunkline_distance:round_trip(Distance) of

@@ -25,12 +25,11 @@
 %%       | -- goodbye -----------------------------> |    to stop, or to drain: both close their
 %%       | == what the lanes hold =================> |    gates, and deliver what is inside
 %%       | <================ what its lanes hold === |
-%%       | <--------------------------- goodbye_ok - |    its lanes are through
+%%       | <--------------------------- goodbye_ok - |    its lanes are done
 %%       |                                           |
 %%       |       from here on: plain distribution    |
 %%
-%% Both may say goodbye at the same time. Each then answers the other when its own lanes are
-%% through.
+%% Both may say goodbye at the same time. Each then answers the other when its own lanes are done.
 %%
 %% The phases. The path tells a refused sender what to do; the order is the last one that the lanes
 %% were given:
@@ -63,7 +62,7 @@
 %%     opening, up ── the connection is lost ──> suspended ── hello ──> opening, up
 %%     any of them ── the connection is lost ──> down
 %%
-%% What goes wrong ends the session, in one of two ways:
+%% A fault ends the session in one of two ways:
 %%
 %%   * The connection is lost for good. What the lanes hold is lost with it, and counted. Nothing
 %%     that was meant for one connection may travel on the next one, so the next session has another
@@ -752,7 +751,7 @@ farewell(_, S) ->
 wait(#session{path = direct} = S) -> S;
 wait(S) -> path(wait, S).
 
-%% Goes on when our lanes are through, and the peer has answered our goodbye, if there was one.
+%% Goes on when our lanes are done, and the peer has answered our goodbye, if there was one.
 closing(#session{is_ready = false} = S) ->
     S;
 closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when Theirs =/= none ->

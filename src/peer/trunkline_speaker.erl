@@ -24,7 +24,7 @@
 -record(speaker,
         {link :: pid(),
          connection = none :: none | reference(),
-         watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and back
+         watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and vice versa
 
 %% The caller is the link.
 -spec start_link() -> pid().
