@@ -33,7 +33,7 @@
 -type server() :: pid() | atom().
 %% The caller's alias, which names the request.
 -type caller() :: reference().
-%% What the server knows a request by: '$gen_call', if the command does not say it.
+%% The first element of the request as the server gets it: '$gen_call' if the command has no label.
 -type label() :: term().
 %% What is monitored, as 'DOWN' names it.
 -type object() :: pid() | {RegisteredName :: atom(), node()}.

@@ -201,7 +201,7 @@ loop(S) ->
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
         Late when element(1, Late) =:= batch; element(1, Late) =:= opened ->
-            loop(S);                         % it is here already, or its opener is dead
+            loop(S);                         % it has been here before, or its opener is dead
         Other ->
             loop(event(trunkline_transport:event(Other), Other, S))
     end.

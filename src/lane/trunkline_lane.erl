@@ -49,8 +49,8 @@
 %%
 %%     server                       lane
 %%       | -- reply, a long term ---> |
-%%       | <--------------- suspends  | packs, and tells itself that it has looked through
-%%       |                            |   what is in its mailbox
+%%       | <--------------- suspends  | packs, and sends itself a message, which comes when
+%%       |                            |   it has looked through its mailbox
 %%       | <---------------- resumes  | when it has, and there is room for another such term
 %%
 %% The link, which owns the lane, gets {lane_mode, ...} when the lane has changed its mode,
@@ -626,7 +626,7 @@ channels(Event, #lane{channels = Channels} = S) ->
     end.
 
 %% The way of the batches may have changed, and the window with it: without connections to a far
-%% peer the lane is careful.
+%% peer the lane uses a careful window.
 by(Channels, #lane{by = Before, window = Window} = S) ->
     case trunkline_channels:by(Channels) of
         Before ->

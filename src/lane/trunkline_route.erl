@@ -8,7 +8,7 @@
 %% nodes come and go. What does change - whether the lanes may be used now - is
 %% in the route's gate. A route is replaced only after a link or a lane was
 %% killed, or when a peer comes back with another number of lanes, and erased
-%% when the application stops or the peer has been gone for long.
+%% when the application stops or the peer has been gone for a long time.
 -module(trunkline_route).
 -moduledoc false.
 

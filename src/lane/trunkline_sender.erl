@@ -22,7 +22,7 @@
 -compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, force/3, send_parcel/6, enter_packed/7]}).
 
-%% How long to wait for room: not at all, or until then.
+%% How long to wait for room: not at all, or until a deadline.
 -type patience() :: nosuspend | trunkline_deadline:deadline().
 -type connect() :: connect | noconnect.
 -type how() :: {patience(), connect()}.
