@@ -7,7 +7,7 @@
 %%       |                            | ══ connects, proves ══> (trunkline_connection)
 %%       | <----------- ready, token -|
 %%       | -- fragments ------------> | ════════ frames ══════> (trunkline_dock)
-%%       | <------------------ sent - |  the connection has taken them; in how many us
+%%       | <------------------ sent - |  the connection has taken them, in how many us
 %%
 %% A carrier belongs to a trunkline_trunk, and ends with the trunk and with the connection.
 -module(trunkline_carrier).
