@@ -7,9 +7,9 @@
 %%       |                            | ══ connects, proves ══> (trunkline_connection)
 %%       | <----------- ready, token -|
 %%       | -- fragments ------------> | ════════ frames ══════> (trunkline_dock)
-%%       | <------------------ sent - |  the connection has taken them; so many us
+%%       | <------------------ sent - |  the connection has taken them, in how many us
 %%
-%% It belongs to a trunkline_trunk, and ends with it, and with the connection.
+%% A carrier belongs to a trunkline_trunk, and ends with the trunk and with the connection.
 -module(trunkline_carrier).
 -moduledoc false.
 
@@ -26,9 +26,9 @@
 -record(carrier,
         {trunk :: pid(),
          connection :: trunkline_connection:connection(),
-         beats = 0 :: non_neg_integer()}).       % how many times it will say that it is there
+         beats = 0 :: non_neg_integer()}).       % how many more heartbeats
 
-%% The calling process is the trunk, and monitors the carrier. The reason of its end
+%% The calling process is the trunk, and monitors the carrier, whose exit reason
 %% says why there is no connection.
 -spec start(Dock :: pid(), settings()) -> {ok, {pid(), reference()}} | {error, system_limit}.
 start(Dock, Settings) ->
@@ -44,8 +44,8 @@ start(Trunk, Dock, Settings) ->
     Trunk ! {ready, self(), Token, CongestionControl},
     loop(#carrier{trunk = Trunk, connection = Connection}).
 
-%% When `{sent, Carrier, Bytes, Microseconds}' has come, the trunk may give it the
-%% next ones.
+%% When `{sent, Carrier, Bytes, Microseconds}' has come, the trunk may give the carrier
+%% the next fragments.
 -spec send(pid(), [trunkline_fragments:fragment(), ...]) -> ok.
 send(Carrier, Fragments) ->
     Carrier ! {carry, Fragments},
@@ -59,8 +59,8 @@ loop(#carrier{trunk = Trunk, connection = Connection, beats = Beats} = S) ->
             ok = trunkline_connection:send(Connection, [trunkline_wire:frame(F) || F <- Fragments]),
             Bytes = trunkline_fragments:bytes(Fragments),
             Trunk ! {sent, self(), Bytes, erlang:monotonic_time(microsecond) - Start},
-            %% They may have been the last ones for long, and a fragment, however small, refers to
-            %% the whole binary that it is of.
+            %% These may have been the last fragments for a long time, and a fragment, however
+            %% small, refers to the whole binary that it is part of.
             true = garbage_collect(),
             loop(S#carrier{beats = trunkline_connection:beats(Connection)});
         {'DOWN', _, process, _, _} ->

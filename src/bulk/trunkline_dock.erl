@@ -1,35 +1,34 @@
-%% Where the fragments of a peer's large messages arrive.
+%% The dock: where the fragments of a peer's large messages arrive.
 %%
 %% It reads all connections from that peer's carriers, puts the fragments together
-%% (trunkline_reassembly), and tells the inlet concerned when a message is complete. Of
-%% each carrier it knows how many fragments have come: when one breaks, the peer sends
-%% what has not.
+%% (trunkline_reassembly), and tells the inlet concerned when a message is complete. It counts the
+%% fragments of each carrier: when a carrier breaks, the peer sends again what has not arrived.
 %%
 %%     carriers   trunkline_trunk   dock                      inlet
 %%       | -- invite ------------->  |
-%%       | <----------- invitation - |  the listener sends the socket of whoever uses it
+%%       | <----------- invitation - |  when it is used, the listener sends the socket
 %%       | == fragments ===========> |
 %%       |           |               | -- arrived ------------> |
 %%       |           | -- cut -----> |  this carrier is broken
-%%       |           | <-cut, count- |  so many have come by it
+%%       |           | <-cut, count- |  how many have come by it
 %%       |           | -- forget --> |  the trunk knows that
 %%
-%% What comes by the distribution is from the trunk itself, which does not know at once that there
-%% is another connection. So these fragments have numbers, and those behind one that is missing do
-%% not count.
+%% Fragments that come by the distribution are from the trunk itself, which does not know at once
+%% that there is another connection. So they have numbers, and those behind a missing one do not
+%% count.
 %%
-%% The answer may be lost with the connection between the nodes, and the session go on over another
-%% one. Then the trunk asks again: what a carrier has brought is known here until it says forget.
-%% (One that does not resume sessions never says that, nor does it ask again.)
+%% The answer to `cut' may be lost with the connection between the nodes, and the session may go on
+%% over another one. Then the trunk asks again, so the dock keeps the count of a carrier until the
+%% trunk says `forget'. (A trunk that does not resume sessions never says that, nor asks again.)
 %%
-%% The mailbox must be on the heap, whatever the node's default is: the trunk says `cut' when
-%% it knows that a carrier has ended, which at the peer is another process, and no fragment of
-%% the carrier's may come behind that (see trunkline_lane).
+%% The mailbox must be on the heap, whatever the node's default is: the trunk says `cut' when it
+%% knows that a carrier, another process at the peer, has ended, and no fragment of the carrier may
+%% come behind that (see trunkline_lane).
 %%
-%% Data are in a binary of their own, which the runtime system has read from the socket in place.
+%% Data are in a binary of their own, into which the runtime system has read them from the socket.
 %%
-%% A dock lives for one session of a link, as the peer's trunk does, and its connections with it.
-%% What is not complete at the end is dropped: the notice was in the same session.
+%% A dock and its connections live for one session of a link, as the peer's trunk does. What is not
+%% complete at the end is dropped: the notice was in the same session.
 -module(trunkline_dock).
 -moduledoc false.
 -behaviour(gen_server).
@@ -37,8 +36,8 @@
 -export([start_link/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, format_status/1]).
 
-%% A carrier's name: that of a connection is its token, that of the distribution the pid of the
-%% peer's trunk, or in release 0.5.0 of a process beside it.
+%% The name of a carrier: for a connection its token, for the distribution the pid of the peer's
+%% trunk, or in release 0.5.0 of a process beside the trunk.
 -type carrier() :: trunkline_wire:token() | pid().
 
 -record(dock,
@@ -49,23 +48,23 @@
          trunk = none :: none | pid(),                         % the peer's
          connections = #{} :: #{trunkline_transport:socket() =>
                                     {module(), trunkline_wire:token()}},
-         %% Those that may still come, until then (ms).
+         %% Connections that may still come, and until when (ms).
          invited = #{} :: #{trunkline_wire:token() => integer()},
-         %% How many fragments, also of those that have ended.
+         %% How many fragments have come, also by carriers that have ended.
          received = #{} :: #{carrier() => pos_integer()}}).
 
 %% ms
 -define(QUIET, 1000).
--define(VALID, 60_000).              % longer than the listener lets an invitation be used
+-define(VALID, 60_000).              % longer than an invitation is valid at the listener
 %% Bytes.
 -define(MUCH, 1 bsl 20).
-%% Read from a socket before this process asks for more (see trunkline_inlet).
+%% Frames that are read from a socket before this process asks for more (see trunkline_inlet).
 -define(FRAMES, 1000).
 -define(IS_LANE(Lane, S), is_integer(Lane), Lane > 0, Lane =< tuple_size((S)#dock.inlets)).
 
 -spec start_link(Inlets :: [pid()], trunkline_stats:stats()) -> pid().
 start_link(Inlets, Stats) ->
-    %% Not by gen_server:start_link: with the link it should end without a report.
+    %% Not by gen_server:start_link: when the link ends, the dock should end without a report.
     {ok, Dock} = gen_server:start(?MODULE, {self(), list_to_tuple(Inlets), Stats},
                                   [{hibernate_after, ?QUIET},
                                    {spawn_opt, [{fullsweep_after, 0},
@@ -101,11 +100,11 @@ handle_info({fragment, {Trunk, N}, {Lane, _} = Id, Size, Offset, Data}, S)
         Before when N =:= Before + 1 ->
             {noreply, fragment(Trunk, Id, Size, Offset, Data, S)};
         _ ->
-            %% One before it was lost with a connection. It is sent again, and so is this one.
+            %% An earlier fragment was lost with a connection. It is sent again, and so is this one.
             {noreply, S}
     end;
 %% If there is no invitation the peer's trunk will ask again. Release 0.5 has a trunk for batches,
-%% too: they stay on the distribution.
+%% too: these stay on the distribution.
 handle_info({invite, Carrier, Ref, {batches, _}, _}, S) ->
     tell(Carrier, {invitation, Ref, {error, not_wanted}}),
     {noreply, S};
@@ -123,9 +122,9 @@ handle_info({socket, Token, Transport, Socket},
                   {error, _} -> closed(Socket, S1)
               end};
 handle_info({socket, _, Transport, Socket}, S) ->
-    ok = Transport:close(Socket),            % it has been given up before it was here
+    ok = Transport:close(Socket),            % it was given up before it came
     {noreply, S};
-%% The name of the distribution is a pid, that of a connection its token.
+%% The distribution's name is a pid, a connection's name is its token.
 handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
     {noreply, tell_count(Carrier, S#dock{trunk = Trunk})};
 handle_info({cut, Trunk, Token}, #dock{invited = Invited, connections = Connections} = S) ->
@@ -148,14 +147,14 @@ handle_info(Message, S) ->
             {noreply, event(Event, Message, S)}
     end.
 
-%% The next frame may be long in coming, and this process holds on to what it has read until it
+%% It may take long until the next frame comes, and this process keeps what it has read until it
 %% collects its garbage.
 -spec handle_continue(collect, #dock{}) -> {noreply, #dock{}}.
 handle_continue(collect, S) ->
     true = garbage_collect(),
     {noreply, S}.
 
-%% Of a connection that has been closed, and counted, something may be in the mailbox.
+%% There may be messages in the mailbox of a connection that has been closed, and counted.
 event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
     case Connections of
         #{Socket := {_, Token}} -> frame(trunkline_wire:parse_frame(Frame), Token, Socket, S);
@@ -214,7 +213,7 @@ fragment(Carrier, Id, Size, Offset, Data, S) ->
 arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
     trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
 
-%% The last word about a carrier. A trunk that does not resume sessions does not ask again.
+%% Tells the final count of a carrier. A trunk that does not resume sessions does not ask again.
 tell_count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
     tell(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
     case trunkline_peers:can(node(Trunk), resume) of
@@ -226,7 +225,7 @@ tell(Pid, What) ->
     _ = erlang:send(Pid, What, [noconnect]),
     ok.
 
-%% No report has the users' data in it.
+%% Keeps the users' data out of all reports.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
     maps:map(fun(state, #dock{connections = Connections}) -> {dock, maps:size(Connections)};

@@ -1,4 +1,5 @@
-%% What is still to be sent of the large messages to one peer, and by whom. Each is a parcel.
+%% What is still to be sent of the large messages to one peer, and by which carrier. Each of these
+%% messages is a parcel.
 %%
 %% Parcels take turns: one fragment of each, then the next of each. So the time a
 %% parcel takes depends on how many there are, not on how large the others are.
@@ -6,10 +7,10 @@
 %%
 %% Fragments travel by carriers (connections, or the distribution), any fragment
 %% by any carrier. A carrier keeps its fragments in order, so that one number
-%% tells what has arrived by it. When it breaks, and that number is known, what
-%% has not arrived is to be sent again, by another.
+%% tells what has arrived by it. When a carrier breaks, and that number is known,
+%% another carrier has to send again what has not arrived.
 %%
-%% This module decides, and does nothing.
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_fragments).
 -moduledoc false.
 
@@ -27,16 +28,16 @@
         {parcel :: trunkline_parcel:parcel(),
          size :: pos_integer(),
          todo :: [range()],
-         %% The position up to which it has been read, and what follows: what is
-         %% left of the segment there, and of each one behind it.
+         %% The position up to which the parcel has been read, and what follows:
+         %% the rest of the segment there, and the segments behind it.
          at = 0 :: non_neg_integer(),
          rest :: [{pos_integer(), trunkline_parcel:segment()}]}).
 
 -record(fragments,
         {parcels = #{} :: #{id() => #parcel{}},
-         turns = queue:new() :: queue:queue(id()),     % those with something to do
-         %% What each carrier got, after so many that are known to have arrived or
-         %% do not matter any more.
+         turns = queue:new() :: queue:queue(id()),     % parcels with something to send
+         %% The number of fragments of each carrier that are known to have arrived or
+         %% no longer matter, and those that it was given after them.
          given = #{} :: #{carrier() => {non_neg_integer(), queue:queue({id(), range()})}}}).
 -opaque fragments() :: #fragments{}.
 
@@ -57,9 +58,8 @@ is_waiting(#fragments{turns = Turns}) -> not queue:is_empty(Turns).
 -spec is_empty(fragments()) -> boolean().
 is_empty(#fragments{parcels = Parcels}) -> map_size(Parcels) =:= 0.
 
-%% What the carrier should send next. The fragment has about so many bytes: up
-%% to twice as many if that ends the segment, and not less than there are if
-%% there are less.
+%% What the carrier should send next. The fragment has about that many bytes: up
+%% to twice as many if that ends the segment, and fewer only if there are no more.
 -spec next(carrier(), Bytes :: pos_integer(), fragments()) -> {fragment(), fragments()} | none.
 next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given} = F) ->
     case queue:out(Turns) of
@@ -82,11 +82,11 @@ next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given}
             end
     end.
 
-%% Of all these fragments.
+%% The bytes of all these fragments.
 -spec bytes([fragment()]) -> non_neg_integer().
 bytes(Fragments) -> lists:sum([Length || {_, _, _, Length, _} <- Fragments]).
 
-%% The carrier is broken, and so many of its fragments have arrived.
+%% The carrier is broken, and that many of its fragments have arrived.
 -spec cut(carrier(), Arrived :: non_neg_integer(), fragments()) -> fragments().
 cut(Carrier, Arrived, #fragments{given = Given} = F) ->
     case maps:take(Carrier, Given) of
@@ -94,7 +94,7 @@ cut(Carrier, Arrived, #fragments{given = Given} = F) ->
             Known = min(queue:len(Queue), max(0, Arrived - Before)),
             Missing = lists:nthtail(Known, queue:to_list(Queue)),
             F1 = lists:foldr(fun again/2, F#fragments{given = Given1}, Missing),
-            %% Soon, and in the same order: somebody waits for them.
+            %% First of all, and in the same order: the peer waits for them.
             Ids = lists:uniq([Id || {Id, _} <- Missing, is_idle(Id, F)]),
             F1#fragments{turns = lists:foldr(fun queue:in_r/2, F1#fragments.turns, Ids)};
         error ->
@@ -121,7 +121,7 @@ again({Id, Range}, #fragments{parcels = Parcels} = F) ->
             F
     end.
 
-%% The parcel has arrived, or nobody wants it any more.
+%% The parcel has arrived, or is no longer wanted.
 -spec done(id(), fragments()) -> fragments().
 done(Id, #fragments{parcels = Parcels, turns = Turns} = F) ->
     case maps:take(Id, Parcels) of
@@ -133,8 +133,8 @@ done(Id, #fragments{parcels = Parcels, turns = Turns} = F) ->
             F
     end.
 
-%% Of parcels that are done a carrier need not remember anything. (Looked at from
-%% the oldest on, so that it costs nothing to speak of.)
+%% A carrier need not remember anything of parcels that are done. (This looks at the
+%% oldest fragments first, so it costs next to nothing.)
 give(Carrier, Entry, Given, Parcels) ->
     {Before, Queue} = forget(maps:get(Carrier, Given, {0, queue:new()}), Parcels),
     Given#{Carrier => {Before, queue:in(Entry, Queue)}}.

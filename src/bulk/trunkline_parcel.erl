@@ -1,20 +1,20 @@
-%% A large message, packed for the way outside of the lanes.
+%% A large message, packed to travel outside the lanes.
 %%
 %% A parcel is a sequence of segments. The first is the message in the external
 %% term format; each of the others is one large binary that has been taken out of
-%% it. What is left in such a binary's place is `[]', and the first segment says
-%% where the binaries belong:
+%% it. `[]' takes the place of such a binary, and the first segment says where the
+%% binaries belong:
 %%
 %%     {done, 7, <<...10 MB...>>}
 %%
 %%       = segment 1:  {{done, 7, []}, [[{element, 3}]]}
 %%         segment 2:  <<...10 MB...>>
 %%
-%% A binary of a segment of its own is copied neither here nor over there, and
-%% what has been read from a socket in one piece is that binary. Only binaries
-%% near the top of a term are taken out: to look through all of a large term
-%% would cost more. Others travel within the first segment, where the external
-%% term format refers to them without a copy on this side.
+%% A binary that is a segment of its own is copied at neither end: what has been
+%% read from a socket in one piece is that binary. Only binaries near the top of a
+%% term are taken out: to look through all of a large term would cost more. Others
+%% travel within the first segment, where the external term format refers to them
+%% without a copy on this side.
 -module(trunkline_parcel).
 -moduledoc false.
 
@@ -29,9 +29,9 @@
 -type step() :: {element, pos_integer()} | {nth, pos_integer()} | {key, term()}.
 -type found() :: [{[step()], binary()}].
 
-%% A smaller binary is not worth a frame of its own: to copy it takes 10 us.
+%% A smaller binary is not worth a frame of its own: copying it takes 10 us.
 -define(APART, 131072).
-%% So many terms are looked at, at most.
+%% At most this many terms are looked at.
 -define(LOOK_AT, 100).
 
 -spec pack(term()) -> parcel().
@@ -84,7 +84,7 @@ take_out([_ | _] = List, Path, Look, Found) when Look > 0 ->
 take_out(Term, _, Look, Found) ->
     {Term, Look - 1, Found}.
 
-%% The way to each binary travels, too: it should not be longer than the binary.
+%% The path to each binary travels, too: it should not be longer than the binary.
 is_short(Key) ->
     is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 64
         orelse is_binary(Key) andalso byte_size(Key) =< 64

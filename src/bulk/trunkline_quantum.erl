@@ -1,12 +1,12 @@
 %% How large a fragment should be, for one connection.
 %%
-%% While a fragment is on its way all others wait, therefore it should not take
-%% long; and each costs some work, therefore it should not be small. So its
-%% measure is time. A connection next door moves ten megabytes in the time in
-%% which one across a city moves sixty kilobytes.
+%% While a fragment is on its way all others wait, so it should not take long. Each
+%% fragment costs some work, so it should not be small. So it is measured by the
+%% time it takes. A connection next door moves ten megabytes in the time in which
+%% one across a city moves sixty kilobytes.
 %%
-%% A fast connection thus carries most messages in one piece, which nobody needs
-%% to put together again: that is what makes it fast (see docs/lab/large-messages-inside.md).
+%% Thus a fast connection carries most messages in one piece, which need not be put
+%% together again: that is what makes it fast (see docs/lab/large-messages-inside.md).
 -module(trunkline_quantum).
 -moduledoc false.
 
@@ -29,10 +29,10 @@ new() -> ?FIRST.
 -spec bytes(quantum()) -> pos_integer().
 bytes(Quantum) -> Quantum.
 
-%% So many bytes were taken within so many us. (What the connection buffers is
-%% taken at once: it is the next fragment that has to wait. Hence the quantum grows
-%% by no more than a factor of two at a time, and what took a short time says
-%% nothing unless it was as much as the quantum.)
+%% The connection took that many bytes in that many us. (It takes at once what it can
+%% buffer, and only the next fragment has to wait. So the quantum grows by no more
+%% than a factor of two at a time, and a short time says nothing unless the bytes
+%% were as many as the quantum.)
 -spec sent(Bytes :: pos_integer(), Microseconds :: non_neg_integer(), quantum()) -> quantum().
 sent(Bytes, Microseconds, Quantum) when Microseconds > ?TURN ->
     max(?LEAST, min(Quantum, (Quantum + Bytes * ?TURN div Microseconds) div 2));

@@ -1,8 +1,9 @@
 %% Large messages that are arriving in fragments.
 %%
 %% Fragments of one parcel may come by several carriers and in any order. A
-%% fragment that is there already is ignored. This module decides, and does
-%% nothing.
+%% fragment that is there already is ignored.
+%%
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_reassembly).
 -moduledoc false.
 
@@ -33,15 +34,15 @@ add(Id, Size, Offset, Binary, R) ->
                                             parts = Parts#{Offset => Binary}}}}
     end.
 
-%% How many bytes have arrived of parcels that are not complete.
+%% How many bytes of incomplete parcels have arrived.
 -spec bytes(reassembly()) -> non_neg_integer().
 bytes(R) ->
     maps:fold(fun(_, #arriving{parts = Parts}, Sum) ->
                       maps:fold(fun(_, Binary, S) -> S + byte_size(Binary) end, Sum, Parts)
               end, 0, R).
 
-%% The parcel's segments, which have these sizes. One that came in one piece is not
-%% copied.
+%% The parcel's segments, which have these sizes. A segment that came in one piece is
+%% not copied.
 -spec segments(parts(), Sizes :: [trunkline_parcel:size_bytes()]) -> [binary()].
 segments(Parts, Sizes) ->
     segments([Binary || {_, Binary} <- Parts], Sizes, [], 0).

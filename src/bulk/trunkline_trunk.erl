@@ -4,23 +4,24 @@
 %%       │                    ^                                       │
 %%       └── done ────────────┘ <──────────────── cut ────────────────┘
 %%
-%% Which fragment is next is decided in trunkline_fragments; here are the carriers.
-%% Each gets the next one when it has got rid of the one before, so that a slow one
-%% does not hold up the others. Connections are made when there is more to send than
-%% those that are there can take, up to a number that depends on the distance, and
-%% are closed when there has been nothing for a while.
+%% trunkline_fragments decides which fragment is next; this module looks after the carriers. Each
+%% gets a fragment when it has sent the one before, so that a slow carrier does not hold up the
+%% others. Connections are made when there is more to send than the existing ones can take, up to a
+%% number that depends on the distance. They are closed when there has been nothing to send for a
+%% while.
 %%
-%% Where none can be made the trunk itself sends the fragments to the dock, as plain terms by the
-%% distribution, and now and then a connection is tried again. The dock says when it has taken
-%% one, and only a few are sent before that: what else goes by the distribution waits for no more
-%% than these.
+%% If no connection can be made, the trunk itself sends the fragments to the dock, as plain terms by
+%% the distribution, and tries a connection again now and then. The dock says when it has taken a
+%% fragment, and only a few are sent before that, so that everything else on the distribution waits
+%% for no more than these.
 %%
-%% A carrier that breaks costs nothing: the dock says how many of its fragments
-%% have arrived, and the others go by another one.
+%% A carrier that breaks costs nothing: the dock says how many of its fragments have arrived, and
+%% the others go by another carrier.
 %%
-%% While the session is suspended there are no carriers. When it goes on, other ones are made, and
-%% the dock is asked once more what it has not answered: questions and answers may have been lost
-%% with the connection. What it has counted it keeps until it has heard that the answer came.
+%% While the session is suspended there are no carriers. When the session goes on, new ones are
+%% made, and the trunk asks the dock again for what it has not answered: questions and answers may
+%% have been lost with the connection. The dock keeps a count until it has heard that the answer
+%% came.
 %%
 %% A trunk lives for one session of a link. It has no bound of its own: what comes
 %% here has passed the gate, and is counted there until it has been delivered.
@@ -32,12 +33,12 @@
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
--define(PATIENCE, 200).              % from when on fragments go by distribution meanwhile
+-define(PATIENCE, 200).              % until fragments go by the distribution meanwhile
 -define(QUIET, 1000).
 -define(FAR_AT_ONCE, 4).
--define(MORE, 5).                    % there is too much to send for so long: more connections
+-define(MORE, 5).                    % of too much to send, before more connections are made
 %% Bytes of a large message that a connection to a far peer gets at once: the message
-%% should use all of them.
+%% should use all connections.
 -define(SHARE, 262144).
 %% By distribution: bytes of a fragment, and how many are sent before the dock has taken one.
 %% To a far peer these limit the throughput.
@@ -59,9 +60,9 @@
          fragments = trunkline_fragments:new() :: trunkline_fragments:fragments(),
          carriers = #{} :: #{pid() => #carrier{}},     % self(): by distribution
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
-         number = 0 :: non_neg_integer(),              % of the last one of these
+         number = 0 :: non_neg_integer(),              % of the last such fragment
          retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
-         %% Those of which it is not known how many of their fragments have arrived.
+         %% Carriers of which it is not known how many fragments have arrived.
          asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
          suspended = false :: boolean(),
          opening = [] :: [pid()],                      % carriers that are making a connection
@@ -84,7 +85,7 @@ suspend(Trunk) -> gen_server:cast(Trunk, suspend).
 -spec resume(pid()) -> ok.
 resume(Trunk) -> gen_server:cast(Trunk, resume).
 
-%% Of a trunk that has ended nothing should be seen in info/1.
+%% info/1 should show nothing of a trunk that has ended.
 -spec ended(trunkline_stats:stats()) -> ok.
 ended(Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, peer, Field, 0) end,
@@ -108,7 +109,7 @@ handle_cast(suspend, #trunk{opening = Opening, carriers = Carriers, asked = Aske
     {noreply, lists:foldl(fun retire/2, Suspended, maps:keys(Carriers))};
 handle_cast(resume, #trunk{asked = Asked} = S) ->
     lists:foreach(fun(Name) -> ask(Name, S) end, maps:keys(Asked)),
-    %% Whatever kept a connection from being made, or ended it, was the same break.
+    %% If a connection could not be made, or ended, that was due to the same break.
     {noreply, pump(S#trunk{suspended = false, retry = trunkline_retry:new(retry)})};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
@@ -191,13 +192,13 @@ ready(Pid, Token, CongestionControl,
       #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
     <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
     trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
-    %% Nothing needs the distribution any more.
+    %% Fragments need no longer go by the distribution.
     Others = maps:remove(self(), Carriers),
     Carrier = #carrier{name = Token},
     pump(show(S#trunk{opening = lists:delete(Pid, Opening), carriers = Others#{Pid => Carrier}})).
 
-%% By the distribution this process has the same name over all connections. So the dock counts on,
-%% and nothing is sent between the question and the answer.
+%% As the carrier by the distribution this process has the same name over all connections. So the
+%% dock goes on counting, and nothing is sent between the question and the answer.
 counted(Received, #trunk{fragments = Fragments, asked = Asked} = S) ->
     S#trunk{fragments = trunkline_fragments:counted(self(), Received, Fragments), plain = 0,
             number = Received, asked = maps:remove(self(), Asked)}.
@@ -242,7 +243,7 @@ give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} 
             S
     end.
 
-%% Of a session that may go on over another connection: the dock should notice what is missing.
+%% If the session may go on over another connection, the dock should notice what is missing.
 numbered(#trunk{node = Node, number = N} = S) ->
     case trunkline_peers:can(Node, resume) of
         true -> {{self(), N + 1}, S#trunk{number = N + 1}};
@@ -258,7 +259,7 @@ share(S) ->
         false -> infinity                    % larger than any number
     end.
 
-%% One fragment, or as many small ones as make one.
+%% One fragment, or as many small ones as are worth one.
 gather(Name, Bytes, Missing, Fragments, Some) when Missing > 0 ->
     case trunkline_fragments:next(Name, Bytes, Fragments) of
         {{_, _, _, Length, _} = Fragment, Fragments1} ->
@@ -269,8 +270,8 @@ gather(Name, Bytes, Missing, Fragments, Some) when Missing > 0 ->
 gather(_, _, _, Fragments, Some) ->
     {lists:reverse(Some), Fragments}.
 
-%% Without a carrier it is the first to wait for one, perhaps one that was being made
-%% before there was anything to send.
+%% Without a carrier, fragments begin to wait for one now, perhaps for one that was being
+%% made before there was anything to send.
 waiting(#trunk{waiting = none, carriers = Carriers} = S) ->
     map_size(Carriers) =:= 0 andalso erlang:start_timer(?PATIENCE, self(), patience),
     S#trunk{waiting = erlang:monotonic_time(millisecond)};
@@ -283,7 +284,7 @@ more(#trunk{opening = [], carriers = Carriers} = S) ->
     case not IsSoon andalso Connections < most(S) andalso may_connect(S) of
         true ->
             case open(more_connections(Connections, S), S) of
-                #trunk{opening = []} = S1 -> more(S1);       % not one: later
+                #trunk{opening = []} = S1 -> more(S1);       % none has started: later
                 S1 -> S1#trunk{waiting = none}
             end;
         false when map_size(Carriers) =:= 0 ->
@@ -294,7 +295,7 @@ more(#trunk{opening = [], carriers = Carriers} = S) ->
 more(S) ->
     S.
 
-%% It takes three round trips to make one: over a distance, some at a time.
+%% Making a connection takes three round trips: to a far peer several are made at a time.
 more_connections(Connections, S) ->
     case is_far(S) of
         true -> min(max(?FAR_AT_ONCE, Connections), most(S) - Connections);
@@ -320,7 +321,7 @@ open(#trunk{dock = Dock, options = Options} = S) ->
 is_far(#trunk{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
 %% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
-%% much less after a packet was lost: over a distance it takes several.
+%% much less after a packet was lost, so a far peer needs several.
 most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) ->
     case is_far(S) of
         true -> max(Far, Near);
@@ -344,7 +345,7 @@ not_connected(Reason, #trunk{retry = Retry, node = Node, carriers = Carriers} = 
         trunkline_log:write(no_connection, #{peer => Node, cargo => large, reason => Reason}),
     S#trunk{retry = trunkline_retry:failed(Retry)}.
 
-%% A connection less. Without any carrier, what waits is patient for a while from now on.
+%% One connection less. If no carrier is left, fragments start to wait for one again.
 without(Pid, #trunk{carriers = Carriers, retry = Retry} = S) ->
     {#carrier{since = Since}, Others} = maps:take(Pid, Carriers),
     show(S#trunk{carriers = Others, retry = trunkline_retry:ended(Since, Retry),
@@ -362,7 +363,8 @@ retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
     exit(Pid, kill),
     without(Pid, S#trunk{retired = Retired#{Pid => Name}}).
 
-%% Only when it is dead it has certainly sent nothing behind the question.
+%% Asks the dock only when the carrier is dead: then it has certainly sent nothing behind the
+%% question.
 retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
     case maps:take(Pid, Retired) of
         {Name, Retired1} ->
@@ -407,7 +409,7 @@ show(#trunk{carriers = Carriers, stats = Stats} = S) ->
     trunkline_stats:put(Stats, peer, bulk_by_distribution, map_size(Carriers) - Connections),
     S.
 
-%% No report has the users' data in it.
+%% Keeps the users' data out of all reports.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
     maps:map(fun(state, #trunk{node = Node, carriers = Carriers}) -> {Node, maps:keys(Carriers)};

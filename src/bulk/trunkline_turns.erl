@@ -1,8 +1,8 @@
-%% In which order messages are delivered that come behind a large one.
+%% Decides in which order messages are delivered that come behind a large one.
 %%
-%% A large message travels outside of its lane and takes longer. In its place the
-%% lane carries a notice, and what the same sender has sent afterwards carries
-%% the sender's name (see trunkline_lane). Here such messages wait for those
+%% A large message travels outside its lane and takes longer. In its place the
+%% lane carries a notice, and what the same sender has sent afterwards is marked
+%% with the sender's pid (see trunkline_lane). Here such messages wait for those
 %% before them, if they go to the same receiver:
 %%
 %%     sender 1   A large   A small   B small   A small
@@ -10,15 +10,16 @@
 %%     receiver A    x ········x·········│·········x     in this order
 %%     receiver B                        x               at once
 %%
-%% If the receiver is not known, a message waits for all that the sender has sent
-%% before, and those behind wait for it. So it is with an alias, which may be anybody's,
-%% and with a registered name, which may be anybody's by then: `!' looks it up when the
-%% message arrives, once, and so does the inlet when it is the message's turn. A small
-%% message to a name needs no line if it can be delivered at once, to the process that has
-%% the name now: is_free/3 tells.
+%% If its receiver is not known, a message waits for everything that the sender has sent before, and
+%% all messages behind it wait for it. That is so for an alias, which may belong to any process, and
+%% for a registered name, which any process may have by then: `!' looks a name up once, when the
+%% message arrives, and so does the inlet, when the message's turn comes. A small message to a name
+%% needs no line if it can be delivered at once, to the process that has the name now (is_free/3).
 %%
-%% Every message that is handed out must be followed by done/3 if it `takes'
-%% time: the next ones wait for that. This module decides, and does nothing.
+%% Every message that is handed out must be followed by done/3 if it `takes' time: the next ones
+%% wait for that.
+%%
+%% This module is pure: it decides, and has no side effects.
 -module(trunkline_turns).
 -moduledoc false.
 
@@ -28,8 +29,8 @@
 
 -type receiver() :: pid() | any.
 -type takes() :: time | no_time.
-%% Of one sender: who is behind whom for each receiver, where the first of each is
-%% being delivered; and all that comes behind a message to somebody unknown.
+%% The messages of one sender: a line for each receiver, whose first message is being
+%% delivered; and everything behind a message whose receiver is not known.
 -record(sender,
         {lines = #{} :: #{receiver() => queue:queue({takes(), term()})},
          behind = queue:new() :: queue:queue({receiver(), takes(), term()})}).
@@ -52,7 +53,7 @@ is_free(Sender, Receiver, Turns) ->
             true
     end.
 
-%% Answers what is to be delivered now: the message, or nothing.
+%% Returns what is to be delivered now: the message, or nothing.
 -spec enter(Sender :: pid(), receiver(), {takes(), Message}, turns(Message)) ->
           {[Message], turns(Message)}.
 enter(Sender, Receiver, {Takes, Message}, Turns) ->
@@ -67,7 +68,7 @@ enter(Sender, Receiver, {Takes, Message}, Turns) ->
     end.
 
 %% The message of this sender for this receiver that took time has been delivered,
-%% or is lost. Answers what is to be delivered now, in this order.
+%% or is lost. Returns what is to be delivered now, in this order.
 -spec done(Sender :: pid(), receiver(), turns(Message)) -> {[Message], turns(Message)}.
 done(Sender, Receiver, Turns) ->
     #{Sender := #sender{lines = Lines} = S} = Turns,
@@ -79,7 +80,7 @@ done(Sender, Receiver, Turns) ->
     {More, S2} = catch_up(S1, []),
     {Now ++ More, update(Sender, S2, Turns)}.
 
-%% All that takes no time, and the first that does.
+%% All messages that take no time, and the first that does.
 advance(Line, Now) ->
     case queue:peek(Line) of
         empty -> {lists:reverse(Now), none};
@@ -99,7 +100,7 @@ line_up(Receiver, {Takes, Message} = Entry, #sender{lines = Lines, behind = Behi
             {[Message], S}
     end.
 
-%% Those behind, as far as nobody is in the way of the first of them.
+%% The messages behind, as far as nothing is in the way of the first of them.
 catch_up(#sender{behind = Behind} = S, Now) ->
     case queue:out(Behind) of
         {empty, _} ->

@@ -1,4 +1,4 @@
-%% What carries batches from a lane to its inlet.
+%% The behaviour of a channel: what carries batches from a lane to its inlet.
 %%
 %%     lane                      channel                       inlet
 %%       | -- open -------------> |                              |
@@ -8,7 +8,7 @@
 %%       | <------------- broken - |
 %%
 %% Batches are numbered. A channel promises little: what it delivers is whole, and unchanged. It
-%% may break, and then nobody knows which of its last batches have arrived. The lane sends them
+%% may break, and then it is not known which of its last batches have arrived. The lane sends them
 %% again by another channel, and the inlet drops those that it has had (trunkline_outbox).
 %%
 %% There are two kinds. trunkline_dist is the connection of the distribution: it is always ready,
@@ -16,7 +16,7 @@
 %% connection of the lane's own. It takes batches as frames (trunkline_dictionary), and is made of
 %% a transport (trunkline_transport), TCP or TLS.
 %%
-%% To the process that has opened it a channel says
+%% A channel sends to the process that has opened it
 %%
 %%     {channel, Channel, {ready, CongestionControl}}     batches may come
 %%     {channel, Channel, {written, Bytes}}               so much has left, in all
@@ -39,16 +39,16 @@
           timeout => pos_integer(),                  % ms, until a dead path is noticed
           is_far => boolean() | unknown,
           far => default | atom()}.                  % the congestion control, if the peer is far
-%% The number in its lane, how to acknowledge it, what it was charged, and the messages.
+%% A batch's number in its lane, how to acknowledge it, what it was charged, and its messages.
 -type batch() :: {Serial :: pos_integer(), Ack :: atom(), Charge :: non_neg_integer(),
                   Entries :: [term()]}.
-%% The same, encoded, and how many bytes that is. It can be sent by any channel, also more than
+%% The same, encoded, and how many bytes that is. It can be sent by any channel, and more than
 %% once.
 -type frame() :: {Bytes :: pos_integer(), iodata()}.
 
-%% The calling process owns it: the channel ends with it, too. The monitor is the caller's.
+%% The calling process owns the channel, which ends with that process. The monitor is the caller's.
 -callback open(settings()) ->
     {ok, {channel(), Monitor :: reference() | none}} | {error, system_limit}.
-%% The owner hears of it when that has been `written', or need not (`silent').
+%% `tell': the owner is told when that has been `written'. `silent': it need not be.
 -callback send(channel(), {batch, batch()} | {frame, frame()}, tell | silent) -> ok.
 -callback close(channel()) -> ok.

@@ -4,10 +4,10 @@
 %%       | -- invite, by distribution ---> |    the peer's dock, or its trunkline_listener
 %%       | <------------------ invitation - |
 %%       | ══ connects, proves ══════════> |    (trunkline_wire)
-%%       | ══ frames ════════════════════> |    whoever has been invited for it reads them
+%%       | ══ frames ════════════════════> |    read by the process that it was invited for
 %%
-%% All of this may block. Hence it is called only by processes that have nothing else to do. The
-%% calling process owns the socket, and exits with the reason if there is no connection.
+%% All of this may block, so only processes that have nothing else to do call it. The calling
+%% process owns the socket, and exits with the reason if there is no connection.
 %%
 %% TCP goes back to slow start, with ten packets, when a connection has been idle for longer than
 %% its retransmission timeout, unless its congestion control is BBR. To a far peer that costs time
@@ -39,7 +39,7 @@
 -define(HEARTBEAT, 100).
 -define(HEARTBEATS, 100).              % for ten seconds
 
-%% For a connection to that peer, as far as they do not depend on what it carries.
+%% The settings of a connection to that peer that do not depend on what it carries.
 -spec settings(trunkline_options:options(), trunkline_stats:stats()) ->
           #{timeout := pos_integer(), is_far := boolean() | unknown, far := default | atom()}.
 settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
@@ -53,15 +53,15 @@ settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
                  _ -> Name
              end}.
 
-%% Whether the link has found that peer to be far.
+%% Whether the link has found the peer to be far.
 -spec is_far(trunkline_stats:stats()) -> boolean().
 is_far(Stats) -> trunkline_stats:get(Stats, peer, far) =:= 1.
 
-%% To, a process at the peer, gives the invitation: for the process Owner there that reads what the
-%% connection carries, or, if To is a dock, on behalf of the trunk Owner here.
+%% To is the process at the peer that gives the invitation. Owner is the process there that reads
+%% what the connection carries; or, if To is a dock, the trunk here that wants the connection.
 %%
-%% Nothing here may connect the nodes, and a monitor of a process at the peer would: they may have
-%% just been disconnected on purpose.
+%% Nothing here may connect the nodes, as a monitor of a process at the peer would: they may just
+%% have been disconnected on purpose.
 -spec connect(To :: pid() | {atom(), node()}, Owner :: pid(), settings()) -> connection().
 connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
     Node = case To of
@@ -74,13 +74,13 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
     receive
         {invitation, Ref, {ok, Invitation}} -> use(Node, Invitation, Settings);
         {invitation, Ref, {error, Reason}} -> exit({shutdown, Reason});
-        {'DOWN', _, process, _, _} -> exit({shutdown, closed})         % for whom it would be
+        {'DOWN', _, process, _, _} -> exit({shutdown, closed})         % the lane or the trunk
     after ?INVITE ->
             exit({shutdown, not_invited})
     end.
 
 use(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
-    %% Whatever the peer says.
+    %% Never plaintext beside TLS, whatever the peer says.
     Name =:= tcp andalso trunkline_tls:is_cluster_private()
         andalso exit({shutdown, plaintext_beside_tls}),
     Host = case Address of
@@ -92,7 +92,7 @@ use(Node, #{address := Address, port := Port, transport := Name} = Invitation, S
     case gen_tcp:connect(Host, Port, Options, ?CONNECT) of
         {ok, TcpSocket} ->
             IsFar = case Settings of
-                        %% It took a round trip, at least.
+                        %% To connect took a round trip, at least.
                         #{is_far := unknown} ->
                             Took = erlang:monotonic_time(microsecond) - Start,
                             RoundTrip = min(Took, trunkline_socket:round_trip(TcpSocket)),
@@ -120,7 +120,7 @@ tuning(true, #{far := Name} = Settings) when Name =/= default ->
 tuning(_, Settings) ->
     maps:with([timeout, cargo, congestion_control], Settings).
 
-%% Where the distribution has found it.
+%% The address at which the distribution has found the node.
 address(Node) ->
     case net_kernel:node_info(Node, address) of
         {ok, {net_address, {Address, _}, _, _, _}} when is_tuple(Address) -> Address;
@@ -135,7 +135,7 @@ prove(Transport, Socket, #{token := Token, secret := Secret}) ->
     trunkline_wire:is_proof(Proof, trunkline_wire:proof(listening, Secret, Ours, Theirs))
         orelse exit({shutdown, not_the_peer}),
     done(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
-    %% The other side has nothing to say. When it closes the connection, this process hears of it.
+    %% The other side sends nothing. If it closes the connection, this process gets a message.
     done(Transport:watch(Socket)).
 
 -spec send(connection(), iodata()) -> ok.
@@ -151,17 +151,17 @@ other(Module, Message) ->
         _ -> exit({shutdown, closed})
     end.
 
-%% How many heartbeats follow what has just been sent,
+%% How many heartbeats follow what has just been sent.
 -spec beats(connection()) -> non_neg_integer().
 beats(#{must_beat := true}) -> ?HEARTBEATS;
 beats(#{must_beat := false}) -> 0.
 
-%% how long to wait for the next, if there are so many more,
+%% How long to wait before the next heartbeat, if that many are left.
 -spec pause(Beats :: non_neg_integer()) -> timeout().
 pause(0) -> infinity;
 pause(_) -> ?HEARTBEAT.
 
-%% and one of them.
+%% Sends one heartbeat.
 -spec beat(connection()) -> ok.
 beat(Connection) -> send(Connection, trunkline_wire:heartbeat()).
 

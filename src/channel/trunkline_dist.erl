@@ -1,5 +1,5 @@
-%% The distribution's connection, as a channel: always ready, until the session ends. What is sent
-%% may suspend the caller, when the connection is busy.
+%% The distribution's connection, as a channel: always ready, until the session ends. A send may
+%% suspend the caller when the connection is busy.
 -module(trunkline_dist).
 -moduledoc false.
 -behaviour(trunkline_channel).
@@ -24,7 +24,7 @@ send(Inlet, {frame, {_, Frame}}, _) ->
 -spec close(trunkline_channel:channel()) -> ok.
 close(_) -> ok.
 
-%% What it is made of, as `-proto_dist' names it.
+%% The protocol of the distribution, as `-proto_dist' names it.
 -spec protocol() -> string().
 protocol() ->
     case init:get_argument(proto_dist) of

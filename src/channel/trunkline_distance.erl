@@ -1,4 +1,4 @@
-%% How far away a peer is: round trips between two links, or their kernels.
+%% How far away a peer is, from round trips between two links, or their kernels.
 %%
 %% A loaded machine answers late, however near it is. Hence round trips are taken from the kernel if
 %% it reports them (see trunkline_reach), and the shortest of many counts. The windows follow the
@@ -18,7 +18,7 @@
                    last = [] :: [microseconds()]}).
 -opaque distance() :: #distance{}.
 
-%% How many are the last few: with one each ten seconds, two minutes of use. Fewer than ENOUGH
+%% The number of the last few: with one every ten seconds, two minutes of use. Fewer than ENOUGH
 %% say nothing.
 -define(LAST, 12).
 -define(ENOUGH, 5).
@@ -33,12 +33,12 @@ new() -> #distance{}.
 add(RoundTrip, #distance{shortest = Shortest, last = Last}) ->
     #distance{shortest = min(RoundTrip, Shortest), last = lists:sublist([RoundTrip | Last], ?LAST)}.
 
-%% 0 as long as there are not enough to say.
+%% 0 as long as there are not enough of them.
 -spec round_trip(distance()) -> microseconds().
 round_trip(#distance{last = Last}) when length(Last) < ?ENOUGH -> 0;
 round_trip(#distance{last = Last}) -> lists:min(Last).
 
-%% A peer, or one to which a round trip takes so long.
+%% Whether a peer is far, or one with that round trip.
 -spec is_far(distance() | microseconds()) -> boolean().
 is_far(#distance{shortest = Shortest} = Distance) ->
     round_trip(Distance) > 0 andalso Shortest >= ?FAR;

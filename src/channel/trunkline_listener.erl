@@ -1,8 +1,8 @@
-%% Where peers connect for Trunkline's own connections.
+%% Listens for Trunkline's own connections.
 %%
-%% Nothing listens until somebody has been invited: the owner-to-be of a
-%% connection asks here for an invitation, which it passes to the peer over the
-%% distribution. The port opens with the first invitation.
+%% No port is open until there is an invitation. The process that will own a connection asks here
+%% for an invitation, and passes it to the peer over the distribution. The port opens with the
+%% first one.
 %%
 %%     owner            listener                         connecting peer
 %%       | -- invite ----> |                                  |
@@ -11,7 +11,7 @@
 %%       |                 |        handler <=== TCP ======== | hello, proof
 %%       | <---------------------- socket |                   | (trunkline_wire)
 %%
-%% Anybody can connect to a port. Until a connection has proved that it was invited, it has a
+%% Any client can connect to a port. Until a connection has proved that it was invited, it has a
 %% process of its own, so that the acceptor does not wait for it. It is allowed a few seconds and
 %% 72 bytes, and there are at most HANDLERS such connections for each port. All others are closed,
 %% counted, and logged from time to time.
@@ -47,10 +47,10 @@
          handlers = #{} :: #{reference() => []}}).        % monitors
 
 %% ms
--define(HANDSHAKE, 5000).            % for all of it
+-define(HANDSHAKE, 5000).            % the whole of it
 -define(VALID, 30_000).              % an invitation
 -define(REPORT, 10_000).             % between two reports
--define(AGAIN, 100).                 % when accept fails, for want of descriptors say
+-define(AGAIN, 100).                 % when accept fails, for example without free descriptors
 -define(HANDLERS, 64).
 -define(LOOK, 1000).                 % an acceptor that waits cannot see its messages
 
@@ -58,7 +58,7 @@
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
 
-%% An invitation for a connection that will be Owner's: it gets `{socket, Token, Transport,
+%% An invitation for a connection that Owner will own: it gets `{socket, Token, Transport,
 %% Socket}'.
 -spec invite({batches | large, auto | trunkline_transport:name()}, Owner :: pid()) ->
           {ok, invitation()} | {error, term()}.
@@ -155,7 +155,7 @@ own(large, #{bulk_transport := Transport}) -> Transport;
 own(batches, #{lane_transport := Transport}) -> Transport;
 own(_, _) -> dist.
 
-%% Only if both sides want one, and not less private than either wants.
+%% There is a transport only if both sides want one, and it is not less private than either wants.
 choose(_, dist) -> {error, not_wanted};
 choose(auto, tls) -> trunkline_transport:choose(tls);
 choose(tcp, tls) -> {error, tls_wanted};
@@ -169,7 +169,7 @@ invitation(Owner, Transport, #listener{tokens = Tokens, sockets = Sockets, optio
     {Address, Port} = advertised(Options, maps:get(Transport, Sockets)),
     #{transport => Transport, address => Address, port => Port, token => Token, secret => Secret}.
 
-%% Where the peer shall connect. Something between the nodes may lead from there to here.
+%% Where the peer should connect. Something between the nodes may forward connections from there.
 advertised(#{advertise_address := Address, advertise_port := Port} = Options, Socket) ->
     {case Address of
          undefined -> known_as(address(Options));
@@ -180,13 +180,13 @@ advertised(#{advertise_address := Address, advertise_port := Port} = Options, So
          _ -> Port
      end}.
 
-%% Where the distribution listens, if nothing else is wanted.
+%% The address where the distribution listens, unless the option says another one.
 address(#{listen_address := undefined}) ->
     application:get_env(kernel, inet_dist_use_interface, any);
 address(#{listen_address := Address}) ->
     Address.
 
-%% To listen on all addresses is no address to connect to.
+%% The address that stands for all addresses is not one to connect to.
 known_as({0, 0, 0, 0}) -> any;
 known_as({0, 0, 0, 0, 0, 0, 0, 0}) -> any;
 known_as(Address) -> Address.
@@ -276,7 +276,7 @@ accepted(Socket, #acceptor{door = {_, _, Counters, _} = Door, handlers = Handler
             S
     end.
 
-%% The node may have no room for one more process.
+%% The node may have no process left.
 handler(Door) ->
     Acceptor = self(),
     trunkline_process:start(fun() -> spawn_monitor(fun() -> handle(Acceptor, Door) end) end).
@@ -298,16 +298,16 @@ handle(Acceptor, {Transport, Tokens, Counters, Timeout}) ->
             end
     end.
 
-%% Whatever is not as it should be ends it, and the socket with it, of which
-%% somebody else becomes the owner at the very end.
+%% Anything that is wrong ends this process, and the socket with it: the socket gets
+%% another owner only at the very end.
 handshake(Transport, TcpSocket, Tokens, Deadline) ->
     {ok, Socket} = Transport:secure(server, TcpSocket, trunkline_deadline:left(Deadline)),
     {ok, Hello} =
         Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
     {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
     [{_, Secret, Owner}] = ets:take(Tokens, Token),
-    %% Who knows the token is the peer, unless its proof is wrong. It may break off, on a
-    %% loaded machine say, and the owner may be gone with its session.
+    %% A client that knows the token is the peer, unless its proof is wrong. The peer may break
+    %% off, for example on a loaded machine, and the owner may be gone with its session.
     Ours = trunkline_wire:nonce(),
     [OurProof, TheirProof] = [trunkline_wire:proof(Side, Secret, Theirs, Ours)
                               || Side <- [listening, connecting]],

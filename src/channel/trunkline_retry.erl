@@ -1,6 +1,6 @@
 %% When to try again after a connection could not be made, or did not last: exponential backoff
-%% with random pauses, since many others may try again after the same event. If several connections
-%% fail at the same time, only the first one makes the pause longer.
+%% with random pauses, because many others may try again after the same event. If several
+%% connections fail at the same time, only the first one makes the pause longer.
 %%
 %% The process that calls this gets the message {timeout, Timer, Message}, and gives the timer to
 %% timeout/2.
@@ -24,15 +24,15 @@
 -spec new(Message :: term()) -> retry().
 new(Message) -> #retry{message = Message}.
 
-%% Whether one may be tried now.
+%% Whether a connection may be tried now.
 -spec may(retry()) -> boolean().
 may(#retry{timer = Timer}) -> Timer =:= none.
 
-%% Whether none has failed since one lasted.
+%% Whether no connection has failed since one lasted.
 -spec is_first(retry()) -> boolean().
 is_first(#retry{pause = Pause}) -> Pause =:= ?PAUSE.
 
-%% One could not be made.
+%% A connection could not be made.
 -spec failed(retry()) -> retry().
 failed(#retry{pause = Pause} = R) -> later(Pause, min(?LONGEST_PAUSE, 2 * Pause), R).
 

@@ -1,19 +1,19 @@
 %% The settings of Trunkline's own sockets, and why.
 %%
-%%   * nodelay: batches are made before, a message does not wait for others here.
+%%   * nodelay: batches are made earlier; a message does not wait for others here.
 %%   * No sndbuf and no recbuf: the kernel finds better sizes by itself, and stops
-%%     looking when one is set.
-%%   * At most UNSENT bytes that have not left yet in the socket of a connection for
-%%     batches: what waits there waits for this connection, what waits before it for
-%%     whichever comes first. It does not limit what is under way.
+%%     tuning when one is set.
+%%   * At most UNSENT unsent bytes in the socket of a connection for batches: what
+%%     waits there has to wait for this connection, what waits in front of it can
+%%     take the first that is free. What is in flight is not limited by this.
 %%   * keepalive and a user timeout: a dead path is noticed after connection_timeout,
 %%     and not after the kernel's quarter of an hour.
-%%   * Congestion control. Loss-based ones (cubic, reno) take a packet that is lost by
-%%     accident for a full queue: at 10 ms and 1 % they carry 2 MB a second at most.
-%%     BBR does not. It is asked for where it matters, to far peers, and if the kernel
-%%     does not have it or does not allow it, the kernel's own stays.
+%%   * Congestion control. The loss-based algorithms (cubic, reno) take a packet that
+%%     is lost by accident for a full queue: at 10 ms and 1 % they carry 2 MB a second
+%%     at most. BBR does not. It is set where it matters, to far peers. If the kernel
+%%     does not have it, or does not allow it, the kernel's own stays.
 %%
-%% All but the first and keepalive are Linux's. What a kernel does not know is left out.
+%% All but nodelay and keepalive are Linux's. What a kernel does not know is left out.
 -module(trunkline_socket).
 -moduledoc false.
 
@@ -44,8 +44,8 @@ connect_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {
 -spec listen_options() -> [gen_tcp:listen_option()].
 listen_options() -> [{reuseaddr, true} | connect_options()].
 
-%% Of a socket that is connected: a route's own congestion control overrides what
-%% was set before.
+%% To be called when the socket is connected: a route's own congestion control
+%% overrides what was set before.
 -spec tune(gen_tcp:socket(), settings()) -> ok.
 tune(Socket, Settings) ->
     case os:type() of
@@ -66,7 +66,7 @@ linux(#{timeout := Timeout} = Settings) ->
 
 number(Option, Value) -> {raw, ?TCP, Option, <<Value:32/native>>}.
 
-%% The one in use, if the system tells.
+%% The congestion control in use, if the system tells.
 -spec congestion_control(gen_tcp:socket()) -> binary().
 congestion_control(Socket) ->
     case os:type() of
@@ -117,8 +117,8 @@ received(Node) ->
     end.
 
 %% The shortest round trip of a socket, or of the distribution's connection to a node, that the
-%% kernel has seen, in us (Linux 4.6 and newer; of the last five minutes). `infinity': nobody
-%% tells.
+%% kernel has seen, in us (Linux 4.6 and newer; of the last five minutes). `infinity': the kernel
+%% does not tell.
 -spec round_trip(gen_tcp:socket() | node()) -> pos_integer() | infinity.
 round_trip(Of) ->
     Option = {raw, ?TCP, ?TCP_INFO, 152},
@@ -134,16 +134,16 @@ round_trip(Of) ->
             infinity
     end.
 
-%% Whether a socket of ours can have that congestion control. Only the kernel knows: the
-%% name's module must be loaded (for root the question loads it), and the system may
-%% reserve it for root.
+%% Whether our sockets can have that congestion control. Only the kernel knows: its module
+%% of that name must be loaded (if root asks, that loads it), and the system may reserve it
+%% for root.
 -spec accepts(atom()) -> boolean().
 accepts(Name) ->
     os:type() =:= {unix, linux} andalso
         case gen_tcp:listen(0, [{ip, loopback}]) of
             {ok, Socket} ->
                 ok = inet:setopts(Socket, [{raw, ?TCP, ?TCP_CONGESTION, atom_to_binary(Name)}]),
-                %% The kernel refuses in silence.
+                %% The kernel refuses silently.
                 Answer = congestion_control(Socket) =:= atom_to_binary(Name),
                 ok = gen_tcp:close(Socket),
                 Answer;
@@ -159,7 +159,7 @@ offered() ->
         {error, _} -> []
     end.
 
-%% Whether this host lets somebody listen at that address.
+%% Whether this host lets a process listen at that address.
 -spec is_own(inet:ip_address()) -> boolean().
 is_own(Address) ->
     case gen_tcp:listen(0, [{ip, Address} | [inet6 || tuple_size(Address) =:= 8]]) of
@@ -167,8 +167,8 @@ is_own(Address) ->
         {error, Reason} -> not lists:member(Reason, [eaddrnotavail, eafnosupport, einval])
     end.
 
-%% How the distribution's connection to a node is doing, if it is TCP's and the system tells (Linux
-%% 4.10 and newer; struct tcp_info in linux/tcp.h).
+%% The state of the distribution's connection to a node, if it is plain TCP and the system tells
+%% (Linux 4.10 and newer; struct tcp_info in linux/tcp.h).
 -spec sample(node()) ->
           #{retransmitted := non_neg_integer(), limited := non_neg_integer(),
             receiver_limited := non_neg_integer(), unacked_bytes := non_neg_integer()}

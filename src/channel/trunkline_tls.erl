@@ -1,6 +1,6 @@
 %% TLS, as a transport, with the settings of the distribution: those of
 %% `-ssl_dist_optfile' and `-ssl_dist_opt', which say whom a node trusts. There
-%% are no others.
+%% are no other settings.
 -module(trunkline_tls).
 -moduledoc false.
 -behaviour(trunkline_transport).
@@ -13,7 +13,7 @@
 is_cluster_private() ->
     lists:member(trunkline_dist:protocol(), ["inet_tls", "inet6_tls"]).
 
-%% Whether the settings are such that a connection can be made with them.
+%% Whether a connection can be made with the settings.
 -spec usable() -> ok | {error, no_settings | no_ssl | no_certificate
                               | verify_fun_of_the_distribution | {bad_settings, term()}}.
 usable() ->
@@ -36,8 +36,8 @@ usable() ->
         _:Reason -> {error, {bad_settings, Reason}}
     end.
 
-%% The distribution does not need ssl to run, but connections do. A peer may want TLS, whatever
-%% this node's own choice; one that cannot be connected to may still connect.
+%% The distribution does not need the application ssl to run, but connections do. A peer may want
+%% TLS, whatever this node's own choice. A node that cannot be connected to may still connect.
 -spec prepare() -> ok | {error, {ssl, term()}}.
 prepare() ->
     case (is_cluster_private() orelse usable() =/= {error, no_settings}) andalso is_ssl_there() of
@@ -45,7 +45,7 @@ prepare() ->
         false -> ok
     end.
 
-%% A release may leave it out.
+%% A release may leave out ssl.
 is_ssl_there() -> code:where_is_file("ssl.app") =/= non_existing.
 
 start_ssl() ->
@@ -71,12 +71,12 @@ secure({client, Host}, Socket, Timeout) ->
             Error
     end;
 secure(server, Socket, Timeout) ->
-    %% Whoever comes to the port could write into the log.
+    %% Without this any client of the port could write into the log.
     Options = [{active, false}, {log_level, none} | settings(server)],
     upgrade(fun() -> ssl:handshake(Socket, Options, Timeout) end).
 
-%% A socket that has been closed meanwhile has no options that ssl could read, and it expects some.
-%% Where no process is left, ssl answers what its supervisor says of that, against its specs.
+%% ssl reads the socket's options, and crashes if the socket has been closed meanwhile. If no
+%% process is left, ssl returns what its supervisor says of that, against its specs.
 -dialyzer({no_match, upgrade/1}).
 upgrade(Secure) ->
     try Secure() of
@@ -124,10 +124,9 @@ close(Socket) ->
 
 %% --- settings -----------------------------------------------------------------
 
-%% The options file has been read by the distribution, if it uses it; the table is
-%% its own. Without TLS in the distribution the file is read here. Arguments beside a file do
-%% not count for the distribution of OTP 25; later they do, as long as the file does not say
-%% otherwise.
+%% If the distribution uses TLS it has read the options file, into a table of its own. Otherwise the
+%% file is read here. The distribution of OTP 25 ignores arguments beside a file; later releases do
+%% not, as long as the file does not say otherwise.
 settings(Side) ->
     Arguments = case init:get_argument(ssl_dist_opt) of
                     {ok, Lists} -> arguments(atom_to_list(Side) ++ "_", lists:append(Lists));
@@ -145,7 +144,7 @@ complete(Options) ->
     Kept = [O || O <- Options, element(1, O) =/= ktls],
     [{versions, versions()} || not proplists:is_defined(versions, Kept)] ++ Kept.
 
-%% What the distribution wants when nothing is said (inet_tls_dist of OTP 25, 27 and 29).
+%% The versions that the distribution uses by default (inet_tls_dist of OTP 25, 27 and 29).
 versions() ->
     case release() >= 29 of
         true -> ['tlsv1.3', 'tlsv1.2'];

@@ -1,8 +1,8 @@
-%% What a connection of Trunkline's own is made of.
+%% The behaviour of a transport: what Trunkline's own connections are made of.
 %%
-%% A connection begins as plain TCP on both sides; secure/3 makes of it what the
-%% transport promises. All functions may block, hence only processes call them
-%% that have nothing else to do.
+%% A connection begins as plain TCP on both sides; secure/3 turns it into what
+%% the transport promises. All functions may block, so only processes that have
+%% nothing else to do call them.
 -module(trunkline_transport).
 -moduledoc false.
 
@@ -14,32 +14,32 @@
 -type socket() :: term().
 -type reason() :: term().
 -type event() :: {frame, module(), socket(), binary()}
-               | {passive, module(), socket()}       % it should be asked for more
+               | {passive, module(), socket()}       % the owner should ask for more
                | {closed, socket()}.
 
 %% From here on only the transport's functions are used. A client knows the name of
-%% the host that it wants to talk to. The time is in ms.
+%% the host that it wants to talk to. The timeout is in ms.
 -callback secure({client, Host :: string()} | server, gen_tcp:socket(), timeout()) ->
     {ok, socket()} | {error, reason()}.
-%% Another process becomes the owner: the connection ends with it.
+%% Another process becomes the owner: the connection ends with that process.
 -callback give(socket(), pid()) -> ok | {error, reason()}.
 -callback send(socket(), iodata()) -> ok | {error, reason()}.
-%% Exactly so many bytes.
+%% Reads exactly that many bytes.
 -callback recv(socket(), Bytes :: pos_integer(), timeout()) -> {ok, binary()} | {error, reason()}.
-%% From here on the owner gets what stands behind each length (32 bits), which is at most so
-%% much, as a message. After so many of them comes another message, and it should ask for more.
+%% From here on the owner gets each frame as a message: what stands behind a length of 32 bits,
+%% which is at most Longest. After that many frames it gets `passive', and should ask for more.
 -callback frames(socket(), Longest :: pos_integer(), Frames :: pos_integer()) ->
     ok | {error, reason()}.
 -callback more(socket(), Frames :: pos_integer()) -> ok | {error, reason()}.
-%% If the other side closes it, or says anything, the owner gets one message.
+%% If the other side closes the connection, or sends anything, the owner gets one message.
 -callback watch(socket()) -> ok | {error, reason()}.
 %% What such a message means. The socket in it is the one that the owner has.
 -callback event(Message :: term()) -> event() | unknown.
 -callback close(socket()) -> ok.
 
-%% When Trunkline starts: what its connections may need is started, and nothing else. The first
-%% connection could be too late, since the application controller does not answer while it stops
-%% Trunkline, whose last messages may need one.
+%% Starts what connections may need, and nothing else, when Trunkline starts. The first connection
+%% could be too late: the application controller does not answer while it stops Trunkline, whose
+%% last messages may need a connection.
 -spec prepare(trunkline_options:options()) -> ok | {error, {ssl, reason()}}.
 prepare(#{bulk_transport := dist, lane_transport := dist}) ->
     ok;

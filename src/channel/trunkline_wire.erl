@@ -1,4 +1,4 @@
-%% What is said on Trunkline's own connections.
+%% The protocol on Trunkline's own connections.
 %%
 %% The peers know each other from the distribution, over which the connecting side
 %% has been given a token and a secret, for one connection. On the connection each
@@ -6,8 +6,8 @@
 %%
 %%     connecting side                          listening side
 %%       | -- hello ------------------------------> |    closes it unless the token
-%%       |    "TRUNKLN1", token 16, nonce 16        |    is known; from here on it
-%%       |                                          |    is known no more
+%%       |    "TRUNKLN1", token 16, nonce 16        |    is known, and forgets the
+%%       |                                          |    token
 %%       | <------------------------- welcome ----- |
 %%       |    nonce 16, proof 32                    |
 %%       | -- proof ------------------------------> |    closes it unless it is right
@@ -25,9 +25,9 @@
 %%     | length | stream | number         | size           | offset         | data
 %%     +--------+--------+----------------+----------------+----------------+------
 %%
-%% A fragment of a parcel: the parcel's stream and number in it, its size as a whole,
-%% and where in it the data belong. A stream is the large messages of a lane: the
-%% lane's number. A frame of length 0 is a heartbeat.
+%% It carries a fragment of a parcel: the parcel's stream, the parcel's number in it, the size of
+%% the whole parcel, and where in the parcel the data belong. A stream is the large messages of a
+%% lane, and has the number of the lane. A frame of length 0 is a heartbeat.
 %%
 %% A connection for the batches of one lane has frames of its own, each with a whole batch
 %% (trunkline_dictionary):
@@ -68,7 +68,7 @@ hello_bytes() -> 40.
 welcome_bytes() -> 48.
 -spec proof_bytes() -> 32.
 proof_bytes() -> 32.
-%% Without its length: a batch with the largest options, and one message beyond it.
+%% Not counting the length itself: a batch with the largest options, and one message beyond it.
 -spec longest_frame() -> pos_integer().
 longest_frame() -> 1 bsl 30.
 
@@ -85,7 +85,7 @@ parse_hello(_) -> error.
 proof(Who, Secret, Connecting, Listening) ->
     crypto:mac(hmac, sha256, Secret, [atom_to_binary(Who), Connecting, Listening]).
 
-%% In a time that does not tell how much of it is right.
+%% Takes a time that does not tell how much of the proof is right.
 -spec is_proof(binary(), Right :: <<_:256>>) -> boolean().
 is_proof(Proof, Right) when byte_size(Proof) =:= byte_size(Right) ->
     crypto:hash_equals(Proof, Right);

@@ -10,8 +10,8 @@
 %%       | -- frame -----> | ═══════ both at once ══════> | trunkline_inlet
 %%       | <----- written - |                              |
 %%
-%% The lane goes on while the connection takes what it gets; what has come meanwhile leaves with
-%% one system call. It waits here until then, and the lane sees to it that it is not much.
+%% The lane goes on while the connection takes data. Frames that come meanwhile wait here, and leave
+%% with one system call. The lane sees to it that not much waits here.
 %%
 %% A writer ends with its lane, and with the connection, which the inlet owns at the other end.
 -module(trunkline_writer).
@@ -23,7 +23,7 @@
 
 %% Bytes that are written at once.
 -define(AT_ONCE, 262144).
-%% A writer that has had nothing to do for so many ms collects its garbage.
+%% A writer that has had nothing to do for that many ms collects its garbage.
 -define(QUIET, 1000).
 
 -record(writer,
@@ -45,7 +45,7 @@ send(Writer, {frame, Frame}, Tell) ->
     Writer ! {write, Frame, Tell},
     ok.
 
-%% Nobody needs what it has.
+%% What the writer still has is not needed.
 -spec close(trunkline_channel:channel()) -> ok.
 close(Writer) ->
     exit(Writer, kill),
@@ -88,7 +88,7 @@ message(Other, S) ->
     ok = trunkline_connection:other(?MODULE, Other),
     loop(S).
 
-%% What has come since.
+%% Adds what has come since.
 gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
     receive
         {write, {More, _} = Frame, Tell1} ->

@@ -1,8 +1,8 @@
 %% What a lane holds while it may not send, cut into batches.
 %%
-%% A first-in first-out queue. Messages are put in one by one, or as a batch that
-%% was about to leave; they are taken out as batches. A batch has at most so many
-%% messages, and at most so many bytes unless it is a single message.
+%% A first-in first-out queue. Messages are put in one by one, or as a batch that was about to
+%% leave. They are taken out as batches. A batch is limited in messages and in bytes; only a single
+%% message may exceed the limit in bytes.
 -module(trunkline_backlog).
 -moduledoc false.
 
@@ -16,10 +16,10 @@
 -record(backlog,
         {most_messages :: pos_integer(),
          most_charge :: charge(),
-         sum = 0 :: charge(),                                % of all that is inside
+         sum = 0 :: charge(),                                % of everything inside
          batches = queue:new() :: queue:queue({charge(), [entry()]}),
-         last_charge = 0 :: charge(),                        % the batch that is being filled,
-         last = [] :: [entry()]}).                           % newest first
+         last_charge = 0 :: charge(),                        % of the batch that is being filled,
+         last = [] :: [entry()]}).                           % and its entries, newest first
 -opaque backlog() :: #backlog{}.
 
 -spec new(Messages :: pos_integer(), Bytes :: pos_integer()) -> backlog().

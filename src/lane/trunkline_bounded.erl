@@ -1,20 +1,19 @@
 %% Whether a destination bounds its senders, as an inbox does, and which module knows more about it.
 %%
-%% Most destinations do not, and sending to these should cost next to nothing extra. Therefore an
-%% array is asked first: it counts the bounded destinations with each hash. Reading a table would
-%% cost three times as much. A node that has never heard of a bounded destination does not even
-%% have the array.
+%% Most destinations do not, and sending to these should cost next to nothing extra. So an array is
+%% asked first: it counts the bounded destinations with each hash. Reading a table would cost three
+%% times as much. A node that has never heard of a bounded destination does not even have the array.
 %%
-%%     how many have this hash? ── none ──> send as ever
+%%     how many have this hash? ── none ──> send as usual
 %%         │ some
 %%         └──────────────────────────────> the module that keeps them: see the callbacks
 %%
-%% The array has two slots or more for each destination. When it becomes too small there is
-%% another one, four times as large. That replaces a persistent term, which makes every
-%% process of the node collect its garbage: it happens some five times in the life of a node
-%% with 100,000 inboxes.
+%% The array has two slots or more for each destination. When it becomes too small it is replaced by
+%% another one, four times as large. That replaces a persistent term, which makes every process of
+%% the node collect its garbage: it happens some five times in the life of a node with 100,000
+%% inboxes.
 %%
-%% The lanes know this module, and not the one that keeps the destinations.
+%% The lanes depend on this module, and not on the one that keeps the destinations.
 -module(trunkline_bounded).
 -moduledoc false.
 
@@ -25,28 +24,29 @@
 
 -type key() :: pid() | atom() | {atom(), node()}.
 -type patience() :: nosuspend | infinity | integer().     % monotonic ms
-%% `none': it does not bound its senders: send as ever. Otherwise who gets what, once there is
-%% room. `refused': there is none, and it does not want its senders to wait.
+%% `none': the destination does not bound its senders: send as usual. A pair: there is room, and the
+%% process gets the wrapped message. `refused': there is no room, and the destination does not want
+%% its senders to wait.
 -type entered() :: none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
 
 %% Waits for room.
 -callback enter(key(), Message :: term(), patience()) -> entered().
-%% It could not be sent after all.
+%% The message could not be sent after all.
 -callback cancel(pid(), Wrapped :: term()) -> ok.
-%% Whether it bounds its senders, who have to ask for room then.
+%% Whether the destination bounds its senders, so that they have to ask for room.
 -callback is_bounded(key()) -> boolean().
 %% Whether a call should not even be tried.
 -callback is_refusing(key()) -> boolean().
-%% What has come from that node by lane. Its senders may not have known of a destination.
+%% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 
 -define(SLOTS, 1024).
-%% The slot behind the others counts all destinations.
+%% The last slot counts all destinations.
 -define(ALL(Slots), ((Slots) + 1)).
 
 %% --- for senders and inlets -------------------------------------------------------------
 
-%% Before each message that is sent.
+%% To be called before each message is sent.
 -spec enter(key(), Message :: term(), patience()) -> entered().
 enter(Key, Message, Patience) ->
     case persistent_term:get(?MODULE, none) of
@@ -64,11 +64,11 @@ cancel(Pid, Wrapped) ->
     {_, _, Module} = persistent_term:get(?MODULE),
     Module:cancel(Pid, Wrapped).
 
-%% Whether this node has ever heard of one.
+%% Whether this node has ever heard of a bounded destination.
 -spec are_there() -> boolean().
 are_there() -> persistent_term:get(?MODULE, none) =/= none.
 
-%% Not if it is `false'.
+%% `false': it is certainly not bounded.
 -spec may_be(key()) -> boolean().
 may_be(Key) ->
     case persistent_term:get(?MODULE, none) of
@@ -103,7 +103,7 @@ slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 
 %% --- for the process that keeps them, which is the only one that writes -------------------
 
-%% There are none any more.
+%% No bounded destination is left.
 -spec clear() -> ok.
 clear() ->
     case persistent_term:get(?MODULE, none) of
@@ -114,13 +114,13 @@ clear() ->
 
 new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).
 
-%% Before others can look it up in that module.
+%% To be called before others can look up the destination in that module.
 -spec add(key(), module()) -> ok.
 add(Key, Module) ->
     are_there() orelse persistent_term:put(?MODULE, {new(?SLOTS), ?SLOTS, Module}),
     count(Key, 1).
 
-%% As often as it was added.
+%% To be called as often as the destination was added.
 -spec remove(key()) -> ok.
 remove(Key) -> count(Key, -1).
 
@@ -137,7 +137,7 @@ is_crowded() ->
     {Filter, Slots, _} = persistent_term:get(?MODULE),
     atomics:get(Filter, ?ALL(Slots)) * 2 > Slots.
 
-%% All that are there, each as often as it was added.
+%% Takes all destinations, each as often as it was added.
 -spec grow([key()]) -> ok.
 grow(Keys) ->
     {_, Slots, Module} = persistent_term:get(?MODULE),

@@ -6,23 +6,23 @@
 %%          └── the distribution is better, or no connection is left
 %%
 %% Batches go by the distribution until the link has said that connections are better
-%% (trunkline_way), and there is one; and again if there is none. What has been given to a
-%% connection is kept until it has arrived (trunkline_outbox), so that the way may change at any
-%% time, and a connection may break.
+%% (trunkline_way), and one is ready; and again when none is left. A batch that was given to a
+%% connection is kept until it has arrived (trunkline_outbox), so the way may change at any time,
+%% and a connection may break.
 %%
 %% If the session may go on over another connection of the distribution (`again'), batches that go
-%% by the distribution are kept, too. When it is lost, all connections of this lane are of no use
-%% either; what was kept waits until the inlet has said which batch it expects. They are kept as
-%% they are, in a table of the lane's: the distribution encodes faster than this could, and in a
-%% table no garbage collection moves them.
+%% by the distribution are kept, too. When the distribution's connection is lost, all connections of
+%% this lane are of no use either; what was kept waits until the inlet has said which batch it
+%% expects. Such batches are kept as terms, in a table of the lane's: the distribution encodes
+%% faster than this module could, and no garbage collection moves what is in a table.
 %%
-%% A batch goes to the connection that has least to write. When all have enough it waits here, and
-%% if that lasts, more connections are made: to a near peer one is enough, to a far one there are
-%% up to `far_connections' (for all lanes together, but one for each). Those that have had nothing
+%% A batch goes to the connection that has the least to write. When all have enough it waits here.
+%% If that lasts, more connections are made: a near peer needs only one, a far one has up to
+%% `far_connections' (for all lanes together, but one for each). Connections that have had nothing
 %% to do for a while are closed.
 %%
-%% This is a part of the lane, and its functions are called by the lane's process: it starts
-%% writers, sends to them, and gets their messages (event/2).
+%% This module is a part of the lane. The lane's process calls it, starts writers, sends to them,
+%% and gets their messages (event/2).
 -module(trunkline_channels).
 -moduledoc false.
 
@@ -31,14 +31,14 @@
 
 -export_type([channels/0, way/0, sent/0]).
 
-%% How often what goes by the distribution may be sent.
+%% How often a batch may be sent by the distribution.
 -type sent() :: once | again.
 -type way() :: distribution | connections.
 
 -record(channel,
         {since = erlang:monotonic_time(millisecond) :: integer(),
-         given = 0 :: non_neg_integer(),               % bytes: to the writer,
-         written = 0 :: non_neg_integer(),             % and from there, as far as is known
+         given = 0 :: non_neg_integer(),               % bytes given to the writer,
+         written = 0 :: non_neg_integer(),             % and written by it, as far as is known
          used = true :: boolean()}).                   % since the last look
 
 -record(channels,
@@ -50,13 +50,13 @@
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          way = distribution :: way(),
-         wanted = false :: boolean(),                  % one should be ready
+         wanted = false :: boolean(),                  % a connection should be ready
          ready = [] :: [{pid(), #channel{}}],          % the oldest first
          opening = [] :: [pid()],
          outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
          dictionary = trunkline_dictionary:new() :: trunkline_dictionary:dictionary(),
-         %% Batches that went by the distribution and may not have arrived, if that matters; their
-         %% bytes; and the number behind which they are.
+         %% Batches that went by the distribution and may not have arrived, if they are kept; their
+         %% bytes; and the number of the last one that has arrived.
          table = none :: none | ets:table(),
          bytes = 0 :: non_neg_integer(),
          arrived = 0 :: non_neg_integer(),
@@ -67,14 +67,14 @@
 -opaque channels() :: #channels{}.
 
 %% ms
--define(MORE, 5).                    % there is too much to send for so long: more connections
+-define(MORE, 5).                    % of too much to send, before more connections are made
 -define(FAR_AT_ONCE, 4).
-%% Bytes that wait in a writer. What is with a connection waits for that one, also when others have
+%% Bytes that may wait in a writer. What is there waits for that connection, even when others have
 %% nothing to do.
 -define(FAR_BYTES, 65536).
 -define(NEAR_BYTES, 262144).
 
-%% That lane has no connections. (One that was killed may have left a number behind.)
+%% The lane has no connections. (A lane that was killed may have left a number behind.)
 -spec none(pos_integer(), trunkline_stats:stats()) -> ok.
 none(Ix, Stats) ->
     lists:foreach(fun(Field) -> trunkline_stats:put(Stats, {lane, Ix}, Field, 0) end,
@@ -154,7 +154,7 @@ suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
                     outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox,
                                          [distribution | Writers])}).
 
-%% There is another one, and batches up to that number have arrived.
+%% There is another connection, and batches up to that number have arrived.
 -spec resume(non_neg_integer(), channels()) -> channels().
 resume(Serial, C) ->
     #channels{table = Table} = C1 = arrived(Serial, C#channels{suspended = false}),
@@ -169,7 +169,7 @@ send_again(Serial, Table, #channels{distribution = Distribution} = C) ->
     ok = trunkline_dist:send(Distribution, {batch, Batch}, silent),
     send_again(ets:next(Table, Serial), Table, C).
 
-%% A message that the lane has got. `unknown': it is not from a connection that is there.
+%% A message that the lane has got. `unknown': it is not from one of these connections.
 -spec event(term(), channels()) -> channels() | unknown.
 event({channel, Pid, {written, Bytes}}, #channels{ready = Ready} = C) ->
     case lists:keyfind(Pid, 1, Ready) of
@@ -209,14 +209,14 @@ timeout(Timer, idle, #channels{idle = Timer} = C) ->
 timeout(_, _, C) ->
     C.
 
-%% What is here is of no use any more.
+%% What is kept here is no longer of any use.
 -spec close(channels()) -> ok.
 close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening, table = Table}) ->
     Table =:= none orelse ets:delete(Table),
     lists:foreach(fun trunkline_writer:close/1, Opening ++ [Pid || {Pid, _} <- Ready]),
     none(Ix, Stats).
 
-%% --- who gets what ----------------------------------------------------------------
+%% --- giving batches to connections ------------------------------------------------
 
 pump(#channels{suspended = true} = C) ->
     C;
@@ -258,8 +258,9 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
     case trunkline_outbox:take(Pid, Outbox) of
         {Time, {Bytes, _} = Frame, Outbox1} ->
             count(Time, C),
-            %% When there is as much again, that will have been written. (A peer that is near may
-            %% be found to be far: then what it has been given, untold, must not be too much.)
+            %% Asks at half of what may wait, so that the answer is there before the other half is
+            %% given. (The figure of a far peer, because a near one may turn out to be far: then
+            %% what was given without asking must not be too much.)
             Tell = if 2 * (Given + Bytes - Written) >= ?FAR_BYTES -> tell;
                       true -> silent
                    end,
@@ -273,7 +274,7 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
 give(_, _, C) ->
     more(C).
 
-%% The one that has least to write.
+%% The connection that has the least to write.
 least([First | Others]) ->
     lists:foldl(fun({_, Channel} = This, {_, Least} = That) ->
                         case unwritten(Channel) < unwritten(Least) of
@@ -287,9 +288,9 @@ unwritten(#channel{given = Given, written = Written}) -> Given - Written.
 put_channel(Pid, Channel, #channels{ready = Ready} = C) ->
     C#channels{ready = lists:keyreplace(Pid, 1, Ready, {Pid, Channel})}.
 
-%% --- how many there are -------------------------------------------------------------
+%% --- making connections -------------------------------------------------------------
 
-%% The next batch should find one.
+%% The next batch should find a connection.
 first(#channels{wanted = true, ready = [], opening = []} = C) -> open(1, C);
 first(C) -> C.
 
@@ -297,7 +298,7 @@ more(#channels{waiting = none} = C) ->
     C#channels{waiting = erlang:monotonic_time(millisecond)};
 more(#channels{waiting = Since, ready = Ready, opening = []} = C) ->
     case erlang:monotonic_time(millisecond) - Since >= ?MORE andalso is_far(C) of
-        %% It takes three round trips to make one: some at a time.
+        %% Making a connection takes three round trips, so several are made at a time.
         true -> open(max(?FAR_AT_ONCE, length(Ready)), C#channels{waiting = none});
         false -> C
     end;
@@ -318,7 +319,7 @@ open(N, #channels{ready = Ready, opening = Opening, retry = Retry} = C) ->
             C
     end.
 
-%% For all lanes together.
+%% The limit is for all lanes together.
 is_room(#channels{stats = Stats, options = #{far_connections := Far, bulk_connections := Near}}) ->
     trunkline_stats:sum(Stats, connections) + trunkline_stats:sum(Stats, connecting)
         < max(Far, Near).
@@ -329,21 +330,21 @@ settings(#channels{inlet = Inlet, options = #{lane_transport := Transport} = Opt
 
 is_far(#channels{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
-%% (All lanes connect to the same place: the first one tells.)
+%% (All lanes connect to the same place, so only the first one logs.)
 not_connected(Reason, #channels{retry = Retry, inlet = Inlet, ready = Ready} = C) ->
     trunkline_retry:is_first(Retry) andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
         trunkline_log:write(no_connection,
                             #{peer => node(Inlet), cargo => batches, reason => Reason}),
     C#channels{retry = trunkline_retry:failed(Retry)}.
 
-%% --- those that are not used --------------------------------------------------------
+%% --- unused connections -------------------------------------------------------------
 
 idle(#channels{idle = none, ready = [_ | _], options = #{bulk_idle := Time}} = C) ->
     C#channels{idle = erlang:start_timer(Time, self(), {channels, idle})};
 idle(C) ->
     C.
 
-%% All but the oldest: the next batch should find one.
+%% All but the oldest: the next batch should find a connection.
 close_unused(#channels{ready = [{Pid, Oldest} | Others], outbox = Outbox} = C) ->
     {Used, Unused} = lists:partition(fun({Other, #channel{used = Used}}) ->
                                              Used orelse trunkline_outbox:is_owed(Other, Outbox)

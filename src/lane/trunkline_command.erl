@@ -1,7 +1,8 @@
-%% Commands: what travels in the place of an addressee, where a message is not simply for a process.
+%% Commands: they travel in the place of an addressee, where a message is not simply for a process.
 %%
 %% They are part of the protocol between two nodes. trunkline_agent carries them out at the other
-%% end; what becomes of one that cannot get there is decided here, by the command alone.
+%% end. What happens to a command that cannot get there depends on the command alone, and is decided
+%% here.
 -module(trunkline_command).
 -moduledoc false.
 
@@ -26,13 +27,13 @@
                  | apply().
 %% The message is the reason.
 -type exit() :: {exit, pid(), Sender :: pid()}.
-%% The message is the function and its arguments. `nobody': the outcome is of no interest.
+%% The message is the function and its arguments. `nobody': no caller wants the outcome.
 -type apply() :: {apply, caller() | nobody, GroupLeader :: pid()}.
 
 -type server() :: pid() | atom().
 %% The caller's alias, which names the request.
 -type caller() :: reference().
-%% What the server knows a request by: '$gen_call', if the command does not say it.
+%% The first element of the request as the server gets it: '$gen_call' if the command has no label.
 -type label() :: term().
 %% What is monitored, as 'DOWN' names it.
 -type object() :: pid() | {RegisteredName :: atom(), node()}.
@@ -48,14 +49,14 @@ wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
-%% For a caller who waits: it reaches him by plain distribution as well.
+%% Whether it is for a waiting caller: plain distribution can deliver it as well.
 -spec is_news(trunkline_lane:to()) -> boolean().
 is_news(To) -> is_one_of(To, [reply, down, ended]).
 
-%% Whether it counts as lost if it ends with its lane. What takes something back does not, nor does
-%% what is told again: a process that monitors another, or waits for its reply, hears of the lane's
-%% end, and asks once more; so do Trunkline's own processes, which tell each other things. A message
-%% to any other process is always missed.
+%% Whether it counts as lost if it ends with its lane. A command that takes something back does not,
+%% nor does one that is repeated: a process that monitors another, or waits for its reply, hears of
+%% the lane's end and asks again, and so do Trunkline's own processes (`tell'). Any other message
+%% counts.
 -spec is_missed(trunkline_lane:to()) -> boolean().
 is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended, tell]).
 

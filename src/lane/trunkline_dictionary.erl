@@ -1,20 +1,19 @@
-%% Batches as frames: what they look like where the distribution does not encode them.
+%% Frames: how batches are encoded where the distribution does not encode them.
 %%
 %%     <<Serial:64>>, external term format of
 %%
 %%         {Ack, Charge, {more, [To 4, To 5]},     names for 4 and 5, from here on
-%%          [[1 | Message],                        to whom 1 stands for
+%%          [[1 | Message],                        to the process that 1 stands for
 %%           [4 | Message],
-%%           [{call, ...} | Message]]}             what is said once is written out
+%%           [{call, ...} | Message]]}             anything else is written out
 %%
-%% Most messages go to the same few processes, and a pid is long: it has its node's name in it,
-%% and an atom is looked up by its name. So a lane gives numbers to pids and registered names. The
-%% inlet takes batches in the order of their serials, and each exactly once, by whichever channel
-%% they come. Hence it knows all that was named in earlier ones, and a batch that is sent again is
-%% the same bytes.
+%% Most messages go to the same few processes, and a pid is long: it contains the name of its node,
+%% an atom that has to be looked up. So a lane gives numbers to pids and registered names. The inlet
+%% takes batches in the order of their serials, each exactly once, whichever channel brings them. So
+%% it knows all names of earlier batches, and a batch that is sent again has the same bytes.
 %%
-%% Neither side remembers more than MOST, and what one batch adds: then a batch says `anew', and
-%% both begin at 1.
+%% Neither side remembers more than MOST names, and those that one batch adds. After that a batch
+%% says `anew', and both start at 1 again.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_dictionary).
@@ -61,7 +60,7 @@ encode([], Ids, New, Encoded) ->
 -spec reader() -> reader().
 reader() -> #{}.
 
-%% What a frame is: a batch of that number, which is not decoded before its turn.
+%% What a frame is. A batch is not decoded before its turn.
 -spec serial(binary()) -> {batch, Serial :: pos_integer(), Term :: binary()} | heartbeat | error.
 serial(<<Serial:64, Term/binary>>) when Serial > 0 -> {batch, Serial, Term};
 serial(<<>>) -> heartbeat;
@@ -87,7 +86,7 @@ decode(Ack, Charge, Start, New, Encoded, Before) ->
                          end),
         {Ack, Charge, named(Encoded, Names), Names}
     catch
-        error:_ -> error                     % it does not name what it says
+        error:_ -> error                     % it uses a number without a name
     end.
 
 add([To | New], Names) -> add(New, Names#{map_size(Names) + 1 => To});

@@ -13,8 +13,8 @@
 %%
 %% The word stays below 2^59, the largest small integer: nothing is allocated.
 %% A closed gate is one whose bytes are beyond any limit, so that the hot path
-%% needs no second test. Gates are open while there is a session, and while there
-%% is none but may be one: then the lanes keep what comes.
+%% needs no second test. Gates are open during a session, and also while there is
+%% none but may be one soon: then the lanes keep what comes.
 %%
 %% A message is admitted while the level before it is below the limit. One that
 %% is larger than the whole limit therefore passes an empty gate, and the level
@@ -25,10 +25,10 @@
 %%
 %%     slot 1               the path: what a refused sender should do
 %%     slot 16 * Ix         the level of lane Ix
-%%     slot 16 * Ix + 1     1 while somebody waits for room in lane Ix
+%%     slot 16 * Ix + 1     1 while a sender waits for room in lane Ix
 %%
-%% Behind those of the lanes there is one level more, numbered as if it were that
-%% of another lane: the large messages to the peer, by whatever lane they came.
+%% The levels of the lanes are followed by one more, numbered like that of another
+%% lane: for the large messages to the peer, whichever lane they came by.
 -module(trunkline_gate).
 -moduledoc false.
 
@@ -44,7 +44,7 @@
 -type gate() :: atomics:atomics_ref().
 -type charge() :: non_neg_integer().  % packed: see above
 -type path() :: lanes                 % the gates are open
-              | down                  % so they are, but there is no connection
+              | down                  % open, too, but there is no connection
               | direct                % closed, no lanes now: use plain distribution
               | wait.                 % closed, between the two: ask the link
 
@@ -54,15 +54,16 @@
 %% bits, a message reference is 5 words, a heap fragment header 4, and our
 %% envelope (two cons cells and an external pid) 8.
 -define(OVERHEAD, 128).
-%% And each of many who get one message: a list cell and an external pid are 7 words. (With 9
-%% the bytes reach any limit before the messages are more than their part of the word holds.)
+%% The same, of each of several addressees of a message: a list cell and an external pid are 7
+%% words. (With 9 the bytes reach any limit before the number of messages outgrows its part of the
+%% level.)
 -define(ADDRESSEE, 72).
 -define(CHARGE(Message), (((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1)).
 
 -define(LEVEL(Ix), (16 * (Ix))).
 -define(AWAITED(Ix), (16 * (Ix) + 1)).
 
-%% All closed, and whoever comes waits until a path is set.
+%% All levels are closed, and senders wait until a path is set.
 -spec new(pos_integer()) -> gate().
 new(Lanes) ->
     Gate = atomics:new(?AWAITED(Lanes + 1), [{signed, true}]),
@@ -75,8 +76,8 @@ new(Lanes) ->
 -spec limit(Bytes :: pos_integer()) -> charge().
 limit(Bytes) -> Bytes bsl ?SHIFT.
 
-%% What a message of so many bytes is charged, or anything larger: no smaller one
-%% is charged as much.
+%% Messages of that many bytes, or more, are charged at least this; smaller ones
+%% are charged less.
 -spec least(Bytes :: pos_integer()) -> charge().
 least(Bytes) -> (Bytes + ?OVERHEAD) bsl ?SHIFT.
 
@@ -84,18 +85,18 @@ least(Bytes) -> (Bytes + ?OVERHEAD) bsl ?SHIFT.
 -spec charge(term()) -> charge().
 charge(Message) -> ?CHARGE(Message).
 
-%% What a message of so many bytes to so many processes is charged.
+%% What a message of that many bytes to that many processes is charged.
 -spec charge(Bytes :: non_neg_integer(), Addressees :: pos_integer()) -> charge().
 charge(Bytes, Addressees) ->
     with_addressees(Addressees, ((Bytes + ?OVERHEAD) bsl ?SHIFT) + 1).
 
-%% The charge of a message to one, if it goes to so many.
+%% The charge for that many addressees, from the charge for one.
 -spec with_addressees(pos_integer(), charge()) -> charge().
 with_addressees(1, Charge) -> Charge;
 with_addressees(Addressees, Charge) ->
     Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
 
-%% The same bytes, which are those of no message.
+%% The same bytes, but no message.
 -spec without_message(charge()) -> charge().
 without_message(Charge) -> bytes(Charge) bsl ?SHIFT.
 
@@ -105,14 +106,13 @@ bytes(Charge) -> Charge bsr ?SHIFT.
 -spec messages(charge()) -> non_neg_integer().
 messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
 
-%% Of a bound in both.
+%% Whether it is below both bounds.
 -spec is_below(charge(), {Bytes :: integer(), Messages :: integer()}) -> boolean().
 is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Charge) < Messages.
 
-%% Admits a message and answers what it is charged, or leaves everything as it
-%% was and answers what it would have been charged. A message that is charged so
-%% much as Large says, or more, is none for a lane. (One function, since this is
-%% the hot path.)
+%% Admits a message and returns what it is charged, or leaves everything as it
+%% was and returns what it would have been charged. A message with a charge of
+%% Large or more is not for a lane. (One function, because this is the hot path.)
 -spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Large :: charge()) ->
           charge() | {refused | large, charge()}.
 enter(Gate, Ix, Message, Limit, Large) ->
@@ -142,7 +142,7 @@ enter_large(Gate, Ix, Charge, Limit) ->
 force(Gate, Ix, Charge) ->
     atomics:add(Gate, ?LEVEL(Ix), Charge).
 
-%% Takes out what has left the lane; answers the level after it.
+%% Takes out what has left the lane; returns the level after that.
 -spec leave(gate(), pos_integer(), charge()) -> integer().
 leave(Gate, Ix, Charge) ->
     open_level(atomics:sub_get(Gate, ?LEVEL(Ix), Charge)).
@@ -152,13 +152,13 @@ leave(Gate, Ix, Charge) ->
 level(Gate, Ix) ->
     open_level(atomics:get(Gate, ?LEVEL(Ix))).
 
-%% The level as those see it who want to enter: that of a closed gate is beyond any limit.
+%% The level as senders see it: that of a closed gate is beyond any limit.
 -spec fill(gate(), pos_integer()) -> integer().
 fill(Gate, Ix) ->
     atomics:get(Gate, ?LEVEL(Ix)).
 
-%% From here on nobody enters. Answers what is inside, exactly: whoever was
-%% admitted before is counted, whoever comes later is refused.
+%% From here on no sender enters. Returns exactly what is inside: a sender that
+%% was admitted before is counted, one that comes later is refused.
 -spec close(gate(), pos_integer()) -> integer().
 close(Gate, Ix) ->
     case atomics:get(Gate, ?LEVEL(Ix)) of
@@ -190,7 +190,7 @@ set_path(Gate, direct) -> atomics:put(Gate, 1, 1);
 set_path(Gate, wait) -> atomics:put(Gate, 1, 2);
 set_path(Gate, down) -> atomics:put(Gate, 1, 3).
 
-%% Whether the lane should tell its link when there is room again.
+%% Sets whether the lane should tell its link when there is room again.
 -spec await(gate(), pos_integer(), boolean()) -> ok.
 await(Gate, Ix, true) -> atomics:put(Gate, ?AWAITED(Ix), 1);
 await(Gate, Ix, false) -> atomics:put(Gate, ?AWAITED(Ix), 0).

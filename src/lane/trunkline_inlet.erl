@@ -1,9 +1,9 @@
-%% The receiving end of a lane: delivers its messages in order, grants credit,
-%% and is the request agent for the calls that come with it.
+%% The receiving end of a lane: delivers its messages in order, grants credit, and is the agent for
+%% the requests that the lane brings.
 %%
-%% Large messages arrive outside of the lane, which brings a notice in the place of
-%% each. A process of its own opens one (trunkline_opener) and delivers it when the
-%% inlet says that it is its turn:
+%% Large messages arrive outside the lane, which brings a notice in the place of each. An opener
+%% (trunkline_opener), one process for each large message, decodes it, and delivers it when the
+%% inlet says that its turn has come:
 %%
 %%     lane ══ notice ══> inlet <── arrived, fragments ── trunkline_dock
 %%                        │  ^
@@ -11,38 +11,38 @@
 %%                        v  │
 %%                       opener ── the message ──> receiver
 %%
-%% Messages that must not overtake it wait here, and are not acknowledged while
-%% they do: a window bounds them.
+%% Messages that must not overtake a large message wait here. They are not acknowledged while they
+%% wait, so the window bounds them.
 %%
-%% Batches come by the distribution, or by connections of the lane's own, whose sockets are this
-%% process's (trunkline_channel). They are numbered. One that comes before its turn waits; one that
-%% has been here, and was sent again since nobody knew, is dropped. A connection that brings what
-%% is no batch is closed: the lane sends again what it may have lost by that.
+%% Batches come by the distribution, or by connections of the lane's own, whose sockets this process
+%% owns (trunkline_channel). They are numbered. A batch that comes before its turn waits. A batch
+%% that has arrived before, and was sent again because that was not known, is dropped. A connection
+%% that brings anything but batches is closed; the lane sends again what may be lost by that.
 %%
-%% A registered name is looked up once, as for `!': when it is the message's turn. That of a
-%% small message comes when no message of the same sender is in the way to the process that
-%% has the name. That of a large message comes with the message itself, and until then nobody
-%% knows who will have the name: what its sender sends behind it waits, to whomever it goes
-%% (see trunkline_turns). So do messages to a name that are held up themselves. Thus
-%% what one process sends to another is in order, whether it was sent to a pid or to a name,
-%% and whoever takes the name meanwhile.
+%% A registered name is looked up once, as for `!': when the message's turn comes. The turn of a
+%% small message comes when no message of the same sender is in its way to the process that has the
+%% name. The turn of a large message comes with the message itself. Until then it is not known which
+%% process will have the name, so everything that its sender sends behind it waits, whatever the
+%% receiver (see trunkline_turns). What is sent behind a small message to a name waits, too, if that
+%% message is held up. So what one process sends to another is in order, whether it was sent to a
+%% pid or to a name, and whichever process takes the name meanwhile.
 %%
-%% An inlet lives for one session of a link, which may outlive its connection. What the inlet had
-%% to say to its lane then may be lost, and the lane asks how things stand (resume/2). To all else
-%% it makes no difference. At the session's end finish/1 lets it deliver
-%% what has arrived. It also is what local callers watch while they wait for a
-%% reply from that node: with the session the inlet ends, and with it the wait.
+%% An inlet lives for one session of a link, which may outlive its connection. Then what the inlet
+%% said to its lane may have been lost, and the lane asks for the inlet's state (resume/2). Nothing
+%% else changes. At the end of the session finish/1 lets the inlet deliver what has arrived. Local
+%% callers watch the inlet while they wait for a reply from that node: when the session ends the
+%% inlet ends, and so does their wait.
 %%
-%% When the links have taken leave in good order, all has been delivered, and the nodes remain
-%% connected, nothing has happened to the servers. Then the inlet retires (retire/2): it goes on
-%% as agent and as what callers watch, beside that inlet at the peer to which their requests
-%% went, as long as the connection and that one last, and somebody waits at either. Its lanes do
-%% so too, and pass on replies by plain distribution. So it may outlive its link, and the
-%% application.
+%% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
+%% connected, nothing has happened to the servers. Then the inlet retires (retire/2). It goes on as
+%% agent, and as what callers watch, together with its counterpart: the inlet at the peer to which
+%% their requests went. It stays as long as the connection and the counterpart last, and a process
+%% waits at either. Its lanes retire, too, and pass on replies by plain distribution. So an inlet
+%% may outlive its link, and the application.
 %%
-%% The mailbox is off heap, since very many monitored processes may end at once, and each
-%% garbage collection would look at all that is in it. It keeps the order of each sender
-%% only (see trunkline_lane): nothing here may depend on more.
+%% The mailbox is off heap, because very many monitored processes may end at once, and each garbage
+%% collection would look at everything in a mailbox on the heap. An off-heap mailbox keeps the order
+%% of each sender only (see trunkline_lane): nothing here may depend on more.
 -module(trunkline_inlet).
 -moduledoc false.
 
@@ -51,19 +51,19 @@
 -export([start_link/4, resume/2, finish/1, retire/2, arrived/3]).
 -export([init/4, loop/1]).
 
-%% ms: what is delivered is acknowledged so much later when nothing else does
-%% it, and a quiet inlet gives its memory back.
+%% ms: what is delivered is acknowledged after ACK_DELAY if not before, and an inlet that is idle
+%% for QUIET gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
-%% Whether anybody still waits after a session.
+%% Between two looks whether a process still waits after the session.
 -define(AWAITED, 500).
-%% When there was no process left.
+%% Until an opener is tried again when there was no process left.
 -define(AGAIN, 100).
 %% Frames that are read from a connection before this process asks for more. The window bounds
-%% what is read; and a socket that is read without a break costs much less: the runtime system asks
-%% the kernel about it within a scheduler, and not by a thread of its own (see docs/lab/tried.md).
+%% what is read; and a socket that is read without a break costs much less: the runtime system then
+%% polls it within a scheduler, and not in a separate thread (see docs/lab/tried.md).
 -define(FRAMES, 1000).
-%% Bytes of large messages that the lane need not hear of at once.
+%% Bytes of delivered large messages of which the lane need not be told at once.
 -define(TELL, 524288).
 
 -dialyzer({no_improper_lists, [deliver/4, deliver_opened/3]}).
@@ -96,14 +96,14 @@
          large = #{} :: #{serial() => #large{}},                   % of which a notice has come
          arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
          openers = #{} :: #{pid() | Later :: reference() => serial()},
-         delivered = [] :: [serial()],                             % the lane does not know yet
+         delivered = [] :: [serial()],                             % the lane has not been told yet
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
-         %% After the session: with which inlet at the peer; and without whom it makes no sense.
+         %% After the session: its counterpart at the peer; and the processes with which it ends.
          retires = none :: none | pid(),
          retired = none :: none | over | [pid()],
-         next = 1 :: serial(),                                     % batch
-         early = #{} :: #{serial() => batch() | {from(), binary()}},     % behind it
+         next = 1 :: serial(),                                     % the next batch
+         early = #{} :: #{serial() => batch() | {from(), binary()}},     % batches behind it
          names = trunkline_dictionary:reader() :: trunkline_dictionary:reader(),
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
@@ -124,22 +124,22 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
                 window = trunkline_window:receiver(WindowBytes),
                 agent = trunkline_agent:new(Route)}).
 
-%% Its lane, which calls this, gets {resumed, Ref, Expects, Acknowledged, Missing}: which batch is
-%% next, how much has been acknowledged in all (trunkline_window), and which large messages have
-%% not been delivered of those whose notice has come. The question may be lost with a connection.
+%% The inlet's lane calls this, and gets {resumed, Ref, Expects, Acknowledged, Missing}: which batch
+%% is next, how much has been acknowledged in all (trunkline_window), and which large messages have
+%% not been delivered although their notice has come. The question may be lost with a connection.
 -spec resume(pid(), reference()) -> ok.
 resume(Inlet, Ref) ->
     _ = erlang:send(Inlet, {resume, Ref}, [noconnect]),
     ok.
 
-%% To deliver what has arrived and then to end with reason normal.
+%% Lets the inlet deliver what has arrived, and then end with reason normal.
 -spec finish(pid()) -> ok.
 finish(Inlet) ->
     Inlet ! {finish, 2},
     ok.
 
-%% The same, but not to end while somebody waits. Says {retired, self()} to the link, when all is
-%% delivered.
+%% The same, but the inlet does not end while a process waits. It sends {retired, self()} to the
+%% link when everything is delivered.
 -spec retire(pid(), Counterpart :: pid()) -> ok.
 retire(Inlet, Counterpart) ->
     Inlet ! {retire, Counterpart},
@@ -169,7 +169,7 @@ loop(S) ->
         {arrived, Number, Parts} ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
-            %% To whom it goes is not known, or these are many: see trunkline_opener.
+            %% The receiver is not known, or there are several: see trunkline_opener.
             S1 = deliver_opened(To, Message, S),
             loop(opener_ended(Opener, opener_delivered(Opener, S1)));
         {delivered, Opener} ->
@@ -187,8 +187,8 @@ loop(S) ->
         {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
             loop(open_again(Timer, Parts, S));
         {finish, N} when N > 0 ->
-            %% When the first one that it sends itself is here, so are all batches that had
-            %% arrived; when the second one is, they have been delivered.
+            %% When the first message to itself is here, so are all batches that had arrived; when
+            %% the second one is, these batches have been delivered.
             self() ! {finish, N - 1},
             loop(S);
         {finish, _} ->
@@ -201,7 +201,7 @@ loop(S) ->
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
         Late when element(1, Late) =:= batch; element(1, Late) =:= opened ->
-            loop(S);                         % it is here already, or its opener is dead
+            loop(S);                         % it has been here before, or its opener is dead
         Other ->
             loop(event(trunkline_transport:event(Other), Other, S))
     end.
@@ -218,7 +218,7 @@ event(unknown, Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-%% A batch is decoded when it is its turn: it may need names that those before it bring.
+%% A batch is decoded when its turn comes: it may need names that earlier batches bring.
 frame(From, Frame, #inlet{next = Next, early = Early} = S) ->
     case trunkline_dictionary:serial(Frame) of
         {batch, Next, Term} -> early(decoded(From, Term, S));
@@ -241,12 +241,12 @@ refused({Transport, Socket}, S) ->
     ok = Transport:close(Socket),
     S.
 
-%% The next one.
+%% The next batch.
 batch(Ack, Charge, Entries, #inlet{next = Next} = S) ->
     {Waiting, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
     delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}).
 
-%% Those behind it that are here already.
+%% The batches behind it that are here already.
 early(#inlet{early = Early} = S) when map_size(Early) =:= 0 ->
     S;
 early(#inlet{early = Early, next = Next} = S) ->
@@ -258,7 +258,7 @@ early(#inlet{early = Early, next = Next} = S) ->
         error -> S
     end.
 
-%% Answers the charge of what has to wait for its turn.
+%% Returns the charge of what has to wait for its turn.
 deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->
     To ! Message,
     deliver(Entries, Agent, Waiting, S);
@@ -304,7 +304,7 @@ deliver_opened(To, Message, S) ->
 
 %% --- large messages -----------------------------------------------------------
 
-%% Who is going to get it: the process, if that can be known before its turn.
+%% The process that will get the message, if that can be known before its turn.
 receiver(To) when is_pid(To) -> To;
 receiver(To) when is_reference(To); is_atom(To) -> any;
 receiver(Command) ->
@@ -313,8 +313,8 @@ receiver(Command) ->
         _ -> any
     end.
 
-%% Of what takes no time. If nothing is in its way to the process that has the name now,
-%% it is its turn, and from here on it is for that process.
+%% The receiver of a message that takes no time. If nothing is in its way to the process that has
+%% the name now, its turn has come, and from here on it is for that process.
 receiver_now(Name, Sender, Turns) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) ->
@@ -348,7 +348,7 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
         error -> S1
     end.
 
-%% Decoded before its turn comes, beside whatever else is going on.
+%% Has it decoded before its turn comes, in parallel with everything else.
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{opener = none, sizes = Sizes} = Large} ->
@@ -372,7 +372,7 @@ open_again(Timer, Parts, #inlet{openers = Openers, large = All} = S) ->
     open(Number, Parts, S#inlet{openers = Openers1,
                                 large = All#{Number := Large#large{opener = none}}}).
 
-%% All of them, before anything that follows from it that one is lost already.
+%% First all of the items, and only then what follows from those that are lost already.
 items(Items, S) ->
     {Ended, S1} = lists:foldl(fun item/2, {[], S}, Items),
     lists:foldl(fun done/2, S1, lists:reverse(Ended)).
@@ -387,7 +387,7 @@ item({message, Charge, Entry}, {Ended, S}) ->
     {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
     {Ended, acknowledge(Charge, S1)}.
 
-%% It is delivered when it is its turn and it is here.
+%% A large message is delivered when its turn has come and it is here.
 turn(Number, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{turn = true, opener = Opener, to = To}} when is_pid(Opener) ->
@@ -419,7 +419,7 @@ address(Command, _, S) ->
             {{To, receiver(Command), Wrap}, S#inlet{agent = Agent}}
     end.
 
-%% It has died with its message. Who waits for a reply to it hears of it.
+%% The opener has died with its message. A caller that waits for a reply to it is told.
 broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Agent} = S) ->
     trunkline_stats:add(Stats, peer, large_broken, 1),
     #{Opener := Number} = Openers,
@@ -439,14 +439,14 @@ opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
     end,
     S.
 
-%% A server, or who was going to execute something.
+%% A server has ended, or an executor, or one of the processes with which a retired inlet ends.
 down(Monitor, Pid, Reason, #inlet{agent = Agent, retired = Others} = S) ->
     case is_list(Others) andalso lists:member(Pid, Others) of
         true -> S#inlet{retired = over};
         false -> S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}
     end.
 
-%% It has delivered its message, or it is dead: maybe before its turn.
+%% The opener has delivered its message, or is dead: maybe before its turn.
 opener_ended(Opener, #inlet{openers = Openers} = S) ->
     case maps:take(Opener, Openers) of
         {Number, Openers1} -> ended(Number, S#inlet{openers = Openers1});
@@ -457,7 +457,7 @@ ended(Number, #inlet{large = All} = S) ->
     #{Number := Large} = All,
     turn(Number, S#inlet{large = All#{Number := Large#large{opener = ended}}}).
 
-%% The next ones.
+%% It is the turn of those behind it.
 done(Number, #inlet{large = All} = S) ->
     {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
         maps:take(Number, All),
@@ -465,8 +465,8 @@ done(Number, #inlet{large = All} = S) ->
     {Items, Turns} = trunkline_turns:done(Sender, Receiver, S1#inlet.turns),
     items(Items, acknowledge(Charge, S1#inlet{turns = Turns})).
 
-%% The lane hears of many that are not so large at a time: a message of its own
-%% costs as much as one of them.
+%% The lane is told of many at a time if they are not so large: to tell of one costs
+%% as much as the message itself.
 tell(Number, Bytes, #inlet{delivered = Numbers, delivered_bytes = Sum} = S) ->
     S1 = S#inlet{delivered = [Number | Numbers], delivered_bytes = Sum + Bytes},
     if Sum + Bytes >= ?TELL -> tell(S1);
@@ -490,7 +490,7 @@ without_missing(#inlet{large = All} = S) ->
 
 %% --- credit -------------------------------------------------------------------
 
-%% Of a batch, all but what waits for its turn.
+%% Acknowledges a batch, except for what waits for its turn.
 delivered(Ack, Charge, Waiting, #inlet{ix = Ix, stats = Stats} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, received_batches, 1),
     acknowledge(Ack, Charge - Waiting, timer(quiet, S#inlet{active = true})).
@@ -506,7 +506,8 @@ acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
         {later, Window} -> timer(ack, S#inlet{window = Window})
     end.
 
-%% When all that a lane has sent is acknowledged, it knows of all large messages too.
+%% Tells of large messages first: when everything that a lane has sent is acknowledged, it knows of
+%% all large messages, too.
 ack(Ack, Charge, S0) ->
     #inlet{lane = Lane, next = Next} = S = tell(S0),
     _ = erlang:send(Lane, {ack, Ack, self(), Charge, Next - 1}, [noconnect]),
@@ -564,8 +565,8 @@ retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}
                       end,
             agent = trunkline_agent:retired(S#inlet.agent)}.
 
-%% Its lanes and the inlet at the peer look after this one themselves, and trunkline_monitors only
-%% waits for its end.
+%% The lanes and the counterpart monitor this inlet for their own sake, and trunkline_monitors only
+%% waits for its end: none of these is a caller.
 is_awaited(#inlet{agent = Agent, retired = Counterparts}) ->
     Others = [whereis(trunkline_monitors) | Counterparts],
     {monitored_by, By} = process_info(self(), monitored_by),

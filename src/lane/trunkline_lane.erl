@@ -14,22 +14,22 @@
 %% which the link sets:
 %%
 %%     {send, Outlets, Window, Sent}
-%%                             batches to the inlet, within a window of at most so much
-%%     suspend                 the connection is lost: keeps them, and all that is not acknowledged
+%%                             batches to the inlet, within a window of at most Window
+%%     suspend                 the connection is lost: keeps messages, and all unacknowledged ones
 %%     resume                  there is another one: asks the inlet what it has had, and goes on
-%%     hold                    keeps them (the other side is being set up again)
+%%     hold                    keeps messages (the other side is being set up again)
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
-%%                             from then on, and with the first of it asks for a connection
+%%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
-%%     retired                 replies by plain `!', and nothing else (the link does without it)
+%%     retired                 replies by plain `!', and nothing else (the link no longer uses it)
 %%
-%% The mailbox may be long, therefore every receive here takes whatever comes
-%% first. Only erlang:send/3 to the inlet may suspend the process, on a busy
-%% distribution port; the gate bounds what queues up meanwhile.
+%% The mailbox may be long, so every receive here takes the first message, whatever it is. Only
+%% erlang:send/3 to the inlet may suspend the process, on a busy distribution port; the gate bounds
+%% what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
-%% (trunkline_channels), which make no promise about the order: the inlet restores it. What has
-%% been given to a connection is kept, encoded, until the inlet has said that it is there.
+%% (trunkline_channels), which make no promise about the order: the inlet restores it. A batch that
+%% was given to a connection is kept, encoded, until the inlet has said that it has arrived.
 %%
 %% If the session may outlive its connection, batches that go by the distribution are kept, too:
 %%
@@ -38,40 +38,40 @@
 %%                                  | <- resumed, expects 17, ...-- |
 %%                                  | ══ 17, 18, 19 again ════════> |
 %%
-%% What is lost with the connection may be anything: batches, acknowledgements, news of large
-%% messages. So the inlet says how things stand, and nothing depends on what was said before.
+%% Anything may be lost with the connection: batches, acknowledgements, news of large messages. So
+%% the inlet reports its whole state, and nothing depends on what was said before.
 %%
-%% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has
-%% passed no gate: it is counted when the lane takes it, and beyond the bound its server is
-%% suspended until there is room (trunkline_throttle). It is also suspended while a large
-%% reply is packed, which takes longer than to make one. A long term is many times its encoding:
-%% there the lane goes on until it has packed all that the server gave before it stood still.
+%% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has passed no gate:
+%% it is counted when the lane takes it, and beyond the bound its server is suspended until there is
+%% room (trunkline_throttle). The server is also suspended while a large reply is packed, because
+%% packing one takes longer than making one. A long term takes many times the bytes of its encoding:
+%% then the server stays suspended until the lane has packed all replies that it sent before.
 %%
 %%     server                       lane
 %%       | -- reply, a long term ---> |
-%%       | <--------------- suspends  | packs, and tells itself that it has looked through
-%%       |                            |   what is in its mailbox
+%%       | <--------------- suspends  | packs, and sends itself a message, which comes when
+%%       |                            |   it has looked through its mailbox
 %%       | <---------------- resumes  | when it has, and there is room for another such term
 %%
-%% Its link, which owns it, gets {lane_mode, ...} when it has changed its mode, {lane_drained, ...}
-%% when nothing is left in it, and `connect' when it has a message for a node that is down.
+%% The link, which owns the lane, gets {lane_mode, ...} when the lane has changed its mode,
+%% {lane_drained, ...} when nothing is left in it, and `connect' when it has a message for a node
+%% that is down.
 %%
-%% A large message comes as a parcel, and leaves the lane when its turn comes: the
-%% parcel goes to trunkline_trunk, and in the batch is a notice in its place. From
-%% then until the inlet says that it has been delivered, whatever its sender
-%% sends is marked with the sender's pid, so that the inlet knows what has to wait
-%% for it (see trunkline_turns). Without large messages nothing is marked:
+%% A large message comes as a parcel, and leaves the lane when its turn comes: the parcel goes to
+%% trunkline_trunk, and a notice takes its place in the batch. From then until the inlet says that
+%% the large message has been delivered, everything that its sender sends is marked with the
+%% sender's pid, so that the inlet knows what has to wait (see trunkline_turns). Without large
+%% messages nothing is marked:
 %%
 %%     [To | Message]                                      a message
-%%     [{notice, Charge, Number, Sender, To} | Sizes]      of a large one
+%%     [{notice, Charge, Number, Sender, To} | Sizes]      the notice of a large one
 %%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
 %%
-%% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). An
-%% `off_heap' mailbox in demand keeps the order of each sender only (the parallel signal
-%% optimisation of OTP 25), and the news that a server has ended, which comes from an inlet,
-%% could overtake the server's last message or reply. (Only a monitor of the lane's own would
-%% be in order by itself. That would be one more for each that an inlet has, and their ends
-%% would come here by the thousand.)
+%% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
+%% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
+%% news that a server has ended, which comes from an inlet, could overtake the server's last message
+%% or reply. (Only a monitor of the lane's own would be in order by itself. The lane would need one
+%% for each monitor that an inlet has, and their 'DOWN' messages would come here by the thousand.)
 -module(trunkline_lane).
 -moduledoc false.
 
@@ -84,7 +84,7 @@
 
 -dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, mark/4, notice/2]}).
 
-%% To whom, at the other node.
+%% The addressee at the other node.
 -type to() :: pid()
             | atom()                                     % a registered name
             | reference()                                % an alias
@@ -95,15 +95,15 @@
 -type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
                 | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
                 | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
-%% Where to. Bulk is the trunk for large messages.
+%% Where messages go. Bulk is the trunk for large messages.
 -type outlets() :: {Inlet :: pid(), Bulk :: pid()}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer(), trunkline_channels:sent()}
               | suspend | resume | hold | {absent, trunkline_room:lost()} | direct.
 
-%% A batch has at most so many messages: the receiving side should start on a
-%% batch while the next one is being made (measured in docs/lab/how-it-works.md).
+%% The most messages of a batch: the receiving side should start on a batch while
+%% the next one is being made (measured in docs/lab/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% ms: a lane that did nothing for so long gives its memory back.
+%% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
 
 %% A system message has come while a batch was being made.
@@ -113,8 +113,8 @@
         {ix :: pos_integer(),
          link :: pid(),
          gate :: trunkline_gate:gate(),
-         low :: trunkline_gate:charge(),        % level at which waiting senders are told
-         batch :: trunkline_gate:charge(),      % most of one batch
+         low :: trunkline_gate:charge(),        % level below which waiting senders may go on
+         batch :: trunkline_gate:charge(),      % the limit of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
          large :: trunkline_gate:charge(),
          stats :: trunkline_stats:stats(),
@@ -125,8 +125,8 @@
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
-         %% Large messages: how many of each sender are here or under way; which are
-         %% not in a batch yet, which are under way, and what they have been charged.
+         %% Large messages: how many each sender has here or under way; those that are
+         %% not in a batch yet, and those under way, with what they have been charged.
          senders = #{} :: #{pid() => pos_integer()},
          parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge(),
@@ -134,21 +134,21 @@
          next = 1 :: serial(),
          most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
          throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
-         %% Servers that are suspended for replies that were long terms, and what these took.
+         %% Servers that are suspended because their replies were long terms, and what these took.
          replied = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}],
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: serial(),                       % of the next batch
-         by = undecided :: undecided | trunkline_channels:way(),     % where they go
+         by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          sent = once :: trunkline_channels:sent(),
          channels = none :: none | trunkline_channels:channels(),
-         %% When it was sent, and how many messages are still before it.
+         %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
-         drain = none :: none | reference(),    % the link wants to know when all is through
+         drain = none :: none | reference(),    % tell the link when everything is delivered
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
-%% The lane number Ix to Node, in mode hold, and its alias. The number of the
-%% level of large messages comes first, then what message is one.
+%% The lane number Ix to Node, in mode hold, and its alias. `bulk' is the number of the level of
+%% large messages, the charge from which on a message is large, and the limit of all of them.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
                                           bulk := {pos_integer(), trunkline_gate:charge(),
                                                    Limit :: trunkline_gate:charge()},
@@ -166,14 +166,14 @@ start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := St
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
-%% The lane answers {lane_mode, Ref, Lane, Lost}, with the number of messages
-%% {Queued, Unconfirmed} that the change has cost.
+%% The lane answers {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, with the numbers
+%% of messages that were lost by the change.
 -spec set_mode(pid(), reference(), mode()) -> ok.
 set_mode(Lane, Ref, Mode) ->
     Lane ! {mode, Ref, Mode},
     ok.
 
-%% Which way batches should go. To a peer that cannot have connections nobody says that.
+%% Tells the lane which way batches should go. Not called for a peer that cannot have connections.
 -spec way(pid(), trunkline_channels:way()) -> ok.
 way(Lane, Way) ->
     Lane ! {way, Way},
@@ -193,7 +193,7 @@ init(Parent, #lane{ix = Ix, stats = Stats} = Lane) ->
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     loop(Lane).
 
-%% The lane lives on for these inlets, whose callers wait for replies. It is linked to nobody.
+%% The lane lives on for these inlets, whose callers wait for replies. No process is linked to it.
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
 retire(Lane, Inlets) ->
     Lane ! {retire, Inlets},
@@ -249,7 +249,8 @@ is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([To | _]) -> trunkline_command:is_news(To).
 
-%% What concerns a session that has ended. (Who asks for something may watch a stand-in.)
+%% Whether it concerns a session that has ended. (A request does not: its caller may watch a
+%% stand-in.)
 is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
 is_of_session([{behind, _, _, To} | _]) -> is_of_session(To);
 is_of_session([To | _]) -> is_of_session(To);
@@ -274,7 +275,7 @@ collect(_, Charge, Entries, S) ->
 
 collected([C, Sender | Entry], More, Charge, Entries, S) ->
     case Entry of
-        %% Nearly always. (To return what is unchanged costs a quarter of the lane's time.)
+        %% Nearly always. (To call mark/4 for nothing costs a quarter of the lane's time.)
         [To | _] when not is_tuple(To), map_size(S#lane.senders) =:= 0 ->
             add(C, Entry, More, Charge, Entries, S);
         _ ->
@@ -292,20 +293,20 @@ collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
 collected({system, From, Request}, _, Charge, Entries, S) ->
     {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
-    %% This may change what should become of the batch.
+    %% This message may change what should happen to the batch.
     Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
     flush(control(Control, S#lane{backlog = Backlog1})).
 
-%% What would make the batch too large begins the next one: the distribution sends up to 64 kB
-%% whole, and more than that in fragments, which the receiving node has to put together.
+%% A message that would make the batch too large begins the next one: the distribution sends up to
+%% 64 kB whole, and more than that in fragments, which the receiving node has to put together.
 add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Most ->
     data(C, Entry, transmit(Charge, lists:reverse(Entries), S));
 add(C, Entry, More, Charge, Entries, S) ->
     collect(More - 1, Charge + C, [Entry | Entries], S).
 
-%% A server has replied. Its agent hears of it when the reply has left: first
-%% things first. (A large reply is packed here: nobody else has it.) Senders cannot fill the lane
-%% to twice its limit: beyond that it is full of replies.
+%% A server has replied. The reply is more urgent than the news of it for the agent, which comes
+%% when the reply has left. (A large reply is packed here: no other process has it.) Senders cannot
+%% fill the lane to twice its limit: beyond that it is full of replies.
 reply({Caller, {Pid, Server}, Agent}, Reply,
       #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
     S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
@@ -331,7 +332,7 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                            end}
     end.
 
-%% It is a long term. There may be more of these in the mailbox.
+%% The reply is a long term. There may be more of these in the mailbox.
 replied(Server, Term, #lane{replied = Replied} = S) ->
     Replied =:= [] andalso look_through(1),
     S#lane{replied = [{Server, Term} | Replied]}.
@@ -340,20 +341,21 @@ look_through(Replied) ->
     self() ! {looked_through, Replied},
     ok.
 
-%% There were no more. What was a long term would stay on the heap until there is another one.
+%% There were no more long terms. Without a garbage collection they would stay on the heap until
+%% another one comes.
 resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
     true = garbage_collect(),
     lists:foldr(fun({Server, Term}, S1) -> resume(Server, Term, {Small, Limit - Term}, S1) end,
                 S#lane{replied = []}, Replied).
 
-%% It goes on when there is room for another one.
+%% The server goes on when there is room for another such reply.
 resume(Server, Another, {_, Most}, S) ->
     S1 = throttle(Server, Another, S#lane.bulk_ix, Most, S),
     _ = trunkline_throttle:resume(Server),
     S1.
 
-%% Without a process to wait the next reply tries again. (Who is suspended twice must be resumed
-%% twice.)
+%% If no process is left to wait for room, the next reply tries again. (A process that is suspended
+%% twice must be resumed twice.)
 throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} = S) ->
     case trunkline_gate:level(Gate, Level) >= Most
         andalso not lists:member(Server, maps:values(Throttled))
@@ -366,7 +368,7 @@ throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} 
             S
     end.
 
-%% From a large message on, until it has been delivered, its sender is known.
+%% From a large message on, until it has been delivered, the messages of its sender are marked.
 mark(Place, Sender, [{parcel, Charge, To} | Parcel],
      #lane{senders = Senders, parcels = Parcels, next = N} = S) ->
     {[{parcel, Place, N, Sender, To} | Parcel],
@@ -380,7 +382,7 @@ mark(Charge, Sender, [To | Message], #lane{senders = Senders} = S)
 mark(_, _, Entry, S) ->
     {Entry, S}.
 
-%% It leaves the lane.
+%% A large message leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
     Bulk ! {parcel, {Ix, N}, Parcel},
     {{From, Charge}, Parcels} = maps:take(N, S#lane.parcels),
@@ -418,7 +420,7 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case trunkline_window:is_open(Window) of
                       true -> trunkline_pace:sent(Now, S#lane.pace);
-                      false -> {full, S#lane.pace}             % waiting is nothing to learn from
+                      false -> {full, S#lane.pace}     % a wait for the window teaches nothing
                   end,
     Scope = {lane, Ix},
     trunkline_stats:observe(Stats, Scope, batches, Messages),
@@ -437,12 +439,12 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
                          S1
                  end).
 
-%% The window is full, or there is nobody to send to.
+%% The window is full, or there is no inlet to send to.
 keep(Charge, Entry, S) ->
     S#lane{backlog = trunkline_backlog:in(Charge, Entry, S#lane.backlog)}.
 
-%% As much of the backlog as the window lets through. While the window is open,
-%% therefore, the backlog is empty.
+%% Sends as much of the backlog as the window lets through. So while the window is
+%% open the backlog is empty.
 flush(#lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
         {Charge, Entries, Backlog} ->
@@ -453,8 +455,8 @@ flush(#lane{mode = {send, _}} = S) ->
 flush(S) ->
     S.
 
-%% How long messages wait here is measured with one message to itself each second, which waits like
-%% them in the mailbox, and then until those that were in the backlog before it have left.
+%% The lane measures how long messages wait here with one message to itself each second. It waits
+%% in the mailbox as they do, and then until those ahead of it in the backlog have left.
 before_probe(_, #lane{probe = none} = S) ->
     S;
 before_probe(More, #lane{probe = {Sent, Before}} = S) when Before + More > 0 ->
@@ -465,7 +467,7 @@ before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, time_in_lane_sum, Time),
     S#lane{probe = none}.
 
-%% So much has left the lane: there may be room for somebody who waits.
+%% That much has left the lane: there may be room for a waiting sender.
 left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
     case trunkline_gate:leave(Gate, Ix, Charge) < S#lane.low
         andalso trunkline_gate:awaited(Gate, Ix) of
@@ -584,14 +586,14 @@ change(hold, S) ->
 change({absent, lost_queued}, S) ->
     dispose_all(lost_queued, S#lane{mode = absent});
 change({absent, Lost}, S) ->
-    %% As with `!', that is nothing to report.
+    %% As with `!', this loss is not reported.
     {_, S1} = dispose_all(Lost, S#lane{mode = absent}),
     {0, S1};
 change(direct, S) ->
     dispose_all(direct, S#lane{mode = direct}).
 
-%% The inlet expects that batch, and has acknowledged so much in all. Of the large messages of which
-%% it has had the notice all have been delivered, except those that it misses.
+%% The inlet expects batch number Expects, and has acknowledged so much in all. All large messages
+%% whose notice it has had have been delivered, except for Missing.
 resumed(Expects, Acknowledged, Missing, #lane{mode = {send, {_, Bulk}}, ix = Ix, stats = Stats,
                                               under_way = UnderWay} = S) ->
     RoundTrip = trunkline_stats:get(Stats, peer, round_trip),
@@ -616,7 +618,7 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             {0, S}
     end.
 
-%% A connection has something to say. It may belong to an earlier session.
+%% A message from a connection, which may belong to an earlier session.
 channels(Event, #lane{channels = Channels} = S) ->
     case Channels =/= none andalso trunkline_channels:event(Event, Channels) of
         Known when Known =/= false, Known =/= unknown -> by(Known, S);
@@ -624,7 +626,7 @@ channels(Event, #lane{channels = Channels} = S) ->
     end.
 
 %% The way of the batches may have changed, and the window with it: without connections to a far
-%% peer the lane is careful.
+%% peer the lane uses a careful window.
 by(Channels, #lane{by = Before, window = Window} = S) ->
     case trunkline_channels:by(Channels) of
         Before ->
@@ -656,20 +658,20 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
-            %% What comes from here on, for those who still wait, has its place among what the
-            %% servers send by plain distribution.
+            %% What comes from here on, for callers that still wait, has to keep its order with what
+            %% the servers send by plain distribution.
             without_channels(S#lane{drain = none});
         false when S#lane.ticking ->
             S;
         false ->
-            %% What keeps the level up may be somebody who never sends (see quiet/1).
+            %% The level may be kept up by a sender that will never send (see quiet/1).
             tick(S)
     end;
 drained(S) ->
     S.
 
-%% Does without lanes, and answers how many messages were lost by it: by plain distribution,
-%% or not at all, which is counted in that field.
+%% Delivers an entry by plain distribution, or counts it as lost in that field. Returns how many
+%% messages were lost.
 dispose(Entry, retired, S) ->
     dispose(Entry, case is_news(Entry) of
                        true -> direct;
@@ -723,8 +725,8 @@ tick(S) ->
 
 %% A sender that is killed between entering the gate and sending leaves its
 %% charge behind. After a second in which nothing came, what the gate still
-%% counts is such a rest. Should its sender live and only be very slow, the level
-%% goes below zero for as long, and is mended here too.
+%% counts has been left behind so. If the sender lives and is only very slow, the
+%% level goes below zero for that time, and is corrected here, too.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
     case trunkline_backlog:is_empty(Backlog)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0} of

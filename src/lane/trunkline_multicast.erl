@@ -1,19 +1,19 @@
 %% One message to many destinations.
 %%
-%% To each node the message goes once, encoded, with the list of those who get it, as one entry of
-%% the calling process's lane. The inlet decodes it, and delivers it to each of them:
+%% The message goes to each node once, encoded, with the list of its addressees there, as one entry
+%% of the calling process's lane. The inlet decodes it, and delivers it to each addressee:
 %%
 %%     sender ── [Charge, Sender, {each, Addressees} | Encoded] ──> lane ══> inlet ──> receiver
 %%                                                                            │ └────> receiver
 %%                                                                            └──────> receiver
 %%
-%% It is the lane of the process's other messages, and the inlet that delivers those: so the
-%% order between the sender and each receiver is kept. The message is encoded once for all
-%% nodes, by the caller; the list of those who get it, which is what takes time, by the lanes. A
-%% large message is packed once, and travels outside of the lanes as any other.
+%% The lane and the inlet are the same as for the process's other messages, so the order between the
+%% sender and each receiver is kept. The caller encodes the message, once for all nodes. The lanes
+%% encode the lists of addressees, which is what takes time. A large message is packed once, and
+%% travels outside the lanes like any other.
 %%
-%% Local destinations get a plain send each. So do the processes of a node without lanes, and, by
-%% lane, inboxes (trunkline_inbox), each of which has a gate.
+%% Local destinations, and the processes of a node without lanes, get a plain send each. Inboxes
+%% (trunkline_inbox) get a send by lane each, because each of them has a gate.
 -module(trunkline_multicast).
 -moduledoc false.
 
@@ -26,11 +26,11 @@
 -type addressees() :: [trunkline_by_node:addressee()].
 -type groups() :: #{node() => addressees()}.
 -type destinations() :: [trunkline:destination()].
-%% What travels in the place of an addressee; with it, the message encoded.
+%% What travels in the place of an addressee. The message is encoded then.
 -type command() :: {each, addressees()}.
 -type not_sent() :: [{nosuspend | noconnect, destinations()}].
 
-%% So many are handed over together, at most: meanwhile a lane does nothing else.
+%% At most this many addressees are handed over together: meanwhile a lane does nothing else.
 -define(TOGETHER, 16384).
 
 -record(cast,
@@ -39,8 +39,8 @@
          how :: trunkline_sender:how(),
          not_sent = [] :: not_sent()}).
 
-%% Answers those to whom nothing was sent, since there was no room, or no connection, and the
-%% options ask for that.
+%% Returns the destinations to which nothing was sent because there was no room, or no connection,
+%% and the options forbid to wait, or to connect.
 -spec send(groups(), term(), trunkline_sender:how()) -> not_sent().
 send(Groups, Message, How) ->
     {Singles, Together} = singles(Groups),
@@ -53,7 +53,7 @@ send(Groups, Message, How) ->
     #cast{not_sent = NotSent} = singly(Singles, Cast),
     NotSent.
 
-%% Inboxes, each of which has a gate of its own; and all others.
+%% Separates inboxes, each of which has a gate of its own, from all others.
 singles(Groups) ->
     case trunkline_bounded:are_there() of
         false -> {[], Groups};
@@ -83,7 +83,7 @@ not_sent(Why, Destinations, #cast{not_sent = NotSent} = Cast) ->
                              false -> [{Why, Destinations} | NotSent]
                          end}.
 
-%% All nodes get their first part before one gets its second: that may have to wait for room.
+%% All nodes get their first part before any gets its second, which may have to wait for room.
 rounds([], Cast) ->
     Cast;
 rounds(Groups, Cast) ->
@@ -116,7 +116,7 @@ split(Addressees, _) ->
     {Part, Rest} = lists:split(?TOGETHER, Addressees),
     {Part, ?TOGETHER, Rest}.
 
-%% When the first node needs it.
+%% Packs the message when the first node needs that.
 pack(Route, #cast{packed = none, message = Message} = Cast) ->
     Cast#cast{packed = trunkline_sender:pack(Route, Message)};
 pack(_, Cast) ->
@@ -124,7 +124,7 @@ pack(_, Cast) ->
 
 %% --- at the other end -----------------------------------------------------------
 
-%% As plain distribution does: a name that nobody has is no error.
+%% As with plain distribution, a name that is not registered is no error.
 -spec deliver(addressees(), term()) -> ok.
 deliver([To | Rest], Message) when is_atom(To) ->
     case whereis(To) of

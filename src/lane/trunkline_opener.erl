@@ -1,25 +1,25 @@
 %% Puts one large message together, decodes it, and delivers it.
 %%
-%% A process for each, so that a message which takes long, or breaks, concerns
-%% nobody else. It starts when all fragments have arrived, and delivers when its
-%% inlet says so:
+%% Each large message has a process of its own, so that one that takes long, or breaks, does not
+%% affect others. The process starts when all fragments have arrived, and delivers when its inlet
+%% says so:
 %%
 %%     inlet              opener               receiver
 %%       | -- fragments --> |  decodes
 %%       | -- deliver ----> | ── the message ──> |
 %%       | <---- delivered- |
 %%
-%% The receiver's other messages come from the inlet. The runtime system promises the order
-%% of one process's signals to another, not that of two processes' to a third, even if one of
-%% them waits for the other. A mailbox that is `on_heap' is one queue, to which each message is
-%% appended when it is sent: there two processes that agree on an order keep it. One that is
-%% `off_heap' may have several queues (the parallel signal optimisation of OTP 25), and swaps
-%% such messages. Therefore this process delivers to mailboxes on the heap only. To others, to
-%% an alias whose owner is not known, and to many at a time, the inlet delivers: this
-%% process gives it the message. A name is looked up here, when the message is sent.
+%% The receiver's other messages come from the inlet. The runtime system promises an order for the
+%% signals of one process to another, but not for those of two processes to a third, even if one of
+%% the two waits for the other. An `on_heap' mailbox is one queue, to which each message is appended
+%% when it is sent, so two processes that agree on an order keep it there. An `off_heap' mailbox may
+%% have several queues (the parallel signal optimisation of OTP 25), and may swap such messages. So
+%% this process delivers only to mailboxes on the heap. For other mailboxes, for an alias whose
+%% owner is not known, and for several addressees, it gives the message to the inlet, which
+%% delivers it. A name is looked up here, when the message is sent.
 %%
-%% A function that is to be executed (trunkline_erpc) is executed here: this process
-%% has all that it needs, and nothing is copied.
+%% A function that is to be executed (trunkline_erpc) is executed here: this process has all that
+%% the function needs, and nothing is copied.
 -module(trunkline_opener).
 -moduledoc false.
 
@@ -28,8 +28,8 @@
 
 -export_type([address/0]).
 
-%% To whom, whose mailbox that is, and in which form; nobody gets it; this process is the
-%% executor.
+%% The addressee, whose mailbox that is, and in which form; `nobody': no process gets the message;
+%% `executor': this process executes it; `signal': it is the reason of an exit signal.
 -type address() :: {To :: pid() | atom() | reference() | trunkline_multicast:command(),
                     Receiver :: pid() | any,
                     trunkline_command:wrap()}
@@ -37,10 +37,10 @@
                  | {executor, trunkline_command:apply()}
                  | {signal, trunkline_command:exit()}.
 
-%% ms: so long what comes behind an exit signal waits for a process that does not get to run.
+%% ms: how long messages behind an exit signal wait if its receiver does not get to run.
 -define(SIGNAL, 1000).
 
-%% The calling process is the inlet, and monitors it.
+%% The calling process is the inlet, and monitors the opener.
 -spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) ->
           {ok, {pid(), reference()}} | {error, system_limit}.
 start(Parts, Sizes) ->
@@ -48,10 +48,10 @@ start(Parts, Sizes) ->
     trunkline_process:start(
       fun() -> spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end) end).
 
-%% The inlet may have set a monitor just before, of the receiver: who gets an exit signal, or a
-%% request that ends it, ends with its reason, and not with noproc. The runtime system keeps one
-%% such signal back until its sender sends another, or has to stop (ERTS's `pending_signal'). The
-%% second monitor here makes it go.
+%% The inlet may just have monitored the receiver. If the message is an exit signal, or a request
+%% that ends the receiver, the 'DOWN' must have its reason, and not noproc. But the runtime system
+%% holds one monitor signal back until its sender sends another one, or has to stop
+%% (`pending_signal' in ERTS). The second monitor here makes it go.
 -spec deliver(pid(), address()) -> ok.
 deliver(Opener, Address) ->
     true = demonitor(monitor(process, Opener)),
@@ -62,17 +62,17 @@ open(Inlet, Parts, Sizes) ->
     Ref = monitor(process, Inlet),
     Message = try trunkline_parcel:unpack(trunkline_reassembly:segments(Parts, Sizes))
               catch
-                  %% No error: its report would have the whole message in it.
+                  %% Not an error, whose report would contain the whole message.
                   _:_ -> exit(undecodable)
               end,
     await({Inlet, Ref, Message}).
 
-%% Its turn may be long in coming.
+%% It may take long until the message's turn comes.
 -spec await({Inlet :: pid(), reference(), Message :: term()}) -> term().
 await({Inlet, Ref, Message} = S) ->
     receive
         {deliver, Address} ->
-            %% It may have been killed meanwhile, and another session begun.
+            %% The inlet may have been killed meanwhile, and another session may have begun.
             case is_process_alive(Inlet) of
                 true -> demonitor(Ref, [flush]), deliver(Address, Message, Inlet);
                 false -> ok

@@ -1,4 +1,5 @@
-%% The batches of a lane that go by connections, until the inlet has said that they are there.
+%% Keeps the batches of a lane that go by connections until the inlet has said that they have
+%% arrived.
 %%
 %%                 add             take                arrived
 %%     lane ──────────────> waiting ──────> with a channel ──────> forgotten
@@ -6,15 +7,15 @@
 %%                             └───── broken ─────┘
 %%
 %% Batches are numbered. The inlet delivers them in that order, and drops those that it has had.
-%% It says up to which number all have arrived. So nobody needs to know what a channel had
-%% delivered when it broke: all that it was given, and that is not known to have arrived, is sent
+%% It says up to which number all have arrived. So it need not be known what a channel had delivered
+%% when it broke: everything that it was given, and that is not known to have arrived, is sent
 %% again, by whichever channel is next.
 %%
-%% What waits is taken in the order of the numbers. One that is sent again goes first: the inlet
-%% waits for it.
+%% Waiting batches are taken in the order of their numbers. Those that are sent again go first,
+%% because the inlet waits for them.
 %%
-%% What goes by the distribution is kept only if the session may go on over another connection:
-%% then the distribution is a channel as all others, and breaks as they do.
+%% Batches that go by the distribution are kept only if the session may go on over another
+%% connection: then the distribution is a channel like all others, and breaks as they do.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_outbox).
@@ -33,20 +34,20 @@
         {kept = #{} :: #{serial() => frame()},
          bytes = 0 :: non_neg_integer(),                 % of these
          arrived = 0 :: non_neg_integer(),               % up to this number
-         again = [] :: [serial()],                       % wait, in order, and behind them
-         fresh = queue:new() :: queue:queue(serial()),   % those that nobody has had
+         again = [] :: [serial()],                       % to be sent again, in order, and then
+         fresh = queue:new() :: queue:queue(serial()),   % those that no channel has had
          given = #{} :: #{channel() => queue:queue(serial())}}).
 -opaque outbox() :: #outbox{}.
 
 -spec new() -> outbox().
 new() -> #outbox{}.
 
-%% Numbers only grow. Those that are missing here go another way.
+%% Numbers only grow. Batches whose numbers are missing here go another way.
 -spec add(serial(), frame(), outbox()) -> outbox().
 add(Serial, {Bytes, _} = Frame, #outbox{kept = Kept, bytes = Sum, fresh = Fresh} = O) ->
     O#outbox{kept = Kept#{Serial => Frame}, bytes = Sum + Bytes, fresh = queue:in(Serial, Fresh)}.
 
-%% The next one is that channel's. It is kept.
+%% Gives the next batch to that channel, and keeps it.
 -spec take(channel(), outbox()) -> {first | again, frame(), outbox()} | empty.
 take(Channel, #outbox{kept = Kept, given = Given} = O) ->
     case next(O) of
@@ -58,7 +59,7 @@ take(Channel, #outbox{kept = Kept, given = Given} = O) ->
             empty
     end.
 
-%% All that wait, in order. They go a way that does not break, and are not kept.
+%% Takes all waiting batches, in order. They go a way that does not break, and are not kept.
 -spec take_all(outbox()) -> {[frame()], outbox()}.
 take_all(#outbox{kept = Kept, again = Again, fresh = Fresh} = O) ->
     Serials = Again ++ queue:to_list(Fresh),
@@ -75,7 +76,7 @@ next(#outbox{fresh = Fresh} = O) ->
         {empty, _} -> empty
     end.
 
-%% All up to that number have arrived, by whichever way.
+%% All batches up to that number have arrived, whichever way they went.
 -spec arrived(non_neg_integer(), outbox()) -> outbox().
 arrived(Serial, #outbox{kept = Kept} = O) when map_size(Kept) =:= 0 ->
     O#outbox{arrived = max(Serial, O#outbox.arrived)};
@@ -101,7 +102,7 @@ behind(Serial, Fresh) ->
         _ -> Fresh
     end.
 
-%% What it has been given, and may not have delivered, waits again.
+%% What that channel has been given, and may not have delivered, waits again.
 -spec broken(channel(), outbox()) -> outbox().
 broken(Channel, #outbox{given = Given, again = Again, kept = Kept} = O) ->
     case maps:take(Channel, Given) of
@@ -112,7 +113,7 @@ broken(Channel, #outbox{given = Given, again = Again, kept = Kept} = O) ->
             O
     end.
 
-%% These channels have been closed, and had nothing that may not have arrived.
+%% These channels have been closed, and everything that they had been given has arrived.
 -spec forget([channel()], outbox()) -> outbox().
 forget(Channels, #outbox{given = Given} = O) ->
     O#outbox{given = maps:without(Channels, Given)}.
@@ -130,14 +131,14 @@ is_owed(Channel, #outbox{given = Given} = O) ->
         #{} -> false
     end.
 
-%% (They need not be in order: one may have been sent again. Behind it some may be left that have
-%% arrived.)
+%% (The numbers need not be in order: a batch may have been sent again, and numbers behind it may
+%% have arrived, too.)
 owed(Serials, #outbox{arrived = Arrived} = O) ->
     case queue:peek(Serials) of
         {value, Serial} when Serial =< Arrived -> owed(queue:drop(Serials), O);
         _ -> Serials
     end.
 
-%% Of all that is kept.
+%% The bytes of all batches that are kept.
 -spec bytes(outbox()) -> non_neg_integer().
 bytes(#outbox{bytes = Bytes}) -> Bytes.

@@ -32,7 +32,7 @@
         {last = none :: none | nanoseconds(),        % when the last batch was sent
          %% When a batch was sent whose arrival is awaited.
          probe = none :: none | nanoseconds(),
-         nearest = none :: none | nanoseconds()}).   % the shortest round trip of late
+         nearest = none :: none | nanoseconds()}).   % the shortest recent round trip
 -opaque pace() :: #pace{}.
 
 %% Measured in docs/lab/how-it-works.md.
@@ -43,7 +43,7 @@
 -spec new() -> pace().
 new() -> #pace{}.
 
-%% Whether a batch that has so many messages should wait for more.
+%% Whether a batch with that many messages should wait for more.
 -spec is_waiting(non_neg_integer(), pace()) -> boolean().
 is_waiting(Messages, #pace{probe = Probe, nearest = Nearest}) ->
     Messages < ?FULL andalso Probe =/= none andalso Nearest < ?NEAR.   % none < NEAR is false
@@ -56,7 +56,7 @@ sent(Now, P) ->
     {later, P#pace{last = Now}}.
 
 %% The batch that was sent with `now' has arrived. A loaded machine answers late
-%% and is not far away for that: what counts is the shortest round trip, which is
+%% without being far away: what counts is the shortest round trip, which is
 %% forgotten slowly, by a sixteenth each time.
 -spec arrived(nanoseconds(), pace()) -> pace().
 arrived(Now, #pace{probe = Probe, nearest = Nearest} = P) when is_integer(Probe) ->

@@ -1,4 +1,4 @@
-%% Where senders wait, at the link: for room in a lane, or until it is clear
+%% The waiting room of a link: senders wait here for room in a lane, or until it is clear
 %% whether there are lanes at all.
 %%
 %%     sender                          link                        lane
@@ -7,11 +7,11 @@
 %%       |                                |   (trunkline_gate:await)  |
 %%       |                                | <------------ {room, Ix} -| below half of
 %%       | <------------- again, ticket - |                           | the limit
-%%       | tries the gate; when it was overtaken it waits with its ticket
+%%       | tries the gate; if it is overtaken it waits again, with its ticket
 %%
 %% A lane reports room only when it is below half of its limit. So a sender that goes on gets more
-%% than one message in before it must wait again. A sender that gives up tells the link. One that is
-%% killed does not, and the room that it was offered stays unused. Therefore the link checks from
+%% than one message in before it must wait again. A sender that gives up tells the link. A sender
+%% that is killed does not, and the room that it was offered stays unused. So the link checks from
 %% time to time, and if a lane is empty while senders wait for it, wakes all of them.
 %%
 %% The number of waiting senders and their waiting times are counted here, not by the senders
@@ -31,7 +31,7 @@
                  new | trunkline_waiters:ticket()}.
 -type answer() :: {again, new | trunkline_waiters:ticket()}   % it makes sense to try again
                 | {gone, lost()}.                             % the node of the message is gone
-%% Where that is counted.
+%% The counter of such losses.
 -type lost() :: lost_queued | lost_unreachable.
 
 -record(room,
@@ -39,7 +39,7 @@
          lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
          counts = #{} :: #{pos_integer() => {trunkline_stats:scope(),
                                              trunkline_wait_time:wait_time()}},
-         %% What was counted of large messages at the last look, if nothing else was there.
+         %% The level of large messages at the last look, if nothing else was there.
          rest = none :: none | integer(),
          session = #{} :: #{reference() => []}}).
 -opaque room() :: #room{}.
@@ -90,7 +90,7 @@ await(Where, What, Deadline) ->
             end
     end.
 
-%% A name that nobody has any more: its monitor says so.
+%% If no process has that name any more, the monitor says so.
 tell_there(Where, What) ->
     try Where ! What of
         _ -> ok
@@ -100,7 +100,7 @@ tell_there(Where, What) ->
 
 %% --- for the link -----------------------------------------------------------
 
-%% Nobody waits, whatever the counters say: they may be those of a link that was killed.
+%% No sender waits, whatever the counters say: they may be left from a link that was killed.
 -spec new(trunkline_stats:stats()) -> room().
 new(Stats) ->
     ok = trunkline_stats:put(Stats, peer, large_waiting, 0),
@@ -126,7 +126,7 @@ remove(Ref, {room, Ix, _, _}, #room{lanes = Lanes} = R) when is_map_key(Ix, Lane
 remove(_, _, R) ->
     R.
 
-%% These wait at that level.
+%% These senders wait at that level.
 set(Ix, Waiters, #room{lanes = Lanes} = R) ->
     count(Ix, R#room{lanes = Lanes#{Ix => Waiters}}).
 
@@ -149,18 +149,18 @@ count(Ix, #room{counts = Counts, lanes = Lanes} = R) ->
     Waiting = trunkline_waiters:size(maps:get(Ix, Lanes)),
     R#room{counts = Counts#{Ix := {Scope, trunkline_wait_time:set(Waiting, Count)}}}.
 
-%% Whether anybody waits for room.
+%% Whether any sender waits for room.
 -spec is_awaited(room()) -> boolean().
 is_awaited(#room{lanes = Lanes}) ->
     not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Lanes)).
 
-%% Tells those who fit into lane Ix.
+%% Wakes the senders that fit into lane Ix.
 -spec release(pos_integer(), trunkline_route:route() | none, room()) -> room().
 release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
   when is_map_key(Ix, Lanes), Ix =< tuple_size(All) + 1 ->
     Waiters = maps:get(Ix, Lanes),
     Limit = trunkline_route:limit(Ix, Route),
-    %% First the mark, then the level: a lane that leaves in between sees it.
+    %% First the mark, then the level: if a message leaves in between, the lane sees the mark.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
     case trunkline_gate:fill(Gate, Ix) of
         Level when Level < Limit div 2 ->
@@ -175,7 +175,7 @@ release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
 release(_, _, R) ->
     R.
 
-%% From time to time, for all lanes.
+%% Called from time to time, for all lanes.
 -spec recheck(trunkline_route:route() | none, room()) -> room().
 recheck(none, R) ->
     R;
@@ -190,11 +190,10 @@ recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
                         R1
                 end, R, maps:keys(Lanes)).
 
-%% What is counted of large messages, twice the same, while nothing is in the lanes nor
-%% under way, has been left behind by a sender that was killed between the gate and the
-%% lane (for the lanes' own levels see trunkline_lane). Twice, since a sender may be
-%% just there. Should it be there for so long, the level goes below zero, and is mended
-%% in the same way.
+%% If the level of large messages is the same at two looks, while nothing is in the lanes or under
+%% way, a sender has left it behind that was killed between the gate and the lane (for the lanes'
+%% own levels see trunkline_lane). It takes two looks because a living sender may just be there. If
+%% that sender stays there for so long, the level goes below zero, and is corrected in the same way.
 mend(#route{gate = Gate} = Route, #room{lanes = Lanes, rest = Rest} = R) ->
     Bulk = trunkline_route:bulk_ix(Route),
     Level = trunkline_gate:level(Gate, Bulk),
@@ -213,8 +212,8 @@ is_idle(#route{stats = Stats} = Route) ->
     lists:all(fun({Ix, Level}) -> Level =:= 0 andalso InFlight(Ix) =:= 0 end,
               trunkline_route:levels(Route)).
 
-%% Nobody waits any more: all should try `again', or what they had to say was
-%% for a node that is gone.
+%% Ends all waiting: the senders should try `again', or their messages were for a
+%% node that is gone.
 -spec dismiss(again | {gone, lost()}, room()) -> room().
 dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
     lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),

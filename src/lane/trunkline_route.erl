@@ -8,7 +8,7 @@
 %% nodes come and go. What does change - whether the lanes may be used now - is
 %% in the route's gate. A route is replaced only after a link or a lane was
 %% killed, or when a peer comes back with another number of lanes, and erased
-%% when the application stops or the peer has been gone for long.
+%% when the application stops or the peer has been gone for a long time.
 -module(trunkline_route).
 -moduledoc false.
 
@@ -44,9 +44,8 @@ levels(none) ->
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
 
-%% The gates are open on the path by lanes, also while the peer is down, and closed on the
-%% others. (A sender reads the path only after a gate has refused it, or if it does not want
-%% to connect.)
+%% The gates are open on the paths `lanes' and `down', and closed on the others. (A sender reads the
+%% path only after a gate has refused it, or if it does not want to connect.)
 -spec set_path(trunkline_gate:path(), route()) -> ok.
 set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
     ok = trunkline_gate:set_path(Gate, Path),
@@ -58,7 +57,7 @@ set_path(Path, #route{gate = Gate, lanes = Lanes}) ->
 -spec bulk_ix(route()) -> pos_integer().
 bulk_ix(#route{lanes = Lanes}) -> tuple_size(Lanes) + 1.
 
-%% How much there is of large messages.
+%% What the large messages are charged, queued and under way.
 -spec bulk_level(route() | none) -> trunkline_gate:charge().
 bulk_level(none) ->
     0;

@@ -2,12 +2,12 @@
 -record(route,
         {link :: pid(),                      % where a refused sender waits
          lanes :: tuple(),                   % of pids
-         aliases :: tuple(),                 % of theirs, for replies
+         aliases :: tuple(),                 % of the lanes, for replies
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
-         large :: trunkline_gate:charge(),   % a message that the lanes do not take
-         bulk_limit :: trunkline_gate:charge(),         % of all those, queued and under way
+         large :: trunkline_gate:charge(),   % from which on a message is large
+         bulk_limit :: trunkline_gate:charge(),         % of large messages, queued and under way
          stats :: trunkline_stats:stats()}).
 
-%% The persistent term that holds it.
+%% The persistent term that holds the route.
 -define(ROUTE(Node), {trunkline, Node}).

@@ -1,5 +1,5 @@
-%% One message to one destination, as trunkline:send/2,3 do it: by way of its inbox if it has one,
-%% by lane if it is at another node that has lanes, and else by plain distribution.
+%% Sends one message to one destination, for trunkline:send/2,3: by way of its inbox if it has one,
+%% by lane if it is at another node that has lanes, and otherwise by plain distribution.
 -module(trunkline_send).
 -moduledoc false.
 
@@ -67,6 +67,6 @@ send_lane(Node, Addressee, To, Message, {Patience, Connect} = How) ->
             Answer
     end.
 
-%% Those of erlang:send/3.
+%% The options of erlang:send/3.
 options({Patience, Connect}) ->
     [nosuspend || Patience =:= nosuspend] ++ [noconnect || Connect =:= noconnect].

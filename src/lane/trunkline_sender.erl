@@ -1,14 +1,13 @@
-%% What a process does to hand a message to a lane.
+%% Hands a message to a lane, in the process of the sender.
 %%
-%% The hot path is one lookup of the route, one hash of the sender's pid, one
-%% atomic addition, one local send. Whoever is refused at the gate comes to the
-%% slow path: it either learns that there are no lanes now and falls back to
-%% plain distribution, or waits at the link until there is room. To a peer that is not
-%% connected it is the same path: the lane keeps the message and asks for a connection.
+%% The hot path is one lookup of the route, one hash of the sender's pid, one atomic addition, one
+%% local send. A sender that is refused at the gate takes the slow path: it either learns that there
+%% are no lanes now and falls back to plain distribution, or waits at the link until there is room.
+%% The hot path is the same to a peer that is not connected: the lane keeps the message and asks for
+%% a connection.
 %%
-%% A sender may have a long mailbox. It waits for one reference that was made
-%% after the mail came, for which the runtime system need not search the
-%% mailbox.
+%% A sender may have a long mailbox. It waits for a reference that was made after those messages
+%% came, so the runtime system need not search them.
 -module(trunkline_sender).
 -moduledoc false.
 
@@ -23,7 +22,7 @@
 -compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, force/3, send_parcel/6, enter_packed/7]}).
 
-%% How long to wait for room: not at all, or until then.
+%% How long to wait for room: not at all, or until a deadline.
 -type patience() :: nosuspend | trunkline_deadline:deadline().
 -type connect() :: connect | noconnect.
 -type how() :: {patience(), connect()}.
@@ -40,11 +39,10 @@
 hand_over(Node, To, Message) ->
     offer(Node, To, Message, {infinity, connect}, new).
 
-%% `direct': there are no lanes, the caller should use plain distribution;
-%% whatever the calling process handed over before has been delivered, or is
-%% lost. `unreachable': the connection was lost, or could not be made, while the sender
-%% waited for room; the message is lost, and counted. `nosuspend': there is no room.
-%% `noconnect': there is no connection, and nobody is making one. `timeout': there was no
+%% `direct': there are no lanes, the caller should use plain distribution; everything that it handed
+%% over before has been delivered, or is lost. `unreachable': the connection was lost, or could not
+%% be made, while the sender waited for room; the message is lost, and counted. `nosuspend': there
+%% is no room. `noconnect': there is no connection, and none is being made. `timeout': there was no
 %% room in time.
 -spec hand_over(node(), trunkline_lane:to(), term(), patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
@@ -54,7 +52,7 @@ hand_over(Node, To, Message, Patience, Connect) ->
         false -> offer(Node, To, Message, {Patience, Connect}, new)
     end.
 
-%% As the calling process sees it: what its lane keeps has asked for a connection.
+%% As the calling process sees it: if its lane keeps something, that has asked for a connection.
 is_down(#route{gate = Gate, lanes = Lanes}) ->
     trunkline_gate:path(Gate) =:= down
         andalso trunkline_gate:level(Gate, lane_of(self(), Lanes)) =< 0;
@@ -82,7 +80,7 @@ offer(Node, To, Message, How, Ticket) ->
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
 again(Other, _, _, _, _) -> Other.
 
-%% The same as hand_over/3, of a message that does not travel in the lane, however small it is: a
+%% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
 %% process of its own delivers it.
 -spec hand_over_apart(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over_apart(Node, To, Message) ->
@@ -100,9 +98,9 @@ offer_apart(Node, To, Message, How, Ticket) ->
             direct
     end.
 
-%% Packed by the sender, for whom this is work, and not by the lane, for which it
-%% would be a stop. It counts only from when it is packed: a sender that is killed
-%% while it packs leaves nothing behind.
+%% The sender packs the message, because that would stop the lane for everyone. The
+%% message counts only when it is packed: a sender that is killed while it packs
+%% leaves nothing behind.
 large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
     case trunkline_gate:fill(Gate, Bulk) < Limit of
@@ -110,9 +108,10 @@ large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, 
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
-%% Its place among the sender's other messages is in the lane, and is not refused there: as many
-%% as are admitted here. It counts before the message is admitted: whoever closes the gates and
-%% then waits until the lanes are empty waits for all that have been admitted.
+%% The parcel has a place in the lane, among the sender's other messages. The place is not refused:
+%% there are only as many as messages that are admitted here. It counts before the message is
+%% admitted, so that a process that closes the gates and waits until the lanes are empty waits for
+%% all messages that have been admitted.
 parcel(Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
     #route{lanes = Lanes, gate = Gate, bulk_limit = Limit} = Route,
     Bulk = trunkline_route:bulk_ix(Route),
@@ -134,7 +133,7 @@ send_parcel(Lane, Place, Sender, To, Charge, Parcel) ->
     Lane ! [Place, Sender, {parcel, Charge, To} | Parcel],
     ok.
 
-%% For that node and any other: which messages are large is this node's option.
+%% The result is for that node and any other: which messages are large is this node's option.
 -spec pack(trunkline_route:route(), term()) -> packed().
 pack(#route{large = Large}, Message) ->
     case trunkline_gate:charge(Message) of
@@ -142,7 +141,7 @@ pack(#route{large = Large}, Message) ->
         Charge -> {parcel, trunkline_parcel:pack(Message), Charge}
     end.
 
-%% The same as hand_over/5, of a message for so many addressees.
+%% The same as hand_over/5, for a packed message and that many addressees.
 -spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(),
                        packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
@@ -175,13 +174,13 @@ enter_packed(Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
             refused(Route, Ix, Ix, Charge, How, Ticket)
     end;
 enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) ->
-    %% It need not stand in the way of what goes to others.
+    %% As a message to one process it need not hold up those to others.
     parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);
 enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
     Together = trunkline_gate:with_addressees(Addressees, Charge),
     parcel(Route, Ix, To, Addressees, Parcel, Together, How, Ticket).
 
-%% At the level numbered Full, by a sender whose lane is Ix.
+%% The level numbered Full has refused a sender whose lane is Ix.
 refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, _}, Ticket) ->
     case trunkline_gate:path(Gate) of
         direct ->
@@ -251,10 +250,10 @@ await_room(Node, Sender, Charge, Deadline) ->
             end
     end.
 
-%% Messages go by plain distribution until the lanes are up. A request waits for that, once the
-%% peer has said that it will have lanes: it takes a round trip or two. By plain distribution
-%% the reply could overtake what the server has sent before by its lanes, which may be up
-%% earlier than ours.
+%% Messages go by plain distribution until the lanes are up. A request waits for the lanes, once the
+%% peer has said that it will have some: that takes a round trip or two. By plain distribution the
+%% reply could overtake what the server has sent before by its lanes, which may be up earlier than
+%% ours.
 await_opening(Node, Link, Patience) ->
     case trunkline_peers:lookup(Node) of
         #{state := opening} when Patience =/= nosuspend ->
@@ -310,9 +309,10 @@ force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) -
     ok = trunkline_gate:force(Gate, trunkline_route:bulk_ix(Route), Charge),
     send_parcel(element(Ix, Lanes), Place, Sender, To, Charge, Parcel).
 
-%% One of Trunkline's own processes tells another what neither may wait nor make a connection. If
-%% the session may outlive its connection, this outlives it too, and has its place among all else
-%% that the calling process tells that node. Otherwise it is lost with the connection.
+%% For messages between Trunkline's own processes: neither waits nor makes a connection. If the
+%% session may outlive its connection, the message outlives it, too, and keeps its order with
+%% everything else that the calling process tells that node. Otherwise it is lost with the
+%% connection.
 -spec tell(node(), pid() | atom(), Message :: term()) -> ok | nosuspend | noconnect.
 tell(Node, To, Message) ->
     case trunkline_peers:resumes(Node) andalso trunkline_route:lookup(Node) of

@@ -1,10 +1,10 @@
 %% Suspends servers that reply faster than the peer can take their replies.
 %%
-%% gen_server:reply/2 sends to a lane, a process of this node: it cannot be refused at the gate, as
-%% send/2 can. (In OTP it would be suspended when the connection is busy.) So the lane takes every
-%% reply, and suspends its server: at a large reply until it has packed that (see trunkline_lane),
-%% and at the bound until there is room. For that a process beside it waits at the link, as a sender
-%% does:
+%% gen_server:reply/2 sends to a lane, a process of this node, so it cannot be refused at the gate
+%% as send/2 can. (In OTP the server would be suspended when the connection is busy.) So the lane
+%% takes every reply, and suspends the server: for a large reply until it has been packed (see
+%% trunkline_lane), and at the bound until there is room. In the second case another process beside
+%% the lane waits at the link, as a sender does:
 %%
 %%     server                 lane                          throttle            link
 %%       | -- reply ----------> |                              |                  |
@@ -15,7 +15,7 @@
 %%
 %% When a process ends, for whatever reason, the runtime system resumes the processes that it has
 %% suspended. So no server stays suspended. The replies to a peer take at most the bound, and one or
-%% two replies more for each server: those that it gives before it is suspended.
+%% two replies more for each server: those that it sends before it is suspended.
 %%
 %% A term may take many times the bytes of its encoding: a list of small numbers eight times. So
 %% room for another reply means room for the term.
@@ -29,7 +29,7 @@
 -spec term(term()) -> trunkline_gate:charge().
 term(Term) -> trunkline_gate:limit(erts_debug:flat_size(Term) * erlang:system_info(wordsize)).
 
-%% The server may be in the midst of something; it stops at the next opportunity.
+%% The server may be running; it stops at the next opportunity.
 -spec suspend(pid()) -> boolean().
 suspend(Server) ->
     try erlang:suspend_process(Server, [asynchronous])
@@ -42,13 +42,13 @@ resume(Server) ->
     catch error:badarg -> false
     end.
 
-%% The calling process, a lane, monitors it: it ends when there is room.
+%% The calling process, a lane, monitors the process that is started, which ends when there is room.
 -spec start(node(), Server :: pid(), trunkline_gate:charge()) ->
           {ok, {pid(), reference()}} | {error, system_limit}.
 start(Node, Server, Charge) ->
     trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Server, Charge]) end).
 
-%% The lane counts the reply, should the node go.
+%% Waits for the bytes only: if the node goes, it is the lane that counts the reply.
 -spec await(node(), pid(), trunkline_gate:charge()) -> ok.
 await(Node, Server, Charge) ->
     Wanted = trunkline_gate:without_message(Charge),

@@ -1,8 +1,8 @@
-%% How many senders wait for the same thing now, and for how long all of them have waited: two
-%% counters of a peer, which the process at which they wait keeps.
+%% How many senders wait for the same thing now, and for how long all senders have waited for it:
+%% two counters of a peer, kept by the process at which they wait.
 %%
-%% Whoever looks at the counters asks nobody. So the time has to be brought up to date while they
-%% wait: by set/2 when their number changes, and otherwise from time to time.
+%% The counters are read without asking that process. So it has to keep the time up to date while
+%% senders wait: with set/2 when their number changes, and otherwise from time to time.
 -module(trunkline_wait_time).
 -moduledoc false.
 
@@ -10,23 +10,23 @@
 
 -export_type([wait_time/0, fields/0]).
 
-%% How many wait now, and how long all have waited in all (us).
+%% The number of senders that wait now, and the sum of all waiting times (us).
 -type fields() :: {Gauge :: trunkline_stats:field(), Time :: trunkline_stats:field()}.
 
 -record(wait_time,
         {stats :: trunkline_stats:stats(),
          scope :: trunkline_stats:scope(),
          fields :: fields(),
-         %% So many have been waiting since then (us), which the counters do not say yet.
+         %% How many have been waiting since then (us). That time is not counted yet.
          waiting = 0 :: non_neg_integer(),
          since = 0 :: integer()}).
 -opaque wait_time() :: #wait_time{}.
 
-%% Nobody waits.
+%% No sender waits.
 -spec new(trunkline_stats:stats(), trunkline_stats:scope(), fields()) -> wait_time().
 new(Stats, Scope, Fields) -> #wait_time{stats = Stats, scope = Scope, fields = Fields}.
 
-%% From now on so many wait.
+%% From now on that many senders wait.
 -spec set(non_neg_integer(), wait_time()) -> wait_time().
 set(Waiting, #wait_time{stats = Stats, scope = Scope, fields = {Gauge, Time}, waiting = Before,
                         since = Since} = W) ->

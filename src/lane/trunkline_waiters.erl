@@ -39,7 +39,7 @@ add(Waiter, Ticket, Bytes, #waiters{next = Next, queue = Queue, tickets = Ticket
              queue = gb_trees:insert({Ticket, Waiter}, Bytes, Queue),
              tickets = Tickets#{Waiter => Ticket}}.
 
-%% It does not wait any more.
+%% The sender no longer waits.
 -spec remove(waiter(), waiters()) -> waiters().
 remove(Waiter, #waiters{queue = Queue, tickets = Tickets} = W) ->
     case maps:take(Waiter, Tickets) of
@@ -49,8 +49,8 @@ remove(Waiter, #waiters{queue = Queue, tickets = Tickets} = W) ->
             W
     end.
 
-%% Those who fit into that many bytes of room: while there is any room the
-%% next one goes, since a message may be larger than the whole queue.
+%% Takes out the senders that fit into that many bytes of room: while there is any
+%% room the next one goes, because a message may be larger than the whole queue.
 -spec release(Room :: integer(), waiters()) -> {[{waiter(), ticket()}], waiters()}.
 release(Room, W) -> release(Room, W, []).
 

@@ -1,4 +1,4 @@
-%% Credit: how many bytes of one lane may be under way.
+%% The window of a lane: how many of its bytes may be in flight.
 %%
 %%     lane                                   inlet
 %%      | batch, 60 kB     in flight  60 kB    |
@@ -76,13 +76,13 @@
 -define(PERIOD, 10_000_000_000).
 -define(WRAP(Total), ((Total) band (1 bsl 58 - 1))).
 
-%% The sending side of a window of at most so many bytes.
+%% The sending side of a window of at most that many bytes.
 -spec sender(Most :: pos_integer()) -> sender().
 sender(Most) ->
     Least = min(?FIRST, Most),
     #sender{window = trunkline_gate:limit(Least), least = Least, most = Most}.
 
-%% Which way what is sent now goes, over that distance.
+%% From now on batches go that way, over that distance.
 -spec by(distribution | connections, RoundTrip :: microseconds(), sender()) -> sender().
 by(distribution, RoundTrip, #sender{most = Most} = S) ->
     case trunkline_distance:is_far(RoundTrip) of
@@ -106,7 +106,7 @@ sent(Now, Charge, #sender{in_flight = InFlight, round = none} = S) ->
 sent(_, Charge, #sender{in_flight = InFlight} = S) ->
     S#sender{in_flight = InFlight + Charge}.
 
-%% RoundTrip: to the peer, as measured apart from the batches; 0 is not known.
+%% RoundTrip, to the peer, is measured apart from the batches; 0: not known.
 -spec acked(Now :: nanoseconds(), charge(), RoundTrip :: microseconds(), sender()) -> sender().
 acked(Now, Charge, RoundTrip,
       #sender{in_flight = InFlight, delivered = Delivered, round = Round} = S) ->
@@ -123,12 +123,12 @@ acked(Now, Charge, RoundTrip,
             S1
     end.
 
-%% The inlet has acknowledged so much in all, before the connection broke.
+%% Total is what the inlet had acknowledged in all when the connection broke.
 -spec resumed(Now :: nanoseconds(), total(), RoundTrip :: microseconds(), sender()) -> sender().
 resumed(Now, Total, RoundTrip, #sender{acked = Acked} = S) ->
     acked(Now, ?WRAP(Total - Acked), RoundTrip, S).
 
-%% It ends when all that is in flight now has been delivered.
+%% The round ends when all that is in flight now has been delivered.
 start_round(Now, #sender{delivered = Delivered, in_flight = InFlight} = S) ->
     S#sender{round = #round{start = Now, before = Delivered,
                             till = Delivered + trunkline_gate:bytes(InFlight)}}.
@@ -154,7 +154,7 @@ rate(_, Rate, #sender{rate = Before} = S) ->
 -spec in_flight(sender()) -> charge().
 in_flight(#sender{in_flight = InFlight}) -> InFlight.
 
-%% How large it is now.
+%% The size of the window now.
 -spec bytes(sender()) -> bytes().
 bytes(#sender{window = Window}) -> trunkline_gate:bytes(Window).
 
@@ -171,7 +171,7 @@ delivered(Ack, Charge, {Quarter, Unacked, Acked})
 delivered(later, Charge, {Quarter, Unacked, Acked}) ->
     {later, {Quarter, Unacked + Charge, Acked}}.
 
-%% There is nothing else to do.
+%% Acknowledges the rest, because there is nothing else to do.
 -spec flush(receiver()) -> {ack, charge(), receiver()} | none.
 flush({_, 0, _}) -> none;
 flush(Receiver) -> acknowledge(Receiver).

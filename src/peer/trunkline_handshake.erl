@@ -1,14 +1,13 @@
-%% What two links must agree on before lanes come up, and how they do.
+%% What two links must agree on before lanes come up.
 %%
-%% Every link says in a `hello' what its node can do. Both ends compute the same
-%% agreement from the two hellos: the highest protocol version both know, the
-%% capabilities both have, the smaller number of lanes, the smaller window, the
-%% smaller bound for large messages, the smaller time to resume. A hello may
-%% carry keys that this version does not know; they are ignored, so that later
+%% Each link says in a `hello' what its node can do. Both ends compute the same agreement from the
+%% two hellos: the highest protocol version both know, the capabilities both have, the smaller
+%% number of lanes, the smaller window, the smaller bound for large messages, the smaller time to
+%% resume. A hello may carry keys that this version does not know. They are ignored, so that later
 %% versions can add some.
 %%
-%% What release 0.5.0 can do every peer can: one that lacks any of it is incompatible. A hello
-%% goes on naming it, because 0.5.0 asks.
+%% Every peer has the capabilities of release 0.5.0: a node that lacks any of them is incompatible.
+%% A hello still lists them, because 0.5.0 checks for them.
 -module(trunkline_handshake).
 -moduledoc false.
 
@@ -16,7 +15,7 @@
 
 -export_type([hello/0, agreement/0, capability/0]).
 
-%% Beyond what every peer has.
+%% Beyond those that every peer has.
 -type capability() :: atom().
 
 -type hello() ::
@@ -40,14 +39,14 @@
 
 %% 2: batches are numbered, and may go by connections.
 -define(PROTOCOL, {2, 2}).
-%% What release 0.5.0 asks for.
+%% What release 0.5.0 checks for.
 -define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
 %% `exit': exit signals go by lane.
-%% `inboxes': the node asks for no news of inboxes to which it has not sent.
-%% `channels': inlets read connections of their lanes' own (trunkline_channel).
+%% `inboxes': the node does not ask for news of inboxes to which it has not sent.
+%% `channels': inlets can read connections of their lane's own (trunkline_channel).
 %% `resume': a session may outlive its connection.
 -define(CAPABILITIES, [exit, inboxes, channels, resume]).
-%% Lower than any: with this hello no version comes to an agreement.
+%% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 
 -spec hello(trunkline_options:options()) -> hello().
@@ -60,13 +59,13 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk,
     #{protocol => ?PROTOCOL, capabilities => ?REQUIRED ++ ?CAPABILITIES, lanes => Lanes,
       window_bytes => Window, bulk_bytes => Bulk, resume_time => ResumeTime, release => Release}.
 
-%% There shall be no lanes now.
+%% The hello of a node that wants no lanes now.
 -spec no_hello(trunkline_options:options()) -> hello().
 no_hello(Options) ->
     (hello(Options))#{protocol := ?NO_PROTOCOL}.
 
-%% `malformed': this is no hello. `incompatible': no protocol version is known to both, or the
-%% peer cannot do what every peer must. `drained': the peer does not want lanes now.
+%% `malformed': this is not a hello. `incompatible': no protocol version is known to both, or the
+%% peer lacks what every peer must have. `drained': the peer does not want lanes now.
 -spec agree(hello(), Theirs :: term()) ->
           {ok, agreement()} | {error, malformed | incompatible | drained}.
 agree(_, #{protocol := ?NO_PROTOCOL}) ->
@@ -100,6 +99,6 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
 agree(_, _) ->
     {error, malformed}.
 
-%% A peer that does not say it ends the session with the connection.
+%% A peer that does not state a time ends the session with the connection.
 resume_time(#{resume_time := Time}) when is_integer(Time), Time > 0 -> Time;
 resume_time(#{}) -> 0.

@@ -1,8 +1,8 @@
-%% A link: the process that has everything to do with one peer node.
+%% A link: the process that does everything for one peer that is not on the hot path.
 %%
-%% Two links agree on how to work together, and later part; what they say to each other, and what
-%% is done in which state, is all in trunkline_session. This process decides none of it. It turns
-%% messages into events, and carries effects out:
+%% trunkline_session has the whole protocol between two links: what they say to each other, and what
+%% each does in which state. This process decides none of that. It turns messages into events, and
+%% carries out effects:
 %%
 %%     trunkline_links, the peer's link,          ┌─────────────────────┐
 %%     lanes, inlets, monitors, timers ── event ─>│  trunkline_session  │
@@ -10,14 +10,14 @@
 %%     trunkline_speaker <── say, watch ───┐                │ effects
 %%     lanes, gates      <── order, path ──┤                │
 %%     inlets, trunk     <── start, end ───┼────────────────┘
-%%     who waits         <── dismiss ──────┘
+%%     waiting processes <── dismiss ──────┘
 %%
-%% Beside the session it looks after what is not between the two peers: senders that wait for room
+%% The link also looks after what is not part of the protocol: senders that wait for room
 %% (trunkline_room), callers that wait for a session (trunkline_stand_in), how far the peer is
-%% (trunkline_reach), and reports of what was lost.
+%% (trunkline_reach), and reports of losses.
 %%
-%% If a lane, an inlet, a trunk or the dock dies, which nothing but a bug or a kill does, the link
-%% dies with it. The supervisor starts another, which counts what was lost.
+%% If a lane, an inlet, the trunk or the dock dies, which takes a bug or a kill, the link dies with
+%% it. The supervisor starts another link, which counts what was lost.
 -module(trunkline_link).
 -moduledoc false.
 -behaviour(gen_server).
@@ -31,44 +31,44 @@
 
 -type event() :: {nodeup, trunkline_peers:connection()} | nodedown
                | connect                        % a lane has a message for a node that is down
-               | leave                          % end, after all is delivered
-               | {drain, Caller :: reference()} % the same, but stay
+               | leave                          % end, once everything is delivered
+               | {drain, Caller :: reference()} % the same, but the link stays
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(),
                   Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
 
 %% ms
--define(RECHECK, 100).             % a sender that was told may have died
+-define(RECHECK, 100).             % a sender that was woken may have died
 -define(REPORT, 10_000).           % between two reports of losses
--define(LOST, 100).                % senders that have waited count what they lose themselves
+-define(LOST, 100).                % dismissed senders count their own losses first
 
 -record(link,
         {node :: node(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          session :: trunkline_session:session() | none,       % none: not yet
-         connection = none :: none | reference(),    % its name, to the speaker
+         connection = none :: none | reference(),    % its name at the speaker
          asking = none :: none | reference(),        % whether the node is gone
          speaker :: pid(),
          watched = #{} :: #{trunkline_session:role() => reference()},
          timers = #{} :: #{atom() => {reference(), What :: term()}},
-         started = none :: none | trunkline_session:event(),   % for the session, after its step
-         %% Lanes that have not done what they were told last.
+         started = none :: none | trunkline_session:event(),   % the session's next event
+         %% Lanes that have not carried out their last order yet.
          order = none :: none | {reference(), [pid()]},
          route = none :: none | #route{},
-         %% Of the session: what is for the peer's lanes, and the trunk for large messages.
+         %% Of the session: inlets and dock for what the peer sends, trunk for large messages to it.
          inlets = [] :: [pid()],
          dock = none :: none | pid(),
          trunk = none :: none | pid(),
          finishing = [] :: [pid()],                  % inlets of earlier sessions
-         retired = [] :: [pid()],                    % of these: through, and there for callers
+         retired = [] :: [pid()],                    % inlets that are done, and stay for callers
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
          room :: trunkline_room:room(),
-         up = none :: none | integer(),              % since when there is a session (native)
-         told :: trunkline_stats:lost(),             % of these there was an event
-         %% What is not in the log yet.
+         up = none :: none | integer(),              % when the session came up (native)
+         told :: trunkline_stats:lost(),             % losses for which there was an event
+         %% Losses that are not in the log yet.
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}}).
 
 -spec start_link(trunkline_options:options(), node()) -> gen_server:start_ret().
@@ -114,7 +114,7 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
     {Stats, Drained, Capabilities} =
         case Before of
             #{state := State, stats := Kept, inlets := Inlets, finishing := Finishing} ->
-                %% Nothing must overtake what those of the link before deliver.
+                %% Nothing must overtake what the inlets of the previous link deliver.
                 lists:foreach(fun await_end/1, Inlets ++ Finishing),
                 {Kept, Connection =/= none andalso State =:= drained,
                  maps:get(capabilities, Before)};
@@ -145,20 +145,20 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                 {error, system_limit} ->
                     ignore
             end;
-        %% Without a process for it there is no link, until it is tried again.
+        %% No process is left for the speaker: trunkline_links tries again.
         {error, system_limit} ->
             ignore
     end.
 
-%% It was linked to the link that was killed.
+%% The inlet was linked to the link that was killed.
 await_end(Inlet) ->
     exit(Inlet, kill),
     Ref = monitor(process, Inlet),
     receive {'DOWN', Ref, process, Inlet, _} -> ok end.
 
-%% The link before this one was killed and left its route behind, with lanes that are dead. Nobody
-%% enters its gates from here on; what is inside is lost. Without processes for new lanes there is
-%% no link either, until it is tried again.
+%% The previous link was killed and left its route behind, with dead lanes. No sender enters its
+%% gates from here on; what is inside is lost. If no processes are left for new lanes the link does
+%% not start, and trunkline_links tries again.
 succeed(none, _, D) ->
     {ok, none, D};
 succeed(Route, true, D) ->
@@ -195,7 +195,7 @@ handle_info(Message, D) ->
             end
     end.
 
-%% Senders first: under load nearly everything that comes is this.
+%% Senders first: under load nearly all messages are theirs.
 message({room, Ix}, #link{route = Route, room = Room} = D) ->
     D#link{room = trunkline_room:release(Ix, Route, Room)};
 message({wait, Ref, What}, D) when is_reference(Ref) ->
@@ -203,13 +203,13 @@ message({wait, Ref, What}, D) when is_reference(Ref) ->
 message({unwait, Ref, What}, #link{room = Room} = D) ->
     D#link{room = trunkline_room:remove(Ref, What, Room)};
 
-%% From trunkline_links, a lane, and those who want the link to leave.
+%% From trunkline_links, from a lane, and from processes that ask the link to leave or to drain.
 message({nodeup, Connection}, #link{node = Node} = D) ->
     step({nodeup, Connection, trunkline_peers:is_audience(Node)}, D);
 message(Event, D) when Event =:= nodedown; Event =:= connect ->
     step(Event, D);
 message(leave, D) ->
-    %% What a lane has got just now has asked for a connection, or is about to.
+    %% If a lane has just got a message, its request to connect may still be on the way.
     step(stop, case is_empty(D) of
                    true -> D;
                    false -> step(connect, D)
@@ -229,7 +229,7 @@ message({goodbye, Pid, _} = Goodbye, D) when is_pid(Pid) ->
 message({goodbye_ok, _} = Goodbye, D) ->
     step(Goodbye, D);
 
-%% From what this link has started, and watches.
+%% From processes that this link has started, or watches.
 message({lane_drained, Ref, Lane}, #link{order = {Ref, _}} = D) ->
     lane_ready(Lane, D);
 message({lane_mode, Ref, Lane, {Queued, Unconfirmed}}, #link{lost = {Q, U}} = D)
@@ -280,7 +280,7 @@ message({pong, Ref}, #link{reach = Reach} = D) ->
 message({measured, Ref, RoundTrip}, #link{reach = Reach} = D) ->
     reached(trunkline_reach:measured(Ref, RoundTrip, Reach), D);
 
-%% Does anything come from it, while somebody leaves?
+%% Does anything come from the peer, while this link leaves or drains?
 message({received, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers} = D) ->
     Heard = trunkline_patience:heard(Bytes, now_ms(), Patience),
     D#link{timers = Timers#{patience := {Timer, Heard}}};
@@ -294,7 +294,7 @@ message(Message, D) ->
     is_late(Message) orelse trunkline_process:unexpected(?MODULE, Message),
     D.
 
-%% Of a session that has ended, or of something that has been overtaken.
+%% Whether it belongs to a session that has ended, or to something that has been superseded.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
     lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_mode,
                                        lane_drained, room, wait, unwait, drain, timeout, received]);
@@ -344,7 +344,7 @@ terminate(Reason, #link{session = Session} = D) ->
         _ -> _ = set_path(wait, D), ok          % the next link does the rest: see init/1
     end.
 
-%% The supervisor does not ask, as trunkline_link_sup:leave/0 does.
+%% The supervisor's shutdown comes without the request that trunkline_link_sup:leave/0 sends.
 leave_now({stop, _, D}) ->
     D;
 leave_now(#link{session = Session} = D) ->
@@ -353,7 +353,7 @@ leave_now(#link{session = Session} = D) ->
         _ -> receive Message -> leave_now(message(Message, D)) end
     end.
 
-%% What was said should be there before the news that this process has ended.
+%% What the link has said should arrive before the news that the link has ended.
 has_left(#link{node = Node, speaker = Speaker} = D) ->
     ok = trunkline_speaker:finish(Speaker),
     _ = without_route(lost_queued, D),
@@ -451,7 +451,7 @@ unwatch(Role, #link{watched = Watched, speaker = Speaker} = D) ->
             D
     end.
 
-%% A newer order overtakes one that has not been carried out.
+%% A newer order supersedes one that has not been carried out.
 order(Order, #link{route = #route{}} = D) ->
     Ref = make_ref(),
     ok = order(Order, Ref, D),
@@ -511,13 +511,13 @@ out_of_reach(#link{reach = Reach} = D) ->
 end_inlets(finish, Inlets) ->
     lists:foreach(fun trunkline_inlet:finish/1, Inlets);
 end_inlets({retire, Counterparts}, Inlets) ->
-    %% The nodes remain connected, and all has been delivered: who waits for a reply may go on.
+    %% The nodes stay connected, and everything has been delivered: callers may go on waiting.
     lists:foreach(fun({Inlet, Counterpart}) ->
                           ok = trunkline_process:outlive(Inlet),
                           trunkline_inlet:retire(Inlet, Counterpart)
                   end, lists:zip(Inlets, Counterparts)).
 
-%% What it has is of no use in another session.
+%% Its state is of no use in another session.
 end_with_session(Pid) ->
     unlink(Pid),
     exit(Pid, kill).
@@ -533,7 +533,7 @@ enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
     reached(trunkline_reach:up(trunkline_session:peer(Session), Tell, Reach), show(up, D));
 enter(opening, #link{node = Node} = D) ->
     D1 = show(opening, D),
-    %% Behind that, which others can see: if inboxes are about to start they look there.
+    %% After show/2 has published it: if trunkline_inboxes is just starting it looks there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
 enter(suspended, #link{up = none} = D) ->
@@ -547,11 +547,11 @@ enter(suspended, #link{node = Node, session = Session, up = Since} = D) ->
 enter(finishing, D) ->
     D;
 enter(drained, D) ->
-    show(drained, went(D));             % the session stays for those who wait for replies
+    show(drained, went(D));             % the session stays for callers that wait for replies
 enter(Phase, D) ->
     show(Phase, D).
 
-%% Also what was to be done by a timer is done earlier: it starts anew.
+%% What a timer was to do may have been done early, so all timers restart.
 reached(Reach, #link{session = Session} = D) ->
     case trunkline_session:phase(Session) of
         up -> wake(trunkline_reach:timers(Reach), D#link{reach = Reach});
@@ -575,8 +575,8 @@ cancel(Name, #link{timers = Timers} = D) ->
             D
     end.
 
-%% How long whoever leaves waits. What has come from the peer is asked for by a process of its own:
-%% of TLS another process knows, which may be busy.
+%% Whether to wait longer while leaving. A separate process asks how much has come from the peer:
+%% with TLS yet another process has to answer, and it may be busy.
 patience(Patience, #link{node = Node, stats = Stats} = D) ->
     case trunkline_patience:look(progress(Stats), now_ms(), Patience) of
         {again, Time, Patience1} ->
@@ -590,8 +590,8 @@ patience(Patience, #link{node = Node, stats = Stats} = D) ->
 
 now_ms() -> erlang:monotonic_time(millisecond).
 
-%% Bytes that were acknowledged, carried, or have arrived, and messages that were received. That
-%% others try to send, and are refused, is none.
+%% Bytes acknowledged, carried or arrived, and messages received. Refused attempts to send are no
+%% progress.
 progress(Stats) ->
     [trunkline_stats:sum(Stats, bytes) - trunkline_stats:sum(Stats, in_flight_bytes),
      trunkline_stats:sum(Stats, received_messages)
@@ -600,7 +600,7 @@ progress(Stats) ->
 
 %% --- the lanes ------------------------------------------------------------
 
-%% The lanes before them, if there are any, end.
+%% The previous lanes, if there are any, end.
 make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
     Start = fun() ->
@@ -632,8 +632,8 @@ without_route(Why, #link{node = Node} = D) ->
     _ = trunkline_route:withdraw(Node),
     tell_lost(D#link{route = none, order = none}).
 
-%% Only of lanes whose gates have been closed and that hold nothing, unless a sender has been on
-%% its way in for all this time.
+%% Only for lanes whose gates have been closed and that are empty, unless a sender has been on its
+%% way in all this time.
 end_lanes(#link{route = none} = D) ->
     D;
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
@@ -641,7 +641,7 @@ end_lanes(#link{route = #route{gate = Gate}} = D) ->
     count_lost(lost_queued, do_without_lanes(shutdown, D), D),
     tell_lost(D#link{route = none}).
 
-%% Servers reply to a lane.
+%% Servers reply to a lane, so the lanes stay as long as retired inlets need replies.
 do_without_lanes(Reason, #link{retired = Retired} = D) ->
     Inlets = lists:filter(fun is_process_alive/1, Retired),
     lists:foreach(fun(Lane) when Inlets =:= [] ->
@@ -657,8 +657,8 @@ do_without_lanes(Reason, #link{retired = Retired} = D) ->
         _ -> retired
     end.
 
-%% What dead lanes leave behind. Those that retire do what they can with what they have, and count
-%% the rest themselves; what they have sent last has not been acknowledged yet, and may well arrive.
+%% Counts what dead lanes leave behind. Lanes that retire pass on what they can, and count the rest
+%% themselves. What they have sent last has not been acknowledged yet, and may well arrive.
 count_lost(Field, Are, #link{node = Node, stats = Stats, route = Route}) ->
     #route{gate = Gate, lanes = Lanes} = Route,
     Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
@@ -695,7 +695,7 @@ set_path(Path, #link{route = Route} = D) ->
     ok = trunkline_route:set_path(Path, Route),
     D.
 
-%% --- who waits ------------------------------------------------------------
+%% --- waiting processes ----------------------------------------------------
 
 await(Ref, What, #link{session = Session, route = Route, inlets = Inlets, room = Room} = D) ->
     IsOpening = trunkline_session:phase(Session) =:= opening,
@@ -743,7 +743,7 @@ write(#link{node = Node, session = Session, shown = {State, Since}} = D) ->
                    capabilities => trunkline_session:capabilities(Session)}),
     D.
 
-%% Requests that are in the lanes before there is a session, or none.
+%% For requests that are in the lanes before it is clear whether there will be a session.
 stand_in(_, #link{route = none, stand_in = none} = D) ->
     D;
 stand_in(State, #link{inlets = [], stand_in = none} = D)
@@ -762,7 +762,7 @@ stand_in(State, #link{node = Node, stand_in = StandIn} = D)
 stand_in(_, D) ->
     D.
 
-%% The requests of those who watch it are lost.
+%% The requests of the callers that watch it are lost.
 no_stand_in(#link{stand_in = none} = D) ->
     D;
 no_stand_in(#link{stand_in = StandIn} = D) ->
@@ -771,7 +771,7 @@ no_stand_in(#link{stand_in = StandIn} = D) ->
 
 %% --- events -----------------------------------------------------------------
 
-%% The peer is up, or is so again over another connection.
+%% The peer is up, or up again over another connection.
 came(sessions, #link{node = Node, session = Session} = D) ->
     #{release := Release, protocol := Protocol} = trunkline_session:agreement(Session),
     Lanes = length(lanes(D)),
@@ -800,7 +800,7 @@ why(greeting) -> peer_left;
 why(drained) -> drained;
 why(_) -> stopped.
 
-%% The link before this one was killed while there was a session.
+%% The previous link was killed during a session.
 went_before(#{state := State, since := Since}, Node) when State =:= up; State =:= suspended ->
     tell_down(Node, native(erlang:system_time(millisecond) - Since), crashed);
 went_before(_, _) ->
@@ -815,7 +815,7 @@ since(Then) -> erlang:monotonic_time() - Then.
 
 native(Milliseconds) -> erlang:convert_time_unit(Milliseconds, millisecond, native).
 
-%% What has been counted as lost since it was told last.
+%% Tells of the losses counted since the last such event.
 tell_lost(#link{node = Node, stats = Stats, told = Told} = D) ->
     Lost = trunkline_stats:lost(Stats),
     Lost =:= Told
@@ -824,7 +824,7 @@ tell_lost(#link{node = Node, stats = Stats, told = Told} = D) ->
                                      #{peer => Node}),
     D#link{told = Lost}.
 
-%% What has been lost is in the log as soon as it is known, but not more often than every REPORT ms.
+%% Logs losses as soon as they are known, but at most once every REPORT ms.
 report(#link{lost = {0, 0}} = D) ->
     D;
 report(#link{timers = #{report := _}} = D) ->

@@ -30,8 +30,8 @@ ensure(Node, Options) ->
             ensure(Node, Options)
     end.
 
-%% The supervisor need not know why there is no link: it would try again and again at once,
-%% and then give up, together with the links to all other nodes.
+%% Hides failures from the supervisor. It would try again and again without a pause, and then give
+%% up, together with the links to all other nodes.
 -spec start_link(trunkline_options:options(), node()) -> {ok, pid()} | ignore.
 start_link(Options, Node) ->
     case trunkline_process:start(fun() -> trunkline_link:start_link(Options, Node) end) of
@@ -49,7 +49,7 @@ forget(Node) ->
     _ = supervisor:delete_child(?MODULE, Node),
     ok.
 
-%% Ends all links in good order, at the same time; also those that are being started again.
+%% Ends all links in good order, at the same time, including those that are being restarted.
 -spec leave() -> ok.
 leave() ->
     case [Child || {_, Child, _, _} <- supervisor:which_children(?MODULE), Child =/= undefined] of

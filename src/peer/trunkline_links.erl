@@ -1,14 +1,14 @@
-%% Sees nodes come and go, and has one link for each.
+%% Sees nodes come and go, and keeps one link for each.
 %%
-%% This is the process that other nodes can address by name: their links send
-%% the first messages of the handshake here, and it passes them to the link
-%% concerned. So the order of nodeup, handshake and nodedown remains the one in
-%% which the runtime system tells of them. (They come from several processes, therefore
-%% the mailboxes of this process and the links must be on the heap: see trunkline_lane.)
+%% Other nodes address this process by its name: their links send the first messages of the
+%% handshake here, and it passes them on to the link concerned. So each link sees nodeup, handshake
+%% and nodedown in the order in which the runtime system reported them. (They come from several
+%% processes, therefore the mailboxes of this process and of the links must be on the heap: see
+%% trunkline_lane.)
 %%
-%% If it is killed, what is in its mailbox is lost. Its successor tells each link whether its node
-%% is connected, and by which connection. A link that knew of that one says hello again, and what
-%% its peer may have missed; the peer's link answers. To other links this is news of their nodes.
+%% If this process is killed its mailbox is lost. Its successor tells each link whether the node is
+%% connected, and by which connection. A link that knew that connection says hello again, and
+%% repeats what its peer may have missed; the peer's link answers. For the other links it is news.
 -module(trunkline_links).
 -moduledoc false.
 -behaviour(gen_server).
@@ -23,30 +23,30 @@ start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options,
                           [{spawn_opt, [{message_queue_data, on_heap}]}]).
 
-%% That node has been gone for long: its link should end.
+%% The node has been gone for a long time: its link should end.
 -spec forget(node()) -> ok.
 forget(Node) ->
     gen_server:cast(?MODULE, {forget, Node}).
 
-%% The links for those nodes, or for all, that are connected, after these have heard of it; or that
-%% will be, if their sessions outlive the connection. `stopped': Trunkline is.
+%% The links of these nodes, or of all, that are connected, or whose session is suspended. By the
+%% time of the answer each link has been told of its connection. `stopped': Trunkline does not run.
 -spec links([node()] | all) -> [{node(), pid()}] | stopped.
 links(Which) ->
     try gen_server:call(?MODULE, {links, Which}, infinity)
     catch exit:_ -> stopped
     end.
 
-%% From here on there is no new link. Those that are there still get what peers say: they may have a
-%% session to open, before they can leave it.
+%% From here on no new link starts. Existing links still get what peers say: they may have to open a
+%% session before they can leave it.
 -spec close() -> ok.
 close() -> gen_server:call(?MODULE, close, infinity).
 
 -spec init(trunkline_options:options()) -> {ok, state()}.
 init(Options) ->
     ok = trunkline_peers:monitor_connections(),
-    %% This process, or all links, may have been restarted. A published route needs a link, up or
-    %% down. What this process had in its mailbox is lost: links are told how things stand, and the
-    %% rest they ask of each other.
+    %% This process, or all links, may have been restarted. A published route needs a link, whether
+    %% its node is up or down. The old mailbox is lost: links are told whether their nodes are
+    %% connected, and ask each other for the rest.
     Connections = trunkline_peers:connections(),
     Known = maps:keys(trunkline_peers:all()) ++ [Node || {Node, _} <- trunkline_route:all()],
     lists:foreach(fun(Node) -> pass(Node, present(Node, Connections), Options) end,
@@ -95,14 +95,14 @@ handle_info(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
 
-%% The event that says how things stand.
+%% The event that says whether the node is connected.
 present(Node, Connections) ->
     case Connections of
         #{Node := Connection} -> {nodeup, Connection};
         #{} -> nodedown
     end.
 
-%% A link that is started later finds out by itself what it has missed.
+%% A link that starts later finds out by itself what it has missed.
 pass(Node, Event, closed) ->
     case trunkline_peers:lookup(Node) of
         #{link := Link} -> trunkline_link:notify(Link, Event);
@@ -114,7 +114,7 @@ pass(Node, Event, Options) ->
         Link -> trunkline_link:notify(Link, Event)
     end.
 
-%% The link for that node could not be started.
+%% The link for that node could not be started: tries again, if there is still a reason to.
 again(Node, Options) ->
     Event = present(Node, trunkline_peers:connections()),
     case Event =/= nodedown orelse trunkline_peers:lookup(Node) =/= none of
@@ -122,7 +122,7 @@ again(Node, Options) ->
         false -> ok
     end.
 
-%% Whether another node's link may have said that.
+%% Whether a link of that node may have sent this.
 is_from(Node, {hello, Link, Session, Hello, Answer}) ->
     is_link(Node, Link) andalso is_reference(Session) andalso is_map(Hello)
         andalso is_boolean(Answer);

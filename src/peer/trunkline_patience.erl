@@ -1,15 +1,15 @@
-%% How long a stop or a drain waits for a peer: the decision.
+%% Decides how long a stop or a drain waits for a peer.
 %%
 %%       moved        moved                          stalled
 %%         |            | <--------- QUIET ----------> |          nothing is heard of the peer
 %%         |            |  heard   heard               |
 %%         |            |    |       | <---- QUIET ---------> |   it is there, and late
 %%
-%% As long as something moves in the session it goes on, since large messages may take their time.
-%% If nothing does, the peer may stand still; or what it says may be behind a flood of plain
-%% messages, and it reads late for the same reason. Then the distribution brings something, and
-%% the peer is waited for. But a peer with no Trunkline that works sends plain messages, too:
-%% they count for LISTEN only.
+%% The wait goes on as long as something moves in the session, because large messages may take their
+%% time. If nothing moves, the peer may hang; or its messages may be behind a flood of plain
+%% messages, which also makes it read late. In the second case bytes arrive by the distribution, and
+%% the wait goes on. But a peer without a working Trunkline sends plain messages, too: they count
+%% for LISTEN only.
 %%
 %% Times are in ms, as erlang:monotonic_time(millisecond) tells them.
 -module(trunkline_patience).
@@ -25,17 +25,17 @@
 
 -record(patience,
         {progress :: term(),
-         moved :: integer(),                       % when something did,
-         heard :: integer(),                       % and when something came
+         moved :: integer(),                       % when something last moved
+         heard :: integer(),                       % when bytes last came from the peer
          received = unknown :: non_neg_integer() | unknown}).
 -opaque patience() :: #patience{}.
 
-%% Progress is whatever differs when something has moved.
+%% Progress is any term that changes when something has moved.
 -spec new(Progress :: term(), Now :: integer()) -> patience().
 new(Progress, Now) ->
     #patience{progress = Progress, moved = Now, heard = Now}.
 
-%% So many bytes have come from the peer, in all.
+%% Notes how many bytes have come from the peer, in all.
 -spec heard(non_neg_integer() | unknown, Now :: integer(), patience()) -> patience().
 heard(Bytes, Now, #patience{received = Before} = P) ->
     P#patience{received = Bytes,

@@ -1,6 +1,6 @@
-%% Whether a node to which no connection can be made has ended, or may still be there.
+%% Finds out whether a node that cannot be connected has ended, or may still be there.
 %%
-%% The node's host knows. When a node has ended, epmd has no node of that name any more, or no
+%% The node's host knows. When a node has ended, epmd no longer has a node of that name, or no
 %% process listens on its port. If the host does not answer, or cannot be asked (a cluster may run
 %% without epmd, or with a distribution of its own), nothing is known, and only the time limit
 %% counts.
@@ -10,7 +10,7 @@
 %%       |                             | -- connects ----------------> |
 %%       | <- 'DOWN', gone, unknown -- |                               |
 %%
-%% Each of these questions may take long. Therefore no link asks them itself.
+%% Each of these questions may take long, so a link does not ask them itself.
 -module(trunkline_presence).
 -moduledoc false.
 
@@ -41,7 +41,7 @@ answer(Node) ->
                         Family -> at_host(Name, Host, Family)
                     end}).
 
-%% As the distribution looks for it.
+%% The address family that the distribution uses.
 family() ->
     case trunkline_dist:protocol() of
         "inet_" ++ Protocol when Protocol =:= "tcp"; Protocol =:= "tls" -> inet;
@@ -65,7 +65,7 @@ registered({port, Port, _}, Ip, Family) -> at_port(Ip, Port, Family);
 registered(noport, _, _) -> gone;
 registered(_, _, _) -> unknown.
 
-%% The node takes this for somebody who does not know its protocol.
+%% To the node this looks like a client that does not speak its protocol.
 at_port(Ip, Port, Family) ->
     case gen_tcp:connect(Ip, Port, [Family], ?TIMEOUT) of
         {ok, Socket} ->

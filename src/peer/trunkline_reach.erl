@@ -1,18 +1,18 @@
-%% What a link finds out about the way to its peer: how far it is, and whether its batches
-%% should go by the distribution or by connections.
+%% Measures the way to a peer for its link: how far the peer is, and whether batches should go by
+%% the distribution or by connections.
 %%
 %%     link                                 link at the peer
-%%       | -- ping -------------------------> |    often while the distance is not known,
-%%       | <------------------------- pong -- |    and then now and then, while it is used
+%%       | -- ping -------------------------> |    often until the distance is known,
+%%       | <------------------------- pong -- |    then now and then, while messages are sent
 %%       |
-%%       | asks the kernel, too: a machine with too much to do answers pings late, for as long
-%%       | as that lasts, but its kernel does not acknowledge packets late
+%%       | asks the kernel, too: an overloaded machine answers pings late, as long as the load
+%%       | lasts, but its kernel does not acknowledge packets late
 %%       |
 %%       | from then on, to a peer that is far: looks at the distribution's connection,
 %%       v and tells the lanes which way (trunkline_way)
 %%
-%% What follows from it is decided in trunkline_distance and trunkline_way; here is what asks
-%% the peer, the kernel and the clock.
+%% trunkline_distance and trunkline_way decide what follows from that. This module asks the peer,
+%% the kernel and the clock.
 -module(trunkline_reach).
 -moduledoc false.
 
@@ -21,8 +21,8 @@
 -export_type([reach/0]).
 
 %% ms
--define(PING, 10_000).             % between two pings,
--define(FIRST_PINGS, 50).          % and while the distance is not known
+-define(PING, 10_000).             % between two pings
+-define(FIRST_PINGS, 50).          % the same, while the distance is not known
 -define(LOOK, 100).
 
 -record(reach,
@@ -30,11 +30,11 @@
          transport :: auto | dist | tcp | tls,
          stats :: trunkline_stats:stats(),
          peer = none :: none | pid(),                                  % its link, in a session
-         tell = none :: none | tell(),             % those whose batches may go by connections
+         tell = none :: none | tell(),             % the lanes, if they can have connections
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
-         sent = 0 :: non_neg_integer(),            % bytes, when it was time for the last ping
-         way = none :: none | trunkline_way:way(),                     % while it is asked
+         sent = 0 :: non_neg_integer(),            % bytes, at the time of the last ping
+         way = none :: none | trunkline_way:way(),                     % none: it need not decide
          looked = none :: none | {SentBytes :: non_neg_integer(), distribution | connections}}).
 -opaque reach() :: #reach{}.
 %% Which way batches should go now.
@@ -48,15 +48,15 @@ new(Node, #{lane_transport := Transport}, Stats) ->
 -spec up(Peer :: pid(), tell() | none, reach()) -> reach().
 up(Peer, Tell, R) -> ping(extend(R#reach{peer = Peer, tell = Tell})).
 
-%% It has ended. The peer is as far as it was,
+%% The session has ended. The distance stays valid while the connection lasts.
 -spec down(reach()) -> reach().
 down(R) -> R#reach{peer = none, tell = none, ping = none, way = none}.
 
-%% until the connection goes: the next one may be another way.
+%% The connection is gone. The next one may take another path, so the distance is forgotten.
 -spec disconnected(reach()) -> reach().
 disconnected(R) -> show(R#reach{distance = trunkline_distance:new()}).
 
-%% What to wake up for, in ms.
+%% The timers that it needs now, in ms.
 -spec timers(reach()) -> [{ping | look, pos_integer()}].
 timers(#reach{distance = Distance, way = Way}) ->
     [{ping, case trunkline_distance:round_trip(Distance) of
@@ -65,7 +65,7 @@ timers(#reach{distance = Distance, way = Way}) ->
             end}
      | [{look, ?LOOK} || Way =/= none]].
 
-%% Who sends nothing has no use for a distance. One that is known stays as it is.
+%% A known distance is measured again only if something has been sent since.
 -spec ping(reach()) -> reach().
 ping(#reach{stats = Stats, sent = Before, distance = Distance} = R) ->
     Sent = trunkline_stats:sum(Stats, bytes) + trunkline_stats:get(Stats, peer, large_bytes),
@@ -74,7 +74,7 @@ ping(#reach{stats = Stats, sent = Before, distance = Distance} = R) ->
         false -> do_ping(R#reach{sent = Sent})
     end.
 
-%% One that does not come back is forgotten at last.
+%% A ping without an answer is given up after PING.
 do_ping(#reach{peer = Peer, ping = Ping} = R) ->
     Now = erlang:monotonic_time(microsecond),
     case Ping of
@@ -88,8 +88,8 @@ do_ping(#reach{peer = Peer, ping = Ping} = R) ->
             end
     end.
 
-%% The kernel is asked by a process of its own, which sends `{measured, Ref, RoundTrip}': of TLS
-%% another process has to be asked, which may be busy.
+%% A separate process asks the kernel, and sends `{measured, Ref, RoundTrip}': with TLS yet another
+%% process has to answer, and it may be busy.
 -spec pong(reference(), reach()) -> reach().
 pong(Ref, #reach{node = Node, ping = {Ref, Sent}} = R) ->
     RoundTrip = erlang:monotonic_time(microsecond) - Sent,
@@ -116,8 +116,8 @@ show(#reach{distance = Distance, stats = Stats} = R) ->
     trunkline_stats:put(Stats, peer, round_trip, trunkline_distance:round_trip(Distance)),
     R.
 
-%% Batches to a peer that is far go by connections when that is better, unless the
-%% option says where they go.
+%% Batches to a far peer go by connections when that is better, unless the option `lane_transport'
+%% says which way they go.
 extend(#reach{tell = Tell, way = Way, transport = Transport} = R)
   when Tell =:= none; Way =/= none; Transport =:= dist ->
     R;
@@ -133,7 +133,7 @@ tell(Way, #reach{tell = Tell} = R) ->
     ok = Tell(Way),
     R.
 
-%% Whoever sends nothing has no use for what could be seen.
+%% Looks only if something has been sent since the last time.
 -spec look(reach()) -> reach().
 look(#reach{way = none} = R) ->
     R;

@@ -1,13 +1,13 @@
-%% A session, as one of its two peers sees it: every decision, and no process.
+%% A session as one of its two peers sees it: all of the decisions, and no process.
 %%
 %% An event goes in; out come the new state and the effects that follow from it, in order:
 %%
 %%     {Session1, Effects} = step(Event, Session)
 %%
 %% trunkline_link is the process around this module. It turns messages into events, carries the
-%% effects out, and decides nothing. Nothing here reads a clock, a table or a counter, and all that
-%% is taken from outside is new references. So a property test can play two sessions against each
-%% other, thousands of times a second (session_SUITE).
+%% effects out, and decides nothing. This module reads no clock, table or counter, and takes nothing
+%% from outside but new references. So a property test can play two sessions against each other,
+%% thousands of times a second (session_SUITE).
 %%
 %% The protocol. A session begins when two links greet each other, and ends with either of them, or
 %% with the connection:
@@ -25,14 +25,13 @@
 %%       | -- goodbye -----------------------------> |    to stop, or to drain: both close their
 %%       | == what the lanes hold =================> |    gates, and deliver what is inside
 %%       | <================ what its lanes hold === |
-%%       | <--------------------------- goodbye_ok - |    its lanes are through
+%%       | <--------------------------- goodbye_ok - |    its lanes are done
 %%       |                                           |
 %%       |       from here on: plain distribution    |
 %%
-%% Both may say goodbye at the same time. Each then answers the other when its own lanes are
-%% through.
+%% Both may say goodbye at the same time. Each then answers the other when its own lanes are done.
 %%
-%% The phases. The path tells a refused sender what to do, the order is the last that the lanes
+%% The phases. The path tells a refused sender what to do; the order is the last one that the lanes
 %% were given:
 %%
 %%     phase      what is going on                        path             order to the lanes
@@ -65,22 +64,22 @@
 %%     opening, up ── the connection is lost ──> suspended ── hello ──> opening, up
 %%     any of them ── the connection is lost ──> down
 %%
-%% What goes wrong ends the session, in one of two ways:
+%% A fault ends the session in one of two ways:
 %%
-%%   * The connection is lost, for good. What the lanes hold is lost with it, and counted. Nothing
-%%     that was meant for one connection travels on the next one, therefore a session has a new name
-%%     then.
+%%   * The connection is lost for good. What the lanes hold is lost with it, and counted. Nothing
+%%     that was meant for one connection may travel on the next one, so the next session has another
+%%     name.
 %%   * The peer's link dies, or Trunkline stops there. The lanes keep what they have. If another
-%%     link says hello they go on with it. If the peer does not run Trunkline any more they deliver
-%%     by plain distribution, and senders follow them.
+%%     link says hello they go on with that link. If the peer no longer runs Trunkline they deliver
+%%     by plain distribution, and senders then use it, too.
 %%
-%% In both cases the inlets deliver what has arrived, and no others start before these have ended.
-%% So nothing overtakes.
+%% In both cases the inlets deliver what has arrived, and no new ones start before they have ended.
+%% So nothing is overtaken.
 %%
-%% If both peers have agreed on a time for it (resume_time), a session outlives its connection. Each
-%% side finds out for itself that the connection is lost, maybe only when the next one is there. It
-%% suspends its lanes and makes a connection; and on each new one it says hello, in the name of the
-%% session, and names the peer's:
+%% If both peers have agreed on a resume_time, a session outlives its connection. Each side finds
+%% out for itself that the connection is lost, perhaps only when the next one is there. It suspends
+%% its lanes and connects again. On each new connection it says hello under the name of its session,
+%% and names the peer's session:
 %%
 %%     link at A                                       link at B
 %%       | -- hello (session a, that resumes b) --------> |    is in session b with a: goes on
@@ -90,11 +89,12 @@
 %%       | <---------------------- resumed (expects 17) - |    as soon as its link goes on
 %%       | == batches from 17 on =======================> |
 %%
-%% No side needs to know where the other stands. One that is up already answers a lane's question
-%% and a hello as well; one that hears of the next connection before it has missed the last one
-%% suspends the session first. Another hello, from another link or in another session, ends it, and
-%% so does the end of the time, or news that the node is gone. Who opens the session goes on with
-%% that. Who leaves when the connection is lost has lost it: the session ends.
+%% Neither side needs to know the other's phase. A side that is up already also answers the question
+%% of a lane, and a hello. A side that hears of the next connection before it has noticed the loss
+%% of the last one suspends the session first. The session ends if a hello comes from another link
+%% or in another session, if the time runs out, or at the news that the node is gone. A side that
+%% was opening the session goes on opening it. If a side is leaving when the connection is lost, the
+%% session ends.
 %%
 %% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
 %% received in the session before may not have been delivered yet, and plain distribution would
@@ -110,8 +110,8 @@
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
 %%
-%% While the node is down the lanes keep what comes. The first message makes a connection, and when
-%% that fails what the lanes have is lost.
+%% While the node is down the lanes keep what comes. The first message makes a connection. If that
+%% fails, what the lanes hold is lost.
 -module(trunkline_session).
 -moduledoc false.
 
@@ -123,14 +123,15 @@
 -type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
                | drained | ended.
 
-%% How many lanes, from what charge on a message is large, and the limit of all large ones.
+%% The number of lanes, the charge from which on a message is large, and the limit of all large
+%% messages together.
 -type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge(),
                   Limit :: trunkline_gate:charge()}.
 
 -type config() ::
         #{link := pid(),                                 % this one
           hello := trunkline_handshake:hello(),
-          no_hello := trunkline_handshake:hello(),       % there shall be no lanes
+          no_hello := trunkline_handshake:hello(),       % says that there are to be no lanes
           large_bytes := pos_integer(),
           node := down | {connected | drained, trunkline_peers:connection(),
                           IsAudience :: boolean()},
@@ -140,19 +141,19 @@
 
 %% To stop, or to drain and then answer. A drain without callers has stalled, and goes on.
 -type request() :: stop | {drain, Callers :: [reference()]}.
-%% Whom a link watches: the peer's link; the process whose absence says that there is no Trunkline,
-%% or none any more; a name that no process has, which only Erlang nodes answer.
+%% What a link watches: the peer's link; Trunkline's supervisor, whose absence says that the peer
+%% does not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | absence | asked.
 -type what() :: lanes | inlets | trunk.
 -type timer() :: retry | finish | forget | connect | resume.
 
 -type event() ::
-        %% The node. One that is no audience may be no Erlang node: it is not to be spoken to
-        %% unless it has spoken of Trunkline itself. A nodeup for the connection that the session
-        %% has already means that something may have been missed which the peer's link has said.
+        %% The node. If it is not an audience it may not be an Erlang node: it is sent nothing until
+        %% it has spoken of Trunkline itself. A nodeup for the connection that the session already
+        %% has means that a message of the peer's link may have been missed.
         {nodeup, trunkline_peers:connection(), IsAudience :: boolean()} | nodedown
       | {down, role(), Reason :: term()}
-      | gone                             % its host says that it is not there
+      | gone                             % the node's host says that the node has ended
         %% From the peer's link.
       | {hello, pid(), Session :: reference(), trunkline_handshake:hello(), Answer :: boolean()}
       | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}
@@ -163,37 +164,37 @@
       | connect                          % a lane has a message for a node that is down
       | stop
       | {drain, Caller :: reference()}
-        %% What came of effects.
+        %% Outcomes of effects.
       | {started, lanes, [pid()]}
       | {started, inlets, {[pid()], Dock :: pid()}}
       | {started, trunk}
       | {system_limit, what()}
-      | lanes_ready                      % all have done what they were told last
+      | lanes_ready                      % all have carried out their last order
       | finished                         % no inlet of an earlier session is left
       | stalled                          % patience has ended
       | {timeout, timer()}.
 
 -type effect() ::
-        {connection, reference()}        % a name for the next one; what was said and is not sent
-                                         % yet, nor watched, belongs to the one before
-      | is_gone                          % to find out whether the node is; maybe event gone
+        {connection, reference()}        % a name for the next one; what is not sent or watched yet
+                                         % belongs to the one before
+      | is_gone                          % find out whether the node has ended; maybe event gone
       | {say, links | pid(), Message :: tuple()}
-        %% To watch goes by the connection that is there. To connect is to watch the supervisor, by
-        %% a new connection if there is none.
+        %% `watch' uses the existing connection. `connect' watches the supervisor, over a new
+        %% connection if there is none.
       | {watch, role(), supervisor | nobody | pid()} | {connect, role()} | {unwatch, role()}
       | {path, trunkline_gate:path()}
         %% To the lanes, if there are any; see lanes_ready.
       | {order, hold | direct | drain | suspend | resume | {absent, trunkline_room:lost()}
               | {send, Inlets :: [pid()], WindowBytes :: pos_integer(),
                  trunkline_channels:sent()}}
-        %% Answered by an event, before any other one. What lanes are there end, new ones hold.
+        %% Answered by an event, before any other event. Existing lanes end, new ones hold.
       | {start, {lanes, shape()}
               | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
               | {trunk, Dock :: pid()}}
-        %% The inlets deliver and end, or outlive the session beside their counterparts, for those
-        %% who wait for replies. All else that is of the session ends.
+        %% The inlets deliver and end, or outlive the session with their counterparts, for callers
+        %% that wait for replies. Everything else of the session ends.
       | {end_session, finish | {retire, Counterparts :: [pid()]}}
-      | {dismiss, again | {gone, trunkline_room:lost()}}     % who waits for room, or a session
+      | {dismiss, again | {gone, trunkline_room:lost()}}     % all who wait for room or a session
       | {enter, phase()}
       | {count, sessions | resumed}
       | {patience, start | cancel}       % it ends with event stalled
@@ -205,11 +206,11 @@
 
 %% ms
 -define(AGAIN, 200).               % when there was no process left
--define(FINISH, 1000).             % for what has arrived
--define(RETIRE, 2000).             % the same, when somebody may wait for replies
--define(FORGET, 3_600_000).        % a peer that is gone for so long,
--define(FORGET_STRANGER, 1000).    % or one that never was more than a node
--define(PAUSE, 50).                % until another attempt to connect, and longer each time
+-define(FINISH, 1000).             % to deliver what has arrived
+-define(RETIRE, 2000).             % the same, when callers may wait for replies
+-define(FORGET, 3_600_000).        % after which a peer that is gone is forgotten
+-define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
+-define(PAUSE, 50).                % before another attempt to connect; longer each time
 -define(LONGEST_PAUSE, 1000).
 
 -record(peer,
@@ -227,8 +228,8 @@
          absence = none :: none | watched,
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
-         %% Our lanes; what they were told last, and whether they have done it; what the peer is
-         %% asked to open for them, and what it has opened.
+         %% Our lanes; their last order, and whether they have carried it out; our request that the
+         %% peer open inlets for them, and the inlets that it has opened.
          lanes = none :: none | {shape(), [pid()]},
          path = direct :: trunkline_gate:path(),
          mode = hold :: hold | direct | absent | send,
@@ -239,16 +240,16 @@
          wanted = none :: none | {reference(), [pid()]},
          inlets = none :: none | {[pid()], Dock :: pid() | none},
          is_finishing = false :: boolean(),          % inlets of earlier sessions are left
-         %% Goodbyes that have not been answered: the one that we have said, and the peer's.
+         %% Goodbyes that have not been answered: ours, and the peer's.
          ours = none :: none | reference(),
          theirs = none :: none | reference() | answered,
-         %% While it is suspended: from which phase; how long to wait before the next attempt to
+         %% While it is suspended: the phase before; how long to wait before the next attempt to
          %% connect; and whether there is a new connection.
          before = up :: opening | up,
          pause = ?PAUSE :: pos_integer(),
          is_connected = false :: boolean(),
-         is_resumed = false :: boolean(),            % it was suspended before
-         %% What is being done to leave, and what is asked for next.
+         is_resumed = false :: boolean(),            % it has been suspended
+         %% The request to leave that is being carried out, and those that come next.
          leaving = none :: none | request(),
          is_patient = false :: boolean(),            % the effect patience is in force
          requests = [] :: [request()],
@@ -263,7 +264,7 @@ new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := Has
                 down -> down(lost_queued, S);
                 {connected, Connection, IsAudience} ->
                     connected(set_connection(Connection, IsAudience, S));
-                %% The link before this one may not have answered a hello.
+                %% The previous link may not have answered a hello.
                 {drained, Connection, IsAudience} ->
                     decline(be_drained(set_connection(Connection, IsAudience, S)))
             end).
@@ -282,7 +283,7 @@ peer(_) -> none.
 agreement(#session{peer = #peer{agreement = Agreement}}) -> Agreement;
 agreement(_) -> none.
 
-%% That the peer and this node had in the last session.
+%% What the peer and this node agreed on last.
 -spec capabilities(session()) -> [trunkline_handshake:capability()].
 capabilities(#session{capabilities = Capabilities}) -> Capabilities.
 
@@ -310,8 +311,8 @@ event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
         _ -> S
     end;
 event({nodeup, _, _} = Up, S) ->
-    %% If there is a session it belongs to an earlier connection, and the news of its end has been
-    %% missed, or is still under way.
+    %% If there is a session it belongs to an earlier connection. The news that this was lost has
+    %% been missed, or is still under way.
     case lost(S) of
         #session{phase = Phase} = S1 when Phase =:= down; Phase =:= suspended -> event(Up, S1);
         S1 -> S1
@@ -319,18 +320,18 @@ event({nodeup, _, _} = Up, S) ->
 event(nodedown, #session{phase = down, path = lanes} = S) ->
     connect(S);                        % a connection may have been made, and its nodeup missed
 event(nodedown, #session{phase = suspended} = S) ->
-    S#session{is_connected = false};   % to watch the supervisor there will tell
+    S#session{is_connected = false};   % the watch on the supervisor there will tell
 event(nodedown, #session{phase = Phase, peer = Peer} = S)
   when Phase =:= greeting; Phase =:= drained; Phase =/= down, Peer =:= none ->
     disconnected(S);
 event(nodedown, S) ->
-    S;                                 % to watch the peer's link will tell
+    S;                                 % the watch on the peer's link will tell
 event(connect, #session{phase = down, absence = none, lanes = {_, _}} = S) ->
     connect(path(lanes, S));
 event(connect, S) ->
     S;
 
-%% What is watched is not there, or ends.
+%% What is watched does not exist, or ends.
 event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
     lost(S);
 event({down, peer, _}, #session{peer = #peer{}} = S) ->
@@ -359,7 +360,7 @@ event({hello, Link, Name, #{resume := Ours}, Answer},
       #session{phase = suspended, name = Ours, peer = #peer{link = Link, session = Name}} = S) ->
     resumed(reply(Answer, S));
 event({hello, _, _, _, _} = Hello, #session{phase = down} = S) ->
-    %% By a connection of which the nodeup has been missed, or the nodedown is under way.
+    %% It came by a connection whose nodeup was missed, or whose nodedown is still under way.
     event(Hello, connected(S#session{is_audience = true}));
 event({hello, _, _, _, _} = Hello, #session{phase = suspended} = S) ->
     event(Hello, over(S#session{is_connected = true}));
@@ -396,10 +397,10 @@ event({opened, _, _, _}, S) ->
 event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}} = S)
   when S#session.opened =/= none orelse S#session.is_resumed,
        Phase =:= opening orelse Phase =:= up orelse Phase =:= closing ->
-    %% (What it has opened it says again, if that was lost with a connection.)
+    %% (If `opened' was lost with a connection the peer says it again.)
     peer_leaves(S#session{theirs = Ref});
 event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
-    S#session{theirs = Ref};           % it has gone on before us
+    S#session{theirs = Ref};           % the peer has resumed before us
 event({goodbye, Link, Ref}, S) ->
     say(Link, {goodbye_ok, Ref}, S);
 event({goodbye_ok, Ref}, #session{phase = closing, ours = Ref} = S) ->
@@ -422,7 +423,7 @@ event({drain, Caller}, #session{requests = Requests} = S) ->
 event(stalled, S) ->
     stalled(S#session{is_patient = false});
 
-%% What came of effects.
+%% Outcomes of effects.
 event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
     S1 = S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true},
     proceed(path(case Path of
@@ -456,14 +457,14 @@ event({timeout, resume}, #session{phase = suspended} = S) ->
 event({timeout, finish}, #session{phase = finishing} = S) ->
     has_left(S);
 event({timeout, forget}, #session{phase = down, absence = none} = S) ->
-    %% The runtime system may still name the node among those that are connected.
+    %% The runtime system may still list the node as connected: then the link is not ended yet.
     forget_later(effect(forget, S));
 event({timeout, forget}, #session{phase = down} = S) ->
     forget_later(S);
 event({timeout, _}, S) ->
     S.
 
-%% What was put off, as soon as it can be done.
+%% Begins requests that were put off, as soon as that is possible.
 next(#session{phase = ended} = S) ->
     S;
 next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
@@ -477,7 +478,8 @@ next(S) ->
     patience(quieten(S)).
 
 %% Senders that use plain distribution while the session opens may fill the connection, so that the
-%% peer is heard too late. They wait from here on, as they do when somebody leaves who is up.
+%% peer is heard too late. Once a request to leave waits, they wait as well, as they do when the
+%% link leaves in phase up.
 quieten(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
     path(wait, S);
 quieten(S) ->
@@ -527,18 +529,18 @@ set_connection(Connection, IsAudience, S) ->
 
 connected(S) -> hold(hail(S)).
 
-%% Says hello to a node that may have such a link. A hidden node may be none of Erlang's, as C
-%% nodes are: those do not know of monitors, and the runtime system sends them none, while an
-%% Erlang node answers at once that it has no process of this name, which none can have.
+%% Says hello to a node that may have a link, too. A hidden node may not be an Erlang node but, for
+%% example, a C node. Such nodes do not know monitors, and the runtime system sends them none. An
+%% Erlang node answers at once that it has no process of this name, which no process can have.
 hail(#session{is_audience = true} = S) -> say_hello(true, unwatch(asked, S));
 hail(S) -> watch(asked, nobody, S).
 
-%% Until the peer says hello, or it is clear that it will not.
+%% Waits until the peer says hello, or until it is clear that it will not.
 hold(#session{lanes = none} = S) -> enter(greeting, S);
 hold(S) -> enter(holding, expect(order(hold, path(lanes, S)))).
 
-%% The connection is lost. The session may outlive it, while nobody leaves; but lanes that deliver
-%% by plain distribution must not do so on the next connection.
+%% The connection is lost. The session may outlive it, unless one side is leaving; but lanes that
+%% deliver by plain distribution must not go on with that on the next connection.
 lost(#session{phase = Phase, mode = Mode, peer = #peer{agreement = #{resume_time := Time}}} = S)
   when Time > 0, Phase =:= up orelse Phase =:= opening andalso Mode =:= hold ->
     suspend(Time, S);
@@ -554,7 +556,7 @@ suspend(Time, #session{phase = Phase} = S) ->
     S3 = S2#session{before = Phase, is_connected = false, pause = ?PAUSE},
     connect(effect({timer, resume, Time}, S3)).
 
-%% There is another connection. What was to be done on the one before is not done on this one.
+%% There is another connection. What was meant for the one before is not done on this one.
 reconnected(S) -> hail(expect(connection(S#session{is_connected = true}))).
 
 %% The peer goes on with the session.
@@ -570,15 +572,15 @@ resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = 
             peer_leaves(enter(up, order(resume, S1)))
     end.
 
-%% The session that is suspended does not go on. There may be a connection for another one.
+%% The suspended session ends. There may be a connection for another one already.
 over(#session{is_connected = IsConnected} = S) ->
     case disconnected(S) of
         #session{phase = down} = S1 when IsConnected -> connected(S1);
         S1 -> S1
     end.
 
-%% The connection is lost, and with it the session. Who leaves hears of it, or has nothing left to
-%% do but to finish.
+%% The connection is lost, and with it the session. The caller of a drain is told; a stop only has
+%% to finish.
 disconnected(#session{phase = down} = S) ->
     S;
 disconnected(#session{leaving = Leaving} = S) ->
@@ -590,29 +592,29 @@ disconnected(#session{leaving = Leaving} = S) ->
         stop -> finish(?FINISH, order({absent, lost_queued}, S2#session{leaving = stop}))
     end.
 
-%% What was to go by the connection that was lost, or that could not be made, is lost.
+%% What was meant for the connection that was lost, or could not be made, is lost.
 down(Lost, S) ->
     S1 = dismiss({gone, Lost}, path(down, order({absent, Lost}, S))),
     forget_later(enter(down, S1)).
 
-%% Of a peer with which there has been no session there is nothing to keep.
+%% There is nothing to keep of a peer with which there was no session.
 forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S);
 forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
-%% With a peer that had lanes before it must become clear whether it will have lanes again. Without
-%% Trunkline's supervisor there it will not; else its link says hello.
+%% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
+%% there it will not; otherwise its link says hello.
 expect(#session{phase = down, absence = watched} = S) -> S;   % that makes the connection
 expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
-%% The same of a peer that is down, which makes a connection to it. If that fails, event
-%% {down, absence, noconnection} says so. (Nothing else connects: what somebody has disconnected
-%% stays so.)
+%% The same for a peer that is down: makes a connection. If that fails, event
+%% {down, absence, noconnection} says so. (Nothing else connects: a node that was disconnected on
+%% purpose stays disconnected.)
 connect(S) -> effect({connect, absence}, S#session{absence = watched}).
 
 unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
 
-%% Trunkline does not run at the peer, or not any more.
+%% Trunkline does not run at the peer, or no longer.
 absent(drained, S) ->
     hail(enter(greeting, S));          % it may have started again, and been declined
 absent(Phase, S) when Phase =:= greeting; Phase =:= holding ->
@@ -634,7 +636,7 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
             %% The news that the session before has ended is still under way.
             event(Event, bereaved(S));
         {_, none} when Leaving =/= none ->
-            S;                         % it is told in the end, or finds out
+            S;                         % the peer is told in the end, or finds out
         {{ok, Agreement}, none} ->
             Agreed = #peer{link = Link, session = Name, agreement = Agreement},
             agreed(watch(peer, Link, unexpect(reply(Answer, S#session{peer = Agreed}))));
@@ -648,7 +650,7 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
 reply(true, S) -> say_hello(false, S);
 reply(false, S) -> S.
 
-%% What the lanes hold may be more than the peer can do, if it could do more before.
+%% If the peer could do more before, the lanes may hold what it can no longer handle.
 agreed(#session{capabilities = Before} = S) ->
     #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
     S1 = enter(opening, S#session{capabilities = Capabilities}),
@@ -665,7 +667,7 @@ proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
         {Shape, {Shape, _}} -> open(S);
         {Shape, none} -> effect({start, {lanes, Shape}}, S);
         {Shape, _} when Mode =:= direct, Path =/= lanes -> effect({start, {lanes, Shape}}, S);
-        %% Other lanes must not start before these have delivered, and nobody enters them any more.
+        %% New lanes must not start before the old ones have delivered and no sender enters those.
         _ -> order(direct, wait(S))
     end.
 
@@ -689,7 +691,7 @@ be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
         _ -> peer_leaves(S2)
     end.
 
-%% The peer tells its lanes. It may ask again, if it does not know whether we have heard it.
+%% The peer names its lanes. It may ask again, if it does not know whether we have heard it.
 wanted(Ref, Lanes, #session{wanted = {Ref, Lanes}, inlets = {_, _}} = S) ->
     say_opened(S);
 wanted(Ref, Lanes, #session{phase = opening, inlets = none,
@@ -705,15 +707,15 @@ window(#session{peer = #peer{agreement = #{window_bytes := Window}}}) -> Window.
 sent(#session{peer = #peer{agreement = #{resume_time := 0}}}) -> once;
 sent(#session{peer = #peer{}}) -> again.
 
-%% As this peer's lanes have to be.
+%% The shape that the lanes to this peer must have.
 shape(#session{config = #{large_bytes := LargeBytes},
                peer = #peer{agreement = #{lanes := N, bulk_bytes := BulkBytes}}}) ->
     {N, trunkline_gate:least(LargeBytes), trunkline_gate:limit(BulkBytes)}.
 
 %% --- the way down ---------------------------------------------------------
 
-%% The peer's link is gone, the connection is not. After a goodbye who waits for a reply goes on to
-%% wait, if its inlet's counterpart is still there.
+%% The peer's link is gone, but the connection is not. After a goodbye callers go on waiting for
+%% replies, if the counterpart of their inlet is still there.
 bereaved(#session{phase = closing} = S) ->
     closing(order(direct, end_session(retire, S)));
 bereaved(#session{phase = drained} = S) ->
@@ -728,8 +730,8 @@ bereaved(#session{path = direct} = S) ->
 bereaved(S) ->
     hold(end_session(finish, S)).
 
-%% It will not have lanes: senders use plain distribution, once lanes that hold messages have
-%% delivered them so.
+%% The peer will not have lanes. Senders use plain distribution, once lanes that hold messages have
+%% delivered them that way.
 without_lanes(#session{phase = holding} = S) ->
     closing(enter(closing, order(direct, path(wait, S))));
 without_lanes(#session{phase = greeting} = S) ->
@@ -744,24 +746,24 @@ peer_leaves(#session{phase = up} = S) ->
 peer_leaves(#session{phase = closing} = S) ->
     closing(S);
 peer_leaves(#session{phase = opening} = S) ->
-    S.                                 % as soon as the lanes are ready this is up
+    S.                                 % be_up/1 comes back to this
 
 leave({drain, Callers}, #session{phase = down} = S) ->
     answer(Callers, noconnection, S);
 leave({drain, Callers}, #session{phase = drained} = S) ->
     answer(Callers, ok, S);
 leave({drain, Callers}, #session{phase = greeting, peer = #peer{}} = S) ->
-    %% The peer has left before. Its lanes may still deliver.
+    %% The peer has left already. Its lanes may still deliver.
     answer(Callers, ok, be_drained(S));
 leave(Request, #session{phase = Phase} = S) ->
     S1 = case Phase of
-             down -> S;                % what the lanes keep goes by the connection that is made
+             down -> S;                % what the lanes keep needs the connection that is being made
              _ -> unexpect(shut(S))
          end,
     S2 = farewell(Request, S1#session{leaving = Request}),
     closing(enter(closing, S2)).
 
-%% In a session both sides deliver what they have. Without one the lanes do so by plain
+%% In a session both sides deliver what they have. Without one our lanes deliver by plain
 %% distribution, or have done so.
 farewell(_, #session{lanes = none} = S) ->
     S;
@@ -781,7 +783,7 @@ farewell(_, S) ->
 wait(#session{path = direct} = S) -> S;
 wait(S) -> path(wait, S).
 
-%% Goes on when our lanes are through, and the peer has answered our goodbye, if there was one.
+%% Goes on when our lanes are done, and the peer has answered our goodbye, if there was one.
 closing(#session{path = lanes} = S) ->
     shut(S);
 closing(#session{is_ready = false} = S) ->
@@ -796,7 +798,7 @@ closing(S) ->
 through(#session{leaving = none} = S) ->
     plain(S);
 through(#session{leaving = stop} = S) ->
-    %% From here on nobody needs the lanes. Inlets may have to deliver, and wait for replies.
+    %% From here on no sender needs the lanes. Inlets may have to deliver, and to wait for replies.
     S1 = dismiss(again, enter(drained, path(direct, S))),
     finish(?RETIRE, end_session(retire, S1));
 through(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
@@ -804,7 +806,7 @@ through(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
 through(S) ->
     finish(?FINISH, S).
 
-%% Until nothing that has arrived is left, or for so long.
+%% Waits until everything that has arrived is delivered, but no longer than that.
 finish(Milliseconds, #session{is_finishing = true} = S) ->
     enter(finishing, effect({timer, finish, Milliseconds}, S));
 finish(_, S) ->
@@ -813,13 +815,14 @@ finish(_, S) ->
 has_left(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
 has_left(#session{leaving = {drain, Callers}} = S) ->
-    %% The session has ended here, so it must there.
+    %% The session has ended here, so it must end there, too.
     decline(answer(Callers, ok, be_drained(S#session{leaving = none}))).
 
-%% Until the connection is lost, or Trunkline stops at the peer.
+%% Lasts until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
 
-%% Whatever is left of it. After a goodbye that was answered, or will not be, the inlets retire.
+%% Ends what is left of the session. After a goodbye that was answered, or will not be, the inlets
+%% retire.
 end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
     S1 = case Peer of
              none -> S;
@@ -850,7 +853,7 @@ connection(S) -> effect({connection, make_ref()}, S).
 
 say(To, Message, S) -> effect({say, To, Message}, S).
 
-%% Who knows the peer's session says so: it may be suspended there.
+%% Names the peer's session if it is known, because it may be suspended there.
 say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name} = S) ->
     Ours = case S#session.peer of
                #peer{session = Theirs, agreement = #{resume_time := Time}} when Time > 0 ->
@@ -860,7 +863,7 @@ say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name
            end,
     say(links, {hello, Link, Name, Ours, Answer}, S).
 
-%% Whatever has been said before.
+%% Says that there are to be no lanes, whatever has been said before.
 decline(#session{is_audience = false} = S) ->
     S;
 decline(#session{config = #{link := Link, no_hello := NoHello}} = S) ->
@@ -882,7 +885,7 @@ unwatch(Role, S) -> effect({unwatch, Role}, S).
 path(_, #session{lanes = none} = S) -> S#session{path = direct};
 path(Path, S) -> effect({path, Path}, S#session{path = Path}).
 
-%% To drain the lanes need not change.
+%% Lanes drain in the mode that they have, and keep it while they are suspended.
 order(_, #session{lanes = none} = S) ->
     S;
 order(Order, #session{mode = Mode} = S) ->

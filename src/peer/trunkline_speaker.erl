@@ -1,15 +1,15 @@
-%% Does for a link what a busy connection could suspend: sends the link's messages to the peer, in
-%% order, and monitors processes there. The connection to a peer that has stopped reading stays
-%% busy. That must not suspend the link, for which senders wait, nor the supervisor that starts it.
+%% Sends a link's messages to the peer, in order, and monitors processes there, because a busy
+%% connection may suspend the process that does so. If the peer has stopped reading, the connection
+%% stays busy. That must not suspend the link, which senders wait for, nor its supervisor.
 %%
 %%     link                     speaker                    peer's link
 %%       | -- say --------------> | ── message, perhaps later ──> |
 %%       | -- watch ------------> | ── monitor ────────────────>  |
 %%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
 %%
-%% What was meant for a connection that is lost is not sent on the next one. So each request names
-%% its connection, and the link tells the speaker when there is another one. None of them makes a
-%% connection, unless the link says so (connect/3): what somebody has just disconnected stays so.
+%% What was meant for a lost connection must not be sent on the next one. So each request names its
+%% connection, and the link tells the speaker when there is another one. No request but connect/3
+%% makes a connection: a node that was just disconnected on purpose stays disconnected.
 -module(trunkline_speaker).
 -moduledoc false.
 
@@ -18,20 +18,20 @@
 
 -type name() :: {RegisteredName :: atom(), node()}.
 
-%% ms: a peer that stands still does not get to hear it.
+%% ms: a peer that hangs misses what the link says last.
 -define(FINISH, 200).
 
 -record(speaker,
         {link :: pid(),
          connection = none :: none | reference(),
-         watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and back
+         watched = #{} :: #{reference() => reference()}}).   % watch to monitor, and vice versa
 
 %% The caller is the link.
 -spec start_link() -> pid().
 start_link() ->
     proc_lib:start_link(?MODULE, init, [self()]).
 
-%% What comes now is meant for that connection.
+%% From here on requests are meant for that connection.
 -spec connection(pid(), reference()) -> ok.
 connection(Speaker, Connection) ->
     Speaker ! {connection, Connection},
@@ -47,7 +47,7 @@ say(Speaker, Connection, To, Message) ->
 watch(Speaker, Connection, Object) ->
     ask(Speaker, watch, Connection, Object).
 
-%% The same, and this makes a connection if there is none.
+%% The same, but makes a connection if there is none.
 -spec connect(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
 connect(Speaker, Connection, Object) ->
     ask(Speaker, connect, Connection, Object).
@@ -62,7 +62,7 @@ unwatch(Speaker, Watch) ->
     Speaker ! {unwatch, Watch},
     ok.
 
-%% The link is about to end: what it has said should be there before the news of that.
+%% The link is about to end. What it has said should arrive before the news of its end.
 -spec finish(pid()) -> ok.
 finish(Speaker) ->
     Ref = monitor(process, Speaker),
@@ -96,7 +96,7 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             end;
         {unwatch, Watch} when is_map_key(Watch, Watched) ->
             {Monitor, Watched1} = maps:take(Watch, Watched),
-            true = demonitor(Monitor),             % if its message is here, it means nothing
+            true = demonitor(Monitor),             % a 'DOWN' that is here already is ignored
             loop(S0#speaker{watched = maps:remove(Monitor, Watched1)});
         {unwatch, _} ->
             loop(S0);
@@ -128,7 +128,8 @@ watched(noconnection, Watch, Object, #speaker{link = Link} = S) ->
 watched(Monitor, Watch, _, #speaker{watched = Watched} = S) ->
     S#speaker{watched = Watched#{Watch => Monitor, Monitor => Watch}}.
 
-%% Also if the news of that is behind what is to be done. (The mailbox is short.)
+%% The news of another connection may still be in the mailbox, behind this request. (The mailbox is
+%% short.)
 latest(S) ->
     receive {connection, Connection} -> latest(S#speaker{connection = Connection})
     after 0 -> S

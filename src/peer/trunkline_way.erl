@@ -10,13 +10,13 @@
 %%                    a packet was sent again, or the window has been the limit
 %%     distribution ─────────────────────────────────────────────────────> connections
 %%          ^                                                                  │ │
-%%          │─────────── TRIAL later, if not more is sent than before ─────────┘ │
+%%          │─────────── TRIAL later, if no more is sent than before ──────────┘ │
 %%          └─────────── HOLD later, to see whether it is still so ──────────────┘
 %%
 %% A node that sends as much as it can is always limited by the window, even if its processors would
 %% not let it send more. Hence the trial. Each time that a packet is retransmitted soon after the
 %% return to the distribution, the next stay with connections is twice as long, up to LONGEST. If
-%% connections did not help against the limit, the limit is ignored for as long.
+%% connections did not help against the limit, the limit is ignored for LONGEST.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_way).
@@ -27,13 +27,13 @@
 -export_type([way/0, sample/0]).
 
 -type milliseconds() :: integer().
-%% What has been sent to the peer by either way, and what the kernel says of the
-%% distribution's connection, since it was made, if it says so.
+%% The bytes sent to the peer either way, and the kernel's figures for the distribution's connection
+%% since it was made, if there are any.
 -type sample() :: {SentBytes :: non_neg_integer(),
                    #{retransmitted := non_neg_integer(),      % packets
                      limited := non_neg_integer(),            % us, by the send buffer,
                      receiver_limited := non_neg_integer(),   % and by the receiver's window
-                     unacked_bytes := non_neg_integer()}      % under way now
+                     unacked_bytes := non_neg_integer()}      % now
                    | unknown}.
 
 -record(way,
@@ -41,8 +41,8 @@
          second = {0, 0, 0, 0} :: {Start :: milliseconds(), SentBytes :: non_neg_integer(),
                                    Limited :: non_neg_integer(),
                                    ReceiverLimited :: non_neg_integer()},
-         until = none :: none | milliseconds(),     % by connections; else by the distribution,
-         since = none :: none | milliseconds(),     % from then on
+         until = none :: none | milliseconds(),     % end of the stay with connections, if on one
+         since = none :: none | milliseconds(),     % last return to the distribution
          hold = 0 :: milliseconds(),
          trial = none :: none | {milliseconds(), ToBeat :: number()},      % bytes a ms
          unlimited = none :: none | milliseconds()}).
@@ -55,13 +55,13 @@
 -define(BETTER, 1.1).
 %% While a connection is young its window is often the limit, and grows.
 -define(SECOND, 1000).
-%% A receiver that is slow makes its window small, and then little is under way.
+%% A slow receiver shrinks its window, and then little is unacknowledged.
 -define(MUCH, 1 bsl 20).
 
 -spec new() -> way().
 new() -> #way{}.
 
-%% To be asked some times a second.
+%% Called several times a second.
 -spec look(milliseconds(), sample(), way()) -> {distribution | connections, way()}.
 look(_, {_, unknown}, W) ->
     {connections, W};
@@ -96,14 +96,14 @@ look(Now, {_, #{retransmitted := R}} = Sample, #way{until = Until, trial = Trial
 return(Now, Sample, W) ->
     {distribution, begin_second(Now, Sample, W#way{until = none, since = Now, trial = none})}.
 
-%% The way back was in vain if it was for a shorter time than the one before.
+%% The return to the distribution was in vain if it lasted less than the stay before it.
 leave(Now, #way{since = Since, hold = Hold} = W) ->
     Hold1 = if Since =:= none; Now - Since > Hold -> ?HOLD;
                true -> min(?LONGEST, 2 * Hold)
             end,
     {connections, W#way{until = Now + Hold1, hold = Hold1}}.
 
-%% How a second was that has ended.
+%% The figures of a second, when it has ended.
 second(Now, _, #way{second = {Start, _, _, _}} = W) when Now - Start < ?SECOND ->
     {none, W};
 second(Now, Sample, #way{second = {Start, _, _, _}} = W) when Now - Start > 2 * ?SECOND ->
