@@ -409,7 +409,7 @@ cast({via, Module, Name}, Request) ->
         Pid when is_pid(Pid) -> do_cast(Pid, Request);
         _ -> ok
     catch
-        _:_ -> ok                     % gen_server does not tell either
+        _:_ -> ok                     % gen_server ignores it, too
     end;
 cast({Name, Node} = Server, Request) when is_atom(Name), is_atom(Node) ->
     do_cast(Server, Request);

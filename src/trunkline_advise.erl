@@ -1,17 +1,16 @@
-%% What the distribution of this node is doing, and what Trunkline would change.
+%% Shows what the distribution of this node is doing, and what Trunkline would change.
 %%
-%% This module only looks: at the counters of the distribution's sockets twice, at
-%% the processes that the runtime system suspends in between, and at the lanes, if
-%% Trunkline runs. It sends nothing, and needs nothing but its code.
+%% This module only observes. It reads the counters of the distribution's sockets twice, and those
+%% of the lanes if Trunkline runs. In between it sees which processes the runtime system suspends.
+%% It sends nothing, and needs nothing but its code.
 %%
 %%     counters ── time ── counters ──> figures ──> sentences
 %%                  │
 %%                  └ busy_dist_port: who is suspended, and for how long
 %%
-%% judge/1 is pure: from the figures of one connection to what they mean. Its
-%% thresholds and costs are those of the project's benchmarks (docs/lab/how-it-works.md):
-%% a message by `!' costs the two nodes about 9 us of processor time, a batch 15 us,
-%% and a message in a batch 1 us.
+%% judge/1 is pure: it says what the figures of one connection mean. Its thresholds and costs are
+%% those of the project's benchmarks (docs/lab/how-it-works.md): a message by `!' costs the two
+%% nodes about 9 us of processor time, a batch 15 us, and a message in a batch 1 us.
 -module(trunkline_advise).
 -moduledoc false.
 
@@ -42,15 +41,15 @@
 
 %% ms
 -define(TIME, 5000).
--define(POLL, 1).                  % between two looks at those who are suspended
-%% After so many suspensions it is known that there are many.
+-define(POLL, 1).                  % between two checks of the suspended processes
+%% After this many suspensions it is clear that there are many, and no more are counted.
 -define(SUSPENSIONS, 100_000).
 
-%% Below so many messages a second there is nothing to save,
+%% Messages per second. With fewer there is nothing to save.
 -define(BUSY, 1000).
-%% and from this mean size on, bytes, a system call for each message does not matter.
+%% Mean size in bytes from which on a system call for each message does not matter.
 -define(SMALL, 4096).
-%% A connection that sends so much, bytes a second, in large pieces.
+%% Bytes per second from which on a connection with messages of that size has large traffic.
 -define(LARGE_RATE, 10_000_000).
 %% Messages in a batch, at most: see trunkline_lane.
 -define(BATCH, 256).
@@ -58,13 +57,13 @@
 -define(PLAIN_COST, 9).
 -define(BATCH_COST, 15).
 -define(MESSAGE_COST, 1).
-%% Of the time; less is no trouble.
+%% Share of the time; less is not a problem.
 -define(WAITING, 0.01).
-%% us: how long it takes at least until a lane next door hears of a batch's arrival and sends the
-%% next one, while both nodes work.
+%% us: the least time until a lane to a near peer learns that a batch has arrived and sends the next
+%% one, while both nodes are busy.
 -define(TURN, 200).
 
-%% Looks for some time, prints what it has found, and answers it.
+%% Observes for some time, prints the advice, and returns it.
 -spec advise(options()) -> [advice()].
 advise(Options) ->
     Time = maps:get(time, Options, ?TIME),
@@ -84,7 +83,7 @@ is_option(_) -> false.
 
 %% --- looking -------------------------------------------------------------------
 
-%% The figures of these connections over so many ms.
+%% The figures of the connections to these nodes, over Time ms.
 -spec look(pos_integer(), all | [node()]) -> [figures()].
 look(Time, Nodes) ->
     Began = erlang:monotonic_time(millisecond),
@@ -148,8 +147,9 @@ figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, soc
                    _ -> undefined
                end}.
 
-%% The runtime system tells one process of suspensions. If there is none it is, for so long, a
-%% process of this module: #{Port => {Suspensions, ms in which a sender was suspended}}.
+%% The runtime system reports suspensions to one process, the system monitor. If there is none, a
+%% process of this module takes that role until the end. The result is
+%% #{Port => {Suspensions, ms in which a sender was suspended}}.
 suspended(Until) ->
     case erlang:system_monitor() of
         undefined ->
@@ -163,7 +163,7 @@ suspended(Until) ->
             receive after left(Until) -> unknown end
     end.
 
-%% (The monitor ends with the process, unless another process has taken it over.)
+%% (The system monitor's role ends with the process, unless another process has taken it over.)
 watch(Until) ->
     undefined = erlang:system_monitor(self(), [busy_dist_port]),
     watch(Until, #{}, #{}, ?SUSPENSIONS).
@@ -172,7 +172,7 @@ watch(Until, Waiting, Sum, 0) ->
     _ = erlang:system_monitor(undefined),
     watch(Until, Waiting, Sum, enough);
 watch(Until, Waiting, Sum, Budget) ->
-    %% Nothing to look at wakes it up before the end but a suspension.
+    %% If no process is suspended, only a suspension needs to wake this process before the end.
     Pause = case map_size(Waiting) of
                 0 -> left(Until);
                 _ -> min(?POLL, left(Until))
@@ -193,7 +193,7 @@ watch(Until, Waiting, Sum, Budget) ->
             end
     end.
 
-%% The time since Before counts for each port with a suspended sender.
+%% Adds the time since Before to each port that has a suspended sender.
 add(Before, Waiting, Sum) ->
     Elapsed = erlang:monotonic_time(microsecond) - Before,
     lists:foldl(fun(Port, Sum1) ->
@@ -247,7 +247,7 @@ batches(#{socket := #{writes := Writes}, round_trip := RoundTrip}) ->
         ++ [text("That is ~b % of a processor less, on both nodes together.", [round(Saved * 100)])
             || Saved >= 0.01].
 
-%% What comes to a lane while a batch is in flight goes together.
+%% The messages that reach a lane while a batch is in flight are the next batch.
 batch(Writes, RoundTrip) ->
     Lanes = maps:get(lanes, trunkline_options:defaults()),
     Turn = case RoundTrip of
@@ -273,7 +273,7 @@ what_to_do() ->
     ["Try it: trunkline:compare(Node); use it: trunkline:send/2, call/2,3 and cast/2, or the",
      "parse transform trunkline_transform, which needs no edit."].
 
-%% What goes by lane,
+%% The traffic that goes by lane.
 by_lane(#{lanes := #{messages := Messages}}) when Messages == 0 ->
     ["No messages went by lane in this time. Look again under load."];
 by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}}) ->
@@ -282,7 +282,7 @@ by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}})
         ++ [text("Senders waited ~ts times a second for room in a lane.",
                  [count(Waits)]) || Waits >= 1].
 
-%% and what does not. (Batches that go by connections of their own are not among the writes.)
+%% The traffic that does not. (Batches on connections of their own are not among the writes.)
 beside_lanes(#{socket := #{writes := Writes}, lanes := #{batches := Batches}} = Figures)
   when Writes - Batches >= ?BUSY ->
     [text("Up to ~ts writes/s of ~ts go beside the lanes, by `!' or OTP's own functions.",

@@ -1,5 +1,5 @@
-%% The application: checks the options, loads the code, starts the supervisors, and
-%% takes leave of all peers before it stops.
+%% The application callback. It checks the options, loads the code and starts the supervisors.
+%% Before the application stops, it ends the sessions with all peers in good order.
 -module(trunkline_app).
 -moduledoc false.
 -behaviour(application).
@@ -35,10 +35,9 @@ prepare(Options) ->
         {error, _} = Error -> Error
     end.
 
-%% The code server has normal priority. Where processes of high priority keep all
-%% schedulers busy, a module that is loaded at its first use holds a caller up for as long
-%% as that lasts. The list is Trunkline's own modules and what they call of OTP that is not
-%% loaded anyway.
+%% The code server has normal priority. While processes of high priority keep all schedulers busy,
+%% the first caller of a module that is not loaded has to wait. The list has Trunkline's own
+%% modules, and the modules of OTP that they call and that are not loaded anyway.
 load() ->
     Own = case application:get_key(trunkline, modules) of
               {ok, Modules} -> Modules;
@@ -57,7 +56,8 @@ load() ->
             end
     end.
 
-%% All at the same time, which a supervisor would not do, and without new ones.
+%% All links leave at the same time, while a supervisor would stop them one by one. No new ones are
+%% started.
 -spec prep_stop(term()) -> term().
 prep_stop(State) ->
     try
@@ -68,8 +68,8 @@ prep_stop(State) ->
     end,
     State.
 
-%% Links are still there only if the top supervisor was killed, and routes only
-%% if links were. No sender may wait for them.
+%% There are links left only if the top supervisor was killed, and routes only if links were
+%% killed. No sender may wait for them.
 -spec stop(term()) -> ok.
 stop(State) ->
     ok = trunkline_adopter:forget(),

@@ -1,9 +1,9 @@
-%% Plain distribution and Trunkline, measured in turn between this node and another one.
+%% Measures plain distribution and Trunkline in turn, between this node and another one.
 %%
-%% Three experiments, each by `!' and by lane, A B A B ...: small messages one way, calls,
-%% and pings beside large messages. All of it together is bounded in time and in bytes.
-%% The processes at the other node are linked to one process here; with that one, or
-%% with the connection, all of them end.
+%% There are three experiments, each by `!' and by lane, A B A B ...: small messages one way, calls,
+%% and pings beside large messages. All of them together are bounded in time and in bytes. The
+%% processes at the other node are linked to one process here, so that all of them end with that
+%% process or with the connection.
 -module(trunkline_compare).
 -moduledoc false.
 
@@ -26,23 +26,23 @@
                | {failed, term()}.
 
 -define(TIME, 10_000).
-%% ms beyond that, for a node that does not respond.
+%% More ms, for a node that does not respond.
 -define(GRACE, 5_000).
 -define(BYTES, 2_000_000_000).
 -define(ROUNDS, 3).
-%% Part of a measurement's time that goes to starting and ending it.
+%% The share of the time that is measured. The rest goes to starting and ending the measurements.
 -define(SHARE, 0.75).
 
 -define(SENDERS, 8).
 -define(CALLERS, 50).
 -define(LARGE, 10_000_000).
-%% Large messages of a sender that the other node has not answered for.
+%% Large messages, at most, whose arrival the other node has not reported.
 -define(OUTSTANDING, 2).
-%% The same message so many times between two looks at the clock.
+%% Messages that are sent between two looks at the clock.
 -define(CHUNK, 50).
 
-%% A system with more work than this is busy: runnable processes for each scheduler, writes
-%% a second on the connection.
+%% A system with more work than this is busy: runnable processes per scheduler, and writes per
+%% second on the connection.
 -define(RUNNABLE, 0.5).
 -define(WRITES, 1000).
 -define(LOOK, 500).
@@ -179,7 +179,7 @@ call(plain, Server, Request) -> gen_server:call(Server, Request, infinity);
 call(lane, Server, Request) ->
     trunkline_call:call(Server, Request, infinity, {trunkline, call, [Server, Request]}).
 
-%% Answers what it is asked.
+%% Replies with the request.
 -spec server() -> ok.
 server() ->
     receive
@@ -214,7 +214,7 @@ pinger(Way, Server, Until, Latencies) ->
         false -> [Ended - Began | Latencies]
     end.
 
-%% As many large messages as there is time and budget for, a few at a time.
+%% Sends as many large messages as time and budget allow, a few at a time.
 burden(_, Sink, _, _, 0, Outstanding) ->
     settle(Sink, Outstanding);
 burden(Way, Sink, Large, Until, Left, ?OUTSTANDING) ->
@@ -248,7 +248,7 @@ now_us() -> erlang:monotonic_time(microsecond).
 -spec median([number(), ...]) -> number().
 median(Values) -> percentile(50, Values).
 
-%% The value that so many per cent of the values do not exceed.
+%% The value that Percent per cent of the values do not exceed.
 -spec percentile(number(), [number(), ...]) -> number().
 percentile(Percent, Values) ->
     lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).

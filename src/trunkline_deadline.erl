@@ -1,7 +1,7 @@
-%% How long to wait, as OTP's functions take it, and the point in time that it means.
+%% Timeouts as OTP's functions take them, and the deadlines that follow from them.
 %%
-%% A function that waits more than once, or that lets others wait for it, makes a deadline of
-%% its timeout at the start, and asks before each wait what is left of it.
+%% A function that waits more than once, or has others wait on its behalf, turns its timeout into a
+%% deadline at the start, and computes before each wait how much time is left.
 -module(trunkline_deadline).
 -moduledoc false.
 
@@ -9,15 +9,15 @@
 
 -export_type([deadline/0, timeout_time/0]).
 
-%% As erlang:monotonic_time(millisecond) tells it.
+%% A time as erlang:monotonic_time(millisecond) returns it.
 -type deadline() :: infinity | integer().
-%% ms, or a point in time as that function tells it.
+%% ms, or a point in time on the same clock.
 -type timeout_time() :: timeout() | {abs, integer()}.
 
 %% The longest time in ms that `receive' can wait (the reference manual, "receive").
 -define(LONGEST, 16#FFFFFFFF).
 
-%% What `receive' can wait for.
+%% Whether `receive' accepts this timeout.
 -spec is_timeout(term()) -> boolean().
 is_timeout(infinity) -> true;
 is_timeout(Timeout) -> is_integer(Timeout) andalso Timeout >= 0 andalso Timeout =< ?LONGEST.
@@ -26,7 +26,7 @@ is_timeout(Timeout) -> is_integer(Timeout) andalso Timeout >= 0 andalso Timeout 
 in(infinity) -> infinity;
 in(Timeout) -> now_ms() + Timeout.
 
-%% `badarg' is what `receive' could not wait for. A point in time may have passed.
+%% `badarg': `receive' could not wait for that. A point in time may lie in the past.
 -spec until(timeout_time()) -> deadline() | badarg.
 until({abs, Time}) when is_integer(Time) ->
     case Time - now_ms() =< ?LONGEST of
@@ -39,7 +39,7 @@ until(Timeout) ->
         false -> badarg
     end.
 
-%% For `receive' to wait.
+%% The timeout for a `receive' that ends at the deadline.
 -spec left(deadline()) -> timeout().
 left(infinity) -> infinity;
 left(Deadline) -> min(?LONGEST, max(0, Deadline - now_ms())).

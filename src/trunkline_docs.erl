@@ -1,17 +1,17 @@
-%% The documentation of a public module, for h/1,2,3 in the shell and in IEx, also where the
-%% compiler does not know -moduledoc and -doc: before OTP 27.
+%% A parse transform for public modules. It gives h/1,2,3 in the shell and IEx their documentation
+%% also before OTP 27, when the compiler did not know -moduledoc and -doc.
 %%
 %% The compiler of OTP 27 and newer puts these attributes into the BEAM file (EEP 48 and 59), and
-%% this parse transform changes nothing. Before, it takes them out of the module, where -doc would
-%% be an error, and writes the same documentation to the place where the shell looks for it: from
-%% `Dir/ebin/Module.beam' to `Dir/doc/chunks/Module.chunk'.
+%% this transform changes nothing. On older releases, where -doc would be an error, it removes the
+%% attributes and writes the documentation to the file where the shell looks for it: for
+%% `Dir/ebin/Module.beam' that is `Dir/doc/chunks/Module.chunk'.
 -module(trunkline_docs).
 -moduledoc false.
 
 -export([parse_transform/2]).
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
-%% A text, or metadata.
+%% A text, metadata, or `false' for what is hidden.
 -type doc() :: string() | #{atom() => binary()} | false.
 
 -spec parse_transform(forms(), CompilerOptions :: [term()]) -> forms().
@@ -28,8 +28,7 @@ parse_transform(Forms, Options) ->
 is_doc({attribute, _, Name, _}) -> Name =:= moduledoc orelse Name =:= doc;
 is_doc(_) -> false.
 
-%% Without documentation the module is as good as with it: a file that cannot be written is no
-%% error.
+%% The module works without its documentation, so a file that cannot be written is not an error.
 write(Module, Chunk, OutDir) ->
     Dir = filename:join([filename:dirname(OutDir), "doc", "chunks"]),
     File = filename:join(Dir, atom_to_list(Module) ++ ".chunk"),
@@ -47,7 +46,7 @@ chunk(Forms) ->
      [Entry || {{Kind, Name, Arity}, _, _, _, _} = Entry <- entries(Forms, [], Specs),
                lists:member({Name, Arity}, case Kind of type -> Types; function -> Exported end)]}.
 
-%% What stands before a function or a type is about it.
+%% A -doc attribute belongs to the function or the type that follows.
 entries([{attribute, _, doc, Doc} | Forms], Docs, Specs) ->
     entries(Forms, [Doc | Docs], Specs);
 entries([{attribute, Anno, Kind, {Name, _, Args}} = Type | Forms], Docs, Specs)
@@ -64,7 +63,7 @@ entries([], _, _) ->
 entry(What, Anno, Signature, Docs) ->
     {What, Anno, [one_line(erl_pp:form(Form)) || Form <- Signature], text(Docs), metadata(Docs)}.
 
-%% Which the shell breaks where it wants.
+%% The shell breaks the line where it wants.
 one_line(Text) ->
     unicode:characters_to_binary(lists:join(" ", string:lexemes(lists:flatten(Text), " \n"))).
 

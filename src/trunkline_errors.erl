@@ -1,7 +1,7 @@
-%% Error descriptions for the shell, as those of OTP (EEP 54): which argument is wrong, and why.
+%% Error descriptions for the shell, like OTP's own (EEP 54): which argument is wrong, and why.
 %%
-%% The functions only raise the error (trunkline_errors.hrl). The arguments are checked again here
-%% when the error is printed.
+%% The functions only raise the error (trunkline_errors.hrl). When it is printed, the arguments are
+%% checked again here.
 -module(trunkline_errors).
 -moduledoc false.
 
@@ -22,7 +22,7 @@ format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->
 format_error(_, _) ->
     #{}.
 
-%% What the arguments of the functions must be that raise such errors.
+%% What the arguments must be, for each function that raises such errors.
 -spec kinds(module(), Function :: atom(), Args :: [term()]) -> [kind()].
 kinds(trunkline_erpc, send_request, [_, Fun, _, Ids]) when is_function(Fun); is_map(Ids) ->
     [node, function, any, requests];
@@ -81,7 +81,7 @@ kinds(done, 2) -> [inbox, count];
 kinds(info, 1) -> [inbox];
 kinds(close, 1) -> [pid].
 
-%% As far as the value alone tells.
+%% Whether an argument is valid, as far as its value alone tells.
 -spec is_right(kind(), term()) -> boolean().
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
@@ -122,10 +122,11 @@ is_right(_, _) -> true.
 is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRight, Values);
 is_list_of(_, Rest) -> Rest =:= [].
 
-%% What it must be where the values are right in themselves: it names nothing, or nothing any more.
+%% If each value is valid in itself, the error is about one of these: it names something that does
+%% not exist, or no longer does.
 is_suspicious(Kind) -> lists:member(Kind, [call_time, inbox, pid, request, erpc_request, requests]).
 
-%% What is wrong with it, or what it should be.
+%% What is wrong with an argument, or what it should be.
 text(top, Value) when is_map(Value) ->
     text({options, trunkline_screen}, Value);
 text({options, _}, Value) when not is_map(Value) ->
@@ -147,8 +148,8 @@ text(destinations, [_ | _] = Value) ->
 text(Kind, _) ->
     text(Kind).
 
-%% What `sort' may be depends on `show'. The value of a password is not known here (trunkline_web),
-%% so it is to blame if nothing else is: it comes last.
+%% The valid values of `sort' depend on `show'. The password is not known here (trunkline_web hides
+%% it) and always looks wrong. So it comes last, to be blamed only if nothing else is wrong.
 bad_options(Module, Options) ->
     Shown = maps:with([show], Options),
     case Module:are_options(Shown) of
@@ -163,7 +164,7 @@ bad_options(Module, Options) ->
     end.
 
 numbered([Element | Rest], N) -> [{N, Element} | numbered(Rest, N + 1)];
-numbered(_, _) -> [].                        % it may be no proper list
+numbered(_, _) -> [].                        % the list may be improper
 
 text(atom) -> "not an atom";
 text(list) -> "not a list";

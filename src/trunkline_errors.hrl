@@ -1,8 +1,8 @@
-%% Errors that say which argument is not right (trunkline_errors). For exported functions only: it
-%% is their arguments that are named.
+%% Raises an error that says which argument is wrong (trunkline_errors). For exported functions
+%% only, because the error describes the arguments of the function that raises it.
 -define(BAD_ARGUMENT(Reason, Args), erlang:error(Reason, Args, [{error_info, #{module => trunkline_errors}}])).
 
-%% What another function says of the arguments of this one.
+%% Turns an error of another function into one about the arguments of this function.
 -define(NAMED(Reason, Args, Expression),
         try Expression
         catch error:Reason -> ?BAD_ARGUMENT(Reason, Args)

@@ -1,22 +1,22 @@
-%% What happens, for telemetry, if that is there.
+%% Events for telemetry, if it is installed.
 %%
-%% Trunkline does not depend on telemetry. Whether its module can be loaded is found out once, when
-%% the application starts. Without it an event is one look at a persistent term, and there is no
-%% process here. Nothing on the hot path has an event. While the module is there and its application
-%% does not run, nothing is executed: telemetry would write a warning for each event.
+%% Trunkline does not depend on telemetry. When the application starts, it finds out once whether
+%% the module can be loaded. If not, an event costs one read of a persistent term, and this process
+%% is not started. There are no events on the hot path. If the module is loaded but its application
+%% does not run, no event is executed, because telemetry would write a warning for each.
 %%
 %%     link, lane, connection ── tell ──> this process ── telemetry:execute/3 ──> handlers
 %%     sender that had to wait, ... ──────── execute ───────────────────────────> handlers
 %%
-%% Handlers are the users' code. They may be slow, or send messages by Trunkline themselves and wait
-%% for room. A link must never do that, so the events of Trunkline's own processes are executed
-%% here. At most MOST events wait; others are dropped and counted. An event that concerns a process
-%% of the user is executed by that process.
+%% Handlers are users' code. They may be slow, or send messages by Trunkline themselves and wait for
+%% room. A link must never do that, so this process executes the events of Trunkline's own
+%% processes. At most MOST events wait here; others are dropped and counted. An event that concerns
+%% a user's process is executed by that process.
 %%
 %% A handler may also kill this process. When it is restarted, the events that waited are counted as
-%% dropped, too, and there will be no events when connections close that were open at that time.
+%% dropped, too. Connections that were open at that time have no event when they close.
 %%
-%% This process monitors open connections: when one closes, that is an event, too.
+%% This process monitors open connections, because the end of a connection is an event, too.
 -module(trunkline_events).
 -moduledoc false.
 -behaviour(gen_server).
@@ -30,17 +30,17 @@
 -type measurements() :: #{atom() => number()}.
 -type metadata() :: #{atom() => term()}.
 
-%% {Module, Cells}, or none.
+%% The persistent term: {Module, Cells}, or none.
 -define(SINK, ?MODULE).
 -define(MOST, 1000).
-%% Cells: events that wait, how many have been dropped, and when (in seconds) the log was last told
-%% that one was not executed, or 0.
+%% Cells: the number of events that wait, the number of events dropped, and the time (in seconds, or
+%% 0) of the last log entry about an event that was not executed.
 -define(WAITING, 1).
 -define(DROPPED, 2).
 -define(LOGGED, 3).
-%% Seconds from one such line in the log to the next.
+%% Seconds between two such log entries.
 -define(PAUSE, 60).
-%% In the dictionary of a process whose handlers are running: what they do is no event.
+%% In the dictionary of a process while handlers run in it: what they do causes no events.
 -define(RUNNING, '$trunkline_event').
 
 -record(state,
@@ -70,7 +70,8 @@ table() ->
      {[stats, lane], [], [peer, lane]},
      {[stats, inbox], [], [inbox]}].
 
-%% Before any process of Trunkline starts. (A persistent term that changes is expensive.)
+%% Called before any process of Trunkline starts. The persistent term is written only if it has to
+%% change, because that is expensive.
 -spec start() -> ok.
 start() ->
     Module = telemetry,
@@ -86,7 +87,7 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 -spec are_wanted() -> boolean().
 are_wanted() -> persistent_term:get(?SINK, none) =/= none.
 
-%% How many were not executed, since too many others waited.
+%% How many events were dropped because too many others waited.
 -spec dropped() -> non_neg_integer().
 dropped() ->
     case persistent_term:get(?SINK, none) of
@@ -94,7 +95,7 @@ dropped() ->
         {_, Cells} -> atomics:get(Cells, ?DROPPED)
     end.
 
-%% The calling process is one of the user's: handlers run in it.
+%% For users' processes: the handlers run in the calling process.
 -spec execute(name(), measurements(), metadata()) -> ok.
 execute(Name, Measurements, Metadata) ->
     case persistent_term:get(?SINK, none) of
@@ -117,14 +118,14 @@ run(Module, Cells, Name, Measurements, Metadata) ->
         erase(?RUNNING)
     end.
 
-%% Each sender that waits may come here: one of them writes.
+%% Every sender that waits may get here at the same time: only one of them writes to the log.
 may_log(Cells) ->
     Now = erlang:monotonic_time(second),
     Last = atomics:get(Cells, ?LOGGED),
     (Last =:= 0 orelse Now - Last >= ?PAUSE)
         andalso atomics:compare_exchange(Cells, ?LOGGED, Last, Now) =:= ok.
 
-%% The calling process is one of Trunkline's own, and goes on at once.
+%% For Trunkline's own processes: the event is executed elsewhere, so that the caller does not wait.
 -spec tell(name(), measurements(), metadata()) -> ok.
 tell(Name, Measurements, Metadata) ->
     case persistent_term:get(?SINK, none) of
@@ -132,7 +133,7 @@ tell(Name, Measurements, Metadata) ->
         {_, Cells} -> tell(Cells, {event, Name, Measurements, Metadata})
     end.
 
-%% The calling process has a connection of its own as long as it lives.
+%% The calling process owns a connection, which lasts as long as the process.
 -spec connection(metadata()) -> ok.
 connection(Metadata) ->
     case persistent_term:get(?SINK, none) of
@@ -154,7 +155,7 @@ tell(Cells, Message) ->
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
-    process_flag(trap_exit, true),           % a handler may link it to something
+    process_flag(trap_exit, true),           % a handler may link this process to another
     {_, Cells} = persistent_term:get(?SINK),
     ok = atomics:add(Cells, ?DROPPED, max(0, atomics:exchange(Cells, ?WAITING, 0))),
     {ok, #state{}}.
@@ -195,7 +196,7 @@ done() ->
     {_, Cells} = persistent_term:get(?SINK),
     atomics:sub(Cells, ?WAITING, 1).
 
-%% Whoever has no use for a connection any more kills its process.
+%% A connection that is no longer needed is ended by killing its process.
 why(killed) -> unused;
 why({shutdown, Reason}) -> Reason;
 why(Reason) -> Reason.

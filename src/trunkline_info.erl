@@ -1,7 +1,7 @@
 %% What trunkline:info/0,1 return.
 %%
-%% No process is asked. The table of peers and the counters are read, so that the answer comes even
-%% if all processes of Trunkline are stuck.
+%% No process is asked: the table of peers and the counters are enough. So they return even if all
+%% processes of Trunkline are stuck.
 -module(trunkline_info).
 -moduledoc false.
 
@@ -12,7 +12,7 @@ all() ->
     (of_node())#{options => trunkline_options:current(),
                  peers => maps:map(fun peer/2, trunkline_peers:all())}.
 
-%% The short part of all/0, which is not about peers.
+%% The part of all/0 that is not about peers.
 -spec of_node() -> #{running := boolean(), release := string() | undefined,
                      fallbacks := non_neg_integer(),
                      listener := #{ports := #{tcp | tls => inet:port_number()},
@@ -29,7 +29,8 @@ peer(Node) ->
     end.
 
 %% Whether messages to that node go by lane, and if not, why: Trunkline does not run here, the nodes
-%% are not connected, the other node has not spoken of Trunkline, or the two are still agreeing.
+%% are not connected, the other node has not said that it runs Trunkline, or the two nodes are still
+%% agreeing.
 -spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | opening.
 whether_up(Node) ->
     IsConnected = lists:member(Node, nodes(connected)),
@@ -99,7 +100,7 @@ batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
       connections => trunkline_stats:sum(Stats, connections),
       congestion_control => name(CongestionControl)}.
 
-%% What the system says of the newest connection.
+%% The name of a congestion control: a counter has its first eight bytes, as a number.
 name(0) -> undefined;
 name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
 

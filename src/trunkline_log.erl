@@ -3,7 +3,7 @@
 %%     write(What, Data) ──> logger: a report #{what => What, ...}, domain [trunkline]
 %%                                    └─ report_cb: text/1, when a handler wants to show it
 %%
-%% A handler that takes reports has the data; all others have a text that begins with `trunkline:'.
+%% A handler that takes reports gets the data; all others get a text that begins with `trunkline:'.
 %% Each warning says what to do. docs/operate/logs.md has every text, with causes and cures.
 %%
 %% OTP's default handler shows no domains but its own. show/0 lets it show this one.
@@ -24,10 +24,10 @@
 -type data() :: #{atom() => term()}.
 -type report() :: #{what := what(), atom() => term()}.
 
-%% So much of a term that may be large.
+%% How deep a term is printed that may be large.
 -define(DEPTH, 30).
 
-%% OTP's default handler shows what its filters let through: this is one more. A node may have no
+%% Adds a filter to OTP's default handler that lets Trunkline's reports through. A node may have no
 %% such handler.
 -spec show() -> ok.
 show() ->
@@ -119,7 +119,7 @@ why(drained) -> "it was drained here";
 why(stopped) -> "Trunkline stops here";
 why(crashed) -> "a process of Trunkline was killed here".
 
-%% Why there is no connection, and what would help.
+%% What helps if there is no connection, for each reason.
 cure({connect, _, Port, Reason}, Peer, Option) when Reason =:= timeout; Reason =:= etimedout ->
     io_lib:format("Nothing reaches port ~p of ~ts: set listen_ports there and open them, or set "
                   "~ts to dist", [Port, Peer, Option]);

@@ -1,9 +1,10 @@
-%% The options of the application, in one table: table/0. It makes the check at the start, what
-%% trunkline:options/0 answers, and the table of docs/operate/configuration.md (tools/options).
+%% The options of the application. All are declared in one table, table/0. The check at the start,
+%% trunkline:options/0 and the table in docs/operate/configuration.md (tools/options) are made from
+%% it.
 %%
-%% A value that cannot be stops the application's start with `{error, {bad_option, Key, Value}}'
-%% and a sentence that says what it must be. Two nodes may have different settings: see
-%% trunkline_handshake for which of the two counts.
+%% With an invalid value the application does not start. The error is `{bad_option, Key, Value}',
+%% with a sentence that says what the value must be. Two nodes may have different settings:
+%% trunkline_handshake says which one counts.
 -module(trunkline_options).
 -moduledoc false.
 
@@ -34,7 +35,7 @@
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 
-%% What a value can be. Sizes are in bytes and times in milliseconds.
+%% The type of a value. Sizes are in bytes and times in milliseconds.
 -type type() :: {integer | size | time, Least :: integer(), Most :: integer()}
               | {transport, [atom()]} | congestion_control
               | own_address | address | ports | port | applications.
@@ -196,8 +197,8 @@ check([], Env, Options) ->
         [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
 
-%% Adopted code was tuned with +zdbbl, and may send with `nosuspend': all lanes to a peer hold as
-%% much as the distribution would.
+%% Adopted code was tuned with +zdbbl, and may send with `nosuspend'. Therefore all lanes to a peer
+%% together hold as much as the distribution would.
 with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
     case proplists:is_defined(queue_bytes, Env) of
         true ->
@@ -209,8 +210,8 @@ with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
 with_room(_, Options) ->
     Options.
 
-%% Beside the others. Two transports need two ports; and what maps one port to another must know
-%% where this node listens.
+%% Whether the value fits the other options. Two transports need two ports. With advertise_port
+%% something maps one port to another, so this node must listen at a known port.
 fits(listen_ports, #{listen_ports := {Port, Port}, lane_transport := Lanes, bulk_transport := Bulk})
   when Port > 0 ->
     length(lists:usort([trunkline_transport:choose(T) || T <- [Lanes, Bulk], T =/= dist])) < 2;
@@ -232,7 +233,7 @@ entry(Name) ->
         [] -> none
     end.
 
-%% As Trunkline uses it.
+%% Checks a value, and returns it in the form that Trunkline uses.
 value({integer, Least, Most}, Value) -> in_range(Value, Least, Most);
 value({size, Least, Most}, Value) -> in_range(quantity(Value, size_units()), Least, Most);
 value({time, Least, Most}, Value) -> in_range(quantity(Value, time_units()), Least, Most);
@@ -280,7 +281,7 @@ quantity(Value, Units) when is_list(Value); is_binary(Value) ->
         {N, Rest} = string:to_integer(string:trim(unicode:characters_to_list(Value))),
         N * maps:get(string:lowercase(string:trim(Rest)), Units)
     catch
-        error:_ -> error             % no text, no number, or no unit
+        error:_ -> error             % not a text, no number, or no such unit
     end;
 quantity(Value, _) ->
     Value.
@@ -297,7 +298,7 @@ ip_address(Value) when is_list(Value); is_binary(Value) ->
         {ok, Address} -> Address;
         {error, einval} -> error
     catch
-        error:_ -> error             % no text
+        error:_ -> error             % not a text
     end;
 ip_address(Value) ->
     case inet:is_ip_address(Value) of
@@ -319,7 +320,7 @@ explain({bad_option, Name, Value}) ->
                            lists:join(", ", [atom_to_list(N) || #{name := N} <- table()])])
     end.
 
-%% What a value must be.
+%% What a value of this type must be, in words.
 -spec type(type()) -> iolist().
 type({integer, Least, Most}) -> io_lib:format("an integer from ~b to ~b", [Least, Most]);
 type({size, Least, Most} = Type) -> ["a size from ", text(Type, Least), " to ", text(Type, Most)];
@@ -360,14 +361,14 @@ quantity_text(N, Units) ->
     {Factor, Unit} = hd([U || {F, _} = U <- Units, N rem F =:= 0]),
     io_lib:format("\"~b~ts\"", [N div Factor, Unit]).
 
-%% --- what is in use -----------------------------------------------------------------------
+%% --- options in use -----------------------------------------------------------------------
 
 %% Later changes of the environment have no effect before the next start.
 -spec use(options()) -> ok.
 use(Options) -> persistent_term:put(?MODULE, Options).
 
-%% The options that the application uses or, where it does not run, would use now. A value that it
-%% would refuse is as it is in the environment.
+%% The options that the application uses or, if it does not run, would use now. A value that it
+%% would refuse is returned as it is in the environment.
 -spec current() -> #{atom() => term()}.
 current() ->
     case whereis(trunkline_sup) of

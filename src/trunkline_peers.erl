@@ -1,9 +1,8 @@
-%% What is known of each peer: one row of a table that everybody may read.
+%% What is known of each peer: a table with one row for each, which all processes may read.
 %%
-%% The hot path does not come here (see trunkline_route). Callers look up the
-%% inlets to watch while they wait for a reply, and info/0,1 looks up all the
-%% rest. A row is written by the peer's link alone. The table belongs to the top
-%% supervisor, so that it outlives whoever is killed.
+%% The hot path does not use it (see trunkline_route). Callers look up which inlet to watch while
+%% they wait for a reply, and info/0,1 reads the rest. Only a peer's link writes the peer's row. The
+%% table belongs to the top supervisor, so that it survives when any other process is killed.
 -module(trunkline_peers).
 -moduledoc false.
 
@@ -14,25 +13,25 @@
 -export_type([peer/0, state/0, connection/0]).
 
 -type state() :: down        % no connection
-               | greeting    % connected; the peer has not spoken of Trunkline
+               | greeting    % connected; the peer has not said hello
                | opening     % the two links are agreeing
                | up          % messages go by lane
-               | suspended   % the connection is lost; both sides keep all, and connect again
+               | suspended   % the connection is lost; both sides keep everything, and reconnect
                | holding     % the peer's link has died; lanes keep what they have
-               | closing     % one of the two leaves; lanes deliver what they have
-               | drained.    % nothing goes by lane until the nodes connect anew
+               | closing     % one of the two nodes leaves; lanes deliver what they have
+               | drained.    % nothing goes by lane until the nodes connect again
 -type peer() ::
         #{state := state(),
           link := pid(),
           since := integer(),                    % system time, ms
           stats := trunkline_stats:stats(),
           inlets := [pid()],                     % of this session
-          finishing := [pid()],                  % of earlier ones, perhaps
-          stand_in := pid() | none,              % for inlets, while there may be some
+          finishing := [pid()],                  % of earlier sessions
+          stand_in := pid() | none,              % in place of inlets, while they may still come
           agreement := trunkline_handshake:agreement() | none,
           capabilities := [trunkline_handshake:capability()]}.     % of the last agreement
 
-%% Two connections to the same node are not the same.
+%% Each connection to a node has another value.
 -type connection() :: integer() | reference().
 
 -spec states() -> [state()].
@@ -63,7 +62,7 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
 delete(Node) ->
     in_table(fun() -> ets:delete(?MODULE, Node) end).
 
-%% When the top supervisor was killed the table is gone; then nobody reads it either.
+%% If the top supervisor was killed the table is gone. Then no process reads it, either.
 in_table(Write) ->
     try Write() of
         true -> ok
@@ -85,7 +84,7 @@ all() ->
         Table -> maps:from_list([{Node, Peer} || {Node, _, Peer} <- ets:tab2list(Table)])
     end.
 
-%% Whose link that is.
+%% The peer that this link is for.
 -spec of_link(pid()) -> node() | undefined.
 of_link(Link) ->
     case [Node || {Node, #{link := L}} <- maps:to_list(all()), L =:= Link] of
@@ -101,11 +100,11 @@ of_link(Link) ->
 is_audience(Node) ->
     not lists:member(Node, nodes(hidden)) orelse has_spoken(Node).
 
-%% The connected nodes for which that holds.
+%% All connected nodes for which is_audience/1 holds.
 -spec audience() -> [node()].
 audience() -> nodes() ++ lists:filter(fun has_spoken/1, nodes(hidden)).
 
-%% OTP numbers connections since release 25.1. Before that each look sees another one, as it were.
+%% OTP numbers connections since release 25.1. On older releases each lookup returns another value.
 -spec monitor_connections() -> ok.
 monitor_connections() ->
     net_kernel:monitor_nodes(true, case are_numbered() of
@@ -113,7 +112,7 @@ monitor_connections() ->
                                        false -> [{node_type, all}]
                                    end).
 
-%% Of the information in a nodeup.
+%% The connection that a nodeup message is about, from the message's information.
 -spec connection_of(map() | list()) -> connection().
 connection_of(#{connection_id := Connection}) -> Connection;
 connection_of(_) -> make_ref().
@@ -133,7 +132,7 @@ connections() ->
 
 are_numbered() -> erlang:function_exported(erlang, nodes, 2).
 
-%% Whether that node has run Trunkline.
+%% Whether that node runs Trunkline, or has run it.
 -spec has_spoken(node()) -> boolean().
 has_spoken(Node) ->
     case lookup(Node) of
@@ -154,9 +153,9 @@ watch(Node) ->
         none -> none
     end.
 
-%% All inlets of the session. Everything that has arrived in it is delivered when they have ended.
-%% They are returned from the time when they are started, before the peer knows them, until the peer
-%% says goodbye or they end.
+%% All inlets of the session. When all of them have ended, everything that has arrived in the
+%% session is delivered. They are returned from the time when they are started, before the peer
+%% knows them, until the peer says goodbye or they end.
 -spec session(node()) -> tuple() | none.
 session(Node) ->
     case of_session(Node) of
@@ -165,8 +164,9 @@ session(Node) ->
         none -> none
     end.
 
-%% Whether the peer can do that, as far as is known: what is handed to a lane while there is no
-%% session goes by the next one, or by plain distribution, if the peer cannot do it any more.
+%% Whether the peer had this capability in the last agreement. A command that is handed to a lane
+%% while there is no session goes by the next session, or by plain distribution if the peer does not
+%% have the capability any more.
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
     case of_session(Node) of
@@ -179,8 +179,8 @@ of_session(Node) ->
     catch error:badarg -> none
     end.
 
-%% Whether there is a session with that node that outlives its connection, perhaps. What goes by its
-%% lanes, and what is monitored by them, is not lost with the connection.
+%% Whether there is a session with that node that may outlive its connection. Then messages and
+%% monitors that go by its lanes are not lost with the connection.
 -spec resumes(node()) -> boolean().
 resumes(Node) ->
     case of_session(Node) of
@@ -188,7 +188,7 @@ resumes(Node) ->
         none -> false
     end.
 
-%% Whether there is such a session, and no connection now.
+%% Whether there is such a session without a connection at present.
 -spec is_suspended(node()) -> boolean().
 is_suspended(Node) ->
     case of_session(Node) of

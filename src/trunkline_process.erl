@@ -3,8 +3,8 @@
 %% At the process limit no process can be started. The functions here return an error then, so that
 %% the caller can keep its state and try again later.
 %%
-%% A hand-written loop answers system messages (sys) as a gen_server does, and continues with the
-%% function that it gives. Debugging options have no effect.
+%% A hand-written loop passes system messages (sys) to system/4, which answers them as a gen_server
+%% does and continues the loop. Debugging options have no effect.
 %%
 %% Unexpected messages are logged once for each process, since there may be very many.
 -module(trunkline_process).
@@ -17,14 +17,14 @@
 
 -type loop() :: fun((State :: term()) -> term()).
 
-%% What Start answers, which starts one process.
+%% Calls Start, which starts one process, and returns its result.
 -spec start(fun(() -> Started)) -> {ok, Started} | {error, system_limit}.
 start(Start) ->
     try {ok, Start()}
     catch error:system_limit -> {error, system_limit}
     end.
 
-%% The same for several processes, linked to the calling one: all of them, or none.
+%% The same for several processes that Start links to the calling one: all of them start, or none.
 -spec start_all(fun(() -> Started)) -> {ok, Started} | {error, system_limit}.
 start_all(Start) ->
     {links, Before} = process_info(self(), links),
@@ -37,7 +37,7 @@ start_all(Start) ->
             Error
     end.
 
-%% What observer and the shell call the calling process, since OTP 27.
+%% Sets the label under which observer and the shell show the calling process, since OTP 27.
 -spec label(term()) -> ok.
 label(Label) -> label(proc_lib, set_label, [Label]).
 
@@ -49,7 +49,7 @@ label(Module, Function, Args) ->
 
 %% --- system messages ----------------------------------------------------------------
 
-%% The calling process has got `{system, From, Request}', and goes on with Loop(State).
+%% The calling process has received `{system, From, Request}', and continues with Loop(State).
 -spec system(gen_server:from(), Request :: term(), loop(), State :: term()) -> no_return().
 system(From, Request, Loop, State) ->
     Parent = case process_info(self(), parent) of
@@ -75,7 +75,7 @@ system_replace_state(Replace, {Loop, State}) ->
     State1 = Replace(State),
     {ok, State1, {Loop, State1}}.
 
-%% No report has the users' data in it.
+%% Reports must not contain users' data, so the state is left out.
 -spec format_status(normal | terminate, [term()]) -> term().
 format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
     {module, Module} = erlang:fun_info(Loop, module),
@@ -84,7 +84,7 @@ format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
 
 %% --- other messages -----------------------------------------------------------------
 
-%% The calling process, which runs that module, has got this and ignores it.
+%% The calling process, which runs Module, has received this message and ignores it.
 -spec unexpected(module(), term()) -> ok.
 unexpected(Module, Message) ->
     case put(?MODULE, unexpected) of
@@ -95,7 +95,7 @@ unexpected(Module, Message) ->
             ok
     end.
 
-%% What is in it may be the users'.
+%% The content of the message may be users' data, so only its shape is described.
 describe(Message) when is_tuple(Message), is_atom(element(1, Message)) ->
     io_lib:format("a tuple of ~b, ~tp", [tuple_size(Message), element(1, Message)]);
 describe(Message) when is_tuple(Message) -> io_lib:format("a tuple of ~b", [tuple_size(Message)]);
@@ -105,8 +105,8 @@ describe(Message) when is_map(Message) -> "a map";
 describe(Message) when is_bitstring(Message) -> "a binary";
 describe(_) -> "neither a tuple, a list, a map nor a binary".
 
-%% An application that stops kills all processes whose group leader is its own. This one stays,
-%% if it is still there.
+%% When an application stops, all processes that have its group leader are killed. With another
+%% group leader this process survives. (It may have ended already.)
 -spec outlive(pid()) -> ok.
 outlive(Pid) ->
     try group_leader(whereis(init), Pid) of
@@ -115,9 +115,9 @@ outlive(Pid) ->
         error:badarg -> ok
     end.
 
-%% Monitors a process elsewhere only over a connection that is there. To monitor makes one, and a
-%% node that somebody has just disconnected must not come back for that. (There is no option
-%% against it: a connection that is lost right here is made again.)
+%% Monitors a process at another node only if the nodes are connected. A monitor would connect
+%% them, and a node that has just been disconnected on purpose must not come back because of that.
+%% (There is no option to prevent it: if the connection is lost right here, it is made again.)
 -spec monitor_connected(pid() | {atom(), node()}) -> reference() | noconnection.
 monitor_connected(Object) ->
     Node = case Object of

@@ -1,8 +1,8 @@
 %% The counters of a peer, declared once as data, and the functions that read and write them.
 %%
 %% Each peer has one array of counters, which outlives the links to it. The lane, the inlet, the
-%% link and (when it is refused) a sender write their own cells. read/2 returns maps. No process is
-%% asked for any of this, so read/2 answers even if all processes of Trunkline are stuck.
+%% link and (when it is refused) a sender write their own cells. read/2 returns maps. It asks no
+%% process, so it works even if all processes of Trunkline are stuck.
 -module(trunkline_stats).
 -moduledoc false.
 
@@ -15,17 +15,18 @@
 -type scope() :: peer | {lane, pos_integer()}.
 -type field() :: atom().
 -type metric() :: string() | none.
-%% How many values there were up to each bound and above the one before; and beyond the last.
+%% How many values there were up to each bound and above the one before it. The last bound is
+%% `infinity'.
 -type histogram() :: [{Bound :: pos_integer() | infinity, non_neg_integer()}].
 
-%% Messages, by the reason for which they were lost.
+%% The number of lost messages, by reason.
 -type lost() :: #{queued := non_neg_integer(), unconfirmed := non_neg_integer(),
                   crashed := non_neg_integer(), unreachable := non_neg_integer()}.
 
 %% {Name, Type, Metric, Help}. A `counter' only grows, a `gauge' is the present value, a `peak' the
-%% largest value so far. Metric is what monitoring systems know it by (trunkline_metrics), perhaps
-%% with a label. Times are in microseconds here, and in seconds there. The places in these lists
-%% are those of the cells.
+%% largest value so far. Metric is the name in monitoring systems (trunkline_metrics), possibly with
+%% a label. Times are in microseconds here, and in seconds there. The cells are in the order of
+%% these lists.
 -define(PEER_FIELDS,
         [{fallbacks, counter, "fallback_messages_total",
           "messages sent with plain distribution for want of lanes"},
@@ -97,8 +98,8 @@
          {by_connections, gauge, "by_connections", "1 while batches go by connections"},
          {time_in_lane_sum, counter, none, "of the values of time_in_lane"}]).
 
-%% {Name, Bounds, Sum, Metric, Help}: values are counted by the first bound that is not below them,
-%% and their sum is the field of that name.
+%% {Name, Bounds, Sum, Metric, Help}. A value is counted at the first bound that is not below it.
+%% Sum is the name of the field that has the sum of all values.
 -define(LANE_HISTOGRAMS,
         [{batches, [1, 2, 4, 8, 16, 32, 64, 128, 256], messages, "batch_messages",
           "messages in the batches that were sent"},
@@ -106,7 +107,8 @@
           time_in_lane_sum, "lane_seconds",
           "time in the lane, of one message each second while there are any"}]).
 
-%% The peer's cells come first. A lane's start on a cache line of their own, its histograms last.
+%% The peer's cells come first. Each lane's cells start on a cache line of their own, and its
+%% histograms come last.
 -define(CELLS(Fields), ((length(Fields) + 7) div 8 * 8)).
 -define(HISTOGRAM_CELLS, 16).
 -define(PEER_CELLS, ?CELLS(?PEER_FIELDS)).
@@ -121,7 +123,7 @@ new(Lanes) ->
 fields() ->
     #{peer => ?PEER_FIELDS, lane => ?LANE_FIELDS}.
 
-%% Of a lane.
+%% The histograms of a lane.
 -spec histograms() ->
           [{field(), Bounds :: [pos_integer()], Sum :: field(), metric(), string()}].
 histograms() -> ?LANE_HISTOGRAMS.
@@ -134,7 +136,7 @@ add(Stats, Scope, Field, N) ->
 put(Stats, Scope, Field, N) ->
     counters:put(Stats, cell(Scope, Field), N).
 
-%% That field of all lanes.
+%% Sets a field to 0 in all lanes.
 -spec clear(stats(), field()) -> ok.
 clear(Stats, Field) ->
     lists:foreach(fun(Ix) -> put(Stats, {lane, Ix}, Field, 0) end, lanes(Stats)).
@@ -143,7 +145,7 @@ clear(Stats, Field) ->
 get(Stats, Scope, Field) ->
     counters:get(Stats, cell(Scope, Field)).
 
-%% Of all lanes.
+%% The sum of a field over all lanes.
 -spec sum(stats(), field()) -> integer().
 sum(Stats, Field) ->
     lists:sum([get(Stats, {lane, Ix}, Field) || Ix <- lanes(Stats)]).
@@ -159,7 +161,7 @@ lanes(Stats) ->
     #{size := Size} = counters:info(Stats),
     lists:seq(1, (Size - ?PEER_CELLS) div ?LANE_CELLS).
 
-%% For a field with one writer.
+%% For a field with only one writer: reading and writing it are two steps.
 -spec peak(stats(), scope(), field(), integer()) -> ok.
 peak(Stats, Scope, Field, N) ->
     Cell = cell(Scope, Field),
@@ -168,7 +170,7 @@ peak(Stats, Scope, Field, N) ->
         _ -> ok
     end.
 
-%% Counts a value. The field that is the sum is the caller's.
+%% Counts a value. The caller adds it to the field that has the sum.
 -spec observe(stats(), scope(), field(), non_neg_integer()) -> ok.
 observe(Stats, {lane, Ix}, Name, Value) ->
     {First, Bounds} = cells(Ix, Name),
@@ -202,7 +204,7 @@ cell({lane, Ix}, Field) ->
 position(Field, [{Field, _, _, _} | _], N) -> N;
 position(Field, [_ | Fields], N) -> position(Field, Fields, N + 1).
 
-%% Those of a histogram: the first one, and the bounds.
+%% The first cell of a histogram, and its bounds.
 cells(Ix, Name) ->
     cells(Name, ?LANE_HISTOGRAMS, ?PEER_CELLS + (Ix - 1) * ?LANE_CELLS + ?FIELD_CELLS + 1).
 

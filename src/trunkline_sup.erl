@@ -15,9 +15,9 @@
 %%      ├── trunkline_monitors
 %%      └── trunkline_adopter
 %%
-%% Handlers of the users run in trunkline_events, and may kill it with each event. It has a
-%% supervisor of its own, for which nothing else is restarted, and which is the first so that
-%% nothing else restarts it.
+%% Users' handlers run in trunkline_events, and may kill it with each event. Therefore it has a
+%% supervisor of its own. That one is temporary, so that nothing else is restarted when it ends, and
+%% the first child, so that it is not restarted when another one ends.
 -module(trunkline_sup).
 -moduledoc false.
 -behaviour(supervisor).
@@ -39,8 +39,8 @@ start_events() ->
 -spec init(events | trunkline_options:options()) ->
           {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
 init(events) ->
-    %% What is told meanwhile is dropped, so it does not end that often. `peer down' is told when
-    %% Trunkline stops: handlers have a moment for it, and not more.
+    %% Events are dropped during a restart, so this intensity is not reached. The event `peer down'
+    %% comes when Trunkline stops: handlers have a moment for it, and no more.
     {ok, {#{strategy => one_for_one, intensity => 1000, period => 1},
           [#{id => trunkline_events, shutdown => 100,
              start => {trunkline_events, start_link, []}}]}};

@@ -1,4 +1,4 @@
-%% Which other nodes know of which inboxes of this node, and what they have yet to be told.
+%% Which other nodes know which inboxes of this node, and what they have yet to be told.
 %%
 %% Another node learns of an inbox only when it sends to it. From then on that node is a *guest*:
 %% it is told what the inbox is, when it is full, when it ends, and which inbox takes its name next.
@@ -11,7 +11,7 @@
 %%       | ── {inboxes, Visit, Pid, [it is full, or has ended]} ──> |
 %%
 %% Everything that one node knows of another's inboxes belongs to one *visit*. A visit is over when
-%% either process ends, or the connection does. Both sides learn of that from their monitors, but
+%% either process ends, or the connection is lost. Both sides learn of that from their monitors, but
 %% not at the same time: one of them could mistake the next visit for this one. Therefore a visit
 %% has a reference. This side tells the guest that a visit is over when it ends, and again if the
 %% guest still mentions it. At the guest, the next visit ends the one before (trunkline_hosts).
@@ -30,14 +30,14 @@
 
 -type visit() :: reference().
 -type inbox() :: pid().
-%% What is to be told.
+%% What a guest is to be told.
 -type news() :: {over, visit()} | {inboxes, visit(), [inbox()]}.
 
 -record(guest,
         {visit = none :: none | visit(),
          monitor = none :: none | reference(),             % of the process there
          inboxes = #{} :: #{inbox() => []},                % that it knows, or is about to
-         %% Those of all that it has ever known: it probably wants the next one as well.
+         %% The names of all inboxes that it has ever known: it probably needs the next ones, too.
          names = #{} :: #{atom() => []},
          changed = #{} :: #{inbox() => []},
          over = [] :: [visit()]}).
@@ -81,7 +81,7 @@ put_guest(Node, #guest{changed = Changed, over = Over} = Guest,
                       false -> Due#{Node => []}
                   end}.
 
-%% A new inbox has this name. The nodes that knew the one before are told of it at once.
+%% A new inbox has this name. The nodes that knew the previous one are told of it at once.
 -spec named(inbox(), Name :: atom(), guests()) -> guests().
 named(Inbox, Name, G) ->
     each(fun(Node, #guest{names = Names} = Guest, G1) when is_map_key(Name, Names) ->
@@ -90,7 +90,7 @@ named(Inbox, Name, G) ->
                  G1
          end, G).
 
-%% There is something new about it for those who know it.
+%% The state of the inbox has changed. The nodes that know it are told.
 -spec changed(inbox(), guests()) -> guests().
 changed(Inbox, G) ->
     each_that_knows(Inbox, fun(Guest) -> Guest end, G).
@@ -101,7 +101,7 @@ ended(Inbox, G) ->
                                    Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}
                            end, G).
 
-%% Is told of it.
+%% Each guest that knows the inbox is to be told of it.
 each_that_knows(Inbox, Change, G) ->
     each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
                  tell(Node, Inbox, Change(Guest), G1);
@@ -111,7 +111,7 @@ each_that_knows(Inbox, Change, G) ->
 
 each(Step, #guests{nodes = Nodes} = G) -> maps:fold(Step, G, Nodes).
 
-%% The process there has ended, or the connection has.
+%% The process at the guest has ended, or the connection is lost.
 -spec down(Monitor :: reference(), guests()) -> guests().
 down(Monitor, G) ->
     each(fun(Node, #guest{monitor = M, visit = Visit, over = Over}, G1) when M =:= Monitor ->
@@ -120,7 +120,7 @@ down(Monitor, G) ->
                  G1
          end, G).
 
-%% The guest has heard of that visit.
+%% The guest mentions this visit. If it is not the present one, the guest is told that it is over.
 -spec speaks_of(node(), visit(), guests()) -> guests().
 speaks_of(Node, Visit, #guests{nodes = Nodes} = G) ->
     case maps:get(Node, Nodes, #guest{}) of
@@ -129,7 +129,7 @@ speaks_of(Node, Visit, #guests{nodes = Nodes} = G) ->
             put_guest(Node, Guest#guest{over = [Visit | lists:delete(Visit, Over)]}, G)
     end.
 
-%% What is to be told now, to which nodes.
+%% Which nodes are to be told now, and what.
 -spec due(guests()) -> [{node(), [news(), ...]}].
 due(#guests{nodes = Nodes, due = Due}) ->
     [{Node, news(maps:get(Node, Nodes))} || Node <- maps:keys(Due)].
@@ -138,7 +138,7 @@ news(#guest{visit = Visit, changed = Changed, over = Over}) ->
     [{over, Ended} || Ended <- Over]
         ++ [{inboxes, Visit, maps:keys(Changed)} || map_size(Changed) > 0].
 
-%% That was said. `monitor': the process there is to be monitored now.
+%% The news was sent. `monitor': the process at the guest is to be monitored now.
 -spec told(node(), news(), guests()) -> {ok | monitor, guests()}.
 told(Node, {over, Visit}, #guests{nodes = Nodes} = G) ->
     #{Node := #guest{over = Over} = Guest} = Nodes,
@@ -155,7 +155,7 @@ monitored(Node, Monitor, #guests{nodes = Nodes} = G) ->
     #{Node := Guest} = Nodes,
     G#guests{nodes = Nodes#{Node := Guest#guest{monitor = Monitor}}}.
 
-%% There is no connection, thus there is nothing to say.
+%% There is no connection, so there is nothing to tell.
 -spec is_away(node(), guests()) -> guests().
 is_away(Node, #guests{nodes = Nodes, due = Due}) ->
     #guests{nodes = maps:remove(Node, Nodes), due = maps:remove(Node, Due)}.

@@ -1,10 +1,10 @@
 %% The other nodes whose inboxes this node knows (*hosts*), and the visit by which it knows them.
 %% trunkline_guests is the other side of this, and explains visits.
 %%
-%% A visit begins with its first message, which also ends the visit before: that one's inboxes may
-%% have ended, or may have registered with another process there. This node then tells the host
-%% which visit it takes for the present one, and monitors the process there. Both wait until the
-%% connection is not busy (due/1, introduced/3).
+%% A visit begins with its first message, which also ends the previous visit: the inboxes of that
+%% one may have ended, or may have registered with another process there. This node then tells the
+%% host which visit it takes for the present one, and monitors the process there. Both wait until
+%% the connection is not busy (due/1, introduced/3).
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_hosts).
@@ -30,7 +30,7 @@
 -spec new() -> hosts().
 new() -> #hosts{}.
 
-%% Of that process, by that visit. Answers the inboxes that are to be forgotten.
+%% A message of this visit has come from that process. Returns the inboxes to forget.
 -spec heard(pid(), visit(), hosts()) -> {[inbox()], hosts()}.
 heard(Pid, Visit, #hosts{nodes = Nodes, due = Due} = H) ->
     Node = node(Pid),
@@ -43,7 +43,7 @@ heard(Pid, Visit, #hosts{nodes = Nodes, due = Due} = H) ->
                                due = Due#{Node => []}}}
     end.
 
-%% There is a row now for this inbox of a node of which was heard.
+%% This node now has a row for that inbox of a host.
 -spec knows(node(), inbox(), hosts()) -> hosts().
 knows(Node, Inbox, #hosts{nodes = Nodes} = H) ->
     #{Node := #host{inboxes = Inboxes} = Host} = Nodes,
@@ -58,11 +58,11 @@ forgets(Node, Inbox, #hosts{nodes = Nodes} = H) ->
             H
     end.
 
-%% The host says so. Answers the inboxes that are to be forgotten.
+%% The host says that this visit is over. Returns the inboxes to forget.
 -spec over(visit(), hosts()) -> {[inbox()], hosts()}.
 over(Visit, H) -> first(fun(#host{visit = V}) -> V =:= Visit end, H).
 
-%% So does a monitor.
+%% A monitor reports that a visit is over. Returns the inboxes to forget.
 -spec down(Monitor :: reference(), hosts()) -> {[inbox()], hosts()}.
 down(Monitor, H) -> first(fun(#host{monitor = M}) -> M =:= Monitor end, H).
 
@@ -72,7 +72,7 @@ first(Is, #hosts{nodes = Nodes} = H) ->
         [] -> {[], H}
     end.
 
-%% Who should hear of which visit, and be monitored.
+%% Which processes are to be told of which visit, and to be monitored.
 -spec due(hosts()) -> [{pid(), visit()}].
 due(#hosts{nodes = Nodes, due = Due}) ->
     [{Pid, Visit} || Node <- maps:keys(Due),
@@ -84,8 +84,7 @@ introduced(Pid, Monitor, #hosts{nodes = Nodes, due = Due}) ->
     #{Node := Host} = Nodes,
     #hosts{nodes = Nodes#{Node := Host#host{monitor = Monitor}}, due = maps:remove(Node, Due)}.
 
-%% The visit to that node, if there is one, is over. Answers the inboxes that are to be
-%% forgotten.
+%% The visit to that node, if there is one, is over. Returns the inboxes to forget.
 -spec is_away(node(), hosts()) -> {[inbox()], hosts()}.
 is_away(Node, #hosts{nodes = Nodes, due = Due} = H) ->
     case maps:take(Node, Nodes) of

@@ -89,10 +89,11 @@ What `info/1` answers:
                                    refused => non_neg_integer()}},
                   time_in_queue := [{Microseconds :: pos_integer(), non_neg_integer()}]}.
 
-%% A server is the faster the less often it waits for the inbox. A process that asks others
-%% for each message, and searches its mailbox for the answer, is not: at 8 the inbox and the
-%% process are ready at the same time, on two schedulers, and so are those it asks
-%% (bench_mailbox, 1: 1.5 to 2.6 of the synchronous time with 8 messages, 0.8 to 1.2 with 1).
+%% The less often a server waits for the inbox, the faster it is. This is not true for a process
+%% that asks other processes for each message, and searches its mailbox for the answer. With 8, the
+%% inbox and the process are ready at the same time, on two schedulers, and so are the processes
+%% that it asks (bench_mailbox, 1: 1.5 to 2.6 of the synchronous time with 8 messages, 0.8 to 1.2
+%% with 1).
 -define(SERVER, #{work => 8, tell_dropped => false}).
 -define(PROCESS, #{work => 1, tell_dropped => true}).
 -define(ASK, 1000).                % ms: other nodes, for info/1
@@ -115,7 +116,7 @@ errors are those of `gen_server:start_link/3`.
 start_link(Module, Args, Options) when is_atom(Module), length(Options) >= 0 ->
     start(none, Module, Args, Options);
 start_link(Module, Args, Options) ->
-    %% Says what is wrong.
+    %% This raises the same error as gen_server.
     ?NAMED(badarg, [Module, Args, Options], gen_server:start_link(Module, Args, Options)).
 
 -doc "
@@ -153,7 +154,7 @@ start(Name, Module, Args, Options) ->
             Error
     end.
 
-%% Who has callback_mode is a gen_statem.
+%% A module that exports callback_mode/0 is a gen_statem.
 behaviour(Module) ->
     _ = code:ensure_loaded(Module),
     case erlang:function_exported(Module, callback_mode, 0) of
@@ -198,7 +199,7 @@ open_named(Name, Options) ->
         {ok, Checked} ->
             case trunkline_keeper:start_link(Name, {process, self()}, Checked) of
                 {ok, Inbox} = Started ->
-                    %% For done/2, which must not depend on anybody else.
+                    %% For done/2, which must not depend on another process.
                     _ = put({?MODULE, Inbox}, trunkline_inboxes:work(Inbox)),
                     Started;
                 Other ->

@@ -1,5 +1,6 @@
-%% A gen_server behind an inbox: the callbacks are the module's own, and so is the state; what
-%% has come through the keeper is marked, and counted as done after its callback.
+%% A gen_server behind an inbox. The callbacks and the state are those of the user's module.
+%% Messages that have come through the keeper are marked, and each is counted as done after its
+%% callback.
 -module(trunkline_inbox_server).
 -moduledoc false.
 -behaviour(gen_server).
@@ -23,13 +24,13 @@
 -define(SAID(Reason), {'$trunkline_said', Reason}).
 -define(MARKED(Serial, Message), ['$inbox', Serial | Message]).
 
-%% The mark is where gen_server and gen_statem leave it alone.
+%% The mark is put where gen_server and gen_statem do not look at it.
 -spec mark(pos_integer(), term()) -> term().
 mark(Serial, {'$gen_call', From, Request}) -> {'$gen_call', From, ?MARKED(Serial, Request)};
 mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
 mark(Serial, Message) -> ?MARKED(Serial, Message).
 
-%% To others it is a process of that module.
+%% Makes the calling process look like a process of that module.
 -spec begin_with(module(), trunkline_work:work()) -> ok.
 begin_with(Module, Work) ->
     put('$initial_call', {Module, init, 1}),
@@ -38,8 +39,8 @@ begin_with(Module, Work) ->
     put(?INBOX, {Module, Work}),
     ok.
 
-%% A server whose init/1 says {error, Reason}, which is one of its answers since OTP 26, ends as
-%% normal, unlike one that says {stop, Reason}: the keeper has to know,
+%% Since OTP 26 init/1 may return {error, Reason}. Then the server exits with `normal', unlike after
+%% {stop, Reason}. The keeper has to know which of the two it was, so the reason is marked.
 -spec told_of(InitResult) -> InitResult | {error, term()}.
 told_of({error, Reason} = Result) ->
     case is_26() of
@@ -49,12 +50,12 @@ told_of({error, Reason} = Result) ->
 told_of(Result) ->
     Result.
 
-%% and finds out here whether that is why the server has not started.
+%% Whether the server has not started because init/1 returned {error, Reason}.
 -spec said(term()) -> {said, Reason :: term()} | no.
 said(?SAID(Reason)) -> {said, Reason};
 said(_) -> no.
 
-%% It came with that function.
+%% proc_lib:init_fail/3 came with OTP 26.
 -spec is_26() -> boolean().
 is_26() -> erlang:function_exported(proc_lib, init_fail, 3).
 
@@ -74,7 +75,7 @@ is_behind(Keeper) ->
         undefined -> false
     end.
 
-%% Counted once: a gen_statem may see a message again.
+%% Each message is counted only once, because a gen_statem may see it again.
 -spec done(none | pos_integer()) -> ok.
 done(none) ->
     ok;
@@ -88,7 +89,7 @@ done(Serial) ->
             ok
     end.
 
-%% A callback may throw what it answers; it is done all the same.
+%% A callback may throw its result. The message is done all the same.
 -spec returned(fun(() -> term())) -> term().
 returned(Callback) ->
     try Callback()
@@ -166,11 +167,12 @@ format_status(Status) ->
             end
     end.
 
-%% What the older format_status/2 should return has the state in it, and will be put so again.
+%% The older format_status/2 should return the state in this form. Here it is taken out, because it
+%% will be put into this form again.
 shown([{data, [{"State", State}]}]) -> State;
 shown(Other) -> Other.
 
-%% Messages and events as they were sent.
+%% Shows messages and events as they were sent, without marks.
 -spec plain_status(Status) -> Status when Status :: #{atom() => term()}.
 plain_status(Status) ->
     maps:map(fun(message, Message) -> unmark(Message);

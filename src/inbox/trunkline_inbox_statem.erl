@@ -1,11 +1,11 @@
-%% A gen_statem behind an inbox: as trunkline_inbox_server.
+%% A gen_statem behind an inbox, like trunkline_inbox_server for a gen_server.
 -module(trunkline_inbox_statem).
 -moduledoc false.
 -behaviour(gen_statem).
 
 -export([callback_mode/0, init/1, handle_event/4, terminate/3, code_change/4, format_status/1]).
 
-%% Each state's own function, if the module has such, is called from here.
+%% If the module has state functions, they are called from handle_event/4.
 -spec callback_mode() -> gen_statem:callback_mode_result().
 callback_mode() ->
     {Module, _, _} = trunkline_inbox_server:enter(none),

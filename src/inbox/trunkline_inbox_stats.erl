@@ -1,7 +1,7 @@
 %% The counters of an inbox, which can be read without asking it.
 %%
-%% The time that a message has waited is counted when it leaves. How many wait, and how many were
-%% dropped, is written only once a second, and only while the inbox is in use.
+%% The time that a message has waited is counted when it leaves. The numbers of messages that wait
+%% and that were dropped are written only once a second, and only while the inbox is in use.
 -module(trunkline_inbox_stats).
 -moduledoc false.
 
@@ -33,7 +33,7 @@ histogram() -> {time_in_queue, "inbox_seconds", "time in the inbox, without a _s
 -spec new() -> stats().
 new() -> counters:new(?BUCKETS + 2, []).
 
-%% A message goes to the process, after so many microseconds.
+%% A message goes to the process, after Time microseconds in the queue.
 -spec passed(stats(), Microseconds :: integer()) -> ok.
 passed(Stats, Time) -> counters:add(Stats, bucket(Time, 1), 1).
 
@@ -51,11 +51,11 @@ times(Stats) -> [{1 bsl (N - 1), Count} || {N, Count} <- counts(Stats), Count > 
 
 counts(Stats) -> [{N, counters:get(Stats, N)} || N <- lists:seq(1, ?BUCKETS)].
 
-%% What waits.
+%% The messages and bytes that wait.
 -spec level(stats()) -> trunkline_gate:charge().
 level(Stats) -> counters:get(Stats, ?LEVEL).
 
-%% Every second bucket is enough there.
+%% Two buckets are merged into one, which is enough for metrics.
 -spec read(stats()) -> values().
 read(Stats) ->
     Level = level(Stats),
@@ -67,7 +67,7 @@ read(Stats) ->
 pairs([Some, Others], _) -> [{infinity, Some + Others}];
 pairs([Some, Others | Counts], N) -> [{1 bsl (N - 1), Some + Others} | pairs(Counts, N + 2)].
 
-%% Of several inboxes.
+%% The values of several inboxes together.
 -spec sum([values(), ...]) -> values().
 sum([First | Others]) ->
     lists:foldl(fun(Values, Sum) ->

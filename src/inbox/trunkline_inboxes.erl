@@ -1,5 +1,5 @@
-%% The inboxes that this node's senders know, at this node and at others. Senders wait here for
-%% room in them.
+%% The inboxes that this node's senders know, at this node and at others. Senders wait here for room
+%% in an inbox.
 %%
 %%     sender                     here                              keeper of the inbox
 %%       | the first message ──────────────────────── by lane ───> |
@@ -16,17 +16,17 @@
 %%
 %% A node knows its own inboxes, and those to which it has sent. A message by lane from a node that
 %% does not know the inbox yet is marked as a stranger's when it arrives (arrived/2). The keeper
-%% sees the mark, and has the node told (met/2). What the two nodes tell each other, and when they
-%% forget it, is decided by trunkline_guests at the node of the inboxes, and by trunkline_hosts at
-%% the node of the senders. Each node monitors the other's process of this module, and no inboxes.
-%% (A node of release 0.5.0 expects to be told of all inboxes, and tells of all of its own. Then
-%% each has a monitor.)
+%% sees the mark, and has the node told (met/2). trunkline_guests at the node of the inboxes, and
+%% trunkline_hosts at the node of the senders, decide what the two nodes tell each other, and when
+%% they forget it. Each node monitors the other's process of this module, and no inboxes. (A node of
+%% release 0.5.0 expects to be told of all inboxes, and tells of all of its own. Then each inbox has
+%% a monitor.)
 %%
 %% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
 %% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked
 %% every second what it holds. If that has been less than what is outstanding for LOST ms, the node
-%% starts anew, with another gate and another epoch, so that the old count does no harm. Only gates
-%% that have been used since are checked.
+%% starts to count again, with another gate and another epoch, so that the old count does no harm.
+%% Only gates that have been used since are checked.
 %%
 %% Senders that wait for inboxes of another node are counted with that peer (trunkline_wait_time).
 -module(trunkline_inboxes).
@@ -47,14 +47,14 @@
 -define(LOST, 10_000).
 -define(SILENCE, 5_000).
 -define(AGAIN, 1).
-%% ms: a connection that was busy may be no more.
+%% ms until a busy connection is tried again.
 -define(LATER, 100).
 %% ms from one update of the waiting times to the next.
 -define(REFRESH, 100).
 
-%% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox
-%% is full (an odd number), how many messages have been refused, and 1 while the gate is
-%% looked at from time to time.
+%% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox is full (an
+%% odd number), how many messages have been refused, and 1 while the gate is checked from time to
+%% time.
 -define(LEVEL, 1).
 -define(BYTES, 2).
 -define(MESSAGES, 3).
@@ -79,11 +79,12 @@
          server :: pid() | none,
          full = 0 :: non_neg_integer()}).
 
-%% What this node's gate for an inbox has seen.
+%% What is known of this node's gate for one inbox.
 -record(account,
         {keys :: [key()],
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
-         %% ms: since when the inbox has had less, and when that was seen last.
+         %% ms: since when the inbox has held less than what is outstanding, and when that was last
+         %% seen.
          missing = none :: none | {Since :: integer(), Seen :: integer()}}).
 -record(state,
         {accounts = #{} :: #{Keeper :: pid() => #account{}},
@@ -94,7 +95,7 @@
          busy_timer = false :: boolean(),
          %% Nodes of release 0.5.0.
          old = #{} :: #{node() => []},
-         %% Other nodes for whose inboxes somebody waits.
+         %% Other nodes with inboxes for which senders wait.
          waits = #{} :: #{node() => trunkline_wait_time:wait_time()},
          refresh_timer = false :: boolean()}).
 
@@ -147,7 +148,7 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
             end
     end.
 
-%% (A level below zero borrows from the bytes: its messages are no number.)
+%% (A level below zero borrows from the bytes, so that its number of messages means nothing.)
 is_below(Level, _) when Level < 0 ->
     true;
 is_below(Level, Gate) ->
@@ -155,7 +156,7 @@ is_below(Level, Gate) ->
 
 is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
 
-%% What is outstanding may be lost, and then no credit tells that something is going on.
+%% What is outstanding may be lost. Then no credit comes, which would start the checks.
 watch_full(Keeper, Gate) ->
     case atomics:get(Gate, ?WATCHED) of
         0 -> gen_server:cast(?MODULE, {watch, Keeper});
@@ -166,7 +167,7 @@ watch_full(Keeper, Gate) ->
 is_own(Keeper) ->
     trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined.
 
-%% It could not be sent after all.
+%% Takes back the charge of a message that could not be sent after all.
 -spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.
 cancel(Keeper, ['$inbox', Source, Charge | _]) ->
     case lookup(Keeper) of
@@ -174,7 +175,7 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
         _ -> ok
     end.
 
-%% Whether it is an inbox that bounds its senders: they have to enter.
+%% Whether it is an inbox that bounds its senders, so that they have to enter.
 -spec is_bounded(key()) -> boolean().
 is_bounded(Key) -> lookup(Key) =/= none.
 
@@ -198,8 +199,8 @@ lookup(Key) ->
 
 %% --- for inlets and links -----------------------------------------------------------
 
-%% What goes to an inbox of this node, and was sent by a process whose node does not know it,
-%% is marked with that node. (Calls are always admitted: their keepers see whose they are.)
+%% Marks each message for an inbox of this node that comes from a node that does not know the inbox.
+%% (Calls are always admitted, and the keepers see which node a call comes from.)
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
     [Entry | arrived(Node, Entries)];
@@ -239,13 +240,13 @@ bounded_here(To) ->
 stranger(Node, Message) ->
     ['$inbox', trunkline_share:stranger(Node), trunkline_gate:charge(Message) | Message].
 
-%% That node runs Trunkline, and what it can do is known now.
+%% That node runs Trunkline, and its capabilities are known now.
 -spec has_spoken(node()) -> ok.
 has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 
 %% --- for inboxes ------------------------------------------------------------------
 
-%% By a keeper, of itself and its server, if that is one.
+%% A keeper registers itself, and its server if there is one.
 -spec register({Name :: atom(), policy(), Bound :: trunkline_share:window()},
                trunkline_work:work(), trunkline_inbox_stats:stats(), Server :: pid() | none) ->
           ok | {error, not_started}.
@@ -256,15 +257,15 @@ register({Name, Policy, Bound}, Work, Stats, Server) ->
         exit:{noproc, _} -> {error, not_started}
     end.
 
-%% By a keeper: a node has sent to it that does not know what it is.
+%% For a keeper: a node has sent to it that does not know what it is.
 -spec met(Keeper :: pid(), node()) -> ok.
 met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
 
-%% By a keeper whose senders do not wait: it is full (an odd number), or no more.
+%% For a keeper whose senders do not wait: it is full (an odd number), or no longer full.
 -spec full(Keeper :: pid(), non_neg_integer()) -> ok.
 full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 
-%% What a consumer has that is not done.
+%% The counter of messages that the consumer has and is not done with.
 -spec work(pid()) -> trunkline_work:work().
 work(Keeper) ->
     #own{work = Work} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
@@ -282,8 +283,8 @@ keeper(Key) ->
         _ -> none
     end.
 
-%% What that inbox has made of this node's senders: who waits for room now, and the number
-%% of messages that have been refused.
+%% How this node's senders fare with that inbox: how many wait for room now, and how many of their
+%% messages have been refused.
 -spec senders(Keeper :: pid()) -> #{waiting := non_neg_integer(), refused := non_neg_integer()}.
 senders(Keeper) ->
     #{waiting => gen_server:call(?MODULE, {waiting, Keeper}),
@@ -314,7 +315,7 @@ owns() ->
 init([]) ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key},
                               {read_concurrency, true}]),
-    %% (Of the one before, if there was.)
+    %% (The previous process may have left entries.)
     ok = trunkline_bounded:clear(),
     Peers = maps:to_list(trunkline_peers:all()),
     lists:foreach(fun({_, #{stats := Stats}}) ->
@@ -417,7 +418,7 @@ update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts
     More = trunkline_waiters:size(Waiters) - trunkline_waiters:size(Before),
     count(node(Keeper), More, S#state{accounts = Accounts#{Keeper := Account}}).
 
-%% So many more wait for inboxes of that node, or fewer.
+%% More senders wait for inboxes of that node: fewer if More is negative.
 count(Node, More, S) when More =:= 0; Node =:= node() ->
     S;
 count(Node, More, #state{waits = Waits} = S) ->
@@ -458,7 +459,7 @@ own({Keeper, Name, Policy, _} = Inbox, Own, #state{guests = Guests} = S) ->
         false -> S1
     end.
 
-%% An inbox whose policy is to drop bounds nobody.
+%% An inbox whose policy is to drop does not bound its senders.
 is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
 
 introduce(Keeper, Node, #state{guests = Guests} = S) ->
@@ -483,7 +484,7 @@ own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
             S
     end.
 
-%% Its supervisor has killed the keeper, and means the server, which may trap exits.
+%% A supervisor that kills the keeper means the server. The server may trap exits, so it is killed.
 own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
     case lookup({own, Keeper}) of
         {own, Key, #own{server = Server}} ->
@@ -509,9 +510,9 @@ heard_of({Keeper, Name, Policy, Bound, Full}, Node, #state{hosts = Hosts} = S) -
 heard_of(_, _, S) ->
     S.
 
-%% --- what is known of an inbox, of whatever node --------------------------------------
+%% --- rows of inboxes, of any node -----------------------------------------------------
 
-%% A name that two of them have belongs to the newer.
+%% If two inboxes have the same name, it belongs to the newer one.
 row({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
        not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
@@ -533,7 +534,8 @@ names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
 names(Name, Node) -> [{Name, Node}].
 
-%% Greater than any before, also than those of an earlier life of this node.
+%% A new source. Its epoch is greater than all before it, also those of an earlier incarnation of
+%% this node.
 source() ->
     Unique = erlang:unique_integer([positive, monotonic]) band 16#ffffffff,
     {node(), (erlang:system_time(second) bsl 32) bor Unique}.
@@ -541,7 +543,7 @@ source() ->
 all_keys(#state{accounts = Accounts}) ->
     lists:append([Keys || #account{keys = Keys} <- maps:values(Accounts)]).
 
-%% Each change has a number, since they may overtake each other.
+%% Changes may overtake each other. Therefore each has a number, and the greatest counts.
 set_full(Keeper, Number) ->
     case lookup(Keeper) of
         #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
@@ -563,7 +565,7 @@ forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             S
     end.
 
-%% (A name may belong to another one already.)
+%% (The name may belong to another inbox already.)
 forget_key(Key, Keeper) ->
     case lookup(Key) of
         #row{keeper = Keeper} -> true = ets:delete(?TABLE, Key);
@@ -571,21 +573,21 @@ forget_key(Key, Keeper) ->
     end,
     trunkline_bounded:remove(Key).
 
-%% An inbox has ended, or one who has told of inboxes, or one who was told.
+%% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
     flush(S#state{guests = trunkline_guests:down(Monitor, Guests)});
 down(_, Keeper, Reason, S) when node(Keeper) =:= node() ->
     forget_one(Keeper, own_ended(Keeper, Reason, S));
 down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->
-    %% The next connection to a node of release 0.5.0 may be there already, and what was said
-    %% on it.
+    %% There may be a new connection to a node of release 0.5.0 already, on which that node
+    %% has introduced its inboxes. So it is asked to introduce them again.
     _ = is_map_key(Pid, Accounts) andalso Reason =:= noconnection
         andalso tell(node(Pid), {introduce, node()}),
     forget_one(Pid, forget(trunkline_hosts:down(Monitor, Hosts), S)).
 
-%% --- what other nodes are told --------------------------------------------------------
+%% --- messages to other nodes ----------------------------------------------------------
 
-%% At once, if the connections take it.
+%% Sends what is due, as far as the connections take it at once.
 flush(#state{guests = Guests, hosts = Hosts} = S) ->
     Guests1 = lists:foldl(fun({Node, News}, G) -> tell_guest(Node, News, G) end, Guests,
                           trunkline_guests:due(Guests)),
@@ -641,7 +643,7 @@ tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
 
 %% --- nodes of release 0.5.0 -----------------------------------------------------------
 
-%% They introduce all of their inboxes, and themselves monitor all that are introduced to them.
+%% These nodes introduce all of their inboxes, and monitor all inboxes that are introduced to them.
 greeted(Node, #state{old = Old} = S) ->
     case trunkline_peers:can(Node, inboxes) of
         true ->
@@ -671,15 +673,16 @@ tell_old(What, #state{old = Old} = S) ->
     lists:foreach(fun(Node) -> tell(Node, What) end, maps:keys(Connected)),
     S#state{old = Connected}.
 
-%% At once, so that nobody hears of an inbox before; but if the connection is busy, not by
-%% itself. (Where no process has that name it is lost, as it should be.)
+%% Sends at once, so that the node cannot learn of an inbox in another way before this. If the
+%% connection is busy, another process sends. (If no process there has the name, the message is
+%% lost, as it should be.)
 tell(Node, What) ->
     case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
         nosuspend -> tell_later(Node, What);
         _ -> ok
     end.
 
-%% Without a process that could wait it is tried again.
+%% If no process can be started that waits, this is tried again later.
 tell_later(Node, What) ->
     Tell = fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end,
     case trunkline_process:start(fun() -> spawn(Tell) end) of
@@ -687,7 +690,7 @@ tell_later(Node, What) ->
         {error, system_limit} -> _ = erlang:start_timer(?LATER, ?MODULE, {tell, Node, What}), ok
     end.
 
-%% --- what is outstanding --------------------------------------------------------------
+%% --- outstanding messages -------------------------------------------------------------
 
 credit(Keeper, Source, Left, {Bytes, Messages}, #state{accounts = Accounts} = S) ->
     case lookup(Keeper) of
@@ -701,7 +704,7 @@ credit(Keeper, Source, Left, {Bytes, Messages}, #state{accounts = Accounts} = S)
                true -> watch(Keeper, S1)
             end;
         _ ->
-            S                                % of an earlier beginning
+            S                                % of an earlier epoch
     end.
 
 watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
@@ -720,7 +723,7 @@ audit_timer(S) ->
 audit(#state{watched = Watched} = S) ->
     audit_timer(lists:foldl(fun look/2, S, maps:keys(Watched))).
 
-%% A sender that was told of room, and was killed before it took it, has left it to the others.
+%% A sender may have been told of room, and killed before it took that room. Then the others get it.
 look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
     #row{gate = Gate, source = Source} = lookup(Keeper),
@@ -743,7 +746,7 @@ audited(Held, #row{gate = Gate} = Row, #account{missing = Missing} = Account) ->
         _ -> missing(Now, Missing, Row, Account)
     end.
 
-%% While nothing was heard from there, all may have been on its way.
+%% After a silence the time begins again: until now, everything may have been on its way.
 missing(Now, {Since, Seen}, Row, Account) when Now - Seen < ?SILENCE ->
     case Now - Since < ?LOST of
         true -> Account#account{missing = {Since, Now}};
@@ -752,7 +755,7 @@ missing(Now, {Since, Seen}, Row, Account) when Now - Seen < ?SILENCE ->
 missing(Now, _, _, Account) ->
     Account#account{missing = {Now, Now}}.
 
-%% Senders that have read the old row still enter the old gate, once.
+%% A sender that has read the old row still enters the old gate, once.
 begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
     New = atomics:new(?WATCHED, [{signed, true}]),
     lists:foreach(fun(Cell) -> atomics:put(New, Cell, atomics:get(Gate, Cell)) end,
@@ -768,7 +771,7 @@ begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account)
                   end, Keys),
     Account#account{missing = none}.
 
-%% Those who fit are told.
+%% Tells the senders for which there is room.
 release(Keeper, #account{waiters = Waiters} = Account) ->
     case trunkline_waiters:is_empty(Waiters) of
         true ->

@@ -35,10 +35,10 @@
               | {process, pid()}.
 
 %% ms
--define(CREDIT, 20).                  % what has left is told to its senders' node
+-define(CREDIT, 20).                  % until a node is told what has left of its messages
 -define(AGAIN, 100).
 -define(QUIET, 1000).
--define(FORGET, 11_000).              % who has sent nothing meanwhile is forgotten
+-define(FORGET, 11_000).              % until a node that sends nothing is forgotten
 -define(MEET_AGAIN, 1000).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
@@ -52,17 +52,17 @@
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
-         serial = 0 :: non_neg_integer(),                   % of the last one that it was given
+         serial = 0 :: non_neg_integer(),                   % of the last message to the consumer
          stats :: trunkline_inbox_stats:stats(),
          dropped = 0 :: non_neg_integer(),
-         %% How many of these there was an event of; and since when it is too full.
+         %% How many dropped messages events have reported; and since when the inbox is too full.
          told = 0 :: non_neg_integer(),
          overload = none :: none | integer(),
          inboxes :: reference(),                            % monitor
-         full = 0 :: non_neg_integer(),                     % how often that has changed
+         full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
          hurried = false :: boolean(),
-         met = #{} :: #{node() => Milliseconds :: integer()},    % who was told what this is
+         met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name.
@@ -84,13 +84,13 @@ forget_exit(Keeper) ->
         _ -> ok
     end.
 
-%% As gen does: for a name that is taken nothing is started, nor ends.
+%% As gen does: if the name is taken, no process is started that would have to end again.
 where(none) -> undefined;
 where({local, Name}) -> whereis(Name);
 where({global, Name}) -> global:whereis_name(Name);
 where({via, Module, Name}) -> Module:whereis_name(Name).
 
-%% In front of the calling process.
+%% Starts a keeper in front of the calling process.
 -spec open(name(), options()) -> {ok, pid()} | {error, term()}.
 open(Name, Options) ->
     start_link(Name, {process, self()}, Options).
@@ -102,7 +102,7 @@ info(Keeper) ->
         [{Keeper, {down, Reason}}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
 
-%% Of those that answer within so many ms.
+%% The keepers that answer within Time ms.
 -spec infos([pid()], Time :: non_neg_integer()) -> #{pid() => map()}.
 infos(Keepers, Time) ->
     maps:from_list([{Keeper, Info} || {Keeper, {ok, Info}} <- ask(Keepers, Time)]).
@@ -123,7 +123,7 @@ answer(Ref, Deadline) ->
             receive {Ref, Info} -> {ok, Info} after 0 -> timeout end
     end.
 
-%% --- its beginning --------------------------------------------------------------------
+%% --- start ----------------------------------------------------------------------------
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, Options}) ->
@@ -158,7 +158,8 @@ init(Parent, {Name, What, Options}) ->
                 ignore ->
                     fail(Name, Parent, ignore, normal);
                 {error, timeout} ->
-                    %% The server was killed; whoever has started it is told, and not killed.
+                    %% The server was killed. The process that has started it gets an error, and is
+                    %% not killed.
                     fail(Name, Parent, {error, timeout}, normal);
                 {error, Reason} ->
                     case trunkline_inbox_server:said(Reason) of
@@ -175,7 +176,7 @@ fail(Name, Parent, Answer, Reason) ->
     proc_lib:init_ack(Parent, {failed, self(), Answer}),
     end_with(Reason).
 
-%% Of this one there is no report: the server's own is enough.
+%% Ends the keeper without a crash report: the server's own is enough.
 end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
@@ -186,7 +187,7 @@ start({server, gen_server, Module, Args, Options}, Work) ->
 start({server, gen_statem, Module, Args, Options}, Work) ->
     gen_statem:start_link(trunkline_inbox_statem, {Module, Args, Work}, Options).
 
-%% As gen does.
+%% Registers the name as gen does.
 take_name(none) -> true;
 take_name({local, Name}) ->
     try register(Name, self())
@@ -211,7 +212,7 @@ local_name(_) -> undefined.
 server(server, Consumer) -> Consumer;
 server(process, _) -> none.
 
-%% --- what comes -----------------------------------------------------------------------
+%% --- messages -------------------------------------------------------------------------
 
 -spec loop(#keeper{}) -> true.
 loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
@@ -236,7 +237,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
             case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
-                true -> exit(Consumer, Reason), loop(S);         % until it has ended
+                true -> exit(Consumer, Reason), loop(S);         % until the consumer has ended
                 false -> loop(S)                   % as to a server that does not trap exits
             end;
         {'EXIT', _, Reason} = Exit ->
@@ -297,15 +298,15 @@ sent(Source, Charge, Message, S) ->
            end,
     accept(Kind, Source, Charge, Now, Message, credit_timer(Credits, S#keeper{share = Share})).
 
-%% From a node that does not know that this is an inbox, and whose senders did not wait. (The
-%% others will.)
+%% A message from a node that does not know that this is an inbox, so that its sender did not wait.
+%% (Later senders will.)
 strange(Source, Charge, Message, #keeper{share = Share, mail = Mail, dropped = Dropped} = S) ->
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
         false -> hurry(S#keeper{mail = trunkline_mail:refused(Mail), dropped = Dropped + 1})
     end.
 
-%% The node is told, and told again after a while if it still seems not to know.
+%% The node is told what this is, and told again after a while if it still seems not to know.
 meet(Node, After, #keeper{met = Met} = S) ->
     Now = erlang:monotonic_time(millisecond),
     case Met of
@@ -317,7 +318,7 @@ meet(Node, After, #keeper{met = Met} = S) ->
             S#keeper{met = Recent#{Node => Now}}
     end.
 
-%% Where senders do not wait callers should know, too: then they do not even call.
+%% If senders do not wait, callers should know the inbox, too: then they do not even call.
 called(Node, #keeper{options = #{policy := reject}} = S) -> meet(Node, ?FORGET, S);
 called(_, S) -> S.
 
@@ -329,8 +330,8 @@ uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
         admitted -> plain(other, Message, S)
     end.
 
-%% Many processes that send with `!' get more processor time than the one that drops their messages,
-%% and its mailbox would grow without bound. So the keeper has high priority while it is behind.
+%% Many processes that send with `!' get more processor time than the keeper that drops their
+%% messages, and its mailbox would grow without bound. So it has high priority while it is behind.
 hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =:= 0 ->
     case process_info(self(), message_queue_len) of
         {_, Length} when Length > ?BEHIND, not Hurried ->
@@ -351,7 +352,7 @@ hurry_no_more(S) ->
 calm(#keeper{hurried = false} = S) -> S;
 calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
 
-%% Nobody has asked for room. (A name that other processes have may be anybody's.)
+%% No sender has asked for room. (A name that other processes have may be anybody's.)
 plain(Kind, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
     accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
@@ -388,7 +389,7 @@ content({'$gen_call', _, Request}) -> Request;
 content({'$gen_cast', Request}) -> Request;
 content(Message) -> Message.
 
-%% As much as the consumer may have.
+%% Passes on as much as the consumer may have.
 pass(#keeper{mail = Mail, work = Work} = S) ->
     case trunkline_mail:level(Mail) =/= 0 of
         true ->
@@ -425,7 +426,7 @@ hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial =
                end,
     S#keeper{serial = Serial + 1}.
 
-%% That is a message as others are, for which there must be room in what it has.
+%% The notice is a message like any other, so the consumer must have room for it.
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
         {0, _} -> none;
@@ -443,7 +444,7 @@ left(Source, Charge, Now, #keeper{share = Share} = S) ->
     {Credits, Share1} = trunkline_share:left(Now div 1000, Source, Charge, Share),
     credit_timer(pay(Credits, S#keeper{share = Share1})).
 
-%% Others may have a smaller window now.
+%% Other nodes may have a smaller window now.
 credit_timer([], S) -> S;
 credit_timer(Credits, S) -> credit_timer(pay(Credits, S)).
 
@@ -464,7 +465,7 @@ flush(#keeper{share = Share} = S) ->
 %% A busy connection must not suspend the keeper: what cannot be sent now is sent later.
 pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 
-%% Strangers have no gate.
+%% Strangers have no gate, so they get no credit.
 pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S) ->
     Paid = {credit, self(), Source, Left, Window},
     case trunkline_share:is_stranger(Source)
@@ -473,8 +474,8 @@ pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S)
         _ -> S
     end.
 
-%% Where nobody waits, calls should not even be sent while it is full, and until it is half
-%% empty. Each change has a number, and the full ones are odd.
+%% If senders do not wait, calls should not even be sent once the inbox is full, and until it is
+%% half empty. Each change has a number, which is odd if the inbox is full.
 full(#keeper{options = #{policy := reject}, full = N, mail = Mail} = S) ->
     case N band 1 =:= 0 andalso trunkline_mail:is_full(Mail)
         orelse N band 1 =:= 1 andalso trunkline_mail:is_half_empty(Mail) of
@@ -499,9 +500,10 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 
-%% --- events, and what is shown without a question -----------------------------------
+%% --- events and counters ------------------------------------------------------------
 
-%% Each second, and not for each message. It is too full when it is more than half full.
+%% This happens each second, and not for each message. An inbox is too full when it is more than
+%% half full.
 tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
     ok = trunkline_events:tell([inbox, dropped], #{count => Dropped - Told}, who(S)),
     tell(S#keeper{told = Dropped});
@@ -527,7 +529,8 @@ who(#keeper{name = Name, options = #{policy := Policy}}) ->
 
 %% --- signals --------------------------------------------------------------------------
 
-%% What the server would have got, were it the one that others link to.
+%% Passes an exit signal on. It has the effect that it would have if the sender were linked to the
+%% server itself.
 signal(Reason, Exit, #keeper{kind = server, consumer = Consumer}) ->
     case process_info(Consumer, trap_exit) of
         {trap_exit, true} -> _ = Consumer ! Exit, ok;
@@ -539,7 +542,7 @@ signal(normal, _, _) ->
 signal(Reason, _, #keeper{kind = process}) ->
     end_with(Reason).
 
-%% --- what is shown ----------------------------------------------------------------------
+%% --- info -------------------------------------------------------------------------------
 
 show(#keeper{mail = Mail, share = Share, work = Work, stats = Stats} = S) ->
     Level = trunkline_mail:level(Mail),

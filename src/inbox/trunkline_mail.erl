@@ -6,10 +6,10 @@
 %%                 normal    calls  ──┐           ├──> out
 %%                           others ──┴─> then  ──┘
 %%
-%% Within a class messages leave in the order in which they came. A message is admitted
-%% while what is there is below both bounds, as at a gate (trunkline_gate). Calls are
-%% always admitted, and never dropped: somebody waits for each. So are messages whose
-%% room was `granted' before they were sent (trunkline_share).
+%% Within a class messages leave in the order in which they came. As at a gate (trunkline_gate), a
+%% message is admitted while the queue is below both bounds. Calls are always admitted and never
+%% dropped, because a caller waits for each. The same is true for messages whose room was `granted'
+%% before they were sent (trunkline_share).
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_mail).
@@ -34,16 +34,16 @@
          policy :: policy(),
          next = 1 :: pos_integer(),
          level = 0 :: charge(),
-         %% Each class: what may not be dropped, and what may.
+         %% For each class: the messages that may not be dropped, and those that may.
          urgent = {queue:new(), queue:new()} :: queues(),
          normal = {queue:new(), queue:new()} :: queues(),
-         dropped = 0 :: non_neg_integer()}).    % nobody has been told of
+         dropped = 0 :: non_neg_integer()}).    % not reported yet
 -opaque mail() :: #mail{}.
 
 -spec new({Bytes :: pos_integer(), Messages :: pos_integer()}, policy()) -> mail().
 new({Bytes, Messages}, Policy) -> #mail{bytes = Bytes, messages = Messages, policy = Policy}.
 
-%% Answers what had to be dropped: the new one, if it is not among them, is in.
+%% Returns what had to be dropped. If the new message is not among these, it is in the queue.
 -spec in(class(), kind(), item(Any), mail()) -> {Dropped :: [item(Any)], mail()}.
 in(Class, Kind, Item, M) when Kind =:= call; Kind =:= granted ->
     {[], put(Class, kept, Item, M)};
@@ -55,7 +55,7 @@ in(Class, other, Item, M) ->
         false -> {[], put(Class, other, Item, M)}
     end.
 
-%% What in/4 would do with any message of kind `other', if that is to drop it.
+%% If in/4 would drop any message of kind `other', counts one as dropped.
 -spec refuse(mail()) -> {refused, mail()} | admitted.
 refuse(#mail{policy = drop_oldest}) ->
     admitted;
@@ -69,7 +69,8 @@ refuse(M) ->
 -spec refused(mail()) -> mail().
 refused(#mail{dropped = Dropped} = M) -> M#mail{dropped = Dropped + 1}.
 
-%% The oldest go, normal ones first. If nothing may go there is no room for the new one.
+%% Drops the oldest messages, normal ones first. If none may be dropped, there is no room for the
+%% new one.
 make_room(Class, Item, Dropped, M) ->
     case is_full(M) of
         false ->
@@ -137,6 +138,6 @@ is_full(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
 is_half_empty(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
     trunkline_gate:bytes(Level) * 2 =< Bytes andalso trunkline_gate:messages(Level) * 2 =< Messages.
 
-%% How many have been dropped since this was asked last.
+%% How many messages have been dropped since the last call.
 -spec take_dropped(mail()) -> {non_neg_integer(), mail()}.
 take_dropped(#mail{dropped = N} = M) -> {N, M#mail{dropped = 0}}.

@@ -20,13 +20,13 @@
 %% If senders do not wait for room (policy `reject') there are no shares: each node may fill the
 %% inbox, which drops what does not fit.
 %%
-%% A source is a node and an epoch, a number that grows each time the node starts counting anew.
-%% So charges of an earlier epoch do no harm. Epoch 0 is a stranger: a node that has not heard of
-%% the inbox yet.
+%% A source is a node and an epoch, a number that grows each time the node starts to count again. So
+%% charges of an earlier epoch do no harm. Epoch 0 is a stranger: a node that does not know the
+%% inbox yet.
 %%
-%% A source that has sent nothing for a while is forgotten, and starts again like any unknown one.
-%% This does not hold for one whose session is suspended: as much as its window may be in flight,
-%% and arrives when the nodes are connected again.
+%% A source that has sent nothing for a while is forgotten, and starts again like any unknown one. A
+%% source whose session is suspended is not forgotten: as much as its window may be in flight, and
+%% arrives when the nodes are connected again.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_share).
@@ -49,25 +49,25 @@
 -record(source,
         {window :: window(),
          told :: window() | {0, 0},
-         %% What it may have outstanding: a window that becomes smaller takes nothing back.
+         %% What the node may have outstanding: a window that becomes smaller takes nothing back.
          may :: {Bytes :: integer(), Messages :: integer()},
          held = 0 :: charge(),                   % what has arrived and not left
-         owed = 0 :: charge(),                   % what has left and it does not know
+         owed = 0 :: charge(),                   % what has left without the node's knowledge
          last :: milliseconds()}).
 -record(share,
         {bound :: window(),
          policy :: trunkline_mail:policy(),
          is_away :: is_away(),
          sources = #{} :: #{source() => #source{}},
-         counted = none :: none | milliseconds()}).    % when the active ones were
+         counted = none :: none | milliseconds()}).    % when the active sources were counted
 -opaque share() :: #share{}.
 
-%% A node that has not sent for so long, in ms, is not active.
+%% A node that has not sent for so many ms is not active.
 -define(ACTIVE, 10_000).
 -define(RECOUNT, 100).
-%% So many nodes that are not active may have as much as one that is.
+%% A first window is the bound divided by this. Nodes that are not active have such a window, too.
 -define(IDLE, 64).
-%% Before any beginning.
+%% The epoch of a stranger.
 -define(STRANGER, 0).
 
 -spec new(Bound :: window(), trunkline_mail:policy(), is_away()) -> share().
@@ -75,7 +75,7 @@ new(Bound, Policy, IsAway) -> #share{bound = Bound, policy = Policy, is_away = I
 
 part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 
-%% What a node has before it has sent anything.
+%% The window that a node has before it has sent anything.
 -spec first(Bound :: window(), trunkline_mail:policy()) -> window().
 first(Bound, reject) -> Bound;
 first(Bound, _) -> part(?IDLE, Bound).
@@ -86,8 +86,8 @@ stranger(Node) -> {Node, ?STRANGER}.
 -spec is_stranger(source()) -> boolean().
 is_stranger({_, Epoch}) -> Epoch =:= ?STRANGER.
 
-%% Whether to admit one more message of a stranger: as long as it has less here than a first window,
-%% or than what the others leave of the bound.
+%% Whether to admit one more message of a stranger. It is admitted if the stranger has less here
+%% than a first window, or than what the others leave of the bound.
 -spec is_granted(source(), share()) -> boolean().
 is_granted(Name, #share{bound = Bound, policy = Policy, sources = Sources}) ->
     Held = case Sources of
@@ -136,14 +136,14 @@ is_quarter(Charge, {Bytes, Messages}) ->
     trunkline_gate:bytes(Charge) * 4 >= Bytes
         orelse trunkline_gate:messages(Charge) * 4 >= Messages.
 
-%% That could not be said to it now.
+%% This credit could not be sent now.
 -spec unpaid(credit(), share()) -> share().
 unpaid({Name, Left, _}, #share{sources = Sources} = S) ->
     #{Name := #source{owed = Owed, may = May} = Source} = Sources,
     Source1 = Source#source{owed = Owed + Left, told = {0, 0}, may = add(May, unpack(Left))},
     S#share{sources = Sources#{Name := Source1}}.
 
-%% From time to time: all credit that is owed, and all windows that have changed.
+%% Called from time to time: returns all credit that is owed, and all windows that have changed.
 -spec flush(milliseconds(), share()) -> {[credit()], share()}.
 flush(Now, S0) ->
     S = case S0#share.counted of
@@ -182,7 +182,7 @@ recount(Now, #share{bound = Bound, policy = Policy, is_away = IsAway} = S) ->
                          andalso (IsOld(Name)
                                   orelse not IsActive(Source) andalso knows(First, Source))
              end,
-    %% Windows are only for those who know them.
+    %% Only a source that knows its window has a share.
     IsSharing = fun(Name, Source) ->
                         Policy =/= reject andalso not is_stranger(Name) andalso not IsOld(Name)
                             andalso IsActive(Source)
@@ -208,13 +208,13 @@ recount(Now, #share{bound = Bound, policy = Policy, is_away = IsAway} = S) ->
                                                          end}
                                end, Kept)}.
 
-%% Nothing is here, and nothing has left that it does not know of.
+%% Whether the source has nothing here, and knows of everything that has left.
 is_even(#source{held = Held, owed = Owed}) -> Held + Owed =:= 0.
 
 knows(Window, #source{told = Told}) -> Told =:= Window.
 
-%% An earlier epoch has nothing outstanding but what is here. Neither has a stranger, which has no
-%% window.
+%% A source of an earlier epoch has nothing outstanding but what is here. The same is true for a
+%% stranger, which has no window.
 settle(true, #source{held = Held, owed = Owed} = Source) ->
     Source#source{may = unpack(Held + Owed)};
 settle(false, Source) ->
@@ -239,7 +239,7 @@ is_owing(#share{sources = Sources}) ->
               end,
               maps:values(Sources)).
 
-%% What is here of it, and what it does not know to have left.
+%% What the source has here, and what has left without its knowledge.
 -spec held(source(), share()) -> charge().
 held(Name, #share{sources = Sources}) ->
     case Sources of

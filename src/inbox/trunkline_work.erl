@@ -1,13 +1,13 @@
-%% How many messages the process behind an inbox has and is not done with: an array that the keeper
-%% and that process both write.
+%% Counts the messages that the process behind an inbox, the consumer, has and is not done with. The
+%% counter is an array that the keeper and the consumer both write.
 %%
 %%     keeper                                   consumer
 %%       | -- messages, at most so many -------> |
 %%       |   (waits)                             |  done with one, with two, with half of them:
 %%       | <------------------- '$inbox_more' -- |
 %%
-%% The consumer sends a message only if the keeper waits, and only when it has done half of what it
-%% may have.
+%% The consumer sends a message only if the keeper waits, and only when it is done with half of what
+%% it may have.
 -module(trunkline_work).
 -moduledoc false.
 
@@ -27,7 +27,8 @@ new(Most) -> {self(), atomics:new(2, [{signed, true}]), Most}.
 -spec keeper(work()) -> pid().
 keeper({Keeper, _, _}) -> Keeper.
 
-%% From here on it counts. (What a server says before it has started comes from nobody.)
+%% From here on the count is valid. (A server that is not started yet has no messages from the
+%% keeper, whatever it reports as done.)
 -spec start(work()) -> ok.
 start({_, Cells, _}) -> atomics:put(Cells, ?WORK, 0).
 
@@ -38,7 +39,7 @@ has_room({_, Cells, Most}) -> atomics:get(Cells, ?WORK) < Most.
 -spec add(work()) -> ok.
 add({_, Cells, _}) -> atomics:add(Cells, ?WORK, 1).
 
-%% The consumer has done so many.
+%% The consumer is done with N more.
 -spec done(work(), pos_integer()) -> ok.
 done({Keeper, Cells, Most}, N) ->
     case atomics:sub_get(Cells, ?WORK, N) of
@@ -51,8 +52,8 @@ done({Keeper, Cells, Most}, N) ->
             ok
     end.
 
-%% The keeper waits for '$inbox_more', unless the consumer has done enough already. First the mark,
-%% then the number: a consumer that has done one in between sees it.
+%% The keeper waits for '$inbox_more', unless the consumer has done enough already. The mark is set
+%% before the number is read, so that a consumer that is done with one in between sees the mark.
 -spec wait(work()) -> wait | more.
 wait({_, Cells, Most}) ->
     case atomics:get(Cells, ?AWAITED) of
@@ -66,6 +67,6 @@ wait({_, Cells, Most}) ->
             end
     end.
 
-%% It may have said that it is done with more than it had.
+%% The consumer may have reported more messages as done than it had.
 -spec size(work()) -> non_neg_integer().
 size({_, Cells, _}) -> max(0, atomics:get(Cells, ?WORK)).

@@ -1,4 +1,4 @@
-%% What an operator should know of a view (trunkline_sample), in sentences. Pure.
+%% What an operator should know about a view (trunkline_sample), in sentences. Pure.
 %%
 %% A hint says what is wrong, the cause if the figures show it, and what to do or where to read
 %% about it. The most urgent hints come first. What is normal gets no hint.
@@ -7,9 +7,9 @@
 
 -export([hints/1]).
 
-%% Of the time; less is no trouble.
+%% Share of the time; less is not a problem.
 -define(WAITED, 0.05).
-%% Of a bound: nearly all of it is in use.
+%% Share of a bound from which on the bound is nearly reached.
 -define(FULL, 0.8).
 
 -spec hints(trunkline_sample:view()) -> [string()].
@@ -53,7 +53,7 @@ who_waits(Waited, Peer) when Waited =< 1.0 ->
 who_waits(Waited, Peer) ->
     text("about ~b senders to ~ts wait at any time", [round(Waited), Peer]).
 
-%% What they wait for: the lanes are full because they may not send, or because they cannot.
+%% What senders wait for: the lanes are full because they may not send, or because they cannot.
 why(#{large_pending := Pending}, #{bulk_bytes := Limit}) when Pending >= ?FULL * Limit ->
     text("as many large messages are pending as bulk_bytes allows (~ts)",
          [trunkline_screen:bytes(Limit)]);

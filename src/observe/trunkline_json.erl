@@ -1,5 +1,5 @@
-%% Terms as JSON (RFC 8259): maps, lists, numbers, binaries and atoms. OTP has a module for it since
-%% 27 only.
+%% Encodes maps, lists, numbers, binaries and atoms as JSON (RFC 8259). OTP has a module for that
+%% only since release 27.
 -module(trunkline_json).
 -moduledoc false.
 
@@ -7,7 +7,7 @@
 
 -export_type([value/0]).
 
-%% Binaries are texts in UTF-8, keys and other atoms become texts.
+%% Binaries are text in UTF-8. Keys and other atoms become strings.
 -type value() :: #{atom() | binary() => value()} | [value()] | number() | binary() | boolean()
                | undefined | atom().
 
@@ -28,7 +28,7 @@ key(Key) -> text(Key).
 
 text(Text) -> [$", << <<(escape(C))/binary>> || C <- characters(Text) >>, $"].
 
-%% What is no UTF-8 is taken for Latin 1, which everything is.
+%% Text that is not valid UTF-8 is taken for Latin-1, in which all bytes are valid.
 characters(Text) ->
     case unicode:characters_to_list(Text) of
         Chars when is_list(Chars) -> Chars;

@@ -23,14 +23,14 @@ trunkline_peer_state{peer=\"b@host\",state=\"up\"} 1
 
 -export([prometheus/0, measure/0, events/0]).
 
-%% A number of a family, with a label of its own if it has one.
+%% One number of a family, possibly with a label of its own.
 -type labels() :: [{string(), iodata()}].
 -type sample() :: {Suffix :: string(), labels(), number()}.
 -type family() :: {Name :: string(), counter | gauge | histogram, Help :: string(), [sample()]}.
 %% What is known of one peer, lane or node: its labels, and the values of its fields.
 -type row() :: {labels(), #{atom() => term()}}.
 
-%% Beside the fields of trunkline_stats, which are declared there: {Field, Type, Metric, Help}.
+%% {Field, Type, Metric, Help}, in addition to the fields that trunkline_stats declares.
 -define(NODE_FIELDS,
         [{running, gauge, "running", "1 while Trunkline runs"},
          {fallbacks, counter, "other_fallback_messages_total",
@@ -86,7 +86,7 @@ families() ->
         ++ declared(trunkline_inbox_stats:fields(), Inboxes)
         ++ [inbox_histogram(trunkline_inbox_stats:histogram(), Inboxes)].
 
-%% A row need not have all fields: it is left out where it lacks one.
+%% A row need not have all fields: a family leaves out rows that lack its field.
 declared(Fields, Rows) ->
     [begin
          {Name, Label} = name(Metric),
@@ -107,7 +107,7 @@ name(Metric) ->
 type(peak) -> gauge;
 type(Type) -> Type.
 
-%% Of all lanes to a peer: of each they would be very many.
+%% One histogram for all lanes to a peer: one for each lane would be very many.
 histogram({Field, _, Sum, Name, Help}, Peers, Lanes) ->
     {Name, histogram, Help,
      lists:append([of_peer(Labels, [Lane || {[Peer, _], Lane} <- Lanes, [Peer] =:= Labels],
@@ -120,7 +120,7 @@ of_peer(Labels, Lanes, {Field, Sum, Name}) ->
     [{"_sum", Labels, value(Name, lists:sum([maps:get(Sum, Lane) || Lane <- Lanes]))}
      | buckets(Name, Labels, Counts)].
 
-%% (The sum of their times would cost each message something.)
+%% (There is no _sum, because adding up the times would cost something for each message.)
 inbox_histogram({Field, Name, Help}, Inboxes) ->
     {Name, histogram, Help,
      lists:append([buckets(Name, Labels, Counts) || {Labels, #{Field := Counts}} <- Inboxes])}.
@@ -143,7 +143,7 @@ value(Name, Value) ->
         false -> Value
     end.
 
-%% Families with the same name are one.
+%% Merges families with the same name.
 -spec together([family()]) -> [family()].
 together([{Name, Type, Help, Samples} | Families]) ->
     {Same, Others} = lists:partition(fun({N, _, _, _}) -> N =:= Name end, Families),
@@ -220,7 +220,7 @@ measured(What, {_, #{metadata := Metadata} = Values}) ->
     Numbers = maps:filter(fun(_, Value) -> is_number(Value) end, Values),
     trunkline_events:execute([stats, What], Numbers, Metadata).
 
-%% --- what is read ---------------------------------------------------------------------
+%% --- rows -----------------------------------------------------------------------------
 
 of_node() ->
     #{running := Running, release := Release, fallbacks := Fallbacks,
@@ -232,7 +232,8 @@ of_node() ->
                      _ -> Release
                  end}.
 
-%% The names of remote shells and probes are new each time: a monitoring system would keep them all.
+%% Hidden nodes are left out until they have run Trunkline: remote shells and probes have a new name
+%% each time, and a monitoring system would keep them all.
 peers() ->
     Visible = nodes(visible),
     [Peer || {Node, _} = Peer <- lists:sort(maps:to_list(trunkline_peers:all())),
@@ -247,7 +248,7 @@ row({Node, #{stats := Stats, state := State, since := Since}}) ->
            pending_messages => trunkline_gate:messages(Large),
            pending_bytes => trunkline_gate:bytes(Large)}}.
 
-%% Of all lanes that there have been, whether or not they are there now.
+%% All lanes that have existed, whether or not they exist now.
 -spec lanes({node(), trunkline_peers:peer()}) -> [row()].
 lanes({Node, #{stats := Stats}}) ->
     Levels = trunkline_route:levels(trunkline_route:lookup(Node)),
@@ -260,8 +261,9 @@ lanes({Node, #{stats := Stats}}) ->
                 queued_bytes => trunkline_gate:bytes(Level)}}
      end || Ix <- trunkline_stats:lanes(Stats)].
 
-%% Of this node. Those without a name are one, called `undefined', as no process can be. It has
-%% no counters: without those of an inbox that has ended their sum would be less than before.
+%% The inboxes of this node. Those without a name share one row, called `undefined', which no
+%% process can be called. That row has no counters, because their sum would shrink when an inbox
+%% ends.
 -spec inboxes() -> [row()].
 inboxes() ->
     ByName = maps:groups_from_list(fun({{_, Name, _, _}, _}) -> Name end,

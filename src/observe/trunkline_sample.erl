@@ -42,7 +42,8 @@
                   batch := float(),                                % mean, in messages
                   queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                   in_flight_bytes := non_neg_integer(), window_bytes := non_neg_integer(),
-                  %% For room in lanes, for large messages and in inboxes; and the last alone.
+                  %% Waiting for room in lanes, for large messages and in inboxes. inbox_*: inboxes
+                  %% alone.
                   waiting := non_neg_integer(), waited := float(), waits := float(),
                   inbox_waiting := non_neg_integer(), inbox_waited := float(),
                   large_pending := non_neg_integer(),
@@ -66,7 +67,7 @@
 %% ms
 -define(ASK, 5000).                  % another node
 -define(ASK_INBOXES, 500).
-%% How many are asked at most.
+%% How many inboxes are asked at most.
 -define(INBOXES, 200).
 
 %% --- samples -------------------------------------------------------------------------
@@ -82,7 +83,7 @@ take(Node) ->
         _:Reason -> {error, Reason}
     end.
 
-%% Of this node. Runs at the node that is looked at.
+%% A sample of this node. This runs at the node that is observed.
 -spec here() -> sample().
 here() ->
     #{running := Running, release := Release, options := Options, peers := Peers,
@@ -103,7 +104,7 @@ here() ->
 is_peer(Node, #{state := greeting, sessions := 0}) -> lists:member(Node, nodes());
 is_peer(_, _) -> true.
 
-%% What the lanes' own connections are made of, if there are any.
+%% The transport of the lanes' own connections, if there are any.
 transport(#{lane_transport := tls}) -> tls;
 transport(#{lane_transport := tcp}) -> tcp;
 transport(#{}) ->
@@ -173,7 +174,7 @@ peer(Node, Before, Now, Transport, Seconds) ->
     #{peer => Node, state => State, release => maps:get(release, Now),
       way => way(State, Batches, Transport), large_way => maps:get(by, Large),
       connections => maps:get(connections, Batches), round_trip => RoundTrip,
-      %% (Large ones are among them: a lane sends a notice of each. Their bytes are not.)
+      %% (This includes large messages, of which a lane sends a notice, but not their bytes.)
       messages_out => sum(messages_out, Rates),
       messages_in => sum(messages_in, Rates),
       bytes_out => sum(bytes_out, Rates) + LargeOut,

@@ -1,11 +1,11 @@
-%% How trunkline_top draws a view (trunkline_sample): lines of so many columns. Pure.
+%% Draws a view (trunkline_sample) for trunkline_top, as lines of a given width. Pure.
 %%
 %%     heading      the node, and what concerns all of it
 %%     table        a line for each peer, lane or inbox; those that do not fit are counted
 %%     hints        what is wrong, in words (they come from trunkline_hints)
 %%     keys
 %%
-%% No line is longer than the screen is wide. What has room to spare in a wide one is the name.
+%% No line is longer than the screen is wide. On a wide screen the names get the extra room.
 -module(trunkline_screen).
 -moduledoc false.
 
@@ -17,12 +17,12 @@
 -type sort() :: name | atom().
 -type settings() :: #{columns := pos_integer(), rows := pos_integer() | infinity,
                       show := show(), sort := sort(),
-                      keys := boolean()}.        % whether there are any: not if it is printed once
+                      keys := boolean()}.        % whether there are any: not in a single print
 -type column() :: {Above :: string(), Title :: string(), Width :: pos_integer(),
                    fun((map()) -> unicode:chardata())}.
 
-%% Columns of a screen. With WIDE or more there is room for what does not fit into 80, and names
-%% have SHORTEST at least.
+%% Columns of a screen. With WIDE or more there is room for table columns that do not fit into 80.
+%% Names get at least SHORTEST.
 -define(WIDE, 90).
 -define(SHORTEST, 8).
 
@@ -34,7 +34,7 @@ sorts(peers) ->
 sorts(lanes) -> [name, messages_out, messages_in, queued_bytes, in_flight_bytes, waited];
 sorts(inboxes) -> [name, queued_messages, queued_bytes, full, passed, dropped].
 
-%% What trunkline_top:start/2 can be told.
+%% Whether trunkline_top:start/2 accepts these options.
 -spec are_options(term()) -> boolean().
 are_options(Options) when is_map(Options) ->
     Show = maps:get(show, Options, peers),
@@ -57,7 +57,7 @@ lines(View, Hints, #{columns := Columns} = Settings) ->
 room(#{rows := infinity}, _) -> infinity;
 room(#{rows := Rows}, Others) -> max(1, Rows - Others).
 
-%% The name of the node gets what the rest of it leaves.
+%% The name of the node gets the room that the rest of the line leaves.
 heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers} = View, Columns) ->
     #{refused := Refused} = View,
     Up = length([up || #{state := up} <- Peers]),
@@ -95,7 +95,7 @@ keys(#{sort := Sort, show := Show}) ->
 
 words(Name) -> lists:join(" ", string:lexemes(atom_to_list(Name), "_")).
 
-%% What the columns are.
+%% Explains the columns.
 -spec help(Columns :: pos_integer()) -> [string()].
 help(Columns) ->
     [cut(Line, Columns)
@@ -125,7 +125,7 @@ table(#{inboxes := Inboxes, more_inboxes := More}, #{show := inboxes} = Settings
     table(inbox_columns(), "inbox", fun(#{name := Name, inbox := Pid}) -> name(Name, Pid) end,
           Inboxes, More, Settings, Room).
 
-%% A title above two columns is as long as both.
+%% A title above two columns is as wide as both.
 -spec peer_columns(Width :: pos_integer()) -> [column()].
 peer_columns(Width) ->
     [{"", "state", 8, fun state/1},
@@ -216,7 +216,7 @@ titles(Cells) ->
 cell(Text, Width) when Width < 0 -> string:pad(Text, -Width, trailing);
 cell(Text, Width) -> string:pad(Text, Width, leading).
 
-%% The end tells more than the middle.
+%% Leaves out the middle, because the end of a name tells more.
 shorten(Text, Width) ->
     case length(Text) < Width of
         true -> Text;
@@ -230,7 +230,7 @@ cut(Line, Columns) -> lists:sublist(Line, Columns).
 
 %% --- values ----------------------------------------------------------------------------
 
-%% In four characters.
+%% A number in four characters.
 -spec short(number()) -> string().
 short(0) -> "0";
 short(N) when N < 0.05 -> "0";
@@ -249,7 +249,7 @@ percentage(Share) when Share < 0.005 -> "0";
 percentage(Share) when Share < 9.995 -> text("~b%", [round(100 * Share)]);
 percentage(Share) -> short(100 * Share).
 
-%% Of microseconds.
+%% A time in microseconds, as text.
 -spec time(non_neg_integer() | undefined) -> string().
 time(undefined) -> "-";
 time(T) when T < 1000 -> text("~bus", [T]);
@@ -257,7 +257,7 @@ time(T) when T < 9950 -> text("~.1fms", [T / 1000]);
 time(T) when T < 999_500 -> text("~bms", [round(T / 1000)]);
 time(T) -> text("~.1fs", [T / 1_000_000]).
 
-%% Of an inbox.
+%% The name of an inbox, or its pid.
 -spec name(atom(), pid()) -> string().
 name(Name, _) when Name =/= undefined, Name =/= none -> atom_to_list(Name);
 name(_, Pid) -> pid_to_list(Pid).

@@ -36,7 +36,7 @@ peers).
 -type options() :: #{interval => 100..60_000, show => peers | lanes | inboxes, sort => atom()}.
 
 -define(INTERVAL, 1000).
-%% Without a terminal: nearly all names have room.
+%% The width without a terminal, in which nearly all names fit.
 -define(COLUMNS, 120).
 %% The line of the cursor, and the one that Enter adds.
 -define(LINES_BELOW, 2).
@@ -48,7 +48,7 @@ peers).
          sort :: trunkline_screen:sort(),
          reader :: reference(),
          before :: none | trunkline_sample:sample(),
-         %% What was seen last.
+         %% The last view, or the last error.
          seen = none :: none | {view, trunkline_sample:view()} | {error, term()}}).
 
 -doc "
@@ -163,7 +163,7 @@ read(Top, Ref) ->
             Top ! {Ref, Key},
             Key =:= "q" orelse read(Top, Ref);
         _ ->
-            Top ! {Ref, "q"}                    % nobody can type anything
+            Top ! {Ref, "q"}                    % there is no input
     end.
 
 look(#top{node = Node, before = Before} = S) ->
@@ -191,7 +191,7 @@ wait(#top{reader = Ref} = S, Next) ->
         {Ref, Key} ->
             S1 = key(Key, S),
             draw(S1),
-            %% (After the explanation there is no next look yet.)
+            %% (While the help is shown, no next look is planned.)
             wait(S1, min(Next, trunkline_deadline:in(S1#top.interval)))
     after trunkline_deadline:left(Next) ->
             look(S)
@@ -232,7 +232,7 @@ why(noconnection) -> "is not connected";
 why(timeout) -> "does not answer";
 why(Reason) -> io_lib:format("cannot be asked: ~0tP", [Reason, 10]).
 
-%% In a terminal over what was there before, otherwise below it.
+%% Draws over the previous lines in a terminal, and below them otherwise.
 paint(Lines) ->
     case is_terminal() of
         true -> io:put_chars(["\e[H", [[Line, "\e[K\n"] || Line <- Lines], "\e[J"]);

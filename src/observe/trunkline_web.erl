@@ -68,8 +68,8 @@ start(Options) ->
         false -> ?BAD_ARGUMENT(badarg, [without_secrets(Options)])
     end.
 
-%% The arguments of an error get into the log. (The password may stand under a misspelt name, or in
-%% something that is no map.)
+%% The arguments of an error get into the log. (The password may be under a misspelt key, or in a
+%% term that is not a map.)
 without_secrets(#{} = Options) ->
     maps:map(fun(Key, Value) when Key =:= address; Key =:= port -> Value;
                 (_, _) -> '...'

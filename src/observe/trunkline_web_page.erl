@@ -1,4 +1,5 @@
-%% What OTP's web server (httpd) is asked: the page, its figures, the metrics, and nothing else.
+%% Answers the requests to OTP's web server (httpd): for the page, its figures and the metrics, and
+%% nothing else.
 %%
 %%     GET /             priv/trunkline.html, which has its style and its script in it
 %%     GET /samples      the views that are kept, as JSON; ?since=N those after number N
@@ -7,8 +8,8 @@
 %% No request reads any other file or changes anything.
 %%
 %% An answer is not copied: it consists of the binaries that trunkline_web_server keeps. A client
-%% that has not read it after SEND_TIME is disconnected. So slow clients keep no memory, nor their
-%% connections, whose number is bounded.
+%% that has not read it after SEND_TIME is disconnected. So slow clients occupy neither memory nor
+%% connections, the number of which is bounded.
 %%
 %% Without a password only requests whose Host header names this host are answered. That prevents
 %% DNS rebinding: a page from elsewhere, whose host name was made to resolve to this host, sends its
@@ -18,9 +19,9 @@
 
 -export([do/1]).
 
-%% The first fields of what httpd gives to its modules, as its manual has them (httpd, "Web server
-%% API data types"). Its own header file would do, but where inets is not installed Trunkline should
-%% compile, too.
+%% The first fields of the record that httpd passes to its modules, as in its manual (httpd, "Web
+%% server API data types"). The header file of inets is not included, so that Trunkline also
+%% compiles where inets is not installed.
 -record(mod,
         {init_data :: term(), data :: term(), socket_type :: term(), socket :: term(),
          config_db :: ets:tid(), method :: string(), absolute_uri :: string(),
@@ -52,14 +53,15 @@ do(Mod) ->
                                                _ -> {fun send/2, [Socket, Body]}
                                            end}}]}.
 
-%% The socket takes all of it at once. What comes behind waits until nearly all of that was read.
+%% The socket takes the whole body at once. The empty packet behind it waits until nearly all of the
+%% body has been read.
 send(Socket, Body) ->
     case gen_tcp:send(Socket, Body) =:= ok andalso gen_tcp:send(Socket, <<>>) of
         ok -> sent;
         _ -> close
     end.
 
-%% --- who may ask -----------------------------------------------------------------------
+%% --- access ----------------------------------------------------------------------------
 
 is_allowed(this_host, Header) ->
     case is_this_host(proplists:get_value("host", Header, "")) of
@@ -84,7 +86,7 @@ is_this_host(Host) ->
 
 is_address(Name) -> element(1, inet:parse_ipv4strict_address(Name)) =:= ok.
 
-%% --- what is answered ------------------------------------------------------------------
+%% --- answers ---------------------------------------------------------------------------
 
 answer(Method, _) when Method =/= "GET", Method =/= "HEAD" ->
     {Code, More, Body} = text(405, "Only GET and HEAD.\n"),

@@ -1,7 +1,7 @@
-%% Who may see trunkline_web's page: everybody at this host, or who knows the password.
+%% Who may see trunkline_web's page: all users of this host, or all who know the password.
 %%
-%% The password is only in a fun, as a hash, so that no crash report and no supervisor report tells
-%% it.
+%% The password is kept only as a hash in a fun, so that no crash report and no supervisor report
+%% shows it.
 -module(trunkline_web_password).
 -moduledoc false.
 
@@ -13,7 +13,7 @@
 
 -define(USER, "trunkline").
 
-%% It takes the same time for all wrong passwords.
+%% The check takes the same time for all wrong passwords.
 -spec allow(Password :: binary() | none) -> allow().
 allow(none) ->
     this_host;
@@ -23,7 +23,7 @@ allow(Password) ->
 
 hash(Text) -> crypto:hash(sha256, Text).
 
-%% As `Basic' has them (RFC 7617).
+%% The user and the password, as the scheme `Basic' encodes them (RFC 7617).
 user_and_password(Authorization) ->
     case string:split(Authorization, " ") of
         [Scheme, Encoded] ->

@@ -137,11 +137,11 @@ folder() ->
         {_, _} -> filename:absname("")
     end.
 
-%% What is at `/'.
+%% The file that is served at `/'.
 -spec page() -> file:filename_all().
 page() -> filename:join([folder(), "priv", "trunkline.html"]).
 
-%% What is newer than the view of that number, as JSON.
+%% The views that are newer than the one with that number, as JSON.
 -spec since(non_neg_integer()) -> {ok, iodata()} | {error, busy}.
 since(Number) ->
     try gen_server:call(?MODULE, {since, Number}) of
@@ -197,7 +197,7 @@ handle_info(listen, #server{httpd = none} = S) ->
 handle_info({'EXIT', Httpd, Reason}, #server{httpd = Httpd} = S) ->
     {noreply, again(S#server{httpd = none, error = {listen, Reason}})};
 handle_info({'EXIT', _, _}, S) ->
-    {noreply, S};                              % of one that could not listen
+    {noreply, S};                              % of a web server that could not listen
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -211,8 +211,8 @@ terminate(_, #server{httpd = Httpd}) ->
 
 %% --- the web server ------------------------------------------------------------------------
 
-%% The web server reports at length that it cannot listen: so it is tried here first.
-%% That tells which port is free, too.
+%% If the web server cannot listen it writes long reports. So this tries first, and also finds out
+%% which port is free.
 listen(#server{options = #{address := Address, port := Port} = Options} = S) ->
     Family = case Address of
                  {_, _, _, _} -> inet;
@@ -229,7 +229,7 @@ listen(#server{options = #{address := Address, port := Port} = Options} = S) ->
 
 serve(Family, #server{options = #{address := Address, port := Port, allow := Allow}} = S) ->
     {module, _} = code:ensure_loaded(trunkline_web_page),
-    %% (It wants folders, and reads nothing there: no module for files is among its modules.)
+    %% (httpd needs these folders, but reads nothing there: none of its modules is for files.)
     Folder = folder(),
     Config = [{port, Port}, {bind_address, Address}, {ipfamily, Family}, {server_name, "trunkline"},
               {server_root, Folder}, {document_root, Folder}, {server_tokens, none},
@@ -278,7 +278,7 @@ json(N, #{peers := Peers, inboxes := Inboxes, release := Release} = View) ->
                                         trunkline_screen:name(Name, Pid))}
                         || #{name := Name, inbox := Pid} = Inbox <- Inboxes]}).
 
-%% The hints are about all of them.
+%% The hints are about all peers and inboxes, not only the busiest.
 busiest(#{peers := Peers, inboxes := Inboxes, more_inboxes := More} = View, Shown) ->
     View#{peers := busiest(?PEERS, fun traffic/1, Peers, Shown),
           more_peers => max(0, length(Peers) - ?PEERS),

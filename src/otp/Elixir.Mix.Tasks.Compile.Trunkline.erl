@@ -3,9 +3,9 @@
 %%     def project do
 %%       [compilers: Mix.compilers() ++ [:trunkline], trunkline: [adopt: [:shop]], ...]
 %%
-%% The name is the one that Mix looks for, and so is that of `__info__', which each module of Elixir
-%% has. It is no module of Elixir, so that Trunkline needs none: where there is no Mix it is never
-%% loaded.
+%% Mix looks for a module of this name, and for its function `__info__', which each Elixir module
+%% has. This module is written in Erlang, so that Trunkline does not need Elixir. Without Mix it is
+%% never loaded.
 -module('Elixir.Mix.Tasks.Compile.Trunkline').
 -moduledoc false.
 
@@ -14,7 +14,7 @@
 -define(MIX, 'Elixir.Mix').
 -define(PROJECT, 'Elixir.Mix.Project').
 
-%% After the other compilers: the applications of the project itself may be adopted, too.
+%% Runs after the other compilers, because the project's own applications may be adopted, too.
 -spec run([binary()]) -> {ok | noop | error, []}.
 run(_) ->
     Project = call(?PROJECT, config, []),
@@ -32,8 +32,8 @@ clean() ->
     _ = file:del_dir_r(dir(app(call(?PROJECT, config, [])))),
     ok.
 
-%% A step of a release, after `:assemble': the adopted modules take the places of the others there.
-%% (A release loads each module from the folder of its application, whatever else is in the path.)
+%% A step of a release, after `:assemble': the adopted modules replace the original ones there. (A
+%% release loads each module from the folder of its application, whatever else is in the path.)
 -spec release(Release) -> Release
               when Release :: #{path := file:name_all(), applications := #{atom() => _}, _ => _}.
 release(#{path := Path, applications := Applications} = Release) ->
@@ -43,7 +43,7 @@ release(#{path := Path, applications := Applications} = Release) ->
     Release.
 
 replace(File, Path) ->
-    Name = filename:basename(File),              % which may have any characters: it is no pattern
+    Name = filename:basename(File),              % may have any characters, so it is no pattern
     Places = [filename:join([Path, Ebin, Name]) || Ebin <- filelib:wildcard("lib/*/ebin", Path)],
     case lists:filter(fun filelib:is_regular/1, Places) of
         [] -> say(error, "trunkline: " ++ Name ++ " is not in the release");

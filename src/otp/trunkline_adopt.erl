@@ -138,7 +138,7 @@ report(Names) when is_list(Names) ->
 report(Name) ->
     report([Name]).
 
-%% What is called, sends, and belongs neither to these nor to OTP.
+%% Modules that are called and send, but belong neither to these applications nor to OTP.
 others(Modules, Seen) ->
     Callers = lists:foldl(fun({Called, Caller}, Map) ->
                                   maps:update_with(Called, fun(Cs) -> [Caller | Cs] end, [Caller],

@@ -1,14 +1,15 @@
-%% A directory of adopted modules, which a build makes, and makes again when something has changed.
+%% A directory of adopted modules, which a build makes, and updates when something has changed.
 %%
 %% A module is transformed again only if its file, Trunkline's transform or OTP has changed. The
-%% directory has a file that says what each module was made from. Only modules that it names are
-%% ever removed: those that are not needed any more, since the one in the code path is as good, or
-%% gone. (A module that was left there would hide the next release of its application.) If the file
-%% cannot be read, the adopted modules are known by their attribute.
+%% directory has a file that says what each module was made from. Only modules that the file names
+%% are ever removed, when they are not needed any more: the module in the code path is as good, or
+%% is gone. (A module that was left behind would hide the next release of its application.) If the
+%% file cannot be read, adopted modules are recognized by their attribute.
 %%
-%% The directory itself may be in the code path, by whatever name, for instance of a shell in which
-%% a project is compiled once more; and so may those of other applications of an umbrella project.
-%% While modules are looked up none of them is. They are known by that file, so it is there first.
+%% The directory may itself be in the code path, under any name, for instance in a shell that
+%% compiles a project again. The same is true for the directories of the other applications of an
+%% umbrella project. While modules are looked up, all of these are taken out of the code path. They
+%% are recognized by that file, so it is written first.
 -module(trunkline_adopted).
 -moduledoc false.
 
@@ -47,7 +48,7 @@ prepare(Dir) ->
             Error
     end.
 
-%% In the end they are in the same order as before.
+%% Afterwards the directories are in the code path in the same order as before.
 without_adopted(Do) ->
     Adopted = [Path || Path <- code:get_path(), is_adopted(Path)],
     lists:foreach(fun code:del_path/1, Adopted),
@@ -121,14 +122,14 @@ file(Module, Dir) -> filename:join(Dir, atom_to_list(Module) ++ ".beam").
 remove(Modules, Dir) ->
     [Why || Module <- Modules, {error, Why} <- [file:delete(file(Module, Dir))], Why =/= enoent].
 
-%% --- what they were made from -------------------------------------------------------
+%% --- sources of the modules ---------------------------------------------------------
 
-%% What the transform and the compiler make may be something else with another release of either.
+%% With another release of the transform or the compiler, the adopted modules may be different.
 version() ->
     {erlang:system_info(otp_release), erlang:system_info(version),
      [Module:module_info(md5) || Module <- [trunkline_transform, trunkline_beams]]}.
 
-%% If it cannot be read, all is made again.
+%% If the file cannot be read, all modules are made again.
 sources(Dir) ->
     case file:consult(filename:join(Dir, ?SOURCES)) of
         {ok, [{Version, Sources}]} when is_list(Sources) ->
@@ -179,10 +180,10 @@ save(Sources, Dir) ->
         {error, _} = Error -> Error
     end.
 
-%% --- as a part of a build ------------------------------------------------------------
+%% --- builds --------------------------------------------------------------------------
 
-%% The directory goes first in the code path, too. `ok' is that modules were compiled, `noop' that
-%% none was. What there is to say is said by a function.
+%% Updates the directory, and puts it first in the code path. `ok': modules were compiled; `noop':
+%% none was. Say prints the messages.
 -spec build(Names :: term(), file:filename(), Say) -> ok | noop | error
               when Say :: fun((info | error, unicode:chardata()) -> term()).
 build(Name, Dir, Say) when not is_list(Name) ->
@@ -218,7 +219,7 @@ built(#{written := Written, compiled := Compiled, problems := Problems}, Dir, Sa
             ok
     end.
 
-%% Also those that are loaded already: a build tool has loaded some to execute their macros.
+%% Reloads modules that are loaded already: a build tool has loaded some to execute their macros.
 reload(Modules, Dir) ->
     true = code:add_patha(filename:absname(Dir)),
     lists:foreach(fun(Module) ->
@@ -228,7 +229,8 @@ reload(Modules, Dir) ->
                               andalso code:load_file(Module)
                   end, Modules).
 
-%% priv/adopt, which rebar3 runs: the folder of the build, and names as in the option `adopt'.
+%% For priv/adopt, which rebar3 runs. The arguments are the build's folder, and names as in the
+%% option `adopt'.
 -spec main([string()]) -> no_return().
 main([Build | Names]) ->
     Dir = filename:join(Build, "adopted"),
@@ -248,10 +250,10 @@ name(Text) ->
         {ok, Name} = erl_parse:parse_term(Tokens),
         Name
     catch
-        error:{badmatch, _} -> Text          % no term is no name
+        error:{badmatch, _} -> Text          % not a term, so not a name
     end.
 
-%% What an earlier build has copied into a release would stay there, and hide what is right now.
+%% Removes what an earlier build has copied into a release, because it would hide the right modules.
 clean(Build, Files) ->
     lists:foreach(fun(Copy) ->
                           lists:member(filename:basename(Copy), Files)

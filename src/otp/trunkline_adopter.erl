@@ -5,7 +5,7 @@
 %%       └──> every ?PERIOD: what has been loaded since? ──> the same for these
 %%
 %% Trunkline's start waits until all modules are adopted, so applications that start later find them
-%% so. Code that is loaded afterwards (by an upgrade, or by l/1 in a shell) sends by the
+%% adopted. Code that is loaded afterwards (by an upgrade, or by l/1 in a shell) sends by the
 %% distribution until it is adopted, within ?PERIOD. The runtime system does not report that code
 %% was loaded. Therefore this process polls, which costs some microseconds for each module, and only
 %% where applications are adopted.
@@ -22,7 +22,8 @@
                     adopted := [module()],
                     problems := #{module() | atom() => trunkline_beams:problem()}}.
 
-%% The MD5 of what was loaded when a module was looked at, or else of its file; and what came of it.
+%% For each module: the MD5 of the code that was loaded when the module was last examined, or else
+%% of its file; and the outcome.
 -record(state, {names = [] :: [trunkline_beams:name()],
                 seen = #{} :: #{module() => {MD5 :: binary() | none, outcome()}}}).
 
@@ -35,14 +36,14 @@
 start_link(#{adopt := Names}) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Names, [{timeout, infinity}]).
 
-%% These, too, until the application stops.
+%% Adopts these applications, too, until Trunkline stops.
 -spec adopt([trunkline_beams:name()]) -> {ok, status()} | {error, stopped}.
 adopt(Names) -> ask({adopt, Names}).
 
 -spec status() -> {ok, status()} | {error, stopped}.
 status() -> ask(status).
 
-%% The application stops. (What has been loaded stays.)
+%% Called when the application stops. (Modules that have been loaded stay loaded.)
 -spec forget() -> ok.
 forget() ->
     _ = persistent_term:erase(?MODULE),
@@ -57,7 +58,7 @@ ask(Request) ->
 -spec init([trunkline_beams:name()]) -> {ok, #state{}}.
 init(Names) ->
     ok = missing(Names),
-    %% What the process before this one was asked for, if that was killed.
+    %% If the previous process was killed: also the applications that it was asked to adopt.
     All = lists:usort(Names ++ persistent_term:get(?MODULE, [])),
     {ok, timer(look(#state{names = All}))}.
 
@@ -69,7 +70,7 @@ handle_call({adopt, New}, _, #state{names = Names} = State) ->
     Names =:= [] andalso timer(State1),
     {reply, status(State1), State1};
 handle_call(status, _, State) ->
-    State1 = look(State),                    % as it is now
+    State1 = look(State),                    % the status must be up to date
     {reply, status(State1), State1}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
@@ -114,7 +115,7 @@ look(#state{names = Names, seen = Seen} = State) ->
             State#state{seen = maps:merge(Seen, maps:from_list(Found))}
     end.
 
-%% What was in the way may have gone.
+%% Old code that was in the way may be gone by now.
 is_new(Module, Seen) ->
     case Seen of
         #{Module := {_, {error, old_code}}} -> trunkline_beams:is_free(Module);
@@ -142,7 +143,7 @@ report(Found, Seen) ->
         0 -> ok;
         N -> trunkline_log:write(adopted, #{modules => N})
     end,
-    %% Said once for each module.
+    %% Each problem of a module is logged once.
     case [{Module, Problem} || {Module, {_, {error, Problem}}} <- Found,
                                not is_known(Module, Problem, Seen)] of
         [] -> ok;

@@ -1,10 +1,10 @@
-%% Modules as they lie in the code path: what they send, and the same modules by lane.
+%% Finds out what the modules in the code path send, and makes the same modules send by lane.
 %%
-%% A module's forms come from the debug information in its BEAM file, whoever compiled it: Erlang's
-%% compiler, Elixir's, or another one whose backend can give Erlang's abstract code. They are
-%% transformed, and compiled once more. The new file has an attribute that says what it was made of
+%% A module's forms come from the debug information in its BEAM file, whichever compiler made it:
+%% Erlang's, Elixir's, or another one whose backend can give Erlang's abstract code. The forms are
+%% transformed, and compiled again. The new file has an attribute that says what it was made from
 %% (`trunkline_adopted', with the MD5 of the module as it was), and keeps the debug information and
-%% the documentation of the old one. So a module that is transformed already is known at sight.
+%% the documentation of the old one. So a module that is adopted already can be recognized.
 %%
 %%     BEAM file ── debug information ──> forms ── trunkline_transform ──> BEAM file
 -module(trunkline_beams).
@@ -15,7 +15,7 @@
 
 -export_type([name/0, stock/0, changed/0, problem/0, look/0, found/0]).
 
-%% One of OTP's applications is taken only if it is named as such.
+%% An application of OTP is accepted only if it is named as such.
 -type name() :: atom() | {otp, atom()}.
 %% The MD5 of a module before it was adopted.
 -type stock() :: binary().
@@ -24,7 +24,7 @@
 %% A module that has been transformed.
 -type changed() :: #{stock := stock(), beam := binary(),
                      file := file:filename(),            % of the module as it was
-                     on_load := boolean()}.              % it has such a function
+                     on_load := boolean()}.              % it has an on_load function
 %% Where something is sent.
 -type found() :: {module(), Line :: non_neg_integer(), mfa()}.
 -type look() :: #{changed := boolean(),
@@ -32,25 +32,26 @@
                   by_distribution := [{found(), Text :: string()}],
                   calls := [module()]}.
 
-%% The workers end with their results.
+%% The workers exit with their results.
 -dialyzer({nowarn_function, each/2}).
 
-%% Trunkline's own messages are sent by these.
+%% Trunkline itself sends its messages with these.
 -define(NEVER, [kernel, stdlib, erts, compiler, crypto, ssl, public_key, asn1, trunkline]).
 -define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
               eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
               reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
-%% What the compiler must know again. All else is in the forms, or does not change what they mean.
+%% Compiler options that must be given again. All others are in the forms, or do not change what the
+%% forms mean.
 -define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
                deterministic, strict_record_tests, no_strict_record_tests]).
-%% Of the old file: what others read in it.
+%% Chunks that are taken from the old file, because other tools read them.
 -define(CHUNKS, ["Dbgi", "Abst", "Docs", "ExCk"]).
 
 -spec is_name(term()) -> boolean().
 is_name({otp, Name}) -> lists:member(Name, ?OTP);
 is_name(Name) -> is_atom(Name) andalso not lists:member(Name, ?NEVER ++ ?OTP).
 
-%% And it is in the code path.
+%% Whether it is a valid name, and the application is in the code path.
 -spec is_adoptable(term()) -> boolean().
 is_adoptable(Name) ->
     is_name(Name) andalso file_of(application(Name)) =/= non_existing.
@@ -58,7 +59,7 @@ is_adoptable(Name) ->
 file_of(Name) ->
     code:where_is_file(atom_to_list(Name) ++ ".app").
 
-%% Whether a module belongs to OTP, or to Trunkline: what is said of those, the transform says.
+%% Whether a module belongs to OTP, or to Trunkline. The transform itself reports calls of those.
 -spec is_otp(module()) -> boolean().
 is_otp(Module) ->
     case code:which(Module) of
@@ -92,8 +93,8 @@ modules_of(Name) ->
             end
     end.
 
-%% The module by lane, if anything in it changes. (Debug information may be of any form, and another
-%% tool may have written it: that concerns this module alone.)
+%% The adopted module, if the transform changes anything in it. (Debug information may have any
+%% form, and another tool may have written it. So an error concerns this module alone.)
 -spec adopt(module()) -> {changed, changed()} | adopted | unchanged | {error, problem()}.
 adopt(Module) ->
     try adopt_forms(Module)
@@ -115,13 +116,13 @@ adopt_forms(Module) ->
             Error
     end.
 
-%% The same, and the module is loaded. Nothing that runs is ended for it: a process that still runs
-%% code from before the last change must leave that first. Code that has been loaded from somewhere
-%% else than the code path is left alone.
+%% Adopts the module and loads it. No process is killed for that: a process that still runs code
+%% from before the last change must leave that code first. Code that was not loaded from the code
+%% path is left alone.
 -spec load(module()) -> {changed, stock()} | adopted | unchanged | {error, problem()}.
 load(Module) ->
     case mark(Module) =:= {adopted, stock(Module)} of
-        true -> adopted;                     % since Trunkline ran before
+        true -> adopted;                     % it was loaded when Trunkline ran before
         false -> load_new(Module)
     end.
 
@@ -133,7 +134,7 @@ load_new(Module) ->
             case whose_code(Module, Stock) of
                 same ->
                     case OnLoad andalso erlang:module_loaded(Module) of
-                        true -> {error, on_load};         % it would run again
+                        true -> {error, on_load};         % the function would run again
                         false -> load(Module, Changed)
                     end;
                 adopted -> adopted;
@@ -143,7 +144,7 @@ load_new(Module) ->
             Result
     end.
 
-%% The file is adopted; what is loaded may be older than it.
+%% The file is adopted, but the code that is loaded may be older.
 load_file(Module) ->
     case code:is_loaded(Module) of
         {file, _} ->
@@ -182,7 +183,7 @@ load(Module, #{stock := Stock, beam := Beam, file := File}) ->
 -spec is_free(module()) -> boolean().
 is_free(Module) -> not erlang:check_old_code(Module) orelse code:soft_purge(Module).
 
-%% A module's own file is not asked whether it is adopted: what it sends can be seen in either.
+%% It does not matter whether the module's file is adopted: what it sends can be seen in both.
 -spec look(module()) -> {ok, look()} | {error, problem()}.
 look(Module) ->
     try look_at_forms(Module)
@@ -217,7 +218,7 @@ adopted() ->
     maps:from_list([{Module, Stock} || {Module, _} <- code:all_loaded(),
                                        {adopted, Stock} <- [mark(Module)]]).
 
-%% Of the file in the code path.
+%% The MD5 of the file in the code path.
 -spec stock(module()) -> stock() | none.
 stock(Module) ->
     case code:get_object_code(Module) of
@@ -234,7 +235,7 @@ mark(Module) ->
 
 mark_of(Beam) -> mark_in(chunk(attributes, Beam)).
 
-%% The file may have been stripped of it.
+%% The chunk may have been stripped from the file.
 chunk(Name, Beam) ->
     case beam_lib:chunks(Beam, [Name], [allow_missing_chunks]) of
         {ok, {_, [{Name, missing_chunk}]}} -> [];
@@ -247,8 +248,8 @@ mark_in(Attributes) ->
         false -> none
     end.
 
-%% The same as module_info/1 answers of the loaded module, unless the file has been stripped of what
-%% that is made from.
+%% The MD5 that module_info/1 returns for the loaded module, unless the chunks from which it is made
+%% have been stripped from the file.
 md5(Beam) ->
     case code:module_md5(Beam) of
         undefined -> erlang:md5(Beam);
@@ -278,7 +279,7 @@ forms(Module, File, Beam, Backend, Data) ->
         error:undef -> {error, no_debug_info}          % of a language that is not installed
     end.
 
-%% Some forms have been transformed before, by others: that must not be done twice.
+%% Some forms have been through their own parse transforms already: these must not run twice.
 transformed(Forms) ->
     case trunkline_transform:parse_transform([plain(Form) || Form <- Forms], []) of
         {warning, New, Warnings} -> {restored(New, Forms), lists:append([W || {_, W} <- Warnings])};
@@ -291,12 +292,12 @@ plain({attribute, Anno, compile, Options}) ->
 plain(Form) ->
     Form.
 
-%% Its warnings are those of the project that it is from.
+%% The module's warnings concern only the project that it comes from.
 is_of_transform({parse_transform, _}) -> true;
 is_of_transform(warnings_as_errors) -> true;
 is_of_transform(_) -> false.
 
-%% As they were, if that is all that has changed.
+%% The forms as they were, if nothing has changed but the options that plain/1 has removed.
 restored(New, Forms) ->
     case New =:= [plain(Form) || Form <- Forms] of
         true -> Forms;
@@ -323,7 +324,7 @@ compiled(Module, Old, File, Forms) ->
             end
     end.
 
-%% It has not been applied to the forms, which come before it.
+%% A core transform has not been applied to these forms: it comes later in the compiler.
 has_core_transform(CompileInfo, Forms) ->
     Said = proplists:get_value(options, CompileInfo, []),
     Attributes = lists:append([lists:flatten([O]) || {attribute, _, compile, O} <- Forms]),
@@ -332,7 +333,7 @@ has_core_transform(CompileInfo, Forms) ->
 is_on_load({attribute, _, on_load, _}) -> true;
 is_on_load(_) -> false.
 
-%% What the file exports, though the forms do not say so: export_all was an option of the compiler.
+%% Exports what the file exports although the forms do not: export_all was a compiler option.
 exporting(Exports, Forms) ->
     Said = lists:append([E || {attribute, _, export, E} <- Forms]),
     More = [{F, A} || {function, _, F, A, _} <- Forms,
@@ -359,7 +360,7 @@ with_chunks_of(Old, New) ->
                    ++ Kept),
     Beam.
 
-%% --- what forms call ---------------------------------------------------------------
+%% --- calls in forms ----------------------------------------------------------------
 
 calls(Forms) -> calls(Forms, []).
 
@@ -388,15 +389,16 @@ is_by_lane({M, _, _}) ->
     lists:member(M, [trunkline_gen, trunkline_gen_server, trunkline_gen_statem,
                      trunkline_gen_event, trunkline_erpc, trunkline_rpc]).
 
-%% What stands in the source.
+%% The function that the source calls.
 stock_name({trunkline, F, A}) -> {erlang, F, A};
 stock_name({M, F, A}) ->
     "trunkline_" ++ Name = atom_to_list(M),
     {list_to_atom(Name), F, A}.
 
-%% --- many of them --------------------------------------------------------------------
+%% --- in parallel ---------------------------------------------------------------------
 
-%% The results in order. A process for each scheduler: the compiler takes a while.
+%% Returns the results in order. There is one process per scheduler, because the compiler takes a
+%% while.
 -spec each(fun((Element) -> Result), [Element]) -> [Result].
 each(Fun, List) ->
     Workers = erlang:system_info(schedulers_online),

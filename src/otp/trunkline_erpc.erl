@@ -25,9 +25,9 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 -compile({parse_transform, trunkline_docs}).
 
 %% A request by lane is executed by a process of its own (trunkline_executor draws the way there and
-%% back). The caller watches a local process only, as in trunkline_call: the inlet that brings the
-%% outcome. Arguments that are none of ours go on to erpc, which says what it says of them on the
-%% release that runs.
+%% back). The caller monitors only a local process, as in trunkline_call: the inlet that brings the
+%% outcome. Arguments that this module does not know are passed to erpc, so that the errors are
+%% those of the OTP release in use.
 
 -include("../trunkline_errors.hrl").
 
@@ -41,13 +41,13 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
 -dialyzer({no_improper_lists, [ask/6, await/2]}).
-%% erpc's own ids, of which the reference must be known.
+%% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
            [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
             check_response/2, outcome/2, abandon/1, reference/1]}).
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
-%% What raises in every case; of erpc's functions Dialyzer thinks so.
+%% These always raise. (Of erpc's functions Dialyzer only thinks so.)
 -dialyzer({no_return, [badarg/0, raise/2, outcome/2]}).
 
 -doc "
@@ -91,9 +91,9 @@ Request ids, each with a label. See `reqids_new/0`.
 -define(IS_CALL(Node, M, F, A), is_atom(Node), is_atom(M), is_atom(F), is_list(A)).
 -define(IS_BY_LANE(Id), is_reference(element(1, Id)), element(2, Id) =:= lane,
         tuple_size(Id) =:= 2).
-%% Of what erpc sends.
 -define(BAD(Args), ?BAD_ARGUMENT({erpc, badarg}, Args)).
 -define(NAMED(Args, Expression), ?NAMED({erpc, badarg}, Args, Expression)).
+%% The options of erpc's own spawn requests.
 -define(SPAWN_OPTIONS, [{reply, error_only}, monitor]).
 
 %% --- calls --------------------------------------------------------------------
@@ -231,7 +231,7 @@ collect(Nodes, MFA, Deadline) ->
                                   ask(Way, Node, Patience, Others, MFA, Deadline)
                           end).
 
-%% For trunkline_gather: it has the wait in the function that makes the reference.
+%% For trunkline_gather: the function that makes the reference must also wait for it.
 ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
     ok = fallback(Node),
     Mark = make_ref(),
@@ -292,7 +292,7 @@ ok
 cast(Node, M, F, A) when ?IS_CALL(Node, M, F, A) ->
     case trunkline_sender:hand_over(Node, {apply, nobody, group_leader()}, {M, F, A}) of
         direct -> cast_plain(Node, M, F, A);
-        _ -> ok                              % erpc does not tell either
+        _ -> ok                              % erpc ignores it, too
     end;
 cast(Node, M, F, A) ->
     ?BAD([Node, M, F, A]).
@@ -327,7 +327,7 @@ ok
 multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
     case lists:all(fun is_atom/1, Nodes) of
         true ->
-            %% No session is waited for: the lanes keep what comes.
+            %% This does not wait for sessions: the lanes keep what comes.
             _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun(_, _) -> lane end,
                                       fun(Way, Node, Patience, Others) ->
                                               tell(Way, Node, Patience, Others, {M, F, A})
@@ -644,7 +644,7 @@ reqids_to_list(Collection) when is_map(Collection) ->
 reqids_to_list(Collection) ->
     ?BAD([Collection]).
 
-%% By which an answer names the request.
+%% The reference in the answers to a request.
 reference({Ref, _} = Id) when ?IS_BY_LANE(Id) -> Ref;
 reference([Mark | Ref]) when is_reference(Mark), is_reference(Ref) -> Ref;
 reference(_) -> badarg().
@@ -667,8 +667,8 @@ outcome({'DOWN', _, process, Object, Reason}, {_, lane}) ->
 outcome(Message, Id) ->
     caught(fun() -> {response, Value} = erpc:check_response(Message, Id), Value end).
 
-%% A 'DOWN' of a local process is of the inlet, and means that the session has ended; one
-%% from the other side is of the executor, killed before it had an outcome.
+%% A 'DOWN' that names a local process is that of the inlet, and means that the session has ended.
+%% Otherwise it is that of the executor, which was killed before it had an outcome.
 ended(Object, _) when node(Object) =:= node() -> {error, {erpc, noconnection}};
 ended(_, noconnection) -> {error, {erpc, noconnection}};
 ended(_, Reason) -> {exit, {signal, Reason}}.
@@ -678,8 +678,8 @@ caught(Fun) ->
     catch Class:Reason -> {Class, Reason}
     end.
 
-%% The outcome is not wanted any more, unless it has come in the last moment. As with erpc, it is
-%% an error not to want it twice.
+%% The caller does not want the outcome any more, unless it came at the last moment. As with erpc,
+%% it is an error to abandon a request twice.
 abandon({Ref, lane} = Id) ->
     IsAwaited = demonitor(Ref, [info]),
     case await(Id, 0) of
@@ -706,9 +706,9 @@ of_collection({Message, Ref}, Collection, Delete, Wrap) ->
         {Class, Reason} -> raise(Class, {Reason, Label, Rest})
     end.
 
-%% --- what is left -------------------------------------------------------------
+%% --- helpers ------------------------------------------------------------------
 
-%% The inlet to watch while something is executed there.
+%% The inlet to monitor while a function is executed at that node.
 watch(Node, _) when Node =:= node() -> direct;
 watch(Node, Deadline) -> trunkline_call:watch(Node, Deadline).
 
@@ -722,7 +722,7 @@ deadline(Timeout) ->
         Deadline -> Deadline
     end.
 
-%% Since OTP 28 erpc takes options in the place of a time.
+%% Since OTP 28 erpc takes options in place of a timeout.
 call_deadline(#{} = Options) ->
     [] = erpc:multicall([], erlang, node, [], Options),
     deadline(maps:get(timeout, Options, infinity));

@@ -15,12 +15,11 @@ the way on which its request came.
 -moduledoc #{since => <<"0.6.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
-%% There is no reply/2 here, as there is none in trunkline_gen_server: a reply goes the way on
-%% which its request came, whoever calls gen:reply/2. The tag of a request by lane is the alias of
-%% a lane (see trunkline_agent), by which the reply stays in order with what the server has
-%% sent by Trunkline. A request that came by the distribution is answered by the
-%% distribution: there the caller monitors the server itself, and a reply by lane could come after
-%% the 'DOWN' of a server that replies and ends.
+%% There is no reply/2 here or in trunkline_gen_server: whichever process calls gen:reply/2, the
+%% reply takes the way on which its request came. The tag of a request by lane is the alias of a
+%% lane (see trunkline_agent), which keeps the reply in order with what the server has sent by
+%% Trunkline. A request by the distribution is answered by the distribution: its caller monitors the
+%% server itself, and a reply by lane could come after the 'DOWN' of a server that replies and ends.
 
 -include("../trunkline_errors.hrl").
 

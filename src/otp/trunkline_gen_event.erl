@@ -85,10 +85,10 @@ notify({via, Module, Name}, Event) ->
         Pid when is_pid(Pid) -> notify(Pid, Event);
         _ -> ok
     catch
-        _:_ -> ok                     % gen_event does not tell either
+        _:_ -> ok                     % gen_event ignores it, too
     end;
 notify(Managers, Event) when is_list(Managers) ->
-    ?BAD_ARGUMENT(badarg, [Managers, Event]);         % to send/2 it would be many
+    ?BAD_ARGUMENT(badarg, [Managers, Event]);         % send/2 would take it for many
 notify(Manager, Event) ->
     _ = trunkline:send(Manager, {notify, Event}),
     ok.
@@ -211,7 +211,7 @@ The handlers of a manager, as `gen_event:which_handlers/1`.
 -spec which_handlers(emgr_ref()) -> [handler()].
 which_handlers(Manager) -> ask(Manager, which_handlers).
 
-%% These wait as long as it takes, and exit with the bare reason.
+%% The callers of ask/2 wait as long as it takes, and exit with the bare reason.
 ask(Manager, Command) -> trunkline_call:call(Manager, self(), Command, infinity, none).
 
 -doc "
@@ -341,7 +341,7 @@ check_response(Message, ReqIds, Delete) ->
     ?NAMED(badarg, [Message, ReqIds, Delete],
            labelled(trunkline_call:check_response(Message, ReqIds, Delete))).
 
-%% A manager's own errors are replies to it.
+%% A manager sends its own errors as replies.
 response({reply, {error, _} = Error}) -> Error;
 response(Other) -> Other.
 

@@ -19,16 +19,16 @@ A key of `async_call/4` is for the functions of this module; keys of `rpc` are t
 -moduledoc #{since => <<"1.0.0">>}.
 -compile({parse_transform, trunkline_docs}).
 
-%% As rpc is made of erpc, and of messages to the server rex that every node has, this is made of
-%% trunkline_erpc, and of the same messages to rex by lane:
+%% rpc uses erpc, and messages to the server rex that every node has. This module uses
+%% trunkline_erpc, and the same messages to rex, by lane:
 %%
 %%     call, cast, multicall, async_call      trunkline_erpc
 %%     block_call                             a call of rex, by trunkline_gen_server
 %%     sbcast, multi_server_call              monitors and messages, by trunkline
 %%
-%% rex answers sbcast by a message that goes by the distribution. It names the node, and no answer
-%% is expected from a node twice, so nothing depends on its order. It may come after the 'DOWN' of
-%% a server that replied by `!' and ended at once: then the node is a bad one.
+%% rex answers sbcast with a message by the distribution. That message names the node, and no node
+%% answers twice, so nothing depends on its order. It may come after the 'DOWN' of a server that
+%% replied by `!' and ended at once: then the node counts as a bad one.
 
 -export([call/4, call/5, block_call/4, block_call/5, server_call/4, cast/4]).
 -export([abcast/2, abcast/3, sbcast/2, sbcast/3, eval_everywhere/3, eval_everywhere/4]).
@@ -331,7 +331,7 @@ multicall(Nodes, M, F, A, Timeout) ->
                                      end, lists:zip(Nodes, Outcomes)),
     {[result_of(Outcome) || {_, Outcome} <- Results], [Node || {Node, _} <- Bad]}.
 
-%% --- later --------------------------------------------------------------------
+%% --- asynchronous calls -------------------------------------------------------
 
 -doc "
 Starts the execution of a function at a node, as `rpc:async_call/4` does. The result is a key, by
@@ -469,7 +469,7 @@ result(Fun) ->
         Class:Reason -> result_of({Class, Reason})
     end.
 
-%% A result that looks like what `catch' makes of an exit is taken for that, and always was.
+%% As always in rpc, a result that looks like what `catch' makes of an exit is taken for an exit.
 no_exit({'EXIT', _} = Exit) -> {badrpc, Exit};
 no_exit(Result) -> Result.
 
@@ -487,7 +487,7 @@ result_of({error, {erpc, Reason}}) when Reason =:= timeout; Reason =:= notsup ->
 result_of({error, {erpc, Reason}}) -> {badrpc, {'EXIT', Reason}};
 result_of({error, Reason}) -> error(Reason).
 
-%% For what only an argument can make fail.
+%% For functions that only a bad argument can make fail.
 no_erpc(Fun) ->
     try Fun()
     catch error:{erpc, badarg} -> badarg()
@@ -497,15 +497,16 @@ no_erpc(Fun) ->
 badarg() ->
     error(badarg).
 
-%% --- what is left -------------------------------------------------------------
+%% --- helpers ------------------------------------------------------------------
 
-%% rpc takes no notice of a destination that cannot be.
+%% rpc ignores an invalid destination.
 say(To, Message) ->
     try trunkline:send(To, Message)
     catch error:_ -> Message
     end.
 
-%% The nodes that are asked, with their monitors, last first. What is no node is passed over.
+%% Asks the nodes, and returns them with their monitors, in reverse order. Elements that are not
+%% nodes are skipped.
 ask([Node | Nodes], Name, Message, Asked) when is_atom(Node) ->
     Monitored = monitored(Node, Name),
     _ = say({Name, Node}, {self(), Message}),
@@ -529,7 +530,7 @@ answers(Name, [{Node, Ref} | Asked], Bad, Replies) ->
     receive
         {'DOWN', Ref, _, _, _} ->
             answers(Name, Asked, [Node | Bad], Replies);
-        %% Of rex, for sbcast.
+        %% The answer of rex to sbcast.
         {?REX, Node, {nonexisting_name, _}} ->
             true = trunkline:demonitor(Ref, [flush]),
             answers(Name, Asked, [Node | Bad], Replies);

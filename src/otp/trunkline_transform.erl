@@ -37,12 +37,12 @@ the same process cannot be seen.
 -type option() :: term().
 -type warning() :: {order, mfa()} | {left, mfa(), meaning()} | options_of_monitor
                  | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}.
-%% What by the distribution comes out of order.
+%% What may come out of order because it goes by the distribution.
 -type meaning() :: message | link | down | nodedown | start | halt.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
-%% which expression; and the warnings, last first.
+%% which expression; and the warnings, in reverse order.
 -record(seen, {sent = [] :: [{by(), Destination :: string()}],
                warnings = [] :: [problem()]}).
 -type by() :: lane | distribution.
@@ -77,9 +77,9 @@ table() ->
        {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
        {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
 
-%% Other functions that send something to a process or a node, perhaps a remote one, and are not
-%% transformed: which argument is the destination, and what that means for the order. The transform
-%% may warn of these. Replies take the way of their requests (see trunkline_gen), and
+%% Functions that are not transformed, and that send something to a process or a node, possibly a
+%% remote one: which argument is the destination, and what that means for the order. The transform
+%% may warn about them. Replies take the way of their requests (see trunkline_gen), and
 %% erlang:send_after and start_timer send only to processes of this node, so they are not here.
 left() ->
     [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [3]}]},
@@ -125,7 +125,7 @@ left({Module, Function, Arity}) ->
 left(unknown) ->
     none.
 
-%% What returns before the other process has seen it.
+%% Functions that return before the other process has seen the message.
 is_asynchronous({_, Function, _}) ->
     lists:member(Function, [send, cast, notify, send_request, send_nosuspend, exit, monitor]).
 
@@ -146,8 +146,8 @@ parse_transform(Forms, Options) ->
         {bad_option, _} = Bad ->
             {error, [{file(Forms), [{none, ?MODULE, Bad}]}], []};
         Classes ->
-            %% What holds in the whole module: what to transform, and whose function it is that
-            %% is called without a module.
+            %% What holds in the whole module: what to transform, and the module of each function
+            %% that is called without one.
             Scope = #{classes => Classes, names => names(Forms)},
             case forms(Forms, file(Forms), Scope, Own ++ Options) of
                 {Transformed, []} -> Transformed;
@@ -173,7 +173,7 @@ classes(Options) ->
 
 all() -> [Class || {Class, _, _, _} <- table()].
 
-%% A function of the module, and one that it imports, hides a BIF of that name.
+%% A function that the module defines or imports hides a BIF of that name.
 names(Forms) ->
     maps:from_list([{Name, Module}
                     || {attribute, _, import, {Module, Names}} <- Forms, Name <- Names]
@@ -183,7 +183,7 @@ forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Options) ->
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
     {[Form | Rest], Warnings};
 forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Options) ->
-    %% An import of what is transformed would be an unused one.
+    %% An import of transformed functions would be unused.
     {Rest, Warnings} = forms(Forms, File, Scope, Options),
     Used = [Name || {Function, Arity} = Name <- Names,
                     target({Module, Function, Arity}, Scope) =:= none],
@@ -218,8 +218,8 @@ is_silent(Form, {_, _, Warning}, Options) ->
                                  false
                          end, Options).
 
-%% From the inside out, in the order of the text. Of several clauses one is executed: what
-%% happens in one does not come before what happens in the next.
+%% Walks from the inside out, in the order of the text. Only one of several clauses is executed, so
+%% what one clause sends does not come before what the next one sends.
 walk([Clause | _] = Clauses, Scope, #seen{sent = Before} = Seen)
   when element(1, Clause) =:= clause ->
     lists:mapfoldl(fun(Each, #seen{sent = Sent} = Seen0) ->
@@ -288,7 +288,7 @@ transform(Tree, Anno, MFA, Args, Scope, Seen) ->
              sent(lane, Anno, MFA, Args, Scope, Seen)}
     end.
 
-%% One warning at most: that of the order says more.
+%% Adds one warning at most: the one about the order says more.
 leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->
     case left(MFA) of
         none ->
@@ -297,7 +297,7 @@ leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->
                 _ -> sent(distribution, Anno, MFA, Args, Scope, Seen)
             end;
         {halt, _} ->
-            %% It does no harm where nothing is on its way.
+            %% A halt does no harm if nothing was sent by lane before.
             warn_if(lists:keymember(lane, 1, Seen#seen.sent), Anno, {left, MFA, halt}, Seen);
         {message, 1} ->
             case sent(distribution, Anno, MFA, Args, Scope, Seen) of
@@ -315,18 +315,18 @@ warn_of_left(Meaning, Argument, Anno, MFA, Args, Scope, Seen) ->
             Anno, {left, MFA, Meaning}, Seen).
 
 is_here(_, {_, Function, _}, Args, _) when Function =:= monitor_node; Function =:= monitor_nodes ->
-    lists:keymember(false, 3, Args);         % not any more
+    lists:keymember(false, 3, Args);         % it ends the monitoring
 is_here(none, _, _, _) ->
     false;
 is_here(_, {erlang, spawn_request, _}, Args, _) when length(Args) < 5 ->
-    %% These arities are also those of processes of this node.
+    %% With these arities the process may also be started on this node.
     case Args of
         [Fun, _] -> element(1, Fun) =:= 'fun';
         [_, Function, _] -> element(1, Function) =:= atom;
         [_, _, List, _] -> element(1, List) =:= cons orelse element(1, List) =:= nil
     end;
 is_here(1, {global, send, _}, _, _) ->
-    false;                                   % its names are those of all nodes
+    false;                                   % global names may be at any node
 is_here(1, {_, Function, _}, [Node | _], Scope)
   when Function =:= spawn; Function =:= spawn_link; Function =:= spawn_monitor;
        Function =:= spawn_opt ->
@@ -374,7 +374,7 @@ reference(Tree, Anno, MFA, Scope, Seen) ->
              Seen}
     end.
 
-%% What a call calls; `unknown' where only the module can be seen.
+%% The function that is called; `unknown' in place of what cannot be seen.
 callee({remote, _, {atom, _, Module}, {atom, _, Function}}, Arity, _) -> {Module, Function, Arity};
 callee({remote, _, {atom, _, Module}, _}, _, _) -> {Module, unknown};
 callee({atom, _, Function}, Arity, Scope) -> origin(Function, Arity, Scope);
@@ -404,14 +404,14 @@ selected(#{classes := Classes}) ->
     [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
 is_selected(Class, #{classes := Classes}) -> lists:member(Class, Classes).
 is_any_selected(#{classes := Classes}) -> Classes =/= [].
-%% Is it a module all of whose requests are transformed?
+%% Whether all requests of that module are transformed.
 is_transformed(Module, Scope) ->
     Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
 
 is_self({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, self, 0};
 is_self(_, _) -> false.
 
-%% A name of this node leads nowhere else.
+%% A registered name without a node is always local.
 is_local({atom, _, _}, _) -> true;
 is_local({tuple, _, [_, Node]}, Scope) -> is_this_node(Node, Scope);
 is_local(To, Scope) -> is_self(To, Scope).
@@ -419,7 +419,7 @@ is_local(To, Scope) -> is_self(To, Scope).
 is_this_node({call, _, Callee, []}, Scope) -> callee(Callee, 0, Scope) =:= {erlang, node, 0};
 is_this_node(_, _) -> false.
 
-%% Two expressions that read the same are taken for the same process.
+%% Two expressions with the same text are taken for the same process.
 sent(_, _, {erlang, demonitor, _}, _, _, Seen) ->
     Seen;
 sent(By, Anno, {erlang, monitor, 2} = MFA, [Type, Process], Scope, Seen) ->

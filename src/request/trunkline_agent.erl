@@ -1,20 +1,19 @@
-%% The request agent: calls a local server on behalf of a caller elsewhere.
+%% The request agent calls a local server on behalf of a caller at another node.
 %%
 %%     caller ── {call, ...} ──> lane ══> inlet, the agent ── '$gen_call' ──> server
 %%       ^                                    ^  ^ monitor                    │
 %%       │                           answered │                               │
 %%       └──── reply <══ inlet <══════════ lane <──────────── reply ──────────┘
 %%
-%% The server sees the request that gen_server:call/2 would have sent (or gen_event's
-%% functions, whose requests have another label), with the caller's own pid in From.
-%% The tag beside it makes gen_server:reply/2 send the reply to a lane, from whatever
-%% process calls it: OTP's own form for proxies, `[[alias | Lane] | ...]'. It is the
-%% lane that the server's own messages to that node take, so that a reply keeps its
-%% place among them. A server that answers to the pid by hand reaches the caller
-%% directly.
+%% The server sees the request that gen_server:call/2 would have sent (or a function of gen_event,
+%% with another label), with the caller's own pid in From. The tag in From has OTP's own form for
+%% proxies, `[[alias | Lane] | ...]'. So gen_server:reply/2 sends the reply to a lane, whichever
+%% process calls it. That is the lane that the server's own messages to the caller's node take, so
+%% that the reply keeps its place among them. A server that replies to the pid by hand reaches the
+%% caller directly.
 %%
-%% Only the server's node monitors the server. When the server ends, the agent tells by lane those
-%% callers for whom no lane has reported a reply. (If a report comes late, a caller gets both. The
+%% Only the server's node monitors the server. When the server ends, the agent tells, by lane, those
+%% callers for whom no lane has reported a reply. (If a report is late, a caller is sent both. The
 %% reply is first in the lane, and deactivates the caller's alias.)
 %%
 %% For each monitor of a caller (trunkline_monitor) the inlet has one of its own, until the server
@@ -22,14 +21,13 @@
 %% The 'DOWN' takes the lane of the server's own messages. There may be very many monitors: they
 %% are in a table of the inlet, so that no garbage collection copies them.
 %%
-%% The agent is the inlet itself: only the process that delivers a sender's
-%% messages can deliver its requests in order with them. This module is the
-%% agent's state and its steps; the inlet takes them. A server is monitored once,
-%% however many calls are under way to it.
+%% The agent is the inlet itself, because only the process that delivers a sender's messages can
+%% deliver the sender's requests in order with them. This module has the agent's state and its
+%% steps, and the inlet calls them. A server is monitored once, however many calls are under way.
 %%
-%% For remote procedure calls (trunkline_erpc) there is no server: the agent starts a
-%% process for each, which sends the outcome itself (see trunkline_executor), and
-%% tells the callers of those that end without.
+%% For remote procedure calls (trunkline_erpc) there is no server. The agent starts a process for
+%% each call, which sends the outcome itself (see trunkline_executor). If the process ends without
+%% an outcome, the agent tells the caller.
 -module(trunkline_agent).
 -moduledoc false.
 
@@ -48,7 +46,7 @@
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         callers = #{} :: #{trunkline_command:caller() => []}}).       % whose reply is awaited
+         callers = #{} :: #{trunkline_command:caller() => []}}).       % that wait for a reply
 -record(agent,
         {route :: trunkline_route:route(),
          retired = false :: boolean(),               % its session has ended
@@ -59,13 +57,13 @@
          monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
-%% The calling process is the agent for the callers at a node, and answers by the
-%% route to it.
+%% The calling process is the agent for the callers at one node, and answers them by the route to
+%% that node.
 -spec new(trunkline_route:route()) -> agent().
 new(Route) ->
     #agent{route = Route}.
 
-%% A command has come by lane.
+%% Carries out a command that has come by lane.
 -spec step(trunkline_command:command(), Message :: term(), agent()) -> agent().
 step({apply, Caller, _} = Command, Message, Agent) ->
     case trunkline_executor:start(Command, Message) of
@@ -73,7 +71,7 @@ step({apply, Caller, _} = Command, Message, Agent) ->
             send({reply, Caller}, {error, {erpc, system_limit}}, self(), Agent),
             Agent;
         system_limit ->
-            Agent;                               % erpc does not tell either
+            Agent;                               % erpc ignores it, too
         Executor ->
             executed_by(Executor, Command, Agent)
     end;
@@ -101,13 +99,13 @@ step(Command, Message, Agent) ->
             Agent1
     end.
 
-%% The message that the command has brought.
+%% The message of this command has been delivered.
 -spec delivered(trunkline_lane:to()) -> ok.
 delivered({ended, _, Caller, Ref}) -> trunkline_monitor_rows:leave(Caller, Ref);
 delivered(_) -> ok.
 
-%% Does what the command asks for, but does not send the message; answers to whom
-%% it should be sent and how.
+%% Does what the command asks for, but does not send the message. Returns the process that the
+%% message is for, and how it should be wrapped.
 -spec address(trunkline_command:command(), agent()) ->
           {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
 address({reply, Caller}, Agent) ->
@@ -138,8 +136,8 @@ address({call, Name, Pid, Caller, Label}, Agent) ->
 address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
     {nobody, settle({Caller, Server}, Agent)};
 address({cancel, Name, Caller}, Agent) ->
-    %% If another process has the name by now, the request is remembered until
-    %% the one before replies or ends. A late reply does no harm.
+    %% If another process has the name by now, the request is remembered until the former
+    %% one replies or ends. A late reply does no harm.
     case whereis(Name) of
         Server when is_pid(Server) -> address({cancel, Server, Caller}, Agent);
         _ -> {nobody, Agent}
@@ -167,7 +165,7 @@ address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
     case Monitors =/= none andalso ets:take(Monitors, Ref) of
         [{Ref, Monitor}] ->
             true = ets:delete(Monitors, Monitor),
-            demonitor(Monitor);              % if its message is here, it means nothing
+            demonitor(Monitor);              % a 'DOWN' that is here already is ignored
         _ ->
             true                             % it has ended
     end,
@@ -178,7 +176,7 @@ address({ended, Object, _, Ref}, Agent) ->
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
     add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
-    %% It may have been asked for twice, when a session began.
+    %% The caller's node may ask for it twice when a session begins.
     case ets:member(Monitors, Ref) of
         true ->
             Agent;
@@ -188,7 +186,7 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
             Agent
     end.
 
-%% What the command brings is lost on this side: the caller need not wait for a reply.
+%% The message of this command was lost at this node, so the caller need not wait for a reply.
 -spec broken(trunkline_command:command(), agent()) -> agent().
 broken({call, Server, Pid, Caller}, Agent) ->
     broken({call, Server, Pid, Caller, '$gen_call'}, Agent);
@@ -204,8 +202,8 @@ broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
 broken(_, Agent) ->
     Agent.
 
-%% Who gets what the command brings. `unknown': it may be anybody, or it is not said before
-%% the command's turn.
+%% The process that gets the message of this command. `unknown': it may be any process, or it is not
+%% known before the command's turn.
 -spec receiver(trunkline_command:command()) -> pid() | {name, atom()} | unknown.
 receiver({call, Server, _, _}) -> pid_or_name(Server);
 receiver({call, Server, _, _, _}) -> pid_or_name(Server);
@@ -220,13 +218,13 @@ receiver(_) -> unknown.
 pid_or_name(Pid) when is_pid(Pid) -> Pid;
 pid_or_name(Name) -> {name, Name}.
 
-%% The same command, for the process that has the name.
+%% The same command, addressed to the process that has the name.
 -spec for(pid(), trunkline_command:command()) -> trunkline_command:command().
 for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
 for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
 for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller}.
 
-%% A lane has taken these servers' replies to these callers.
+%% A lane reports that these servers have replied to these callers.
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
 answered(Requests, Agent) ->
     lists:foldl(fun settle/2, Agent, Requests).
@@ -240,14 +238,14 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-%% That process, which the agent's own watches, is going to execute what the command asks for.
+%% This process, which the agent monitors, is going to execute the command.
 -spec executed_by(pid(), trunkline_command:apply(), agent()) -> agent().
 executed_by(_, {apply, nobody, _}, Agent) ->
     Agent;
 executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
     Agent#agent{executors = Executors#{Executor => Caller}}.
 
-%% A process has died that is monitored for somebody, or from which a reply was expected.
+%% A process has ended that a caller monitors, or that should have sent a reply or an outcome.
 -spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
 down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
     case Monitors =/= none andalso ets:take(Monitors, Monitor) of
@@ -275,8 +273,8 @@ no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-%% Lets go of servers that nobody waits for. (Not at every reply: the next call
-%% would most often be to the same server.)
+%% Forgets servers that no caller waits for. (This is not done at every reply, because the next call
+%% is most often to the same server.)
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
     Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
@@ -286,20 +284,20 @@ sweep(#agent{servers = Servers} = Agent) ->
                                               true
                                       end, Servers)}.
 
-%% The session has ended, and what was asked for in it goes on.
+%% The session has ended, but its requests go on.
 -spec retired(agent()) -> agent().
 retired(Agent) ->
     Agent#agent{retired = true}.
 
-%% Whether somebody waits for a reply or an outcome, as far as is known.
+%% Whether a caller waits for a reply or an outcome, as far as is known.
 -spec is_awaited(agent()) -> boolean().
 is_awaited(#agent{servers = Servers, executors = Executors}) ->
     map_size(Executors) > 0
         orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end,
                          maps:values(Servers)).
 
-%% At the sending node: there is no agent any more that the command could reach. Who waits for a
-%% reply may wait still.
+%% Carries out a command at the sending node, because it can no longer reach an agent. Its caller
+%% may still be waiting for a reply.
 -spec direct(trunkline_command:command(), Message :: term(), node()) -> ok.
 direct({call, Server, Pid, Caller}, Message, Node) ->
     direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
@@ -314,7 +312,7 @@ direct({call, Server, Pid, Caller, Label}, Message, Node) ->
     case lists:member(Node, nodes(connected))
         andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
         {ok, {_, Monitor}} ->
-            %% It keeps its place among what the calling process sends.
+            %% The request keeps its place among the messages of the calling process.
             receive
                 Sent -> demonitor(Monitor, [flush]);
                 {'DOWN', Monitor, process, _, _} -> true
@@ -325,7 +323,7 @@ direct({call, Server, Pid, Caller, Label}, Message, Node) ->
             ok
     end;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->
-    %% The caller's group leader goes with it. (Not on another connection.)
+    %% The function runs with the caller's group leader. (This must not make another connection.)
     _ = lists:member(Node, nodes(connected)) andalso cast_for(Leader, Node, M, F, A),
     ok;
 direct({exit, _, _} = Command, Reason, Node) ->
@@ -361,7 +359,7 @@ direct({tell, Name}, Message, Node) ->
 direct(_, _, _) ->
     ok.
 
-%% A process of its own asks by OTP's means, and passes on what comes of it.
+%% Run by a process for this one request: it asks by OTP's means, and passes on the outcome.
 ask(Object, Label, Pid, Caller, Message, Sent) ->
     Ref = monitor(process, Object, [{alias, reply_demonitor}]),
     _ = erlang:send(Object, {Label, {Pid, [alias | Ref]}, Message}, [noconnect]),
@@ -375,8 +373,8 @@ ask(Object, Label, Pid, Caller, Message, Sent) ->
         {'DOWN', Its, process, _, _} -> ok
     end.
 
-%% A server has replied to a lane that has retired. If there are new lanes by now, the reply
-%% takes the one of the server's messages.
+%% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
+%% the lane of the server's messages.
 -spec pass_on(trunkline_route:route() | none, trunkline_command:caller(),
               {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
 pass_on(none, Caller, _, Reply, Node) ->
@@ -388,7 +386,7 @@ tell(To, Message) ->
     _ = erlang:send(To, Message, [noconnect]),
     ok.
 
-%% By the calling process, since there may be no other.
+%% The calling process makes the cast, because it may be impossible to start another process.
 cast_for(Leader, Node, M, F, A) ->
     Own = group_leader(),
     true = group_leader(Leader, self()),
@@ -396,10 +394,10 @@ cast_for(Leader, Node, M, F, A) ->
     after group_leader(Own, self())
     end.
 
-%% This never waits for room: the inlet must go on delivering, or two nodes could
-%% stand still, each waiting for the other.
+%% This never waits for room: the inlet must go on delivering, or two nodes could wait for each
+%% other for ever.
 send(Command, Message, Server, #agent{route = Route, retired = Retired}) ->
-    %% Of the server's messages: these may take other lanes by now.
+    %% The server's messages may take other lanes by now.
     Now = case Retired andalso trunkline_route:lookup(node(caller(Command))) of
               false -> Route;
               none -> Route;

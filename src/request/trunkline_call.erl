@@ -1,18 +1,17 @@
 %% Requests and replies in gen_server's protocol, on the caller's side.
 %%
-%% A request to a peer goes by lane to the agent beside the server (see
-%% trunkline_agent), and the reply comes back by lane. The caller watches only a
-%% local process: the inlet that brings the reply, which ends when the session
-%% with that node ends. Its monitor is at the same time the alias to which the
-%% reply is sent, so that a reply that comes late is dropped before it reaches
-%% the mailbox. Requests to local servers, and to nodes without lanes, are what
-%% gen_server's own are, with the caller's monitor on the server itself.
+%% A request to a peer goes by lane to the agent at the server's node (see trunkline_agent), and the
+%% reply comes back by lane. The caller monitors only a local process: the inlet that brings the
+%% reply, which ends when the session with that node ends. The monitor is also the alias to which
+%% the reply is sent, so that a late reply is dropped before it reaches the mailbox. Requests to
+%% local servers, and to nodes without lanes, are gen_server's own: the caller monitors the server
+%% itself.
 %%
-%% gen_server, gen_statem and gen_event differ in little: in the label by which the
-%% server knows a request, and in what is told of a call that fails.
+%% The requests of gen_server, gen_statem and gen_event differ only in their label, and in the exit
+%% reason of a call that fails.
 %%
-%% Arguments that are none of ours go on to `gen', which says what it says of them on the release
-%% that runs.
+%% Arguments that this module does not know are passed to `gen', so that the errors are those of the
+%% OTP release in use.
 -module(trunkline_call).
 -moduledoc false.
 
@@ -24,28 +23,27 @@
 -export_type([request_id/0, request_id_collection/0, response/0, who/0]).
 
 -dialyzer({no_improper_lists, [call_lane/5, reply_or/2, send_plain/4]}).
-%% What is none of ours, and OTP's own ids.
+%% These also take OTP's own ids, and arguments that are not valid.
 -dialyzer({no_opaque, [wait_response/2, wait_response/3, receive_response/2,
                        check_response/2, check_response/3, deadline/1]}).
 
 -type server_ref() :: gen_server:server_ref().
 -type label() :: trunkline_command:label().
 -type patience() :: trunkline_sender:patience().
-%% The caller watches the server, and the id is OTP's own; or the server is at that node, and the
-%% caller watches an inlet.
+%% If the caller monitors the server, the id is OTP's own. Otherwise the server is at that node, and
+%% the caller monitors an inlet.
 -type request_id() :: reference()
                     | {reference(), node(), Server :: pid() | atom()}.
 -type request_id_collection() :: trunkline_reqids:collection(request_id()).
 -type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
 -type response_timeout() :: trunkline_deadline:timeout_time().
-%% What the user has called, for its exit; `none' for an exit with the bare reason.
+%% What the user has called, for the exit reason; `none' for an exit with the bare reason.
 -type who() :: {module(), atom(), Args :: [term()]} | none.
 
 -define(IS_BY_LANE(Id), is_reference(element(1, Id)), is_atom(element(2, Id)), tuple_size(Id) =:= 3,
         (is_pid(element(3, Id)) orelse is_atom(element(3, Id)))).
 
-%% A gen_server's or a gen_statem's; what is an error there is an exit here, as in
-%% gen_server:call/3.
+%% Calls a gen_server or a gen_statem. An error becomes an exit, as in gen_server:call/3.
 -spec call(server_ref(), term(), timeout(), who()) -> term().
 call(ServerRef, Request, Timeout, Who) ->
     try
@@ -84,8 +82,8 @@ call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
 fail(Reason, none) -> exit(Reason);
 fail(Reason, Who) -> exit({Reason, Who}).
 
-%% The reference is made and waited for in one function: thus the compiler lets
-%% the wait skip all mail that is older (the efficiency guide, "receive").
+%% The reference is made and waited for in one function, so that the compiler lets the receive skip
+%% all older messages (the efficiency guide, "receive").
 call_lane(Node, Server, Label, Request, Deadline) ->
     case watch(Node, Deadline) of
         Inlet when is_pid(Inlet) ->
@@ -96,7 +94,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                     receive
                         {[alias | Ref], Reply} ->
                             {reply, Reply};
-                        {[[alias | _] | {Ref, _, _}], Reply} ->  % by hand, to the pid
+                        {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
                             abandon({Ref, Node, Server}),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
@@ -117,7 +115,7 @@ refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};
 refused(timeout) -> {error, timeout}.
 
-%% What OTP's own functions do, with the process whose name has been looked up.
+%% Calls as OTP's own functions do, with the process whose name has been looked up.
 call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
     try gen:call(Process, Label, Request, Timeout) of
         {ok, Reply} -> Reply
@@ -127,7 +125,7 @@ call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
         exit:Reason -> fail(Reason, Who)
     end.
 
-%% As gen_server:send_request/2; waits for room without a limit in time.
+%% As gen_server:send_request/2. It waits for room without a time limit.
 -spec send_request(server_ref(), label(), term()) -> request_id().
 send_request(ServerRef, Label, Request) ->
     case place(ServerRef) of
@@ -171,20 +169,20 @@ request(Node, Server, Label, Request) ->
             Refused
     end.
 
-%% (The monitor ends with demonitor/2, not with the reply: to flush one that has ended would
-%% search the mailbox.)
+%% (The alias option is `demonitor', not `reply_demonitor': to flush a monitor that has ended with
+%% the reply would search the mailbox.)
 plain(Process, Label, Request) ->
     Ref = monitor(process, Process, [{alias, demonitor}]),
     ok = send_plain(Process, Ref, Label, Request),
     Ref.
 
-%% The monitor has set up a connection, or cannot.
+%% The monitor has already set up the connection, or has failed to.
 send_plain(Process, Ref, Label, Request) ->
     _ = erlang:send(Process, {Label, {self(), [alias | Ref]}, Request}, [noconnect]),
     ok.
 
-%% For a caller that has its monitor already: the request to a named server, on the way that
-%% watch/2 has answered.
+%% Sends a request to a named server, on the way that watch/2 has returned. The caller has set its
+%% monitor already.
 -spec submit(direct | pid(), reference(), node(), Name :: atom(), Request :: term(), patience()) ->
           {ok, request_id()} | direct | unreachable | nosuspend | timeout.
 submit(direct, Ref, Node, Name, Request, _) ->
@@ -198,13 +196,13 @@ submit(_, Ref, Node, Name, Request, Patience) ->
         Refused -> Refused
     end.
 
-%% Nothing was sent, and who waits for the answer will hear of it.
+%% Nothing was sent. A 'DOWN' message tells the caller when it waits for the response.
 failed(Object, Reason) ->
     Ref = make_ref(),
     self() ! {'DOWN', Ref, process, Object, Reason},
     Ref.
 
-%% A single request by lane is waited for as a collection of one.
+%% A single request by lane is treated as a collection of one.
 -spec wait_response(request_id(), response_timeout()) -> response() | timeout.
 wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     single(wait_response(alone(Id), Timeout, false));
@@ -252,7 +250,7 @@ deadline(Timeout) ->
         Deadline -> Deadline
     end.
 
-%% Replies that came in the last moment.
+%% Drops replies that came at the last moment.
 flush(Ids) ->
     case trunkline_reqids:wait(Ids, 0) of
         timeout -> ok;
@@ -291,10 +289,10 @@ response({'DOWN', _, process, Object, Reason}, {_, Node, Server}) ->
 response({'DOWN', _, process, Object, Reason}, _) ->
     {error, {Reason, Object}};
 response({_, Reply}, Id) ->
-    abandon(Id),                             % it may have come by hand, to the pid
+    abandon(Id),                             % the server may have replied by hand, to the pid
     {reply, Reply}.
 
-%% The caller does not want the reply any more; nor should the agent wait for it.
+%% The caller does not want the reply any more, and the agent need not wait for it.
 abandon({Ref, Node, Server}) ->
     demonitor(Ref, [flush]),
     case trunkline_route:lookup(Node) of
@@ -304,7 +302,7 @@ abandon({Ref, Node, Server}) ->
 abandon(Ref) ->
     demonitor(Ref, [flush]).
 
-%% What came in the last moment, before the alias was gone.
+%% A reply may have come at the last moment, before the alias was deactivated.
 reply_or(Ref, Else) ->
     receive
         {[alias | Ref], Reply} -> {reply, Reply};
@@ -313,8 +311,8 @@ reply_or(Ref, Else) ->
             Else
     end.
 
-%% The inlet to watch, when there is a session; waits until that is clear. `direct': there are
-%% no lanes.
+%% The process to monitor for a request to that node. Waits until it is clear whether there is a
+%% session. `direct': there are no lanes.
 -spec watch(node(), patience()) -> pid() | direct | unreachable | nosuspend | timeout.
 watch(Node, Patience) ->
     case trunkline_peers:watch(Node) of
@@ -330,18 +328,18 @@ watch(Node, Patience) ->
 command(Server, Ref, '$gen_call') -> {call, Server, self(), Ref};
 command(Server, Ref, Label) -> {call, Server, self(), Ref, Label}.
 
-%% A 'DOWN' from the agent names the server, which is elsewhere; one of a local
-%% process is of the inlet, and means that the session has ended.
+%% A 'DOWN' from the agent names the server, which is at another node. A 'DOWN' that names a local
+%% process is that of the inlet, and means that the session has ended.
 session_reason(Object, _) when is_pid(Object), node(Object) =:= node() -> noconnection;
 session_reason(_, Reason) -> Reason.
 
-%% As gen_server:call/3 words it.
+%% The reason as gen_server:call/3 has it.
 gen_reason(noconnection, _, {global, _}) -> noproc;
 gen_reason(noconnection, _, {via, _, _}) -> noproc;
 gen_reason(noconnection, Node, _) -> {nodedown, Node};
 gen_reason(Reason, _, _) -> Reason.
 
-%% Where a server is, or why it is nowhere.
+%% Where a server is, or why it cannot be found.
 place(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
 place(Name) when is_atom(Name) -> place_of(whereis(Name));
 place({global, Name}) -> place_of(global:whereis_name(Name));
@@ -349,7 +347,7 @@ place({via, Module, Name}) -> place_of(Module:whereis_name(Name));
 place({Name, Node}) when Node =:= node() -> place(Name);
 place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nowhere, {nodedown, Node}};
 place({Name, Node}) when is_atom(Name), is_atom(Node) -> {at, Node, Name};
-place({_, Node} = Nobody) when is_atom(Node) -> {at, node(), Nobody}.      % as monitor/2 will say
+place({_, Node} = Nobody) when is_atom(Node) -> {at, node(), Nobody}.     % an error of monitor/2
 
 place_of(Found) ->
     case Found of

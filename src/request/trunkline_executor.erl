@@ -6,16 +6,16 @@
 %%       │                                   v                            │
 %%       └──── outcome <══ inlet <══════════ lane <──────── outcome ──────┘
 %%
-%% The executor sends the outcome itself, as any process sends its messages: it waits
-%% while the lane is full, and a large outcome goes outside of it. What the function has
-%% sent to the caller by Trunkline arrives before. The inlet never waits. It watches
-%% executors only to report those that end without an outcome.
+%% The executor sends the outcome as any process sends its messages: it waits while the lane is
+%% full, and a large outcome travels beside the lane. Messages that the function has sent to the
+%% caller by Trunkline arrive before the outcome. The inlet never waits. It monitors executors only
+%% to report those that end without an outcome.
 %%
-%% What the function sees is what erpc lets it see: a process of its own, with the
-%% caller's group leader. After the outcome it ends with an exit reason that is not
-%% `normal', so that what the function has linked to itself ends with it, as erpc has it. The
-%% reason is its own pid: that costs half of what a tuple does, and tells its end from that
-%% of another executor which ends because it was linked to this one.
+%% As with erpc, the function runs in a process of its own, with the caller's group leader. After
+%% the outcome the executor ends with an exit reason that is not `normal', so that processes that
+%% the function has linked to itself end with it, also as with erpc. The reason is the executor's
+%% own pid. That costs half as much as a tuple, and distinguishes its end from that of another
+%% executor that ends because it was linked to this one.
 -module(trunkline_executor).
 -moduledoc false.
 
@@ -23,7 +23,7 @@
 
 -export_type([outcome/0]).
 
-%% As erpc:multicall/5 words it.
+%% As erpc:multicall/5 returns it.
 -type outcome() :: {ok, term()}
                  | {throw, term()}
                  | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
@@ -33,8 +33,8 @@
 %% More arguments than a function can have.
 -define(MAX_ARITY, 255).
 
-%% The calling process is an inlet, and monitors the executor of a call. Whatever is wrong
-%% with the message is found in the new process.
+%% The calling process is an inlet, and monitors the executor of a call. If anything is wrong with
+%% the message, the new process fails, not the inlet.
 -spec start(trunkline_command:apply(), Message :: term()) -> pid() | system_limit.
 start({apply, nobody, _} = Command, Message) ->
     start(Command, Message, []);
@@ -52,7 +52,7 @@ start(Command, Message, Options) ->
         {error, system_limit} -> system_limit
     end.
 
-%% Has this executor sent its outcome before it ended?
+%% Whether this executor had sent its outcome when it ended.
 -spec is_done(pid(), ExitReason :: term()) -> boolean().
 is_done(Executor, Reason) -> Reason =:= Executor.
 
@@ -85,23 +85,23 @@ run({apply, Caller, Leader}, {M, F, A}) ->
               end,
     case trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect) of
         direct ->
-            %% The link may have been drained, and the session goes on.
+            %% The link may have been drained while the session goes on.
             _ = erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Outcome), [noconnect]);
         _ ->
-            %% Whoever is not reachable any more has heard of it already.
+            %% A caller that cannot be reached any more knows already that it gets no outcome.
             ok
     end,
     exit(self()).
 
-%% Arguments, and not something that the function has done?
+%% Whether there are too many arguments. The function may cause a system_limit, too.
 is_too_many(system_limit, A) when length(A) > ?MAX_ARITY -> true;
 is_too_many(_, _) -> false.
 
-%% The stack down to the function that was asked for; what is below is ours. When its
-%% frame is not there, as after a tail call, it is put there.
+%% The stack down to the requested function, without Trunkline's own frames below it. If the frame
+%% of the function is missing, as after a tail call, it is added.
 trim(Stack, M, F, A) ->
     case lists:splitwith(fun(Frame) -> not is_own(Frame) end, Stack) of
-        {_, []} -> Stack;                    % it is deeper than what the system keeps of it
+        {_, []} -> Stack;                    % deeper than what the system keeps of a stack
         {[], _} -> [{M, F, A, []}];
         {[{M, F, A, _}] = Frames, _} -> Frames;
         {Frames, _} -> with_base(lists:last(Frames), Frames, M, F, A)
@@ -109,6 +109,6 @@ trim(Stack, M, F, A) ->
 
 with_base({M, F, Arity, _}, Frames, M, F, A) when Arity =:= length(A) -> Frames;
 with_base(_, Frames, M, F, A) when length(A) >= 0 -> Frames ++ [{M, F, length(A), []}];
-with_base(_, Frames, _, _, _) -> Frames.     % no proper list
+with_base(_, Frames, _, _, _) -> Frames.     % an improper list
 
 is_own(Frame) -> element(1, Frame) =:= ?MODULE andalso element(2, Frame) =:= run.

@@ -1,14 +1,15 @@
-%% Exit signals to processes at other nodes, by lane: in order with whatever else the
-%% sender sends there, so that a process that is monitored and then told to exit is known to be
-%% monitored when it does.
+%% Exit signals to processes at other nodes, by lane. They stay in order with everything else that
+%% the sender sends there by lane. So if a process is monitored and then told to exit, the monitor
+%% is set before the process exits.
 %%
-%% No process can send an exit signal that seems to come from another one. But its effect can be
-%% had. The inlet itself sends `kill', since the receiver does not learn who has sent it. With any
-%% other reason, a process that does not trap exits ends, and does not learn the sender either. A
-%% process that traps exits gets a message, which any process can send. Whether it traps exits must
-%% not change in between, so the process is suspended for some microseconds. That may have to wait
-%% until the process is scheduled. Therefore the signal travels as a large message does: a process
-%% of its own delivers it when its turn comes (trunkline_opener), and later messages wait for it.
+%% No process can send an exit signal that seems to come from another one, but the effect can be
+%% imitated. The inlet itself sends `kill', because the receiver does not learn who has sent it.
+%% With any other reason, a process that does not trap exits ends, and does not learn the sender
+%% either. A process that traps exits gets a message, which any process can send. Whether it traps
+%% exits must not change in between, so the process is suspended for some microseconds. That may
+%% have to wait until the process is scheduled. Therefore the signal travels as a large message
+%% does: a separate process delivers it when its turn comes (trunkline_opener), and later messages
+%% wait for it.
 -module(trunkline_exit).
 -moduledoc false.
 
@@ -27,14 +28,14 @@ exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
         direct ->
             when_clear(Node, Command, Reason);
         _ ->
-            true                             % exit/2 does not tell either
+            true                             % exit/2 ignores it, too
     end;
 exit(Process, Reason) ->
     erlang:exit(Process, Reason).
 
-%% There are no lanes, or not yet. In these there may be a monitor already, which leaves them
-%% first: the signal has to come behind it, and what the caller sends next behind the signal. So
-%% this waits until the lanes open, as a request does.
+%% There are no lanes, or they are not open yet. A lane that is not open may have a monitor in it
+%% already. The signal has to come behind that monitor, and the caller's next message behind the
+%% signal. So this waits until the lanes open, as a request does.
 when_clear(Node, Command, Reason) ->
     case trunkline_sender:await_session(Node, infinity) of
         ok ->
@@ -49,7 +50,7 @@ when_clear(Node, Command, Reason) ->
                           Command, Reason)
     end.
 
-%% They may have opened since.
+%% The lanes may have opened in the meantime.
 without_lanes(Peer, Route, Node, {exit, Pid, _} = Command, Reason) ->
     case {Peer, Route =/= none andalso trunkline_gate:path(Route#route.gate)} of
         {#{state := opening}, direct} -> force(Route, Command, Reason);
@@ -71,15 +72,16 @@ force(Route, Command, Reason) ->
     ok = trunkline_sender:force_apart(Route, {Command, Reason}, self()),
     true.
 
-%% At the process's node: what it would get. (To tell how long its queue is, a process fetches
-%% what has been sent to it. So this comes behind what others have sent before, and before what
-%% they send later, also in a mailbox that is off heap; see trunkline_opener.)
+%% Delivers the signal at the process's node. (To report its message_queue_len, a process fetches
+%% what has been sent to it. So the signal comes behind messages that were sent before it, and
+%% before messages that are sent later, even with message_queue_data off_heap: see
+%% trunkline_opener.)
 -spec signal(Sender :: pid(), pid(), Reason :: term()) -> ok.
 signal(_, Pid, kill) ->
     true = erlang:exit(Pid, kill),
     ok;
 signal(Sender, Pid, Reason) ->
-    %% Whatever else runs: nobody should be suspended for longer than this takes.
+    %% Whatever else runs, the process should not be suspended for longer than necessary.
     Priority = process_flag(priority, high),
     try erlang:suspend_process(Pid) of
         true ->
@@ -103,10 +105,11 @@ resume(Pid) ->
         error:badarg -> ok                   % it has ended
     end.
 
-%% At the sender's node, by the lane: there is no session any more, or the peer is another release.
+%% Called by the lane, at the sender's node, when there is no session any more, or the peer has
+%% another release.
 -spec direct(trunkline_command:exit(), Reason :: term(), node()) -> ok.
 direct({exit, Pid, Sender}, Reason, Node) ->
-    %% (Not on another connection.)
+    %% (This must not make another connection.)
     case lists:member(Node, nodes(connected)) of
         true -> direct(Pid, Sender, Reason, Node);
         false -> ok

@@ -2,7 +2,7 @@
 %%
 %% The calling process itself sends the requests, so that they keep their place among its other
 %% messages. Each reply goes to an alias, so that none can come late. A node whose lane is full, or
-%% whose session has yet to begin, does not delay the others: it is put off, and another process
+%% whose session has yet to begin, does not delay the others: it is postponed, and another process
 %% waits for it (or the caller, if no process can be started). Such nodes are asked in the order in
 %% which they become ready.
 %%
@@ -16,13 +16,15 @@
 
 -export_type([way/0]).
 
-%% A process that tells by its exit.
+%% The process that waits returns its result as its exit reason.
 -dialyzer({nowarn_function, wait/3}).
 
-%% By lane, if the lanes say more than that they are there; or there is nobody to ask.
+%% How to ask a node: by lane (a pid is the inlet to monitor meanwhile), or by plain distribution.
+%% Otherwise, why it cannot be asked.
 -type way() :: pid() | lane | direct | unreachable | timeout.
 -type watch() :: fun((node(), trunkline_sender:patience()) -> way() | nosuspend).
-%% Asks and has the others asked, then waits; or tells that it cannot be asked in that way.
+%% Asks a node, calls Others to ask the rest, and then waits for the answer. Or it returns that the
+%% node cannot be asked in this way.
 -type ask(Answer) ::
           fun((way(), node(), trunkline_sender:patience(), Others :: fun(() -> answers(Answer))) ->
                      {Answer, answers(Answer)} | way() | nosuspend).
@@ -35,17 +37,17 @@
          watch :: watch(),
          ask :: ask(term())}).
 
-%% The answers are in the order of the nodes. The message is what is sent to each of them.
+%% Returns the answers in the order of the nodes. Message is sent to each of them.
 -spec each([node()], Message :: term(), trunkline_deadline:deadline(), watch(), ask(Answer)) ->
           [Answer].
 each(Nodes, Message, Deadline, Watch, Ask) ->
     Each = #each{message = Message, deadline = Deadline, watch = Watch, ask = Ask},
     [Answer || {_, Answer} <- lists:keysort(1, next(lists:enumerate(Nodes), #{}, Each))].
 
-%% Waits: of those that were put off.
+%% Waits has the nodes that were postponed.
 -spec next([place()], Waits :: #{reference() => place()}, #each{}) -> answers(_).
 next([{_, Node} = Place | Places], Waits, #each{watch = Watch, deadline = Deadline} = Each) ->
-    %% The last one may have the caller wait.
+    %% For the last node the caller itself may wait.
     Patience = if Places =:= [], map_size(Waits) =:= 0 -> Deadline;
                   true -> nosuspend
                end,
@@ -62,7 +64,7 @@ next([], Waits, Each) ->
             end
     end.
 
-%% What: what it is that would have to be waited for.
+%% What says what to wait for: a session, or room in a lane.
 turn(nosuspend, What, {_, Node} = Place, _, Places, Waits,
      #each{watch = Watch, deadline = Deadline} = Each) ->
     case wait(What, Node, Each) of

@@ -1,19 +1,21 @@
-%% Monitors of processes at other nodes, by lane: what the monitoring process does.
+%% Monitors of processes at other nodes, by lane: the part that runs in the monitoring process.
 %%
 %%     caller                                     inlet, the agent          server
 %%       | -- monitor ----> lane ══════════════════> | -- monitor ----------> |
 %%       |                                           | <--------------- 'DOWN'|
 %%       | <-- 'DOWN' ----- inlet <════════ lane <── |   the lane of the server's own messages
 %%
-%% Hence the 'DOWN' comes after everything that the server has sent to the caller, as
-%% with erlang:monitor/2, which a process on this node is monitored with.
+%% Hence the 'DOWN' comes after everything that the server has sent to the caller, as with
+%% erlang:monitor/2. Processes on this node are monitored with that function itself.
 %%
-%% This never waits for a session. Without lanes a process beside the caller watches the server
-%% by OTP's means (trunkline_watcher). When lanes open they get the monitor; when they are given
-%% up it goes back. Only a session that goes with its connection ends it, with noconnection.
+%% This never waits for a session. Without lanes, a process at the caller's node monitors the server
+%% by OTP's means (trunkline_watcher). When lanes open they take over the monitor; when they are
+%% given up it goes back to the watcher. Only if a session is lost with its connection does the
+%% monitor end, with noconnection.
 %%
-%% The reference is an alias that the first message sent to it takes away. So there is one
-%% 'DOWN', whoever sends it first. trunkline_monitor_rows has a row for each.
+%% The reference is an alias that is deactivated by the first message sent to it. So there is only
+%% one 'DOWN', whichever process is the first to send it. trunkline_monitor_rows has a row for each
+%% monitor.
 -module(trunkline_monitor).
 -moduledoc false.
 
@@ -37,7 +39,7 @@ elsewhere(Node, Object) ->
     end.
 
 %% For Trunkline's own processes: this does not wait for room, either. If the session may outlive
-%% its connection, so does the monitor.
+%% its connection, so may the monitor.
 -spec watch(pid() | {RegisteredName :: atom(), node()}) -> reference().
 watch(Object) ->
     Node = trunkline_monitor_rows:node_of(Object),
@@ -60,8 +62,8 @@ by_lane(Node, Object, Inlets, HandOver) ->
     case trunkline_monitors:enter(Ref, Object, Node, Inlets)
         andalso HandOver(Node, Object, Ref) of
         ok ->
-            %% If the connection has been lost meanwhile the caller may have been told so before,
-            %% and now another session begins with a monitor that nobody waits for.
+            %% If the connection was lost meanwhile, the caller may have had its 'DOWN' already, and
+            %% the next session would begin with a monitor that no process needs.
             is_process_alive(element(1, Inlets))
                 orelse trunkline_monitor_rows:lookup(Ref) =/= none
                 orelse trunkline_monitors:cancel(Object, self(), Ref),
@@ -77,7 +79,7 @@ refused(none, _, _, Ref) ->
 refused(_, Node, Object, Ref) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
-            %% It begins: what is in a lane now is the first that leaves it.
+            %% The session is about to begin: what is in a lane now leaves it first.
             trunkline_monitors:force(Route, Object, self(), Ref),
             Ref;
         _ ->
@@ -95,8 +97,8 @@ plain(Node, Object, Ref) ->
             erlang:monitor(process, Object)
     end.
 
-%% As erlang:demonitor/2, also of a monitor that is erlang's own: who has the reference
-%% need not know which way was taken.
+%% As erlang:demonitor/2. It also takes OTP's own monitors, so that the caller need not know which
+%% way a monitor went.
 -spec demonitor(reference(), [flush | info]) -> boolean().
 demonitor(Ref, Options) ->
     case are_options(Options) andalso trunkline_monitor_rows:lookup(Ref) of
@@ -107,7 +109,7 @@ demonitor(Ref, Options) ->
                     ok = trunkline_monitors:take_back(self(), Ref, Session),
                     true;
                 false ->
-                    erlang:demonitor(Ref, Options)         % its message is here
+                    erlang:demonitor(Ref, Options)         % its 'DOWN' is here already
             end;
         _ ->
             erlang:demonitor(Ref, Options)

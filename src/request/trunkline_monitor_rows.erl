@@ -1,17 +1,17 @@
-%% Who monitors what at other nodes: a table with a row for each monitor (trunkline_monitor), from
-%% before it is set until its 'DOWN' has been delivered:
+%% The table of all monitors of processes at other nodes (trunkline_monitor). A monitor has a row
+%% from before it is set until its 'DOWN' has been delivered:
 %%
 %%     {{Caller, Ref}, Session, Object, Known}
 %%
-%% A session of lanes is named by the first of its inlets; {plain, Watcher} stands for a
-%% trunkline_watcher, which watches by OTP's means. Known is what that watcher has to say of a
-%% monitor that lanes have got from it: {watched_by, Watcher} while it may still hear how the
-%% process ends, {ended, Reason} if it has heard, none otherwise.
+%% A session of lanes is identified by the first of its inlets; {plain, Watcher} stands for a
+%% trunkline_watcher, which uses OTP's own monitors. Known is what that watcher knows of a process
+%% whose monitor it has passed to lanes: {watched_by, Watcher} while the watcher may still learn how
+%% the process ends, {ended, Reason} once it has learned that, and none otherwise.
 %%
 %% Every process may read and write the table, and each change is one operation on one row. So a
-%% process that finds its row gone knows that another one has dealt with it. trunkline_monitors
-%% decides who owns the table, and what is watched. If the table does not exist there are no
-%% monitors, and only enter/3 fails.
+%% process that finds its row gone knows that another process has dealt with the monitor.
+%% trunkline_monitors decides which process owns the table, and what is watched. If the table does
+%% not exist there are no monitors, and only enter/3 fails.
 -module(trunkline_monitor_rows).
 -moduledoc false.
 
@@ -27,7 +27,7 @@
 
 -define(ROWS, trunkline_monitors).
 
-%% The calling process owns it.
+%% The calling process owns the table.
 -spec create() -> ok.
 create() ->
     ?ROWS = ets:new(?ROWS, [named_table, public, ordered_set, {write_concurrency, true}]),
@@ -50,13 +50,13 @@ size() -> ets:info(?ROWS, size).
 foldl(Fun, Acc0) ->
     ets:foldl(fun({_, Session, Object, _}, Acc) -> Fun(Session, Object, Acc) end, Acc0, ?ROWS).
 
-%% Nobody will watch any more.
+%% No process can watch any more: every caller gets a 'DOWN'.
 -spec lost() -> ok.
 lost() ->
     lists:foreach(fun({{_, Ref}, _, Object, _}) -> tell(Ref, Object, noconnection) end,
                   ets:tab2list(?ROWS)).
 
-%% The calling process monitors that process. (Fails with badarg without a table.)
+%% Adds a monitor of the calling process. (Fails with badarg if there is no table.)
 -spec enter(reference(), session(), object()) -> ok.
 enter(Ref, Session, Object) ->
     true = ets:insert(?ROWS, {{self(), Ref}, Session, Object, none}),
@@ -73,9 +73,9 @@ lookup(Ref) ->
         error:badarg -> none
     end.
 
-%% To be called after the 'DOWN' was sent, or after the server's node was told that nobody waits for
-%% it. So a process that finds no row finds the message, and if the calling process is killed
-%% before, the overseer can still do its work.
+%% To be called after the 'DOWN' was sent, or after the server's node was told that the monitor is
+%% not needed any more. So a process that finds no row finds the message. If the calling process is
+%% killed before this, the overseer can still do the work.
 -spec leave(Caller :: pid(), reference()) -> ok.
 leave(Caller, Ref) ->
     try ets:delete(?ROWS, {Caller, Ref}) of
@@ -92,7 +92,7 @@ of_caller(Caller) ->
 of_session(Session) ->
     ets:select(?ROWS, [{{{'$1', '$2'}, Session, '$3', '_'}, [], [{{'$1', '$2', '$3'}}]}]).
 
-%% To another session. `false': it has been taken back meanwhile, or has ended.
+%% Moves a monitor to another session. `false': it was demonitored meanwhile, or has ended.
 -spec move(monitor(), From :: session(), To :: session()) -> boolean().
 move({Caller, Ref, Object}, From, To) ->
     Known = case From of
@@ -117,7 +117,7 @@ tell(Ref, Object, Reason) ->
     Ref ! {'DOWN', Ref, process, Object, Reason},
     ok.
 
-%% That watcher has seen the process end.
+%% Watcher has seen the process end.
 -spec ended(Caller :: pid(), reference(), Watcher :: pid(), object(), Reason :: term()) -> ok.
 ended(Caller, Ref, Watcher, Object, Reason) ->
     case is_plain(Caller, Ref, Watcher) of
@@ -129,7 +129,7 @@ ended(Caller, Ref, Watcher, Object, Reason) ->
             known(Caller, Ref, {ended, Reason})
     end.
 
-%% The watcher does not watch any more what lanes have got from it.
+%% The watcher no longer watches a process whose monitor it has passed to lanes.
 -spec forgotten(Caller :: pid(), reference()) -> ok.
 forgotten(Caller, Ref) -> known(Caller, Ref, none).
 
@@ -139,7 +139,7 @@ known(Caller, Ref, Known) ->
         end,
     ok.
 
-%% Who may have heard how the process has ended, and not said so yet.
+%% The watcher that may know how the process has ended, but has not recorded it yet.
 -spec witness(Caller :: pid(), reference()) -> pid() | none.
 witness(Caller, Ref) ->
     try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of
@@ -154,19 +154,21 @@ witness(Caller, Ref) ->
         error:badarg -> none
     end.
 
-%% It had ended when the lanes got its monitor, and the watcher has said what it knows.
+%% The process had ended before the lanes could monitor it, and the watcher has recorded what it
+%% knows.
 -spec ended_before(Caller :: pid(), reference(), object()) -> ok.
 ended_before(Caller, Ref, Object) ->
     down(Caller, Ref, Object, reason(Caller, Ref, noproc)).
 
-%% Whether it is this watcher's, and not a lane's, and not taken back.
+%% Whether this watcher has the monitor: no lane has it, and it was not demonitored.
 -spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
 is_plain(Caller, Ref, Watcher) ->
     try ets:lookup_element(?ROWS, {Caller, Ref}, 2) =:= {plain, Watcher}
     catch error:badarg -> false
     end.
 
-%% Why the process has ended, as far as it is known here, when its own node does not know.
+%% The reason for which the process has ended. If its own node says noproc, this node may know the
+%% reason.
 -spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
 reason(Caller, Ref, noproc) ->
     try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of

@@ -4,10 +4,10 @@
 %% small and read often. It has a row for everything that the overseer, a process of this module,
 %% watches:
 %%
-%%     {Caller, {}}                                  when it dies its monitors are taken back
-%%     {Session, Inlets, Node, Mark}                 when all of these have ended
-%%     {{node, Node}, Watcher}                       the trunkline_watcher for that node
-%%     {{retired, Inlet}}                            an inlet whose session has ended before it does
+%%     {Caller, {}}                       when it ends, its monitors are demonitored
+%%     {Session, Inlets, Node, Mark}      the session ends when all of its inlets have ended
+%%     {{node, Node}, Watcher}            the trunkline_watcher for that node
+%%     {{retired, Inlet}}                 an inlet that goes on after its session has ended
 %%
 %% A session of lanes is identified by its first inlet. Inlets deliver what has arrived before they
 %% end or retire, but in no particular order. Therefore a session has ended only when all of them
@@ -16,22 +16,22 @@
 %% processes are still there. Then their monitors move to the next session, or if there is none, to
 %% the watcher, which uses erlang:monitor/2. After an orderly end both sides have delivered
 %% everything, so that the 'DOWN' still comes last. (If a process was killed, the 'DOWN' may come
-%% before messages that were in flight.) If the monitored process ends while nobody watches it, the
-%% reason is noproc.
+%% before messages that were in flight.) If the monitored process ends while no process watches it,
+%% the reason is noproc.
 %%
-%% Which connection a session has is its mark. A session that may outlive its connection is there
-%% until it ends, and when it goes on over another connection the mark says so (connected/1).
+%% The mark of a session says which connection it has. A session that may outlive its connection
+%% keeps its row, and when it goes on over another connection its mark is changed (connected/1).
 %%
-%% Without a session of lanes {plain, Watcher} takes its place. As soon as lanes open, the monitors
-%% move to them, before the peer can send anything by lane. From then on the watcher only records
-%% for a while why a process has ended, in case it ends before it is monitored at the peer (Known).
-%% A `noproc' from the lane waits until the watcher has said what it knows.
+%% Without lanes, the session is {plain, Watcher}. As soon as lanes open, the monitors move to them,
+%% before the peer can send anything by lane. From then on the watcher only records for a while why
+%% a process has ended, in case the process ends before it is monitored at the peer (Known). A
+%% `noproc' from the lane waits until the watcher has recorded what it knows.
 %%
-%% A process that enters a row checks afterwards whether the session is watched, and if it is not,
-%% asks the overseer to watch it. At the end of a session the overseer first deletes the session's
-%% row, and then looks for monitors. So one of the two sees each monitor. If the overseer is killed,
-%% its successor finds in the tables what to watch, and is told at once of what has ended meanwhile.
-%% (A process that has monitored something is watched until it dies.)
+%% A process that enters a row checks afterwards whether the session is watched. If not, it asks the
+%% overseer to watch the session. When a session ends, the overseer first deletes the session's row,
+%% and then looks for monitors. So one of the two sees each monitor. If the overseer is killed, its
+%% successor finds in the tables what to watch, and its monitors tell it at once what has ended
+%% meanwhile. (A process that has monitored something is watched until it ends.)
 %%
 %% The tables belong to the process that starts and stops the application, so that they survive when
 %% a process of Trunkline is killed. If there are monitors when the application stops, the tables
@@ -57,8 +57,8 @@
 %% ms
 -define(AGAIN, 1).                 % until the overseer is asked again after it has died
 -define(LANES, 5_000).             % that a link waits for the overseer
--define(LOOK, 1_000).              % whether there still are monitors after a stop
--define(LATER, 100).               % when there was no process left
+-define(LOOK, 1_000).              % between two checks for monitors after a stop
+-define(LATER, 100).               % until the next try when no process could be started
 
 -define(WATCHED, trunkline_monitors_watched).
 
@@ -66,7 +66,7 @@
         {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()} | retired}},
          sessions = #{} :: #{session() => Inlets :: pos_integer()}}).     % that have not ended
 
-%% Those of before the application was stopped are still there, perhaps.
+%% The tables from before the last stop of the application may still exist.
 -spec create() -> ok.
 create() ->
     case ets:info(?WATCHED, owner) of
@@ -84,7 +84,7 @@ create() ->
             end
     end.
 
-%% The application stops, and nobody can enter any more.
+%% The application stops. From here on no process can enter a monitor.
 -spec close() -> ok.
 close() ->
     case ets:info(?WATCHED, owner) of
@@ -120,17 +120,18 @@ give_away(Pid) ->
     true = ets:give_away(?WATCHED, Pid, none),
     ok.
 
-%% The calling process monitors that process, in the session with these inlets. `false':
-%% Trunkline has stopped, or the session belongs to a connection that is not the present one.
+%% Enters a monitor of the calling process, in the session with these inlets. `false': Trunkline has
+%% stopped, or the session belongs to a connection that is not the present one.
 -spec enter(reference(), object(), node(), Inlets :: tuple()) -> boolean().
 enter(Ref, Object, Node, Inlets) ->
     Session = element(1, Inlets),
     try
-        %% Before, should this process be killed, and for the mark;
+        %% Watched before the row is entered: this process may be killed, and the session needs
+        %% its mark.
         is_watched(self()) andalso is_watched(Session) orelse watch(Session, Inlets, Node),
         is_present(Session, Node) andalso begin
             ok = trunkline_monitor_rows:enter(Ref, Session, Object),
-            %% after, should the session have ended.
+            %% Checked again afterwards: the session may have ended.
             is_watched(Session) orelse watch(Session, Inlets, Node),
             true
         end
@@ -138,7 +139,7 @@ enter(Ref, Object, Node, Inlets) ->
         error:badarg -> false
     end.
 
-%% Without a session. `false', too: the node has no process left.
+%% Enters a monitor without a session. `false' also means that no process could be started.
 -spec enter_plain(reference(), object(), node()) -> boolean().
 enter_plain(Ref, Object, Node) ->
     try
@@ -149,7 +150,7 @@ enter_plain(Ref, Object, Node) ->
                 ok = trunkline_monitor_rows:enter(Ref, Session, Object),
                 _ = trunkline_watcher:monitor(Watcher, Ref, Object),
                 is_watched(Session) orelse watch(Session, {Watcher}, Node),
-                %% Lanes may have opened, and not found this row.
+                %% Lanes may have opened before this row was there.
                 trunkline_peers:session(Node) =:= none orelse ask({lanes, Node}, infinity),
                 true;
             system_limit ->
@@ -166,10 +167,10 @@ watcher(Node) ->
         _ -> ask({plain, self(), Node})
     end.
 
-%% Whether the nodes still have the connection with which the session was marked. The link hears
-%% later that it is lost, and until then its session is found here. What is monitored by now
-%% would be lost with it, although the connection of this moment is another one, and lasts. (If the
-%% session may outlive the connection, it is not.)
+%% Whether the nodes still have the connection in the session's mark. The link learns only later
+%% that this connection is lost, and until then its session is found here. A monitor that joined the
+%% session now would be lost with it, although the nodes have a new connection. (With a session that
+%% may outlive the connection it would not.)
 -spec is_present(session(), node()) -> boolean().
 is_present(Session, Node) ->
     case {trunkline_watcher:connection(Node), ets:lookup(?WATCHED, Session)} of
@@ -186,7 +187,7 @@ is_running() -> not ets:member(?WATCHED, stopped).
 watch(Session, Inlets, Node) ->
     ask({watch, self(), Session, Inlets, Node}).
 
-%% There will be an overseer again, unless Trunkline stops: then this is an error.
+%% If the overseer has died, waits for the next one. It is an error if Trunkline has stopped.
 ask(Request) ->
     case ask(Request, infinity) of
         down ->
@@ -202,8 +203,8 @@ ask(Request, Timeout) ->
     catch exit:_ -> down
     end.
 
-%% The caller wants to hear no more. (If the monitor has been moved since its row was read, this
-%% is sent in vain, to one who does not watch.)
+%% The caller does not need the monitor any more. (If it has been moved since its row was read, this
+%% goes to a watcher that has it no longer, and has no effect.)
 -spec take_back(Caller :: pid(), reference(), session()) -> ok.
 take_back(Caller, Ref, Session) ->
     ok = trunkline_monitor_rows:leave(Caller, Ref),
@@ -212,18 +213,19 @@ take_back(Caller, Ref, Session) ->
         _ -> ok
     end.
 
-%% There are inlets for that node's lanes, which do not know them yet: from here on monitors are the
-%% lanes'. The link waits for that, but not for ever: what would be lost is the order.
+%% There are inlets for that node's lanes, but the node does not know them yet. From here on the
+%% monitors belong to the lanes. The link waits for that, but not for ever: only the order would be
+%% lost.
 -spec lanes(node()) -> ok.
 lanes(Node) ->
     _ = ask({lanes, Node}, ?LANES),
     ok.
 
-%% The session with that node is up, over a connection that is another one, perhaps.
+%% The session with that node is up, possibly over another connection than before.
 -spec connected(node()) -> ok.
 connected(Node) -> gen_server:cast(?MODULE, {connected, Node}).
 
-%% The calling process is an inlet without a session from here on. The mark goes when it ends.
+%% The session of the calling inlet has ended. The row for that is deleted when the inlet ends.
 -spec retired(Inlet :: pid()) -> ok.
 retired(Inlet) ->
     try
@@ -231,7 +233,7 @@ retired(Inlet) ->
         ?MODULE ! {retired, Inlet},
         ok
     catch
-        error:badarg -> ok                   % there is no overseer: the next one will see the mark
+        error:badarg -> ok                   % there is no overseer: the next one will see the row
     end.
 
 %% --- the overseer -------------------------------------------------------------------
@@ -260,7 +262,7 @@ init(How) ->
                         end, #overseer{}, ets:tab2list(?WATCHED)),
     {ok, trunkline_monitor_rows:foldl(
            fun(Session, Object, S) ->
-                   %% Without a mark either it has ended, or the caller is about to ask.
+                   %% If the session has no row it has ended, or the caller is about to ask for it.
                    Node = trunkline_monitor_rows:node_of(Object),
                    case is_watched(Session) of
                        true -> S;
@@ -361,7 +363,8 @@ mark(Session, Node) ->
         false -> Connection
     end.
 
-%% If there is no connection now the session will be up once more.
+%% Updates the mark of a session. If there is no connection now, the session will come up again
+%% later.
 marked_anew(Node, S) ->
     case {trunkline_peers:session(Node), trunkline_watcher:connection(Node)} of
         {Inlets, Connection} when is_tuple(Inlets), Connection =/= none ->
@@ -420,7 +423,7 @@ inlet_ended(Session, #overseer{sessions = Sessions} = S) ->
         #{Session := N} -> S#overseer{sessions = Sessions#{Session := N - 1}}
     end.
 
-%% Its row is the last one to go, should this process be killed meanwhile.
+%% The caller's row is the last one to be deleted, because this process may be killed meanwhile.
 caller_ended(Caller) ->
     lists:foreach(fun({Ref, Session, Object}) ->
                           take_back(Caller, Ref, Session),
@@ -429,8 +432,9 @@ caller_ended(Caller) ->
                   trunkline_monitor_rows:of_caller(Caller)),
     true = ets:delete(?WATCHED, Caller).
 
-%% The mark has to go first, but a successor must find what this process has not done: in
-%% the rows themselves. What the caller has handed over may come to the next session.
+%% The session's row has to be deleted first. If this process is killed, its successor finds the
+%% remaining work in the monitors' rows. A command that a caller has handed over may reach the next
+%% session.
 session_ended(Session, S) ->
     [{_, _, Node, Mark}] = ets:take(?WATCHED, Session),
     Connection = case Mark of
@@ -446,7 +450,7 @@ session_ended(Session, S) ->
 session_ended(Session, Node, Connection, S) ->
     case {trunkline_watcher:connection(Node), Session} of
         {none, _} -> lost(Session, S);
-        %% The watcher was killed: nobody knows which connection it had.
+        %% The watcher was killed, and it is not known which connection it had.
         {Now, {plain, _}} -> go_on(Session, Node, Now, S);
         {Connection, _} -> go_on(Session, Node, Connection, S);
         {_, _} -> lost(Session, S)
@@ -459,7 +463,7 @@ lost(Session, S) ->
                   end, trunkline_monitor_rows:of_session(Session)),
     S.
 
-%% The processes live, as far as is known.
+%% The monitored processes are alive, as far as is known.
 go_on(Session, Node, Connection, S) ->
     case trunkline_monitor_rows:of_session(Session) of
         [] ->
@@ -499,7 +503,7 @@ to_lanes(Node, S) ->
             S
     end.
 
-%% Of a session that begins, or is up. (What a link that was killed has left behind is dead.)
+%% The lanes of a session that begins or is up. (A link that was killed leaves dead inlets behind.)
 lanes_of(Node) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
@@ -512,7 +516,7 @@ lanes_of(Node) ->
             none
     end.
 
-%% The caller's lane, that it takes its place among its other messages.
+%% Each monitor takes its caller's lane, so that it keeps its place among the caller's messages.
 move_to_lanes(Monitors, From, Inlets, Route) ->
     [begin
          ok = force(Route, Object, Caller, Ref),
@@ -520,19 +524,19 @@ move_to_lanes(Monitors, From, Inlets, Route) ->
      end || {Caller, Ref, Object} = Monitor <- Monitors,
             trunkline_monitor_rows:move(Monitor, From, element(1, Inlets))].
 
-%% --- what goes by lane -----------------------------------------------------------
+%% --- commands by lane ------------------------------------------------------------
 
 -spec command(object(), Caller :: pid(), reference()) -> trunkline_command:command().
 command(Pid, Caller, Ref) when is_pid(Pid) -> {monitor, Pid, Caller, Ref};
 command({Name, _}, Caller, Ref) -> {monitor, Name, Caller, Ref}.
 
-%% In whatever state the lanes are.
+%% Puts the command into a lane, whatever state the lanes are in.
 -spec force(trunkline_route:route(), object(), Caller :: pid(), reference()) -> ok.
 force(Route, Object, Caller, Ref) ->
     trunkline_sender:force(Route, {command(Object, Caller, Ref), []}, Caller).
 
-%% The server need not be monitored any more for that caller. This must not wait, and it
-%% takes the caller's lane, behind what it takes back.
+%% The server need not be monitored for that caller any more. This must not wait. It takes the
+%% caller's lane, behind the monitor that it cancels.
 -spec cancel(object(), Caller :: pid(), reference()) -> ok.
 cancel(Object, Caller, Ref) ->
     case trunkline_route:lookup(trunkline_monitor_rows:node_of(Object)) of

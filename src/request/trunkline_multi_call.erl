@@ -13,7 +13,7 @@
 -spec multi_call([node()], Name :: atom(), term(), timeout()) ->
           {[{node(), Reply :: term()}], Bad :: [node()]} | badarg.
 multi_call([Node], Name, Request, infinity) when Node =:= node() ->
-    %% That one may be the caller: it would wait for ever.
+    %% The server may be the caller itself, which would wait for ever.
     try trunkline_call:call(Name, '$gen_call', Request, infinity, none) of
         Reply -> {[{Node, Reply}], []}
     catch
@@ -35,12 +35,12 @@ multi_call_all(Nodes, Name, Request, Deadline) ->
     {[Reply || {_, _} = Reply <- Answers], [Node || {Node} <- Answers]}.
 
 are_nodes(Nodes) when length(Nodes) >= 0 -> lists:all(fun is_atom/1, Nodes);
-are_nodes(_) -> false.                         % no proper list
+are_nodes(_) -> false.                         % an improper list
 
-%% As long as a timer can run, which is longer than a process can wait.
+%% The limit is how long a timer can run, which is longer than a process can wait.
 is_time(Timeout) -> Timeout =:= infinity orelse Timeout < 1 bsl 50.
 
-%% {Node, Reply}, or {Node} that is a bad one.
+%% Returns {Node, Reply}, or {Node} for a bad node.
 ask(direct, Node, _, Others, _) when Node =/= node(), node() =:= nonode@nohost ->
     {{Node}, Others()};
 ask(Way, Node, Patience, Others, #call{name = Name, request = Request, deadline = Deadline})

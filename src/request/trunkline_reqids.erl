@@ -1,17 +1,16 @@
-%% Collections of request ids, each with a label, and the wait for the next answer to one
-%% of them.
+%% Collections of request ids, each with a label, and the wait for the next answer to one of them.
 %%
-%% A request is named by a reference in whatever answers it:
+%% Each answer to a request contains the request's reference:
 %%
 %%     {[alias | Ref], Reply}                     a reply, sent to the alias Ref
 %%     {[[alias | Lane] | {Ref, _, _}], Reply}    one that a server sent by hand (trunkline_agent)
 %%     {'DOWN', Ref, process, _, _}               there will be none
 %%     {spawn_reply, Ref, error, _}               erpc's, if no process could be started
 %%
-%% What an id is, and what an answer means, is known to whoever makes the requests. To OTP's
-%% modules a collection is a map from the references to the labels; such a one is understood too,
-%% as a collection of ids that are references. Bad arguments are errors as they are in
-%% gen_server's functions of these names.
+%% Only the modules that make the requests know what an id is, and what an answer means. In OTP's
+%% modules a collection is a map from references to labels. This module takes such a map, too, as a
+%% collection of ids that are references. Bad arguments cause the same errors as in the functions of
+%% gen_server that have the same names.
 -module(trunkline_reqids).
 -moduledoc false.
 
@@ -32,7 +31,7 @@ new() -> #{}.
 size(Ids) when is_map(Ids) -> map_size(Ids);
 size(_) -> error(badarg).
 
-%% An id, and the reference by which answers name it.
+%% Adds an id. Ref is the reference in the answers to it.
 -spec add(reference(), Id, label(), collection(Id)) -> collection(Id).
 add(Ref, Id, Label, Ids) when is_map(Ids), not is_map_key(Ref, Ids) ->
     Ids#{Ref => [?MODULE, Id | Label]};
@@ -45,7 +44,7 @@ to_list(_) -> error(badarg).
 entry(_, [?MODULE, Id | Label]) -> {Id, Label};
 entry(Ref, Label) -> {Ref, Label}.
 
-%% The id of that reference, its label, and the collection without it, if it is to be deleted.
+%% The id of a reference, its label, and the collection: without the id if Delete is true.
 -spec take(reference(), collection(Id), Delete :: boolean()) -> {Id, label(), collection(Id)}.
 take(Ref, Ids, Delete) ->
     {Id, Label} = entry(Ref, map_get(Ref, Ids)),
@@ -54,7 +53,7 @@ take(Ref, Ids, Delete) ->
                     false -> Ids
                 end}.
 
-%% Which request the message answers.
+%% The request that the message answers.
 -spec find(Message :: term(), collection(_)) -> {Message :: term(), reference()} | none.
 find(Message, Ids) ->
     Ref = case Message of

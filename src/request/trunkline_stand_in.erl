@@ -1,11 +1,11 @@
-%% A process that callers monitor in the place of an inlet, if they make a request while there is no
+%% A process that callers monitor in place of an inlet when they make a request while there is no
 %% session with that node. Their requests wait in a lane.
 %%
 %% A stand-in ends, and its callers stop waiting, when the connection cannot be made or is lost,
 %% when the session that has carried the requests ends, or when their link dies before there is a
 %% session. If it turns out that the peer has no lanes, the requests go by plain distribution, and
 %% the stand-in lasts as long as the connection. All callers that ask before the session share one.
-%% It also ends when nobody monitors it.
+%% It also ends when no process monitors it.
 -module(trunkline_stand_in).
 -moduledoc false.
 -behaviour(gen_server).
@@ -17,10 +17,10 @@
 -define(AWAITED, 10_000).
 -define(HIBERNATE, 500).
 
-%% Whom it depends on.
+%% The processes that the stand-in depends on.
 -record(stand_in, {watched :: #{pid() => reference()}}).
 
-%% For the calling process, which is a link. `none': the node has no process left.
+%% Starts a stand-in for the calling link. `none': no process could be started.
 -spec start(Link :: pid()) -> pid() | none.
 start(Link) ->
     case trunkline_process:start(fun() ->
@@ -31,7 +31,7 @@ start(Link) ->
         {error, system_limit} -> none
     end.
 
-%% The requests go by this session.
+%% This session carries the requests.
 -spec session(pid(), Inlets :: [pid()]) -> ok.
 session(StandIn, Inlets) ->
     gen_server:cast(StandIn, {session, Inlets}).
@@ -61,7 +61,7 @@ handle_cast({session, Inlets}, S) ->
     ok = unwatch(S),
     {noreply, watch(Inlets)};
 handle_cast({plain, Node}, S) ->
-    %% To monitor a node that is not connected would connect it.
+    %% Monitoring a node that is not connected would connect it.
     case lists:member(Node, nodes(connected)) of
         true ->
             look(),

@@ -5,16 +5,17 @@
 %%       ^                       │ ^                            │
 %%       └──────── 'DOWN' ───────┘ └─────── 'DOWN' ─────────────┘
 %%
-%% The 'DOWN' comes after all that the server has sent to the caller by plain distribution: that is
-%% in the caller's mailbox before the watcher hears. It waits for what the server's lanes may hold
-%% until it is clear whether they open. When lanes open, trunkline_monitors moves the monitors to
-%% them; when a session ends and the nodes remain connected, it moves them here.
+%% The 'DOWN' comes after everything that the server has sent to the caller by plain distribution:
+%% those messages are in the caller's mailbox before the watcher gets its own 'DOWN'. The server's
+%% lanes may hold more messages, so the 'DOWN' also waits until it is clear whether the lanes open.
+%% When they do, trunkline_monitors moves the monitors to them; when a session ends and the nodes
+%% remain connected, it moves them back.
 %%
 %% There is one watcher for each node, so that a busy connection delays only what concerns that
 %% node, as it would with erlang:monitor/2. A watcher is linked to no process, and outlives the
 %% application: callers learn why the process has really ended, whether Trunkline still runs or not.
-%% It ends when it has had nothing to watch for a while. It hibernates, so that it does not hold on
-%% to old code.
+%% A watcher ends when it has had nothing to watch for a while. It hibernates, so that it does not
+%% keep old code in use.
 -module(trunkline_watcher).
 -moduledoc false.
 -behaviour(gen_server).
@@ -26,26 +27,26 @@
 
 -export_type([connection/0]).
 
-%% What carries the signals to a node. Another connection to the same node is another one.
+%% What carries the signals to a node. Each connection to a node has another value.
 -type connection() :: port() | pid() | none.
 -type object() :: trunkline_monitor_rows:object().
 -type monitor() :: trunkline_monitor_rows:monitor().
 
-%% Of the module for which it watches. Whether the nodes still have the connection of that session;
-%% and: the lanes to that node are open, and shall have its monitors.
+%% The module for which it watches. is_present/2: whether the nodes still have the connection of
+%% that session. lanes/1: the lanes to that node are open, and should take over its monitors.
 -callback is_present(trunkline_monitor_rows:session(), node()) -> boolean().
 -callback lanes(node()) -> ok.
 
 %% ms
 -define(IDLE, 5_000).
--define(MOVED, 5_000).             % until a lane watches for certain
+-define(MOVED, 5_000).             % until the lanes have certainly set their monitors
 -define(HIBERNATE, 500).
 -define(SOON, 10).
 
 -record(watcher,
         {node :: node(),
          module :: module(),                                 % for which it watches
-         held = [] :: [{reference(), Reason :: term()}],     % ends that are not told yet
+         held = [] :: [{reference(), Reason :: term()}],     % ends that have not been reported yet
          monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
 
 -spec start(node(), module()) -> pid().
@@ -55,15 +56,15 @@ start(Node, Module) ->
                                       {spawn_opt, [{message_queue_data, off_heap}]}]),
     Watcher.
 
-%% The calling process monitors that process from here on: what it sends next comes behind. It
-%% has entered a row already. `gone': this watcher is.
+%% Monitors a process for the calling process, whose next messages come behind the monitor. The
+%% caller has entered a row already. `gone': the watcher has ended.
 -spec monitor(pid(), reference(), object()) -> ok | gone.
 monitor(Watcher, Ref, Object) ->
     try gen_server:call(Watcher, {monitor, self(), Ref, Object}, infinity)
     catch exit:_ -> gone
     end.
 
-%% Monitors that lanes had until now. Over another connection than that they are lost.
+%% Takes over monitors from lanes. If the connection is another one by now, they are lost.
 -spec take(pid(), connection(), [monitor()]) -> ok.
 take(Watcher, Connection, Monitors) ->
     gen_server:cast(Watcher, {take, Connection, Monitors}).
@@ -72,14 +73,14 @@ take(Watcher, Connection, Monitors) ->
 demonitor(Watcher, Ref) ->
     gen_server:cast(Watcher, {demonitor, Ref}).
 
-%% Lanes have got these. How such a process ends is noted for a while, should it end before it is
-%% monitored there.
+%% Lanes have taken over these monitors. For a while the watcher records how the processes end, in
+%% case one ends before the lanes' monitor is set.
 -spec moved(pid(), [monitor()]) -> ok.
 moved(Watcher, Monitors) ->
     gen_server:cast(Watcher, {moved, Monitors}).
 
-%% A lane that has got the monitor says that there is no such process: it ends, or has ended, and
-%% this watcher knows how, or is about to hear.
+%% A lane that has taken over the monitor reports that there is no such process. So the process is
+%% ending or has ended, and this watcher knows how, or is about to learn it.
 -spec ended_before(pid(), Caller :: pid(), reference(), object()) -> ok.
 ended_before(Watcher, Caller, Ref, Object) ->
     gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
@@ -107,10 +108,10 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
 handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
-    %% To monitor makes a connection, if there is none.
+    %% Monitoring would make a connection, if there is none.
     Connection =:= connection(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
-                                      %% Whoever takes it back deletes the row first.
+                                      %% A process that demonitors deletes the row first.
                                       trunkline_monitor_rows:is_plain(Caller, Ref, self())
                                           andalso watch(Monitor, S)
                               end, Monitors),
@@ -127,7 +128,7 @@ handle_cast({demonitor, Ref}, S) ->
 handle_cast({ended_before, Caller, Ref, Object} = Asked, #watcher{monitors = Monitors} = S) ->
     case ets:member(Monitors, Ref) of
         true ->
-            %% The process may be about to end: what it says then is not here yet.
+            %% The process may be about to end, and its 'DOWN' is not here yet.
             _ = erlang:send_after(?SOON, self(), Asked),
             {noreply, S};
         false ->
@@ -156,7 +157,7 @@ handle_info({moved, Monitors}, S) ->
                   end, Monitors),
     {noreply, S};
 handle_info({rest, HasRested}, #watcher{monitors = Monitors} = S) ->
-    %% Not at once: somebody may be about to ask how a process has ended (ended_before/4).
+    %% Not at once: a process may be about to ask how another one has ended (ended_before/4).
     case ets:info(Monitors, size) of
         0 when HasRested ->
             {stop, normal, S};
@@ -174,8 +175,8 @@ watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
     true = ets:insert(Monitors, [{Monitor, Caller, Ref, Object}, {Ref, Monitor}]),
     ok.
 
-%% What the process has said is here, unless lanes have it that are about to open: then its end has
-%% to wait as well.
+%% The messages of the ended process have arrived, unless they are in lanes that are about to open.
+%% Then the 'DOWN' has to wait as well.
 down(Monitor, Reason, S) ->
     #watcher{node = Node, module = Module, monitors = Monitors, held = Held} = S,
     case Reason =/= noconnection andalso session(S) of
@@ -195,8 +196,8 @@ down(Monitor, Reason, S) ->
             S
     end.
 
-%% `opening': it is not clear yet whether there will be one. Until then the peer's lanes hold what
-%% they have, as do ours.
+%% The state of the session. `opening': it is not clear yet whether there will be a session. Until
+%% then the peer's lanes hold what they have, as do the lanes of this node.
 session(#watcher{node = Node, module = Module}) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, _} when is_tuple(Inlets) ->
@@ -213,7 +214,7 @@ session(#watcher{node = Node, module = Module}) ->
             none
     end.
 
-%% (After a stop there is no table of sessions any more, perhaps.)
+%% (After a stop the table of sessions may be gone.)
 is_present(Module, Session, Node) ->
     try Module:is_present(Session, Node)
     catch error:badarg -> true
@@ -223,7 +224,7 @@ forget(Ref, #watcher{monitors = Monitors}) ->
     case ets:take(Monitors, Ref) of
         [{Ref, Monitor}] ->
             true = ets:delete(Monitors, Monitor),
-            true = demonitor(Monitor);             % if its message is here, it means nothing
+            true = demonitor(Monitor);             % a 'DOWN' that is here already is ignored
         [] ->
             true
     end.
