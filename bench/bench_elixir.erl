@@ -1,4 +1,4 @@
-%% Elixir's own building blocks between two nodes, as they are and adopted: make real SYSTEMS=elixir.
+%% Elixir's own building blocks between two nodes, as they are and adopted: make real.
 %%
 %% The operations are those of bench/real/elixir/lib/blocks.ex: processes of one node do them with
 %% servers, agents, tasks and subscribers of the other one.
@@ -35,8 +35,9 @@ main() ->
     bench:run(fun run/0).
 
 run() ->
-    bench:say("~nElixir ~ts, two nodes; ~b rounds. p50 and p99 of casts and of broadcasts are those of "
-              "~b of them,~nwith the answer.", [version(), bench:rounds(), ?BLOCKS:window()]),
+    bench:say("~nElixir ~ts, two nodes; ~b rounds. p50 and p99 of casts and of broadcasts are~n"
+              "those of ~b of them, with the answer.",
+              [version(), bench:rounds(), ?BLOCKS:window()]),
     Pairs = [{Variant, pair(Variant)} || Variant <- bench_adopted:variants()],
     Right = [{Case, [{Variant, [right(Case, Operation, Variant, Pair)]}
                      || {Variant, Pair} <- Pairs]}
