@@ -81,10 +81,13 @@ bench-growth: ## peers, destinations, mailboxes, lanes, sessions: what grows; PE
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 
-real: ## RabbitMQ from Debian and mnesia, two nodes, as they are and adopted: what arrives, and how fast; ROUNDS=3 SECONDS=10
-	@tools/need erlang rebar3 rabbitmq
-	@ROUNDS=$(or $(ROUNDS),3) bench/run bench_mnesia
-	@tools/with-epmd bench/real/run $(or $(ROUNDS),3) $(or $(SECONDS),10)
+SYSTEMS = mnesia rabbitmq elixir
+
+real: ## mnesia, RabbitMQ from Debian, Elixir: two nodes, as they are and adopted; SYSTEMS=elixir ROUNDS=3 SECONDS=10
+	@tools/need erlang rebar3 $(filter-out mnesia,$(SYSTEMS))
+	@$(if $(filter mnesia,$(SYSTEMS)),ROUNDS=$(or $(ROUNDS),3) bench/run bench_mnesia)
+	@$(if $(filter rabbitmq,$(SYSTEMS)),tools/with-epmd bench/real/run $(or $(ROUNDS),3) $(or $(SECONDS),10))
+	@$(if $(filter elixir,$(SYSTEMS)),ROUNDS=$(or $(ROUNDS),3) SECONDS=$(or $(SECONDS),3) bench/real/elixir/run)
 
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
 $(BENCHES:%=bench-%):

@@ -34,20 +34,17 @@ main() ->
 run() ->
     bench:say("~nmnesia, a table at two nodes, ~b processes with values of ~b B; ~b rounds",
               [?WRITERS, ?BYTES, bench:rounds()]),
-    Pairs = [{Variant, pair(Variant)} || Variant <- [stock, adopted]],
+    Pairs = [{Variant, pair(Variant)} || Variant <- bench_adopted:variants()],
     Cases = [{Case, measure(Kind, Pairs)} || {Case, Kind} <- cases()],
     {Done, PairsNow} = lists:mapfoldl(fun(_, Now) -> all_faults(Now) end, Pairs,
                                       lists:seq(1, bench:rounds())),
-    _ = [bench:table(Unit, [stock], {Case, maps:get(Unit, Figures)})
-         || {Case, Figures} <- Cases, Unit <- units()],
+    ok = bench_adopted:tables(Cases),
     bench:say("~nnodes that were killed under load and started again: ~b; after each the tables "
               "were the same,~nwith all that these numbers of synchronous transactions had "
               "written: ~0p",
               [4 * bench:rounds(), lists:append(Done)]),
-    _ = [stop(Node) || {_, Pair} <- PairsNow, Node <- Pair],
-    bench:finish("mnesia",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
-                  || Unit <- units()], []).
+    _ = [bench_adopted:stop(Node) || {_, Pair} <- PairsNow, Node <- Pair],
+    bench:finish("mnesia", bench_adopted:results(Cases), []).
 
 all_faults(Pairs) ->
     lists:unzip([begin
@@ -59,15 +56,13 @@ cases() ->
     [{"dirty writes", dirty}, {"synchronous writes", sync}, {"transactions", transaction},
      {"reads of the other node's table", read}].
 
-units() -> ["operations/s", "us of CPU", "us p50", "us p99"].
-
 %% --- nodes ------------------------------------------------------------------------
 
 pair(Variant) ->
     [A, #{node := Node} = B] = Pair =
         [start(Variant, peer:random_name(lists:concat(["mnesia_", Variant]))) || _ <- [1, 2]],
     {ok, [_]} = call(A, mnesia, change_config, [extra_db_nodes, [Node]]),
-    ok = is_adopted(A, B),
+    ok = bench_adopted:await(A, B),
     {atomic, ok} = call(A, mnesia, create_table, [entry, table(Pair)]),
     {atomic, ok} = call(A, mnesia, create_table, [elsewhere, [{record_name, entry} | table([B])]]),
     ok = call(B, mnesia, dirty_write, [elsewhere, #entry{key = 1, value = value()}]),
@@ -77,36 +72,12 @@ table(Nodes) ->
     [{ram_copies, [Node || #{node := Node} <- Nodes]},
      {attributes, record_info(fields, entry)}].
 
-%% (Not all nodes with all others: the variants must not meet.)
 start(Variant, Name) ->
-    {ok, Peer, Node} =
-        peer:start(#{name => Name, connection => standard_io, shutdown => halt,
-                     args => ["-connect_all", "false", "-setcookie",
-                              atom_to_list(erlang:get_cookie()), "-pa"]
-                     ++ code:get_path()
-                     ++ [Arg || adopted <- [Variant],
-                                Arg <- ["-trunkline", "adopt", "[{otp,mnesia}]"]]}),
-    Started = #{variant => Variant, peer => Peer, node => Node, name => Name,
-                pid => peer:call(Peer, os, getpid, [])},
-    ok = call(Started, bench, log_briefly, []),
-    ok = call(Started, logger, set_primary_config, [level, error]),
-    Variant =:= adopted
-        andalso ({ok, _} = call(Started, application, ensure_all_started, [trunkline])),
+    Started = bench_adopted:start(Variant, Name, [{otp, mnesia}]),
     ok = call(Started, ?MODULE, start_mnesia, []),
     Started.
 
-is_adopted(#{variant := stock}, _) ->
-    ok;
-is_adopted(#{node := NodeA} = A, #{node := NodeB} = B) ->
-    ok = call(A, trunkline, await_up, [NodeB, ?DEADLINE]),
-    ok = call(B, trunkline, await_up, [NodeA, ?DEADLINE]),
-    #{problems := None, nodes := #{NodeB := same}} = call(A, trunkline_adopt, check, []),
-    0 = map_size(None),
-    ok.
-
-stop(#{peer := Peer}) -> peer:stop(Peer).
-
-call(#{peer := Peer}, M, F, Args) -> peer:call(Peer, M, F, Args, ?DEADLINE).
+call(Node, M, F, Args) -> bench_adopted:call(Node, M, F, Args).
 
 %% At the node. Its schema is in memory, too.
 -spec start_mnesia() -> ok.
@@ -125,19 +96,14 @@ join(Other) ->
 %% --- rates ------------------------------------------------------------------------
 
 measure(Kind, Pairs) ->
-    Measured = bench:in_turn([{Variant, bench:sized(fun(N) -> rate(Kind, N, Pair) end)}
-                              || {Variant, Pair} <- Pairs]),
-    bench:by_unit(units(), Measured).
+    bench_adopted:measure(fun(N, Pair) -> rate(Kind, N, Pair) end, Pairs).
 
 rate(Kind, N, [A, _] = Pair) ->
-    Before = used(Pair),
-    [_ | _] = Figures = call(A, ?MODULE, load, [Kind, N div ?WRITERS]),
-    Used = used(Pair) - Before,
+    Each = N div ?WRITERS,
+    Figures = bench_adopted:with_cost(fun() -> call(A, ?MODULE, load, [Kind, Each]) end,
+                                      ?WRITERS * Each, Pair),
     ok = same(Pair),
-    [Rate | Latencies] = Figures,
-    [Rate, Used / N | Latencies].
-
-used(Pair) -> lists:sum([bench:used(Pid) || #{pid := Pid} <- Pair]).
+    Figures.
 
 same(Pair) ->
     case [call(Node, ?MODULE, content, []) || Node <- Pair] of
@@ -219,7 +185,7 @@ await_gone(Name, Deadline) ->
 again(#{variant := Variant, name := Name}, #{node := Other} = Survivor) ->
     Started = start(Variant, Name),
     ok = call(Started, ?MODULE, join, [Other]),
-    ok = is_adopted(Started, Survivor),
+    ok = bench_adopted:await(Started, Survivor),
     Started.
 
 %% The same tables, with all that these transactions have written.
