@@ -9,7 +9,7 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
-         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1,
+         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1, tasks/1,
          mnesia/1]).
 
 -export([core_transform/2]).
@@ -17,7 +17,7 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes,
-          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, mnesia].
+          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, tasks, mnesia].
 
 init_per_suite(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "lib"),
@@ -354,38 +354,66 @@ chunks(Config) ->
     end.
 
 %% Elixir's modules are as good as Erlang's.
-elixir(_) ->
+elixir(_) -> with_elixir(fun elixir_calls/0).
+
+%% A task at another node: its result comes before the news of its end, whoever has adopted Elixir.
+tasks(_) ->
+    with_elixir(fun() ->
+                        lists:foreach(fun tasks_between/1,
+                                      [{Here, There} || Here <- [[elixir], []], There <- [[elixir], []]])
+                end).
+
+tasks_between({Here, There}) ->
+    {A, B} = cluster:pair([{adopt, Here}], [{adopt, There}]),
+    [{ok, _} = cluster:call(N, application, ensure_all_started, [elixir]) || N <- [A, B]],
+    true = cluster:call(B, fun() ->
+                                   {ok, Pid} = 'Elixir.Task.Supervisor':start_link([{name, tasks}]),
+                                   unlink(Pid)
+                           end),
+    Tasks = {tasks, cluster:node_of(B)},
+    ?assertEqual([300], cluster:call(A, fun() ->
+                                                lists:usort([await_task(How, Tasks) || _ <- lists:seq(1, 100),
+                                                                                       How <- [async, async_nolink]])
+                                        end)),
+    cluster:stop_all([A, B]).
+
+await_task(How, Tasks) ->
+    Task = 'Elixir.Task.Supervisor':How(Tasks, erlang, abs, [-300]),
+    'Elixir.Task':await(Task, 60_000).
+
+with_elixir(Test) ->
     case os:find_executable("elixir") of
-        false -> {skip, "no Elixir"};
-        _ -> elixir_calls(string:trim(os:cmd("elixir -e 'IO.puts(:code.lib_dir(:elixir))'")))
+        false ->
+            {skip, "no Elixir"};
+        _ ->
+            Ebin = filename:join(string:trim(os:cmd("elixir -e 'IO.puts(:code.lib_dir(:elixir))'")), "ebin"),
+            true = code:add_pathz(Ebin),
+            try Test()
+            after
+                code:del_path(Ebin)
+            end
     end.
 
-elixir_calls(Lib) ->
-    Ebin = filename:join(Lib, "ebin"),
-    true = code:add_pathz(Ebin),
-    try
-        {A, B} = pair([{adopt, [elixir]}]),
-        #{adopted := Adopted, problems := Problems} = cluster:call(A, trunkline_adopt, check, []),
-        ?assert(lists:member('Elixir.GenServer', Adopted)),
-        ?assertEqual(#{}, Problems),
-        {ok, Server} = cluster:call(B, server, start, [gen_server]),
-        Before = by_lane(A, B),
-        [Ours, Theirs] = [cluster:call(A, fun() -> ask(M, Server) end)
-                          || M <- ['Elixir.GenServer', gen_server]],
-        ?assertEqual(Theirs, Ours),
-        ?assert(by_lane(A, B) > Before),
-        %% Exits are Elixir's own.
-        Gone = {no_such_name, cluster:node_of(B)},
-        ?assertEqual({exit, {noproc, {'Elixir.GenServer', call, [Gone, x, 5000]}}},
-                     cluster:call(A, fun() ->
-                                             try 'Elixir.GenServer':call(Gone, x)
-                                             catch C:R -> {C, R}
-                                             end
-                                     end)),
-        cluster:stop_all([A, B])
-    after
-        code:del_path(Ebin)
-    end.
+elixir_calls() ->
+    {A, B} = pair([{adopt, [elixir]}]),
+    #{adopted := Adopted, problems := Problems} = cluster:call(A, trunkline_adopt, check, []),
+    ?assert(lists:member('Elixir.GenServer', Adopted)),
+    ?assertEqual(#{}, Problems),
+    {ok, Server} = cluster:call(B, server, start, [gen_server]),
+    Before = by_lane(A, B),
+    [Ours, Theirs] = [cluster:call(A, fun() -> ask(M, Server) end)
+                      || M <- ['Elixir.GenServer', gen_server]],
+    ?assertEqual(Theirs, Ours),
+    ?assert(by_lane(A, B) > Before),
+    %% Exits are Elixir's own.
+    Gone = {no_such_name, cluster:node_of(B)},
+    ?assertEqual({exit, {noproc, {'Elixir.GenServer', call, [Gone, x, 5000]}}},
+                 cluster:call(A, fun() ->
+                                         try 'Elixir.GenServer':call(Gone, x)
+                                         catch C:R -> {C, R}
+                                         end
+                                 end)),
+    cluster:stop_all([A, B]).
 
 ask(Module, Server) ->
     try Module:call(Server, {echo, 1}, 60_000)

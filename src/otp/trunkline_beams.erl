@@ -40,6 +40,10 @@
 -define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
               eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
               reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
+%% Modules that stay as they are. A task sends its result and ends at once. Its caller hears of the
+%% end by OTP's means (by monitor/3, or because the caller is not adopted), and must not hear of it
+%% before it has the result.
+-define(LEFT_ALONE, ['Elixir.Task.Supervised']).
 %% Compiler options that must be given again. All others are in the forms, or do not change what the
 %% forms mean.
 -define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
@@ -209,7 +213,10 @@ look(Module, Forms, New, Calls, Warnings) ->
       by_distribution =>
           [{{Module, line(Location), what(Warning)},
             lists:flatten(trunkline_transform:format_error(Warning))}
-           || {Location, _, Warning} <- Warnings],
+           || {Location, _, Warning} <- Warnings]
+          ++ [{{Module, Line, MFA}, "this module is left alone: the end of a task must not overtake "
+               "its result"}
+              || {Line, {erlang, send, _} = MFA} <- Calls, lists:member(Module, ?LEFT_ALONE)],
       calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}.
 
 %% The modules that are loaded and adopted.
@@ -281,7 +288,9 @@ forms(Module, File, Beam, Backend, Data) ->
 
 %% Some forms have been through their own parse transforms already: these must not run twice.
 transformed(Forms) ->
-    case trunkline_transform:parse_transform([plain(Form) || Form <- Forms], []) of
+    [Module | _] = [M || {attribute, _, module, M} <- Forms],
+    Options = [{trunkline_transform, []} || lists:member(Module, ?LEFT_ALONE)],
+    case trunkline_transform:parse_transform([plain(Form) || Form <- Forms], Options) of
         {warning, New, Warnings} -> {restored(New, Forms), lists:append([W || {_, W} <- Warnings])};
         New -> {restored(New, Forms), []}
     end.
