@@ -9,8 +9,8 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
-         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1, tasks/1,
-         mnesia/1]).
+         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1,
+         tasks/1, mnesia/1]).
 
 -export([core_transform/2]).
 
@@ -359,8 +359,9 @@ elixir(_) -> with_elixir(fun elixir_calls/0).
 %% A task at another node: its result comes before the news of its end, whoever has adopted Elixir.
 tasks(_) ->
     with_elixir(fun() ->
+                        Both = [[elixir], []],
                         lists:foreach(fun tasks_between/1,
-                                      [{Here, There} || Here <- [[elixir], []], There <- [[elixir], []]])
+                                      [{Here, There} || Here <- Both, There <- Both])
                 end).
 
 tasks_between({Here, There}) ->
@@ -371,10 +372,10 @@ tasks_between({Here, There}) ->
                                    unlink(Pid)
                            end),
     Tasks = {tasks, cluster:node_of(B)},
-    ?assertEqual([300], cluster:call(A, fun() ->
-                                                lists:usort([await_task(How, Tasks) || _ <- lists:seq(1, 100),
-                                                                                       How <- [async, async_nolink]])
-                                        end)),
+    Results = cluster:call(A, fun() -> [await_task(How, Tasks) || _ <- lists:seq(1, 100),
+                                                                  How <- [async, async_nolink]]
+                              end),
+    ?assertEqual([300], lists:usort(Results)),
     cluster:stop_all([A, B]).
 
 await_task(How, Tasks) ->
@@ -386,7 +387,8 @@ with_elixir(Test) ->
         false ->
             {skip, "no Elixir"};
         _ ->
-            Ebin = filename:join(string:trim(os:cmd("elixir -e 'IO.puts(:code.lib_dir(:elixir))'")), "ebin"),
+            Lib = string:trim(os:cmd("elixir -e 'IO.puts(:code.lib_dir(:elixir))'")),
+            Ebin = filename:join(Lib, "ebin"),
             true = code:add_pathz(Ebin),
             try Test()
             after

@@ -214,8 +214,7 @@ look(Module, Forms, New, Calls, Warnings) ->
           [{{Module, line(Location), what(Warning)},
             lists:flatten(trunkline_transform:format_error(Warning))}
            || {Location, _, Warning} <- Warnings]
-          ++ [{{Module, Line, MFA}, "this module is left alone: the end of a task must not overtake "
-               "its result"}
+          ++ [{{Module, Line, MFA}, "the end of a task must not overtake its result"}
               || {Line, {erlang, send, _} = MFA} <- Calls, lists:member(Module, ?LEFT_ALONE)],
       calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}.
 
