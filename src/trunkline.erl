@@ -949,8 +949,9 @@ Waits until messages to that node go by lane, for up to `Timeout` milliseconds. 
 to the node. This is for tests and for scripts: senders need not wait for anything.
 
 The result is `{error, stopped}` at once if Trunkline does not run at this node. When the time is
-over it is `{error, Reason}`: the nodes are not connected (`noconnection`), the other node has not
-spoken of Trunkline (`no_trunkline`), or the two are still agreeing (`timeout`).
+over it is `{error, Reason}`: the nodes are not connected (`noconnection`), the other node does not
+run Trunkline, or has drained this one (`no_trunkline`), this node has drained the other one
+(`drained`), or the two are still agreeing (`timeout`).
 
 The error is `badarg` if this is no node, or no time-out.
 
@@ -963,7 +964,7 @@ ok
 ".
 -doc #{since => <<"0.6.0">>}.
 -spec await_up(node(), timeout()) ->
-          ok | {error, stopped | noconnection | no_trunkline | timeout}.
+          ok | {error, stopped | noconnection | no_trunkline | drained | timeout}.
 await_up(Node, Timeout) when is_atom(Node), Timeout =:= infinity;
                              is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
     await_up_until(Node, trunkline_deadline:in(Timeout));

@@ -96,6 +96,7 @@ may(Node, Force) ->
         up when Force -> ok;
         up -> is_quiet(Node);
         opening -> no_trunkline;
+        drained -> no_trunkline;
         Why -> Why
     end.
 

@@ -29,9 +29,9 @@ peer(Node) ->
     end.
 
 %% Whether messages to that node go by lane, and if not, why: Trunkline does not run here, the nodes
-%% are not connected, the other node has not said that it runs Trunkline, or the two nodes are still
-%% agreeing.
--spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | opening.
+%% are not connected, the other node has not said that it runs Trunkline, it has been drained, or the
+%% two nodes are still agreeing.
+-spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | drained | opening.
 whether_up(Node) ->
     IsConnected = lists:member(Node, nodes(connected)),
     case is_running() andalso trunkline_peers:lookup(Node) of
@@ -39,6 +39,7 @@ whether_up(Node) ->
         _ when not IsConnected -> noconnection;
         #{state := up} -> up;
         #{state := greeting} -> no_trunkline;
+        #{state := drained} -> drained;
         none -> no_trunkline;
         #{} -> opening
     end.

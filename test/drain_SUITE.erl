@@ -404,6 +404,8 @@ stays(_) ->
     ok = drain(A, B),
     cluster:await_state(B, A, greeting),
     plain(A, B),
+    ?assertEqual([{error, drained}, {error, no_trunkline}],
+                 [cluster:call(X, trunkline, await_up, [cluster:node_of(Y), 0]) || {X, Y} <- [{A, B}, {B, A}]]),
     [cluster:call(X, logger, set_primary_config, [level, none]) || X <- [A, B]],
     lists:foreach(
       fun({At, Other, Which}) ->
