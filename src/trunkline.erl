@@ -317,7 +317,8 @@ send(To, Message) ->
 Sends a message, as `erlang:send/3` does.
 
 - `nosuspend`: while the lane to the node, or an inbox, is full, the result is `nosuspend`, and
-  nothing is sent.
+  nothing is sent. While Trunkline stops at one of the two nodes, or one drains the other, this
+  waits for up to a second.
 - `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent.
 
 Otherwise the result is `ok`. The errors are those of `send/2`, and `badarg` for another option.

@@ -13,7 +13,7 @@
          stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
          refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1,
-         one_patience/1, late_answer/1]).
+         one_patience/1, late_answer/1, never_refused/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
 -define(DEADLINE, 60_000).
@@ -25,7 +25,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
           stopped_while_opening,
           stopped_after_crash, stopped_while_down,
-          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses, one_patience, late_answer].
+          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses, one_patience, late_answer, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -594,6 +594,36 @@ one_patience(_) ->
     ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
     cluster:continue(B),
     cluster:stop_all([A, B]).
+
+%% Trunkline stops and starts, at either node in turn. Who sends with `nosuspend' is not refused for that,
+%% as by `!' it would not be. (ejabberd drops what is refused.)
+never_refused(_) ->
+    {A, B} = cluster:pair([]),
+    Offers = [begin
+                  [To] = cluster:call(Y, traffic, start_watchers, [1]),
+                  {X, Y, To, cluster:call(X, fun() -> spawn(fun() -> offer(To, 1, 0) end) end)}
+              end || {X, Y} <- [{A, B}, {B, A}]],
+    [begin
+         ok = cluster:call(At, cluster, stop_trunkline, []),
+         ok = cluster:call(At, cluster, start_trunkline, [[]]),
+         cluster:await_up(A, B)
+     end || _ <- lists:seq(1, 10), At <- [A, B]],
+    [begin
+         {N, Refused} = cluster:call(X, fun() -> ask(Offer) end),
+         ?assertEqual(0, Refused),
+         cluster:await(fun() -> case cluster:call(Y, traffic, summary, [To]) of
+                                    #{one := {N, N, []}} -> true;
+                                    Other -> {N, Other}
+                                end end)
+     end || {X, Y, To, Offer} <- Offers],
+    cluster:stop_all([A, B]).
+
+offer(To, N, Refused0) ->
+    Refused = case trunkline:send(To, {from, one, N, x}, [nosuspend, noconnect]) of
+                  ok -> Refused0;
+                  _ -> Refused0 + 1
+              end,
+    receive {ask, From} -> From ! {self(), {N, Refused}} after 1 -> offer(To, N + 1, Refused) end.
 
 %% What a drain has asked for, and comes when the drain has ended, is nothing to report.
 late_answer(_) ->

@@ -57,13 +57,22 @@ send_on(To, Message, How) ->
     erlang:send(To, Message, options(How)).
 
 send_lane(Node, Addressee, To, Message, {Patience, Connect} = How) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+    Send = fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end,
+    Answer = case Send() of
+                 nosuspend ->
+                     case trunkline_sender:await_change(Node) of
+                         true -> Send();
+                         false -> nosuspend
+                     end;
+                 First -> First
+             end,
+    case Answer of
         direct ->
             trunkline_sender:fallback(Node),
             erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
-        Answer ->
+        _ ->
             Answer
     end.
 

@@ -14,7 +14,8 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
--export([force/3, force_apart/3, tell/3, alias_of_lane/2, await_session/2, await_room/4]).
+-export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
+-export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
@@ -34,6 +35,8 @@
 -define(AGAIN, 1).
 %% ms that a request waits for lanes, at most, if it could go by plain distribution.
 -define(OPENING, 1000).
+%% ms that a sender which must not be suspended waits while a node leaves, at most.
+-define(CHANGE, 1000).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -230,6 +233,19 @@ await_session(Node, Patience) ->
                 {gone, _} -> unreachable;
                 _ -> Answer
             end
+    end.
+
+%% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
+%% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
+%% CHANGE at most. Returns whether it should try again.
+-spec await_change(node()) -> boolean().
+await_change(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{gate = Gate, link = Link} ->
+            trunkline_gate:path(Gate) =:= wait
+                andalso wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
+        none ->
+            true
     end.
 
 %% Waits until that process, which was refused, may try again.
