@@ -120,11 +120,12 @@ check(adopted, Nodes) ->
     Names = [Name || #{name := Name} <- Nodes],
     lists:foreach(
       fun(Name) ->
-              #{adopted := Adopted, problems := Problems, nodes := Seen} =
+              #{adopted := Adopted, problems := Problems, nodes := Seen, plain := Plain} =
                   erpc:call(Name, trunkline_adopt, check, [], 60_000),
               Others = maps:with(Names, Seen),
-              io:format("~s: ~b modules are adopted; problems: ~0p; other nodes: ~0p~n",
-                        [Name, length(Adopted), Problems, Others]),
+              io:format("~s: ~b modules are adopted; problems: ~0p; other nodes: ~0p; "
+                        "sent by the distribution: ~b~n",
+                        [Name, length(Adopted), Problems, Others, Plain]),
               {0, [same]} = {map_size(Problems), maps:values(Others)}
       end, Names).
 
