@@ -1,6 +1,8 @@
 # Every target installs from Debian what it needs and does not find (tools/need).
 
 BENCHES = sweep flood throughput resume call monitor erpc fanout overload isolation ring mailbox growth mnesia distance observed
+# What `make real' adopts.
+SYSTEMS = mnesia rabbitmq ejabberd elixir
 
 .NOTPARALLEL:
 .PHONY: help demo compare real test ct properties nemesis breaks elixir dialyzer xref compile options clean docs plot-distance plot-growth plot-sweep plot-overview $(BENCHES:%=bench-%)
@@ -81,13 +83,11 @@ bench-growth: ## peers, destinations, mailboxes, lanes, sessions: what grows; PE
 
 bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
 
-SYSTEMS = mnesia rabbitmq elixir
-
-real: ## mnesia, RabbitMQ from Debian, Elixir: two nodes, as they are and adopted; SYSTEMS=elixir ROUNDS=3 SECONDS=10
+real: ## mnesia, Debian's RabbitMQ and ejabberd, Elixir: two nodes, as they are and adopted; ROUNDS=3 SECONDS=10 SYSTEMS=elixir
 	@tools/need erlang rebar3 $(filter-out mnesia,$(SYSTEMS))
-	@$(if $(filter mnesia,$(SYSTEMS)),ROUNDS=$(or $(ROUNDS),3) bench/run bench_mnesia)
-	@$(if $(filter rabbitmq,$(SYSTEMS)),tools/with-epmd bench/real/run $(or $(ROUNDS),3) $(or $(SECONDS),10))
-	@$(if $(filter elixir,$(SYSTEMS)),ROUNDS=$(or $(ROUNDS),3) SECONDS=$(or $(SECONDS),3) bench/real/elixir/run)
+	@for system in $(SYSTEMS); do \
+	    tools/with-epmd bench/real/run $$system $(or $(ROUNDS),3) $(or $(SECONDS),10) || exit 1; \
+	done
 
 # ROUNDS=5 and SECONDS=0.7 (of one measurement) are the defaults.
 $(BENCHES:%=bench-%):
