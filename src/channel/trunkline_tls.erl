@@ -76,12 +76,14 @@ secure(server, Socket, Timeout) ->
     upgrade(fun() -> ssl:handshake(Socket, Options, Timeout) end).
 
 %% ssl reads the socket's options, and crashes if the socket has been closed meanwhile. If no
-%% process is left, ssl returns what its supervisor says of that, against its specs.
+%% process is left, ssl returns what its supervisor says of that, against its specs, in a form that
+%% depends on the release of OTP.
 -dialyzer({no_match, upgrade/1}).
 upgrade(Secure) ->
     try Secure() of
-        {'EXIT', Reason} -> {error, Reason};
-        Answer -> Answer
+        {ok, _} = Ok -> Ok;
+        {error, _} = Error -> Error;
+        Other -> {error, Other}
     catch
         error:{badmatch, {error, _} = Error} -> Error
     end.
