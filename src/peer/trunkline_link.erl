@@ -150,11 +150,11 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
             ignore
     end.
 
-%% The inlet was linked to the link that was killed.
-await_end(Inlet) ->
-    exit(Inlet, kill),
-    Ref = monitor(process, Inlet),
-    receive {'DOWN', Ref, process, Inlet, _} -> ok end.
+%% An inlet or a lane may outlive for a moment the link that was killed, or the signal to end.
+await_end(Pid) ->
+    exit(Pid, kill),
+    Ref = monitor(process, Pid),
+    receive {'DOWN', Ref, process, Pid, _} -> ok end.
 
 %% The previous link was killed and left its route behind, with dead lanes. No sender enters its
 %% gates from here on; what is inside is lost. If no processes are left for new lanes the link does
@@ -165,6 +165,7 @@ succeed(Route, true, D) ->
     {ok, none, without_route(lost_crashed, D#link{route = Route})};
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false, D) ->
     D1 = set_path(wait, D#link{route = Route}),
+    lists:foreach(fun await_end/1, lanes(D1)),
     count_lost(lost_crashed, dead, D1),
     Shape = {tuple_size(Lanes), Large, Limit},
     case make_lanes(Shape, tell_lost(D1#link{route = none})) of
@@ -627,7 +628,7 @@ make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stat
 without_route(_, #link{route = none} = D) ->
     D;
 without_route(Why, #link{node = Node} = D) ->
-    count_lost(Why, do_without_lanes(kill, D), D),
+    count_lost(Why, do_without_lanes(D), D),
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
     tell_lost(D#link{route = none, order = none}).
@@ -638,15 +639,16 @@ end_lanes(#link{route = none} = D) ->
     D;
 end_lanes(#link{route = #route{gate = Gate}} = D) ->
     ok = trunkline_gate:set_path(Gate, wait),
-    count_lost(lost_queued, do_without_lanes(shutdown, D), D),
+    count_lost(lost_queued, do_without_lanes(D), D),
     tell_lost(D#link{route = none}).
 
-%% Servers reply to a lane, so the lanes stay as long as retired inlets need replies.
-do_without_lanes(Reason, #link{retired = Retired} = D) ->
+%% Servers reply to a lane, so the lanes stay as long as retired inlets need replies. Otherwise they
+%% end here, before it is counted what they leave behind.
+do_without_lanes(#link{retired = Retired} = D) ->
     Inlets = lists:filter(fun is_process_alive/1, Retired),
     lists:foreach(fun(Lane) when Inlets =:= [] ->
                           unlink(Lane),
-                          exit(Lane, Reason);
+                          await_end(Lane);
                      (Lane) ->
                           ok = trunkline_process:outlive(Lane),
                           unlink(Lane),
