@@ -121,6 +121,7 @@ news_lost(_) ->
     cluster:connect(A, Comes),
     ok = cluster:call(Comes, cluster, start_trunkline, [[]]),
     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [])) end),
     cluster:connect(B, A),
     News = [{nodedown, cluster:node_of(Goes)}, {nodeup, cluster:node_of(Comes)},
             {trunkline, cluster:node_of(Comes)}, {nodedown, cluster:node_of(B)},
