@@ -29,8 +29,8 @@ peer(Node) ->
     end.
 
 %% Whether messages to that node go by lane, and if not, why not: Trunkline does not run here, the
-%% nodes are not connected, the other node has not said that it runs Trunkline, this node has drained
-%% it, or the two are still agreeing.
+%% nodes are not connected, the other node has not said that it runs Trunkline, this node has
+%% drained it, or the two are still agreeing.
 -spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | drained | opening.
 whether_up(Node) ->
     IsConnected = lists:member(Node, nodes(connected)),
