@@ -307,7 +307,7 @@ event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase 
     say_open(hail(S#session{is_audience = IsAudience}));
 event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
     case S of
-        #session{phase = drained, peer = none} -> decline(S);
+        #session{phase = drained, peer = none, is_finishing = false} -> decline(S);
         _ -> S
     end;
 event({nodeup, _, _} = Up, S) ->
@@ -370,11 +370,12 @@ event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session
         drained -> S;
         _ -> say_open(say_hello(false, S))
     end;
-event({hello, _, _, _, Answer}, #session{phase = drained} = S) ->
-    case Answer of
-        true -> decline(S#session{is_audience = true});
-        false -> S
-    end;
+event({hello, _, _, _, _} = Hello, #session{phase = drained, peer = #peer{}} = S) ->
+    event(Hello, bereaved(S));         % the news that the peer's link has died is under way
+event({hello, _, _, _, true}, #session{phase = drained, is_finishing = false} = S) ->
+    decline(S#session{is_audience = true});
+event({hello, _, _, _, _}, #session{phase = drained} = S) ->
+    S;
 event({hello, _, _, _, _} = Hello, S) ->
     greeted(Hello, S#session{is_audience = true});
 event({open, Link, Name, Ref, Lanes}, #session{name = Name, peer = #peer{link = Link}} = S) ->
@@ -446,6 +447,8 @@ event(finished, #session{phase = opening} = S) ->
     proceed(S#session{is_finishing = false});
 event(finished, #session{phase = finishing} = S) ->
     has_left(S#session{is_finishing = false});
+event(finished, #session{phase = drained} = S) ->
+    decline(S#session{is_finishing = false});
 event(finished, S) ->
     S#session{is_finishing = false};
 event({timeout, retry}, #session{phase = opening} = S) ->
@@ -719,8 +722,12 @@ shape(#session{config = #{large_bytes := LargeBytes},
 bereaved(#session{phase = closing} = S) ->
     closing(order(direct, end_session(retire, S)));
 bereaved(#session{phase = drained} = S) ->
-    %% The hello of its successor may have been missed.
-    decline(enter(drained, order(direct, end_session(retire, S))));
+    %% The hello of its successor may have been missed. If that used plain distribution now it could
+    %% overtake what our inlets have: see event finished.
+    case enter(drained, order(direct, end_session(retire, S))) of
+        #session{is_finishing = true} = S1 -> S1;
+        S1 -> decline(S1)
+    end;
 bereaved(#session{phase = greeting} = S) ->
     plain(order(direct, end_session(retire, S)));
 bereaved(#session{phase = suspended} = S) ->
