@@ -11,7 +11,8 @@
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, in_turn/2, all_in_turn/1, sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
--export([delay_send/2, collect_garbage/0, collect_garbage/1, processors/1, used/1, log_briefly/0]).
+-export([poll/2, delay_send/2, collect_garbage/0, collect_garbage/1]).
+-export([processors/1, used/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
          number/1, encode/1]).
@@ -141,7 +142,25 @@ stop_peer({Peer, Node}) ->
 lanes_on(Transport, Node) ->
     case restart_with(lane_transport, Transport, dist, Node) of
         unchanged -> ok;
-        ok -> await_batches(Transport, Node, 500)
+        ok -> poll(fun() -> are_on(Transport, Node) end, 5000)
+    end.
+
+are_on(Transport, Node) ->
+    #{batches := #{by := By}} = trunkline:info(Node),
+    (By =:= connections) =:= (Transport =/= dist).
+
+%% Waits until it is so, for so many ms at most.
+-spec poll(fun(() -> boolean()), pos_integer()) -> ok.
+poll(IsSo, Time) ->
+    poll_until(IsSo, erlang:monotonic_time(millisecond) + Time).
+
+poll_until(IsSo, Deadline) ->
+    case IsSo() of
+        true ->
+            ok;
+        false ->
+            true = erlang:monotonic_time(millisecond) < Deadline,
+            receive after 10 -> poll_until(IsSo, Deadline) end
     end.
 
 %% The same for this node's large messages.
@@ -167,13 +186,6 @@ restart_with(Option, Value, Default, Node) ->
             ok = application:set_env(trunkline, Option, Value),
             ok = application:start(trunkline),
             await_up(node(), Node)
-    end.
-
-await_batches(Transport, Node, Tries) when Tries > 0 ->
-    #{batches := #{by := By}} = trunkline:info(Node),
-    case (By =:= connections) =:= (Transport =/= dist) of
-        true -> ok;
-        false -> timer:sleep(10), await_batches(Transport, Node, Tries - 1)
     end.
 
 %% Sets delay_send on both sockets of the connection to Node, or takes it away.

@@ -388,7 +388,7 @@ beside_blocked(Node, Fun) ->
     Inbox = receive {inbox, Stalled, Pid} -> Pid end,
     ok = await_known(Inbox, node()),
     Senders = [spawn_link(?MODULE, flood, [{trunkline, Inbox}]) || _ <- lists:seq(1, ?BLOCKED)],
-    ok = await(fun() -> waiting(Inbox) =:= ?BLOCKED end),
+    ok = bench:poll(fun() -> waiting(Inbox) =:= ?BLOCKED end, 5000),
     Result = Fun(),
     ?BLOCKED = waiting(Inbox),
     ok = kill([Stalled | Senders]),
@@ -490,20 +490,13 @@ kill(Pids) ->
                           receive {'DOWN', Ref, process, Pid, _} -> ok end
                   end, Pids).
 
-%% Until who sends at that node knows of that inbox.
+%% Until senders at that node know of that inbox. The inbox's node tells them.
 await_known(Inbox, Node) ->
+    Home = node(Inbox),
     %% (Release 0.5.0 tells every node of every inbox.)
-    Node =:= node() orelse not erlang:function_exported(trunkline_inboxes, met, 2)
-        orelse (ok = trunkline_inboxes:met(Inbox, Node)),
-    await(fun() -> erpc:call(Node, ets, member, [trunkline_inboxes, Inbox]) end).
-
-await(Fun) -> await(Fun, 1000).
-
-await(Fun, Tries) when Tries > 0 ->
-    case Fun() of
-        true -> ok;
-        false -> timer:sleep(5), await(Fun, Tries - 1)
-    end.
+    Home =:= Node orelse not erlang:function_exported(trunkline_inboxes, met, 2)
+        orelse (ok = erpc:call(Home, trunkline_inboxes, met, [Inbox, Node])),
+    bench:poll(fun() -> erpc:call(Node, ets, member, [trunkline_inboxes, Inbox]) end, 5000).
 
 us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
 

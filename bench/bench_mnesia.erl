@@ -170,17 +170,10 @@ writer_killed([A, B]) ->
 
 kill(#{pid := Pid, name := Name}) ->
     _ = os:cmd("kill -KILL " ++ Pid),
-    await_gone(Name, erlang:monotonic_time(millisecond) + ?DEADLINE).
-
-await_gone(Name, Deadline) ->
-    {ok, Names} = erl_epmd:names(),
-    case lists:keymember(Name, 1, Names) of
-        false ->
-            ok;
-        true ->
-            true = erlang:monotonic_time(millisecond) < Deadline,
-            receive after 10 -> await_gone(Name, Deadline) end
-    end.
+    bench:poll(fun() ->
+                       {ok, Names} = erl_epmd:names(),
+                       not lists:keymember(Name, 1, Names)
+               end, ?DEADLINE).
 
 again(#{variant := Variant, name := Name}, #{node := Other} = Survivor) ->
     Started = start(Variant, Name),

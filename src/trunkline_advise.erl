@@ -91,8 +91,9 @@ look(Time, Nodes) ->
                                     Nodes =:= all orelse lists:member(Node, Nodes)],
     Suspended = suspended(Began + Time),
     Took = max(1, erlang:monotonic_time(millisecond) - Began),
+    Controllers = erlang:system_info(dist_ctrl),
     [figures(Node, First, read(Node), Suspended, Took)
-     || {Node, First} <- Before, lists:keymember(Node, 1, erlang:system_info(dist_ctrl))].
+     || {Node, First} <- Before, lists:keymember(Node, 1, Controllers)].
 
 read(Node) ->
     Socket = trunkline_socket:distribution(Node),

@@ -56,23 +56,25 @@ send_on({Name, Node} = To, Message, How) when is_atom(Name), is_atom(Node), Node
 send_on(To, Message, How) ->
     erlang:send(To, Message, options(How)).
 
-send_lane(Node, Addressee, To, Message, {Patience, Connect} = How) ->
-    Send = fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end,
-    Answer = case Send() of
-                 nosuspend ->
-                     case trunkline_sender:await_change(Node) of
-                         true -> Send();
-                         false -> nosuspend
-                     end;
-                 First -> First
-             end,
-    case Answer of
+send_lane(Node, Addressee, To, Message, How) ->
+    case hand_over(Node, Addressee, Message, How) of
         direct ->
             trunkline_sender:fallback(Node),
             erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
-        _ ->
+        Answer ->
+            Answer
+    end.
+
+hand_over(Node, Addressee, Message, {Patience, Connect}) ->
+    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+        nosuspend ->
+            case trunkline_sender:await_change(Node) of
+                true -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect);
+                false -> nosuspend
+            end;
+        Answer ->
             Answer
     end.
 

@@ -502,7 +502,7 @@ is_awaited(#session{leaving = Leaving}) -> Leaving =/= none andalso Leaving =/= 
 
 %% The peer has not been heard for a while.
 stalled(#session{leaving = none, requests = [{drain, Callers} | Requests]} = S) ->
-    reopen(answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]}));
+    answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]});
 stalled(#session{leaving = {drain, Callers}} = S) ->
     reopen(answer(Callers, timeout, S#session{leaving = {drain, []}}));
 stalled(#session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
