@@ -225,7 +225,7 @@
          connection = none :: none | trunkline_peers:connection(),
          is_audience = true :: boolean(),            % see event()
          has_met :: boolean(),                       % there was a session
-         absence = none :: none | watched,
+         absence = none :: none | connecting | watched,   % how it is watched
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
          %% Our lanes; their last order, and whether they have carried it out; our request that the
@@ -296,7 +296,7 @@ event(_, #session{phase = ended} = S) ->
 %% The node comes and goes.
 event({nodeup, Connection, IsAudience}, #session{phase = down} = S) ->
     connected(set_connection(Connection, IsAudience, S));
-event(Change, #session{phase = closing, leaving = stop, absence = watched} = S)
+event(Change, #session{phase = closing, leaving = stop, absence = connecting} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
@@ -341,6 +341,9 @@ event({down, absence, noconnection}, #session{phase = down} = S) ->
 event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
     S1 = S#session{absence = none, is_connected = false, pause = min(2 * Pause, ?LONGEST_PAUSE)},
     effect({timer, connect, Pause}, effect(is_gone, S1));
+event({down, absence, noconnection}, #session{phase = holding, absence = connecting} = S) ->
+    %% Our attempt to connect has failed, and another connection was made meanwhile.
+    expect(S#session{absence = none});
 event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
 event({down, absence, _}, #session{phase = Phase} = S) ->
@@ -606,13 +609,13 @@ forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
 %% there it will not; otherwise its link says hello.
-expect(#session{phase = down, absence = watched} = S) -> S;   % that makes the connection
+expect(#session{phase = down, absence = connecting} = S) -> S;   % it may make a connection yet
 expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
 %% The same for a peer that is down: makes a connection. If that fails, event
 %% {down, absence, noconnection} says so. (Nothing else connects: a node that was disconnected on
 %% purpose stays disconnected.)
-connect(S) -> effect({connect, absence}, S#session{absence = watched}).
+connect(S) -> effect({connect, absence}, S#session{absence = connecting}).
 
 unexpect(#session{absence = none} = S) -> S;
 unexpect(S) -> unwatch(absence, S#session{absence = none}).
