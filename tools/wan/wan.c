@@ -115,7 +115,8 @@ static double chance(struct direction *d)
     return (d->random >> 11) / 9007199254740992.0;
 }
 
-static void enqueue_part(struct direction *d, const char *data, size_t len, unsigned first, unsigned last, ns_t time);
+static void enqueue_part(struct direction *d, const char *data, size_t len, unsigned first,
+                         unsigned last, ns_t time);
 
 static void enqueue(struct direction *d, const char *data, size_t len, unsigned count, ns_t time)
 {
@@ -135,7 +136,8 @@ static void enqueue(struct direction *d, const char *data, size_t len, unsigned 
     struct packet *p = malloc(sizeof *p + len);
     if (!p)
         die("malloc");
-    *p = (struct packet){.due = time + (d->delay > TICK_NS ? d->delay - TICK_NS : 0), .count = count, .len = len};
+    *p = (struct packet){.due = time + (d->delay > TICK_NS ? d->delay - TICK_NS : 0),
+                         .count = count, .len = len};
     memcpy(p->data, data, len);
     *d->tail = p;
     d->tail = &p->next;
@@ -161,14 +163,16 @@ static uint32_t sum16(const void *data, size_t len)
 }
 
 /* The packets from First up to Last of a large segment, as one that is smaller. */
-static void enqueue_part(struct direction *d, const char *data, size_t len, unsigned first, unsigned last, ns_t time)
+static void enqueue_part(struct direction *d, const char *data, size_t len, unsigned first,
+                         unsigned last, ns_t time)
 {
     char part[MAX_PACKET];             /* of a part there may be a part again */
     memcpy(part, data, len < HEADER + 120 ? len : HEADER + 120);
     struct virtio_net_hdr *v = (void *)part;
     struct iphdr *ip = (void *)(part + HEADER);
     struct tcphdr *tcp = (void *)((char *)ip + ip->ihl * 4);
-    size_t headers = ip->ihl * 4 + tcp->doff * 4, payload = len - HEADER - headers, mss = v->gso_size;
+    size_t headers = ip->ihl * 4 + tcp->doff * 4, payload = len - HEADER - headers,
+           mss = v->gso_size;
     size_t from = first * mss, to = last * mss < payload ? last * mss : payload;
     memcpy((char *)ip + headers, data + HEADER + headers + from, to - from);
     ip->tot_len = htons(headers + to - from);
@@ -250,13 +254,14 @@ static void say_stats(void)
     static ns_t last;
     struct rusage r;
     getrusage(RUSAGE_SELF, &r);
-    ns_t used = (r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1000000000ull + (r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000ull;
+    ns_t used = (r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1000000000ull +
+                (r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000ull;
     printf("stats %lu", (unsigned long)((used - last) / 1000));
     last = used;
     for (int i = 0; i < 2; i++) {
         struct direction *d = &ways[i];
-        printf(" %lu %lu %lu %lu %lu %u %lu", d->packets, d->bytes, d->full, d->lost, d->failed, d->most,
-               d->late_count ? d->late_ns / d->late_count / 1000 : 0);
+        printf(" %lu %lu %lu %lu %lu %u %lu", d->packets, d->bytes, d->full, d->lost, d->failed,
+               d->most, d->late_count ? d->late_ns / d->late_count / 1000 : 0);
         d->packets = d->bytes = d->full = d->lost = d->failed = d->late_ns = d->late_count = 0;
         d->most = d->queued;
     }
@@ -319,7 +324,8 @@ int main(int argc, char **argv)
     }
     int a = open_tun(argv[1], argv[3]), b = open_tun(argv[2], argv[3]);
     for (int i = 0; i < 2; i++)
-        ways[i] = (struct direction){.in = i ? b : a, .out = i ? a : b, .limit = 1000, .tail = &ways[i].head,
+        ways[i] = (struct direction){.in = i ? b : a, .out = i ? a : b, .limit = 1000,
+                                     .tail = &ways[i].head,
                                      .random = now() ^ (0x9e3779b97f4a7c15ull * (i + 1))};
     prctl(PR_SET_TIMERSLACK, 1);
     struct sched_param priority = {.sched_priority = 10};
