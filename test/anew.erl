@@ -41,14 +41,16 @@ connection(A, B) ->
 
 %% Trunkline at a node whose top supervisor was killed has ended, and its names are free.
 await_stopped(Node) ->
-    cluster:await(fun() ->
-                          cluster:call(Node, fun() ->
-                                                     Names = [trunkline_sup, trunkline_link_sup, trunkline_links, trunkline_listener,
-                                                              trunkline_inboxes, trunkline_monitors],
-                                                     case {lists:keymember(trunkline, 1, application:which_applications()),
-                                                           [Name || Name <- Names, whereis(Name) =/= undefined]} of
-                                                         {false, []} -> true;
-                                                         Left -> Left
-                                                     end
-                                             end)
-                  end).
+    cluster:await(
+      fun() ->
+              cluster:call(
+                Node, fun() ->
+                              Names = [trunkline_sup, trunkline_link_sup, trunkline_links,
+                                       trunkline_listener, trunkline_inboxes, trunkline_monitors],
+                              case {lists:keymember(trunkline, 1, application:which_applications()),
+                                    [Name || Name <- Names, whereis(Name) =/= undefined]} of
+                                  {false, []} -> true;
+                                  Left -> Left
+                              end
+                      end)
+      end).

@@ -43,8 +43,10 @@ folder_with_a_space(Config) ->
 %% none for those of a project that uses it.
 warnings_of_a_dependency(Config) ->
     Copy = copy(Config, ["rebar.config", "src"]),
-    ok = file:write_file(filename:join(Copy, "src/channel/trunkline_wire.erl"), "\nunused() -> ok.\n", [append]),
-    [?assertMatch({Profile, {1, _}}, {Profile, command:run(Copy, [], ["rebar3", "as", Profile, "compile"])})
+    ok = file:write_file(filename:join(Copy, "src/channel/trunkline_wire.erl"),
+                         "\nunused() -> ok.\n", [append]),
+    [?assertMatch({Profile, {1, _}},
+                  {Profile, command:run(Copy, [], ["rebar3", "as", Profile, "compile"])})
      || Profile <- ["strict", "test", "bench"]],
     User = filename:join(?config(priv_dir, Config), "user"),
     Checkouts = filename:join(User, "_checkouts"),
@@ -52,8 +54,9 @@ warnings_of_a_dependency(Config) ->
     ok = filelib:ensure_path(Checkouts),
     ok = file:make_symlink(Copy, filename:join(Checkouts, "trunkline")),
     ok = file:write_file(filename:join(User, "rebar.config"), "{deps, [trunkline]}.\n"),
-    ok = file:write_file(filename:join(User, "src/user.app.src"),
-                         "{application, user, [{vsn, \"1\"}, {applications, [kernel, stdlib, trunkline]}]}.\n"),
+    ok = file:write_file(
+           filename:join(User, "src/user.app.src"),
+           "{application, user, [{vsn, \"1\"}, {applications, [kernel, stdlib, trunkline]}]}.\n"),
     ?assertMatch({0, _}, command:run(User, [], ["rebar3", "compile"])),
     [_] = filelib:wildcard(filename:join(User, "_build/default/**/trunkline_wire.beam")).
 

@@ -13,11 +13,14 @@ make(Dir, Name) ->
                          extnValue = [{dNSName, Host}, {dNSName, net_adm:localhost()}]},
     Root = public_key:pkix_test_root_cert(Name, Options),
     Chain = #{root => Root, intermediates => [], peer => [{extensions, [Names]} | Options]},
-    #{server_config := Server} = public_key:pkix_test_data(#{server_chain => Chain, client_chain => Chain}),
+    #{server_config := Server} =
+        public_key:pkix_test_data(#{server_chain => Chain, client_chain => Chain}),
     {KeyType, Key} = proplists:get_value(key, Server),
-    #{cert => pem(Dir, Name ++ ".cert.pem", [{'Certificate', proplists:get_value(cert, Server), not_encrypted}]),
+    #{cert => pem(Dir, Name ++ ".cert.pem",
+                  [{'Certificate', proplists:get_value(cert, Server), not_encrypted}]),
       key => pem(Dir, Name ++ ".key.pem", [{KeyType, Key, not_encrypted}]),
-      ca => pem(Dir, Name ++ ".ca.pem", [{'Certificate', C, not_encrypted} || C <- proplists:get_value(cacerts, Server)])}.
+      ca => pem(Dir, Name ++ ".ca.pem",
+                [{'Certificate', C, not_encrypted} || C <- proplists:get_value(cacerts, Server)])}.
 
 pem(Dir, Name, Entries) ->
     File = filename:join(Dir, Name),
@@ -34,7 +37,9 @@ dist_arguments() ->
             ok = filelib:ensure_dir(File),
             #{cert := Cert, key := Key, ca := Ca} = make(Dir, "run"),
             Options = [{certfile, Cert}, {keyfile, Key}, {cacertfile, Ca}, {verify, verify_peer}],
-            ok = file:write_file(File, io_lib:format("~p.~n", [[{server, [{fail_if_no_peer_cert, true} | Options]},
-                                                               {client, Options}]]))
+            ok = file:write_file(File,
+                                 io_lib:format("~p.~n",
+                                               [[{server, [{fail_if_no_peer_cert, true} | Options]},
+                                                {client, Options}]]))
         end,
     ["-ssl_dist_optfile", File].

@@ -36,7 +36,10 @@ one_for_each_lane(_) ->
     ?assertMatch(#{batches := #{connections := 3}}, info(A, B)),
     ?assertEqual(0, streams:finish(Load, ?LONG)),
     ok = cluster:call(A, trunkline, drain, [cluster:node_of(B)]),
-    cluster:await(fun() -> case [cluster:call(N, fun() -> {length(cluster:in_loop(trunkline_writer)), length(cluster:channel_ports())} end)
+    cluster:await(fun() -> case [cluster:call(N, fun() ->
+                                                         {length(cluster:in_loop(trunkline_writer)),
+                                                          length(cluster:channel_ports())}
+                                                 end)
                                  || N <- [A, B]] of
                                [{0, 0}, {0, 0}] -> true;
                                Left -> Left
@@ -54,7 +57,9 @@ each_end_in_turn(_) ->
          cluster:await(fun() -> cluster:call(At, cluster, break_channels, [What]) > 0 end, ?LONG),
          streams:flowing(Load, B, ?LONG),
          streams:flowing(Back, A, ?LONG)
-     end || _ <- lists:seq(1, 6), {From, To, At, What} <- [{A, B, A, writers}, {A, B, B, sockets}, {B, A, B, writers}, {B, A, A, sockets}]],
+     end || _ <- lists:seq(1, 6),
+            {From, To, At, What} <- [{A, B, A, writers}, {A, B, B, sockets}, {B, A, B, writers},
+                                     {B, A, A, sockets}]],
     unharmed(Sessions, Load, Back, A, B).
 
 %% One, while the others go on.
@@ -91,7 +96,11 @@ peer_stands_still(_) ->
     Back = streams:start(B, A, 50),
     [begin
          cluster:suspend(B),
-         cluster:await(fun() -> Before = waits(A, B), receive after 100 -> ok end, waits(A, B) > 0 andalso Before =:= waits(A, B) end, ?LONG),
+         cluster:await(fun() ->
+                               Before = waits(A, B),
+                               receive after 100 -> ok end,
+                               waits(A, B) > 0 andalso Before =:= waits(A, B)
+                       end, ?LONG),
          %% Some end meanwhile.
          N rem 2 =:= 0 andalso cluster:call(A, cluster, break_channels, [writers]),
          cluster:continue(B),
@@ -119,36 +128,45 @@ peer_killed(_) ->
 garbage(_) ->
     {A, B} = cluster:pair([]),
     NodeA = cluster:node_of(A),
-    Before = {sessions(A, B), cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)},
+    Before = {sessions(A, B),
+              cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)},
     Atoms = cluster:call(B, erlang, system_info, [atom_count]),
     Term = fun(T) -> term_to_binary(T) end,
     Good = Term({later, trunkline_gate:charge(x), {more, []}, []}),
     Frames = [{closed, <<1:32, 0>>}, {closed, <<8:32, 0:64>>}, {closed, <<7:32, 1:56>>},
               {closed, <<9:32, 0:64, 1>>}, {closed, <<(1 bsl 32 - 1):32, 1:64>>},
-              {closed, <<(1 bsl 30 + 1):32, 1:64>>}, {closed, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"},
+              {closed, <<(1 bsl 30 + 1):32, 1:64>>},
+              {closed, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"},
               %% (The number is the next one if nothing has been sent.)
-              {closed, [<<(8 + byte_size(Bad)):32, (1 bsl 40):64, Bad/binary>> || Bad <- [<<"no term">>]] ++ [<<8:32, 0:64>>]},
+              {closed,
+               [<<(8 + byte_size(Bad)):32, (1 bsl 40):64, Bad/binary>> || Bad <- [<<"no term">>]]
+               ++ [<<8:32, 0:64>>]},
               {stays, binary:copy(<<0:32>>, 1000)},
               %% Of a far future, and never decoded.
               {stays, <<(8 + byte_size(Good)):32, (1 bsl 40):64, Good/binary>>},
               {stays, <<1000:32, 1:64, "half of it">>}],
     [begin
-         {ok, Invitation} = cluster:call(B, fun() ->
-                                                    [Inlet | _] = maps:get(inlets, trunkline_peers:lookup(NodeA)),
-                                                    trunkline_listener:invite({large, tcp}, Inlet)
-                                            end),
+         {ok, Invitation} =
+             cluster:call(B, fun() ->
+                                     [Inlet | _] = maps:get(inlets, trunkline_peers:lookup(NodeA)),
+                                     trunkline_listener:invite({large, tcp}, Inlet)
+                             end),
          #{port := Port} = Invitation,
          C = stranger:connect(Port),
          ok = stranger:admitted(C, Invitation),
          stranger:say(C, Frame),
          case Expected of
              closed -> ?assertEqual({Frame, true}, {Frame, stranger:is_closed(C)});
-             stays -> ?assertEqual({Frame, {false, timeout}}, {Frame, stranger:is_closed(C, 100)}), stranger:close(C)
+             stays ->
+                 ?assertEqual({Frame, {false, timeout}}, {Frame, stranger:is_closed(C, 100)}),
+                 stranger:close(C)
          end
      end || {Expected, Frame} <- Frames, cluster:lane_transport() =/= tls],
     exchange:both_ways(A, B),
     ?assert(cluster:call(B, erlang, system_info, [atom_count]) < Atoms + 200),
-    ?assertEqual(Before, {sessions(A, B), cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)}),
+    ?assertEqual(Before,
+                 {sessions(A, B),
+                  cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)}),
     cluster:stop_all([A, B]).
 
 %% To make a connection does not connect the nodes: these may have been disconnected on purpose.
@@ -158,7 +176,8 @@ stays_apart(_) ->
     Pid = cluster:call(B, erlang, whereis, [init]),
     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
     cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [] end),
-    ?assertEqual([{shutdown, noconnection}, {shutdown, noconnection}], cluster:call(A, ?MODULE, attempts, [Pid])),
+    ?assertEqual([{shutdown, noconnection}, {shutdown, noconnection}],
+                 cluster:call(A, ?MODULE, attempts, [Pid])),
     ?assertEqual([], cluster:call(A, erlang, nodes, [connected])),
     cluster:stop_all([A, B]).
 
@@ -196,24 +215,28 @@ ports_are_lost(_) ->
 %% Then they go by the distribution, whatever the option says.
 peer_without_channels(_) ->
     [A, B] = cluster:start_all([[{lane_transport, transport()}], none]),
-    ok = cluster:call(B, fun() ->
-        {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
-        {ok, Module, Beam} = compile:forms(without_channels(Forms), []),
-        {module, Module} = code:load_binary(Module, "older", Beam),
-        ok
-    end),
+    ok = cluster:call(B,
+                      fun() ->
+                              {ok, {_, [{abstract_code, {_, Forms}}]}} =
+                                  beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
+                              {ok, Module, Beam} = compile:forms(without_channels(Forms), []),
+                              {module, Module} = code:load_binary(Module, "older", Beam),
+                              ok
+                      end),
     ok = cluster:call(B, cluster, start_trunkline, [[{lane_transport, transport()}]]),
     cluster:connect(A, B),
     [cluster:await_lanes(From, To) || {From, To} <- [{A, B}, {B, A}]],
     Load = streams:both_ways(A, B),
     exchange:both_ways(A, B),
     ?assertEqual(0, streams:finish(Load, ?LONG)),
-    [?assertMatch(#{state := up, batches := #{by := distribution, connections := 0}}, info(From, To))
+    [?assertMatch(#{state := up, batches := #{by := distribution, connections := 0}},
+                  info(From, To))
      || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
 without_channels({cons, _, {atom, _, channels}, Tail}) -> Tail;
-without_channels(Tuple) when is_tuple(Tuple) -> list_to_tuple(without_channels(tuple_to_list(Tuple)));
+without_channels(Tuple) when is_tuple(Tuple) ->
+    list_to_tuple(without_channels(tuple_to_list(Tuple)));
 without_channels([H | T]) -> [without_channels(H) | without_channels(T)];
 without_channels(Other) -> Other.
 

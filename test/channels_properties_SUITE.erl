@@ -23,7 +23,8 @@ resending(_) -> check(1000, prop_resending()).
 -record(model,
         {outbox = trunkline_outbox:new(),
          serial = 1,
-         channels = #{} :: #{pos_integer() => [pos_integer()]},   % under way by each, the oldest first
+         %% Under way by each, the oldest first.
+         channels = #{} :: #{pos_integer() => [pos_integer()]},
          distribution = [] :: [pos_integer()],                    % the same
          last = 0,                                                % channel
          next = 1,                                                % at the inlet
@@ -36,14 +37,15 @@ command() ->
 
 prop_resending() ->
     ?ALL(Commands, list(command()),
-            begin
-                M = quiet(lists:foldl(fun step/2, #model{}, Commands)),
-                conjunction([{all_have_arrived, M#model.next =:= M#model.serial},
-                             {nothing_waits, not trunkline_outbox:is_waiting(M#model.outbox)},
-                             {nothing_is_kept, trunkline_outbox:bytes(M#model.outbox) =:= 0},
-                             {nothing_is_owed, not lists:any(fun(C) -> trunkline_outbox:is_owed(C, M#model.outbox) end,
-                                                             maps:keys(M#model.channels))}])
-            end).
+         begin
+             M = quiet(lists:foldl(fun step/2, #model{}, Commands)),
+             conjunction([{all_have_arrived, M#model.next =:= M#model.serial},
+                          {nothing_waits, not trunkline_outbox:is_waiting(M#model.outbox)},
+                          {nothing_is_kept, trunkline_outbox:bytes(M#model.outbox) =:= 0},
+                          {nothing_is_owed,
+                           not lists:any(fun(C) -> trunkline_outbox:is_owed(C, M#model.outbox) end,
+                                         maps:keys(M#model.channels))}])
+         end).
 
 frame(Serial) -> {8, <<Serial:64>>}.
 
@@ -76,7 +78,8 @@ step({deliver, R}, M) ->
         none -> M;
         C ->
             case M#model.channels of
-                #{C := [Serial | Others]} = Cs -> arrive(Serial, M#model{channels = Cs#{C := Others}});
+                #{C := [Serial | Others]} = Cs ->
+                    arrive(Serial, M#model{channels = Cs#{C := Others}});
                 #{} -> M
             end
     end;
@@ -91,7 +94,8 @@ step({break, R}, M) ->
     case pick(R, M) of
         none -> M;
         %% The lane hears of it at some time; what was under way is lost.
-        C -> M#model{channels = maps:remove(C, M#model.channels), outbox = trunkline_outbox:broken(C, M#model.outbox)}
+        C -> M#model{channels = maps:remove(C, M#model.channels),
+                     outbox = trunkline_outbox:broken(C, M#model.outbox)}
     end;
 %% All that waits goes by the distribution.
 step(leave, #model{outbox = O, distribution = D} = M) ->
@@ -113,7 +117,8 @@ pick(R, #model{channels = Cs}) ->
 arrive(Serial, #model{next = Next} = M) when Serial < Next -> M;
 arrive(Serial, #model{next = Serial, early = Early, acks = Acks} = M) ->
     case lists:member(Serial + 1, Early) of
-        true -> arrive(Serial + 1, M#model{next = Serial + 1, early = lists:delete(Serial + 1, Early)});
+        true ->
+            arrive(Serial + 1, M#model{next = Serial + 1, early = lists:delete(Serial + 1, Early)});
         false -> M#model{next = Serial + 1, acks = Acks ++ [Serial]}
     end;
 arrive(Serial, #model{early = Early} = M) -> M#model{early = lists:usort([Serial | Early])}.
@@ -127,12 +132,14 @@ quiet(M) ->
     end.
 
 settle(#model{channels = Cs} = M) ->
-    lists:foldl(fun step/2, M, [deliver_by_distribution, ack]
-                ++ lists:append([[{give, R}, {deliver, R}] || R <- lists:seq(0, map_size(Cs) - 1)])).
+    lists:foldl(
+      fun step/2, M, [deliver_by_distribution, ack]
+      ++ lists:append([[{give, R}, {deliver, R}] || R <- lists:seq(0, map_size(Cs) - 1)])).
 
 %% What is sent again goes first, and in order.
 way_back(_) ->
-    O = lists:foldl(fun(N, O0) -> trunkline_outbox:add(N, frame(N), O0) end, trunkline_outbox:new(), lists:seq(1, 9)),
+    O = lists:foldl(fun(N, O0) -> trunkline_outbox:add(N, frame(N), O0) end, trunkline_outbox:new(),
+                    lists:seq(1, 9)),
     Take = fun(C, {Times, O0}) ->
                    {Time, F, O1} = trunkline_outbox:take(C, O0),
                    {Times ++ [{Time, serial(F)}], O1}
@@ -248,17 +255,18 @@ dictionary(_) -> check(300, prop_dictionary()).
 
 prop_dictionary() ->
     ?ALL(Batches, list({list({destination(), message()}), range(0, 1)}),
-            begin
-                {_, _, Same} =
-                    lists:foldl(fun({Entries, Many}, {D, R, Same}) ->
-                                        All = [[To | Message] || {To, Message} <- Entries]
-                                            ++ [[list_to_atom("n" ++ integer_to_list(N)) | N]
-                                                || Many =:= 1, N <- lists:seq(1, 3000)],
-                                        {D1, R1, Decoded} = there(7, All, D, R),
-                                        {D1, R1, Same andalso Decoded =:= All}
-                                end, {trunkline_dictionary:new(), trunkline_dictionary:reader(), true}, Batches),
-                Same
-            end).
+         begin
+             {_, _, Same} =
+                 lists:foldl(fun({Entries, Many}, {D, R, Same}) ->
+                                     All = [[To | Message] || {To, Message} <- Entries]
+                                         ++ [[list_to_atom("n" ++ integer_to_list(N)) | N]
+                                             || Many =:= 1, N <- lists:seq(1, 3000)],
+                                     {D1, R1, Decoded} = there(7, All, D, R),
+                                     {D1, R1, Same andalso Decoded =:= All}
+                             end, {trunkline_dictionary:new(), trunkline_dictionary:reader(), true},
+                             Batches),
+             Same
+         end).
 
 there(Serial, Entries, D, R) ->
     {{Bytes, Iodata}, D1} = trunkline_dictionary:encode({Serial, later, 12345, Entries}, D),
@@ -277,31 +285,38 @@ message() -> oneof([any(), ?LAZY(self()), binary(100)]).
 %% Neither side remembers without bound. Whatever is damaged is an error, and not a crash.
 damaged(_) ->
     {D, R} = lists:foldl(fun(N, {D0, R0}) ->
-                                 Entries = [[list_to_atom("d" ++ integer_to_list(256 * N + I)) | I] || I <- lists:seq(1, 256)],
+                                 Entries = [[list_to_atom("d" ++ integer_to_list(256 * N + I)) | I]
+                                            || I <- lists:seq(1, 256)],
                                  {D1, R1, Entries} = there(N, Entries, D0, R0),
                                  {D1, R1}
-                         end, {trunkline_dictionary:new(), trunkline_dictionary:reader()}, lists:seq(1, 60)),
+                         end, {trunkline_dictionary:new(), trunkline_dictionary:reader()},
+                         lists:seq(1, 60)),
     true = map_size(D) =< 4096 + 256,
     true = map_size(R) =< 4096 + 256,
     heartbeat = trunkline_dictionary:serial(<<>>),
     [error = trunkline_dictionary:serial(Bad) || Bad <- [<<0>>, <<0:56>>, <<0:64>>, <<0:64, "x">>]],
     [error = trunkline_dictionary:decode(Bad, R)
-     || Bad <- [<<>>, <<"no term">>, <<131>>, term_to_binary(x), term_to_binary({later, 1, {more, []}}),
-                term_to_binary({later, x, {more, []}, []}), term_to_binary({later, 1, {other, []}, []}),
-                term_to_binary({later, 1, {more, x}, []}), term_to_binary({later, 1, {more, []}, x}),
-                term_to_binary({later, 1, {more, []}, [x]}), term_to_binary({later, 1, {anew, []}, [[1 | x]]})]],
+     || Bad <- [<<>>, <<"no term">>, <<131>>, term_to_binary(x),
+                term_to_binary({later, 1, {more, []}}), term_to_binary({later, x, {more, []}, []}),
+                term_to_binary({later, 1, {other, []}, []}),
+                term_to_binary({later, 1, {more, x}, []}),
+                term_to_binary({later, 1, {more, []}, x}),
+                term_to_binary({later, 1, {more, []}, [x]}),
+                term_to_binary({later, 1, {anew, []}, [[1 | x]]})]],
     true = counterexample:check(500, 60, prop_damaged()).
 
 prop_damaged() ->
     ?ALL({Entries, At, Byte}, {list({destination(), message()}), nat(), byte()},
-            begin
-                {{_, Iodata}, _} = trunkline_dictionary:encode({1, later, 1, [[T | M] || {T, M} <- Entries]},
-                                                               trunkline_dictionary:new()),
-                <<_:64, Term/binary>> = iolist_to_binary(Iodata),
-                Place = At rem byte_size(Term),
-                <<Before:Place/binary, _, After/binary>> = Term,
-                case trunkline_dictionary:decode(<<Before/binary, Byte, After/binary>>, trunkline_dictionary:reader()) of
-                    error -> true;
-                    {_, Charge, List, _} -> is_integer(Charge) andalso is_list(List)
-                end
-            end).
+         begin
+             {{_, Iodata}, _} =
+                 trunkline_dictionary:encode({1, later, 1, [[T | M] || {T, M} <- Entries]},
+                                             trunkline_dictionary:new()),
+             <<_:64, Term/binary>> = iolist_to_binary(Iodata),
+             Place = At rem byte_size(Term),
+             <<Before:Place/binary, _, After/binary>> = Term,
+             case trunkline_dictionary:decode(<<Before/binary, Byte, After/binary>>,
+                                              trunkline_dictionary:reader()) of
+                 error -> true;
+                 {_, Charge, List, _} -> is_integer(Charge) andalso is_list(List)
+             end
+         end).

@@ -3,10 +3,13 @@
 %% make, break and stall.
 -module(cluster).
 
--export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1, node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3, with_and_without/0, stop_all/1]).
+-export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1,
+         node_of/1, call/4, call/2]).
+-export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3,
+         with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
--export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1, by_module/1, in_loop/1]).
+-export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
+         by_module/1, in_loop/1]).
 -export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
@@ -82,9 +85,10 @@ start_trunkline(Env) ->
     lists:foreach(fun({Key, _}) -> application:unset_env(trunkline, Key) end,
                   application:get_all_env(trunkline)),
     lists:foreach(fun({Key, Value}) -> application:set_env(trunkline, Key, Value) end,
-                  %% A loaded machine may take its neighbour for far: the number of connections is the same.
-                  %% And messages of 70 kB are large.
-                  [{lane_transport, lane_transport()}, {far_connections, 1}, {large_bytes, 65_536} | Env]),
+                  %% A loaded machine may take its neighbour for far: the number of connections is
+                  %% the same. And messages of 70 kB are large.
+                  [{lane_transport, lane_transport()}, {far_connections, 1}, {large_bytes, 65_536}
+                   | Env]),
     case application:ensure_all_started(trunkline) of
         {ok, _} -> ok;
         {error, {trunkline, Reason}} -> {error, Reason}
@@ -100,7 +104,10 @@ start_all(Envs) -> start_all(Envs, dist_arguments()).
 
 start_all(Envs, Args) ->
     Test = self(),
-    Starting = [spawn_monitor(fun() -> Test ! {self(), start(Env, peer:random_name("trunkline_test"), Args)} end) || Env <- Envs],
+    Starting = [spawn_monitor(fun() ->
+                                      Test ! {self(),
+                                              start(Env, peer:random_name("trunkline_test"), Args)}
+                              end) || Env <- Envs],
     [receive
          {Pid, Node} -> demonitor(Ref, [flush]), Node;
          {'DOWN', Ref, process, Pid, Reason} -> error({not_started, Reason})
@@ -197,7 +204,8 @@ suspend({_, _, OsPid} = Node) ->
 is_stopped(OsPid) ->
     Tasks = "/proc/" ++ OsPid ++ "/task/",
     case file:list_dir(Tasks) of
-        {ok, Threads} -> lists:all(fun(Thread) -> thread_state(Tasks ++ Thread ++ "/stat") =:= $T end, Threads);
+        {ok, Threads} ->
+            lists:all(fun(Thread) -> thread_state(Tasks ++ Thread ++ "/stat") =:= $T end, Threads);
         {error, _} -> true                   % this system does not tell
     end.
 
@@ -237,7 +245,8 @@ in_loop(Module) ->
 break_channels(writers) ->
     length([exit(Writer, kill) || Writer <- in_loop(trunkline_writer)]);
 break_channels(sockets) ->
-    length([close(Port) || Port <- channel_ports()] ++ [exit(Pid, kill) || Pid <- tls_connections()]).
+    length([close(Port) || Port <- channel_ports()]
+           ++ [exit(Pid, kill) || Pid <- tls_connections()]).
 
 %% Their sockets at this node, those of TLS excepted.
 channel_ports() ->

@@ -17,7 +17,8 @@ root(Dir) ->
 run(Dir, Env, Command) -> await_exit(start(Dir, Env, Command), []).
 
 start(Dir, Env, [Program | Args] = Command) ->
-    Unset = [{Name, false} || Name <- ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "REBAR_BASE_DIR", "REBAR_PROFILE", "LANES"]],
+    Unset = [{Name, false} || Name <- ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "REBAR_BASE_DIR",
+                                       "REBAR_PROFILE", "LANES"]],
     Path = case filename:pathtype(Program) of
                absolute -> Program;
                relative -> case filename:split(Program) of

@@ -2,4 +2,5 @@
 %% does not come through one.
 -include_lib("proper/include/proper.hrl").
 
--define(ALL(Variables, Type, Property), ?FORALL(Variables, Type, counterexample:holds(fun() -> Property end))).
+-define(ALL(Variables, Type, Property),
+        ?FORALL(Variables, Type, counterexample:holds(fun() -> Property end))).

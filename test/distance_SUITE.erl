@@ -11,9 +11,10 @@
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [far_and_near, losses_move_it, there_and_back, congestion_control, window_follows, one_sender_uses_all, loses, stalls, asymmetric,
-          disappears_for_a_while, disappears_for_good, connections_break, trunk_killed, bursts, slow_peer, no_listener,
-          found_to_be_far].
+all() ->
+    [far_and_near, losses_move_it, there_and_back, congestion_control, window_follows,
+     one_sender_uses_all, loses, stalls, asymmetric, disappears_for_a_while, disappears_for_good,
+     connections_break, trunk_killed, bursts, slow_peer, no_listener, found_to_be_far].
 
 -define(LONG, 120_000).
 -define(LINK, {a, b}).
@@ -86,15 +87,17 @@ there_and_back(_) ->
                                         end end, ?LONG)
          end,
     everything(A, B, fun() ->
-                             lists:foreach(fun(_) -> Go(distribution), Go(connections) end, lists:seq(1, 20))
+                             lists:foreach(fun(_) -> Go(distribution), Go(connections) end,
+                                           lists:seq(1, 20))
                      end),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
 extend(Node, Way) ->
     ok = cluster:call(Node, fun() ->
-                                    [trunkline_lane:way(L, Way) || {_, R} <- trunkline_route:all(),
-                                                                   L <- tuple_to_list(element(#route.lanes, R))],
+                                    [trunkline_lane:way(L, Way)
+                                     || {_, R} <- trunkline_route:all(),
+                                        L <- tuple_to_list(element(#route.lanes, R))],
                                     ok
                             end).
 
@@ -144,7 +147,8 @@ windows(A, B) -> [Window || #{window_bytes := Window} <- maps:get(lanes, info(A,
 
 %% One lane's batches go by many connections, and arrive in order.
 one_sender_uses_all(_) ->
-    {Wan, A, B} = sites(#{delay => 10, loss => 1}, [{congestion_control, default}, {far_connections, 5}]),
+    {Wan, A, B} =
+        sites(#{delay => 10, loss => 1}, [{congestion_control, default}, {far_connections, 5}]),
     await_far(A, B),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     Stream = cluster:call(A, traffic, stream, [To, 1, 3000]),
@@ -173,7 +177,8 @@ loses(_) ->
 %% For five seconds nothing comes out of the link. Connections outlive it. (TCP's next attempts
 %% are 6 and 13 seconds after the first, and the end of the stall may be late.)
 stalls(_) ->
-    {Wan, [A, B]} = all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 30_000}], ?PATIENT),
+    {Wan, [A, B]} =
+        all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 30_000}], ?PATIENT),
     await_far(A, B),
     Sessions = sessions(A, B),
     Before = connections(A, B),
@@ -206,15 +211,18 @@ asymmetric(_) ->
 %% Nothing comes through, for longer than connections live, and not as long as the
 %% distribution waits. All of it arrives.
 disappears_for_a_while(_) ->
-    {Wan, [A, B]} = all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 1000}], ?PATIENT),
+    {Wan, [A, B]} =
+        all_sites([a, b], [?LINK], #{delay => 5}, [{connection_timeout, 1000}], ?PATIENT),
     await_far(A, B),
     Sessions = sessions(A, B),
-    everything(A, B, fun() ->
-                             ok = wan:set(Wan, ?LINK, #{loss => 100}),
-                             %% A dead path is noticed by its connections, in seconds.
-                             cluster:await(fun() -> connections(A, B) =:= 0 orelse connections(A, B) end, ?LONG),
-                             ok = wan:set(Wan, ?LINK, #{loss => 0})
-                     end),
+    everything(A, B,
+               fun() ->
+                       ok = wan:set(Wan, ?LINK, #{loss => 100}),
+                       %% A dead path is noticed by its connections, in seconds.
+                       cluster:await(fun() -> connections(A, B) =:= 0 orelse connections(A, B) end,
+                                     ?LONG),
+                       ok = wan:set(Wan, ?LINK, #{loss => 0})
+               end),
     %% They come back by themselves.
     await_far(A, B),
     unharmed(Sessions, A, B),
@@ -255,14 +263,18 @@ connections_break(_) ->
     {Wan, A, B} = sites(#{delay => 5}, [{far_connections, 3}]),
     await_far(A, B),
     Sessions = sessions(A, B),
-    everything(A, B, fun() ->
-                             lists:foreach(
-                               fun({Node, What}) ->
-                                       await_far(A, B),
-                                       cluster:await(fun() -> cluster:call(Node, cluster, break_channels, [What]) > 0 end, ?LONG)
-                               end, lists:append(lists:duplicate(5, [{A, writers}, {B, sockets},
-                                                                     {B, writers}, {A, sockets}])))
-                     end),
+    everything(A, B,
+               fun() ->
+                       lists:foreach(
+                         fun({Node, What}) ->
+                                 await_far(A, B),
+                                 cluster:await(
+                                   fun() ->
+                                           cluster:call(Node, cluster, break_channels, [What]) > 0
+                                   end, ?LONG)
+                         end, lists:append(lists:duplicate(5, [{A, writers}, {B, sockets},
+                                                               {B, writers}, {A, sockets}])))
+               end),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
@@ -277,16 +289,18 @@ trunk_killed(_) ->
     await_far(A, B),
     ok = cluster:call(A, logger, set_primary_config, [level, none]),
     Load = load(A, B),
-    lists:foreach(fun(_) ->
-                          [_] = Trunks = trunks(A),
-                          ok = cluster:call(A, fun() -> lists:foreach(fun kill/1, Trunks) end),
-                          %% Up may still be the session of those that have been killed.
-                          cluster:await(fun() -> New = trunks(A),
-                                                 length(New -- Trunks) =:= 1 andalso length(New) =:= 1 orelse {Trunks, New}
-                                        end, ?LONG),
-                          await_far(A, B),
-                          flowing(Load, B)
-                  end, [1, 2, 3]),
+    lists:foreach(
+      fun(_) ->
+              [_] = Trunks = trunks(A),
+              ok = cluster:call(A, fun() -> lists:foreach(fun kill/1, Trunks) end),
+              %% Up may still be the session of those that have been killed.
+              cluster:await(
+                fun() -> New = trunks(A),
+                         length(New -- Trunks) =:= 1 andalso length(New) =:= 1 orelse {Trunks, New}
+                end, ?LONG),
+              await_far(A, B),
+              flowing(Load, B)
+      end, [1, 2, 3]),
     Missing = finish(Load, A, B),
     #{lost := Lost} = info(A, B),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
@@ -311,16 +325,18 @@ found_to_be_far(_) ->
     _ = await_round_trip(A, B),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     Send = fun(Far, Numbers) ->
-                   ok = cluster:call(A, fun() ->
-                                                #route{stats = Stats} = trunkline_route:lookup(node(To)),
-                                                ok = trunkline_stats:put(Stats, peer, far, Far),
-                                                [trunkline:send(To, {from, 1, N, <<0:800>>}) || N <- Numbers],
-                                                ok
-                                        end),
-                   cluster:await(fun() -> case {lists:last(Numbers), cluster:call(B, traffic, summary, [To])} of
-                                              {N, #{1 := {N, N, []}}} -> true;
-                                              Other -> Other
-                                          end end)
+                   ok = cluster:call(
+                          A, fun() ->
+                                     #route{stats = Stats} = trunkline_route:lookup(node(To)),
+                                     ok = trunkline_stats:put(Stats, peer, far, Far),
+                                     [trunkline:send(To, {from, 1, N, <<0:800>>}) || N <- Numbers],
+                                     ok
+                             end),
+                   cluster:await(
+                     fun() -> case {lists:last(Numbers), cluster:call(B, traffic, summary, [To])} of
+                                  {N, #{1 := {N, N, []}}} -> true;
+                                  Other -> Other
+                              end end)
            end,
     Send(0, lists:seq(1, 900)),
     Send(1, lists:seq(901, 1800)),
@@ -334,17 +350,20 @@ bursts(_) ->
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     Last = lists:foldl(
              fun(_, From) ->
-                     ok = cluster:call(A, fun() ->
-                                                  lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, []}) end,
-                                                                lists:seq(From, From + 999))
-                                          end),
+                     ok = cluster:call(A,
+                                       fun() ->
+                                               lists:foreach(
+                                                 fun(N) -> trunkline:send(To, {from, 1, N, []}) end,
+                                                 lists:seq(From, From + 999))
+                                       end),
                      Arrived = From + 999,
                      cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
                                                 #{1 := {_, Arrived, _}} -> true;
                                                 Other -> Other
                                             end end, ?LONG),
                      _ = wan:stats(Wan, ?LINK),
-                     cluster:await(fun() -> #{packets := P} = wan:stats(Wan, ?LINK), P > 0 end, ?LONG),
+                     cluster:await(fun() -> #{packets := P} = wan:stats(Wan, ?LINK), P > 0 end,
+                                   ?LONG),
                      From + 1000
              end, 1, lists:seq(1, 3)),
     N = Last - 1,
@@ -353,7 +372,8 @@ bursts(_) ->
 
 %% One peer's link stands still, with all that its lanes may hold; the other's messages go on.
 slow_peer(_) ->
-    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5}, [{connection_timeout, 600_000}], ?PATIENT),
+    {Wan, [A, B, C]} = all_sites([a, b, c], [{a, b}, {a, c}], #{delay => 5},
+                                 [{connection_timeout, 600_000}], ?PATIENT),
     cluster:connect(A, C),
     await_far(A, B),
     await_far(A, C),
@@ -366,7 +386,8 @@ slow_peer(_) ->
     %% (At first they may have been let in once more, and be on their way back.)
     cluster:await(fun() -> all_wait(A, Slow) end, ?LONG),
     [To] = cluster:call(C, traffic, start_watchers, [1]),
-    [normal] = cluster:call(A, traffic, play_all, [[{7, [{call, To, 10} || _ <- lists:seq(1, 50)]}]]),
+    [normal] = cluster:call(A, traffic, play_all,
+                            [[{7, [{call, To, 10} || _ <- lists:seq(1, 50)]}]]),
     ok = wan:set(Wan, {a, b}, #{stall => 0}),
     flowing(Slow, B),
     ?assertEqual(0, finish(Slow, A, B)),
@@ -375,8 +396,9 @@ slow_peer(_) ->
 
 all_wait(A, {_, Streams}) ->
     Pids = [P || {_, _, P} <- Streams],
-    lists:all(fun(Trace) -> lists:keymember(trunkline_room, 1, Trace) end,
-              cluster:call(A, fun() -> [element(2, process_info(P, current_stacktrace)) || P <- Pids] end)).
+    lists:all(
+      fun(Trace) -> lists:keymember(trunkline_room, 1, Trace) end,
+      cluster:call(A, fun() -> [element(2, process_info(P, current_stacktrace)) || P <- Pids] end)).
 
 %% Where nobody listens, batches stay where they are. (The only port is epmd's.)
 no_listener(_) ->
@@ -399,7 +421,8 @@ sites(Settings, Env, Prepare) ->
     {Wan, [A, B]} = all_sites([a, b], [?LINK], Settings, Env, [], Prepare),
     {Wan, A, B}.
 
-all_sites(Sites, Links, Settings, Env, Args) -> all_sites(Sites, Links, Settings, Env, Args, fun(_) -> ok end).
+all_sites(Sites, Links, Settings, Env, Args) ->
+    all_sites(Sites, Links, Settings, Env, Args, fun(_) -> ok end).
 
 %% Connected, and up.
 all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
@@ -413,10 +436,12 @@ all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
     {Wan, Nodes}.
 
 start(Wan, Site, Env, Args) ->
-    Node = wan:start_node(Wan, Site, atom_to_list(Site), Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
+    Node = wan:start_node(Wan, Site, atom_to_list(Site),
+                          Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
     ok = cluster:call(Node, logger, set_primary_config, [level, error]),
     %% Most of what is tested here concerns connections.
-    ok = cluster:call(Node, cluster, start_trunkline, [[{lane_transport, tcp}, {far_connections, 16} | Env]]),
+    ok = cluster:call(Node, cluster, start_trunkline,
+                      [[{lane_transport, tcp}, {far_connections, 16} | Env]]),
     Node.
 
 close(Wan, Nodes) ->
@@ -438,7 +463,8 @@ await_ready(A, B) ->
     lists:foreach(fun({From, To}) ->
                           cluster:await(fun() ->
                                                 case info(From, To) of
-                                                    #{state := up, round_trip := Time, batches := #{connections := N}}
+                                                    #{state := up, round_trip := Time,
+                                                      batches := #{connections := N}}
                                                       when is_integer(Time), N > 0 -> true;
                                                     Other -> Other
                                                 end
@@ -447,14 +473,15 @@ await_ready(A, B) ->
 
 %% Batches go by connections.
 await_far(A, B) ->
-    lists:foreach(fun({From, To}) ->
-                          cluster:await(fun() ->
-                                                case info(From, To) of
-                                                    #{state := up, batches := #{by := connections}} -> true;
-                                                    Other -> Other
-                                                end
-                                        end, ?LONG)
-                  end, [{A, B}, {B, A}]).
+    lists:foreach(
+      fun({From, To}) ->
+              cluster:await(fun() ->
+                                    case info(From, To) of
+                                        #{state := up, batches := #{by := connections}} -> true;
+                                        Other -> Other
+                                    end
+                            end, ?LONG)
+      end, [{A, B}, {B, A}]).
 
 %% Nothing has been lost, and nothing started anew.
 unharmed(Sessions, A, B) ->
@@ -487,13 +514,17 @@ everything(A, B, Fun) ->
                            end end, ?LONG),
     ?assertMatch(#{1 := {N, N, []}}, cluster:call(B, freight, summary, [Freight])),
     %% Their calls began before whatever has happened.
-    receive {called, Callers, Reasons} -> ?assertEqual([normal], lists:usort(Reasons)) after ?LONG -> error(calls) end.
+    receive
+        {called, Callers, Reasons} -> ?assertEqual([normal], lists:usort(Reasons))
+    after ?LONG -> error(calls)
+    end.
 
 %% 20 processes, each of which makes calls one after the other.
 spawn_callers(A, Server) ->
     Test = self(),
     spawn_link(fun() ->
-                       Scripts = [{Id, [{call, Server, 10} || _ <- lists:seq(1, 30)]} || Id <- lists:seq(1, 20)],
+                       Scripts = [{Id, [{call, Server, 10} || _ <- lists:seq(1, 30)]}
+                                  || Id <- lists:seq(1, 20)],
                        Test ! {called, self(), cluster:call(A, traffic, play_all, [Scripts])}
                end).
 

@@ -19,15 +19,23 @@ both_ways(A, B) ->
 
 both_ways(A, B, Sizes) ->
     Ways = [spawn_monitor(fun() -> one_way(From, To, Sizes) end) || {From, To} <- [{A, B}, {B, A}]],
-    lists:foreach(fun({Pid, Ref}) -> receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end end, Ways).
+    lists:foreach(fun({Pid, Ref}) ->
+                          receive
+                              {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason)
+                          end
+                  end, Ways).
 
 %% Three senders, two receivers: each sender sends every size in every way.
 one_way(A, B, Sizes) ->
     Receivers = [R1, R2] = [cluster:call(B, ?MODULE, start, [Sizes]) || _ <- [1, 2]],
-    Script = [{Kind, To, Bytes} || Bytes <- Sizes, {Kind, To} <- [{send, R1}, {cast, R1}, {send, R2}, {call, R1}, {cast, R2}]],
+    Script = [{Kind, To, Bytes}
+              || Bytes <- Sizes,
+                 {Kind, To} <- [{send, R1}, {cast, R1}, {send, R2}, {call, R1}, {cast, R2}]],
     Senders = [1, 2, 3],
     ?assertEqual([normal || _ <- Senders], cluster:call(A, ?MODULE, play, [Senders, Script])),
-    Expected = [{To, lists:sort([{Id, N} || Id <- Senders, {N, {_, R, _}} <- lists:enumerate(Script), R =:= To])} || To <- Receivers],
+    Expected = [{To, lists:sort([{Id, N} || Id <- Senders,
+                                            {N, {_, R, _}} <- lists:enumerate(Script), R =:= To])}
+                || To <- Receivers],
     lists:foreach(
       fun({To, Numbers}) ->
               cluster:await(fun() -> case length(cluster:call(B, ?MODULE, report, [To])) of
@@ -36,7 +44,8 @@ one_way(A, B, Sizes) ->
                                      end end, ?DEADLINE),
               Got = cluster:call(B, ?MODULE, report, [To]),
               ?assertEqual([], [{Id, N} || {Id, N, broken} <- Got]),
-              [?assertEqual([N || {I, N} <- Numbers, I =:= Id], [N || {I, N, _} <- Got, I =:= Id]) || Id <- Senders],
+              [?assertEqual([N || {I, N} <- Numbers, I =:= Id], [N || {I, N, _} <- Got, I =:= Id])
+               || Id <- Senders],
               ok = cluster:call(B, gen_server, stop, [To])
       end, Expected).
 
@@ -46,7 +55,8 @@ large(A, B) ->
 
 %% How they travel from A to B: {connections | distribution | none, Connections}.
 by(A, B) ->
-    #{large := #{by := By, connections := N}} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{large := #{by := By, connections := N}} =
+        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     {By, N}.
 
 %% Until there is a connection from A to B.
@@ -61,12 +71,13 @@ await_connection(A, B) ->
 
 %% There are no connections, nobody listens, and nothing else has gone wrong.
 all_by_distribution(A, B) ->
-    lists:foreach(
-      fun({From, To}) ->
-              ?assertEqual({distribution, 0}, by(From, To)),
-              ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0, cluster:call(From, trunkline_listener, info, [])),
-              ?assertMatch(#{state := up, sessions := 1}, cluster:call(From, trunkline, info, [cluster:node_of(To)]))
-      end, [{A, B}, {B, A}]).
+    lists:foreach(fun({From, To}) ->
+                          ?assertEqual({distribution, 0}, by(From, To)),
+                          ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0,
+                                       cluster:call(From, trunkline_listener, info, [])),
+                          ?assertMatch(#{state := up, sessions := 1},
+                                       cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+                  end, [{A, B}, {B, A}]).
 
 %% --- at the nodes -----------------------------------------------------------------
 
@@ -106,7 +117,8 @@ payload(Bytes) ->
 init(Got) -> {ok, Got}.
 
 handle_call(report, _, Got) -> {reply, lists:reverse(Got), Got};
-handle_call({exchange, _, N, _, Payload} = Message, _, Got) -> {reply, {got, N, Payload}, got(Message, Got)}.
+handle_call({exchange, _, N, _, Payload} = Message, _, Got) ->
+    {reply, {got, N, Payload}, got(Message, Got)}.
 
 handle_cast(Message, Got) -> {noreply, got(Message, Got)}.
 

@@ -10,7 +10,8 @@
 -module(freight).
 -behaviour(gen_server).
 
--export([start_receivers/1, start_receivers/2, alias_of/1, register_as/2, received/1, times/1, count/1]).
+-export([start_receivers/1, start_receivers/2, alias_of/1, register_as/2, received/1, times/1,
+         count/1]).
 -export([message/3, is_intact/1, binary/2, play_all/1, stream/3, summary/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -22,10 +23,14 @@ message(Id, N, Make) -> {freight, Id, N, Make, payload(erlang:phash2({Id, N}), M
 is_intact({freight, Id, N, Make, Payload}) -> Payload =:= payload(erlang:phash2({Id, N}), Make).
 
 payload(Seed, {list, Bytes}) -> binary_to_list(binary(Seed, Bytes));
-payload(Seed, {tuple, Bytes}) -> {Seed, binary(Seed, Bytes div 3), [x, binary(Seed + 1, Bytes div 3) | y], binary(Seed + 2, Bytes div 3)};
-payload(Seed, {map, Bytes}) -> #{binary(Seed, Bytes div 2) => Seed, {Seed} => [binary(Seed, Bytes div 2)]};
+payload(Seed, {tuple, Bytes}) ->
+    {Seed, binary(Seed, Bytes div 3), [x, binary(Seed + 1, Bytes div 3) | y],
+     binary(Seed + 2, Bytes div 3)};
+payload(Seed, {map, Bytes}) ->
+    #{binary(Seed, Bytes div 2) => Seed, {Seed} => [binary(Seed, Bytes div 2)]};
 %% Copies: a piece must not keep the wheels that it is a part of.
-payload(Seed, {pieces, Bytes}) -> [binary:copy(binary(Seed + N, 1000)) || N <- lists:seq(1, Bytes div 1000)];
+payload(Seed, {pieces, Bytes}) ->
+    [binary:copy(binary(Seed + N, 1000)) || N <- lists:seq(1, Bytes div 1000)];
 payload(Seed, Bytes) -> binary(Seed, Bytes).
 
 %% So many bytes of a wheel whose size no fragment's is a multiple of.
@@ -51,7 +56,8 @@ start_receivers(N) -> start_receivers(N, []).
 %% With options of spawn_opt, `[{message_queue_data, off_heap}]' say.
 start_receivers(N, Options) ->
     _ = wheel(),
-    [begin {ok, Pid} = gen_server:start(?MODULE, [], [{spawn_opt, Options}]), Pid end || _ <- lists:seq(1, N)].
+    [begin {ok, Pid} = gen_server:start(?MODULE, [], [{spawn_opt, Options}]), Pid end
+     || _ <- lists:seq(1, N)].
 
 alias_of(Pid) -> gen_server:call(Pid, alias, infinity).
 
@@ -72,14 +78,17 @@ init([]) -> {ok, {[], #{}}}.
 
 handle_call(alias, _, S) -> {reply, alias(), S};
 handle_call(received, _, {Got, _} = S) -> {reply, [{Id, N} || {Id, N, _} <- lists:reverse(Got)], S};
-handle_call(times, _, {Got, _} = S) -> {reply, maps:from_list([{{Id, N}, Time} || {Id, N, Time} <- Got]), S};
+handle_call(times, _, {Got, _} = S) ->
+    {reply, maps:from_list([{{Id, N}, Time} || {Id, N, Time} <- Got]), S};
 handle_call(count, _, {Got, _} = S) -> {reply, length(Got), S};
 handle_call(summary, _, {_, Summary} = S) -> {reply, Summary, S};
 handle_call({answer, Make, Message}, _, S) ->
     {freight, Id, N, _, _} = Message,
     {reply, message({Id, reply}, N, Make), got(Message, S)};
 handle_call({late, Time, Make}, From, S) ->
-    _ = spawn(fun() -> receive after Time -> gen_server:reply(From, message(late, 1, Make)) end end),
+    _ = spawn(fun() ->
+                      receive after Time -> gen_server:reply(From, message(late, 1, Make)) end
+              end),
     {noreply, S};
 %% The reply comes when somebody says `release', or {never, _}.
 handle_call({when_released, {never, _}}, _, S) -> {noreply, S};
@@ -87,7 +96,8 @@ handle_call({when_released, Make}, From, S) ->
     put(held, [{From, Make} | held()]),
     {noreply, S};
 handle_call(release, _, S) ->
-    lists:foreach(fun({From, Make}) -> gen_server:reply(From, message(late, 1, Make)) end, lists:reverse(held())),
+    lists:foreach(fun({From, Make}) -> gen_server:reply(From, message(late, 1, Make)) end,
+                  lists:reverse(held())),
     erase(held),
     {reply, ok, S};
 handle_call({die, Reason}, _, S) -> {stop, {shutdown, Reason}, S};
@@ -113,7 +123,8 @@ got({freight, Id, N, _, _} = Message, {Got, Summary}) ->
 
 summary(Id, N, Summary) ->
     case Summary of
-        #{Id := {Last, Count, Odd}} when is_integer(N), N > Last -> Summary#{Id := {N, Count + 1, Odd}};
+        #{Id := {Last, Count, Odd}} when is_integer(N), N > Last ->
+            Summary#{Id := {N, Count + 1, Odd}};
         #{Id := {Last, Count, Odd}} -> Summary#{Id := {N, Count + 1, [{Last, N} | Odd]}};
         #{} -> Summary#{Id => {N, 1, [{first, N} || not is_integer(N)]}}
     end.
@@ -156,8 +167,9 @@ replies([], _) ->
 replies(Requests, Id) ->
     receive
         Message ->
-            {Request, Server, N, Make} = Found = hd([R || {Ref, _, _, _} = R <- Requests,
-                                                          trunkline:check_response(Message, Ref) =/= no_reply]),
+            {Request, Server, N, Make} =
+                Found = hd([R || {Ref, _, _, _} = R <- Requests,
+                                 trunkline:check_response(Message, Ref) =/= no_reply]),
             {reply, Reply} = trunkline:check_response(Message, Request),
             true = Reply =:= message({Id, reply}, N, Make),
             N = hd([M || {_, S, M, _} <- Requests, S =:= Server]),
@@ -165,7 +177,8 @@ replies(Requests, Id) ->
     end.
 
 %% A process that sends messages of these makes, over and over, numbered, until it is
-%% stopped (traffic:stop_stream/1); some milliseconds apart, so that a test has other things to do as well.
+%% stopped (traffic:stop_stream/1); some milliseconds apart, so that a test has other things to do
+%% as well.
 stream(To, Id, Makes) ->
     _ = wheel(),
     spawn(fun() -> stream(To, Id, Makes, Makes, 1) end).

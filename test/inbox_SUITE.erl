@@ -6,16 +6,17 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, groups/0, suite/0]).
--export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1, parent_ends/1,
-         exit_signals/1, crash_loop/1]).
+-export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1,
+         parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1]).
--export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1,
-         calls_stay/1, urgent/1]).
--export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1, closed/1, done_alone/1]).
+-export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1,
+         drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
+-export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
+         closed/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
--export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1, receiving_node_dies/1,
-         lanes_killed/1, inboxes_killed/1, application_restarted/1, keeper_killed/1, disconnected/1, stopped_and_continued/1,
-         late_introduction/1]).
+-export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
+         receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, application_restarted/1,
+         keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
 -export([is_urgent/1]).
 
 -define(NAME, post).
@@ -26,19 +27,21 @@
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes}, {group, lanes}, {group, faults}].
+all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes}, {group, lanes},
+          {group, faults}].
 
 groups() ->
-    [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together, parent_ends,
-                exit_signals, crash_loop]},
+    [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together,
+                parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps]},
-     {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest, drop_flood,
-               calls_stay, urgent]},
-     {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops, closed, done_alone]},
+     {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest,
+               drop_flood, calls_stay, urgent]},
+     {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
+                  closed, done_alone]},
      {lanes, [stalled_beside_lane]},
-     {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies, receiving_node_dies,
-               lanes_killed, inboxes_killed, application_restarted, keeper_killed, disconnected, stopped_and_continued,
-               late_introduction]}].
+     {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
+               receiving_node_dies, lanes_killed, inboxes_killed, application_restarted,
+               keeper_killed, disconnected, stopped_and_continued, late_introduction]}].
 
 %% --- servers ------------------------------------------------------------------------
 
@@ -53,7 +56,8 @@ names(_) ->
               %% What is meant for the one before is lost.
               is_atom(Local) andalso await_known([A], B),
               ok = cluster:call(B, fun() -> talk(Local) end),
-              ok = cluster:call(A, fun() -> talk(case Remote of its_pid -> Pid; _ -> Remote end) end),
+              ok = cluster:call(A,
+                                fun() -> talk(case Remote of its_pid -> Pid; _ -> Remote end) end),
               ok = cluster:call(B, fun() -> talk(Pid) end),
               ok = cluster:call(A, fun() -> talk(Pid) end),
               List = cluster:call(B, gen_server, call, [Local, list, ?LONG]),
@@ -74,7 +78,8 @@ names(_) ->
 %% A gen_statem also says how it came.
 untyped(List) -> [case Item of {_, Tag, N} -> {Tag, N}; _ -> Item end || Item <- List].
 
-is_sendable(To) -> not lists:member(element(1, if is_tuple(To) -> To; true -> {To} end), [global, via]).
+is_sendable(To) ->
+    not lists:member(element(1, if is_tuple(To) -> To; true -> {To} end), [global, via]).
 
 talk(To) ->
     1 = gen_server:call(To, {echo, 1}, infinity),
@@ -107,24 +112,31 @@ statem_modes(_) ->
     lists:foreach(
       fun(Mode) ->
               ok = cluster:call(B, persistent_term, put, [mailroom_statem, Mode]),
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom_statem, #{}, #{work => 4}]),
+              {ok, Pid} = cluster:call(B, mailroom, start,
+                                       [{local, ?NAME}, mailroom_statem, #{}, #{work => 4}]),
               {Entered, List} =
-                  cluster:call(B, fun() ->
-                                          ok = gen_statem:call(?NAME, {go, shut}, infinity),
-                                          _ = [trunkline:send(?NAME, {from, info, N, x}) || N <- lists:seq(1, 30)],
-                                          _ = [gen_statem:cast(?NAME, {from, cast, N, x}) || N <- lists:seq(1, 30)],
-                                          ok = gen_statem:call(?NAME, {go, open}, infinity),
-                                          through = gen_statem:call(?NAME, {thrown, through}, infinity),
-                                          {gen_statem:call(?NAME, entered, infinity), gen_statem:call(?NAME, list, infinity)}
-                                  end),
-              ?assertEqual([{info, info, N} || N <- lists:seq(1, 30)] ++ [{cast, cast, N} || N <- lists:seq(1, 30)], List),
+                  cluster:call(
+                    B, fun() ->
+                               ok = gen_statem:call(?NAME, {go, shut}, infinity),
+                               _ = [trunkline:send(?NAME, {from, info, N, x})
+                                    || N <- lists:seq(1, 30)],
+                               _ = [gen_statem:cast(?NAME, {from, cast, N, x})
+                                    || N <- lists:seq(1, 30)],
+                               ok = gen_statem:call(?NAME, {go, open}, infinity),
+                               through = gen_statem:call(?NAME, {thrown, through}, infinity),
+                               {gen_statem:call(?NAME, entered, infinity),
+                                gen_statem:call(?NAME, list, infinity)}
+                       end),
+              ?assertEqual([{info, info, N} || N <- lists:seq(1, 30)]
+                           ++ [{cast, cast, N} || N <- lists:seq(1, 30)], List),
               ?assertEqual(case is_list(Mode) of
                                true -> [{open, open}, {open, shut}, {shut, open}];
                                false -> []
                            end, Entered),
               cluster:await(fun() -> idle(B) end),
               ok = cluster:call(B, fun() -> stop(Pid) end)
-      end, [state_functions, handle_event_function, [state_functions, state_enter], [state_enter, handle_event_function]]),
+      end, [state_functions, handle_event_function, [state_functions, state_enter],
+            [state_enter, handle_event_function]]),
     cluster:stop(B).
 
 %% Nothing is in it, and the server has done all it got.
@@ -142,13 +154,16 @@ thrown_results(_) ->
     lists:foreach(
       fun(Module) ->
               ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, Module, #{list => true}, #{work => 4}]),
-              ok = cluster:call(B, fun() ->
-                                           lists:foreach(fun(N) -> N = gen_server:call(?NAME, {thrown, N}, infinity),
-                                                                   ?NAME ! {thrown, {from, a, N, x}},
-                                                                   gen_server:cast(?NAME, {thrown, {from, b, N, x}})
-                                                         end, lists:seq(1, 20))
-                                   end),
+              {ok, Pid} = cluster:call(B, mailroom, start,
+                                       [{local, ?NAME}, Module, #{list => true}, #{work => 4}]),
+              ok = cluster:call(
+                     B, fun() ->
+                                lists:foreach(
+                                  fun(N) -> N = gen_server:call(?NAME, {thrown, N}, infinity),
+                                            ?NAME ! {thrown, {from, a, N, x}},
+                                            gen_server:cast(?NAME, {thrown, {from, b, N, x}})
+                                  end, lists:seq(1, 20))
+                        end),
               cluster:await(fun() -> idle(B) end),
               ok = cluster:call(B, fun() -> stop(Pid) end)
       end, [mailroom, mailroom_statem]),
@@ -161,18 +176,27 @@ start_answers(_) ->
     ok = cluster:call(B, persistent_term, put, [mailroom_statem, handle_event_function]),
     lists:foreach(
       fun({Module, Kind, Name, How}) ->
-              Plain = cluster:call(B, fun() -> ends(fun() -> Kind:start_link(Name, Module, How, []) end) end),
-              Ours = cluster:call(B, fun() -> ends(fun() -> trunkline_inbox:start_link(Name, Module, How, []) end) end),
+              Plain = cluster:call(
+                        B, fun() -> ends(fun() -> Kind:start_link(Name, Module, How, []) end) end),
+              Ours = cluster:call(
+                       B,
+                       fun() ->
+                               ends(fun() -> trunkline_inbox:start_link(Name, Module, How, []) end)
+                       end),
               ?assertEqual(Plain, Ours),
               ?assertEqual(undefined, cluster:call(B, erlang, whereis, [?NAME]))
       end, [{Module, Kind, Name, How}
             || {Module, Kind} <- [{mailroom, gen_server}, {mailroom_statem, gen_statem}],
                Name <- [{local, ?NAME}, {global, ?NAME}],
-               How <- [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}}, #{init => {stop, shutdown}}, #{init => {error, gone}},
-                       #{init => crash}, #{init => nonsense}]]
-      ++ [{mailroom, gen_server, {local, code_server}, #{}}, {mailroom_statem, gen_statem, {local, code_server}, #{}}]),
+               How <- [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}},
+                       #{init => {stop, shutdown}}, #{init => {error, gone}}, #{init => crash},
+                       #{init => nonsense}]]
+      ++ [{mailroom, gen_server, {local, code_server}, #{}},
+          {mailroom_statem, gen_statem, {local, code_server}, #{}}]),
     %% Without a name.
-    {ok, Pid} = cluster:call(B, fun() -> mailroom:own(fun() -> trunkline_inbox:start_link(mailroom, #{}, []) end) end),
+    {ok, Pid} =
+        cluster:call(
+          B, fun() -> mailroom:own(fun() -> trunkline_inbox:start_link(mailroom, #{}, []) end) end),
     x = cluster:call(B, gen_server, call, [Pid, {echo, x}]),
     cluster:stop(B).
 
@@ -180,7 +204,8 @@ start_answers(_) ->
 ends(Start) ->
     mailroom:own(fun() ->
                          Answer = case Start() of
-                                      {error, {Reason, [{_, _, _, _} | _]}} -> {error, {Reason, stack}};
+                                      {error, {Reason, [{_, _, _, _} | _]}} ->
+                                          {error, {Reason, stack}};
                                       Other -> Other
                                   end,
                          %% Nothing started is left, and what there is to hear of it has come.
@@ -199,52 +224,64 @@ supervised(_) ->
     B = cluster:start([]),
     ok = cluster:call(B, logger, set_primary_config, [level, none]),
     ok = cluster:call(
-           B, fun() ->
-                      Self = self(),
-                      Spec = #{id => post, shutdown => ?LONG,
-                               start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{trap => true, tell => Self}, []]}},
-                      {ok, Sup} = mailroom:supervise([Spec]),
-                      Pid = whereis(?NAME),
-                      [{post, Pid, worker, [trunkline_inbox]}] = supervisor:which_children(Sup),
-                      Server = gen_server:call(?NAME, self, infinity),
-                      {mailroom, init, 1} = proc_lib:translate_initial_call(Server),
-                      %% Full, and standing still until it is told: the supervisor waits for it.
-                      ok = mailroom:hold(?NAME),
-                      Ender = spawn_monitor(fun() -> exit(supervisor:terminate_child(Sup, post)) end),
-                      {Ending, _} = Ender,
-                      true = is_process_alive(Ending),
-                      Server ! release,
-                      receive {terminated, Server, shutdown} -> ok end,
-                      receive {'DOWN', _, process, Ending, ok} -> ok end,
-                      [false, false] = [is_process_alive(P) || P <- [Pid, Server]],
-                      undefined = whereis(?NAME),
-                      {ok, Again} = supervisor:restart_child(Sup, post),
-                      x = gen_server:call(?NAME, {echo, x}, infinity),
-                      ok = supervisor:terminate_child(Sup, post),
-                      false = is_process_alive(Again),
-                      receive {terminated, _, shutdown} -> ok end,
-                      ok = supervisor:delete_child(Sup, post),
-                      %% brutal_kill: the server goes too.
-                      {ok, Brutal} = supervisor:start_child(Sup, Spec#{shutdown => brutal_kill,
-                                                                       start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, #{}, []]}}),
-                      Server2 = gen_server:call(Brutal, self, infinity),
-                      Ref = monitor(process, Server2),
-                      ok = supervisor:terminate_child(Sup, post),
-                      receive {'DOWN', Ref, process, Server2, killed} -> ok end,
-                      ok = supervisor:delete_child(Sup, post),
-                      %% Or when it does not end in time, one that traps exits and does nothing any more.
-                      lists:foreach(
-                        fun(Shutdown) ->
-                                {ok, Stuck} = supervisor:start_child(Sup, Spec#{shutdown => Shutdown}),
-                                Server3 = gen_server:call(Stuck, self, infinity),
-                                Ref3 = monitor(process, Server3),
-                                ok = mailroom:hold(?NAME),
-                                ok = supervisor:terminate_child(Sup, post),
-                                receive {'DOWN', Ref3, process, Server3, killed} -> ok after ?LONG -> exit(survived) end,
-                                receive {terminated, _, _} = Terminated -> exit(Terminated) after 0 -> ok end,
-                                ok = supervisor:delete_child(Sup, post)
-                        end, [brutal_kill, 100])
-              end),
+           B,
+           fun() ->
+                   Self = self(),
+                   Spec = #{id => post, shutdown => ?LONG,
+                            start =>
+                                {trunkline_inbox, start_link,
+                                 [{local, ?NAME}, mailroom, #{trap => true, tell => Self}, []]}},
+                   {ok, Sup} = mailroom:supervise([Spec]),
+                   Pid = whereis(?NAME),
+                   [{post, Pid, worker, [trunkline_inbox]}] = supervisor:which_children(Sup),
+                   Server = gen_server:call(?NAME, self, infinity),
+                   {mailroom, init, 1} = proc_lib:translate_initial_call(Server),
+                   %% Full, and standing still until it is told: the supervisor waits for it.
+                   ok = mailroom:hold(?NAME),
+                   Ender = spawn_monitor(fun() -> exit(supervisor:terminate_child(Sup, post)) end),
+                   {Ending, _} = Ender,
+                   true = is_process_alive(Ending),
+                   Server ! release,
+                   receive {terminated, Server, shutdown} -> ok end,
+                   receive {'DOWN', _, process, Ending, ok} -> ok end,
+                   [false, false] = [is_process_alive(P) || P <- [Pid, Server]],
+                   undefined = whereis(?NAME),
+                   {ok, Again} = supervisor:restart_child(Sup, post),
+                   x = gen_server:call(?NAME, {echo, x}, infinity),
+                   ok = supervisor:terminate_child(Sup, post),
+                   false = is_process_alive(Again),
+                   receive {terminated, _, shutdown} -> ok end,
+                   ok = supervisor:delete_child(Sup, post),
+                   %% brutal_kill: the server goes too.
+                   {ok, Brutal} = supervisor:start_child(
+                                    Sup, Spec#{shutdown => brutal_kill,
+                                               start => {trunkline_inbox, start_link,
+                                                         [{local, ?NAME}, mailroom, #{}, []]}}),
+                   Server2 = gen_server:call(Brutal, self, infinity),
+                   Ref = monitor(process, Server2),
+                   ok = supervisor:terminate_child(Sup, post),
+                   receive {'DOWN', Ref, process, Server2, killed} -> ok end,
+                   ok = supervisor:delete_child(Sup, post),
+                   %% Or when it does not end in time, one that traps exits and does nothing any
+                   %% more.
+                   lists:foreach(
+                     fun(Shutdown) ->
+                             {ok, Stuck} = supervisor:start_child(Sup, Spec#{shutdown => Shutdown}),
+                             Server3 = gen_server:call(Stuck, self, infinity),
+                             Ref3 = monitor(process, Server3),
+                             ok = mailroom:hold(?NAME),
+                             ok = supervisor:terminate_child(Sup, post),
+                             receive
+                                 {'DOWN', Ref3, process, Server3, killed} -> ok
+                             after ?LONG -> exit(survived)
+                             end,
+                             receive
+                                 {terminated, _, _} = Terminated -> exit(Terminated)
+                             after 0 -> ok
+                             end,
+                             ok = supervisor:delete_child(Sup, post)
+                     end, [brutal_kill, 100])
+           end),
     cluster:stop(B).
 
 %% Whichever of the two ends, and however, the other does with the same reason; callers and
@@ -260,18 +297,30 @@ ends_together(_) ->
               Told = cluster:call(A, fun() -> watcher(Pid) end),
               {Server, Ends} = cluster:call(B, fun() -> ended(How, Pid) end),
               ?assertEqual([Reason, Reason], Ends),
-              ?assertEqual(Reason, cluster:call(A, fun() -> Told ! {tell, self()}, receive {Told, R} -> R after ?LONG -> timeout end end)),
-              ?assertMatch({exit, {noproc, _}}, cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(Server, x) end) end)),
-              ?assertMatch({exit, {noproc, _}}, cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, x) end) end))
+              ?assertEqual(Reason,
+                           cluster:call(A, fun() ->
+                                                   Told ! {tell, self()},
+                                                   receive {Told, R} -> R after ?LONG -> timeout end
+                                           end)),
+              ?assertMatch(
+                 {exit, {noproc, _}},
+                 cluster:call(
+                   B, fun() -> traffic:attempt(fun() -> gen_server:call(Server, x) end) end)),
+              ?assertMatch(
+                 {exit, {noproc, _}},
+                 cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, x) end) end))
       end, [{Module, How, Reason}
             || Module <- [mailroom, mailroom_statem],
-               {How, Reason} <- [{{server, kill}, killed}, {{keeper, kill}, killed}, {{server, oops}, oops}, {{keeper, oops}, oops},
-                                 {{call, {stop, normal}}, normal}, {{call, {stop, {shutdown, x}}}, {shutdown, x}},
+               {How, Reason} <- [{{server, kill}, killed}, {{keeper, kill}, killed},
+                                 {{server, oops}, oops}, {{keeper, oops}, oops},
+                                 {{call, {stop, normal}}, normal},
+                                 {{call, {stop, {shutdown, x}}}, {shutdown, x}},
                                  {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason}]]),
     %% Who is calling hears of the same.
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom, #{}, #{}]),
     ?assertMatch({exit, {boom, {trunkline, call, [To, {exit, boom}]}}},
-                 cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {exit, boom}) end) end)),
+                 cluster:call(
+                   A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {exit, boom}) end) end)),
     cluster:stop_all([A, B]).
 
 %% It watches when this returns.
@@ -281,7 +330,10 @@ watcher(Pid) ->
                             Ref = monitor(process, Pid),
                             true = is_pid(gen_server:call(Pid, self, infinity)),
                             Self ! {self(), ready},
-                            receive {'DOWN', Ref, process, Pid, Reason} -> receive {tell, From} -> From ! {self(), Reason} end end
+                            receive
+                                {'DOWN', Ref, process, Pid, Reason} ->
+                                    receive {tell, From} -> From ! {self(), Reason} end
+                            end
                     end),
     receive {Watcher, ready} -> Watcher end.
 
@@ -302,19 +354,30 @@ parent_ends(_) ->
     ok = cluster:call(
            B, fun() ->
                       Start = fun(How) ->
-                                      {Pid, Ref} = spawn_monitor(fun() -> {ok, P} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How, []),
-                                                                          exit({shutdown, P}) end),
+                                      {Pid, Ref} =
+                                          spawn_monitor(
+                                            fun() -> {ok, P} = trunkline_inbox:start_link(
+                                                                 {local, ?NAME}, mailroom, How, []),
+                                                     exit({shutdown, P}) end),
                                       receive {'DOWN', Ref, process, Pid, {shutdown, P}} -> P end
                               end,
                       Normal = fun(How) ->
                                        Self = self(),
-                                       {Pid, Ref} = spawn_monitor(fun() -> {ok, P} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How, []),
-                                                                           Self ! {started, P} end),
+                                       {Pid, Ref} =
+                                           spawn_monitor(
+                                             fun() ->
+                                                     {ok, P} = trunkline_inbox:start_link(
+                                                                 {local, ?NAME}, mailroom, How, []),
+                                                     Self ! {started, P}
+                                             end),
                                        receive {'DOWN', Ref, process, Pid, normal} -> ok end,
                                        receive {started, P} -> P end
                                end,
                       Down = fun(P) -> Ref = monitor(process, P),
-                                       receive {'DOWN', Ref, process, P, R} -> R after ?LONG -> timeout end end,
+                                       receive
+                                           {'DOWN', Ref, process, P, R} -> R
+                                       after ?LONG -> timeout
+                                       end end,
                       First = Start(#{}),
                       true = lists:member(Down(First), [{shutdown, First}, noproc]),
                       Second = Normal(#{trap => true}),
@@ -331,42 +394,49 @@ parent_ends(_) ->
 exit_signals(_) ->
     B = cluster:start([]),
     ok = cluster:call(
-           B, fun() ->
-                      Linked = fun(Reason) ->
-                                       {Pid, Ref} = spawn_monitor(fun() -> link(whereis(?NAME)), exit(Reason) end),
-                                       receive {'DOWN', Ref, process, Pid, Reason} -> Pid end
-                               end,
-                      %% It traps exits: it is told by whom.
-                      {ok, First} = mailroom:start({local, ?NAME}, #{trap => true, list => true}, #{}),
-                      %% (One after the other: signals of different processes have no order.)
-                      Told = fun(Exits) -> cluster:await(fun() -> case gen_server:call(?NAME, list, infinity) of
-                                                                      Exits -> true;
-                                                                      Other -> Other
-                                                                  end end) end,
-                      P1 = Linked(normal),
-                      Told([{'EXIT', P1, normal}]),
-                      P2 = Linked(oops),
-                      Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}]),
-                      exit(First, hello),
-                      Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}, {'EXIT', self(), hello}]),
-                      exit(First, kill),
-                      cluster:await(fun() -> whereis(?NAME) =:= undefined end),
-                      %% It does not: normal ends are nothing to it.
-                      {ok, Second} = mailroom:start({local, ?NAME}, #{}, #{}),
-                      _ = Linked(normal),
-                      Server = gen_server:call(?NAME, self, infinity),
-                      Ref = monitor(process, Second),
-                      Ref2 = monitor(process, Server),
-                      _ = Linked(oops),
-                      receive {'DOWN', Ref, process, Second, oops} -> ok end,
-                      receive {'DOWN', Ref2, process, Server, oops} -> ok end,
-                      %% And its own end is told to who is linked to it.
-                      {ok, Third} = mailroom:start({local, ?NAME}, #{}, #{}),
-                      away = mailroom:own(fun() -> link(Third),
-                                                   _ = traffic:attempt(fun() -> gen_server:call(Third, {stop, away}) end),
-                                                   receive {'EXIT', Third, R} -> R after ?LONG -> timeout end end),
-                      ok
-              end),
+           B,
+           fun() ->
+                   Linked = fun(Reason) ->
+                                    {Pid, Ref} = spawn_monitor(
+                                                   fun() -> link(whereis(?NAME)), exit(Reason) end),
+                                    receive {'DOWN', Ref, process, Pid, Reason} -> Pid end
+                            end,
+                   %% It traps exits: it is told by whom.
+                   {ok, First} = mailroom:start({local, ?NAME}, #{trap => true, list => true}, #{}),
+                   %% (One after the other: signals of different processes have no order.)
+                   Told = fun(Exits) -> cluster:await(
+                                          fun() -> case gen_server:call(?NAME, list, infinity) of
+                                                       Exits -> true;
+                                                       Other -> Other
+                                                   end end) end,
+                   P1 = Linked(normal),
+                   Told([{'EXIT', P1, normal}]),
+                   P2 = Linked(oops),
+                   Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}]),
+                   exit(First, hello),
+                   Told([{'EXIT', P1, normal}, {'EXIT', P2, oops}, {'EXIT', self(), hello}]),
+                   exit(First, kill),
+                   cluster:await(fun() -> whereis(?NAME) =:= undefined end),
+                   %% It does not: normal ends are nothing to it.
+                   {ok, Second} = mailroom:start({local, ?NAME}, #{}, #{}),
+                   _ = Linked(normal),
+                   Server = gen_server:call(?NAME, self, infinity),
+                   Ref = monitor(process, Second),
+                   Ref2 = monitor(process, Server),
+                   _ = Linked(oops),
+                   receive {'DOWN', Ref, process, Second, oops} -> ok end,
+                   receive {'DOWN', Ref2, process, Server, oops} -> ok end,
+                   %% And its own end is told to who is linked to it.
+                   {ok, Third} = mailroom:start({local, ?NAME}, #{}, #{}),
+                   away = mailroom:own(
+                            fun() ->
+                                    link(Third),
+                                    _ = traffic:attempt(
+                                          fun() -> gen_server:call(Third, {stop, away}) end),
+                                    receive {'EXIT', Third, R} -> R after ?LONG -> timeout end
+                            end),
+                   ok
+           end),
     cluster:stop(B).
 
 %% It crashes, again and again, with a full inbox: the name comes back, and who waited goes on.
@@ -375,11 +445,15 @@ crash_loop(_) ->
     ok = cluster:call(B, logger, set_primary_config, [level, none]),
     {ok, _} = cluster:call(B, mailroom, supervise, [[spec(#{messages => 200})]]),
     To = {?NAME, cluster:node_of(B)},
-    Senders = [{N, cluster:call(N, mailroom, senders, [To, [{cluster:node_of(N), I} || I <- lists:seq(1, 8)], infinity, 50])} || N <- [A, B]],
+    Senders = [{N,
+                cluster:call(N, mailroom, senders,
+                             [To, [{cluster:node_of(N), I} || I <- lists:seq(1, 8)], infinity, 50])}
+               || N <- [A, B]],
     lists:foreach(fun(Round) ->
                           Before = await_server(B, undefined),
                           cluster:await(fun() -> tags(B) =:= 16 end),
-                          Round rem 2 =:= 0 andalso begin ok = cluster:call(B, mailroom, hold, [?NAME]), ok end,
+                          Round rem 2 =:= 0
+                              andalso begin ok = cluster:call(B, mailroom, hold, [?NAME]), ok end,
                           true = cluster:call(B, fun() -> exit(Before, crash) end),
                           _ = await_server(B, Before)
                   end, lists:seq(1, 20)),
@@ -390,13 +464,23 @@ crash_loop(_) ->
 spec(Inbox) -> spec(#{}, Inbox).
 
 spec(How, Inbox) ->
-    #{id => post, start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, How, [{inbox, Inbox}]]}}.
+    #{id => post,
+      start => {trunkline_inbox, start_link, [{local, ?NAME}, mailroom, How, [{inbox, Inbox}]]}}.
 
 %% The server itself, when it is another one than before.
 await_server(B, Before) ->
-    Server = fun() -> cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, self, infinity) end) end) end,
+    Server = fun() ->
+                     cluster:call(
+                       B,
+                       fun() ->
+                               traffic:attempt(fun() -> gen_server:call(?NAME, self, infinity) end)
+                       end)
+             end,
     Test = self(),
-    cluster:await(fun() -> case Server() of {ok, Pid} when Pid =/= Before -> Test ! {server, Pid}, true; Other -> Other end end),
+    cluster:await(fun() -> case Server() of
+                               {ok, Pid} when Pid =/= Before -> Test ! {server, Pid}, true;
+                               Other -> Other
+                           end end),
     receive {server, Pid} -> Pid end.
 
 %% How many have been heard of.
@@ -420,24 +504,28 @@ stopped(Senders) ->
 %% They pass the mail, and are about the module's own state.
 system_messages(_) ->
     B = cluster:start([]),
-    ok = cluster:call(B, persistent_term, put, [mailroom_statem, [handle_event_function, state_enter]]),
+    ok = cluster:call(B, persistent_term, put,
+                      [mailroom_statem, [handle_event_function, state_enter]]),
     ok = cluster:call(
            B, fun() ->
                       {ok, _} = mailroom:start({local, ?NAME}, #{}, #{work => 4}),
                       #{summary := #{}} = sys:get_state(?NAME),
-                      #{summary := changed} = sys:replace_state(?NAME, fun(S) -> S#{summary := changed} end),
+                      #{summary := changed} =
+                          sys:replace_state(?NAME, fun(S) -> S#{summary := changed} end),
                       changed = gen_server:call(?NAME, summary, infinity),
                       _ = sys:replace_state(?NAME, fun(S) -> S#{summary := #{}} end),
                       ok = sys:suspend(?NAME),
                       Pids = mailroom:senders(?NAME, [a, b], 100, 10),
                       {status, _, {module, gen_server}, [_, suspended | _]} = sys:get_status(?NAME),
-                      {exit, {timeout, _}} = traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 50) end),
+                      {exit, {timeout, _}} =
+                          traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 50) end),
                       ok = sys:change_code(?NAME, mailroom, vsn, extra),
                       ok = sys:resume(?NAME),
                       [100, 100] = mailroom:collect(Pids, finish),
-                      cluster:await(fun() -> case mailroom:summary(?NAME) of
-                                                 #{a := {100, 100, []}, b := {100, 100, []}} -> true;
-                                                 Other -> Other end end),
+                      cluster:await(
+                        fun() -> case mailroom:summary(?NAME) of
+                                     #{a := {100, 100, []}, b := {100, 100, []}} -> true;
+                                     Other -> Other end end),
                       ok = sys:terminate(?NAME, normal),
                       cluster:await(fun() -> whereis(?NAME) =:= undefined end),
                       %% Shown as the module wants it, with what is postponed as it was sent.
@@ -464,31 +552,37 @@ new_code(_) ->
     lists:foreach(
       fun(Kind) ->
               ok = cluster:call(
-                     B, fun() ->
-                                load(Kind, 1),
-                                {ok, Pid} = mailroom:start({local, ?NAME}, changing, [], #{work => 4}),
-                                Server = maps:get(consumer, trunkline_inbox:info(?NAME)),
-                                1 = gen_server:call(?NAME, version, infinity),
-                                ok = sys:suspend(Pid),
-                                Calls = [gen_server:send_request(?NAME, version) || _ <- lists:seq(1, 20)],
-                                load(Kind, 2),
-                                ok = sys:change_code(Pid, changing, undefined, []),
-                                ok = sys:resume(Pid),
-                                [{reply, {1, 2}}] = lists:usort([gen_server:receive_response(C, ?LONG) || C <- Calls]),
-                                %% Nobody runs the old code any more.
-                                true = code:soft_purge(changing),
-                                load(Kind, 2),
-                                true = code:soft_purge(changing),
-                                {Pid, Server} = {whereis(?NAME), maps:get(consumer, trunkline_inbox:info(?NAME))},
-                                ok = sys:terminate(Pid, normal),
-                                cluster:await(fun() -> whereis(?NAME) =:= undefined end)
-                        end)
+                     B,
+                     fun() ->
+                             load(Kind, 1),
+                             {ok, Pid} = mailroom:start({local, ?NAME}, changing, [], #{work => 4}),
+                             Server = maps:get(consumer, trunkline_inbox:info(?NAME)),
+                             1 = gen_server:call(?NAME, version, infinity),
+                             ok = sys:suspend(Pid),
+                             Calls = [gen_server:send_request(?NAME, version)
+                                      || _ <- lists:seq(1, 20)],
+                             load(Kind, 2),
+                             ok = sys:change_code(Pid, changing, undefined, []),
+                             ok = sys:resume(Pid),
+                             [{reply, {1, 2}}] =
+                                 lists:usort([gen_server:receive_response(C, ?LONG) || C <- Calls]),
+                             %% Nobody runs the old code any more.
+                             true = code:soft_purge(changing),
+                             load(Kind, 2),
+                             true = code:soft_purge(changing),
+                             {Pid, Server} =
+                                 {whereis(?NAME), maps:get(consumer, trunkline_inbox:info(?NAME))},
+                             ok = sys:terminate(Pid, normal),
+                             cluster:await(fun() -> whereis(?NAME) =:= undefined end)
+                     end)
       end, [gen_server, gen_statem]),
     cluster:stop(B).
 
 load(Kind, Version) ->
-    Lines = ["-module(changing).", "-export([init/1, handle_call/3, handle_cast/2, code_change/3, code_change/4, go/3])."]
-        ++ [["-export([callback_mode/0]).\ncallback_mode() -> state_functions."] || Kind =:= gen_statem]
+    Lines = ["-module(changing).",
+             "-export([init/1, handle_call/3, handle_cast/2, code_change/3, code_change/4, go/3])."]
+        ++ [["-export([callback_mode/0]).\ncallback_mode() -> state_functions."]
+            || Kind =:= gen_statem]
         ++ [case Kind of
                 gen_server -> "init(_) -> {ok, " ++ integer_to_list(Version) ++ "}.";
                 gen_statem -> "init(_) -> {ok, go, " ++ integer_to_list(Version) ++ "}."
@@ -529,7 +623,8 @@ sleeps(_) ->
 %% In erlang:hibernate/3, or, since OTP 28, in a function of gen_server's that hibernates.
 sleeps_now(Pid) ->
     {current_function, {Module, Function, _}} = process_info(Pid, current_function),
-    {Module, Function} =:= {erlang, hibernate} orelse {Module, Function} =:= {gen_server, loop_hibernate}.
+    {Module, Function} =:= {erlang, hibernate}
+        orelse {Module, Function} =:= {gen_server, loop_hibernate}.
 
 %% --- floods -----------------------------------------------------------------------------
 
@@ -546,20 +641,27 @@ flood({A, C, B}, EachNode, Messages, Bytes) ->
         false -> ok                                   % it bounds nobody
     end,
     To = {?NAME, cluster:node_of(B)},
-    [{N, cluster:call(N, mailroom, senders, [To, tags(N, EachNode), Messages, Bytes])} || N <- [A, C, B]].
+    [{N, cluster:call(N, mailroom, senders, [To, tags(N, EachNode), Messages, Bytes])}
+     || N <- [A, C, B]].
 
 tags(N, EachNode) -> [{cluster:node_of(N), I} || I <- lists:seq(1, EachNode)].
 
 %% All of them have sent all they had.
 finished(Senders, Messages) ->
     lists:foreach(fun({Node, Pids}) ->
-                          ?assertEqual([Messages || _ <- Pids], cluster:call(Node, mailroom, collect, [Pids, finish]))
+                          ?assertEqual([Messages || _ <- Pids],
+                                       cluster:call(Node, mailroom, collect, [Pids, finish]))
                   end, Senders).
 
 %% All came, in order.
 all_in_order(B, Senders, Messages) ->
-    All = maps:from_list([{Tag, {Messages, Messages, []}} || {N, Pids} <- Senders, Tag <- tags(N, length(Pids))]),
-    cluster:await(fun() -> case summary(B) of All -> true; Other -> maps:filter(fun(K, V) -> maps:get(K, All, none) =/= V end, Other) end end,
+    All = maps:from_list([{Tag, {Messages, Messages, []}}
+                          || {N, Pids} <- Senders, Tag <- tags(N, length(Pids))]),
+    cluster:await(fun() -> case summary(B) of
+                               All -> true;
+                               Other ->
+                                   maps:filter(fun(K, V) -> maps:get(K, All, none) =/= V end, Other)
+                           end end,
                   ?LONG).
 
 %% Senders of every node wait.
@@ -601,14 +703,16 @@ own_requests(_) ->
     await_waiting(B, [A, C, B]),
     Replies = cluster:call(
                 B, fun() ->
-                           mailroom:run(?NAME, fun() ->
-                                                       {message_queue_len, Length} = process_info(self(), message_queue_len),
-                                                       Id = gen_server:send_request(Other, {echo, 3}),
-                                                       {Length =< 9,
-                                                        gen_server:call(Other, {echo, 1}, ?LONG),
-                                                        trunkline:call(Other, {echo, 2}, ?LONG),
-                                                        gen_server:receive_response(Id, ?LONG)}
-                                               end)
+                           mailroom:run(?NAME,
+                                        fun() ->
+                                                {message_queue_len, Length} =
+                                                    process_info(self(), message_queue_len),
+                                                Id = gen_server:send_request(Other, {echo, 3}),
+                                                {Length =< 9,
+                                                 gen_server:call(Other, {echo, 1}, ?LONG),
+                                                 trunkline:call(Other, {echo, 2}, ?LONG),
+                                                 gen_server:receive_response(Id, ?LONG)}
+                                        end)
                    end),
     ?assertEqual({true, 1, 2, {reply, 3}}, Replies),
     ok = cluster:call(B, mailroom, release, [?NAME]),
@@ -622,7 +726,8 @@ block(_) ->
     {A, C, B} = three(),
     lists:foreach(
       fun(Order) ->
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 600}]),
+              {ok, Pid} =
+                  cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 600}]),
               Watch = cluster:call(B, mailroom, watch, [?NAME]),
               ok = cluster:call(B, mailroom, hold, [?NAME]),
               await_known([A, C], B),
@@ -644,7 +749,8 @@ block(_) ->
               {Messages, _, Length} = cluster:call(B, mailroom, most, [Watch]),
               ct:log("at most ~b in the inbox, ~b in the mailbox", [Messages, Length]),
               ?assert(Messages =< 600 + ?CALLS),
-              %% (The inbox decides where nobody waits: what came beyond the bound at the same time it drops.)
+              %% (The inbox decides where nobody waits: what came beyond the bound at the same time
+              %% it drops.)
               ok = cluster:call(B, fun() -> stop(Pid) end)
       end, [[A, C, B], [B, A, C], [C, B, A]]),
     cluster:stop_all([A, B, C]).
@@ -668,7 +774,8 @@ block_bytes(_) ->
 %% Nobody waits: who asks is told, who does not is counted, who calls hears of it at once.
 reject(_) ->
     {A, C, B} = Nodes = three(),
-    {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{policy => reject, messages => 60}]),
+    {ok, Pid} = cluster:call(B, mailroom, start,
+                             [{local, ?NAME}, #{}, #{policy => reject, messages => 60}]),
     Watch = cluster:call(B, mailroom, watch, [?NAME]),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     To = {?NAME, cluster:node_of(B)},
@@ -677,24 +784,40 @@ reject(_) ->
     %% Until then a node knows only what it has outstanding itself.
     lists:foreach(fun(N) -> cluster:await(fun() -> is_told_full(N, To) end, ?LONG) end, [A, C, B]),
     %% While there is room it is taken.
-    lists:foreach(fun(N) -> cluster:await(fun() -> case Full(N) of nosuspend -> true; Other -> Other end end) end, [A, C, B]),
+    lists:foreach(
+      fun(N) ->
+              cluster:await(fun() -> case Full(N) of nosuspend -> true; Other -> Other end end)
+      end, [A, C, B]),
     lists:foreach(
       fun({N, Server}) ->
-              Call = fun(Args) -> cluster:call(N, fun() -> traffic:attempt(fun() -> apply(trunkline, call, Args) end) end) end,
-              lists:foreach(fun(Args) -> ?assertEqual({exit, {overload, {trunkline, call, Args}}}, Call(Args)) end,
-                            [[Server, {echo, x}], [Server, {echo, x}, infinity], [Server, {echo, x}, 5000]])
+              Call = fun(Args) ->
+                             cluster:call(
+                               N, fun() ->
+                                          traffic:attempt(fun() -> apply(trunkline, call, Args) end)
+                                  end)
+                     end,
+              lists:foreach(
+                fun(Args) ->
+                        ?assertEqual({exit, {overload, {trunkline, call, Args}}}, Call(Args))
+                end,
+                [[Server, {echo, x}], [Server, {echo, x}, infinity], [Server, {echo, x}, 5000]])
       end, [{N, Server} || {N, Servers} <- [{A, [To, Pid]}, {C, [To]}, {B, [?NAME, To, Pid]}],
                            Server <- [{via, mailroom, To} | Servers]]),
     %% A call that does not ask is in nevertheless.
-    Call = cluster:call(A, fun() -> mailroom:callers(fun(I) -> gen_server:call(To, {echo, I}, infinity) end, [17]) end),
-    cluster:await(fun() -> Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
-                           Sum = lists:sum([R || #{refused := R} <- maps:values(maps:get(nodes, Info))]),
-                           #{queued_messages := Q, passed := P, dropped := D} = Info,
-                           case Q + P + Sum + D of
-                               %% hold, the call, and those that were tried above
-                               N when N >= 12 * 500 + 2, N =< 12 * 500 + 2 + 60 -> true;
-                               N -> {N, Info}
-                           end end),
+    Call = cluster:call(
+             A,
+             fun() ->
+                     mailroom:callers(fun(I) -> gen_server:call(To, {echo, I}, infinity) end, [17])
+             end),
+    cluster:await(
+      fun() -> Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
+               Sum = lists:sum([R || #{refused := R} <- maps:values(maps:get(nodes, Info))]),
+               #{queued_messages := Q, passed := P, dropped := D} = Info,
+               case Q + P + Sum + D of
+                   %% hold, the call, and those that were tried above
+                   N when N >= 12 * 500 + 2, N =< 12 * 500 + 2 + 60 -> true;
+                   N -> {N, Info}
+               end end),
     ok = cluster:call(B, mailroom, release, [?NAME]),
     ?assertEqual([17], cluster:call(A, mailroom, collect, [Call, finish])),
     {Messages, _, _} = cluster:call(B, mailroom, most, [Watch]),
@@ -703,11 +826,19 @@ reject(_) ->
     %% (The inbox decides where nobody waits: what came beyond the bound at the same time it drops.)
     ?assertEqual([], [Odd || {_, {_, N, _} = Odd} <- maps:to_list(summary(B)), N > 500]),
     %% There is room again, and everybody knows.
-    lists:foreach(fun(N) ->
-                          cluster:await(fun() -> case cluster:call(N, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}, infinity) end) end) of
-                                                     {ok, x} -> true; Other -> Other end end),
-                          cluster:await(fun() -> case Full(N) of ok -> true; Other -> Other end end)
-                  end, [A, C, B]),
+    lists:foreach(
+      fun(N) ->
+              cluster:await(
+                fun() -> case cluster:call(
+                                N, fun() ->
+                                           traffic:attempt(
+                                             fun() -> trunkline:call(To, {echo, x}, infinity) end)
+                                   end) of
+                             {ok, x} -> true;
+                             Other -> Other
+                         end end),
+              cluster:await(fun() -> case Full(N) of ok -> true; Other -> Other end end)
+      end, [A, C, B]),
     cluster:stop_all([A, B, C]).
 
 %% Which ones: 7 are with the server beside the one that holds it, 50 are kept.
@@ -719,13 +850,15 @@ dropping(Policy, Kept) ->
     To = {?NAME, cluster:node_of(B)},
     lists:foreach(
       fun(From) ->
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
-                                                            #{policy => Policy, messages => 50, tell_dropped => true}]),
+              {ok, Pid} = cluster:call(B, mailroom, start,
+                                       [{local, ?NAME}, #{list => true},
+                                        #{policy => Policy, messages => 50, tell_dropped => true}]),
               ok = cluster:call(B, mailroom, hold, [?NAME]),
               Senders = cluster:call(From, mailroom, senders, [To, [x], 200, 100]),
               finished([{From, Senders}], 200),
               cluster:await(fun() -> accounted(B, 200 + 1) end),
-              ?assertMatch(#{dropped := 143, queued_messages := 50}, cluster:call(B, trunkline_inbox, info, [?NAME])),
+              ?assertMatch(#{dropped := 143, queued_messages := 50},
+                           cluster:call(B, trunkline_inbox, info, [?NAME])),
               ok = cluster:call(B, mailroom, release, [?NAME]),
               List = cluster:call(B, gen_server, call, [?NAME, list, ?LONG]),
               ?assertEqual([{x, N} || N <- Kept], [{x, N} || {x, N} <- List]),
@@ -739,7 +872,8 @@ dropping(Policy, Kept) ->
 
 %% What has been sent is in it, has passed it, or has been dropped.
 accounted(B, Sent) ->
-    #{queued_messages := Q, passed := P, dropped := D} = Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
+    #{queued_messages := Q, passed := P, dropped := D} = Info =
+        cluster:call(B, trunkline_inbox, info, [?NAME]),
     case Q + P + D of
         Sent -> true;
         Sum -> {Sent, Sum, Info}
@@ -750,7 +884,8 @@ drop_flood(_) ->
     {A, C, B} = Nodes = three(),
     lists:foreach(
       fun({Policy, Bound}) ->
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound#{policy => Policy}]),
+              {ok, Pid} =
+                  cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound#{policy => Policy}]),
               Watch = cluster:call(B, mailroom, watch, [?NAME]),
               ok = cluster:call(B, mailroom, hold, [?NAME]),
               Senders = flood(Nodes, 4, 1000, 1000),
@@ -765,11 +900,14 @@ drop_flood(_) ->
               ?assert(Length =< 10),
               Summary = summary(B),
               #{dropped := Dropped} = cluster:call(B, trunkline_inbox, info, [?NAME]),
-              ?assertEqual(12 * 1000, Dropped + lists:sum([N || {_, N, _} <- maps:values(Summary)])),
+              ?assertEqual(12 * 1000,
+                           Dropped + lists:sum([N || {_, N, _} <- maps:values(Summary)])),
               %% There are gaps, but nothing is out of order.
-              ?assertEqual([], [Gap || {_, _, Gaps} <- maps:values(Summary), {Last, N} = Gap <- Gaps, N =< Last]),
+              ?assertEqual([], [Gap || {_, _, Gaps} <- maps:values(Summary),
+                                       {Last, N} = Gap <- Gaps, N =< Last]),
               ok = cluster:call(B, fun() -> stop(Pid) end)
-      end, [{Policy, Bound} || Policy <- [drop_newest, drop_oldest], Bound <- [#{messages => 100}, #{bytes => 100_000}]]),
+      end, [{Policy, Bound} || Policy <- [drop_newest, drop_oldest],
+                               Bound <- [#{messages => 100}, #{bytes => 100_000}]]),
     cluster:stop_all([A, B, C]).
 
 %% Calls are kept, whatever the policy, and what is sent with `!' to a full one is not.
@@ -778,10 +916,16 @@ calls_stay(_) ->
     To = {?NAME, cluster:node_of(B)},
     lists:foreach(
       fun(Policy) ->
-              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true}, #{policy => Policy, messages => 20}]),
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
+                                                            #{policy => Policy, messages => 20}]),
               ok = cluster:call(B, mailroom, hold, [?NAME]),
-              ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 100)) end),
-              Calls = fun(N, Call) -> cluster:call(N, mailroom, callers, [Call, lists:seq(1, 50)]) end,
+              ok = cluster:call(B, fun() ->
+                                           lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end,
+                                                         lists:seq(1, 100))
+                                   end),
+              Calls = fun(N, Call) ->
+                              cluster:call(N, mailroom, callers, [Call, lists:seq(1, 50)])
+                      end,
               Gen = fun(I) -> gen_server:call(To, {echo, I}, infinity) end,
               Trunk = fun(I) -> trunkline:call(To, {echo, I}, infinity) end,
               Callers = [{A, Calls(A, Gen)}, {B, Calls(B, Gen)}]
@@ -790,10 +934,15 @@ calls_stay(_) ->
               cluster:await(fun() -> accounted(B, Sent) end),
               ?assertMatch(#{dropped := 73}, cluster:call(B, trunkline_inbox, info, [?NAME])),
               %% After the calls nothing may go but what is new.
-              ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, z, N, y} end, lists:seq(1, 30)) end),
+              ok = cluster:call(B, fun() ->
+                                           lists:foreach(fun(N) -> ?NAME ! {from, z, N, y} end,
+                                                         lists:seq(1, 30))
+                                   end),
               cluster:await(fun() -> accounted(B, Sent + 30) end),
               ok = cluster:call(B, mailroom, release, [?NAME]),
-              _ = [?assertEqual(lists:seq(1, 50), cluster:call(N, mailroom, collect, [Pids, finish])) || {N, Pids} <- Callers],
+              _ = [?assertEqual(lists:seq(1, 50),
+                                cluster:call(N, mailroom, collect, [Pids, finish]))
+                   || {N, Pids} <- Callers],
               cluster:await(fun() -> idle(B) end),
               ok = cluster:call(B, fun() -> stop(Pid) end),
               %% Who knows the one before may take the next one for as full.
@@ -804,25 +953,31 @@ calls_stay(_) ->
 %% It overtakes others, and keeps the order among its like.
 urgent(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
-    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true},
-                                                #{messages => 3200, urgent => fun ?MODULE:is_urgent/1}]),
+    {ok, _} = cluster:call(B, mailroom, start,
+                           [{local, ?NAME}, #{list => true},
+                            #{messages => 3200, urgent => fun ?MODULE:is_urgent/1}]),
     await_known([A], B),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     To = {?NAME, cluster:node_of(B)},
-    ok = cluster:call(A, fun() ->
-                                 lists:foreach(fun(N) -> trunkline:send(To, {from, normal, N, x}) end, lists:seq(1, 30)),
-                                 lists:foreach(fun(N) -> trunkline:send(To, {from, urgent, N, x}) end, lists:seq(1, 4)),
-                                 trunkline:cast(To, {from, urgent, 5, x})
-                         end),
+    ok = cluster:call(A,
+                      fun() ->
+                              lists:foreach(fun(N) -> trunkline:send(To, {from, normal, N, x}) end,
+                                            lists:seq(1, 30)),
+                              lists:foreach(fun(N) -> trunkline:send(To, {from, urgent, N, x}) end,
+                                            lists:seq(1, 4)),
+                              trunkline:cast(To, {from, urgent, 5, x})
+                      end),
     cluster:await(fun() -> accounted(B, 36) end),
     ok = cluster:call(B, mailroom, release, [?NAME]),
     ?assertEqual([{normal, N} || N <- lists:seq(1, 7)] ++ [{urgent, N} || N <- lists:seq(1, 5)]
-                 ++ [{normal, N} || N <- lists:seq(8, 30)], cluster:call(B, gen_server, call, [?NAME, list, ?LONG])),
+                 ++ [{normal, N} || N <- lists:seq(8, 30)],
+                 cluster:call(B, gen_server, call, [?NAME, list, ?LONG])),
     cluster:stop_all([A, B]).
 
 is_urgent({from, urgent, _, _}) -> true;
 is_urgent({'$gen_cast', Message}) -> is_urgent(Message);
-is_urgent(Message) when is_tuple(Message), element(1, Message) =:= from -> false.   % others: it crashes, and they are normal
+%% For others it crashes, and they are normal.
+is_urgent(Message) when is_tuple(Message), element(1, Message) =:= from -> false.
 
 %% --- processes ------------------------------------------------------------------------------
 
@@ -831,10 +986,17 @@ work(_) ->
     {A, B} = cluster:pair([]),
     lists:foreach(
       fun(Work) ->
-              {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => Work, messages => 100}]),
+              {Pid, Inbox} = cluster:call(B, mailroom, open,
+                                          [{local, ?NAME}, #{work => Work, messages => 100}]),
               await_known([A], B),
-              Senders = cluster:call(A, mailroom, senders, [{?NAME, cluster:node_of(B)}, [x], 300, 10]),
-              Here = fun(N) -> cluster:await(fun() -> case cluster:call(B, mailroom, state, [Pid]) of {_, N, _} -> true; Other -> Other end end) end,
+              Senders = cluster:call(A, mailroom, senders,
+                                     [{?NAME, cluster:node_of(B)}, [x], 300, 10]),
+              Here = fun(N) ->
+                             cluster:await(fun() -> case cluster:call(B, mailroom, state, [Pid]) of
+                                                        {_, N, _} -> true;
+                                                        Other -> Other
+                                                    end end)
+                     end,
               Here(Work),
               lists:foreach(fun(N) ->
                                     ok = cluster:call(B, mailroom, done, [Pid, N]),
@@ -843,9 +1005,13 @@ work(_) ->
                             end, [Work, (Work + 1) div 2, Work]),
               ok = cluster:call(B, mailroom, go_on, [Pid]),
               finished([{A, Senders}], 300),
-              cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 300 end),
+              cluster:await(fun() ->
+                                    {Got, _, _} = cluster:call(B, mailroom, state, [Pid]),
+                                    length(Got) =:= 300
+                            end),
               {Got, 0, Most} = cluster:call(B, mailroom, state, [Pid]),
-              ?assertEqual([{x, N} || N <- lists:seq(1, 300)], [{Tag, N} || {from, Tag, N, _} <- Got]),
+              ?assertEqual([{x, N} || N <- lists:seq(1, 300)],
+                           [{Tag, N} || {from, Tag, N, _} <- Got]),
               ?assertEqual(Work, Most),
               ok = cluster:call(B, trunkline_inbox, close, [Inbox])
       end, [1, 2, 3, 8]),
@@ -858,15 +1024,19 @@ no_more_done(_) ->
     Senders = flood(Nodes, 5, 100, 100),
     await_waiting(B, [A, B, C], 5),
     all_waiting(B, [5, 5, 5]),
-    #{queued_messages := Queued, in_work := 1, consumer := Pid} = cluster:call(B, trunkline_inbox, info, [Inbox]),
+    #{queued_messages := Queued, in_work := 1, consumer := Pid} =
+        cluster:call(B, trunkline_inbox, info, [Inbox]),
     ?assert(Queued =< 100),
     %% From elsewhere, too.
     [?assertMatch(#{in_work := 1, consumer := Pid}, cluster:call(A, trunkline_inbox, info, [I]))
      || I <- [Inbox, {?NAME, cluster:node_of(B)}]],
-    {exit_value, badarg} = cluster:call(A, fun() -> try trunkline_inbox:info({nobody, node(Inbox)}) catch error:R -> {exit_value, R} end end),
+    {exit_value, badarg} = cluster:call(A, fun() -> try trunkline_inbox:info({nobody, node(Inbox)})
+                                                    catch error:R -> {exit_value, R}
+                                                    end end),
     ok = cluster:call(B, mailroom, go_on, [Pid]),
     finished(Senders, 100),
-    cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 1500 end),
+    cluster:await(
+      fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= 1500 end),
     cluster:await(fun() -> idle(B) end),
     all_waiting(B, [0, 0, 0]),
     cluster:stop_all([A, B, C]).
@@ -887,12 +1057,17 @@ not_an_inbox(_) ->
                       ok = trunkline_inbox:close(Inbox),
                       %% Who keeps the list hears of it, too.
                       cluster:await(fun() -> not ets:member(trunkline_inboxes, {own, Inbox}) end),
-                      Try = fun(F, Args) -> try apply(trunkline_inbox, F, Args) catch error:badarg -> badarg end end,
+                      Try = fun(F, Args) -> try apply(trunkline_inbox, F, Args)
+                                            catch error:badarg -> badarg
+                                            end end,
                       Expected = [badarg || _ <- lists:seq(1, 10)],
-                      Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server, nobody, Inbox]]
-                          ++ [Try(done, [P, 1]) || P <- [self(), whereis(code_server), code_server, nobody, Inbox]],
+                      Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server,
+                                                          nobody, Inbox]]
+                          ++ [Try(done, [P, 1])
+                              || P <- [self(), whereis(code_server), code_server, nobody, Inbox]],
                       {P, Inbox2} = mailroom:open(none, #{}),
-                      [badarg, badarg, badarg, badarg] = [Try(done, [Inbox2, N]) || N <- [0, -1, x, 1.0]],
+                      [badarg, badarg, badarg, badarg] =
+                          [Try(done, [Inbox2, N]) || N <- [0, -1, x, 1.0]],
                       #{consumer := P} = trunkline_inbox:info(Inbox2),
                       ok
               end),
@@ -902,16 +1077,22 @@ not_an_inbox(_) ->
 odd_arguments(_) ->
     A = cluster:start([]),
     ok = cluster:call(A, logger, set_primary_config, [level, none]),
-    Name = fun() -> {local, list_to_atom("odd_" ++ integer_to_list(erlang:unique_integer([positive])))} end,
+    Name = fun() ->
+                   {local,
+                    list_to_atom("odd_" ++ integer_to_list(erlang:unique_integer([positive])))}
+           end,
     {Differences, N} =
         cluster:call(A, fun() ->
-                                odd:differences(gen_server, trunkline_inbox,
-                                                [{start_link, fun(_) -> [mailroom, {just, #{}}, []] end},
-                                                 {start_link, fun(_) -> [Name(), mailroom, {just, #{}}, []] end}], pairs)
+                                odd:differences(
+                                  gen_server, trunkline_inbox,
+                                  [{start_link, fun(_) -> [mailroom, {just, #{}}, []] end},
+                                   {start_link, fun(_) -> [Name(), mailroom, {just, #{}}, []] end}],
+                                  pairs)
                         end),
     ct:log("~b calls", [N]),
     %% (A global name may be that of the one before for a while.)
-    ?assertEqual([], [D || {_, [Who | _], _, _} = D <- Differences, not is_tuple(Who) orelse element(1, Who) =/= global]),
+    ?assertEqual([], [D || {_, [Who | _], _, _} = D <- Differences,
+                           not is_tuple(Who) orelse element(1, Who) =/= global]),
     cluster:stop(A).
 
 %% Refused, with the one that is wrong, and nothing has been started.
@@ -919,17 +1100,26 @@ bad_options(_) ->
     B = cluster:start([]),
     ok = cluster:call(
            B, fun() ->
-                      Bad = [{policy, wait}, {bytes, 0}, {bytes, 1 bsl 32}, {bytes, many}, {messages, 0}, {messages, 1 bsl 22},
-                             {work, 0}, {work, 1.5}, {urgent, yes}, {urgent, fun() -> true end}, {tell_dropped, 1}, {unknown, x}],
+                      Bad = [{policy, wait}, {bytes, 0}, {bytes, 1 bsl 32}, {bytes, many},
+                             {messages, 0}, {messages, 1 bsl 22}, {work, 0}, {work, 1.5},
+                             {urgent, yes}, {urgent, fun() -> true end}, {tell_dropped, 1},
+                             {unknown, x}],
                       Before = processes(),
-                      lists:foreach(fun({Key, Value}) ->
-                                            {error, {bad_option, Key, Value}} = trunkline_inbox:open(#{Key => Value}),
-                                            {error, {bad_option, Key, Value}} = trunkline_inbox:open({local, ?NAME}, #{Key => Value}),
-                                            Answer = {error, {bad_option, Key, Value}},
-                                            Answer = trunkline_inbox:start_link({local, ?NAME}, mailroom, #{tell => self()}, [{inbox, #{Key => Value}}]),
-                                            Answer = trunkline_inbox:start_link(mailroom, #{}, [{inbox, #{bytes => 1000, Key => Value}}])
-                                    end, Bad),
-                      {error, {bad_option, inbox, [x]}} = trunkline_inbox:start_link(mailroom, #{}, [{inbox, [x]}]),
+                      lists:foreach(
+                        fun({Key, Value}) ->
+                                {error, {bad_option, Key, Value}} =
+                                    trunkline_inbox:open(#{Key => Value}),
+                                {error, {bad_option, Key, Value}} =
+                                    trunkline_inbox:open({local, ?NAME}, #{Key => Value}),
+                                Answer = {error, {bad_option, Key, Value}},
+                                Answer = trunkline_inbox:start_link(
+                                           {local, ?NAME}, mailroom, #{tell => self()},
+                                           [{inbox, #{Key => Value}}]),
+                                Answer = trunkline_inbox:start_link(
+                                           mailroom, #{}, [{inbox, #{bytes => 1000, Key => Value}}])
+                        end, Bad),
+                      {error, {bad_option, inbox, [x]}} =
+                          trunkline_inbox:start_link(mailroom, #{}, [{inbox, [x]}]),
                       undefined = whereis(?NAME),
                       %% (Others of this node may come and go.)
                       cluster:await(fun() -> case processes() -- Before of
@@ -938,7 +1128,8 @@ bad_options(_) ->
                                              end end),
                       %% Nor is it without Trunkline.
                       cluster:stop_trunkline(),
-                      {error, not_started} = mailroom:own(fun() -> trunkline_inbox:open({local, ?NAME}, #{}) end),
+                      {error, not_started} =
+                          mailroom:own(fun() -> trunkline_inbox:open({local, ?NAME}, #{}) end),
                       {error, not_started} = mailroom:start({local, ?NAME}, #{}, #{}),
                       cluster:await(fun() -> whereis(?NAME) =:= undefined end)
               end),
@@ -947,24 +1138,34 @@ bad_options(_) ->
 %% The notice counts as a message: with it, too, the process has no more than it may have.
 told_of_drops(_) ->
     B = cluster:start([]),
-    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{policy => drop_oldest, messages => 10, work => 2}]),
-    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 100)) end),
+    {Pid, Inbox} = cluster:call(B, mailroom, open,
+                                [{local, ?NAME},
+                                 #{policy => drop_oldest, messages => 10, work => 2}]),
+    ok = cluster:call(
+           B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 100)) end),
     cluster:await(fun() -> accounted(B, 100) end),
     ok = cluster:call(B, mailroom, done, [Pid, 1]),
-    cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) >= 3 end),
-    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(101, 200)) end),
+    cluster:await(
+      fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) >= 3 end),
+    ok = cluster:call(
+           B,
+           fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(101, 200)) end),
     %% (What the process has done may overtake them.)
-    cluster:await(fun() -> case cluster:call(B, trunkline_inbox, info, [Inbox]) of #{dropped := 188} -> true; Info -> Info end end),
+    cluster:await(fun() -> case cluster:call(B, trunkline_inbox, info, [Inbox]) of
+                               #{dropped := 188} -> true;
+                               Info -> Info
+                           end end),
     ok = cluster:call(B, mailroom, done, [Pid, 2]),
     ok = cluster:call(B, mailroom, go_on, [Pid]),
     cluster:await(fun() -> idle(B) end),
     {Got, _, Most} = cluster:call(B, mailroom, state, [Pid]),
     ?assertEqual(2, Most),
     #{dropped := Dropped} = cluster:call(B, trunkline_inbox, info, [Inbox]),
-    ?assertEqual(Dropped, lists:sum([N || {trunkline_inbox, From, {dropped, N}} <- Got, From =:= Inbox])),
+    ?assertEqual(Dropped,
+                 lists:sum([N || {trunkline_inbox, From, {dropped, N}} <- Got, From =:= Inbox])),
     ?assertEqual(200, Dropped + length([x || {from, x, _, _} <- Got])),
-    ?assertMatch([{from, x, 1, y}, {from, x, 2, y}, {trunkline_inbox, _, {dropped, 88}}, {trunkline_inbox, _, {dropped, 100}},
-                  {from, x, 191, y} | _], Got),
+    ?assertMatch([{from, x, 1, y}, {from, x, 2, y}, {trunkline_inbox, _, {dropped, 88}},
+                  {trunkline_inbox, _, {dropped, 100}}, {from, x, 191, y} | _], Got),
     cluster:stop(B).
 
 %% Who waited for it waits no longer.
@@ -972,7 +1173,9 @@ closed(_) ->
     {A, B} = cluster:pair([]),
     {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
     await_known([A], B),
-    Senders = [{N, cluster:call(N, mailroom, senders, [{?NAME, cluster:node_of(B)}, [{x, I} || I <- lists:seq(1, 5)], 200, 10])} || N <- [A, B]],
+    Senders = [{N, cluster:call(N, mailroom, senders, [{?NAME, cluster:node_of(B)},
+                                                       [{x, I} || I <- lists:seq(1, 5)], 200, 10])}
+               || N <- [A, B]],
     await_waiting(B, [A, B], 5),
     ok = cluster:call(B, trunkline_inbox, close, [Inbox]),
     finished(Senders, 200),
@@ -981,7 +1184,8 @@ closed(_) ->
     ok = cluster:call(B, fun() ->
                                  {ok, I} = trunkline_inbox:open({local, ?NAME}, #{}),
                                  {ok, J} = trunkline_inbox:open(#{}),
-                                 {error, {already_started, I}} = trunkline_inbox:open({local, ?NAME}, #{}),
+                                 {error, {already_started, I}} =
+                                     trunkline_inbox:open({local, ?NAME}, #{}),
                                  ?NAME ! one,
                                  J ! two,
                                  receive one -> ok end,
@@ -997,8 +1201,14 @@ closed(_) ->
 done_alone(_) ->
     B = cluster:start([]),
     {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => 8}]),
-    ok = cluster:call(B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 40)) end),
-    Got = fun(N) -> cluster:await(fun() -> {Got, _, _} = cluster:call(B, mailroom, state, [Pid]), length(Got) =:= N end) end,
+    ok = cluster:call(
+           B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 40)) end),
+    Got = fun(N) ->
+                  cluster:await(fun() ->
+                                        {Got, _, _} = cluster:call(B, mailroom, state, [Pid]),
+                                        length(Got) =:= N
+                                end)
+          end,
     Got(8),
     ok = cluster:call(B, fun() -> mailroom:kill([whereis(trunkline_inboxes)]) end),
     ok = cluster:call(B, mailroom, done, [Pid, 8]),
@@ -1022,13 +1232,19 @@ stalled_beside_lane(_) ->
     await_known([A], B),
     NodeB = cluster:node_of(B),
     await_known(brisk, [A], B),
-    Stalled = cluster:call(A, mailroom, senders, [{?NAME, NodeB}, [{x, I} || I <- lists:seq(1, 20)], 200, 1000]),
+    Stalled = cluster:call(A, mailroom, senders,
+                           [{?NAME, NodeB}, [{x, I} || I <- lists:seq(1, 20)], 200, 1000]),
     await_waiting(B, [A], 20),
-    Others = cluster:call(A, mailroom, senders, [Plain, [{y, I} || I <- lists:seq(1, 5)], 2000, 100]),
-    Brisk = cluster:call(A, mailroom, senders, [{brisk, NodeB}, [{z, I} || I <- lists:seq(1, 5)], 2000, 100]),
+    Others = cluster:call(A, mailroom, senders,
+                          [Plain, [{y, I} || I <- lists:seq(1, 5)], 2000, 100]),
+    Brisk = cluster:call(A, mailroom, senders,
+                         [{brisk, NodeB}, [{z, I} || I <- lists:seq(1, 5)], 2000, 100]),
     finished([{A, Others}, {A, Brisk}], 2000),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Plain]) =:= 10_000 end),
-    cluster:await(fun() -> lists:usort(maps:values(cluster:call(B, mailroom, summary, [brisk]))) =:= [{2000, 2000, []}] end),
+    cluster:await(fun() ->
+                          lists:usort(maps:values(cluster:call(B, mailroom, summary, [brisk])))
+                              =:= [{2000, 2000, []}]
+                  end),
     x = cluster:call(A, trunkline, call, [{brisk, NodeB}, {echo, x}, ?LONG]),
     ?assertEqual(20, cluster:call(A, mailroom, alive, [Stalled])),
     await_waiting(B, [A], 20),
@@ -1042,7 +1258,8 @@ stalled_beside_lane(_) ->
 endless(A, B) ->
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
-    Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), infinity, 50])} || N <- [A, B]],
+    Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), infinity, 50])}
+               || N <- [A, B]],
     _ = heard(A, B),
     Senders.
 
@@ -1050,11 +1267,12 @@ endless(A, B) ->
 heard(A, B) ->
     Test = self(),
     Ref = make_ref(),
-    cluster:await(fun() -> Summary = summary(B),
-                           case [Tag || N <- [A, B], Tag <- tags(N, 8), not is_map_key(Tag, Summary)] of
-                               [] -> Test ! {Ref, Summary}, true;
-                               Missing -> {missing, Missing}
-                           end end, ?LONG),
+    cluster:await(
+      fun() -> Summary = summary(B),
+               case [Tag || N <- [A, B], Tag <- tags(N, 8), not is_map_key(Tag, Summary)] of
+                   [] -> Test ! {Ref, Summary}, true;
+                   Missing -> {missing, Missing}
+               end end, ?LONG),
     receive {Ref, Summary} -> Summary end.
 
 %% Of each of them there is news.
@@ -1062,11 +1280,14 @@ flowing(A, B) ->
     Before = heard(A, B),
     cluster:await(fun() -> Now = summary(B),
                            case [Tag || N <- [A, B], Tag <- tags(N, 8),
-                                        not is_later(maps:get(Tag, Now, none), element(1, maps:get(Tag, Before)))] of
+                                        not is_later(maps:get(Tag, Now, none),
+                                                     element(1, maps:get(Tag, Before)))] of
                                [] -> true;
-                               Stuck -> {stuck, Stuck, cluster:call(B, fun() -> try trunkline_inbox:info(?NAME) catch error:badarg -> none end end)}
-                           end
-                  end, ?LONG).
+                               Stuck -> {stuck, Stuck,
+                                         cluster:call(B, fun() -> try trunkline_inbox:info(?NAME)
+                                                                  catch error:badarg -> none
+                                                                  end end)}
+                           end end, ?LONG).
 
 is_later({Now, _, _}, Last) -> Now > Last;
 is_later(none, _) -> false.
@@ -1077,13 +1298,20 @@ afterwards(A, B, Senders) ->
     cluster:await(fun() -> idle(B) end, ?LONG),
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
-    New = [{N, cluster:call(N, mailroom, senders, [To, [{new, cluster:node_of(N), I} || I <- lists:seq(1, 8)], 200, 50])} || N <- [A, B]],
+    New = [{N, cluster:call(N, mailroom, senders,
+                            [To, [{new, cluster:node_of(N), I} || I <- lists:seq(1, 8)], 200, 50])}
+           || N <- [A, B]],
     finished(New, 200),
-    cluster:await(fun() -> case [Other || {{new, _, _}, {200, 200, []} = Other} <- maps:to_list(summary(B))] of
-                               All when length(All) =:= 16 -> true;
-                               Some -> {length(Some), [cluster:call(B, fun() -> trunkline_inbox:info(?NAME) end)
-                                                       | [maps:get(lost, cluster:call(A, trunkline, info, [cluster:node_of(B)]))]]}
-                           end end, ?LONG),
+    cluster:await(
+      fun() ->
+              case [Other || {{new, _, _}, {200, 200, []} = Other} <- maps:to_list(summary(B))] of
+                  All when length(All) =:= 16 -> true;
+                  Some ->
+                      {length(Some),
+                       [cluster:call(B, fun() -> trunkline_inbox:info(?NAME) end)
+                        | [maps:get(lost, cluster:call(A, trunkline, info, [cluster:node_of(B)]))]]}
+              end
+      end, ?LONG),
     ok.
 
 %% With its process go all who wait.
@@ -1094,7 +1322,8 @@ consumer_dies(_) ->
       fun(_) ->
               {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),
               await_known([A], B),
-              Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), 500, 50])} || N <- [A, B]],
+              Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 8), 500, 50])}
+                         || N <- [A, B]],
               await_waiting(B, [A, B], 8),
               true = cluster:call(B, erlang, exit, [Pid, kill]),
               finished(Senders, 500),
@@ -1110,12 +1339,17 @@ producers_killed(_) ->
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
-    Some = fun() -> [{N, cluster:call(N, mailroom, senders, [To, [{gone, I} || I <- lists:seq(1, 100)], infinity, 50])} || N <- [A, B]] end,
+    Some = fun() ->
+                   [{N, cluster:call(N, mailroom, senders,
+                                     [To, [{gone, I} || I <- lists:seq(1, 100)], infinity, 50])}
+                    || N <- [A, B]]
+           end,
     lists:foreach(fun(_) ->
                           ok = cluster:call(B, mailroom, hold, [?NAME]),
                           Waiting = Some(),
                           await_waiting(B, [A, B], 50),
-                          _ = [ok = cluster:call(N, mailroom, kill, [Pids]) || {N, Pids} <- Waiting],
+                          _ = [ok = cluster:call(N, mailroom, kill, [Pids])
+                               || {N, Pids} <- Waiting],
                           ok = cluster:call(B, mailroom, release, [?NAME]),
                           Running = Some(),
                           cluster:await(fun() -> tags(B) >= 100 end, ?LONG),
@@ -1133,10 +1367,19 @@ killed_when_told(_) ->
     lists:foreach(
       fun(At) ->
               ok = cluster:call(B, mailroom, hold, [?NAME]),
-              Doomed = cluster:call(At, mailroom, senders, [To, [{doomed, I} || I <- lists:seq(1, 20)], infinity, 10]),
+              Doomed = cluster:call(At, mailroom, senders,
+                                    [To, [{doomed, I} || I <- lists:seq(1, 20)], infinity, 10]),
               await_waiting(B, [At], 20),
-              Holder = cluster:call(At, fun() -> mailroom:own(fun() -> lists:foreach(fun erlang:suspend_process/1, Doomed), self() end) end),
-              Others = cluster:call(At, mailroom, senders, [To, [{At, I} || I <- lists:seq(1, 5)], 100, 10]),
+              Holder = cluster:call(
+                         At, fun() ->
+                                     mailroom:own(
+                                       fun() ->
+                                               lists:foreach(fun erlang:suspend_process/1, Doomed),
+                                               self()
+                                       end)
+                             end),
+              Others = cluster:call(At, mailroom, senders,
+                                    [To, [{At, I} || I <- lists:seq(1, 5)], 100, 10]),
               %% (Some of the others may have been told already.)
               await_waiting(B, [At], 1),
               ok = cluster:call(B, mailroom, release, [?NAME]),
@@ -1190,13 +1433,15 @@ receiving_node_dies(_) ->
               To = {?NAME, cluster:node_of(B)},
               ok = cluster:call(B, mailroom, hold, [?NAME]),
               Senders = cluster:call(A, mailroom, senders, [To, tags(A, 8), 300, 50]),
-              Endless = cluster:call(A, mailroom, senders, [To, [{endless, I} || I <- lists:seq(1, 8)], infinity, 50]),
+              Endless = cluster:call(A, mailroom, senders,
+                                     [To, [{endless, I} || I <- lists:seq(1, 8)], infinity, 50]),
               await_waiting(B, [A], 16),
               cluster:kill(B),
               finished([{A, Senders}], 300),
               cluster:await_state(A, B, down),
               B2 = cluster:start([], Name),
-              {ok, _} = cluster:call(B2, mailroom, start, [{local, ?NAME}, #{}, #{messages => 100}]),
+              {ok, _} = cluster:call(B2, mailroom, start,
+                                     [{local, ?NAME}, #{}, #{messages => 100}]),
               cluster:connect(A, B2),
               cluster:await(fun() -> tags(B2) =:= 8 end, ?LONG),
               afterwards(A, B2, [{A, Endless}]),
@@ -1218,7 +1463,11 @@ faulty(Fault) ->
                                    await_waiting(B, [A, B])
                                end || Hold],
                           Fault(At, A, B),
-                          _ = [ok = cluster:call(B, fun() -> try mailroom:release(?NAME) catch _:_ -> ok end, ok end) || Hold],
+                          _ = [ok = cluster:call(
+                                      B, fun() ->
+                                                 try mailroom:release(?NAME) catch _:_ -> ok end,
+                                                 ok
+                                         end) || Hold],
                           cluster:await_up(A, B),
                           flowing(A, B)
                   end, [{At, Hold} || At <- [A, B], Hold <- [true, false]]),
@@ -1231,13 +1480,15 @@ faulty(Fault) ->
 lanes_killed(_) ->
     faulty(fun(At, A, B) ->
                    Other = cluster:node_of(case At of A -> B; B -> A end),
-                   Link = cluster:call(At, fun() ->
-                                                   #{link := Pid} = trunkline_peers:lookup(Other),
-                                                   {_, Route} = lists:keyfind(Other, 1, trunkline_route:all()),
-                                                   %% (One that sleeps runs no code of its own module.)
-                                                   mailroom:kill(tuple_to_list(element(3, Route))),
-                                                   Pid
-                                           end),
+                   Link = cluster:call(At,
+                                       fun() ->
+                                               #{link := Pid} = trunkline_peers:lookup(Other),
+                                               {_, Route} =
+                                                   lists:keyfind(Other, 1, trunkline_route:all()),
+                                               %% (One that sleeps runs no code of its own module.)
+                                               mailroom:kill(tuple_to_list(element(3, Route))),
+                                               Pid
+                                       end),
                    %% Another link has taken over: nothing that is sent from now on may be lost.
                    cluster:await(fun() -> case cluster:call(At, trunkline_peers, lookup, [Other]) of
                                               #{link := Link} -> Link;
@@ -1247,20 +1498,26 @@ lanes_killed(_) ->
 
 %% Another one takes over, and knows all inboxes.
 inboxes_killed(_) ->
-    faulty(fun(At, _, B) ->
-                   Released = cluster:call(B, mailroom, consumer, [?NAME]),
-                   Old = cluster:call(At, fun() -> P = whereis(trunkline_inboxes), mailroom:kill([P]), P end),
-                   cluster:await(fun() -> case cluster:call(At, erlang, whereis, [trunkline_inboxes]) of
-                                              Old -> old;
-                                              Pid -> is_pid(Pid)
-                                          end end),
-                   known(B),
-                   Released = cluster:call(B, mailroom, consumer, [?NAME])
-           end).
+    faulty(
+      fun(At, _, B) ->
+              Released = cluster:call(B, mailroom, consumer, [?NAME]),
+              Old = cluster:call(
+                      At, fun() -> P = whereis(trunkline_inboxes), mailroom:kill([P]), P end),
+              cluster:await(fun() -> case cluster:call(At, erlang, whereis, [trunkline_inboxes]) of
+                                         Old -> old;
+                                         Pid -> is_pid(Pid)
+                                     end end),
+              known(B),
+              Released = cluster:call(B, mailroom, consumer, [?NAME])
+      end).
 
 %% As an inbox of that node.
 known(B) ->
-    cluster:await(fun() -> cluster:call(B, fun() -> try is_map(trunkline_inbox:info(?NAME)) catch error:badarg -> false end end) end).
+    cluster:await(fun() ->
+                          cluster:call(B, fun() -> try is_map(trunkline_inbox:info(?NAME))
+                                                   catch error:badarg -> false
+                                                   end end)
+                  end).
 
 application_restarted(_) ->
     faulty(fun(At, A, B) ->
@@ -1272,7 +1529,8 @@ application_restarted(_) ->
 
 %% (The server may be held.)
 flowing_if_free(A, B) ->
-    case cluster:call(B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 100) end) end) of
+    case cluster:call(
+           B, fun() -> traffic:attempt(fun() -> gen_server:call(?NAME, {echo, x}, 100) end) end) of
         {ok, x} -> flowing(A, B);
         _ -> ok
     end.
@@ -1291,7 +1549,10 @@ keeper_killed(_) ->
 disconnected(_) ->
     faulty(fun(At, A, B) ->
                    Other = case At of A -> B; B -> A end,
-                   anew:lanes(A, B, fun() -> cluster:call(At, erlang, disconnect_node, [cluster:node_of(Other)]) end)
+                   anew:lanes(A, B, fun() ->
+                                            cluster:call(At, erlang, disconnect_node,
+                                                         [cluster:node_of(Other)])
+                                    end)
            end).
 
 %% A node that stands still for longer than it takes to look for what is missing.
@@ -1321,7 +1582,8 @@ late_introduction(_) ->
     all_in_order(B, [{A, Senders}], 500),
     ok = cluster:call(B, fun() -> stop(whereis(?NAME)) end),
     cluster:await(fun() -> not is_known(A, To) end),
-    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{policy => drop_newest, messages => 100}]),
+    {ok, _} = cluster:call(B, mailroom, start,
+                           [{local, ?NAME}, #{}, #{policy => drop_newest, messages => 100}]),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     finished([{A, cluster:call(A, mailroom, senders, [To, [x], 500, 50])}], 500),
     cluster:await(fun() -> accounted(B, 501) end),
@@ -1334,15 +1596,16 @@ await_known(Nodes, B) -> await_known(?NAME, Nodes, B).
 await_known(Name, Nodes, B) ->
     Key = {Name, cluster:node_of(B)},
     Keeper = cluster:call(B, erlang, whereis, [Name]),
-    lists:foreach(fun(N) ->
-                          cluster:await(fun() ->
-                                                N =:= B orelse meet(Keeper, N, B),
-                                                case cluster:call(N, ets, lookup, [trunkline_inboxes, Key]) of
-                                                    [Row] -> element(3, Row) =:= Keeper;
-                                                    [] -> unknown
-                                                end
-                                        end)
-                  end, Nodes).
+    lists:foreach(
+      fun(N) ->
+              cluster:await(fun() ->
+                                    N =:= B orelse meet(Keeper, N, B),
+                                    case cluster:call(N, ets, lookup, [trunkline_inboxes, Key]) of
+                                        [Row] -> element(3, Row) =:= Keeper;
+                                        [] -> unknown
+                                    end
+                            end)
+      end, Nodes).
 
 meet(Keeper, N, B) -> cluster:call(B, trunkline_inboxes, met, [Keeper, cluster:node_of(N)]).
 
@@ -1352,4 +1615,7 @@ is_known(Node, To) ->
 
 %% (Nor this.)
 is_told_full(Node, To) ->
-    cluster:call(Node, fun() -> [Row] = ets:lookup(trunkline_inboxes, To), atomics:get(element(4, Row), 4) rem 2 =:= 1 end).
+    cluster:call(Node, fun() ->
+                               [Row] = ets:lookup(trunkline_inboxes, To),
+                               atomics:get(element(4, Row), 4) rem 2 =:= 1
+                       end).

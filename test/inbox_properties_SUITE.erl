@@ -33,7 +33,8 @@ prop_mail(Policy) ->
          run_mail(Commands, trunkline_mail:new(Bound, Policy), {Policy, Bound}, [], {1, [], 0})).
 
 mail_command() ->
-    frequency([{10, {in, oneof([urgent, normal]), frequency([{1, call}, {1, granted}, {4, other}]), wide(1, 900)}},
+    frequency([{10, {in, oneof([urgent, normal]), frequency([{1, call}, {1, granted}, {4, other}]),
+                     wide(1, 900)}},
                {6, out}, {1, take_dropped}]).
 
 %% Model: what is there, in the order in which it came, as {Class, Kind, Item}. Number: of the
@@ -54,7 +55,8 @@ run_mail([Command | Commands], Mail, {_, Bound} = Rules, Model, {Number, Gone, U
                 {Dropped, In} = trunkline_mail:in(Class, Kind, Item, Mail),
                 true = lists:member(Item, Dropped) orelse Kind =/= other
                     orelse not is_above(trunkline_mail:level(In) - element(1, Item), Bound),
-                {In, Kept, {Number + 1, [N || {_, N} <- Dropped] ++ Gone, Untold + length(Dropped)}};
+                {In, Kept,
+                 {Number + 1, [N || {_, N} <- Dropped] ++ Gone, Untold + length(Dropped)}};
             out ->
                 case {leaving(Model), trunkline_mail:out(Mail)} of
                     {[], empty} ->
@@ -82,7 +84,8 @@ admit({_, Kind, Item} = New, {Policy, Bound} = Rules, Model) ->
         Full when not Full; Kind =/= other ->
             {[], Model ++ [New]};
         true ->
-            Droppable = [E || {normal, other, _} = E <- Model] ++ [E || {urgent, other, _} = E <- Model],
+            Droppable =
+                [E || {normal, other, _} = E <- Model] ++ [E || {urgent, other, _} = E <- Model],
             case {Policy, Droppable} of
                 {drop_oldest, [{_, _, Oldest} = First | _]} ->
                     {Dropped, Model1} = admit(New, Rules, lists:delete(First, Model)),
@@ -121,7 +124,8 @@ share(_) -> check(prop_share()).
 %% windows follow the clock, and in the end nothing is left.
 prop_share() ->
     ?ALL({Bound, Start, Steps}, {bound(), oneof([0, -1_000_000]), many(share_step())},
-         settle(lists:foldl(fun(Step, Sim) -> sound(share_step(Step, Sim)) end, sim(5, Bound, Start), Steps))).
+         settle(lists:foldl(fun(Step, Sim) -> sound(share_step(Step, Sim)) end,
+                            sim(5, Bound, Start), Steps))).
 
 bound() -> {oneof([wide(1, 500), wide(500, 300_000)]), oneof([wide(1, 10), wide(10, 600)])}.
 
@@ -131,7 +135,8 @@ share_step() ->
                {3, {arrive, Node}}, {3, {arrive_all, Node}},
                {6, {leave, wide(1, 1000)}}, {1, leave_all},
                {3, {credit, Node}}, {2, {credit_all, Node}},
-               {3, {pass, Node, size()}}, {1, {stray, Node, size()}}, {2, flush}, {3, {wait, milliseconds()}}, {2, quiet}, {1, {restart, Node}}]).
+               {3, {pass, Node, size()}}, {1, {stray, Node, size()}}, {2, flush},
+               {3, {wait, milliseconds()}}, {2, quiet}, {1, {restart, Node}}]).
 
 size() -> oneof([wide(1, 200), wide(1, 5000)]).
 
@@ -143,14 +148,16 @@ sim(Nodes, Bound, Now) ->
 
 %% A number that no other beginning has.
 beginning(N, Bound) ->
-    #node{source = {list_to_atom("node" ++ integer_to_list(N)), erlang:unique_integer([positive, monotonic])},
+    #node{source = {list_to_atom("node" ++ integer_to_list(N)),
+                    erlang:unique_integer([positive, monotonic])},
           window = trunkline_share:first(Bound, block)}.
 
 share_step({send, N, Bytes}, #sim{nodes = Nodes, to = To} = Sim) ->
     #{N := #node{source = Source, level = Level} = Node} = Nodes,
     case is_above(Level, Node#node.window) of
         true -> Sim;
-        false -> Sim#sim{nodes = Nodes#{N := Node#node{level = Level + charge(Bytes)}}, to = To ++ [{N, Source, charge(Bytes)}]}
+        false -> Sim#sim{nodes = Nodes#{N := Node#node{level = Level + charge(Bytes)}},
+                         to = To ++ [{N, Source, charge(Bytes)}]}
     end;
 share_step({fill, _, _} = Step, Sim) ->
     again(setelement(1, Step, send), Sim);
@@ -244,12 +251,15 @@ is_owed(#known{owed = Owed, told = Told, window = Window}) -> Owed > 0 orelse To
 %% Credits are for these, each with all that it is owed, and its window.
 credited(Sources, Credits, #sim{known = Known, back = Back} = Sim) ->
     Expected = [{Source, Owed, Window}
-                || Source <- Sources, #known{owed = Owed, window = Window} <- [maps:get(Source, Known)]],
+                || Source <- Sources,
+                   #known{owed = Owed, window = Window} <- [maps:get(Source, Known)]],
     true = lists:sort(Credits) =:= lists:sort(Expected),
     Told = maps:from_list([{Source, K#known{owed = 0, told = Window}}
-                           || Source <- Sources, #known{window = Window} = K <- [maps:get(Source, Known)]]),
+                           || Source <- Sources,
+                              #known{window = Window} = K <- [maps:get(Source, Known)]]),
     Sim#sim{known = maps:merge(Known, Told),
-            back = Back ++ [{number(Source), Source, Left, Window} || {Source, Left, Window} <- Credits]}.
+            back = Back
+            ++ [{number(Source), Source, Left, Window} || {Source, Left, Window} <- Credits]}.
 
 number({Name, _}) -> "node" ++ N = atom_to_list(Name), list_to_integer(N).
 
@@ -257,25 +267,29 @@ number({Name, _}) -> "node" ++ N = atom_to_list(Name), list_to_integer(N).
 recounted(#sim{now = Now, bound = {Bytes, Messages} = Bound, known = Known, share = State} = Sim) ->
     First = trunkline_share:first(Bound, block),
     IsActive = fun(#known{held = Held, last = Last}) -> Held > 0 orelse Now - Last < ?ACTIVE end,
-    Over = [Source || {Source, #known{held = 0, owed = 0, told = Told} = K} <- maps:to_list(Known),
-                      is_before_another(Source, Known) orelse not IsActive(K) andalso Told =:= First],
+    Over = [Source
+            || {Source, #known{held = 0, owed = 0, told = Told} = K} <- maps:to_list(Known),
+               is_before_another(Source, Known) orelse not IsActive(K) andalso Told =:= First],
     Active = length(lists:filter(IsActive, maps:values(maps:without(Over, Known)))),
     Share = part(Active + 1, Bound),
     {B, M} = Share,
     %% With one that nobody has they are the bound, but that each may send something.
-    true = (Active + 1) * B =< max(Bytes, Active + 1) andalso (Active + 1) * M =< max(Messages, Active + 1),
+    true = (Active + 1) * B =< max(Bytes, Active + 1)
+        andalso (Active + 1) * M =< max(Messages, Active + 1),
     Windows = trunkline_share:sources(State),
     {LeastB, LeastM} = First,
     Sim#sim{counted = Now,
-            known = maps:map(fun(Source, K) ->
-                                     #{Source := #{window := {WB, WM} = Window}} = Windows,
-                                     true = case IsActive(K) andalso not is_before_another(Source, Known)
-                                                andalso not trunkline_share:is_stranger(Source) of
-                                                true -> WB >= min(B, LeastB) andalso WB =< B andalso WM >= min(M, LeastM) andalso WM =< M;
-                                                false -> Window =:= First
-                                            end,
-                                     K#known{window = Window}
-                             end, maps:without(Over, Known))}.
+            known = maps:map(
+                      fun(Source, K) ->
+                              #{Source := #{window := {WB, WM} = Window}} = Windows,
+                              true = case IsActive(K) andalso not is_before_another(Source, Known)
+                                         andalso not trunkline_share:is_stranger(Source) of
+                                         true -> WB >= min(B, LeastB) andalso WB =< B
+                                                     andalso WM >= min(M, LeastM) andalso WM =< M;
+                                         false -> Window =:= First
+                                     end,
+                              K#known{window = Window}
+                      end, maps:without(Over, Known))}.
 
 is_before_another({Name, Epoch}, Known) ->
     lists:any(fun({N, E}) -> N =:= Name andalso E > Epoch end, maps:keys(Known)).
@@ -285,7 +299,8 @@ part(N, {Bytes, Messages}) -> {max(1, Bytes div N), max(1, Messages div N)}.
 sound(#sim{share = Share, nodes = Nodes, known = Known, bound = Bound} = Sim) ->
     true = part(?IDLE, Bound) =:= trunkline_share:first(Bound, block),
     true = trunkline_share:sources(Share)
-        =:= maps:map(fun(_, #known{window = W, held = Held}) -> #{window => W, held => Held} end, Known),
+        =:= maps:map(fun(_, #known{window = W, held = Held}) -> #{window => W, held => Held} end,
+                     Known),
     true = trunkline_share:is_owing(Share) =:= lists:any(fun is_owed/1, maps:values(Known)),
     lists:foreach(fun(Node) -> sound(Node, Sim) end, maps:values(Nodes)),
     Sim.
@@ -320,13 +335,15 @@ settle(#sim{bound = Bound} = Sim) ->
     true = lists:all(fun(#node{level = Level}) -> Level =:= 0 end, maps:values(Sim1#sim.nodes)),
     Quiet = steps([{wait, ?ACTIVE}, flush, credit_all], Sim1),
     First = trunkline_share:first(Bound, block),
-    true = lists:all(fun(#node{window = Window}) -> Window =:= First end, maps:values(Quiet#sim.nodes)),
+    true = lists:all(fun(#node{window = Window}) -> Window =:= First end,
+                     maps:values(Quiet#sim.nodes)),
     #sim{share = Share, back = []} = steps([{wait, ?RECOUNT}, flush], Quiet),
     trunkline_share:sources(Share) =:= #{}.
 
 steps(Steps, #sim{nodes = Nodes} = Sim) ->
     lists:foldl(fun(Step, S) when Step =:= arrive_all; Step =:= credit_all ->
-                        lists:foldl(fun(N, S1) -> sound(share_step({Step, N}, S1)) end, S, maps:keys(Nodes));
+                        lists:foldl(fun(N, S1) -> sound(share_step({Step, N}, S1)) end, S,
+                                    maps:keys(Nodes));
                    (Step, S) ->
                         sound(share_step(Step, S))
                 end, Sim, Steps).
@@ -345,8 +362,9 @@ windows(IsAway) ->
     bytes([a], Before) + bytes([b, c], After).
 
 bytes(Nodes, Share) ->
-    lists:sum([Bytes || {{Node, _}, #{window := {Bytes, _}}}
-                            <- maps:to_list(trunkline_share:sources(Share)), lists:member(Node, Nodes)]).
+    lists:sum(
+      [Bytes || {{Node, _}, #{window := {Bytes, _}}}
+                    <- maps:to_list(trunkline_share:sources(Share)), lists:member(Node, Nodes)]).
 
 %% It sends a message, which leaves at once.
 visited(Node, Now, Share) ->
@@ -368,21 +386,28 @@ prop_flood() ->
     ?ALL({Nodes, Bound}, {range(1, 20), bound()},
          ?ALL(Steps, many(flood_step(Nodes)),
               begin
-                  Sim = lists:foldl(fun(Step, S) -> within(flood_step(Step, S)) end, sim(Nodes, Bound, 0), Steps),
+                  Sim = lists:foldl(fun(Step, S) -> within(flood_step(Step, S)) end,
+                                    sim(Nodes, Bound, 0), Steps),
                   All = lists:seq(1, Nodes),
                   Active = steps([{wait, ?RECOUNT}, flush, credit_all],
-                                 lists:foldl(fun(N, S) -> flood_step({send, N, 1}, flood_step(leave_all, S)) end, Sim, All)),
+                                 lists:foldl(
+                                   fun(N, S) ->
+                                           flood_step({send, N, 1}, flood_step(leave_all, S))
+                                   end, Sim, All)),
                   Ready = steps([leave_all, flush, credit_all], Active),
-                  Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, ?LARGEST}, S) end, Ready, All)),
+                  Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, ?LARGEST}, S) end,
+                                                Ready, All)),
                   {Bytes, Messages} = Bound,
-                  bytes(Sum) < max(Bytes, Nodes) + Nodes * ?LARGEST andalso messages(Sum) =< max(Messages, Nodes)
+                  bytes(Sum) < max(Bytes, Nodes) + Nodes * ?LARGEST
+                      andalso messages(Sum) =< max(Messages, Nodes)
               end)).
 
 flood_step(Nodes) ->
     Node = range(1, Nodes),
     frequency([{2, {send, Node, wide(1, ?LARGEST)}}, {6, {fill, Node, wide(1, ?LARGEST)}},
                {1, {stray, Node, wide(1, ?LARGEST)}}, {1, {flood, Node, wide(1, ?LARGEST)}},
-               {3, {leave, wide(1, 1000)}}, {1, leave_all}, {1, flush}, {2, {wait, milliseconds()}}]).
+               {3, {leave, wide(1, 1000)}}, {1, leave_all}, {1, flush},
+               {2, {wait, milliseconds()}}]).
 
 flood_step({fill, _, _} = Step, Sim) ->
     case flood_step(setelement(1, Step, send), Sim) of
@@ -439,20 +464,25 @@ outstanding(#sim{nodes = Nodes, here = Here}) ->
 %% Also if nothing leaves while one after the other comes.
 flood_in_turn(_) ->
     Messages = 6400,
-    lists:foreach(fun(Nodes) ->
-                          All = lists:seq(1, Nodes),
-                          Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, 1}, S) end,
-                                                        sim(Nodes, {1 bsl 30, Messages}, 0), All)),
-                          true = messages(Sum) >= Messages div 2 andalso messages(Sum) =< Messages + Nodes * Messages div 64
-                  end, [1, 2, 3, 10, 30, 60]).
+    lists:foreach(
+      fun(Nodes) ->
+              All = lists:seq(1, Nodes),
+              Sum = outstanding(lists:foldl(fun(N, S) -> flood_step({fill, N, 1}, S) end,
+                                            sim(Nodes, {1 bsl 30, Messages}, 0), All)),
+              true = messages(Sum) >= Messages div 2
+                  andalso messages(Sum) =< Messages + Nodes * Messages div 64
+      end, [1, 2, 3, 10, 30, 60]).
 
 %% Nodes that have sent once, and do so no more, leave it all to the one that does.
 left_alone(_) ->
     Bound = {1 bsl 23, 100_000},
     Last = lists:foldl(fun(N, Sim) ->
-                               Sent = lists:foldl(fun(_, S) -> flood_step({send, N, 100}, S) end, Sim, lists:seq(1, 200)),
-                               Quiet = flood_step({wait, ?ACTIVE}, flood_step(flush, flood_step(leave_all, Sent))),
-                               flood_step(flush, flood_step({wait, ?RECOUNT}, flood_step(flush, Quiet)))
+                               Sent = lists:foldl(fun(_, S) -> flood_step({send, N, 100}, S) end,
+                                                  Sim, lists:seq(1, 200)),
+                               Quiet = flood_step({wait, ?ACTIVE},
+                                                  flood_step(flush, flood_step(leave_all, Sent))),
+                               flood_step(flush,
+                                          flood_step({wait, ?RECOUNT}, flood_step(flush, Quiet)))
                        end, sim(100, Bound, 0), lists:seq(1, 99)),
     Sends = flood_step(flush, flood_step({wait, ?RECOUNT}, flood_step({send, 100, 100}, Last))),
     #sim{nodes = #{100 := #node{window = Window}}} = Sends,
@@ -467,13 +497,14 @@ left_alone(_) ->
 visits(_) -> counterexample:check(3000, 50, prop_visits()).
 
 -record(side, {process, mailbox = [], monitors = #{}}).     % Monitor => the process there
--record(world, {guests, hosts,
-                here = #side{}, there = #side{},
-                inboxes = #{},                        % Inbox => Name
-                rows = [],
-                to_there = [], to_here = [],          % on the way, oldest first
-                late = {[], []},                      % the same, news of deaths that may be overtaken
-                connected = false, busy = false}).
+-record(world,
+        {guests, hosts,
+         here = #side{}, there = #side{},
+         inboxes = #{},                        % Inbox => Name
+         rows = [],
+         to_there = [], to_here = [],          % on the way, oldest first
+         late = {[], []},                      % the same, news of deaths that may be overtaken
+         connected = false, busy = false}).
 
 prop_visits() ->
     ?ALL(Steps, many(visit_step()),
@@ -494,9 +525,11 @@ is_known(Inbox, #world{guests = Guests}) ->
 
 visit_step() ->
     Any = range(1, 5),
-    frequency([{6, {met, Any}}, {2, {start, range(1, 3)}}, {2, {stop, Any}}, {1, {changed, Any}}, {8, {arrive, oneof([here, there])}},
+    frequency([{6, {met, Any}}, {2, {start, range(1, 3)}}, {2, {stop, Any}}, {1, {changed, Any}},
+               {8, {arrive, oneof([here, there])}},
                {8, {handle, oneof([here, there])}},
-               {2, {break, wide(0, 3), wide(0, 3)}}, {3, connect}, {2, late}, {1, {kill, oneof([here, there])}},
+               {2, {break, wide(0, 3), wide(0, 3)}}, {3, connect}, {2, late},
+               {1, {kill, oneof([here, there])}},
                {1, {busy, boolean()}}]).
 
 world() ->
@@ -508,7 +541,8 @@ process() -> spawn(fun() -> ok end).
 visit_step({start, Name}, #world{inboxes = Inboxes, guests = G} = W) ->
     %% (They are looked at only as keys.)
     I = erlang:unique_integer([positive]),
-    flush_visits(W#world{inboxes = Inboxes#{I => Name}, guests = trunkline_guests:named(I, Name, G)});
+    flush_visits(W#world{inboxes = Inboxes#{I => Name},
+                         guests = trunkline_guests:named(I, Name, G)});
 visit_step({What, Any}, #world{inboxes = Inboxes} = W)
   when What =:= met; What =:= stop; What =:= changed ->
     case maps:keys(Inboxes) of
@@ -525,8 +559,10 @@ visit_step({handle, here}, #world{here = #side{mailbox = [M | Ms]} = Side} = W) 
     flush_visits(here(M, W#world{here = Side#side{mailbox = Ms}}));
 %% So many messages each way have arrived before, the others are lost.
 visit_step({break, N, M}, #world{connected = true, to_there = ToThere, to_here = ToHere} = W) ->
-    W1 = again(fun(W0) -> visit_step({arrive, there}, W0) end, N, W#world{to_there = lists:sublist(ToThere, N)}),
-    W2 = again(fun(W0) -> visit_step({arrive, here}, W0) end, M, W1#world{to_here = lists:sublist(ToHere, M)}),
+    W1 = again(fun(W0) -> visit_step({arrive, there}, W0) end, N,
+               W#world{to_there = lists:sublist(ToThere, N)}),
+    W2 = again(fun(W0) -> visit_step({arrive, here}, W0) end, M,
+               W1#world{to_here = lists:sublist(ToHere, M)}),
     W2#world{connected = false, to_there = [], to_here = [], late = {[], []}, busy = false,
              there = all_down(W2#world.there), here = all_down(W2#world.here)};
 visit_step(connect, W) ->
@@ -573,11 +609,12 @@ told_of(Pid, #side{monitors = Monitors}) ->
 
 there({inboxes, Visit, Pid, List}, #world{hosts = H0} = W) ->
     {Forgotten, H} = trunkline_hosts:heard(Pid, Visit, H0),
-    lists:foldl(fun({I, ended}, #world{hosts = H1, rows = Rows} = W1) ->
-                        W1#world{hosts = trunkline_hosts:forgets(node(), I, H1), rows = Rows -- [I]};
-                   ({I, here}, #world{hosts = H1, rows = Rows} = W1) ->
-                        W1#world{hosts = trunkline_hosts:knows(node(), I, H1), rows = lists:usort([I | Rows])}
-                end, W#world{hosts = H, rows = W#world.rows -- Forgotten}, List);
+    lists:foldl(
+      fun({I, ended}, #world{hosts = H1, rows = Rows} = W1) ->
+              W1#world{hosts = trunkline_hosts:forgets(node(), I, H1), rows = Rows -- [I]};
+         ({I, here}, #world{hosts = H1, rows = Rows} = W1) ->
+              W1#world{hosts = trunkline_hosts:knows(node(), I, H1), rows = lists:usort([I | Rows])}
+      end, W#world{hosts = H, rows = W#world.rows -- Forgotten}, List);
 there({over, Visit}, #world{hosts = H} = W) ->
     gone(trunkline_hosts:over(Visit, H), W);
 there({'DOWN', M}, #world{hosts = H} = W) ->
@@ -592,7 +629,8 @@ here({'DOWN', M}, #world{guests = G} = W) ->
 
 %% What trunkline_inboxes does after each event.
 flush_visits(#world{guests = G, hosts = H} = W) ->
-    W1 = lists:foldl(fun({there, News}, W0) -> tell_guest(News, W0) end, W, trunkline_guests:due(G)),
+    W1 = lists:foldl(fun({there, News}, W0) -> tell_guest(News, W0) end, W,
+                     trunkline_guests:due(G)),
     lists:foldl(fun tell_host/2, W1, trunkline_hosts:due(H)).
 
 tell_guest([], W) ->
@@ -601,7 +639,8 @@ tell_guest(_, #world{connected = false, guests = G} = W) ->
     W#world{guests = trunkline_guests:is_away(there, G)};
 tell_guest(_, #world{busy = true} = W) ->
     W;
-tell_guest([News | Rest], #world{guests = G, to_there = To, inboxes = Inboxes, here = Here, there = There} = W) ->
+tell_guest([News | Rest],
+           #world{guests = G, to_there = To, inboxes = Inboxes, here = Here, there = There} = W) ->
     Message = case News of
                   {over, _} -> News;
                   {inboxes, Visit, Is} ->
@@ -635,7 +674,8 @@ tell_host({Pid, Visit}, #world{hosts = H, to_here = To, here = #side{process = N
 quiet_visit(W) ->
     Steps = [{busy, false}, late, {arrive, here}, {arrive, there}, {handle, here}, {handle, there}],
     case lists:foldl(fun visit_step/2, W, Steps) of
-        #world{to_there = [], to_here = [], here = #side{mailbox = []}, there = #side{mailbox = []}} = W1 ->
+        #world{to_there = [], to_here = [], here = #side{mailbox = []},
+               there = #side{mailbox = []}} = W1 ->
             case flush_visits(W1) of
                 W1 -> W1;
                 W2 -> quiet_visit(W2)

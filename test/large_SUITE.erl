@@ -8,21 +8,24 @@
 
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
-         replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
-         requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
-         replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
-         processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
-         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
+         replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1, requests_and_replies/1,
+         late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
+         replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1,
+         ends_killed/1, carriers_killed/1, two_carriers_killed/1, processes_killed/1,
+         link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
+         connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
+         memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
-          replies_among_messages, small_ones_pass, smaller_overtakes,
-          requests_and_replies, late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound,
-          replies_wait, replies_wait_no_longer, many_large_replies, killed_senders, ends_killed, carriers_killed, two_carriers_killed,
-          processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
-          stops_by_distribution, memory, memory_after_one, idle_connection].
+          replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
+          late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
+          replies_wait_no_longer, many_large_replies, killed_senders, ends_killed, carriers_killed,
+          two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
+          stopped_and_continued, connection_breaks, new_incarnation, stops, stops_by_distribution,
+          memory, memory_after_one, idle_connection].
 
 -define(KB, 1024).
 -define(MB, 1048576).
@@ -37,17 +40,23 @@ sizes(_) ->
               {A, B} = cluster:pair(Env),
               [To] = cluster:call(B, freight, start_receivers, [1]),
               %% A binary of so many bytes takes six more on its way.
-              Threshold = [64 * ?KB - erlang:external_size(freight:message(1, 1, 0)) - 2 + D || D <- lists:seq(-6, 6)],
+              Threshold = [64 * ?KB - erlang:external_size(freight:message(1, 1, 0)) - 2 + D
+                           || D <- lists:seq(-6, 6)],
               lists:foreach(
                 fun({Id, Makes}) ->
-                        [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, M} || M <- Makes]}]]),
+                        [normal] = cluster:call(A, freight, play_all,
+                                                [[{Id, [{send, To, M} || M <- Makes]}]]),
                         await_received(B, To, Id, length(Makes))
-                end, [{exact, Threshold}, {binary, Sizes}, {term, [{pieces, S} || S <- Sizes, S < ?MB div 2]}]),
+                end, [{exact, Threshold}, {binary, Sizes},
+                      {term, [{pieces, S} || S <- Sizes, S < ?MB div 2]}]),
               exact_threshold(A, B),
               cluster:stop_all([A, B])
       end,
-      [{[], around([64 * ?KB, 128 * ?KB, ?MB, 2 * ?MB, 3 * ?MB, 4 * ?MB, 8 * ?MB, 16 * ?MB, 24 * ?MB]) ++ [40 * ?MB]},
-       {[{bulk_transport, dist}], around([64 * ?KB] ++ [30 * ?KB * K || K <- lists:seq(1, 8)] ++ [?MB, 8 * ?MB])},
+      [{[],
+        around([64 * ?KB, 128 * ?KB, ?MB, 2 * ?MB, 3 * ?MB, 4 * ?MB, 8 * ?MB, 16 * ?MB, 24 * ?MB])
+        ++ [40 * ?MB]},
+       {[{bulk_transport, dist}],
+        around([64 * ?KB] ++ [30 * ?KB * K || K <- lists:seq(1, 8)] ++ [?MB, 8 * ?MB])},
        {[{bulk_connections, 3}, {large_bytes, 1024}],
         around([1024, 30 * ?KB, 60 * ?KB, 64 * ?KB, ?MB, 2 * ?MB, 16 * ?MB])}]).
 
@@ -61,12 +70,14 @@ exact_threshold(A, B) ->
     lists:foreach(
       fun(D) ->
               Before = Large(),
-              ok = cluster:call(A, fun() ->
-                                           Message = binary:copy(<<1>>, Least + D - erlang:external_size(<<>>)),
-                                           Least = erlang:external_size(Message) - D,
-                                           trunkline:send(To, Message),
-                                           ok = trunkline:call(To, {echo, ok})
-                                   end),
+              ok = cluster:call(
+                     A,
+                     fun() ->
+                             Message = binary:copy(<<1>>, Least + D - erlang:external_size(<<>>)),
+                             Least = erlang:external_size(Message) - D,
+                             trunkline:send(To, Message),
+                             ok = trunkline:call(To, {echo, ok})
+                     end),
               ?assertEqual(case D >= 0 of true -> 1; false -> 0 end, Large() - Before)
       end, lists:seq(-3, 3)).
 
@@ -75,8 +86,10 @@ large_bytes(A, B) ->
     trunkline_gate:bytes(Large) - 128.
 
 await_received(B, To, Id, N) ->
-    cluster:await(fun() -> count(B, To, Id) >= N orelse {missing, Id, count(B, To, Id), N} end, ?LONG),
-    ?assertEqual(lists:seq(1, N), [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]).
+    cluster:await(fun() -> count(B, To, Id) >= N orelse {missing, Id, count(B, To, Id), N} end,
+                  ?LONG),
+    ?assertEqual(lists:seq(1, N),
+                 [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]).
 
 count(B, To, Id) ->
     {_, Count, _} = maps:get(Id, cluster:call(B, freight, summary, [To]), {0, 0, []}),
@@ -89,10 +102,12 @@ terms(_) ->
               {A, B} = cluster:pair(Env),
               Echo = cluster:call(B, fun() -> spawn(fun echo/0) end),
               Sums = cluster:call(B, fun() -> spawn(fun sums/0) end),
-              ok = cluster:call(A, fun() -> lists:foreach(fun({What, Term}) ->
-                                                                  true = erlang:external_size(Term) >= 64 * ?KB,
-                                                                  check_term(What, Term, Echo, Sums)
-                                                          end, kinds_of_terms()) end),
+              ok = cluster:call(
+                     A,
+                     fun() -> lists:foreach(fun({What, Term}) ->
+                                                    true = erlang:external_size(Term) >= 64 * ?KB,
+                                                    check_term(What, Term, Echo, Sums)
+                                            end, kinds_of_terms()) end),
               cluster:stop_all([A, B])
       end, [[], [{bulk_transport, dist}]]).
 
@@ -105,7 +120,8 @@ sum(Term) -> erlang:md5(term_to_binary(without_funs(Term), [{minor_version, 2}])
 %% A fun as what it is. Its own bytes also name a process, since OTP 27 the init process of
 %% whichever node encodes it.
 without_funs(Fun) when is_function(Fun) ->
-    without_funs({'fun', [erlang:fun_info(Fun, What) || What <- [type, module, name, arity, env, new_index, new_uniq]]});
+    without_funs({'fun', [erlang:fun_info(Fun, What)
+                          || What <- [type, module, name, arity, env, new_index, new_uniq]]});
 without_funs([Head | Tail]) -> [without_funs(Head) | without_funs(Tail)];
 without_funs(Tuple) when is_tuple(Tuple) -> list_to_tuple(without_funs(tuple_to_list(Tuple)));
 without_funs(Term) -> Term.
@@ -133,7 +149,8 @@ kinds_of_terms() ->
      {improper_at_the_end, lists:seq(1, 50_000) ++ Big},
      {bitstring, Bits},
      {bitstrings, {Bits, [Bits | Bits]}},
-     {sub_binaries, {Sub, [Sub, binary:part(Huge, 0, 70_000)], binary:part(Huge, 5, 65536), binary:part(Huge, 5, 65535)}},
+     {sub_binaries, {Sub, [Sub, binary:part(Huge, 0, 70_000)], binary:part(Huge, 5, 65536),
+                     binary:part(Huge, 5, 65535)}},
      {fun_with_binary, Local},
      {fun_among, {Local, fun lists:map/2, Big}},
      {pids, [self(), Big | lists:duplicate(10_000, self())]},
@@ -155,7 +172,8 @@ kinds_of_terms() ->
      {tuple_of_99, list_to_tuple([B(65536 + N) || N <- lists:seq(1, 99)])},
      {tuple_of_101, list_to_tuple([B(65536 + N) || N <- lists:seq(1, 101)])},
      {empties, {[], {}, #{}, <<>>, Big, [], {}, #{}, <<>>, [[], Huge, []]}},
-     {looks_like_a_message, {batch, now, 1, [[self() | Big], [{notice, 1, 1, self(), self()} | [1]]]}},
+     {looks_like_a_message,
+      {batch, now, 1, [[self() | Big], [{notice, 1, 1, self(), self()} | [1]]]}},
      {looks_like_a_parcel, {{x, []}, [[{element, 2}]], Big}}].
 
 %% --- in order ---------------------------------------------------------------------
@@ -165,25 +183,27 @@ kinds_of_terms() ->
 mixtures(_) ->
     [A, B] = cluster:start_all([[], []]),
     cluster:connect(A, B),
-    lists:foreach(fun(Run) ->
-                          Seed = {Run, erlang:unique_integer([positive]), erlang:system_time()},
-                          _ = rand:seed(exsss, Seed),
-                          Case = {Env, _, _} = mixture(),
-                          ct:log("run ~b, seed ~w: ~p, ~w receivers, ~b messages", [Run, Seed, Env, element(2, Case),
-                                                        lists:sum([length(S) || {_, S} <- element(3, Case)])]),
-                          try mix(Case, A, B)
-                          catch Class:Reason:Stack ->
-                                  ct:pal("run ~b, seed ~w: ~P", [Run, Seed, {Class, Reason, Stack}, 200]),
-                                  ct:fail({seed, Seed})
-                          end
-                  end, lists:seq(1, 15)),
+    lists:foreach(
+      fun(Run) ->
+              Seed = {Run, erlang:unique_integer([positive]), erlang:system_time()},
+              _ = rand:seed(exsss, Seed),
+              Case = {Env, _, _} = mixture(),
+              ct:log("run ~b, seed ~w: ~p, ~w receivers, ~b messages",
+                     [Run, Seed, Env, element(2, Case),
+                      lists:sum([length(S) || {_, S} <- element(3, Case)])]),
+              try mix(Case, A, B)
+              catch Class:Reason:Stack ->
+                      ct:pal("run ~b, seed ~w: ~P", [Run, Seed, {Class, Reason, Stack}, 200]),
+                      ct:fail({seed, Seed})
+              end
+      end, lists:seq(1, 15)),
     cluster:stop_all([A, B]).
 
 mixture() ->
-    Env = [{lanes, pick([1, 2, 3, 4])}, {queue_bytes, pick([4096, 262_144])}, {window_bytes, pick([16_384, 4 * ?MB])},
-           {batch_bytes, pick([256, 65_536])}, {large_bytes, pick([1024, 65_536, 65_536])},
-           {bulk_bytes, pick([1024, ?MB, 64 * ?MB])}, {bulk_connections, pick([1, 1, 3])},
-           {bulk_transport, pick([auto, auto, dist])}],
+    Env = [{lanes, pick([1, 2, 3, 4])}, {queue_bytes, pick([4096, 262_144])},
+           {window_bytes, pick([16_384, 4 * ?MB])}, {batch_bytes, pick([256, 65_536])},
+           {large_bytes, pick([1024, 65_536, 65_536])}, {bulk_bytes, pick([1024, ?MB, 64 * ?MB])},
+           {bulk_connections, pick([1, 1, 3])}, {bulk_transport, pick([auto, auto, dist])}],
     Receivers = [pick([on_heap, off_heap]) || _ <- lists:seq(1, pick([1, 2, 4]))],
     Most = case Env of [_, _, _, _, _, _, _, {_, dist}] -> 3 * ?MB; _ -> 10 * ?MB end,
     {Env, Receivers, [{Id, [step(length(Receivers), Most) || _ <- lists:seq(1, rand:uniform(40))]}
@@ -217,21 +237,26 @@ mix({Env, Kinds, Scripts}, A, B) ->
     restart(B, Env),
     cluster:await_up(A, B),
     NodeB = cluster:node_of(B),
-    Receivers = cluster:call(B, fun() ->
-        [begin
-             [Pid] = freight:start_receivers(1, [{message_queue_data, Kind}]),
-             Name = list_to_atom("receiver_" ++ integer_to_list(Nr)),
-             whereis(Name) =:= undefined orelse unregister(Name),
-             ok = freight:register_as(Pid, Name),
-             #{pid => Pid, name => {Name, NodeB}, name_node => {Name, NodeB}, alias => freight:alias_of(Pid)}
-         end || {Nr, Kind} <- lists:zip(lists:seq(1, length(Kinds)), Kinds)] end),
-    Play = [{Id, [{Kind, maps:get(How, lists:nth(Nr, Receivers)), Make} || {Kind, Nr, How, Make} <- Script]}
+    Receivers = cluster:call(
+                  B, fun() ->
+                             [begin
+                                  [Pid] = freight:start_receivers(1, [{message_queue_data, Kind}]),
+                                  Name = list_to_atom("receiver_" ++ integer_to_list(Nr)),
+                                  whereis(Name) =:= undefined orelse unregister(Name),
+                                  ok = freight:register_as(Pid, Name),
+                                  #{pid => Pid, name => {Name, NodeB}, name_node => {Name, NodeB},
+                                    alias => freight:alias_of(Pid)}
+                              end || {Nr, Kind} <- lists:zip(lists:seq(1, length(Kinds)), Kinds)]
+                     end),
+    Play = [{Id, [{Kind, maps:get(How, lists:nth(Nr, Receivers)), Make}
+                  || {Kind, Nr, How, Make} <- Script]}
             || {Id, Script} <- Scripts],
     Ends = cluster:call(A, freight, play_all, [Play]),
     ?assertEqual([], [End || End <- Ends, End =/= normal]),
     lists:foreach(
       fun({Nr, #{pid := Pid}}) ->
-              Expected = [{Id, [N || {N, {_, To, _, _}} <- lists:zip(lists:seq(1, length(Script)), Script), To =:= Nr]}
+              Expected = [{Id, [N || {N, {_, To, _, _}} <- lists:zip(lists:seq(1, length(Script)),
+                                                                     Script), To =:= Nr]}
                           || {Id, Script} <- Scripts],
               Total = lists:sum([length(Ns) || {_, Ns} <- Expected]),
               cluster:await(fun() -> case cluster:call(B, freight, count, [Pid]) of
@@ -241,7 +266,8 @@ mix({Env, Kinds, Scripts}, A, B) ->
               Got = cluster:call(B, freight, received, [Pid]),
               ?assertEqual(Expected, [{Id, [N || {I, N} <- Got, I =:= Id]} || {Id, _} <- Scripts])
       end, lists:zip(lists:seq(1, length(Receivers)), Receivers)),
-    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 orelse {level(A, B), level(B, A)} end),
+    cluster:await(
+      fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 orelse {level(A, B), level(B, A)} end),
     %% With their names.
     cluster:call(B, fun() ->
         lists:foreach(fun(#{pid := Pid}) ->
@@ -259,13 +285,13 @@ restart(Node, Env) ->
 %% order, those that come to its pid too. The large message cannot arrive before the name
 %% has changed its holder, since the dock sleeps.
 names_change(_) ->
-    lists:foreach(
-      fun(Env) ->
-              {A, B} = cluster:pair([{lanes, 1} | Env]),
-              [?assertEqual({Before, First, lists:seq(1, 12)}, {Before, First, names_change(Before, First, A, B)})
-               || Before <- [nobody, other, the_same], First <- [send, cast, request]],
-              cluster:stop_all([A, B])
-      end, [[], [{bulk_transport, dist}]]).
+    lists:foreach(fun(Env) ->
+                          {A, B} = cluster:pair([{lanes, 1} | Env]),
+                          [?assertEqual({Before, First, lists:seq(1, 12)},
+                                        {Before, First, names_change(Before, First, A, B)})
+                           || Before <- [nobody, other, the_same], First <- [send, cast, request]],
+                          cluster:stop_all([A, B])
+                  end, [[], [{bulk_transport, dist}]]).
 
 %% What the process got that has the name in the end.
 names_change(Before, First, A, B) ->
@@ -277,13 +303,15 @@ names_change(Before, First, A, B) ->
     play(A, Sender, [{1, First, Name, 200_000}]),
     all_has_come(A, Other),
     take_name(B, To),
-    play(A, Sender, [{2, send, Name, 10}, {3, cast, Name, 10}, {4, send, To, 10}, {5, request, Name, 10},
-                     {6, multicast, [Name, Other], 10}, {7, send, To, 200_000}, {8, request, Name, 200_000},
-                     {9, send, Name, 10}, {10, multicast, [Other, To], 200_000}, {11, send, To, 10},
-                     {12, send, Name, 10}]),
+    play(A, Sender,
+         [{2, send, Name, 10}, {3, cast, Name, 10}, {4, send, To, 10}, {5, request, Name, 10},
+          {6, multicast, [Name, Other], 10}, {7, send, To, 200_000}, {8, request, Name, 200_000},
+          {9, send, Name, 10}, {10, multicast, [Other, To], 200_000}, {11, send, To, 10},
+          {12, send, Name, 10}]),
     all_has_come(A, Other),
     release(B),
-    cluster:await(fun() -> count(B, To, sender) =:= 12 orelse cluster:call(B, freight, received, [To]) end),
+    cluster:await(
+      fun() -> count(B, To, sender) =:= 12 orelse cluster:call(B, freight, received, [To]) end),
     take_name(B, none),
     [N || {sender, N} <- cluster:call(B, freight, received, [To])].
 
@@ -298,7 +326,9 @@ take_name(B, Pid) ->
 all_has_come(A, Other) ->
     hello = cluster:call(A, fun() -> trunkline:call(Other, {echo, hello}, ?LONG) end).
 
-puppet() -> receive {play, From, Steps} -> lists:foreach(fun puppet/1, Steps), From ! {self(), played} end, puppet().
+puppet() ->
+    receive {play, From, Steps} -> lists:foreach(fun puppet/1, Steps), From ! {self(), played} end,
+    puppet().
 
 puppet({N, Kind, To, Bytes}) ->
     Message = freight:message(sender, N, Bytes),
@@ -310,18 +340,22 @@ puppet({N, Kind, To, Bytes}) ->
     end.
 
 play(A, Sender, Steps) ->
-    ok = cluster:call(A, fun() -> Sender ! {play, self(), Steps}, receive {Sender, played} -> ok end end).
+    ok = cluster:call(
+           A, fun() -> Sender ! {play, self(), Steps}, receive {Sender, played} -> ok end end).
 
 %% Names change their holders all the time. What is lost is lost as with `!'; the rest is in order.
 names_come_and_go(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     NodeB = cluster:node_of(B),
-    Pids = cluster:call(B, freight, start_receivers, [2]) ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
+    Pids = cluster:call(B, freight, start_receivers, [2])
+        ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
     Mover = cluster:call(B, fun() -> spawn(fun() -> move_names(Pids) end) end),
     Ids = [1, 2, 3, 4],
     ok = cluster:call(A, fun() ->
-                                 Senders = [spawn_monitor(fun() -> to_names(Id, NodeB, Pids, 1) end) || Id <- Ids],
-                                 [receive {'DOWN', Ref, process, Pid, Reason} -> normal = Reason end || {Pid, Ref} <- Senders],
+                                 Senders = [spawn_monitor(fun() -> to_names(Id, NodeB, Pids, 1) end)
+                                            || Id <- Ids],
+                                 [receive {'DOWN', Ref, process, Pid, Reason} -> normal = Reason end
+                                  || {Pid, Ref} <- Senders],
                                  ok
                          end),
     true = cluster:call(B, erlang, exit, [Mover, kill]),
@@ -360,30 +394,40 @@ move_names(Pids) ->
 %% while they come.)
 contended_mailbox(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
-    To = cluster:call(B, fun() ->
-        erts_debug:set_internal_state(available_internal_state, true),
-        Self = self(),
-        Pid = spawn_opt(fun() ->
-                                Self ! {self(), erts_debug:set_internal_state(proc_sig_buffers, true)},
-                                keep([])
-                        end, [{message_queue_data, off_heap}]),
-        receive {Pid, Are} -> true = Are end,
-        Pid
-    end),
+    To = cluster:call(B,
+                      fun() ->
+                              erts_debug:set_internal_state(available_internal_state, true),
+                              Self = self(),
+                              Pid = spawn_opt(fun() ->
+                                                      Self ! {self(), erts_debug:set_internal_state(
+                                                                        proc_sig_buffers, true)},
+                                                      keep([])
+                                              end, [{message_queue_data, off_heap}]),
+                              receive {Pid, Are} -> true = Are end,
+                              Pid
+                      end),
     lists:foreach(
       fun(_) ->
               Sleeper = cluster:call(B, fun() -> sleep(To) end),
-              ok = cluster:call(A, fun() ->
-                  {_, Ref} = spawn_monitor(fun() -> [trunkline:send(To, {N, binary:copy(<<1>>, Bytes)})
-                                                     || {N, Bytes} <- lists:enumerate([10, 70_000, 10, 200_000, 70_000, 10, 10])] end),
-                  receive {'DOWN', Ref, process, _, normal} -> ok end
-              end),
-              cluster:await(fun() -> case cluster:call(B, erlang, process_info, [To, message_queue_len]) of
+              ok = cluster:call(
+                     A, fun() ->
+                                {_, Ref} =
+                                    spawn_monitor(
+                                      fun() -> [trunkline:send(To, {N, binary:copy(<<1>>, Bytes)})
+                                                || {N, Bytes} <- lists:enumerate([10, 70_000, 10,
+                                                                                  200_000, 70_000,
+                                                                                  10, 10])] end),
+                                receive {'DOWN', Ref, process, _, normal} -> ok end
+                        end),
+              cluster:await(fun() -> case cluster:call(B, erlang, process_info,
+                                                       [To, message_queue_len]) of
                                          {message_queue_len, 7} -> true;
                                          Other -> Other
                                      end end),
               true = cluster:call(B, erlang, exit, [Sleeper, kill]),
-              ?assertEqual(lists:seq(1, 7), cluster:call(B, fun() -> To ! {kept, self()}, receive {To, Kept} -> Kept end end))
+              ?assertEqual(
+                 lists:seq(1, 7),
+                 cluster:call(B, fun() -> To ! {kept, self()}, receive {To, Kept} -> Kept end end))
       end, lists:seq(1, 20)),
     cluster:stop_all([A, B]).
 
@@ -395,18 +439,26 @@ keep(Kept) ->
 
 sleep(To) ->
     Self = self(),
-    Pid = spawn(fun() -> erlang:suspend_process(To), Self ! {self(), asleep}, receive after infinity -> ok end end),
+    Pid = spawn(fun() ->
+                        erlang:suspend_process(To),
+                        Self ! {self(), asleep},
+                        receive after infinity -> ok end
+                end),
     receive {Pid, asleep} -> Pid end.
 
 %% What a server says before and after its reply, all of any size.
 replies_among_messages(_) ->
     {A, B} = cluster:pair([{lanes, 4}]),
     Servers = cluster:call(B, fun() -> [spawn(fun talkative/0) || _ <- lists:seq(1, 10)] end),
-    ok = cluster:call(A, fun() ->
-                                 lists:foreach(fun(N) ->
-                                                       Sizes = [lists:nth((N div D) rem 3 + 1, [10, 100_000, 1_500_000]) || D <- [1, 3, 9, 27]],
-                                                       talk(lists:nth(N rem 10 + 1, Servers), N, Sizes)
-                                               end, lists:seq(1, 200)) end),
+    ok = cluster:call(
+           A, fun() ->
+                      lists:foreach(
+                        fun(N) ->
+                                Sizes = [lists:nth((N div D) rem 3 + 1, [10, 100_000, 1_500_000])
+                                         || D <- [1, 3, 9, 27]],
+                                talk(lists:nth(N rem 10 + 1, Servers), N, Sizes)
+                        end, lists:seq(1, 200))
+              end),
     cluster:stop_all([A, B]).
 
 talkative() ->
@@ -424,7 +476,8 @@ talk(Server, N, Sizes) ->
     Mail = [receive Message -> Message end || _ <- [1, 2, 3, 4]],
     [{said, M1}, {'$gen_cast', {said, M2}}, Reply, {said, M4}] = Mail,
     {reply, {replied, M3}} = trunkline:check_response(Reply, Id),
-    [{N, 1}, {N, 2}, {N, 3}, {N, 4}] = [{I, K} || {freight, I, K, _, _} = M <- [M1, M2, M3, M4], freight:is_intact(M)].
+    [{N, 1}, {N, 2}, {N, 3}, {N, 4}] =
+        [{I, K} || {freight, I, K, _, _} = M <- [M1, M2, M3, M4], freight:is_intact(M)].
 
 %% --- nobody is held up ---------------------------------------------------------------
 
@@ -436,12 +489,17 @@ small_ones_pass(_) ->
               {A, B} = cluster:pair([{lanes, 1} | Env]),
               [To, Other] = cluster:call(B, freight, start_receivers, [2]),
               hold(B, A, dock),
+              [normal] = cluster:call(
+                           A, freight, play_all,
+                           [[{large, [{send, To, 100_000_000}]
+                              ++ [{send, T, 10} || _ <- lists:seq(1, 100), T <- [Other, To]]}]]),
               [normal] = cluster:call(A, freight, play_all,
-                                      [[{large, [{send, To, 100_000_000}] ++ [{send, T, 10} || _ <- lists:seq(1, 100), T <- [Other, To]]}]]),
-              [normal] = cluster:call(A, freight, play_all, [[{small, [{send, To, 10} || _ <- lists:seq(1, 100)]}]]),
+                                      [[{small, [{send, To, 10} || _ <- lists:seq(1, 100)]}]]),
               %% A call by somebody else, too.
               hello = cluster:call(A, fun() -> trunkline:call(To, {echo, hello}, ?LONG) end),
-              cluster:await(fun() -> {count(B, Other, large), count(B, To, small)} =:= {100, 100} end, ?LONG),
+              cluster:await(fun() ->
+                                    {count(B, Other, large), count(B, To, small)} =:= {100, 100}
+                            end, ?LONG),
               ?assertEqual(0, count(B, To, large)),
               release(B),
               await_received(B, To, large, 201 - 100, lists:seq(2, 200, 2)),
@@ -462,17 +520,28 @@ smaller_overtakes(_) ->
               {A, B} = cluster:pair([{bulk_bytes, 1 bsl 30} | Env]),
               [To, Other] = cluster:call(B, freight, start_receivers, [2]),
               hold(A, B, bulk),
-              [normal] = cluster:call(A, fun() ->
-                                                 Huge = freight:message(huge, 1, 100_000_000),
-                                                 Medium = freight:message(medium, 1, 1_000_000),
-                                                 {_, Ref} = spawn_monitor(fun() -> trunkline:send(To, Huge), trunkline:send(Other, freight:message(huge, 2, 1)) end),
-                                                 receive {'DOWN', Ref, _, _, normal} -> ok end,
-                                                 trunkline:send(To, Medium),
-                                                 freight:play_all([{small, [{send, To, 1}]}])
+              [normal] =
+                  cluster:call(
+                    A,
+                    fun() ->
+                            Huge = freight:message(huge, 1, 100_000_000),
+                            Medium = freight:message(medium, 1, 1_000_000),
+                            {_, Ref} = spawn_monitor(
+                                         fun() ->
+                                                 trunkline:send(To, Huge),
+                                                 trunkline:send(Other, freight:message(huge, 2, 1))
                                          end),
+                            receive {'DOWN', Ref, _, _, normal} -> ok end,
+                            trunkline:send(To, Medium),
+                            freight:play_all([{small, [{send, To, 1}]}])
+                    end),
               release(A),
-              cluster:await(fun() -> cluster:call(B, freight, count, [To]) =:= 3 andalso cluster:call(B, freight, count, [Other]) =:= 1 end, ?LONG),
-              #{{huge, 1} := Huge, {medium, 1} := Medium, {small, 1} := Small} = cluster:call(B, freight, times, [To]),
+              cluster:await(fun() ->
+                                    cluster:call(B, freight, count, [To]) =:= 3
+                                        andalso cluster:call(B, freight, count, [Other]) =:= 1
+                            end, ?LONG),
+              #{{huge, 1} := Huge, {medium, 1} := Medium, {small, 1} := Small} =
+                  cluster:call(B, freight, times, [To]),
               #{{huge, 2} := Beside} = cluster:call(B, freight, times, [Other]),
               ?assert(Medium < Huge),
               ?assert(Small < Huge),
@@ -486,9 +555,11 @@ requests_and_replies(_) ->
     {A, B} = cluster:pair([]),
     [To] = cluster:call(B, freight, start_receivers, [1]),
     Makes = [1, 65_536, {list, 100_000}, {map, 300_000}, {pieces, 500_000}, 5_000_000],
-    Steps = [{Kind, To, Request} || Request <- Makes, Reply <- Makes, Kind <- [{call, Reply}, {request, Reply}],
-                                    Request =/= Reply orelse Request =/= 5_000_000],
-    ?assertEqual([normal, normal], cluster:call(A, freight, play_all, [[{1, Steps}, {2, lists:reverse(Steps)}]])),
+    Steps = [{Kind, To, Request}
+             || Request <- Makes, Reply <- Makes, Kind <- [{call, Reply}, {request, Reply}],
+                Request =/= Reply orelse Request =/= 5_000_000],
+    ?assertEqual([normal, normal],
+                 cluster:call(A, freight, play_all, [[{1, Steps}, {2, lists:reverse(Steps)}]])),
     await_received(B, To, 1, length(Steps)),
     await_received(B, To, 2, length(Steps)),
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
@@ -498,31 +569,45 @@ requests_and_replies(_) ->
 late_replies(_) ->
     {A, B} = cluster:pair([]),
     [To] = cluster:call(B, freight, start_receivers, [1]),
-    ok = cluster:call(A, fun() ->
-        Large = freight:binary(1, 300_000),
-        lists:foreach(fun(Make) ->
-                              {exit, {timeout, {trunkline, call, _}}} = traffic:attempt(fun() -> trunkline:call(To, {when_released, Make}, 10) end),
-                              Id = trunkline:send_request(To, {when_released, Make}),
-                              timeout = trunkline:receive_response(Id, 10),
-                              ok = trunkline:call(To, release, infinity),
-                              %% The request is large as well, and nobody replies.
-                              {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, {when_released, {never, Large}}, 0) end)
-                      end, [100_000, 1_000_000, {list, 200_000}, 10]),
-        %% A reply of the same server that was asked for later.
-        true = freight:is_intact(trunkline:call(To, {late, 200, 200_000}, infinity)),
-        ok
-    end),
+    ok = cluster:call(
+           A, fun() ->
+                      Large = freight:binary(1, 300_000),
+                      lists:foreach(
+                        fun(Make) ->
+                                {exit, {timeout, {trunkline, call, _}}} =
+                                    traffic:attempt(
+                                      fun() -> trunkline:call(To, {when_released, Make}, 10) end),
+                                Id = trunkline:send_request(To, {when_released, Make}),
+                                timeout = trunkline:receive_response(Id, 10),
+                                ok = trunkline:call(To, release, infinity),
+                                %% The request is large as well, and nobody replies.
+                                {exit, {timeout, _}} =
+                                    traffic:attempt(
+                                      fun() ->
+                                              trunkline:call(To, {when_released, {never, Large}}, 0)
+                                      end)
+                        end, [100_000, 1_000_000, {list, 200_000}, 10]),
+                      %% A reply of the same server that was asked for later.
+                      true = freight:is_intact(trunkline:call(To, {late, 200, 200_000}, infinity)),
+                      ok
+              end),
     cluster:await(fun() -> level(B, A) =:= 0 andalso level(A, B) =:= 0 end),
-    {ok, Mail} = cluster:call(A, fun() ->
-        Self = self(),
-        Pid = spawn(fun() ->
-            [traffic:attempt(fun() -> trunkline:call(To, {late, 50, 500_000}, 5) end) || _ <- lists:seq(1, 20)],
-            true = freight:is_intact(trunkline:call(To, {late, 100, 500_000}, infinity)),
-            hello = trunkline:call(To, {echo, hello}, infinity),
-            Self ! {mail, process_info(self(), messages)}
-        end),
-        receive {mail, {messages, M}} -> is_process_alive(Pid), {ok, M} end
-    end),
+    {ok, Mail} =
+        cluster:call(
+          A,
+          fun() ->
+                  Self = self(),
+                  Pid = spawn(fun() ->
+                                      [traffic:attempt(
+                                         fun() -> trunkline:call(To, {late, 50, 500_000}, 5) end)
+                                       || _ <- lists:seq(1, 20)],
+                                      true = freight:is_intact(
+                                               trunkline:call(To, {late, 100, 500_000}, infinity)),
+                                      hello = trunkline:call(To, {echo, hello}, infinity),
+                                      Self ! {mail, process_info(self(), messages)}
+                              end),
+                  receive {mail, {messages, M}} -> is_process_alive(Pid), {ok, M} end
+          end),
     ?assertEqual([], Mail),
     cluster:stop_all([A, B]).
 
@@ -533,23 +618,42 @@ servers_die(_) ->
     lists:foreach(
       fun(Bytes) ->
               [To, Other] = cluster:call(B, freight, start_receivers, [2]),
-              ok = cluster:call(A, fun() ->
-                  Reason = freight:binary(Bytes, Bytes),
-                  First = trunkline:send_request(To, {answer, Bytes, freight:message(1, 1, 1)}),
-                  {exit, {{shutdown, Reason}, {trunkline, call, _}}} =
-                      traffic:attempt(fun() -> trunkline:call(To, {die, Reason}, infinity) end),
-                  {reply, Reply} = trunkline:receive_response(First, 0),
-                  true = freight:is_intact(Reply),
-                  {exit, {noproc, _}} = traffic:attempt(fun() -> trunkline:call(To, {die, Reason}, infinity) end),
-                  %% One that is watched by many.
-                  Callers = [spawn_monitor(fun() -> exit(traffic:attempt(fun() -> trunkline:call(Other, {late, 1_000_000_000, 1}, infinity) end)) end)
-                             || _ <- lists:seq(1, 10)],
-                  {exit, _} = traffic:attempt(fun() -> receive after 50 -> trunkline:call(Other, {die, Reason}, infinity) end end),
-                  [receive {'DOWN', Ref, process, Pid, {exit, {{shutdown, Reason}, _}}} -> ok;
-                           {'DOWN', Ref, process, Pid, {exit, {noproc, _}}} -> ok
-                   end || {Pid, Ref} <- Callers],
-                  ok
-              end)
+              ok = cluster:call(
+                     A,
+                     fun() ->
+                             Reason = freight:binary(Bytes, Bytes),
+                             First = trunkline:send_request(
+                                       To, {answer, Bytes, freight:message(1, 1, 1)}),
+                             {exit, {{shutdown, Reason}, {trunkline, call, _}}} =
+                                 traffic:attempt(
+                                   fun() -> trunkline:call(To, {die, Reason}, infinity) end),
+                             {reply, Reply} = trunkline:receive_response(First, 0),
+                             true = freight:is_intact(Reply),
+                             {exit, {noproc, _}} =
+                                 traffic:attempt(
+                                   fun() -> trunkline:call(To, {die, Reason}, infinity) end),
+                             %% One that is watched by many.
+                             Callers = [spawn_monitor(
+                                          fun() ->
+                                                  exit(traffic:attempt(
+                                                         fun() -> trunkline:call(
+                                                                    Other, {late, 1_000_000_000, 1},
+                                                                    infinity) end))
+                                          end)
+                                        || _ <- lists:seq(1, 10)],
+                             {exit, _} =
+                                 traffic:attempt(
+                                   fun() -> receive
+                                            after 50 ->
+                                                    trunkline:call(Other, {die, Reason}, infinity)
+                                            end end),
+                             [receive
+                                  {'DOWN', Ref, process, Pid, {exit, {{shutdown, Reason}, _}}} ->
+                                      ok;
+                                  {'DOWN', Ref, process, Pid, {exit, {noproc, _}}} -> ok
+                              end || {Pid, Ref} <- Callers],
+                             ok
+                     end)
       end, [10, 65_536, 2_000_000]),
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
     cluster:stop_all([A, B]).
@@ -563,15 +667,24 @@ nosuspend_at_the_bound(_) ->
     {A, B} = cluster:pair(?TIGHT),
     [To] = cluster:call(B, freight, start_receivers, [1]),
     cluster:suspend(B),
-    {Accepted, Refused} = cluster:call(A, fun() ->
-        lists:partition(fun(N) -> trunkline:send(To, freight:message(large, N, 100_000), [nosuspend]) =:= ok end, lists:seq(1, 20)) end),
+    {Accepted, Refused} =
+        cluster:call(
+          A, fun() ->
+                     lists:partition(fun(N) ->
+                                             trunkline:send(To, freight:message(large, N, 100_000),
+                                                            [nosuspend]) =:= ok
+                                     end, lists:seq(1, 20))
+             end),
     ?assertEqual([1, 2, 3], Accepted),
     ?assertEqual(17, length(Refused)),
     ?assertEqual(17, lists:sum([N || #{nosuspend := N} <- lanes(A, B)])),
-    ok = cluster:call(A, fun() -> trunkline:send(To, freight:message(small, 1, 10), [nosuspend]) end),
+    ok = cluster:call(A,
+                      fun() -> trunkline:send(To, freight:message(small, 1, 10), [nosuspend]) end),
     cluster:continue(B),
-    cluster:await(fun() -> cluster:call(B, freight, received, [To]) =:= [{large, 1}, {large, 2}, {large, 3}, {small, 1}] orelse
-                               lists:sort(cluster:call(B, freight, received, [To])) =:= [{large, 1}, {large, 2}, {large, 3}, {small, 1}] end, ?LONG),
+    cluster:await(fun() -> cluster:call(B, freight, received, [To]) =:=
+                               [{large, 1}, {large, 2}, {large, 3}, {small, 1}]
+                               orelse lists:sort(cluster:call(B, freight, received, [To])) =:=
+                               [{large, 1}, {large, 2}, {large, 3}, {small, 1}] end, ?LONG),
     cluster:await(fun() -> level(A, B) =:= 0 end),
     cluster:stop_all([A, B]).
 
@@ -582,12 +695,21 @@ waits_at_the_bound(_) ->
     cluster:suspend(B),
     Self = self(),
     Player = spawn_link(fun() -> Self ! {self(), cluster:call(A, freight, play_all,
-                                     [[{Id, [{send, To, 100_000 + 7 * N} || N <- lists:seq(1, 10)]} || Id <- lists:seq(1, 20)]])} end),
+                                                              [[{Id, [{send, To, 100_000 + 7 * N}
+                                                                      || N <- lists:seq(1, 10)]}
+                                                                || Id <- lists:seq(1, 20)]])} end),
     %% Everybody waits: also the three who had room for the first one.
-    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) >= 20 orelse lanes(A, B) end, ?LONG),
+    cluster:await(fun() ->
+                          lists:sum([W || #{waits := W} <- lanes(A, B)]) >= 20 orelse lanes(A, B)
+                  end, ?LONG),
     %% (Whoever is refused has been counted for a moment.)
     cluster:await(fun() -> bytes(level(A, B)) < 300_000 + 110_000 orelse bytes(level(A, B)) end),
-    {exit, {timeout, _}} = cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, freight:binary(1, 100_000)}, 20) end) end),
+    {exit, {timeout, _}} =
+        cluster:call(
+          A, fun() ->
+                     traffic:attempt(
+                       fun() -> trunkline:call(To, {echo, freight:binary(1, 100_000)}, 20) end)
+             end),
     cluster:continue(B),
     receive {Player, Ends} -> ?assertEqual([normal], lists:usort(Ends)) end,
     [await_received(B, To, Id, 10) || Id <- lists:seq(1, 20)],
@@ -605,7 +727,8 @@ replies_wait(_) ->
               Asking = cluster:call(A, fun() -> spawn(fun() -> asking(Server, Replies) end) end),
               Waiting = fun() ->
                                 [{message_queue_len, N}, {status, Status}] =
-                                    cluster:call(B, erlang, process_info, [Server, [message_queue_len, status]]),
+                                    cluster:call(B, erlang, process_info,
+                                                 [Server, [message_queue_len, status]]),
                                 {N, Status}
                         end,
               cluster:await(fun() -> element(1, Waiting()) =:= Replies orelse Waiting() end, ?LONG),
@@ -625,16 +748,19 @@ replies_wait(_) ->
               ct:log("~p: ~p replies wait; at most ~b KB more", [Make, Waiting(), Most div ?KB]),
               ?assert(Most < 2 * AtMost),
               cluster:continue(A),
-              cluster:await(fun() -> cluster:call(A, fun() -> Asking ! {got, self()}, receive {got, N} -> N end end) =:= Replies
-                                         orelse Waiting() end, ?LONG),
+              cluster:await(fun() -> cluster:call(A, fun() ->
+                                                             Asking ! {got, self()},
+                                                             receive {got, N} -> N end
+                                                     end) =:= Replies orelse Waiting() end, ?LONG),
               %% (It goes on when the last one has left, which may have arrived by then.)
               cluster:await(fun() -> Waiting() =:= {0, waiting} orelse Waiting() end),
               cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end)
-      end, [{1_000_000, 500, Bound},
-          %% Not packed yet it is four times as long, and packing takes memory too.
-          {{list, 200_000}, 100, 4 * Bound},
-          %% What is in flight is beside the queue.
-          {10_000, 20_000, 2 * Bound}]),
+      end,
+      [{1_000_000, 500, Bound},
+       %% Not packed yet it is four times as long, and packing takes memory too.
+       {{list, 200_000}, 100, 4 * Bound},
+       %% What is in flight is beside the queue.
+       {10_000, 20_000, 2 * Bound}]),
     cluster:stop_all([A, B]).
 
 %% With the default options, a thousand requests whose callers' node stands still. The server makes
@@ -646,14 +772,20 @@ many_large_replies(_) ->
               {A, B} = cluster:pair([]),
               Server = cluster:call(B, fun() -> spawn(fun() -> Answering(Make) end) end),
               _ = cluster:call(A, fun() -> spawn(fun() -> asking(Server, 1_000) end) end),
-              Waiting = fun() -> cluster:call(B, erlang, process_info, [Server, message_queue_len]) end,
-              cluster:await(fun() -> Waiting() =:= {message_queue_len, 1_000} orelse Waiting() end, ?LONG),
+              Waiting = fun() ->
+                                cluster:call(B, erlang, process_info, [Server, message_queue_len])
+                        end,
+              cluster:await(fun() -> Waiting() =:= {message_queue_len, 1_000} orelse Waiting() end,
+                            ?LONG),
               cluster:suspend(A),
               Rest = memory_of(B, total),
               Watcher = cluster:call(B, fun() -> spawn(fun() -> watch_memory(0) end) end),
               ok = cluster:call(B, fun() -> Server ! go, ok end),
-              cluster:await(fun() -> is_throttled(B) andalso cluster:call(B, fun() -> lanes_wait() end) end, ?LONG),
-              Most = cluster:call(B, fun() -> Watcher ! {most, self()}, receive {most, M} -> M end end),
+              cluster:await(
+                fun() -> is_throttled(B) andalso cluster:call(B, fun() -> lanes_wait() end) end,
+                ?LONG),
+              Most = cluster:call(
+                       B, fun() -> Watcher ! {most, self()}, receive {most, M} -> M end end),
               Kept = memory_of(B, total) - Rest,
               ct:log("~p: ~p replies wait; ~b MB more, ~b MB at the most",
                      [Make, Waiting(), Kept div ?MB, (Most - Rest) div ?MB]),
@@ -675,7 +807,8 @@ lanes_wait() ->
                           =:= [{status, waiting}, {message_queue_len, 0}]
               end, cluster:by_module(trunkline_lane)).
 
-%% Whatever ends the wait, the server goes on; if only its throttle is killed, up to the bound again.
+%% Whatever ends the wait, the server goes on; if only its throttle is killed, up to the bound
+%% again.
 replies_wait_no_longer(_) ->
     lists:foreach(
       fun(End) ->
@@ -683,9 +816,13 @@ replies_wait_no_longer(_) ->
               NodeA = cluster:node_of(A),
               Server = cluster:call(B, fun() -> spawn(fun() -> answering(1_000_000) end) end),
               _ = cluster:call(A, fun() -> spawn(fun() -> asking(Server, 50) end) end),
-              State = fun() -> cluster:call(B, erlang, process_info, [Server, [message_queue_len, status]]) end,
+              State = fun() ->
+                              cluster:call(B, erlang, process_info,
+                                           [Server, [message_queue_len, status]])
+                      end,
               Length = fun() -> [{message_queue_len, N} | _] = State(), N end,
-              Suspended = fun() -> cluster:await(fun() -> is_throttled(B) orelse State() end, ?LONG) end,
+              Suspended =
+                  fun() -> cluster:await(fun() -> is_throttled(B) orelse State() end, ?LONG) end,
               cluster:await(fun() -> Length() =:= 50 orelse State() end, ?LONG),
               cluster:suspend(A),
               ok = cluster:call(B, fun() -> Server ! go, ok end),
@@ -700,20 +837,31 @@ replies_wait_no_longer(_) ->
                   killed_server ->
                       cluster:await(fun() -> State() =:= undefined end);
                   _ ->
-                      cluster:await(fun() -> State() =:= [{message_queue_len, 0}, {status, waiting}] orelse State() end, ?LONG)
+                      cluster:await(fun() ->
+                                            State() =:= [{message_queue_len, 0}, {status, waiting}]
+                                                orelse State()
+                                    end, ?LONG)
               end,
               cluster:continue(A),
-              End =:= throttle andalso
-                  cluster:await(fun() -> State() =:= [{message_queue_len, 0}, {status, waiting}] orelse State() end, ?LONG),
-              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_throttle]) =:= [] end, ?LONG),
+              End =:= throttle
+                  andalso cluster:await(
+                            fun() ->
+                                    State() =:= [{message_queue_len, 0}, {status, waiting}]
+                                        orelse State()
+                            end, ?LONG),
+              cluster:await(fun() ->
+                                    cluster:call(B, cluster, by_module, [trunkline_throttle]) =:= []
+                            end, ?LONG),
               cluster:stop_all([A, B])
       end, [throttle, killed_server, lane, link, disconnect, stop]).
 
 %% Until there is room, and not only while a reply is packed.
 is_throttled(B) ->
-    cluster:call(B, fun() -> cluster:by_module(trunkline_throttle) =/= [] andalso suspended() =/= [] end).
+    cluster:call(
+      B, fun() -> cluster:by_module(trunkline_throttle) =/= [] andalso suspended() =/= [] end).
 
-end_wait(throttle, _) -> lists:foreach(fun(P) -> exit(P, kill) end, cluster:by_module(trunkline_throttle));
+end_wait(throttle, _) ->
+    lists:foreach(fun(P) -> exit(P, kill) end, cluster:by_module(trunkline_throttle));
 end_wait(killed_server, _) -> lists:foreach(fun(P) -> exit(P, kill) end, suspended());
 end_wait(disconnect, Node) -> true = erlang:disconnect_node(Node), ok;
 end_wait(stop, _) -> cluster:stop_trunkline();
@@ -775,20 +923,35 @@ killed_senders(_) ->
                   ok
               end),
               cluster:suspend(B),
-              ok = cluster:call(A, fun() ->
-                  Senders = [spawn_monitor(fun() -> freight:play_all([]), trunkline:send(To, freight:message({waiting, Make, N}, 1, Make)) end)
-                             || N <- lists:seq(1, 50)],
-                  receive after 20 -> ok end,         % of waiting
-                  [begin exit(P, kill), receive {'DOWN', Ref, process, P, _} -> ok end end || {P, Ref} <- Senders],
-                  ok
-              end),
+              ok =
+                  cluster:call(
+                    A,
+                    fun() ->
+                            Senders = [spawn_monitor(
+                                         fun() ->
+                                                 freight:play_all([]),
+                                                 trunkline:send(
+                                                   To, freight:message({waiting, Make, N}, 1, Make))
+                                         end)
+                                       || N <- lists:seq(1, 50)],
+                            receive after 20 -> ok end,         % of waiting
+                            [begin exit(P, kill), receive {'DOWN', Ref, process, P, _} -> ok end end
+                             || {P, Ref} <- Senders],
+                            ok
+                    end),
               cluster:continue(B)
       end, [100_000, {pieces, 300_000}, {list, 70_000}]),
     cluster:await(fun() -> level(A, B) =:= 0 orelse {level, level(A, B)} end, ?LONG),
-    cluster:await(fun() -> lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) -> {Q, F} =:= {0, 0} end, lanes(A, B)) end),
-    [normal] = cluster:call(A, freight, play_all, [[{last, [{send, To, 200_000} || _ <- lists:seq(1, 10)]}]]),
+    cluster:await(fun() ->
+                          lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->
+                                            {Q, F} =:= {0, 0}
+                                    end, lanes(A, B))
+                  end),
+    [normal] = cluster:call(A, freight, play_all,
+                            [[{last, [{send, To, 200_000} || _ <- lists:seq(1, 10)]}]]),
     await_received(B, To, last, 10),
-    ?assertEqual([], [Odd || {_, _, [_ | _] = Odd} <- maps:values(cluster:call(B, freight, summary, [To]))]),
+    ?assertEqual(
+       [], [Odd || {_, _, [_ | _] = Odd} <- maps:values(cluster:call(B, freight, summary, [To]))]),
     cluster:stop_all([A, B]).
 
 %% --- what breaks --------------------------------------------------------------------
@@ -814,7 +977,10 @@ ends_killed(_) ->
               release(B),
               cluster:await(fun() -> level(A, B) =:= 0 orelse {level, level(A, B)} end, ?LONG),
               %% It was killed before the first, between the two, or after them.
-              cluster:await(fun() -> lists:member(cluster:call(B, freight, received, [To]), [[], [{N, 1}], [{N, 1}, {N, 2}]]) end)
+              cluster:await(fun() ->
+                                    lists:member(cluster:call(B, freight, received, [To]),
+                                                 [[], [{N, 1}], [{N, 1}, {N, 2}]])
+                            end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 
@@ -828,8 +994,9 @@ carriers_killed(Env, Victims, Times) ->
     {A, B} = cluster:pair([{lanes, 2} | Env]),
     Before = {anew:sessions(A, B), anew:sessions(B, A)},
     Load = load(A, B),
-    lists:foreach(fun(Victim) -> cluster:await(fun() -> kill_carrier(Victim, A, B) > 0 end, ?LONG) end,
-                  lists:append(lists:duplicate(Times, Victims))),
+    lists:foreach(
+      fun(Victim) -> cluster:await(fun() -> kill_carrier(Victim, A, B) > 0 end, ?LONG) end,
+      lists:append(lists:duplicate(Times, Victims))),
     flowing(Load, B),
     ?assertEqual([], finish(Load, A, B)),
     ?assertEqual(Before, {anew:sessions(A, B), anew:sessions(B, A)}),
@@ -851,7 +1018,11 @@ sockets(Module) ->
 
 %% In the midst of work: as soon as there is one.
 kill_all(At, Module) ->
-    cluster:call(At, fun() -> length([exit(Pid, kill) || Pid <- await_one(fun() -> cluster:in_loop(Module) end, 400)]) end).
+    cluster:call(At,
+                 fun() ->
+                         length([exit(Pid, kill)
+                                 || Pid <- await_one(fun() -> cluster:in_loop(Module) end, 400)])
+                 end).
 
 await_one(_, 0) ->
     [];
@@ -866,15 +1037,14 @@ await_one(Find, N) ->
 processes_killed(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     Load = load(A, B),
-    lists:foreach(
-      fun({Victim, At, Other}) ->
-              Broken = kill(Victim, At, Other),
-              ct:log("~p at ~p: ~p", [Victim, cluster:node_of(At), Broken]),
-              cluster:await_up(A, B),
-              flowing(Load, B)
-      end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B}, {bulk, B, A}, {opener, B, A}, {opener, B, A},
-            {opener, B, A}, {inlet, B, A}, {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B},
-            {dock, B, A}]),
+    lists:foreach(fun({Victim, At, Other}) ->
+                          Broken = kill(Victim, At, Other),
+                          ct:log("~p at ~p: ~p", [Victim, cluster:node_of(At), Broken]),
+                          cluster:await_up(A, B),
+                          flowing(Load, B)
+                  end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B},
+                        {bulk, B, A}, {opener, B, A}, {opener, B, A}, {opener, B, A}, {inlet, B, A},
+                        {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {dock, B, A}]),
     Missing = length(finish(Load, A, B)),
     #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     Broken = counter(B, A, large_broken),
@@ -884,7 +1054,11 @@ processes_killed(_) ->
     cluster:stop_all([A, B]).
 
 kill(opener, At, _) ->
-    cluster:call(At, fun() -> [exit(Pid, kill) || Pid <- await_one(fun() -> cluster:by_module(trunkline_opener) end, 400)] end);
+    cluster:call(
+      At, fun() ->
+                  [exit(Pid, kill)
+                   || Pid <- await_one(fun() -> cluster:by_module(trunkline_opener) end, 400)]
+          end);
 kill(Victim, At, Other) ->
     Node = cluster:node_of(Other),
     Pid = cluster:call(At, fun() ->
@@ -893,7 +1067,9 @@ kill(Victim, At, Other) ->
         exit(Pid, kill),
         receive {'DOWN', Ref, process, Pid, _} -> Pid end
     end),
-    cluster:await(fun() -> case cluster:call(At, fun() -> try find(Victim, Node) catch _:Reason -> Reason end end) of
+    cluster:await(fun() -> case cluster:call(At, fun() -> try find(Victim, Node)
+                                                          catch _:Reason -> Reason
+                                                          end end) of
                                New when is_pid(New), New =/= Pid -> true;
                                Same -> Same
                            end end),
@@ -911,7 +1087,8 @@ find(Victim, Node) ->
             hd([Pid || Pid <- Links, is_a(trunkline_dock, Pid)]);
         bulk ->
             %% One that is held cannot be asked what it carries, but the link knows.
-            [Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)), is_a(trunkline_trunk, Pid)],
+            [Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)),
+                              is_a(trunkline_trunk, Pid)],
             Trunk
     end.
 
@@ -931,8 +1108,12 @@ link_killed_while_opening(_) ->
       fun(Round) ->
               {Id, Sender} = anew:lanes(A, B, fun() -> link_killed(A, B, To, {Round, 1}) end),
               ok = cluster:call(A, fun() -> [Sender ! 10 || _ <- lists:seq(1, 10)], ok end),
-              cluster:await(fun() -> lists:member({Id, 11}, cluster:call(B, freight, received, [To])) end, ?LONG),
-              cluster:await(fun() -> cluster:call(B, cluster, by_module, [trunkline_opener]) =:= [] end, ?LONG),
+              cluster:await(fun() ->
+                                    lists:member({Id, 11}, cluster:call(B, freight, received, [To]))
+                            end, ?LONG),
+              cluster:await(fun() ->
+                                    cluster:call(B, cluster, by_module, [trunkline_opener]) =:= []
+                            end, ?LONG),
               Got = [N || {I, N} <- cluster:call(B, freight, received, [To]), I =:= Id],
               ?assertEqual(lists:seq(2, 11), Got -- [1]),
               ?assertEqual(lists:sort(Got), Got)
@@ -944,7 +1125,8 @@ link_killed_while_opening(_) ->
 link_killed(A, B, To, {Round, N} = Id) ->
     Sender = cluster:call(A, fun() -> spawn(fun() -> puppet(To, Id, 1) end) end),
     ok = cluster:call(A, fun() -> Sender ! {list, 30_000_000}, ok end),
-    case cluster:call(B, fun() -> await_opener(To, Id) andalso exit(find(link, node(Sender)), kill) end) of
+    case cluster:call(
+           B, fun() -> await_opener(To, Id) andalso exit(find(link, node(Sender)), kill) end) of
         true -> {Id, Sender};
         false when N < 10 -> link_killed(A, B, To, {Round, N + 1})
     end.
@@ -974,8 +1156,18 @@ nothing_in_the_log(_) ->
       end, [A, B]),
     lists:foreach(
       fun({Victim, At, Other}) ->
-              Sender = cluster:call(A, fun() -> spawn(fun() -> until_told(fun() -> trunkline:send(To, freight:message(1, 1, 20_000_000)) end) end) end),
-              cluster:await(fun() -> cluster:call(B, fun() -> has_parts(node(Sender)) end) end, ?LONG),
+              Sender = cluster:call(
+                         A, fun() ->
+                                    spawn(fun() ->
+                                                  until_told(
+                                                    fun() ->
+                                                            trunkline:send(
+                                                              To, freight:message(1, 1, 20_000_000))
+                                                    end)
+                                          end)
+                            end),
+              cluster:await(fun() -> cluster:call(B, fun() -> has_parts(node(Sender)) end) end,
+                            ?LONG),
               hold(A, B, bulk),                                % in the midst of a message
               Parts = cluster:call(B, fun() -> has_parts(node(Sender)) end),
               ct:log("~p, with parts of a message: ~p", [Victim, Parts]),
@@ -984,15 +1176,22 @@ nothing_in_the_log(_) ->
               release(A),
               ok = cluster:call(A, fun() -> Sender ! stop, ok end),
               cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Dock])
-                                         orelse {memory_of(B, total), cluster:call(B, erlang, process_info, [Dock, current_stacktrace])} end, ?LONG),
+                                         orelse {memory_of(B, total),
+                                                 cluster:call(B, erlang, process_info,
+                                                              [Dock, current_stacktrace])} end,
+                            ?LONG),
               cluster:await_up(A, B),
-              cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Sender]) end, ?LONG)
-      end, [{link, B, A}, {link, A, B}, {dock, B, A}, {bulk, A, B}, {inlet, B, A}, {lane, A, B}, {link, B, A}]),
-    lists:foreach(fun(Node) ->
-                          Sizes = cluster:call(Node, fun() -> log_sizes ! {get, self()}, receive {sizes, S} -> S end end),
-                          ct:log("sizes of reports: ~w", [Sizes]),
-                          ?assertEqual([], [S || S <- Sizes, S > 20_000])
-                  end, [A, B]),
+              cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Sender]) end,
+                            ?LONG)
+      end, [{link, B, A}, {link, A, B}, {dock, B, A}, {bulk, A, B}, {inlet, B, A}, {lane, A, B},
+            {link, B, A}]),
+    lists:foreach(
+      fun(Node) ->
+              Sizes = cluster:call(
+                        Node, fun() -> log_sizes ! {get, self()}, receive {sizes, S} -> S end end),
+              ct:log("sizes of reports: ~w", [Sizes]),
+              ?assertEqual([], [S || S <- Sizes, S > 20_000])
+      end, [A, B]),
     cluster:stop_all([A, B]).
 
 %% Over and over.
@@ -1022,10 +1221,14 @@ stopped_and_continued(_) ->
               lists:foreach(
                 fun(_) ->
                         cluster:suspend(B),
-                        cluster:await(fun() -> bytes(level(A, B)) >= 4 * ?MB orelse level(A, B) end, ?LONG),
-                        Most = lists:max([begin receive after 10 -> ok end, kept(A) end || _ <- lists:seq(1, 50)]),
+                        cluster:await(fun() -> bytes(level(A, B)) >= 4 * ?MB orelse level(A, B) end,
+                                      ?LONG),
+                        Most = lists:max([begin receive after 10 -> ok end, kept(A) end
+                                          || _ <- lists:seq(1, 50)]),
                         cluster:continue(B),
-                        ct:log("binaries at the sending node while the other stood still: at most ~b", [Most]),
+                        ct:log(
+                          "binaries at the sending node while the other stood still: at most ~b",
+                          [Most]),
                         %% beside the bound, what the senders have in their hands
                         ?assert(Most < 8 * ?MB + 32 * ?MB),
                         flowing(Load, B)
@@ -1064,25 +1267,44 @@ new_incarnation(_) ->
               ok = cluster:call(B, freight, register_as, [Pid, target]),
               cluster:suspend(B),
               %% As many as are taken at once.
-              Taken = cluster:call(A, fun() ->
-                  lists:sum([1 || N <- lists:seq(1, 20), trunkline:send({target, NodeB}, freight:message({old, Round}, N, 1_000_000), [nosuspend]) =:= ok]) end),
+              Taken = cluster:call(
+                        A, fun() ->
+                                   lists:sum([1 || N <- lists:seq(1, 20),
+                                                   trunkline:send(
+                                                     {target, NodeB},
+                                                     freight:message({old, Round}, N, 1_000_000),
+                                                     [nosuspend]) =:= ok])
+                           end),
               ?assert(Taken > 0),
               Waits = fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) end,
               Earlier = Waits(),
-              Waiting = cluster:call(A, fun() ->
-                  [spawn(fun() -> trunkline:send({target, NodeB}, freight:message({old, Round}, 100 + N, 1_000_000)) end) || N <- lists:seq(1, 5)] end),
+              Waiting = cluster:call(
+                          A,
+                          fun() ->
+                                  [spawn(fun() ->
+                                                 trunkline:send({target, NodeB},
+                                                                freight:message({old, Round},
+                                                                                100 + N, 1_000_000))
+                                         end) || N <- lists:seq(1, 5)]
+                          end),
               cluster:await(fun() -> Waits() >= Earlier + 5 orelse lanes(A, B) end),
               cluster:kill(B),
               cluster:await_state(A, B, down),
-              cluster:await(fun() -> cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Waiting) end) end),
+              cluster:await(
+                fun() ->
+                        cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Waiting) end)
+                end),
               B2 = cluster:start([], Name),
               [Pid2] = cluster:call(B2, freight, start_receivers, [1]),
               ok = cluster:call(B2, freight, register_as, [Pid2, target]),
               cluster:connect(A, B2),
               cluster:await_up(A, B2),
-              [normal] = cluster:call(A, freight, play_all, [[{new, [{send, {target, NodeB}, 500_000} || _ <- lists:seq(1, 10)]}]]),
+              [normal] = cluster:call(
+                           A, freight, play_all,
+                           [[{new, [{send, {target, NodeB}, 500_000} || _ <- lists:seq(1, 10)]}]]),
               await_received(B2, Pid2, new, 10),
-              ?assertEqual([{new, N} || N <- lists:seq(1, 10)], cluster:call(B2, freight, received, [Pid2])),
+              ?assertEqual([{new, N} || N <- lists:seq(1, 10)],
+                           cluster:call(B2, freight, received, [Pid2])),
               cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
               cluster:stop_all([B, B2]),
               %% The next one has the same name.
@@ -1102,8 +1324,10 @@ stops(Env, Rounds) ->
     Back = load(B, A),
     lists:foreach(fun({Node, Transport}) ->
                           Under = {bytes(level(A, B)), bytes(level(B, A))},
-                          {Time, ok} = timer:tc(fun() -> restart(Node, [{bulk_transport, Transport}]) end),
-                          ct:log("~p stopped and started within ~b ms; bytes under way: ~p", [cluster:node_of(Node), Time div 1000, Under]),
+                          {Time, ok} =
+                              timer:tc(fun() -> restart(Node, [{bulk_transport, Transport}]) end),
+                          ct:log("~p stopped and started within ~b ms; bytes under way: ~p",
+                                 [cluster:node_of(Node), Time div 1000, Under]),
                           cluster:await_up(A, B),
                           flowing(Load, B),
                           flowing(Back, A)
@@ -1114,7 +1338,9 @@ stops(Env, Rounds) ->
     lists:foreach(
       fun({Leaving, From, To}) ->
               [Receiver] = cluster:call(To, freight, start_receivers, [1]),
-              [normal] = cluster:call(From, freight, play_all, [[{1, [{send, Receiver, 6_000_000} || _ <- lists:seq(1, 10)]}]]),
+              [normal] = cluster:call(
+                           From, freight, play_all,
+                           [[{1, [{send, Receiver, 6_000_000} || _ <- lists:seq(1, 10)]}]]),
               restart(Leaving, Env),
               await_received(To, Receiver, 1, 10),
               cluster:await_up(A, B)
@@ -1129,7 +1355,10 @@ memory(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     [ToB] = cluster:call(B, fun() -> [spawn(fun forgetful/0)] end),
     [ToA] = cluster:call(A, fun() -> [spawn(fun forgetful/0)] end),
-    Traffic = fun(N) -> ok = cluster:call(A, fun() -> ship(ToB, N) end), ok = cluster:call(B, fun() -> ship(ToA, N) end) end,
+    Traffic = fun(N) ->
+                      ok = cluster:call(A, fun() -> ship(ToB, N) end),
+                      ok = cluster:call(B, fun() -> ship(ToA, N) end)
+              end,
     Rest = quiet(A, B),
     Traffic(20),
     await_rest("a few messages", Rest, A, B),
@@ -1139,25 +1368,45 @@ memory(_) ->
     lists:foreach(fun(_) ->
                           Pid = cluster:call(A, fun() -> spawn(fun() -> ship(ToB, 10) end) end),
                           _ = kill_carrier(pick([carrier, socket]), A, B),
-                          cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Pid]) end, ?LONG)
+                          cluster:await(fun() ->
+                                                not cluster:call(A, erlang, is_process_alive, [Pid])
+                                        end, ?LONG)
                   end, lists:seq(1, 15)),
     await_rest("broken carriers", Rest, A, B),
-    lists:foreach(fun(_) ->
-                          Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end) || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],
-                          receive after 10 -> ok end,                     % of traffic
-                          anew:connection(A, B),
-                          cluster:await(fun() -> not lists:any(fun(P) -> cluster:call(case node(P) =:= cluster:node_of(A) of true -> A; false -> B end, erlang, is_process_alive, [P]) end, Pids) end, ?LONG)
-                  end, lists:seq(1, 5)),
+    lists:foreach(
+      fun(_) ->
+              Pids = [cluster:call(From, fun() -> spawn(fun() -> ship(To, 10) end) end)
+                      || {From, To} <- [{A, ToB}, {B, ToA}], _ <- [1, 2, 3]],
+              receive after 10 -> ok end,                     % of traffic
+              anew:connection(A, B),
+              cluster:await(
+                fun() ->
+                        not lists:any(fun(P) ->
+                                              cluster:call(case node(P) =:= cluster:node_of(A) of
+                                                               true -> A;
+                                                               false -> B
+                                                           end, erlang, is_process_alive, [P])
+                                      end, Pids)
+                end, ?LONG)
+      end, lists:seq(1, 5)),
     await_rest("broken connections", Rest, A, B),
     cluster:stop_all([A, B]).
 
 %% Sends N messages of 100 KB to 2 MB, of one make or another, and waits for the last.
 ship(To, N) ->
-    {_, Ref} = spawn_monitor(fun() ->
-        lists:foreach(fun(I) -> trunkline:send(To, freight:message(I, 1, lists:nth(I rem 3 + 1, [100_000 + I, {tuple, 2_000_000}, {pieces, 300_000}]))) end,
-                      lists:seq(1, N)),
-        trunkline:call(To, sync, infinity)
-    end),
+    {_, Ref} = spawn_monitor(
+                 fun() ->
+                         lists:foreach(
+                           fun(I) ->
+                                   trunkline:send(
+                                     To, freight:message(
+                                           I, 1,
+                                           lists:nth(I rem 3 + 1, [100_000 + I, {tuple, 2_000_000},
+                                                                   {pieces, 300_000}])))
+                           end,
+                           lists:seq(1, N)),
+                         trunkline:call(To, sync, infinity)
+                 end),
     receive {'DOWN', Ref, _, _, _} -> ok end.
 
 forgetful() ->
@@ -1178,28 +1427,36 @@ at_rest(A, B) -> [{What, memory_of(Node, What)} || Node <- [A, B], What <- [bina
 await_rest(After, Rest, A, B) ->
     cluster:await(fun() ->
                           Now = at_rest(A, B),
-                          case [{What, N - R} || {{What, R}, {What, N}} <- lists:zip(Rest, Now), N - R > 4 * ?MB] of
+                          case [{What, N - R} || {{What, R}, {What, N}} <- lists:zip(Rest, Now),
+                                                 N - R > 4 * ?MB] of
                               [] -> ct:log("after ~s: ~p", [After, Now]), true;
                               More -> {After, More, holders(A), holders(B)}
                           end
                   end, ?LONG),
     %% What has been delivered is acknowledged a little later.
-    cluster:await(fun() -> {level(A, B), level(B, A)} =:= {0, 0} orelse {level(A, B), level(B, A)} end).
+    cluster:await(fun() ->
+                          {level(A, B), level(B, A)} =:= {0, 0} orelse {level(A, B), level(B, A)}
+                  end).
 
 %% Binaries that somebody still wants: senders make garbage by the megabyte.
 kept(Node) ->
-    cluster:call(Node, fun() -> lists:foreach(fun erlang:garbage_collect/1, processes()), erlang:memory(binary) end).
+    cluster:call(
+      Node,
+      fun() -> lists:foreach(fun erlang:garbage_collect/1, processes()), erlang:memory(binary) end).
 
 memory_of(Node, What) -> cluster:call(Node, erlang, memory, [What]).
 
 %% Processes that hold large binaries, with what they run.
 holders(Node) ->
-    cluster:call(Node, fun() ->
-        [{F, Sum, Count} || P <- processes(), {binary, Bs} <- [process_info(P, binary)],
-                     Sum <- [lists:sum([S || {_, S, _} <- Bs])], Sum > 100_000,
-                     Count <- [length(Bs)],
-                     {current_stacktrace, St} <- [process_info(P, current_stacktrace)], F <- [[M || {M, _, _, _} <- St]]]
-    end).
+    cluster:call(Node,
+                 fun() ->
+                         [{F, Sum, Count}
+                          || P <- processes(), {binary, Bs} <- [process_info(P, binary)],
+                             Sum <- [lists:sum([S || {_, S, _} <- Bs])], Sum > 100_000,
+                             Count <- [length(Bs)],
+                             {current_stacktrace, St} <- [process_info(P, current_stacktrace)],
+                             F <- [[M || {M, _, _, _} <- St]]]
+                 end).
 
 %% A single very large message is not kept by anybody on its way.
 memory_after_one(_) ->
@@ -1208,8 +1465,17 @@ memory_after_one(_) ->
               {A, B} = cluster:pair(Env),
               [ToB] = cluster:call(B, fun() -> [spawn(fun forgetful/0)] end),
               Rest = quiet(A, B),
-              {_, normal} = cluster:call(A, fun() -> {P, Ref} = spawn_monitor(fun() -> trunkline:send(ToB, freight:message(1, 1, 50_000_000)), trunkline:call(ToB, sync, infinity) end),
-                                                     receive {'DOWN', Ref, _, _, Why} -> {P, Why} end end),
+              {_, normal} =
+                  cluster:call(
+                    A, fun() ->
+                               {P, Ref} =
+                                   spawn_monitor(
+                                     fun() ->
+                                             trunkline:send(ToB, freight:message(1, 1, 50_000_000)),
+                                             trunkline:call(ToB, sync, infinity)
+                                     end),
+                               receive {'DOWN', Ref, _, _, Why} -> {P, Why} end
+                       end),
               await_rest("one message", Rest, A, B),
               cluster:stop_all([A, B])
       end, [[], [{bulk_transport, dist}]]).
@@ -1220,10 +1486,16 @@ idle_connection(_) ->
     [To] = cluster:call(B, freight, start_receivers, [1]),
     lists:foreach(
       fun(Id) ->
-              [normal] = cluster:call(A, freight, play_all, [[{Id, [{send, To, 200_000} || _ <- lists:seq(1, 20)]}]]),
+              [normal] = cluster:call(A, freight, play_all,
+                                      [[{Id, [{send, To, 200_000} || _ <- lists:seq(1, 20)]}]]),
               await_received(B, To, Id, 20),
-              cluster:await(fun() -> counter(A, B, bulk_connections) =:= 0 orelse {open, counter(A, B, bulk_connections)} end, ?LONG),
-              cluster:await(fun() -> cluster:call(B, fun() -> sockets(trunkline_dock) end) =:= [] end)
+              cluster:await(fun() ->
+                                    counter(A, B, bulk_connections) =:= 0
+                                        orelse {open, counter(A, B, bulk_connections)}
+                            end, ?LONG),
+              cluster:await(fun() ->
+                                    cluster:call(B, fun() -> sockets(trunkline_dock) end) =:= []
+                            end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 
@@ -1231,8 +1503,10 @@ idle_connection(_) ->
 
 %% Large and small messages of five senders to three receivers.
 load(A, B) ->
-    Pids = cluster:call(B, freight, start_receivers, [2]) ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
-    Makes = [[10, 100_000, 10, 3_000_000, 10, 10, {tuple, 900_000}], [1_000_000, 10, {pieces, 100_000}], [70_000], [10], [10, 10, 10, 5_000_000]],
+    Pids = cluster:call(B, freight, start_receivers, [2])
+        ++ cluster:call(B, freight, start_receivers, [1, [{message_queue_data, off_heap}]]),
+    Makes = [[10, 100_000, 10, 3_000_000, 10, 10, {tuple, 900_000}],
+             [1_000_000, 10, {pieces, 100_000}], [70_000], [10], [10, 10, 10, 5_000_000]],
     Streams = [begin
                    To = lists:nth(Id rem 3 + 1, Pids),
                    {Id, To, cluster:call(A, freight, stream, [To, Id, M])}
@@ -1243,12 +1517,16 @@ load(A, B) ->
 
 %% Every stream makes progress.
 flowing({Pids, Streams}, B) ->
-    Last = fun() -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, freight, summary, [P]) || P <- Pids]) end,
+    Last = fun() ->
+                   lists:foldl(fun maps:merge/2, #{},
+                               [cluster:call(B, freight, summary, [P]) || P <- Pids])
+           end,
     Number = fun(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})) end,
     Before = Last(),
     cluster:await(fun() ->
                           Now = Last(),
-                          case [Id || {Id, _, _} <- Streams, Number(Id, Now) =< Number(Id, Before) + 8] of
+                          case [Id || {Id, _, _} <- Streams,
+                                      Number(Id, Now) =< Number(Id, Before) + 8] of
                               [] -> true;
                               Slow -> {slow, Slow}
                           end
@@ -1265,9 +1543,15 @@ finish({Pids, Streams}, A, B) ->
                                                 #{Id := Other} -> {Id, N, Other}
                                             end end, ?LONG),
                      #{Id := {N, _, Odd}} = cluster:call(B, freight, summary, [To]),
-                     Odd =:= [] orelse ct:log("stream ~w: ~w", [Id, [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]]),
+                     Odd =:= []
+                         orelse ct:log("stream ~w: ~w",
+                                       [Id,
+                                        [M || {I, M} <- cluster:call(B, freight, received, [To]),
+                                              I =:= Id]]),
                      ?assertEqual({Id, []}, {Id, Odd}),
-                     [{Id, M} || M <- lists:seq(1, N) -- [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]]
+                     [{Id, M}
+                      || M <- lists:seq(1, N)
+                             -- [M || {I, M} <- cluster:call(B, freight, received, [To]), I =:= Id]]
                  end || {Id, To, Stream} <- Streams]),
     lists:foreach(fun(P) -> cluster:call(B, erlang, exit, [P, kill]) end, Pids),
     Missing.
@@ -1313,4 +1597,7 @@ lanes(A, B) ->
 
 counter(A, B, Field) ->
     Node = cluster:node_of(B),
-    cluster:call(A, fun() -> #{stats := Stats} = trunkline_peers:lookup(Node), trunkline_stats:get(Stats, peer, Field) end).
+    cluster:call(A, fun() ->
+                            #{stats := Stats} = trunkline_peers:lookup(Node),
+                            trunkline_stats:get(Stats, peer, Field)
+                    end).

@@ -87,8 +87,8 @@ prop_alone() ->
              [First, [Sent]] = trunkline_parcel:segments(trunkline_parcel:pack(Binary)),
              Unpacked = trunkline_parcel:unpack([iolist_to_binary(First), Sent]),
              erts_debug:same(Sent, Binary) andalso erts_debug:same(Unpacked, Sent)
-                 andalso binary:referenced_byte_size(Sent) =:= case Copied of true -> Bytes; false -> ?STOCK end
-                 andalso iolist_size(First) < 100
+                 andalso binary:referenced_byte_size(Sent) =:=
+                 case Copied of true -> Bytes; false -> ?STOCK end andalso iolist_size(First) < 100
          end).
 
 %% How many terms there are to look at, and which of them are large binaries: those
@@ -99,12 +99,13 @@ look(Binary) when is_binary(Binary), byte_size(Binary) >= ?LARGE ->
 look(Tuple) when is_tuple(Tuple) ->
     look_at(tuple_to_list(Tuple), {1, [], []});
 look(Map) when is_map(Map) ->
-    maps:fold(fun(Key, Value, {Terms, Near, Far}) ->
-                      case is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 32 of
-                          true -> look_at([Value], {Terms, Near, Far});
-                          false -> {N, Near1, Far1} = look(Value), {Terms + N, Near, Near1 ++ Far1 ++ Far}
-                      end
-              end, {1, [], []}, Map);
+    maps:fold(
+      fun(Key, Value, {Terms, Near, Far}) ->
+              case is_atom(Key) orelse is_integer(Key) andalso abs(Key) < 1 bsl 32 of
+                  true -> look_at([Value], {Terms, Near, Far});
+                  false -> {N, Near1, Far1} = look(Value), {Terms + N, Near, Near1 ++ Far1 ++ Far}
+              end
+      end, {1, [], []}, Map);
 look([_ | _] = List) ->
     look_at(List, {1, [], []});
 look(_) ->
@@ -118,7 +119,8 @@ look_at(_, Seen) ->
 
 %% The same in memory, not copies of them.
 are_among(Binaries, All) ->
-    lists:all(fun(Binary) -> lists:any(fun(Other) -> erts_debug:same(Binary, Other) end, All) end, Binaries).
+    lists:all(fun(Binary) -> lists:any(fun(Other) -> erts_debug:same(Binary, Other) end, All) end,
+              Binaries).
 
 %% A term, described: a counterexample should be short, and pids and funs have
 %% nothing that could be printed and read again.
@@ -127,7 +129,8 @@ plan() ->
                %% more than are looked at, or nearly
                {1, {many, container(), range(90, 110), tree()}},
                %% deeper than is looked, or nearly
-               {2, {deep, container(), boolean(), oneof([range(1, 10), range(30, 60), 5000]), tree()}}]).
+               {2, {deep, container(), boolean(), oneof([range(1, 10), range(30, 60), 5000]),
+                    tree()}}]).
 
 tree() -> ?SIZED(Size, tree(Size)).
 
@@ -142,9 +145,10 @@ tree(Size) ->
 container() -> oneof([tuple, list, map]).
 
 leaf() ->
-    oneof([{just, oneof([int(), largeint(), float(), -0.0, 1 bsl 2000, - (1 bsl 64), atom(), '', [], {}, #{}, 'größe',
-                         bitstring(), binary(), "text", [1, 2, 3, 1000]])},
-           {made, oneof([pid, ref, port, local_fun, closure, external_fun, foreign_pid, foreign_ref])}]).
+    oneof([{just, oneof([int(), largeint(), float(), -0.0, 1 bsl 2000, - (1 bsl 64), atom(), '', [],
+                         {}, #{}, 'größe', bitstring(), binary(), "text", [1, 2, 3, 1000]])},
+           {made,
+            oneof([pid, ref, port, local_fun, closure, external_fun, foreign_pid, foreign_ref])}]).
 
 large() ->
     {oneof([shared, shared, copied]), range(0, 1000),
@@ -159,7 +163,8 @@ build({made, local_fun}) -> fun build/1;
 build({made, closure}) -> Big = stock(7, ?LARGE + 7), fun() -> Big end;
 build({made, external_fun}) -> fun ?MODULE:all/0;
 build({made, foreign_pid}) -> binary_to_term(<<131, 88, 119, 3, "a@b", 77:32, 7:32, 5:32>>);
-build({made, foreign_ref}) -> binary_to_term(<<131, 90, 3:16, 119, 3, "a@b", 5:32, 1:32, 2:32, 3:32>>);
+build({made, foreign_ref}) ->
+    binary_to_term(<<131, 90, 3:16, 119, 3, "a@b", 5:32, 1:32, 2:32, 3:32>>);
 build({shared, Offset, Bytes}) -> stock(Offset, Bytes);
 build({copied, Offset, Bytes}) -> binary:copy(stock(Offset, Bytes));
 build({tuple, Plans}) -> list_to_tuple([build(Plan) || Plan <- Plans]);
@@ -189,8 +194,8 @@ wrap(map, Terms) -> maps:from_list(lists:zip(lists:seq(1, length(Terms)), Terms)
 fragments(_) -> check(400, prop_fragments()).
 
 prop_fragments() ->
-    ?ALL({Commands, Quanta},
-         {moves([{3, {add, range(0, 1000), segments()}}], range(1, 30)), non_empty(list(range(1, 30)))},
+    ?ALL({Commands, Quanta}, {moves([{3, {add, range(0, 1000), segments()}}], range(1, 30)),
+                              non_empty(list(range(1, 30)))},
          run_fragments(Commands, Quanta, [])).
 
 %% Messages as they are, and fragments as they are.
@@ -200,7 +205,8 @@ prop_journey() ->
     ?ALL({Plans, Commands, Quanta}, {messages(), moves([], quantum()), non_empty(list(quantum()))},
          begin
              Terms = [build(Plan) || Plan <- Plans],
-             run_fragments(Commands, Quanta, [{trunkline_parcel:pack(Term), {message, Term}} || Term <- Terms])
+             run_fragments(Commands, Quanta,
+                           [{trunkline_parcel:pack(Term), {message, Term}} || Term <- Terms])
          end).
 
 messages() -> ?LET(N, range(1, 3), vector(N, frequency([{4, tree()}, {1, plan()}]))).
@@ -221,9 +227,11 @@ segments() -> resize(6, non_empty(list(non_empty(list(range(1, 40)))))).
 
 %% It is made by hand: segments, each of some pieces.
 by_hand(Offset, Segments) ->
-    {Binaries, _} = lists:mapfoldl(fun(Pieces, At) ->
-                                           lists:mapfoldl(fun(Bytes, A) -> {stock(A, Bytes), A + Bytes} end, At, Pieces)
-                                   end, Offset, Segments),
+    {Binaries, _} =
+        lists:mapfoldl(fun(Pieces, At) ->
+                               lists:mapfoldl(fun(Bytes, A) -> {stock(A, Bytes), A + Bytes} end, At,
+                                              Pieces)
+                       end, Offset, Segments),
     {{[lists:sum(Pieces) || Pieces <- Segments], Binaries}, by_hand}.
 
 %% The model: of each parcel that is not done, what it is, which bytes are under way
@@ -234,15 +242,18 @@ by_hand(Offset, Segments) ->
                 sent = #{} :: #{Offset :: non_neg_integer() => Length :: pos_integer()},
                 ends :: [pos_integer()], since :: integer()}).
 -record(way, {name :: term(), under_way = [] :: [tuple()], arrived = 0 :: non_neg_integer()}).
--record(model, {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
-                ways :: #{pos_integer() => #way{}}, known = #{} :: #{trunkline_fragments:id() => #known{}},
-                bytes = #{} :: #{trunkline_fragments:id() => pos_integer()},     % arrived, of what is not complete
-                complete = [] :: [trunkline_fragments:id()],                     % and not done
-                next = 1 :: pos_integer(), now = 0 :: non_neg_integer()}).          % counts steps
+-record(model,
+        {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
+         ways :: #{pos_integer() => #way{}}, known = #{} :: #{trunkline_fragments:id() => #known{}},
+         %% Arrived, of what is not complete.
+         bytes = #{} :: #{trunkline_fragments:id() => pos_integer()},
+         complete = [] :: [trunkline_fragments:id()],                     % and not done
+         next = 1 :: pos_integer(), now = 0 :: non_neg_integer()}).          % counts steps
 
 %% Fails where it is not as in the model.
 run_fragments(Commands, Quanta, Parcels) ->
-    M = #model{ways = maps:from_list([{Slot, #way{name = {Slot, 0}}} || Slot <- lists:seq(1, ?SLOTS)])},
+    M = #model{ways = maps:from_list([{Slot, #way{name = {Slot, 0}}}
+                                      || Slot <- lists:seq(1, ?SLOTS)])},
     M1 = steps(Commands, lists:foldl(fun add_parcel/2, M, Parcels)),
     #model{fragments = F} = M2 = finish(Quanta, M1),
     false = trunkline_fragments:is_waiting(F),
@@ -278,7 +289,8 @@ step({next, Slot, Quantum}, #model{fragments = F, ways = Ways, known = Known, no
             #{Id := #known{since = Since} = K} = Known,
             [] = [Other || #known{since = Other} <- waiting(Known), Other < Since],
             Entry = {Id, Size, Offset, Length, iolist_to_binary(Data)},
-            M#model{fragments = F1, known = Known#{Id := sent(Fragment, Quantum, K#known{since = Now})},
+            M#model{fragments = F1,
+                    known = Known#{Id := sent(Fragment, Quantum, K#known{since = Now})},
                     ways = Ways#{Slot := Way#way{under_way = UnderWay ++ [Entry]}}}
     end;
 step({arrive, _, 0}, M) ->
@@ -286,18 +298,22 @@ step({arrive, _, 0}, M) ->
 step({arrive, Slot, N}, #model{ways = Ways} = M) ->
     case Ways of
         #{Slot := #way{under_way = [Entry | UnderWay], arrived = Arrived} = Way} ->
-            M1 = M#model{ways = Ways#{Slot := Way#way{under_way = UnderWay, arrived = Arrived + 1}}},
+            M1 =
+                M#model{ways = Ways#{Slot := Way#way{under_way = UnderWay, arrived = Arrived + 1}}},
             step({arrive, Slot, N - 1}, arrived(Entry, M1));
         #{} ->
             M
     end;
-step({break, Slot}, #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes, now = Now} = M) ->
+step({break, Slot},
+     #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes, now = Now} =
+         M) ->
     #{Slot := #way{name = {_, N} = Name, under_way = Lost, arrived = Arrived}} = Ways,
     F1 = trunkline_fragments:cut(Name, Arrived, F),
     F1 = trunkline_fragments:cut(Name, 0, F1),           % who says it again says nothing
     true = trunkline_reassembly:bytes(R) =:= lists:sum(maps:values(Bytes)),
-    M#model{fragments = F1, known = lists:foldl(fun({I, Entry}, K) -> lost(Entry, I - 1000 * (Now + 1), K) end, Known,
-                                                   lists:zip(lists:seq(1, length(Lost)), Lost)),
+    M#model{fragments = F1,
+            known = lists:foldl(fun({I, Entry}, K) -> lost(Entry, I - 1000 * (Now + 1), K) end,
+                                Known, lists:zip(lists:seq(1, length(Lost)), Lost)),
             ways = Ways#{Slot := #way{name = {Slot, N + 1}}}};
 step({done, _}, #model{complete = []} = M) ->
     M;
@@ -320,12 +336,14 @@ add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N, now
     Sizes = trunkline_parcel:sizes(Parcel),
     Segments = [iolist_to_binary(Segment) || Segment <- trunkline_parcel:segments(Parcel)],
     M#model{fragments = trunkline_fragments:add(Id, Parcel, F), next = N + 1,
-            known = Known#{Id => #known{message = Message, whole = iolist_to_binary(Segments), segments = Segments,
-                                        sizes = Sizes, ends = segment_ends(Sizes), since = Now}}}.
+            known = Known#{Id => #known{message = Message, whole = iolist_to_binary(Segments),
+                                        segments = Segments, sizes = Sizes,
+                                        ends = segment_ends(Sizes), since = Now}}}.
 
 %% The fragment is what it says, within one segment, not under way already, and as
 %% long as it should be.
-sent({_, Size, Offset, Length, Data}, Quantum, #known{whole = Whole, sizes = Sizes, sent = Sent, ends = Ends} = K) ->
+sent({_, Size, Offset, Length, Data}, Quantum,
+     #known{whole = Whole, sizes = Sizes, sent = Sent, ends = Ends} = K) ->
     Size = byte_size(Whole),
     End = Offset + Length,
     true = iolist_to_binary(Data) =:= binary:part(Whole, Offset, Length),
@@ -350,12 +368,14 @@ lost({Id, _, Offset, Length, _}, First, Known) ->
             Known
     end.
 
-arrived({Id, Size, Offset, Length, Data}, #model{reassembly = R, known = Known, bytes = Bytes, complete = Complete} = M) ->
+arrived({Id, Size, Offset, Length, Data},
+        #model{reassembly = R, known = Known, bytes = Bytes, complete = Complete} = M) ->
     Sum = maps:get(Id, Bytes, 0) + Length,
     case trunkline_reassembly:add(Id, Size, Offset, Data, R) of
         {incomplete, R1} ->
             true = Sum < Size,
-            {incomplete, R1} = trunkline_reassembly:add(Id, Size, Offset, Data, R1),      % it is there already
+            %% it is there already
+            {incomplete, R1} = trunkline_reassembly:add(Id, Size, Offset, Data, R1),
             M#model{reassembly = R1, bytes = Bytes#{Id => Sum}};
         {complete, Parts, R1} ->
             Sum = Size,
@@ -374,9 +394,11 @@ is_whole(Parts, #known{message = Message, sizes = Sizes, segments = Segments}) -
     Arrived =:= Segments
         andalso lists:all(fun({Start, Segment}) ->
                                   {Start, Part} = lists:keyfind(Start, 1, Parts),
-                                  byte_size(Part) < byte_size(Segment) orelse erts_debug:same(Part, Segment)
+                                  byte_size(Part) < byte_size(Segment)
+                                      orelse erts_debug:same(Part, Segment)
                           end, lists:zip(Starts, Arrived))
-        andalso (Message =:= by_hand orelse Message =:= {message, trunkline_parcel:unpack(Arrived)}).
+        andalso (Message =:= by_hand
+                 orelse Message =:= {message, trunkline_parcel:unpack(Arrived)}).
 
 %% Whatever is under way arrives in the end, and what has been lost is sent again.
 finish([Quantum | Quanta], #model{fragments = F} = M) ->
@@ -384,8 +406,9 @@ finish([Quantum | Quanta], #model{fragments = F} = M) ->
     All = [{arrive, S, 1_000_000} || S <- lists:seq(1, ?SLOTS)],
     case trunkline_fragments:is_waiting(F) of
         true ->
-            finish(Quanta ++ [Quantum], steps([{next, Slot, Quantum}, {next, 1 + Slot rem ?SLOTS, Quantum},
-                                               {arrive, Slot, 1}, {done, Quantum}], M));
+            finish(Quanta ++ [Quantum],
+                   steps([{next, Slot, Quantum}, {next, 1 + Slot rem ?SLOTS, Quantum},
+                          {arrive, Slot, 1}, {done, Quantum}], M));
         false ->
             #model{complete = Complete} = M1 = steps(All, M),
             steps([{done, 0} || _ <- Complete] ++ [{break, Slot}], M1)
@@ -397,10 +420,12 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
     {Parcel, _} = by_hand(0, [[1]]),
     Id = {1, 1_000_000},
     More = fun(#way{name = Name}, F0) ->
-                   {_, F1} = trunkline_fragments:next(Name, 1, trunkline_fragments:add(Id, Parcel, F0)),
+                   {_, F1} = trunkline_fragments:next(Name, 1,
+                                                      trunkline_fragments:add(Id, Parcel, F0)),
                    trunkline_fragments:done(Id, F1)
            end,
-    [Left, Least] = [erts_debug:flat_size(lists:foldl(More, F0, maps:values(Ways))) || F0 <- [F, trunkline_fragments:new()]],
+    [Left, Least] = [erts_debug:flat_size(lists:foldl(More, F0, maps:values(Ways)))
+                     || F0 <- [F, trunkline_fragments:new()]],
     Left =< Least.
 
 %% --- turns: a message waits for those it must not overtake, and for no others -------------
@@ -412,7 +437,8 @@ prop_turns() ->
          run_turns(Commands, trunkline_turns:new(), [], 1)).
 
 turns_command() ->
-    frequency([{3, {enter, range(1, 3), receiver(), oneof([time, time, no_time])}}, {2, {done, range(0, 20)}}]).
+    frequency([{3, {enter, range(1, 3), receiver(), oneof([time, time, no_time])}},
+               {2, {done, range(0, 20)}}]).
 
 receiver() -> frequency([{6, range(1, 4)}, {1, any}]).
 
@@ -448,7 +474,8 @@ process(Name) -> Name.
 %% Who could get a message of this sender now.
 are_free(Sender, Turns, Model) ->
     lists:all(fun(R) ->
-                      {Now, _} = deliver(Sender, Model ++ [{next, Sender, process(R), no_time, waits}]),
+                      {Now, _} = deliver(Sender,
+                                         Model ++ [{next, Sender, process(R), no_time, waits}]),
                       trunkline_turns:is_free(Sender, process(R), Turns) =:= lists:member(next, Now)
               end, [1, 2, 3, 4]).
 
@@ -462,7 +489,8 @@ deliver(Sender, [{N, Sender, Receiver, Takes, waits} = Message | Model], Before,
                           Other =:= Receiver orelse Other =:= any orelse Receiver =:= any],
     case Takes of
         _ when Conflicts =/= [] -> deliver(Sender, Model, [Message | Before], Now);
-        time -> deliver(Sender, Model, [{N, Sender, Receiver, Takes, delivering} | Before], [N | Now]);
+        time ->
+            deliver(Sender, Model, [{N, Sender, Receiver, Takes, delivering} | Before], [N | Now]);
         no_time -> deliver(Sender, Model, Before, [N | Now])
     end;
 deliver(Sender, [Message | Model], Before, Now) ->
@@ -483,7 +511,8 @@ prop_quantum() ->
     ?ALL(Steps, list(measurement()), run_quantum(Steps, trunkline_quantum:new())).
 
 measurement() ->
-    {oneof([range(1, 20_000_000), range(1, 2000), {of_quantum, range(50, 200)}]),      % bytes, or % of the quantum
+    {oneof([range(1, 20_000_000), range(1, 2000),
+            {of_quantum, range(50, 200)}]),      % bytes, or % of the quantum
      oneof([0, 1, ?TURN, ?TURN + 1, range(0, 20_000), range(0, 10_000_000)])}.
 
 run_quantum([], _) ->
@@ -511,23 +540,27 @@ run_quantum([{What, Microseconds} | Steps], Quantum) ->
 %% up to twice as long.
 prop_rate() ->
     ?ALL({History, LogRate, Percents},
-         {list(measurement()), float(6.0, 9.7), oneof([vector(40, 100), vector(40, range(100, 200)), vector(40, 200)])},
+         {list(measurement()), float(6.0, 9.7),
+          oneof([vector(40, 100), vector(40, range(100, 200)), vector(40, 200)])},
          begin
              Rate = math:pow(10, LogRate) / 1_000_000,               % bytes/us
              Ideal = min(?MOST, max(?LEAST, Rate * ?TURN)),
-             Start = lists:foldl(fun({Bytes, Us}, Q) when is_integer(Bytes) -> trunkline_quantum:sent(Bytes, Us, Q);
+             Start = lists:foldl(fun({Bytes, Us}, Q) when is_integer(Bytes) ->
+                                         trunkline_quantum:sent(Bytes, Us, Q);
                                     (_, Q) -> Q
                                  end, trunkline_quantum:new(), History),
-             {Quanta, _} = lists:mapfoldl(fun(Percent, Q) ->
-                                                  Bytes = trunkline_quantum:bytes(Q) * Percent div 100,
-                                                  Q1 = trunkline_quantum:sent(Bytes, trunc(Bytes / Rate), Q),
-                                                  {trunkline_quantum:bytes(Q1), Q1}
-                                          end, Start, Percents),
+             {Quanta, _} =
+                 lists:mapfoldl(fun(Percent, Q) ->
+                                        Bytes = trunkline_quantum:bytes(Q) * Percent div 100,
+                                        Q1 = trunkline_quantum:sent(Bytes, trunc(Bytes / Rate), Q),
+                                        {trunkline_quantum:bytes(Q1), Q1}
+                                end, Start, Percents),
              Longest = lists:max(Percents) / 100,
-             lists:all(fun(Q) -> Q =< 1.1 * Ideal andalso Q >= Ideal / Longest / 1.1 end, lists:nthtail(11, Quanta))
+             lists:all(fun(Q) -> Q =< 1.1 * Ideal andalso Q >= Ideal / Longest / 1.1 end,
+                       lists:nthtail(11, Quanta))
                  %% as it starts, within a factor of two after four
-                 andalso (History =/= []
-                          orelse lists:nth(4, Quanta) =< 2 * Ideal andalso lists:nth(4, Quanta) >= Ideal / Longest / 2)
+                 andalso (History =/= [] orelse lists:nth(4, Quanta) =< 2 * Ideal
+                          andalso lists:nth(4, Quanta) >= Ideal / Longest / 2)
          end).
 
 %% --- wire: what comes from a socket may be anything ------------------------------------------
@@ -551,8 +584,11 @@ prop_hello() ->
                          _ -> error
                      end
                  %% what is secret is so long, and is not used twice
-                 andalso lists:all(fun({Make, Bytes}) -> byte_size(Make()) =:= Bytes andalso Make() =/= Make() end,
-                                   [{fun trunkline_wire:token/0, 16}, {fun trunkline_wire:secret/0, 32},
+                 andalso lists:all(fun({Make, Bytes}) ->
+                                           byte_size(Make()) =:= Bytes andalso Make() =/= Make()
+                                   end,
+                                   [{fun trunkline_wire:token/0, 16},
+                                    {fun trunkline_wire:secret/0, 32},
                                     {fun trunkline_wire:nonce/0, 16}])
          end).
 
@@ -564,7 +600,8 @@ almost(Binary) ->
                 <<(binary:part(Binary, 0, At))/binary, Bytes/binary>>),
            ?LET(Bytes, non_empty(binary()), <<Binary/binary, Bytes/binary>>),
            %% the beginning is right, and the rest anything
-           ?LET(Bytes, binary(byte_size(Binary) - 8), <<(binary:part(Binary, 0, 8))/binary, Bytes/binary>>)]).
+           ?LET(Bytes, binary(byte_size(Binary) - 8),
+                <<(binary:part(Binary, 0, 8))/binary, Bytes/binary>>)]).
 
 invert(Bit, Binary) ->
     <<Before:Bit/bits, B:1, After/bits>> = Binary,
@@ -574,12 +611,14 @@ prop_frame() ->
     ?ALL({Stream, Number, Offset, Data, More, Junk},
          {stream(), any_64(), any_64(), oneof([<<>>, binary(), list(binary())]),
           oneof([-1, 0, 1, range(-1000, 1000), any_64()]),
-          oneof([almost(<<S:16, 1:64, 9:64, 0:64, "some data">>) || S <- [0, 1, 16#7fff, 16#8000, 16#8001, 16#ffff]])},
+          oneof([almost(<<S:16, 1:64, 9:64, 0:64, "some data">>)
+                 || S <- [0, 1, 16#7fff, 16#8000, 16#8001, 16#ffff]])},
          begin
              Length = iolist_size(Data),
              Size = min((1 bsl 64) - 1, max(0, Offset + Length + More)),
              <<Rest:32, Frame/binary>> =
-                 iolist_to_binary(trunkline_wire:frame({{Stream, Number}, Size, Offset, Length, Data})),
+                 iolist_to_binary(
+                   trunkline_wire:frame({{Stream, Number}, Size, Offset, Length, Data})),
              Expected = case Length > 0 andalso Offset + Length =< Size
                             andalso Number > 0 andalso Stream > 0 of
                             true -> {ok, {Stream, Number}, Size, Offset, iolist_to_binary(Data)};
@@ -609,7 +648,8 @@ is_sound(error, Junk) ->
 is_sound({ok, Id, Size, Offset, Data}, Junk) ->
     Length = byte_size(Data),
     Length > 0 andalso Offset + Length =< Size
-        andalso iolist_to_binary(trunkline_wire:frame({Id, Size, Offset, Length, Data})) =:= <<(byte_size(Junk)):32, Junk/binary>>.
+        andalso iolist_to_binary(trunkline_wire:frame({Id, Size, Offset, Length, Data})) =:=
+        <<(byte_size(Junk)):32, Junk/binary>>.
 
 %% Nobody has a right proof but who knows the secret, and each side has its own.
 prop_proof() ->
@@ -618,14 +658,16 @@ prop_proof() ->
           {binary(32), binary(16), binary(16)}, range(0, 255)},
          begin
              Right = trunkline_wire:proof(Who, Secret, Ours, Theirs),
-             Others = [trunkline_wire:proof(W, S, O, T) || W <- [connecting, listening],
-                                                           {S, O, T} <- others(Secret, Ours, Theirs, Wrong),
-                                                           {W, S, O, T} =/= {Who, Secret, Ours, Theirs}],
+             Others = [trunkline_wire:proof(W, S, O, T)
+                       || W <- [connecting, listening],
+                          {S, O, T} <- others(Secret, Ours, Theirs, Wrong),
+                          {W, S, O, T} =/= {Who, Secret, Ours, Theirs}],
              Sizes = [<<Right/binary, 0>>, <<Right/binary, Right/binary>>
                      | [binary:part(Right, 0, N) || N <- [0, 1, 16, 31]]],
              byte_size(Right) =:= trunkline_wire:proof_bytes()
                  andalso 16 + byte_size(Right) =:= trunkline_wire:welcome_bytes()
-                 andalso Right =:= hmac(Secret, <<(atom_to_binary(Who))/binary, Ours/binary, Theirs/binary>>)
+                 andalso Right =:=
+                 hmac(Secret, <<(atom_to_binary(Who))/binary, Ours/binary, Theirs/binary>>)
                  andalso trunkline_wire:is_proof(binary:copy(Right), Right)
                  andalso not lists:any(fun(Proof) -> trunkline_wire:is_proof(Proof, Right) end,
                                        [invert(Bit, Right) | Others ++ Sizes])
@@ -633,8 +675,8 @@ prop_proof() ->
 
 %% Each with something else, and the nonces exchanged.
 others(Secret, Ours, Theirs, {Secret1, Ours1, Theirs1}) ->
-    [{Secret, Ours, Theirs}, {Secret1, Ours, Theirs}, {Secret, Ours1, Theirs}, {Secret, Ours, Theirs1},
-     {Secret, Theirs, Ours}].
+    [{Secret, Ours, Theirs}, {Secret1, Ours, Theirs}, {Secret, Ours1, Theirs},
+     {Secret, Ours, Theirs1}, {Secret, Theirs, Ours}].
 
 %% By RFC 2104: a node of another release must come to the same.
 hmac(Key, Data) ->

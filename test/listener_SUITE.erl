@@ -6,23 +6,31 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2, end_per_group/2]).
--export([port_scan/1, half_open/1, slow_handshake/1, garbage/1, unknown_token/1, replayed_token/1, wrong_proof/1,
-         gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, given_up/1, late_guest/1, reported_now_and_then/1]).
--export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1, own_address/1, all_addresses/1, address_of_distribution/1,
-         ipv6_distribution/1, advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1, lanes_without_port/1]).
--export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2, misleading/2, frames/3, bad_frames/0]).
+-export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
+         end_per_group/2]).
+-export([port_scan/1, half_open/1, slow_handshake/1, garbage/1, unknown_token/1, replayed_token/1,
+         wrong_proof/1, gone_owner/1, broken_off/1, bad_frames/1, frames_for_nobody/1, given_up/1,
+         late_guest/1, reported_now_and_then/1]).
+-export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1,
+         own_address/1, all_addresses/1, address_of_distribution/1, ipv6_distribution/1,
+         advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1,
+         lanes_without_port/1]).
+-export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2,
+         misleading/2, frames/3, bad_frames/0]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
 all() -> [{group, strangers},
-          listener_killed, acceptor_dies, stopped, ports_in_range, ports_taken, own_address, all_addresses, address_of_distribution,
-          ipv6_distribution, advertised, bad_options, no_port, unreachable_port, impostor, lanes_without_port].
+          listener_killed, acceptor_dies, stopped, ports_in_range, ports_taken, own_address,
+          all_addresses, address_of_distribution,
+          ipv6_distribution, advertised, bad_options, no_port, unreachable_port, impostor,
+          lanes_without_port].
 
 %% All of these happen to the same two nodes.
 groups() ->
-    [{strangers, [], [port_scan, half_open, slow_handshake, garbage, unknown_token, replayed_token, wrong_proof,
-                      gone_owner, broken_off, bad_frames, frames_for_nobody, given_up, late_guest, reported_now_and_then]}].
+    [{strangers, [], [port_scan, half_open, slow_handshake, garbage, unknown_token, replayed_token,
+                      wrong_proof, gone_owner, broken_off, bad_frames, frames_for_nobody, given_up,
+                      late_guest, reported_now_and_then]}].
 
 %% A connection that is made is kept for the whole test.
 -define(KEPT, {bulk_idle, 3_600_000}).
@@ -63,21 +71,24 @@ end_per_group(strangers, Config) ->
 
 load_all() ->
     _ = erlang:memory(),               % which has atoms of its own
-    code:ensure_modules_loaded(lists:append([Modules || App <- [kernel, stdlib, crypto, public_key, ssl, trunkline],
-                                                        {ok, Modules} <- [application:get_key(App, modules)]])
-                               ++ [?MODULE, exchange, stranger, cluster, traffic, peer]).
+    code:ensure_modules_loaded(
+      lists:append([Modules || App <- [kernel, stdlib, crypto, public_key, ssl, trunkline],
+                               {ok, Modules} <- [application:get_key(App, modules)]])
+      ++ [?MODULE, exchange, stranger, cluster, traffic, peer]).
 
 %% Hundreds of connections that are closed at once, orderly or not.
 port_scan(Config) ->
     hostile(Config, fun(_, Port) ->
-                    lists:foreach(fun(_) -> stranger:close(stranger:connect(Port)) end, lists:seq(1, 300)),
-                    lists:foreach(fun(_) -> stranger:reset(stranger:connect(Port)) end, lists:seq(1, 100)),
-                    %% When the last one has been refused all have had their turn.
-                    Last = stranger:connect(Port),
-                    stranger:say(Last, binary:copy(<<0>>, 40)),
-                    ?assertEqual(true, stranger:is_closed(Last)),
-                    301               % a connection that is reset need not be seen
-            end).
+                            lists:foreach(fun(_) -> stranger:close(stranger:connect(Port)) end,
+                                          lists:seq(1, 300)),
+                            lists:foreach(fun(_) -> stranger:reset(stranger:connect(Port)) end,
+                                          lists:seq(1, 100)),
+                            %% When the last one has been refused all have had their turn.
+                            Last = stranger:connect(Port),
+                            stranger:say(Last, binary:copy(<<0>>, 40)),
+                            ?assertEqual(true, stranger:is_closed(Last)),
+                            301               % a connection that is reset need not be seen
+                    end).
 
 %% Many connections that say nothing. There is room for some of them, and for a
 %% few seconds; the others are closed, without a wait for anybody. A peer that has
@@ -129,7 +140,11 @@ half_open(Config, Tries) ->
 silent(Port, N) ->
     Test = self(),
     Pid = spawn_link(fun() ->
-                             Sockets = [begin {_, S} = stranger:connect(Port), ok = inet:setopts(S, [{active, true}]), S end
+                             Sockets = [begin
+                                            {_, S} = stranger:connect(Port),
+                                            ok = inet:setopts(S, [{active, true}]),
+                                            S
+                                        end
                                         || _ <- lists:seq(1, N)],
                              Test ! {self(), Sockets},
                              note_closed(Test)
@@ -145,7 +160,8 @@ note_closed(Test) ->
 
 %% When each of them was closed.
 closed({Pid, Sockets}) ->
-    Times = [receive {closed, Pid, S, Time} -> Time after ?LONG -> error({still_open, S}) end || S <- Sockets],
+    Times = [receive {closed, Pid, S, Time} -> Time after ?LONG -> error({still_open, S}) end
+             || S <- Sockets],
     unlink(Pid),
     exit(Pid, kill),
     Times.
@@ -175,17 +191,21 @@ slowly([First | _] = Connections, <<Byte, Rest/binary>>, Start, N) ->
 
 %% What comes along.
 garbage(Config) ->
-    Said = [<<0>>, binary:copy(<<0>>, 40), binary:copy(<<255>>, 72), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n       ",
-            "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u2\r\n..", <<"TRUNKLN2", 0:256>>, <<"trunkln1", 0:256>>,
-            term_to_binary({hello, an_atom, #{a => b}, lists:seq(1, 20)}), crypto:strong_rand_bytes(100_000),
-            <<131, 119, 20, "a_new_atom_for_b....", 0:200>>, <<22, 3, 1, 1, 200, 1, 0, 1, 196, 3, 3, 0:800>>],
-    hostile(Config, fun(_, Port) ->
+    Said = [<<0>>, binary:copy(<<0>>, 40), binary:copy(<<255>>, 72),
+            "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n       ",
+            "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u2\r\n..", <<"TRUNKLN2", 0:256>>,
+            <<"trunkln1", 0:256>>, term_to_binary({hello, an_atom, #{a => b}, lists:seq(1, 20)}),
+            crypto:strong_rand_bytes(100_000), <<131, 119, 20, "a_new_atom_for_b....", 0:200>>,
+            <<22, 3, 1, 1, 200, 1, 0, 1, 196, 3, 3, 0:800>>],
+    hostile(Config,
+            fun(_, Port) ->
                     lists:foreach(fun(Bytes) ->
                                           C = stranger:connect(Port),
                                           stranger:say(C, Bytes),
                                           %% It may have been less than a hello.
                                           iolist_size(Bytes) < 40 andalso stranger:close(C),
-                                          iolist_size(Bytes) < 40 orelse ?assertEqual(true, stranger:is_closed(C))
+                                          iolist_size(Bytes) < 40
+                                              orelse ?assertEqual(true, stranger:is_closed(C))
                                   end, Said),
                     length(Said)
             end).
@@ -203,8 +223,10 @@ unknown_token(Config) ->
 
 %% An invitation is for one connection.
 replayed_token(Config) ->
-    hostile(Config, fun(B, Port) ->
-                    {#{token := Token, secret := Secret} = Invitation, Owner} = stranger:invitation(B),
+    hostile(Config,
+            fun(B, Port) ->
+                    {#{token := Token, secret := Secret} = Invitation, Owner} =
+                        stranger:invitation(B),
                     C = stranger:connect(Port),
                     ok = stranger:admitted(C, Invitation),
                     await_owned(B, Owner, 1),
@@ -247,14 +269,16 @@ wrong_proof(Config) ->
 
 %% Whom the connection is for may be gone. Nor is that the fault of whoever has been invited.
 gone_owner(Config) ->
-    invited(Config, fun(B, Port) ->
-                    {Invitation, Owner} = stranger:invitation(B),
-                    stop(B, Owner),
-                    cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Owner]) end),
-                    C = stranger:connect(Port),
-                    ok = stranger:admitted(C, Invitation),
-                    ?assertEqual(true, stranger:is_closed(C))
-            end).
+    invited(
+      Config,
+      fun(B, Port) ->
+              {Invitation, Owner} = stranger:invitation(B),
+              stop(B, Owner),
+              cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Owner]) end),
+              C = stranger:connect(Port),
+              ok = stranger:admitted(C, Invitation),
+              ?assertEqual(true, stranger:is_closed(C))
+      end).
 
 %% A peer that was invited, and breaks off: its session has ended, or the machine is too busy.
 broken_off(Config) ->
@@ -283,7 +307,9 @@ invited(Config, Do) ->
 handlers() ->
     [Pid || Pid <- cluster:by_module(trunkline_listener),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
-            lists:any(fun({M, F, _, _}) -> M =:= trunkline_listener andalso lists:member(F, [handle, handshake]) end, Stack)].
+            lists:any(fun({M, F, _, _}) ->
+                              M =:= trunkline_listener andalso lists:member(F, [handle, handshake])
+                      end, Stack)].
 
 %% Whoever has been admitted, and then says what no peer says. That ends the
 %% connection, and nothing else.
@@ -295,7 +321,9 @@ bad_frames() ->
     Id = <<1:16, (1 bsl 40):64>>,
     Most = 1 bsl 64 - 1,
     Longest = 1 bsl 30,
-    Frame = fun(Size, Offset, Data) -> <<(26 + byte_size(Data)):32, Id/binary, Size:64, Offset:64, Data/binary>> end,
+    Frame = fun(Size, Offset, Data) ->
+                    <<(26 + byte_size(Data)):32, Id/binary, Size:64, Offset:64, Data/binary>>
+            end,
     Of = fun(Stream, Number) -> <<27:32, Stream:16, Number:64, 1:64, 0:64, "x">> end,
     Bad = #{no_lane => Of(0, 1),
             stream_without_lane => Of(16#8000, 1),
@@ -330,12 +358,17 @@ bad_frames() ->
 %% The form is right, but there is no such lane: it is ignored.
 frames_for_nobody(Config) ->
     {_, _, Port} = nodes_of(Config),
-    Whole = fun(Lane, Number, Data) -> <<(26 + byte_size(Data)):32, Lane:16, Number:64, (byte_size(Data)):64, 0:64, Data/binary>> end,
+    Whole = fun(Lane, Number, Data) ->
+                    <<(26 + byte_size(Data)):32, Lane:16, Number:64, (byte_size(Data)):64, 0:64,
+                      Data/binary>>
+            end,
     Batch = term_to_binary({later, trunkline_gate:charge(x), [[self() | x]]}),
     %% There are 64 lanes at most.
-    frames(Config, fun() -> stranger:connect(Port) end,
-           [{{stream, Stream, Number}, [Whole(Stream, Number, Data), Whole(Stream, Number, Data)], stays}
-            || {Stream, Number, Data} <- [{65, 1, <<"x">>}, {16#7fff, 1, binary:copy(<<"x">>, 100_000)}, {16#7fff, 1 bsl 63, Batch}]]).
+    frames(
+      Config, fun() -> stranger:connect(Port) end,
+      [{{stream, Stream, Number}, [Whole(Stream, Number, Data), Whole(Stream, Number, Data)], stays}
+       || {Stream, Number, Data} <- [{65, 1, <<"x">>}, {16#7fff, 1, binary:copy(<<"x">>, 100_000)},
+                                     {16#7fff, 1 bsl 63, Batch}]]).
 
 frames(Config, Connect, Frames) ->
     {A, B, _} = nodes_of(Config),
@@ -356,7 +389,9 @@ framed({What, Bytes, End}, Connect, Dock, B) ->
     stranger:say(C, Bytes),
     case End of
         closed_by_them -> ?assertEqual({What, true}, {What, stranger:is_closed(C)});
-        stays -> ?assertEqual({What, {false, timeout}}, {What, stranger:is_closed(C, 100)}), stranger:close(C);
+        stays ->
+            ?assertEqual({What, {false, timeout}}, {What, stranger:is_closed(C, 100)}),
+            stranger:close(C);
         close -> stranger:close(C)
     end,
     cluster:await(fun() -> case cut(B, Keeper) of
@@ -420,7 +455,8 @@ reported_now_and_then(Config) ->
     Earlier = length(log_of(B)),
     Lines = fun(N) ->
                     cluster:await(fun() ->
-                                          [stranger:close(stranger:connect(Port)) || _ <- lists:seq(1, 5)],
+                                          [stranger:close(stranger:connect(Port))
+                                           || _ <- lists:seq(1, 5)],
                                           Log = log_of(B),
                                           length(Log) >= Earlier + N orelse Log
                                   end, ?LONG)
@@ -437,8 +473,10 @@ reported_now_and_then(Config) ->
     Log = log_of(B),
     ct:log("~p", [Log]),
     %% (Its supervisor has told of the end of the other.)
-    Numbers = [list_to_integer(N) || {_, warning, Text} <- Log,
-                                     {match, [N]} <- [re:run(Text, "^trunkline: ([0-9]+) connections", [{capture, [1], list}])]],
+    Numbers = [list_to_integer(N)
+               || {_, warning, Text} <- Log,
+                  {match, [N]} <- [re:run(Text, "^trunkline: ([0-9]+) connections",
+                                          [{capture, [1], list}])]],
     ?assertMatch({Told, Refused} when Told =< Refused, {lists:sum(Numbers), refused(B)}),
     exchange:both_ways(A, B).
 
@@ -511,33 +549,46 @@ acceptor_dies(_) ->
     lists:foreach(
       fun(_) ->
               ok = cluster:call(B, persistent_term, put, [die_when_accepted, true]),
-              replaced(B, fun() ->
-                                  Listener = whereis(trunkline_listener),
-                                  {ok, _} = gen_tcp:connect({127, 0, 0, 1}, maps:get(tcp, maps:get(ports, trunkline_listener:info())), []),
-                                  Listener
-                          end, fun(_) -> ok end),
+              replaced(
+                B,
+                fun() ->
+                        Listener = whereis(trunkline_listener),
+                        {ok, _} = gen_tcp:connect(
+                                    {127, 0, 0, 1},
+                                    maps:get(tcp, maps:get(ports, trunkline_listener:info())), []),
+                        Listener
+                end, fun(_) -> ok end),
               ok = cluster:call(B, persistent_term, put, [die_when_accepted, false]),
               C = joined(B),
               exchange:await_connection(C, B),           % it listens again
               cluster:stop(C)
       end, [1, 2]),
     %% (The listener and its acceptor.)
-    cluster:await(fun() ->
-                          case cluster:call(B, fun() -> [P || P <- cluster:by_module(trunkline_listener), P =/= whereis(trunkline_listener)] end) of
-                              [_] -> true;
-                              Others -> Others
-                          end
-                  end, ?LONG),
+    cluster:await(
+      fun() ->
+              case cluster:call(B, fun() ->
+                                           [P || P <- cluster:by_module(trunkline_listener),
+                                                 P =/= whereis(trunkline_listener)]
+                                   end) of
+                  [_] -> true;
+                  Others -> Others
+              end
+      end, ?LONG),
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
 %% gen_tcp:controlling_process/2 can kill its caller. Runs at the node.
 hook_controlling_process() ->
-    {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(gen_tcp), [abstract_code]),
+    {ok, {_, [{abstract_code, {_, Forms}}]}} =
+        beam_lib:chunks(code:which(gen_tcp), [abstract_code]),
     Hooked = [case Form of
                   {function, L, controlling_process, 2, Clauses} ->
-                      Kill = merl:quote(L, "persistent_term:get(die_when_accepted, false) andalso exit(kill)"),
-                      {function, L, controlling_process, 2, [{clause, CL, Ps, Gs, [Kill | Body]} || {clause, CL, Ps, Gs, Body} <- Clauses]};
+                      Kill = merl:quote(
+                               L,
+                               "persistent_term:get(die_when_accepted, false) andalso exit(kill)"),
+                      {function, L, controlling_process, 2,
+                       [{clause, CL, Ps, Gs, [Kill | Body]}
+                        || {clause, CL, Ps, Gs, Body} <- Clauses]};
                   _ ->
                       Form
               end || Form <- Forms],
@@ -557,7 +608,8 @@ stopped(_) ->
                                {error, econnrefused} -> true;
                                C -> stranger:close(C), C
                            end end),
-    ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0, cluster:call(B, trunkline_listener, info, [])),
+    ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0,
+                 cluster:call(B, trunkline_listener, info, [])),
     exchange:one_way(A, B, [1, 100_000, 2]),
     ?assertEqual(true, stranger:is_closed(Silent)),
     ok = cluster:call(B, cluster, start_trunkline, [[?KEPT, {listen_ports, {Port, Port}}]]),
@@ -597,7 +649,8 @@ ports_taken(_) ->
     exchange:await_connection(A, B),
     ?assert(lists:member(port(B), [Low, Low + 1])),
     exchange:both_ways(A, B),
-    ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
+    ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
+                 {info(A, B), info(B, A)}),
     cluster:stop_all([A, B]).
 
 %% It can be reached at its address and at no other one. (All of 127/8 is this
@@ -621,7 +674,8 @@ own_address(_) ->
       end, Addresses).
 
 reach(Address, Port) ->
-    {ok, Socket} = gen_tcp:connect(Address, Port, [binary, {active, false} | [inet6 || tuple_size(Address) =:= 8]]),
+    {ok, Socket} = gen_tcp:connect(Address, Port, [binary, {active, false}
+                                                   | [inet6 || tuple_size(Address) =:= 8]]),
     {gen_tcp, Socket}.
 
 has_ipv6() ->
@@ -633,18 +687,20 @@ has_ipv6() ->
 %% Zeros mean all addresses of this machine, of which the peer takes the one at which
 %% it has found the node: to connect to zeros would lead it to itself.
 all_addresses(_) ->
-    lists:foreach(
-      fun({Env, Args}) ->
-              {A, B} = pair_with(Env, Args),
-              exchange:await_connection(A, B),
-              lists:foreach(fun(Local) -> stranger:close(stranger:connect(Local, port(B))) end, [{127, 0, 0, 1}, {127, 0, 0, 2}]),
-              {Invitation, Owner} = stranger:invitation(B),
-              stop(B, Owner),
-              ?assertMatch({_, _, #{address := any}}, {Env, Args, Invitation}),
-              cluster:stop_all([A, B])
-      end,
-      [{[{listen_address, {0, 0, 0, 0}}], []}, {[], ["-kernel", "inet_dist_use_interface", "{0,0,0,0}"]}]
-      ++ [{[{listen_address, {0, 0, 0, 0, 0, 0, 0, 0}}], []} || has_ipv6()]).
+    lists:foreach(fun({Env, Args}) ->
+                          {A, B} = pair_with(Env, Args),
+                          exchange:await_connection(A, B),
+                          lists:foreach(fun(Local) ->
+                                                stranger:close(stranger:connect(Local, port(B)))
+                                        end, [{127, 0, 0, 1}, {127, 0, 0, 2}]),
+                          {Invitation, Owner} = stranger:invitation(B),
+                          stop(B, Owner),
+                          ?assertMatch({_, _, #{address := any}}, {Env, Args, Invitation}),
+                          cluster:stop_all([A, B])
+                  end,
+                  [{[{listen_address, {0, 0, 0, 0}}], []},
+                   {[], ["-kernel", "inet_dist_use_interface", "{0,0,0,0}"]}]
+                  ++ [{[{listen_address, {0, 0, 0, 0, 0, 0, 0, 0}}], []} || has_ipv6()]).
 
 %% Without an address of its own it listens where the distribution does.
 address_of_distribution(_) ->
@@ -660,7 +716,8 @@ address_of_distribution(_) ->
 ipv6_distribution(_) ->
     case has_ipv6() of
         true ->
-            [A, B] = [cluster:start([?KEPT | Env], {peer:random_name("ipv6"), "::1"}, ["-proto_dist", "inet6_tcp"])
+            [A, B] = [cluster:start([?KEPT | Env], {peer:random_name("ipv6"), "::1"},
+                                    ["-proto_dist", "inet6_tcp"])
                       || Env <- [[], [{listen_address, "::1"}]]],
             cluster:connect(A, B),
             cluster:await_up(A, B),
@@ -704,7 +761,8 @@ forward_all(Gate, Port, Counter) ->
     {ok, Outside} = gen_tcp:accept(Gate),
     Pid = spawn_link(fun() ->
                              receive go -> ok end,
-                             {ok, Inside} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary, {active, once}]),
+                             {ok, Inside} =
+                                 gen_tcp:connect({127, 0, 0, 1}, Port, [binary, {active, once}]),
                              ok = inet:setopts(Outside, [{active, once}]),
                              forward(Outside, Inside, Counter)
                      end),
@@ -733,41 +791,53 @@ bad_options(_) ->
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
     lists:foreach(
       fun({Key, Value} = Bad) ->
-              ?assertMatch({error, {{bad_option, Key, Value}, _}}, cluster:call(Node, cluster, start_trunkline, [[Bad]]))
+              ?assertMatch({error, {{bad_option, Key, Value}, _}},
+                           cluster:call(Node, cluster, start_trunkline, [[Bad]]))
       end,
-      [{listen_ports, P} || P <- [0, 65536, "9100", {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b}, [1, 2], {1.0, 2.0}, undefined]] ++
-      [{listen_address, A} || A <- ["127.0.0", "127.1", <<"localhost">>, [localhost], "", "192.0.2.1", {127, 0, 0}, {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any,
-                                %% Addresses that are kept for documents are no host's.
-                                {192, 0, 2, 1}, {16#2001, 16#db8, 0, 0, 0, 0, 0, 1}]] ++
-      [{advertise_address, A} || A <- ["0.0.0.0", <<"::">>, {0, 0, 0, 0}, "b.example", "10.0.0", any, {1, 2, 3}]] ++
+      [{listen_ports, P} || P <- [0, 65536, "9100", {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b},
+                                  [1, 2], {1.0, 2.0}, undefined]]
+      ++ [{listen_address, A}
+          || A <- ["127.0.0", "127.1", <<"localhost">>, [localhost], "", "192.0.2.1", {127, 0, 0},
+                   {127, 0, 0, 256}, {0, 0, 0, 0, 0, 0, 0, 65536}, localhost, any,
+                   %% Addresses that are kept for documents are no host's.
+                   {192, 0, 2, 1}, {16#2001, 16#db8, 0, 0, 0, 0, 0, 1}]]
+      ++ [{advertise_address, A}
+          || A <- ["0.0.0.0", <<"::">>, {0, 0, 0, 0}, "b.example", "10.0.0", any, {1, 2, 3}]]
       %% The port where it listens is not known, or the system's choice.
-      [{advertise_port, P} || P <- [0, 65536, "9100", 9100]] ++
-      [{bulk_transport, T} || T <- [udp, "tcp", undefined]] ++
-      [{lane_transport, T} || T <- [udp, "tcp", []]] ++
-      [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0, "1GB", "64 MB/s", "MB", "1.5MB", "-64KB", "10s", [64, 'KB'], <<255>>]] ++
-      [{bulk_bytes, N} || N <- [0, 1 bsl 35]] ++
-      [{bulk_connections, N} || N <- [0, 65, auto]] ++
-      [{bulk_idle, N} || N <- [0, infinity, 86_400_001, "0s", "25h", "10 minutes", "64KB", <<"s">>]] ++
-      [{far_connections, N} || N <- [0, 65, auto]] ++
-      [{congestion_control, C} || C <- ["bbr", <<"bbr">>, 1, nonsense, '', a_name_that_is_too_long_for_the_kernel]] ++
-      [{connection_timeout, N} || N <- [0, 999, 86_400_001, infinity]]),
-    ok = cluster:call(Node, cluster, start_trunkline, [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1},
-                                                        {lane_transport, auto}, {far_connections, 64}, {congestion_control, reno},
-                                                        {connection_timeout, 1000}]]),
+      ++ [{advertise_port, P} || P <- [0, 65536, "9100", 9100]]
+      ++ [{bulk_transport, T} || T <- [udp, "tcp", undefined]]
+      ++ [{lane_transport, T} || T <- [udp, "tcp", []]]
+      ++ [{large_bytes, N} || N <- [1023, 1 bsl 29 + 1, infinity, 65536.0, "1GB", "64 MB/s", "MB",
+                                    "1.5MB", "-64KB", "10s", [64, 'KB'], <<255>>]]
+      ++ [{bulk_bytes, N} || N <- [0, 1 bsl 35]] ++ [{bulk_connections, N} || N <- [0, 65, auto]]
+      ++ [{bulk_idle, N}
+          || N <- [0, infinity, 86_400_001, "0s", "25h", "10 minutes", "64KB", <<"s">>]]
+      ++ [{far_connections, N} || N <- [0, 65, auto]]
+      ++ [{congestion_control, C}
+          || C <- ["bbr", <<"bbr">>, 1, nonsense, '', a_name_that_is_too_long_for_the_kernel]]
+      ++ [{connection_timeout, N} || N <- [0, 999, 86_400_001, infinity]]),
+    ok = cluster:call(Node, cluster, start_trunkline,
+                      [[{listen_ports, {65535, 65535}}, {bulk_transport, tcp}, {bulk_idle, 1},
+                        {lane_transport, auto}, {far_connections, 64}, {congestion_control, reno},
+                        {connection_timeout, 1000}]]),
     ok = cluster:call(Node, cluster, stop_trunkline, []),
     %% One port cannot be that of two transports; and what leads to a port must know it.
-    Certified = cluster:start(none, peer:random_name("trunkline_test"), certificates:dist_arguments()),
+    Certified =
+        cluster:start(none, peer:random_name("trunkline_test"), certificates:dist_arguments()),
     ok = cluster:call(Certified, logger, set_primary_config, [level, none]),
     Tls = [{lane_transport, tls}, {bulk_transport, tcp}],
     [?assertMatch({error, {{bad_option, listen_ports, Ports}, _}},
-                  cluster:call(Certified, cluster, start_trunkline, [Tls ++ [{listen_ports, Ports}]]))
+                  cluster:call(Certified, cluster, start_trunkline,
+                               [Tls ++ [{listen_ports, Ports}]]))
      || Ports <- [65535, {65535, 65535}]],
     ?assertMatch({error, {{bad_option, advertise_port, 9100}, _}},
-                 cluster:call(Certified, cluster, start_trunkline, [[{advertise_port, 9100}, {listen_ports, {65534, 65535}}]])),
+                 cluster:call(Certified, cluster, start_trunkline,
+                              [[{advertise_port, 9100}, {listen_ports, {65534, 65535}}]])),
     [begin
          ok = cluster:call(Certified, cluster, start_trunkline, [Tls ++ Env]),
          ok = cluster:call(Certified, cluster, stop_trunkline, [])
-     end || Env <- [[{listen_ports, {65534, 65535}}], [{lane_transport, tcp}, {listen_ports, 65535}, {advertise_port, 9100}]]],
+     end || Env <- [[{listen_ports, {65534, 65535}}],
+                    [{lane_transport, tcp}, {listen_ports, 65535}, {advertise_port, 9100}]]],
     cluster:stop_all([Node, Certified]).
 
 %% --- no port ------------------------------------------------------------------------
@@ -798,8 +868,10 @@ unreachable_port(_) ->
       fun({Why, Port, Sizes}) ->
               {A, B} = misled_pair(Why, Port, 5),
               exchange:both_ways(A, B, Sizes),
-              ?assertEqual({{distribution, 0}, {distribution, 0}}, {exchange:by(A, B), exchange:by(B, A)}),
-              ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
+              ?assertEqual({{distribution, 0}, {distribution, 0}},
+                           {exchange:by(A, B), exchange:by(B, A)}),
+              ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
+                           {info(A, B), info(B, A)}),
               %% The way becomes free.
               follow(B),
               exchange:await_connection(A, B),
@@ -843,7 +915,10 @@ impostor(_) ->
     cluster:await(fun() -> ets:info(Heard, size) > 0 end),
     exchange:large(A, B),
     ?assertEqual({distribution, 0}, exchange:by(A, B)),
-    lists:foreach(fun({_, Hello, More}) -> ?assertMatch({<<"TRUNKLN1", _:32/binary>>, {error, closed}}, {Hello, More}) end,
+    lists:foreach(fun({_, Hello, More}) ->
+                          ?assertMatch({<<"TRUNKLN1", _:32/binary>>, {error, closed}},
+                                       {Hello, More})
+                  end,
                   ets:tab2list(Heard)),
     Impostor ! stop,
     cluster:stop_all([A, B]).
@@ -861,10 +936,12 @@ lanes_without_port(_) ->
                              [{connections, N}, {connections, M}] when N > 0, M > 0 -> true;
                              Other -> Other
                          end end,
-    cluster:await(Connected, 3 * ?LONG),           % at most a minute and a half from the last time on
+    %% at most a minute and a half from the last time on
+    cluster:await(Connected, 3 * ?LONG),
     exchange:both_ways(A, B),
     ?assertEqual(true, Connected()),
-    ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}}, {info(A, B), info(B, A)}),
+    ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
+                 {info(A, B), info(B, A)}),
     cluster:stop_all([A, B]).
 
 batches_by(A, B) ->
@@ -882,8 +959,9 @@ mislead(Transport, Port) ->
 misleading(Transport, Port) ->
     receive
         {'$gen_call', From, {invite, _, _}} ->
-            gen_server:reply(From, {ok, #{transport => Transport, address => {127, 0, 0, 1}, port => Port,
-                                          token => trunkline_wire:token(), secret => trunkline_wire:secret()}})
+            gen_server:reply(
+              From, {ok, #{transport => Transport, address => {127, 0, 0, 1}, port => Port,
+                           token => trunkline_wire:token(), secret => trunkline_wire:secret()}})
     end,
     misleading(Transport, Port).
 
@@ -917,7 +995,8 @@ fill(Port) ->
 %% Does this with every connection.
 answering(Fun) ->
     with_owner(fun() ->
-                       {ok, Socket} = gen_tcp:listen(0, [binary, {active, false}, {ip, {127, 0, 0, 1}}, {backlog, 100}]),
+                       {ok, Socket} = gen_tcp:listen(0, [binary, {active, false},
+                                                         {ip, {127, 0, 0, 1}}, {backlog, 100}]),
                        {ok, Port} = inet:port(Socket),
                        spawn_link(fun() -> answer(Socket, Fun) end),
                        Port
@@ -989,14 +1068,15 @@ seen(A, B) ->
 unharmed(#{kept := Kept} = Before, A, B) ->
     exchange:both_ways(A, B),
     ?assertMatch(#{kept := Kept}, seen(A, B)),
-    cluster:await(fun() ->
-                          Now = seen(A, B),
-                          case [What || What <- [atoms, ports, processes, memory], is_map_key(What, Before),
-                                        maps:get(What, Now) > maps:get(What, Before) + spare(What)] of
-                              [] -> true;
-                              More -> {more, More, before, Before, now, Now}
-                          end
-                  end, ?LONG),
+    cluster:await(
+      fun() ->
+              Now = seen(A, B),
+              case [What || What <- [atoms, ports, processes, memory], is_map_key(What, Before),
+                            maps:get(What, Now) > maps:get(What, Before) + spare(What)] of
+                  [] -> true;
+                  More -> {more, More, before, Before, now, Now}
+              end
+      end, ?LONG),
     ct:log("before: ~p~nafter:  ~p", [Before, seen(A, B)]).
 
 spare(memory) -> 1_000_000;
@@ -1042,7 +1122,9 @@ dock(A, B) ->
     [Dock] = cluster:call(B, fun() ->
                                      #{link := Link} = trunkline_peers:lookup(NodeA),
                                      {links, Linked} = process_info(Link, links),
-                                     [P || P <- Linked, is_pid(P), proc_lib:translate_initial_call(P) =:= {trunkline_dock, init, 1}]
+                                     [P || P <- Linked, is_pid(P),
+                                           proc_lib:translate_initial_call(P)
+                                               =:= {trunkline_dock, init, 1}]
                              end),
     Dock.
 
@@ -1069,7 +1151,8 @@ now_ms() -> erlang:monotonic_time(millisecond).
 %% its socket is closed.
 taken_ports(N) ->
     Low = 10_000 + rand:uniform(20_000),
-    Sockets = [S || P <- lists:seq(Low, Low + N - 1), {ok, S} <- [gen_tcp:listen(P, [{reuseaddr, true}])]],
+    Sockets = [S || P <- lists:seq(Low, Low + N - 1),
+                    {ok, S} <- [gen_tcp:listen(P, [{reuseaddr, true}])]],
     case length(Sockets) of
         N ->
             {Low, Sockets};

@@ -92,9 +92,11 @@ terminate(Reason, #{how := #{tell := Pid}}) -> Pid ! {terminated, self(), Reason
 terminate(_, _) -> ok.
 
 got({from, Tag, N, _}, #{summary := Summary} = S) ->
-    list({Tag, N}, S#{summary := maps:update_with(Tag, fun({Last, Count, Odd}) when N =:= Last + 1 -> {N, Count + 1, Odd};
-                                                          ({Last, Count, Odd}) -> {N, Count + 1, [{Last, N} | Odd]}
-                                                       end, {N, 1, []}, Summary)});
+    list({Tag, N},
+         S#{summary := maps:update_with(
+                         Tag, fun({Last, Count, Odd}) when N =:= Last + 1 -> {N, Count + 1, Odd};
+                                 ({Last, Count, Odd}) -> {N, Count + 1, [{Last, N} | Odd]}
+                              end, {N, 1, []}, Summary)});
 got(Other, S) ->
     list(Other, S).
 

@@ -29,34 +29,39 @@ any_traffic(_) ->
     cluster:stop_all([A, B]).
 
 prop_any_traffic(A, B) ->
-    ?FORALL({{EnvA, EnvB}, Receivers, Scripts}, {{env(), env()}, range(1, 4), scripts()},
-            begin
-                restart(A, EnvA),
-                restart(B, EnvB),
-                cluster:await_up(A, B),
-                Pids = cluster:call(B, traffic, start_receivers, [Receivers]),
-                Play = [{Id, [{Kind, lists:nth(To rem Receivers + 1, Pids), Bytes}
-                              || {Kind, To, Bytes} <- Script]}
-                        || {Id, Script} <- lists:zip(lists:seq(1, length(Scripts)), Scripts)],
-                Ends = cluster:call(A, traffic, play_all, [Play]),
-                Expected = [{Pid, Id, [N || {N, {_, To, _}} <- lists:zip(lists:seq(1, length(Script)), Script),
-                                            To =:= Pid]}
-                            || Pid <- Pids, {Id, Script} <- Play],
-                Total = lists:sum([length(Script) || Script <- Scripts]),
-                cluster:await(fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= Total end),
-                Got = maps:from_list([{P, cluster:call(B, traffic, received, [P])} || P <- Pids]),
-                lists:all(fun(End) -> End =:= normal end, Ends) andalso
-                    lists:all(fun({Pid, Id, Ns}) -> [N || {I, N} <- maps:get(Pid, Got), I =:= Id] =:= Ns end,
-                              Expected)
-            end).
+    ?FORALL(
+       {{EnvA, EnvB}, Receivers, Scripts}, {{env(), env()}, range(1, 4), scripts()},
+       begin
+           restart(A, EnvA),
+           restart(B, EnvB),
+           cluster:await_up(A, B),
+           Pids = cluster:call(B, traffic, start_receivers, [Receivers]),
+           Play = [{Id, [{Kind, lists:nth(To rem Receivers + 1, Pids), Bytes}
+                         || {Kind, To, Bytes} <- Script]}
+                   || {Id, Script} <- lists:zip(lists:seq(1, length(Scripts)), Scripts)],
+           Ends = cluster:call(A, traffic, play_all, [Play]),
+           Expected = [{Pid, Id,
+                        [N || {N, {_, To, _}} <- lists:zip(lists:seq(1, length(Script)), Script),
+                              To =:= Pid]}
+                       || Pid <- Pids, {Id, Script} <- Play],
+           Total = lists:sum([length(Script) || Script <- Scripts]),
+           cluster:await(
+             fun() -> lists:sum([cluster:call(B, traffic, count, [P]) || P <- Pids]) =:= Total end),
+           Got = maps:from_list([{P, cluster:call(B, traffic, received, [P])} || P <- Pids]),
+           lists:all(fun(End) -> End =:= normal end, Ends)
+               andalso lists:all(fun({Pid, Id, Ns}) ->
+                                         [N || {I, N} <- maps:get(Pid, Got), I =:= Id] =:= Ns
+                                 end,
+                                 Expected)
+       end).
 
 restart(Node, Env) ->
     cluster:call(Node, cluster, stop_trunkline, []),
     ok = cluster:call(Node, cluster, start_trunkline, [Env]).
 
 env() ->
-    ?LET({Lanes, Queue, Window, Batch},
-         {range(1, 5), oneof([1024, 8192, 262144]), oneof([1024, 16384, 4194304]), oneof([256, 4096, 65536])},
+    ?LET({Lanes, Queue, Window, Batch}, {range(1, 5), oneof([1024, 8192, 262144]),
+                                         oneof([1024, 16384, 4194304]), oneof([256, 4096, 65536])},
          [{lanes, Lanes}, {queue_bytes, Queue}, {window_bytes, Window}, {batch_bytes, Batch}]).
 
 scripts() ->
@@ -71,8 +76,9 @@ bytes() -> frequency([{10, range(0, 100)}, {3, range(100, 5000)}, {1, range(5000
 replies_among_messages(_) ->
     {A, B} = cluster:pair([{lanes, 4}]),
     Servers = cluster:call(B, fun() -> [spawn(fun talkative/0) || _ <- lists:seq(1, 20)] end),
-    ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> talk(lists:nth(N rem 20 + 1, Servers), N) end,
-                                                lists:seq(1, 2000)) end),
+    ok = cluster:call(
+           A, fun() -> lists:foreach(fun(N) -> talk(lists:nth(N rem 20 + 1, Servers), N) end,
+                                     lists:seq(1, 2000)) end),
     cluster:stop_all([A, B]).
 
 talkative() ->
@@ -127,14 +133,16 @@ restarts(Node, Other, N) ->
 %% which takes them in between, lets one direction starve the other.)
 both_stop(_) ->
     {A, B} = cluster:pair([]),
-    flow(trickle, B, A, fun() -> flow(trickle, A, B, fun() -> stops(A, B, 10) end, complete) end, complete),
+    flow(trickle, B, A, fun() -> flow(trickle, A, B, fun() -> stops(A, B, 10) end, complete) end,
+         complete),
     cluster:stop_all([A, B]).
 
 stops(_, _, 0) ->
     ok;
 stops(A, B, N) ->
     Stops = [spawn_monitor(fun() -> restart(Node, [{lanes, N rem 3 + 1}]) end) || Node <- [A, B]],
-    lists:foreach(fun({Pid, Ref}) -> receive {'DOWN', Ref, process, Pid, normal} -> ok end end, Stops),
+    lists:foreach(fun({Pid, Ref}) -> receive {'DOWN', Ref, process, Pid, normal} -> ok end end,
+                  Stops),
     cluster:await_up(A, B),
     stops(A, B, N - 1).
 
@@ -147,11 +155,16 @@ connection_breaks(_) ->
 %% A connection of the lanes' own is another matter: another one takes its place, and
 %% nothing is missing, in whatever way it breaks.
 lane_connections_break(_) ->
-    {A, B} = cluster:pair([{lane_transport, case cluster:lane_transport() of dist -> tcp; Transport -> Transport end}]),
+    {A, B} = cluster:pair([{lane_transport, case cluster:lane_transport() of
+                                                dist -> tcp;
+                                                Transport -> Transport
+                                            end}]),
     await_lane_connection(A, B),
     flow(A, B, fun() -> lane_breaks(A, B, 16, 0) end, complete),
-    [?assertMatch(#{state := up, sessions := 1, lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
-                  cluster:call(From, trunkline, info, [cluster:node_of(To)])) || {From, To} <- [{A, B}, {B, A}]],
+    [?assertMatch(#{state := up, sessions := 1,
+                    lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
+                  cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+     || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
 lane_breaks(_, _, 0, Broken) ->
@@ -186,16 +199,19 @@ mailboxes_off_heap(_) ->
     ?assertEqual(off_heap, cluster:call(B, erlang, system_info, [message_queue_data])),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     Kinds = [trunkline_lane, trunkline_dock, trunkline_link, trunkline_links],
-    [?assertEqual([{Kind, on_heap} || Kind <- lists:sort(Kinds)], cluster:call(N, fun() -> mailboxes(Kinds) end))
+    [?assertEqual([{Kind, on_heap} || Kind <- lists:sort(Kinds)],
+                  cluster:call(N, fun() -> mailboxes(Kinds) end))
      || N <- [A, B]],
     %% The last message, the last reply, and then the end.
-    ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> last_words(To, N) end, lists:seq(1, 300)) end),
+    ok = cluster:call(
+           A, fun() -> lists:foreach(fun(N) -> last_words(To, N) end, lists:seq(1, 300)) end),
     cluster:stop_all([A, B]).
 
 mailboxes(Kinds) ->
-    lists:usort([{Kind, Where} || Pid <- processes(), {Kind, init, _} <- [proc_lib:translate_initial_call(Pid)],
-                                  lists:member(Kind, Kinds),
-                                  {message_queue_data, Where} <- [process_info(Pid, message_queue_data)]]).
+    lists:usort([{Kind, Where}
+                 || Pid <- processes(), {Kind, init, _} <- [proc_lib:translate_initial_call(Pid)],
+                    lists:member(Kind, Kinds),
+                    {message_queue_data, Where} <- [process_info(Pid, message_queue_data)]]).
 
 last_words(To, N) ->
     Server = spawn(node(To), ?MODULE, last_words, []),
@@ -249,12 +265,16 @@ reply_at_the_start(A, B, Link, Server) ->
                       receive after infinity -> ok end
               end)
     end),
-    cluster:await(fun() -> cluster:call(A, fun() -> is_waiting(Link) orelse progress(Caller) =/= waiting end) end),
+    cluster:await(
+      fun() ->
+              cluster:call(A, fun() -> is_waiting(Link) orelse progress(Caller) =/= waiting end)
+      end),
     cluster:call(A, erlang, send, [Link, go_on]),
     cluster:await_lanes(A, B),
     Time = erlang:monotonic_time(millisecond) - Start,
     true = cluster:call(B, erlang, exit, [Sleeper, kill]),
-    cluster:await(fun() -> lists:member(cluster:call(A, fun() -> progress(Caller) end), [in_order, dead]) end),
+    cluster:await(
+      fun() -> lists:member(cluster:call(A, fun() -> progress(Caller) end), [in_order, dead]) end),
     case cluster:call(A, fun() -> progress(Caller) end) of
         in_order -> in_order;
         dead when Time > 900 -> too_slow;
@@ -276,7 +296,11 @@ link_to(A, B) ->
 
 sleep(#route{lanes = {Lane}}) ->
     Self = self(),
-    Pid = spawn(fun() -> erlang:suspend_process(Lane), Self ! {self(), asleep}, receive after infinity -> ok end end),
+    Pid = spawn(fun() ->
+                        erlang:suspend_process(Lane),
+                        Self ! {self(), asleep},
+                        receive after infinity -> ok end
+                end),
     receive {Pid, asleep} -> Pid end.
 
 is_waiting(Link) ->
@@ -308,7 +332,9 @@ flow(Kind, A, B, Disturb, What) ->
     lists:foreach(
       fun({Id, P, N}) ->
               Summary = fun() -> maps:get(Id, cluster:call(B, traffic, summary, [P]), none) end,
-              cluster:await(fun() -> case Summary() of {N, _, _} -> true; Other -> {N, Other} end end, 120_000),
+              cluster:await(fun() ->
+                                    case Summary() of {N, _, _} -> true; Other -> {N, Other} end
+                            end, 120_000),
               {N, Arrived, Odd} = Summary(),
               ct:log("stream ~b: ~b sent, ~b arrived, out of order ~p", [Id, N, Arrived, Odd]),
               ?assertEqual([], Odd),

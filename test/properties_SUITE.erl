@@ -5,9 +5,11 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1,
+         backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
+all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog,
+          pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -18,21 +20,24 @@ check(Tests, Property) ->
 
 %% No two share one, also if there are more fields than today.
 stats(_) ->
-    lists:foreach(
-      fun(More) ->
-              Stats = with_fields(More),
-              Counters = Stats:new(3),
-              #{peer := Peer, lane := Lane} = Stats:fields(),
-              Cells = lists:enumerate([{peer, F} || {F, _, _, _} <- Peer] ++ [{{lane, Ix}, F} || Ix <- [1, 2, 3], {F, _, _, _} <- Lane]),
-              [Stats:put(Counters, Scope, F, N) || {N, {Scope, F}} <- Cells],
-              [{Scope, F, N} = {Scope, F, Stats:get(Counters, Scope, F)} || {N, {Scope, F}} <- Cells],
-              Sum = lists:sum([N || {N, {{lane, _}, messages}} <- Cells]),
-              Sum = Stats:sum(Counters, messages)
-      end, [0, 1, 4, 5, 12, 13, 30]).
+    lists:foreach(fun(More) ->
+                          Stats = with_fields(More),
+                          Counters = Stats:new(3),
+                          #{peer := Peer, lane := Lane} = Stats:fields(),
+                          Cells = lists:enumerate(
+                                    [{peer, F} || {F, _, _, _} <- Peer]
+                                    ++ [{{lane, Ix}, F} || Ix <- [1, 2, 3], {F, _, _, _} <- Lane]),
+                          [Stats:put(Counters, Scope, F, N) || {N, {Scope, F}} <- Cells],
+                          [{Scope, F, N} = {Scope, F, Stats:get(Counters, Scope, F)}
+                           || {N, {Scope, F}} <- Cells],
+                          Sum = lists:sum([N || {N, {{lane, _}, messages}} <- Cells]),
+                          Sum = Stats:sum(Counters, messages)
+                  end, [0, 1, 4, 5, 12, 13, 30]).
 
 %% The module, with so many fields more for the peer and for a lane.
 with_fields(More) ->
-    {ok, {_, [{abstract_code, {_, Forms}}]}} = beam_lib:chunks(code:which(trunkline_stats), [abstract_code]),
+    {ok, {_, [{abstract_code, {_, Forms}}]}} =
+        beam_lib:chunks(code:which(trunkline_stats), [abstract_code]),
     Name = list_to_atom("trunkline_stats_" ++ integer_to_list(More)),
     {ok, Name, Code} = compile:forms([case Form of
                                           {attribute, L, module, _} -> {attribute, L, module, Name};
@@ -41,11 +46,16 @@ with_fields(More) ->
     {module, Name} = code:load_binary(Name, "", Code),
     Name.
 
-with_fields(More, {cons, L, {tuple, _, [{atom, _, First}, {atom, _, _}, {string, _, _}, {string, _, _}]} = Field, Others})
-  when First =:= fallbacks; First =:= messages ->
-    lists:foldl(fun(N, List) -> {cons, L, erl_parse:abstract({list_to_atom("more_" ++ integer_to_list(N)), counter, "more", "more"}), List} end,
-                {cons, L, Field, Others}, lists:seq(1, More));
-with_fields(More, Form) when is_tuple(Form) -> list_to_tuple([with_fields(More, Part) || Part <- tuple_to_list(Form)]);
+with_fields(More,
+            {cons, L,
+             {tuple, _, [{atom, _, First}, {atom, _, _}, {string, _, _}, {string, _, _}]} = Field,
+             Others}) when First =:= fallbacks; First =:= messages ->
+    lists:foldl(fun(N, List) ->
+                        {cons, L, erl_parse:abstract({list_to_atom("more_" ++ integer_to_list(N)),
+                                                      counter, "more", "more"}), List}
+                end, {cons, L, Field, Others}, lists:seq(1, More));
+with_fields(More, Form) when is_tuple(Form) ->
+    list_to_tuple([with_fields(More, Part) || Part <- tuple_to_list(Form)]);
 with_fields(More, [Part | Parts]) -> [with_fields(More, Part) | with_fields(More, Parts)];
 with_fields(_, Other) -> Other.
 
@@ -101,7 +111,8 @@ run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
     {Inside1, _} = maps:get(Ix, Model1),
     Level1 = trunkline_gate:level(Gate, Ix),
     trunkline_gate:messages(Level1) =:= length(Inside1)
-        andalso trunkline_gate:bytes(Level1) =:= lists:sum([trunkline_gate:bytes(C) || C <- Inside1])
+        andalso trunkline_gate:bytes(Level1) =:=
+        lists:sum([trunkline_gate:bytes(C) || C <- Inside1])
         %% never more than one message beyond the limit, but for what was forced
         andalso (Command =/= enter orelse Bytes < Limit orelse Inside1 =:= Inside)
         andalso run_gate(Commands, Gate, Limit, Model1).
@@ -112,9 +123,12 @@ gate_shared(_) ->
     Gate = trunkline_gate:new(1),
     ok = trunkline_gate:open(Gate, 1),
     Limit = trunkline_gate:limit(100_000),
-    Most = trunkline_gate:limit(100_000 + 8 * trunkline_gate:bytes(trunkline_gate:charge(<<0:8000>>))),
-    Pids = [spawn_monitor(fun() -> passers(Gate, Limit, Most, 5000, 0) end) || _ <- lists:seq(1, 8)],
-    [receive {'DOWN', Ref, process, Pid, Reason} -> {passed, N} = Reason, true = N > 0 end || {Pid, Ref} <- Pids],
+    Most =
+        trunkline_gate:limit(100_000 + 8 * trunkline_gate:bytes(trunkline_gate:charge(<<0:8000>>))),
+    Pids = [spawn_monitor(fun() -> passers(Gate, Limit, Most, 5000, 0) end)
+            || _ <- lists:seq(1, 8)],
+    [receive {'DOWN', Ref, process, Pid, Reason} -> {passed, N} = Reason, true = N > 0 end
+     || {Pid, Ref} <- Pids],
     0 = trunkline_gate:level(Gate, 1),
     0 = trunkline_gate:close(Gate, 1).
 
@@ -150,14 +164,17 @@ window(_) ->
 %% and in the end everything is acknowledged. The window is never smaller than at
 %% first, and never larger than it may be.
 prop_window(RoundTrip) ->
-    ?FORALL({{Most, Batches}, Steps, Trip}, {batches(), list({boolean(), nanoseconds()}), RoundTrip},
+    ?FORALL({{Most, Batches}, Steps, Trip},
+            {batches(), list({boolean(), nanoseconds()}), RoundTrip},
             run_window(Batches, Steps, #{most => Most, highest => Most, now => 0, trip => Trip})).
 
 %% To a peer that is near 4 MB are enough, and it does not grow by acknowledgements
 %% that were held up and come all at once.
 prop_window_near() ->
-    ?FORALL({{Most, Batches}, Steps, Trip}, {batches(), list({boolean(), nanoseconds()}), wide(0, 1999)},
-            run_window(Batches, Steps, #{most => Most, highest => min(?FIRST, Most), now => 0, trip => Trip})).
+    ?FORALL({{Most, Batches}, Steps, Trip},
+            {batches(), list({boolean(), nanoseconds()}), wide(0, 1999)},
+            run_window(Batches, Steps,
+                       #{most => Most, highest => min(?FIRST, Most), now => 0, trip => Trip})).
 
 %% The largest window, and what there is to send: several windows, as a rule.
 batches() ->
@@ -171,7 +188,8 @@ nanoseconds() -> oneof([0, wide(0, 1000), wide(0, 100_000_000), wide(0, 10_000_0
 wide(Least, Most) -> resize(Most, range(Least, Most)).
 
 run_window(Batches, Steps, #{most := Most} = Link) ->
-    run_window(Batches, Steps, Link, trunkline_window:sender(Most), trunkline_window:receiver(Most), [], []).
+    run_window(Batches, Steps, Link, trunkline_window:sender(Most), trunkline_window:receiver(Most),
+               [], []).
 
 %% To: batches under way; Back: acknowledgements under way.
 run_window([], _, Link, Sender, Receiver, [], []) ->
@@ -179,8 +197,10 @@ run_window([], _, Link, Sender, Receiver, [], []) ->
         none -> trunkline_window:in_flight(Sender) =:= 0;
         {ack, Charge, _} -> trunkline_window:in_flight(acked(Charge, Link, Sender)) =:= 0
     end;
-run_window(Batches, Steps, #{most := Most, highest := Highest, now := Before} = Link0, Sender, Receiver, To, Back) ->
-    {{Slow, Later}, Steps1} = case Steps of [] -> {{false, 1}, []}; [Step | Rest] -> {Step, Rest} end,
+run_window(Batches, Steps, #{most := Most, highest := Highest, now := Before} = Link0, Sender,
+           Receiver, To, Back) ->
+    {{Slow, Later}, Steps1} =
+        case Steps of [] -> {{false, 1}, []}; [Step | Rest] -> {Step, Rest} end,
     #{now := Now} = Link = Link0#{now := Before + Later},
     Window = trunkline_window:bytes(Sender),
     Sound = Window >= min(?FIRST, Most) andalso Window =< Highest,
@@ -191,8 +211,8 @@ run_window(Batches, Steps, #{most := Most, highest := Highest, now := Before} = 
             Charge = trunkline_gate:limit(Bytes) + 1,
             Sender1 = trunkline_window:sent(Now, Charge, Sender),
             Under = trunkline_gate:bytes(trunkline_window:in_flight(Sender1)),
-            Under < Window + Bytes
-                andalso run_window(Batches1, Steps1, Link, Sender1, Receiver, To ++ [{Ack, Charge}], Back);
+            Under < Window + Bytes andalso run_window(Batches1, Steps1, Link, Sender1, Receiver,
+                                                      To ++ [{Ack, Charge}], Back);
         _ when Back =/= [], Slow orelse To =:= [] ->
             [Charge | Back1] = Back,
             run_window(Batches, Steps1, Link, acked(Charge, Link, Sender), Receiver, To, Back1);
@@ -208,7 +228,8 @@ run_window(Batches, Steps, #{most := Most, highest := Highest, now := Before} = 
             false            % nothing under way, and the window is shut: stuck
     end.
 
-acked(Charge, #{now := Now, trip := Trip}, Sender) -> trunkline_window:acked(Now, Charge, Trip, Sender).
+acked(Charge, #{now := Now, trip := Trip}, Sender) ->
+    trunkline_window:acked(Now, Charge, Trip, Sender).
 
 %% On a way with so much room and such a round trip, with a lane that always has
 %% something to send: the window becomes as large as what the way can hold, if it may,
@@ -251,28 +272,37 @@ drive(#{now := Now, trip := Trip, rate := Rate, free := Free, charge := Charge, 
     case trunkline_window:is_open(Sender) of
         true ->
             Gone = max(Now, Free) + Batch * 1_000_000_000 div Rate,
-            drive(L#{free := Gone, to := queue:in(Gone + Way, To), sender := trunkline_window:sent(Now, Charge, Sender)});
+            drive(L#{free := Gone, to := queue:in(Gone + Way, To),
+                     sender := trunkline_window:sent(Now, Charge, Sender)});
         false ->
-            Next = fun(Queue) -> case queue:peek(Queue) of {value, {Time, _}} -> Time; {value, Time} -> Time; empty -> infinity end end,
+            Next = fun(Queue) -> case queue:peek(Queue) of
+                                     {value, {Time, _}} -> Time;
+                                     {value, Time} -> Time;
+                                     empty -> infinity
+                                 end end,
             Arrives = Next(To),
             Acked = Next(Back),
             case lists:min([Arrives, Acked, Flush]) of          % a number is less than an atom
                 Acked ->
                     {{value, {_, Sum}}, Back1} = queue:out(Back),
-                    drive(L#{now := Acked, back := Back1, sender := trunkline_window:acked(Acked, Sum, Trip, Sender)});
+                    drive(L#{now := Acked, back := Back1,
+                             sender := trunkline_window:acked(Acked, Sum, Trip, Sender)});
                 Arrives ->
                     L1 = L#{now := Arrives, to := queue:drop(To)},
                     case trunkline_window:delivered(later, Charge, Receiver) of
                         {ack, Sum, Receiver1} ->
-                            drive(L1#{receiver := Receiver1, back := queue:in({Arrives + Way, Sum}, Back)});
+                            drive(L1#{receiver := Receiver1,
+                                      back := queue:in({Arrives + Way, Sum}, Back)});
                         {later, Receiver1} ->
-                            drive(L1#{receiver := Receiver1, flush := min(Flush, Arrives + 20_000_000)})
+                            drive(L1#{receiver := Receiver1,
+                                      flush := min(Flush, Arrives + 20_000_000)})
                     end;
                 Flush ->
                     L1 = L#{now := Flush, flush := none},
                     case trunkline_window:flush(Receiver) of
                         {ack, Sum, Receiver1} ->
-                            drive(L1#{receiver := Receiver1, back := queue:in({Flush + Way, Sum}, Back)});
+                            drive(L1#{receiver := Receiver1,
+                                      back := queue:in({Flush + Way, Sum}, Back)});
                         none ->
                             drive(L1)
                     end
@@ -287,9 +317,13 @@ distance(_) -> check(prop_distance()).
 %% late do not. A peer that was near once is not far for being slow.
 prop_distance() ->
     ?FORALL({Before, Real, Late, Slow},
-            {list(wide(0, 100_000)), oneof([wide(1, 100_000), wide(1990, 2010)]), vector(12, wide(0, 1_000_000)), range(1, 12)},
+            {list(wide(0, 100_000)), oneof([wide(1, 100_000), wide(1990, 2010)]),
+             vector(12, wide(0, 1_000_000)), range(1, 12)},
             begin
-                Measure = fun(Trips) -> lists:foldl(fun trunkline_distance:add/2, trunkline_distance:new(), Trips) end,
+                Measure = fun(Trips) ->
+                                  lists:foldl(fun trunkline_distance:add/2,
+                                              trunkline_distance:new(), Trips)
+                          end,
                 Distance = Measure(Before),
                 Last = lists:sublist(lists:reverse(Before), 12),
                 Expected = if length(Before) < 5 -> 0;
@@ -314,29 +348,40 @@ way(_) -> check(prop_way()).
 %% or little is under way; and how much connections carry, if the distribution carries 1000
 %% bytes a second.
 prop_way() ->
-    ?FORALL({Seconds, Connections},
-            {non_empty(list({oneof([fine, fine, fine, lost, limited, small_buffer, slow_receiver]), range(1, 60)})), oneof([900, 2000])},
-            begin
-                All = lists:append([lists:duplicate(N, What) || {What, N} <- Seconds]),
-                {Ways, _} = lists:mapfoldl(
-                              fun({Now, What}, {Last, Way, Sent, Retransmitted, Limited}) ->
-                                      R = Retransmitted + case What of lost -> 1; _ -> 0 end,
-                                      {{LS, LR} = L, Unacked} = case {What, Limited} of
-                                                                    {limited, {A, B}} -> {{A, B + 600_000}, 2 bsl 20};
-                                                                    {small_buffer, {A, B}} -> {{A + 600_000, B}, 1000};
-                                                                    {slow_receiver, {A, B}} -> {{A, B + 1_000_000}, 1000};
-                                                                    _ -> {Limited, 2 bsl 20}
-                                                                end,
-                                      S = Sent + case Last of distribution -> 1000; connections -> Connections end,
-                                      Sample = {S, #{retransmitted => R, limited => LS, receiver_limited => LR, unacked_bytes => Unacked}},
-                                      {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
-                                      {Decided, {Decided, Way1, S, R, L}}
-                              end, {distribution, trunkline_way:new(), 0, 0, {0, 0}}, lists:zip(lists:seq(1, length(All)), All)),
-                %% The first look sees what was before.
-                hd(Ways) =:= distribution
-                    andalso follows({distribution, -1000}, lists:zip(Ways, [case W of small_buffer -> limited; _ -> W end || W <- [fine | tl(All)]]), 0, Connections > 1000)
-                    andalso element(1, trunkline_way:look(0, {0, unknown}, trunkline_way:new())) =:= connections
-            end).
+    ?FORALL(
+       {Seconds, Connections},
+       {non_empty(list({oneof([fine, fine, fine, lost, limited, small_buffer, slow_receiver]),
+                        range(1, 60)})), oneof([900, 2000])},
+       begin
+           All = lists:append([lists:duplicate(N, What) || {What, N} <- Seconds]),
+           {Ways, _} = lists:mapfoldl(
+                         fun({Now, What}, {Last, Way, Sent, Retransmitted, Limited}) ->
+                                 R = Retransmitted + case What of lost -> 1; _ -> 0 end,
+                                 {{LS, LR} = L, Unacked} =
+                                     case {What, Limited} of
+                                         {limited, {A, B}} -> {{A, B + 600_000}, 2 bsl 20};
+                                         {small_buffer, {A, B}} -> {{A + 600_000, B}, 1000};
+                                         {slow_receiver, {A, B}} -> {{A, B + 1_000_000}, 1000};
+                                         _ -> {Limited, 2 bsl 20}
+                                     end,
+                                 S = Sent + case Last of
+                                                distribution -> 1000;
+                                                connections -> Connections
+                                            end,
+                                 Sample = {S, #{retransmitted => R, limited => LS,
+                                                receiver_limited => LR, unacked_bytes => Unacked}},
+                                 {Decided, Way1} = trunkline_way:look(Now * 1000, Sample, Way),
+                                 {Decided, {Decided, Way1, S, R, L}}
+                         end, {distribution, trunkline_way:new(), 0, 0, {0, 0}},
+                         lists:zip(lists:seq(1, length(All)), All)),
+           %% The first look sees what was before.
+           hd(Ways) =:= distribution
+               andalso follows({distribution, -1000},
+                               lists:zip(Ways, [case W of small_buffer -> limited; _ -> W end
+                                                || W <- [fine | tl(All)]]), 0, Connections > 1000)
+               andalso element(1, trunkline_way:look(0, {0, unknown}, trunkline_way:new())) =:=
+               connections
+       end).
 
 %% It leaves the distribution at once, when there is a reason and only then. It comes back
 %% after half a minute or more; or after a few seconds, if the window was the limit and that
@@ -369,15 +414,17 @@ prop_tickets() ->
     ?FORALL(Tickets, list(oneof([new, range(1, 10)])),
             begin
                 Named = lists:zip(lists:seq(1, length(Tickets)), Tickets),
-                W = lists:foldl(fun({Name, Ticket}, W) -> trunkline_waiters:add(Name, Ticket, 1, W) end,
-                                trunkline_waiters:new(), Named),
+                W = lists:foldl(fun({Name, Ticket}, W) ->
+                                        trunkline_waiters:add(Name, Ticket, 1, W)
+                                end, trunkline_waiters:new(), Named),
                 {Out, W1} = trunkline_waiters:release_all(W),
                 trunkline_waiters:is_empty(W1)
                     andalso lists:sort([Name || {Name, _} <- Out]) =:= [Name || {Name, _} <- Named]
             end).
 
 prop_waiters() ->
-    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)}, {remove, range(1, 10)}, return, release_all])),
+    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)},
+                                  {remove, range(1, 10)}, return, release_all])),
             run_waiters(Commands, trunkline_waiters:new(), [], [], 1)).
 
 %% Model: the waiting, oldest first, as {Name, Bytes}; the released, with tickets.
@@ -385,13 +432,16 @@ run_waiters([], W, Waiting, _, _) ->
     trunkline_waiters:size(W) =:= length(Waiting)
         andalso trunkline_waiters:is_empty(W) =:= (Waiting =:= []);
 run_waiters([{add, Bytes} | Commands], W, Waiting, Released, N) ->
-    run_waiters(Commands, trunkline_waiters:add(N, new, Bytes, W), Waiting ++ [{N, Bytes}], Released, N + 1);
+    run_waiters(Commands, trunkline_waiters:add(N, new, Bytes, W), Waiting ++ [{N, Bytes}],
+                Released, N + 1);
 run_waiters([{remove, Name} | Commands], W, Waiting, Released, N) ->
-    run_waiters(Commands, trunkline_waiters:remove(Name, W), lists:keydelete(Name, 1, Waiting), Released, N);
+    run_waiters(Commands, trunkline_waiters:remove(Name, W), lists:keydelete(Name, 1, Waiting),
+                Released, N);
 run_waiters([return | Commands], W, Waiting, [{Name, Ticket} | Released], N) ->
     %% It was overtaken, and comes back; it is older than whoever came after it.
     {Older, Younger} = lists:partition(fun({Other, _}) -> Other < Name end, Waiting),
-    run_waiters(Commands, trunkline_waiters:add(Name, Ticket, 10, W), Older ++ [{Name, 10}] ++ Younger, Released, N);
+    run_waiters(Commands, trunkline_waiters:add(Name, Ticket, 10, W),
+                Older ++ [{Name, 10}] ++ Younger, Released, N);
 run_waiters([return | Commands], W, Waiting, [], N) ->
     run_waiters(Commands, W, Waiting, [], N);
 run_waiters([release_all | Commands], W, Waiting, Released, N) ->
@@ -421,13 +471,15 @@ prop_rests() ->
             begin
                 Gate = trunkline_gate:new(1),
                 Stats = trunkline_stats:new(1),
-                Route = #route{link = self(), lanes = {self()}, aliases = {make_ref()}, gate = Gate, stats = Stats,
-                               limit = trunkline_gate:limit(100), large = 0, bulk_limit = trunkline_gate:limit(100)},
+                Route = #route{link = self(), lanes = {self()}, aliases = {make_ref()}, gate = Gate,
+                               stats = Stats, limit = trunkline_gate:limit(100), large = 0,
+                               bulk_limit = trunkline_gate:limit(100)},
                 ok = trunkline_route:set_path(lanes, Route),
                 Bulk = trunkline_route:bulk_ix(Route),
                 ok = trunkline_gate:force(Gate, Bulk, Rest),
                 Look = fun(Room) ->
-                               Waiting = trunkline_room:add(make_ref(), {room, Bulk, 1, new}, Route, Room),
+                               Waiting = trunkline_room:add(make_ref(), {room, Bulk, 1, new}, Route,
+                                                            Room),
                                trunkline_room:recheck(Route, Waiting)
                        end,
                 Step = fun({Charge, message}, Room) ->
@@ -454,7 +506,8 @@ prop_rests() ->
                           ({_, look}, Room) ->
                                Look(Room)
                        end,
-                Room = lists:foldl(Step, trunkline_room:new(Stats), lists:zip(lists:seq(1, length(Steps)), Steps)),
+                Room = lists:foldl(Step, trunkline_room:new(Stats),
+                                   lists:zip(lists:seq(1, length(Steps)), Steps)),
                 _ = Look(Look(Room)),
                 trunkline_gate:level(Gate, Bulk) =:= 0
             end).
@@ -465,8 +518,10 @@ backlog(_) -> check(prop_backlog()).
 
 prop_backlog() ->
     ?FORALL({Messages, Bytes, Commands},
-            {range(1, 5), range(1, 1000), list(oneof([{in, range(1, 500)}, {in_batch, list(range(1, 300))}, take]))},
-            run_backlog(Commands, trunkline_backlog:new(Messages, Bytes), {Messages, Bytes}, [], 1)).
+            {range(1, 5), range(1, 1000),
+             list(oneof([{in, range(1, 500)}, {in_batch, list(range(1, 300))}, take]))},
+            run_backlog(Commands, trunkline_backlog:new(Messages, Bytes), {Messages, Bytes}, [],
+                        1)).
 
 run_backlog([], B, Limits, Model, _) ->
     drain(B, Limits, Model);
@@ -502,20 +557,23 @@ take(B, {Messages, Bytes}, Model) ->
             Model =:= [] andalso trunkline_backlog:is_empty(B);
         {Charge, Entries, B1} ->
             {Taken, Model1} = model_take(length(Entries), Model, []),
-            true = Entries =:= lists:append([case E of {one, _, N} -> [N]; {batch, _, Ns} -> Ns end || E <- Taken]),
+            true = Entries =:= lists:append([case E of {one, _, N} -> [N]; {batch, _, Ns} -> Ns end
+                                             || E <- Taken]),
             true = Charge =:= lists:sum([C || {_, C, _} <- Taken]),
             %% a batch that was put in as one comes out as it is; others keep the limits
             true = case Taken of
                        [{batch, _, _}] -> true;
                        [{one, _, _}] -> true;
-                       _ -> length(Entries) =< Messages andalso trunkline_gate:bytes(Charge) =< Bytes
+                       _ ->
+                           length(Entries) =< Messages andalso trunkline_gate:bytes(Charge) =< Bytes
                    end,
             {B1, Model1}
     end.
 
 model_take(0, Model, Taken) -> {lists:reverse(Taken), Model};
 model_take(N, [{one, _, _} = Item | Model], Taken) -> model_take(N - 1, Model, [Item | Taken]);
-model_take(N, [{batch, _, Ns} = Item | Model], Taken) -> model_take(N - length(Ns), Model, [Item | Taken]).
+model_take(N, [{batch, _, Ns} = Item | Model], Taken) ->
+    model_take(N - length(Ns), Model, [Item | Taken]).
 
 %% --- pace: a lane waits only for what is sure to come ----------------------------------
 
@@ -527,13 +585,14 @@ prop_pace() ->
 
 run_pace([], _, _, _) ->
     true;
-run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe := Probe, trips := Trips} = Model) ->
+run_pace([{Later, What, Messages} | Steps], Before, Pace,
+         #{last := Last, probe := Probe, trips := Trips} = Model) ->
     Now = Before + Later,
     Waiting = trunkline_pace:is_waiting(Messages, Pace),
     %% It never waits without a probe under way, nor before it knows how near the
     %% inlet is, nor for an inlet that has never been near, nor with a full batch.
-    Sound = not Waiting
-        orelse (Probe =/= none andalso Trips =/= [] andalso lists:min(Trips) < 1_000_000 andalso Messages < 32),
+    Sound = not Waiting orelse (Probe =/= none andalso Trips =/= []
+                                andalso lists:min(Trips) < 1_000_000 andalso Messages < 32),
     Sound andalso
         case What of
             send ->
@@ -542,14 +601,16 @@ run_pace([{Later, What, Messages} | Steps], Before, Pace, #{last := Last, probe 
                 Expected = case Probe of none when Dense -> now; _ -> later end,
                 Ack =:= Expected
                     andalso run_pace(Steps, Now, Pace1,
-                                     Model#{last := Now, probe := case Ack of now -> Now; later -> Probe end});
+                                     Model#{last := Now,
+                                            probe := case Ack of now -> Now; later -> Probe end});
             arrive when Probe =:= none ->
                 run_pace(Steps, Now, trunkline_pace:arrived(Now, Pace), Model);
             arrive ->
                 Pace1 = trunkline_pace:arrived(Now, Pace),
                 %% with no probe under way it does not wait
                 not trunkline_pace:is_waiting(1, Pace1)
-                    andalso run_pace(Steps, Now, Pace1, Model#{probe := none, trips := [Now - Probe | Trips]})
+                    andalso run_pace(Steps, Now, Pace1,
+                                     Model#{probe := none, trips := [Now - Probe | Trips]})
         end.
 
 %% --- patience: for three seconds in which nothing moves, nor comes -------------------
@@ -598,22 +659,29 @@ handshake(_) -> check(prop_handshake()).
 prop_handshake() ->
     ?FORALL({Mine, Theirs, Junk}, {hello(), hello(), junk()},
             begin
-                Symmetric = case {trunkline_handshake:agree(Mine, Theirs), trunkline_handshake:agree(Theirs, Mine)} of
+                Symmetric = case {trunkline_handshake:agree(Mine, Theirs),
+                                  trunkline_handshake:agree(Theirs, Mine)} of
                                 {{ok, A}, {ok, B}} ->
-                                    maps:without([release, capabilities], A) =:= maps:without([release, capabilities], B)
-                                        andalso lists:usort(maps:get(capabilities, A)) =:= lists:usort(maps:get(capabilities, B))
+                                    maps:without([release, capabilities], A) =:=
+                                        maps:without([release, capabilities], B)
+                                        andalso lists:usort(maps:get(capabilities, A)) =:=
+                                        lists:usort(maps:get(capabilities, B))
                                         andalso within(A, Mine) andalso within(A, Theirs);
-                                {A, B} when A =:= {error, incompatible}; B =:= {error, incompatible} ->
+                                {A, B}
+                                  when A =:= {error, incompatible}; B =:= {error, incompatible} ->
                                     #{protocol := {L1, H1}, capabilities := C1} = Mine,
                                     #{protocol := {L2, H2}, capabilities := C2} = Theirs,
-                                    H1 < L2 orelse H2 < L1 orelse ?REQUIRED -- C1 =/= [] orelse ?REQUIRED -- C2 =/= []
+                                    H1 < L2 orelse H2 < L1 orelse ?REQUIRED -- C1 =/= []
+                                        orelse ?REQUIRED -- C2 =/= []
                             end,
                 Symmetric andalso {error, malformed} =:= trunkline_handshake:agree(Mine, Junk)
             end).
 
 within(#{protocol := P, lanes := L, window_bytes := W, resume_time := T, capabilities := Cs},
-       #{protocol := {Low, High}, lanes := Lanes, window_bytes := Window, capabilities := Capabilities} = Hello) ->
-    P >= Low andalso P =< High andalso L =< Lanes andalso W =< Window andalso T =< maps:get(resume_time, Hello, 0)
+       #{protocol := {Low, High}, lanes := Lanes, window_bytes := Window,
+         capabilities := Capabilities} = Hello) ->
+    P >= Low andalso P =< High andalso L =< Lanes andalso W =< Window
+        andalso T =< maps:get(resume_time, Hello, 0)
         andalso lists:all(fun(C) -> lists:member(C, Capabilities) end, Cs).
 
 hello() ->
@@ -621,19 +689,23 @@ hello() ->
          {range(1, 5), range(0, 3), range(1, 64), range(1, 1 bsl 30), capabilities(), nat(),
           oneof([#{}, #{resume_time => nat()}])},
          Resume#{protocol => {Low, Low + More}, lanes => Lanes, window_bytes => Window,
-           bulk_bytes => 2 * Window, capabilities => Capabilities, release => "x", {unknown, key} => Extra}).
+                 bulk_bytes => 2 * Window, capabilities => Capabilities, release => "x",
+                 {unknown, key} => Extra}).
 
 capabilities() ->
-    ?LET({More, Lacks}, {list(oneof([bulk, inbox])), frequency([{4, []}, {1, list(oneof(?REQUIRED))}])},
+    ?LET({More, Lacks},
+         {list(oneof([bulk, inbox])), frequency([{4, []}, {1, list(oneof(?REQUIRED))}])},
          (?REQUIRED -- Lacks) ++ More).
 
 %% Not a hello, though some come near to one.
 junk() ->
     oneof([term_without_map(), #{},
-           ?LET({Key, Bad, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]), oneof([nonsense, 0, -1, [a | b], {2, 1}]), hello()},
+           ?LET({Key, Bad, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]),
+                                    oneof([nonsense, 0, -1, [a | b], {2, 1}]), hello()},
                 case {Key, Bad} of
                     _ -> Hello#{Key := Bad}
                 end),
-           ?LET({Key, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]), hello()}, maps:remove(Key, Hello))]).
+           ?LET({Key, Hello}, {oneof([protocol, lanes, window_bytes, capabilities]), hello()},
+                maps:remove(Key, Hello))]).
 
 term_without_map() -> oneof([nonsense, 17, "text", {a, tuple}, <<"bits">>]).

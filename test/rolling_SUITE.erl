@@ -8,8 +8,8 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
--export([exchanged/1, lane_counts/1, inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1,
-         new_takes_the_name_of_old/1, joined_and_left/1]).
+-export([exchanged/1, lane_counts/1, inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1,
+         upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -33,7 +33,8 @@ init_per_suite(Config) ->
                end || Source <- filelib:wildcard(filename:join(Src, "*.erl"))],
     {ok, [{application, trunkline, Keys}]} = file:consult(filename:join(Src, "trunkline.app.src")),
     ok = file:write_file(filename:join(Ebin, "trunkline.app"),
-                         io_lib:format("~p.~n", [{application, trunkline, [{modules, Modules} | Keys]}])),
+                         io_lib:format("~p.~n",
+                                       [{application, trunkline, [{modules, Modules} | Keys]}])),
     [{release, Release}, {old, Ebin}, {new, filename:dirname(code:which(trunkline))} | Config].
 
 end_per_suite(_) -> ok.
@@ -65,7 +66,8 @@ pair(Config, EnvOld, EnvNew) ->
 info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
 
 no_loss(A, B) ->
-    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
+                  info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
 
 %% --- two versions ----------------------------------------------------------------------
 
@@ -75,14 +77,16 @@ exchanged(Config) ->
     Release = ?config(release, Config),
     ?assertMatch(#{release := Release}, info(New, Old)),
     exchange:both_ways(Old, New),
-    [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, info(A, B)) || {A, B} <- [{Old, New}, {New, Old}]],
+    [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, info(A, B))
+     || {A, B} <- [{Old, New}, {New, Old}]],
     no_loss(Old, New),
     cluster:stop_all([Old, New]).
 
 lane_counts(Config) ->
     lists:foreach(fun({EnvOld, EnvNew, N}) ->
                           {Old, New} = pair(Config, EnvOld, EnvNew),
-                          [?assertMatch(#{lanes := Lanes} when length(Lanes) =:= N, info(A, B)) || {A, B} <- [{Old, New}, {New, Old}]],
+                          [?assertMatch(#{lanes := Lanes} when length(Lanes) =:= N, info(A, B))
+                           || {A, B} <- [{Old, New}, {New, Old}]],
                           Loads = loads(Old, New),
                           ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
                           no_loss(Old, New),
@@ -96,16 +100,24 @@ inboxes(Config) ->
       fun({A, B}) ->
               {ok, _} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{messages => 5}]),
               To = {post, cluster:node_of(B)},
-              %% Before it has heard of the inbox its senders would not wait, and what is too much be dropped.
+              %% Before it has heard of the inbox its senders would not wait, and what is too much
+              %% be dropped.
               cluster:await(fun() -> cluster:call(A, ets, member, [trunkline_inboxes, To]) end),
               ok = cluster:call(B, mailroom, hold, [post]),
               Senders = cluster:call(A, mailroom, senders, [To, [1, 2, 3, 4], 500, 100]),
-              cluster:await(fun() -> maps:size(maps:filter(fun(Node, N) -> Node =:= cluster:node_of(A) andalso is_integer(N) andalso N > 0 end,
-                                                           cluster:call(B, mailroom, waiting, [post]))) =:= 1 end),
+              cluster:await(
+                fun() -> maps:size(maps:filter(fun(Node, N) ->
+                                                       Node =:= cluster:node_of(A)
+                                                           andalso is_integer(N) andalso N > 0
+                                               end, cluster:call(B, mailroom, waiting, [post])))
+                             =:= 1 end),
               ok = cluster:call(B, mailroom, release, [post]),
-              ?assertEqual([{sent, 500} || _ <- Senders], [{sent, N} || N <- cluster:call(A, mailroom, collect, [Senders, finish])]),
+              ?assertEqual([{sent, 500} || _ <- Senders],
+                           [{sent, N}
+                            || N <- cluster:call(A, mailroom, collect, [Senders, finish])]),
               cluster:await(fun() -> case cluster:call(B, mailroom, summary, [post]) of
-                                         #{1 := {500, 500, []}, 2 := {500, 500, []}, 3 := {500, 500, []}, 4 := {500, 500, []}} -> true;
+                                         #{1 := {500, 500, []}, 2 := {500, 500, []},
+                                           3 := {500, 500, []}, 4 := {500, 500, []}} -> true;
                                          Other -> Other
                                      end end),
               ?assertEqual(hello, cluster:call(A, trunkline, call, [To, {echo, hello}, ?DEADLINE]))
@@ -118,17 +130,27 @@ servers(Config) ->
     lists:foreach(
       fun({A, B, Kind, Name}) ->
               {ok, Pid} = cluster:call(B, server, start, [Kind]),
-              Call = fun(To, Request, Time) -> cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, Request, Time) end) end) end,
+              Call = fun(To, Request, Time) ->
+                             cluster:call(A,
+                                          fun() ->
+                                                  traffic:attempt(
+                                                    fun() -> trunkline:call(To, Request, Time) end)
+                                          end)
+                     end,
               To = {Name, cluster:node_of(B)},
-              lists:foreach(fun({Request, Expected}) -> ?assertEqual({ok, Expected}, Call(To, Request, ?DEADLINE)) end,
-                            [{{echo, x}, x}, {{echo_late, x, 10}, x}, {{elsewhere, x}, x}, {{twice, x}, x}, {{by_hand, x}, x}]),
+              lists:foreach(fun({Request, Expected}) ->
+                                    ?assertEqual({ok, Expected}, Call(To, Request, ?DEADLINE))
+                            end,
+                            [{{echo, x}, x}, {{echo_late, x, 10}, x}, {{elsewhere, x}, x},
+                             {{twice, x}, x}, {{by_hand, x}, x}]),
               ?assertMatch({exit, {timeout, {trunkline, call, _}}}, Call(Pid, never, 50)),
               ?assertMatch({exit, {noproc, _}}, Call({nobody, cluster:node_of(B)}, x, ?DEADLINE)),
               cluster:call(B, logger, set_primary_config, [level, none]),
               ?assertMatch({exit, {bye, _}}, Call(Pid, {exit, bye}, ?DEADLINE)),
               ?assertMatch({exit, {noproc, _}}, Call(Pid, x, ?DEADLINE))
-      end, [{A, B, Kind, Name} || {A, B} <- [{Old, New}, {New, Old}],
-                                  {Kind, Name} <- [{gen_server, test_gen_server}, {gen_statem, test_gen_statem}]]),
+      end, [{A, B, Kind, Name}
+            || {A, B} <- [{Old, New}, {New, Old}],
+               {Kind, Name} <- [{gen_server, test_gen_server}, {gen_statem, test_gen_statem}]]),
     cluster:stop_all([Old, New]).
 
 %% Monitors of its processes end truly, whichever side stops, and requests are answered when it is
@@ -139,8 +161,14 @@ what_the_old_knows(Config) ->
     Server = cluster:call(Old, ?MODULE, start_patient, []),
     Self = self(),
     Watching = cluster:call(New, ?MODULE, start_watching, [Server]),
-    Caller = spawn_link(fun() -> Self ! {self(), cluster:call(New, trunkline, call, [Server, x, ?DEADLINE])} end),
-    cluster:await(fun() -> {message_queue_len, 1} =:= cluster:call(Old, erlang, process_info, [Server, message_queue_len]) end),
+    Caller = spawn_link(fun() ->
+                                Self ! {self(),
+                                        cluster:call(New, trunkline, call, [Server, x, ?DEADLINE])}
+                        end),
+    cluster:await(fun() ->
+                          {message_queue_len, 1} =:= cluster:call(Old, erlang, process_info,
+                                                                  [Server, message_queue_len])
+                  end),
     ?assertEqual(ok, cluster:call(New, trunkline, drain, [NodeOld])),
     cluster:call(Old, erlang, send, [Server, answer]),
     receive {Caller, Reply} -> ?assertEqual(x, Reply) end,
@@ -193,8 +221,9 @@ old_stops(Config) ->
 
 %% --- upgrades ---------------------------------------------------------------------------
 
-%% Three nodes, one after the other: Trunkline takes leave there, what is sent ends, the node stops, and
-%% starts again under its name with the new release. Nothing is lost, there or between the others.
+%% Three nodes, one after the other: Trunkline takes leave there, what is sent ends, the node stops,
+%% and starts again under its name with the new release. Nothing is lost, there or between the
+%% others.
 upgraded_one_by_one(Config) ->
     Names = [peer:random_name("trunkline_upgraded") || _ <- [1, 2, 3]],
     Nodes = [start(old, Config, [], Name) || Name <- Names],
@@ -210,7 +239,8 @@ upgraded_one_by_one(Config) ->
                          [cluster:await_state(Other, Node, down) || Other <- Others],
                          New = start(new, Config, [], Name),
                          [connect(Other, New) || Other <- Others],
-                         [exchange:one_way(A, B, [20, 70_000, 1]) || Other <- Others, {A, B} <- [{New, Other}, {Other, New}]],
+                         [exchange:one_way(A, B, [20, 70_000, 1])
+                          || Other <- Others, {A, B} <- [{New, Other}, {Other, New}]],
                          streams:flowing(Beside, ?DEADLINE),
                          ?assertEqual(0, streams:finish(Beside, ?DEADLINE)),
                          no_loss(X, Y),
@@ -221,7 +251,10 @@ upgraded_one_by_one(Config) ->
 
 %% The others drain it, where they can; else it is stopped in good order.
 leave(Node, Others) ->
-    lists:foreach(fun(Other) -> is_old(Other) orelse (ok = cluster:call(Other, trunkline, drain, [cluster:node_of(Node)])) end, Others),
+    lists:foreach(fun(Other) ->
+                          is_old(Other) orelse (ok = cluster:call(Other, trunkline, drain,
+                                                                  [cluster:node_of(Node)]))
+                  end, Others),
     cluster:call(Node, cluster, stop_trunkline, []).
 
 %% The application stops, its code is changed, and it starts, while the node goes on: there, and
@@ -234,7 +267,10 @@ upgraded_in_place(Config) ->
     lists:foreach(fun(Version) ->
                           ok = cluster:call(B, cluster, stop_trunkline, []),
                           streams:flowing(Loads, ?DEADLINE),
-                          ok = cluster:call(B, fun() -> change_code(?config(old, Config), ?config(new, Config), Version) end),
+                          ok = cluster:call(B, fun() ->
+                                                       change_code(?config(old, Config),
+                                                                   ?config(new, Config), Version)
+                                               end),
                           streams:flowing(Loads, ?DEADLINE),
                           ok = cluster:call(B, cluster, start_trunkline, [[]]),
                           cluster:await_up(A, B),
@@ -257,9 +293,12 @@ change_code(Old, New, Version) ->
     ok = application:unload(trunkline),
     true = code:del_path(From),
     true = code:add_patha(To),
-    Loaded = [Module || {Module, File} <- code:all_loaded(), is_list(File), filename:dirname(File) =:= From],
-    {Both, Gone} = lists:partition(fun(Module) -> code:where_is_file(atom_to_list(Module) ++ ".beam") =/= non_existing end,
-                                   Loaded),
+    Loaded = [Module || {Module, File} <- code:all_loaded(), is_list(File),
+                        filename:dirname(File) =:= From],
+    {Both, Gone} =
+        lists:partition(
+          fun(Module) -> code:where_is_file(atom_to_list(Module) ++ ".beam") =/= non_existing end,
+          Loaded),
     lists:foreach(fun(Module) ->
                           %% Senders are in this code now and then; none stays.
                           cluster:await(fun() -> code:soft_purge(Module) end),
@@ -270,37 +309,53 @@ change_code(Old, New, Version) ->
                           true = code:delete(Module)
                   end, Gone).
 
-%% A node of the one version is killed under load, and one of the other comes back under its name: what
-%% was meant for the one before does not reach it, and what did not arrive has been counted.
+%% A node of the one version is killed under load, and one of the other comes back under its name:
+%% what was meant for the one before does not reach it, and what did not arrive has been counted.
 new_takes_the_name_of_old(Config) ->
     A = start(new, Config, []),
     Name = peer:random_name("trunkline_again"),
     lists:foreach(
       fun(Versions) ->
-              [B, B2] = lists:foldl(
-                          fun(Version, Before) ->
-                                  Node = start(Version, Config, [], Name),
-                                  connect(A, Node),
-                                  [To] = cluster:call(Node, traffic, start_watchers, [1]),
-                                  true = cluster:call(Node, erlang, register, [target, To]),
-                                  Tag = {Version, length(Before)},
-                                  cluster:suspend(Node),
-                                  #{lost := Lost} = info(A, Node),
-                                  ok = cluster:call(A, fun() -> lists:foreach(fun(N) -> trunkline:send({target, cluster:node_of(Node)}, {from, Tag, N, x}) end, lists:seq(1, 200)) end),
-                                  case Before of
-                                      [] ->
-                                          cluster:kill(Node),
-                                          cluster:await_state(A, Node, down),
-                                          %% The counters are those of lanes that came after.
-                                          cluster:await(fun() -> #{lost := Now} = info(A, Node),
-                                                                 lists:sum(maps:values(Now)) - lists:sum(maps:values(Lost)) =:= 200 end);
-                                      [_] ->
-                                          cluster:continue(Node),
-                                          cluster:await(fun() -> cluster:call(Node, traffic, count, [To]) =:= 200 end),
-                                          ?assertEqual(#{Tag => {200, 200, []}}, cluster:call(Node, traffic, summary, [To]))
-                                  end,
-                                  Before ++ [Node]
-                          end, [], Versions),
+              [B, B2] =
+                  lists:foldl(
+                    fun(Version, Before) ->
+                            Node = start(Version, Config, [], Name),
+                            connect(A, Node),
+                            [To] = cluster:call(Node, traffic, start_watchers, [1]),
+                            true = cluster:call(Node, erlang, register, [target, To]),
+                            Tag = {Version, length(Before)},
+                            cluster:suspend(Node),
+                            #{lost := Lost} = info(A, Node),
+                            ok = cluster:call(
+                                   A,
+                                   fun() ->
+                                           lists:foreach(
+                                             fun(N) ->
+                                                     trunkline:send({target, cluster:node_of(Node)},
+                                                                    {from, Tag, N, x})
+                                             end, lists:seq(1, 200))
+                                   end),
+                            case Before of
+                                [] ->
+                                    cluster:kill(Node),
+                                    cluster:await_state(A, Node, down),
+                                    %% The counters are those of lanes that came after.
+                                    cluster:await(fun() ->
+                                                          #{lost := Now} = info(A, Node),
+                                                          lists:sum(maps:values(Now))
+                                                              - lists:sum(maps:values(Lost)) =:= 200
+                                                  end);
+                                [_] ->
+                                    cluster:continue(Node),
+                                    cluster:await(
+                                      fun() ->
+                                              cluster:call(Node, traffic, count, [To]) =:= 200
+                                      end),
+                                    ?assertEqual(#{Tag => {200, 200, []}},
+                                                 cluster:call(Node, traffic, summary, [To]))
+                            end,
+                            Before ++ [Node]
+                    end, [], Versions),
               cluster:stop_all([B2, B]),
               cluster:await_state(A, B2, down)
       end, [[old, new], [new, old], [old, old]]),
@@ -308,8 +363,8 @@ new_takes_the_name_of_old(Config) ->
 
 %% --- nodes that join and leave ------------------------------------------------------------
 
-%% Drained by all others, by itself, stopped in good order, and killed. Nothing is lost but by the kill, all
-%% that comes is in order, and what goes between the others is not disturbed.
+%% Drained by all others, by itself, stopped in good order, and killed. Nothing is lost but by the
+%% kill, all that comes is in order, and what goes between the others is not disturbed.
 joined_and_left(Config) ->
     A = start(new, Config, []),
     B = start(old, Config, []),
@@ -319,7 +374,8 @@ joined_and_left(Config) ->
       fun({How, Version}) ->
               C = start(Version, Config, []),
               [cluster:connect(C, X) || X <- [A, B]],
-              Loads = [streams:both_ways(X, C) || X <- [A, B]],          % at once, while the links come up
+              %% at once, while the links come up
+              Loads = [streams:both_ways(X, C) || X <- [A, B]],
               [cluster:await_up(C, X) || X <- [A, B]],
               [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
               ok = left(How, C, A),
@@ -327,16 +383,24 @@ joined_and_left(Config) ->
                   killed ->
                       [cluster:await_state(X, C, down) || X <- [A, B]],
                       %% What came, came in order.
-                      [?assertEqual([], [Odd || Pid <- Pids, {_, _, Odd} <- maps:values(cluster:call(X, traffic, summary, [Pid])), Odd =/= []])
+                      [?assertEqual(
+                          [],
+                          [Odd
+                           || Pid <- Pids,
+                              {_, _, Odd} <- maps:values(cluster:call(X, traffic, summary, [Pid])),
+                              Odd =/= []])
                        || Load <- Loads, {From, X, {Pids, _}} <- Load, From =:= C],
-                      [cluster:call(From, traffic, stop_stream, [Stream]) || Load <- Loads, {From, _, {_, Streams}} <- Load, From =/= C, {_, _, Stream} <- Streams];
+                      [cluster:call(From, traffic, stop_stream, [Stream])
+                       || Load <- Loads, {From, _, {_, Streams}} <- Load, From =/= C,
+                          {_, _, Stream} <- Streams];
                   _ ->
                       [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
                       [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
                       cluster:stop(C)
               end,
               streams:flowing(Beside, ?DEADLINE)
-      end, [{drained, new}, {drained, old}, {drains_all, new}, {stopped, new}, {stopped, old}, {killed, new}, {killed, old}]),
+      end, [{drained, new}, {drained, old}, {drains_all, new}, {stopped, new}, {stopped, old},
+            {killed, new}, {killed, old}]),
     ?assertEqual(0, streams:finish(Beside, ?DEADLINE)),
     no_loss(A, B),
     cluster:stop_all([A, B]).

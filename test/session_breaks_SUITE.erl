@@ -95,8 +95,8 @@ link_killed(_) ->
     exchanged(A, B),
     cluster:stop_all([A, B]).
 
-%% While there is nobody who could hear of the next connection, nor of what the peer says, the session
-%% lasts.
+%% While there is nobody who could hear of the next connection, nor of what the peer says, the
+%% session lasts.
 links_killed(_) ->
     {A, B} = cluster:pair(env([])),
     Load = streams:start(A, B, 50),
@@ -107,7 +107,8 @@ links_killed(_) ->
     cluster:await(fun() -> lists:member(cluster:node_of(B), cluster:call(A, erlang, nodes, [])) end,
                   ?LONG),
     ok = cluster:call(B, sys, resume, [trunkline_sup]),
-    cluster:await(fun() -> count(resumed, A, B) =:= 1 andalso count(resumed, B, A) =:= 1 end, ?LONG),
+    cluster:await(fun() -> count(resumed, A, B) =:= 1 andalso count(resumed, B, A) =:= 1 end,
+                  ?LONG),
     ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
     ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
     unharmed(A, B).

@@ -660,7 +660,8 @@ step(X, Event, W) ->
     carried_out(X, Effects, change_link(X, fun(L) -> L#link{session = Session} end, W)).
 
 watched(X, Role, Ref, W) ->
-    change_link(X, fun(#link{watched = Watched} = L) -> L#link{watched = Watched#{Role => Ref}} end, W).
+    change_link(X, fun(#link{watched = Watched} = L) -> L#link{watched = Watched#{Role => Ref}} end,
+                W).
 
 not_watched(X, Role, W) ->
     change_link(X, fun(#link{watched = Watched} = L) ->

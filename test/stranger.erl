@@ -4,7 +4,8 @@
 %% A connection is {Module, Socket}, of gen_tcp or ssl.
 -module(stranger).
 
--export([connect/1, connect/2, secure/2, close/1, reset/1, say/2, hear/2, is_closed/1, is_closed/2, await_closed/1]).
+-export([connect/1, connect/2, secure/2, close/1, reset/1, say/2, hear/2, is_closed/1, is_closed/2,
+         await_closed/1]).
 -export([hello/2, welcome/1, prove/3, admitted/2]).
 -export([invitation/1, invitation/2, owned/1]).
 

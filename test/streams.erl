@@ -23,7 +23,8 @@ start(How, A, B, Bytes) ->
 %% Small ones both ways, which plain distribution can carry too.
 both_ways(A, B) -> [{A, B, trickle(A, B, 50)}, {B, A, trickle(B, A, 50)}].
 
-flowing(Loads, Deadline) -> lists:foreach(fun({_, B, Load}) -> flowing(Load, B, Deadline) end, Loads).
+flowing(Loads, Deadline) ->
+    lists:foreach(fun({_, B, Load}) -> flowing(Load, B, Deadline) end, Loads).
 
 finish(Loads, Deadline) -> lists:sum([finish(Load, A, B, Deadline) || {A, B, Load} <- Loads]).
 
@@ -32,20 +33,23 @@ flowing({Pids, Streams}, B, Deadline) ->
     Before = summaries(Pids, B),
     cluster:await(fun() ->
                           Now = summaries(Pids, B),
-                          case [Id || {Id, _, _} <- Streams, last(Id, Now) =< last(Id, Before) + 20] of
+                          case [Id
+                                || {Id, _, _} <- Streams, last(Id, Now) =< last(Id, Before) + 20] of
                               [] -> true;
                               Slow -> {slow, Slow}
                           end
                   end, Deadline).
 
-summaries(Pids, B) -> lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, traffic, summary, [P]) || P <- Pids]).
+summaries(Pids, B) ->
+    lists:foldl(fun maps:merge/2, #{}, [cluster:call(B, traffic, summary, [P]) || P <- Pids]).
 
 last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
 
 %% Stops the streams, all of them before the last messages are waited for; answers how many
 %% messages are missing. What came, came in order.
 finish({_, Streams}, A, B, Deadline) ->
-    Stopped = [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams],
+    Stopped = [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])}
+               || {Id, To, Stream} <- Streams],
     lists:sum(
       [begin
            cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of

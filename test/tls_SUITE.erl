@@ -18,12 +18,11 @@
 
 suite() -> [{timetrap, {minutes, 12}}].
 
-all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_version,
-          strangers, silent_strangers, bad_frames, quiet_log, foreign_peer,
-          verify_fun_of_distribution, no_server_certificate, tcp_beside_tls, insisting_peer,
-          tls_beside_plain, nothing_for_tls, only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls, connection_broken,
-          distributions_socket,
-          closed_before_tls].
+all() -> [options_in_file, options_as_arguments, both_kinds_of_options, newest_version, strangers,
+          silent_strangers, bad_frames, quiet_log, foreign_peer, verify_fun_of_distribution,
+          no_server_certificate, tcp_beside_tls, insisting_peer, tls_beside_plain, nothing_for_tls,
+          only_where_it_is_used, without_ssl, without_settings, wrong_settings, lanes_over_tls,
+          connection_broken, distributions_socket, closed_before_tls].
 
 -define(KEPT, {bulk_idle, 3_600_000}).
 -define(LONG, 60_000).
@@ -36,7 +35,8 @@ init_per_suite(Config) ->
         dist ->
             {ok, _} = application:ensure_all_started(ssl),
             Dir = ?config(priv_dir, Config),
-            [{ours, certificates:make(Dir, "ours")}, {foreign, certificates:make(Dir, "foreign")}, {dir, Dir} | Config];
+            [{ours, certificates:make(Dir, "ours")}, {foreign, certificates:make(Dir, "foreign")},
+             {dir, Dir} | Config];
         _ ->
             {skip, "who has which connections is tested here"}
     end.
@@ -53,8 +53,8 @@ options_in_file(Config) ->
     over_tls(A, B),
     cluster:stop_all([A, B]).
 
-%% The socket of the distribution's connection, which a process of ssl has: at who has made it, and at
-%% the other node.
+%% The socket of the distribution's connection, which a process of ssl has: at who has made it, and
+%% at the other node.
 distributions_socket(Config) ->
     {A, B} = private_pair([], file(Config, whole(Config))),
     Received = fun(X, Y) -> cluster:call(X, trunkline_socket, received, [cluster:node_of(Y)]) end,
@@ -79,7 +79,10 @@ options_as_arguments(Config) ->
 both_kinds_of_options(Config) ->
     [{server, Server}, Client] = whole(Config),
     Careless = ["-ssl_dist_opt", "server_verify", "verify_none"],
-    {A, B} = private_pair([], file(Config, [{server, lists:keydelete(fail_if_no_peer_cert, 1, Server)}, Client]) ++ Careless),
+    {A, B} = private_pair([],
+                          file(Config,
+                               [{server, lists:keydelete(fail_if_no_peer_cert, 1, Server)}, Client])
+                          ++ Careless),
     exchange:both_ways(A, B),
     over_tls(A, B),
     Foreign = careless(client(whole([{ours, ?config(foreign, Config)}]))),
@@ -100,7 +103,8 @@ both_kinds_of_options(Config) ->
 careless(Options) -> [{verify, verify_none} | lists:keydelete(verify, 1, Options)].
 
 distribution_port(A, B) ->
-    {ok, {net_address, {_, Port}, _, _, _}} = cluster:call(A, net_kernel, node_info, [cluster:node_of(B), address]),
+    {ok, {net_address, {_, Port}, _, _, _}} =
+        cluster:call(A, net_kernel, node_info, [cluster:node_of(B), address]),
     Port.
 
 newest_version(Config) ->
@@ -152,7 +156,8 @@ strangers_are_refused(Config, A, B) ->
     cluster:await(fun() -> cluster:call(B, stranger, owned, [Owner]) =:= 1 end),
     stop(B, Owner),
     ?assertEqual(Link, link_of(A, B)),
-    cluster:await(fun() -> case Processes() of N when N =< Before -> true; N -> {Before, N} end end, ?LONG).
+    cluster:await(fun() -> case Processes() of N when N =< Before -> true; N -> {Before, N} end end,
+                  ?LONG).
 
 attempt(Port, plain, Invitation) ->
     admitted(stranger:connect(Port), Invitation);
@@ -194,8 +199,11 @@ silent_strangers(Config) ->
     Processes = processes_of(A, B),
     Before = Processes(),
     Silent = [stranger:connect(Port) || _ <- lists:seq(1, 10)],
-    Stopped = [begin C = stranger:connect(Port), stranger:say(C, <<22, 3, 1, 1, 200, 1, 0>>), C end || _ <- lists:seq(1, 10)],
-    Secure = [stranger:secure(stranger:connect(Port), [{server_name_indication, host()} | client(whole(Config))]) || _ <- lists:seq(1, 5)],
+    Stopped = [begin C = stranger:connect(Port), stranger:say(C, <<22, 3, 1, 1, 200, 1, 0>>), C end
+               || _ <- lists:seq(1, 10)],
+    Secure = [stranger:secure(stranger:connect(Port),
+                              [{server_name_indication, host()} | client(whole(Config))])
+              || _ <- lists:seq(1, 5)],
     exchange:both_ways(A, B),
     Start = erlang:monotonic_time(millisecond),
     lists:foreach(fun(C) -> ok = stranger:await_closed(C) end, Silent ++ Stopped ++ Secure),
@@ -203,7 +211,8 @@ silent_strangers(Config) ->
     ct:log("all closed ~b ms after the last message", [Time]),
     ?assert(Time < 20_000),
     cluster:await(fun() -> refused(B) >= 25 orelse refused(B) end, ?LONG),
-    cluster:await(fun() -> case Processes() of N when N =< Before -> true; N -> {Before, N} end end, ?LONG),
+    cluster:await(fun() -> case Processes() of N when N =< Before -> true; N -> {Before, N} end end,
+                  ?LONG),
     over_tls(A, B),
     cluster:stop_all([A, B]).
 
@@ -213,7 +222,10 @@ bad_frames(Config) ->
     ok = cluster:call(B, listener_SUITE, load_all, []),
     over_tls(A, B),
     Port = port(B),
-    Connect = fun() -> stranger:secure(stranger:connect(Port), [{server_name_indication, host()} | client(whole(Config))]) end,
+    Connect = fun() ->
+                      stranger:secure(stranger:connect(Port),
+                                      [{server_name_indication, host()} | client(whole(Config))])
+              end,
     listener_SUITE:frames([{a, A}, {b, B}, {port, Port}], Connect, listener_SUITE:bad_frames()),
     over_tls(A, B),
     cluster:stop_all([A, B]).
@@ -240,16 +252,22 @@ foreign_peer(Config) ->
     {A, B} = private_pair([], file(Config, whole(Config))),
     Test = self(),
     {_, Server} = lists:keyfind(server, 1, whole([{ours, ?config(foreign, Config)}])),
-    Foreign = spawn_link(fun() ->
-                                 {ok, Listening} = gen_tcp:listen(0, [binary, {active, false}, {ip, {127, 0, 0, 1}}]),
-                                 {ok, Port} = inet:port(Listening),
-                                 Test ! {self(), Port},
-                                 foreign(Listening, careless(lists:keydelete(fail_if_no_peer_cert, 1, Server)), Test)
-                         end),
+    Foreign = spawn_link(
+                fun() ->
+                        {ok, Listening} =
+                            gen_tcp:listen(0, [binary, {active, false}, {ip, {127, 0, 0, 1}}]),
+                        {ok, Port} = inet:port(Listening),
+                        Test ! {self(), Port},
+                        foreign(Listening,
+                                careless(lists:keydelete(fail_if_no_peer_cert, 1, Server)), Test)
+                end),
     Port = receive {Foreign, P} -> P end,
     ok = cluster:call(B, listener_SUITE, mislead, [tls, Port]),
     exchange:one_way(A, B, ?ALL_SIZES),
-    receive {foreign, Heard} -> ?assertMatch({error, _}, Heard) after ?LONG -> error(nobody_came) end,
+    receive
+        {foreign, Heard} -> ?assertMatch({error, _}, Heard)
+    after ?LONG -> error(nobody_came)
+    end,
     ?assertEqual({distribution, 0}, exchange:by(A, B)),
     unlink(Foreign),
     exit(Foreign, kill),
@@ -257,10 +275,11 @@ foreign_peer(Config) ->
 
 foreign(Listening, Options, Test) ->
     {ok, Socket} = gen_tcp:accept(Listening),
-    Test ! {foreign, case ssl:handshake(Socket, [{active, false}, {log_level, none} | Options], ?LONG) of
-                         {ok, Secure} -> ssl:recv(Secure, 1, ?LONG);
-                         {error, _} = Error -> Error
-                     end},
+    Test ! {foreign,
+            case ssl:handshake(Socket, [{active, false}, {log_level, none} | Options], ?LONG) of
+                {ok, Secure} -> ssl:recv(Secure, 1, ?LONG);
+                {error, _} = Error -> Error
+            end},
     foreign(Listening, Options, Test).
 
 %% --- no connections of their own --------------------------------------------------------
@@ -269,7 +288,9 @@ foreign(Listening, Options, Test) ->
 %% that works everywhere is used.
 verify_fun_of_distribution(Config) ->
     Whole = [{server, Server}, {client, Client}] = whole(Config),
-    InFile = fun(Fun) -> file(Config, [{server, [{verify_fun, {Fun, []}} | Server]}, {client, Client}]) end,
+    InFile = fun(Fun) ->
+                     file(Config, [{server, [{verify_fun, {Fun, []}} | Server]}, {client, Client}])
+             end,
     AsArgument = fun(Text) -> arguments(Whole) ++ ["server_verify_fun", Text] end,
     lists:foreach(
       fun(Files) ->
@@ -278,7 +299,8 @@ verify_fun_of_distribution(Config) ->
               exchange:all_by_distribution(A, B),
               ?assertEqual({error, {tls, verify_fun_of_the_distribution}}, not_invited(B)),
               cluster:stop_all([A, B])
-      end, [InFile(fun inet_tls_dist:verify_client/3), AsArgument("{inet_tls_dist,verify_client,[]}")]),
+      end,
+      [InFile(fun inet_tls_dist:verify_client/3), AsArgument("{inet_tls_dist,verify_client,[]}")]),
     lists:foreach(
       fun(Files) ->
               {A, B} = private_pair([], Files),
@@ -288,7 +310,8 @@ verify_fun_of_distribution(Config) ->
               cluster:stop_all([A, B])
       end, [InFile(fun ?MODULE:verify/3), AsArgument("{" ?MODULE_STRING ",verify,[]}")]).
 
-not_invited(Node) -> cluster:call(Node, fun() -> trunkline_listener:invite({large, auto}, self()) end).
+not_invited(Node) ->
+    cluster:call(Node, fun() -> trunkline_listener:invite({large, auto}, self()) end).
 
 verify(_, {bad_cert, _} = Reason, _) -> {fail, Reason};
 verify(_, {extension, _}, S) -> {unknown, S};
@@ -316,7 +339,8 @@ tcp_beside_tls(Config) ->
     Files = file(Config, whole(Config)),
     B = private([], Files),
     A = refused_start([{bulk_transport, tcp}], private_arguments(Files)),
-    ?assertMatch({error, {{bad_option, lane_transport, tcp}, _}}, cluster:call(A, cluster, start_trunkline, [[{lane_transport, tcp}]])),
+    ?assertMatch({error, {{bad_option, lane_transport, tcp}, _}},
+                 cluster:call(A, cluster, start_trunkline, [[{lane_transport, tcp}]])),
     cluster:connect(A, B),
     exchange:one_way(B, A, [10, 100_000]),
     ?assertEqual({error, not_running}, not_invited(A)),
@@ -332,14 +356,16 @@ tcp_beside_tls(Config) ->
     exchange:await_connection(B, A),
     ?assertEqual([[tls], [tls]], [maps:keys(ports(N)) || N <- [A, B]]),
     %% Nor does a peer that asks for it.
-    ?assertEqual({error, plaintext_beside_tls}, cluster:call(B, fun() -> trunkline_listener:invite({large, tcp}, self()) end)),
+    ?assertEqual({error, plaintext_beside_tls},
+                 cluster:call(B, fun() -> trunkline_listener:invite({large, tcp}, self()) end)),
     cluster:stop_all([A, B]).
 
 %% A node on which Trunkline does not start with that option, and is not running.
 refused_start([{Key, Value}] = Env, Args) ->
     Node = cluster:start(none, peer:random_name("trunkline_test"), Args),
     ok = cluster:call(Node, logger, set_primary_config, [level, none]),
-    ?assertMatch({error, {{bad_option, Key, Value}, _}}, cluster:call(Node, cluster, start_trunkline, [Env])),
+    ?assertMatch({error, {{bad_option, Key, Value}, _}},
+                 cluster:call(Node, cluster, start_trunkline, [Env])),
     ok = cluster:call(Node, logger, set_primary_config, [level, error]),
     Node.
 
@@ -348,7 +374,8 @@ insisting_peer(Config) ->
     {A, B} = private_pair([], file(Config, whole(Config))),
     Test = self(),
     Plain = spawn_link(fun() ->
-                               {ok, Listening} = gen_tcp:listen(0, [binary, {active, false}, {ip, {127, 0, 0, 1}}]),
+                               {ok, Listening} = gen_tcp:listen(0, [binary, {active, false},
+                                                                    {ip, {127, 0, 0, 1}}]),
                                {ok, Port} = inet:port(Listening),
                                Test ! {self(), Port},
                                {ok, _} = gen_tcp:accept(Listening),
@@ -422,7 +449,8 @@ runs_ssl(Node) -> lists:keymember(ssl, 1, cluster:call(Node, application, which_
 %% A release without ssl, where no TLS is wanted and where it is.
 without_ssl(Config) ->
     [{server, Server}, _] = whole(Config),
-    A = cluster:start(none, peer:random_name("trunkline_test"), arguments([{server, Server}, {client, []}])),
+    A = cluster:start(none, peer:random_name("trunkline_test"),
+                      arguments([{server, Server}, {client, []}])),
     true = cluster:call(A, code, del_path, [ssl]),
     ?assertMatch({error, {{bad_option, bulk_transport, tls}, _}},
                  cluster:call(A, cluster, start_trunkline, [[{bulk_transport, tls}]])),
@@ -430,13 +458,14 @@ without_ssl(Config) ->
     ?assertNot(runs_ssl(A)),
     cluster:stop(A).
 
-%% A peer wants TLS, and this node has nothing but the application. Whether that is enough depends on
-%% OTP: since 26 a client wants to verify whom it connects to.
+%% A peer wants TLS, and this node has nothing but the application. Whether that is enough depends
+%% on OTP: since 26 a client wants to verify whom it connects to.
 without_settings(Config) ->
     #{cert := Cert, key := Key} = ?config(ours, Config),
     A = cluster:start([?KEPT], peer:random_name("trunkline_test"), []),
     B = cluster:start([?KEPT, {bulk_transport, tls}], peer:random_name("trunkline_test"),
-                      file(Config, [{server, [{certfile, Cert}, {keyfile, Key}]}, {client, [{verify, verify_none}]}])),
+                      file(Config, [{server, [{certfile, Cert}, {keyfile, Key}]},
+                                    {client, [{verify, verify_none}]}])),
     ?assertNot(runs_ssl(A)),
     cluster:connect(A, B),
     cluster:await_up(A, B),
@@ -451,18 +480,25 @@ wrong_settings(Config) ->
     Ours = [{server, Server}, Client] = whole(Config),
     Foreign = whole([{ours, ?config(foreign, Config)}]),
     #{ca := Ca} = ?config(ours, Config),
-    KeyIn = fun(File) -> [{server, lists:keystore(keyfile, 1, Server, {keyfile, File})}, Client] end,
+    KeyIn = fun(File) ->
+                    [{server, lists:keystore(keyfile, 1, Server, {keyfile, File})}, Client]
+            end,
     lists:foreach(
       fun({Why, FileA, FileB}) ->
-              [A, B] = [cluster:start([?KEPT, {bulk_transport, tls}], peer:random_name("trunkline_test"), file(Config, F)) || F <- [FileA, FileB]],
+              [A, B] = [cluster:start([?KEPT, {bulk_transport, tls}],
+                                      peer:random_name("trunkline_test"), file(Config, F))
+                        || F <- [FileA, FileB]],
               cluster:connect(A, B),
               cluster:await_up(A, B),
               exchange:both_ways(A, B),
-              ?assertEqual({Why, {distribution, 0}, {distribution, 0}}, {Why, exchange:by(A, B), exchange:by(B, A)}),
-              ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+              ?assertEqual({Why, {distribution, 0}, {distribution, 0}},
+                           {Why, exchange:by(A, B), exchange:by(B, A)}),
+              ?assertMatch(#{state := up, sessions := 1},
+                           cluster:call(A, trunkline, info, [cluster:node_of(B)])),
               cluster:stop_all([A, B])
       end,
-      [{foreign, Ours, Foreign}, {no_key, KeyIn(Ca ++ ".missing"), KeyIn(Ca ++ ".missing")}, {no_key_in_it, KeyIn(Ca), KeyIn(Ca)}]).
+      [{foreign, Ours, Foreign}, {no_key, KeyIn(Ca ++ ".missing"), KeyIn(Ca ++ ".missing")},
+       {no_key_in_it, KeyIn(Ca), KeyIn(Ca)}]).
 
 %% Lanes by TLS, beside either distribution.
 lanes_over_tls(Config) ->
@@ -479,9 +515,11 @@ lanes_over_tls(Config) ->
       end, [{private_arguments(Files), ?ALL_SIZES}, {Files, [1, 70_000, 2]}]).
 
 lanes_connected(A, B) ->
-    Batches = [maps:get(batches, cluster:call(From, trunkline, info, [cluster:node_of(To)])) || {From, To} <- [{A, B}, {B, A}]],
+    Batches = [maps:get(batches, cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+               || {From, To} <- [{A, B}, {B, A}]],
     case Batches of
-        [#{by := connections, connections := N}, #{by := connections, connections := M}] when N > 0, M > 0 -> true;
+        [#{by := connections, connections := N}, #{by := connections, connections := M}]
+          when N > 0, M > 0 -> true;
         _ -> Batches
     end.
 
@@ -508,7 +546,8 @@ broken_until_ended(Ref, Pid, Node, Broken) ->
 
 %% The processes of ssl that are not the distribution's.
 break() ->
-    Pids = [Pid || {_, Sup, supervisor, _} <- supervisor:which_children(tls_connection_sup), is_pid(Sup),
+    Pids = [Pid || {_, Sup, supervisor, _} <- supervisor:which_children(tls_connection_sup),
+                   is_pid(Sup),
                    {_, Pid, worker, _} <- children(Sup), is_pid(Pid)],
     lists:foreach(fun(Pid) -> exit(Pid, kill) end, Pids),
     length(Pids).
@@ -535,7 +574,8 @@ over_tls(A, B) ->
     lists:foreach(fun({From, To}) ->
                           exchange:await_connection(From, To),
                           ?assertEqual([tls], maps:keys(ports(To))),
-                          ?assertMatch(#{state := up, sessions := 1}, cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+                          ?assertMatch(#{state := up, sessions := 1},
+                                       cluster:call(From, trunkline, info, [cluster:node_of(To)]))
                   end, [{A, B}, {B, A}]).
 
 %% Counts B's processes, from when on no connection is being made between the two any more:
@@ -543,15 +583,17 @@ over_tls(A, B) ->
 processes_of(A, B) ->
     lists:foreach(
       fun({From, To}) ->
-              cluster:await(fun() ->
-                                    #{batches := #{connections := N}, large := #{connections := M}} =
-                                        cluster:call(From, trunkline, info, [cluster:node_of(To)]),
-                                    case length(lists:append([cluster:call(From, cluster, by_module, [Module])
-                                                              || Module <- [trunkline_carrier, trunkline_writer]])) of
-                                        Carriers when Carriers =:= N + M -> true;
-                                        Carriers -> {Carriers, N, M}
-                                    end
-                            end, ?LONG)
+              cluster:await(
+                fun() ->
+                        #{batches := #{connections := N}, large := #{connections := M}} =
+                            cluster:call(From, trunkline, info, [cluster:node_of(To)]),
+                        case length(lists:append(
+                                      [cluster:call(From, cluster, by_module, [Module])
+                                       || Module <- [trunkline_carrier, trunkline_writer]])) of
+                            Carriers when Carriers =:= N + M -> true;
+                            Carriers -> {Carriers, N, M}
+                        end
+                end, ?LONG)
       end, [{A, B}, {B, A}]),
     fun() -> cluster:call(B, fun() -> length(processes()) end) end.
 
@@ -600,7 +642,8 @@ remove(Keys, Side, Options) ->
     [O || {Key, _} = O <- proplists:get_value(Side, Options), not lists:member(Key, Keys)].
 
 file(Config, Options) ->
-    File = filename:join(?config(dir, Config), "options." ++ integer_to_list(erlang:unique_integer([positive]))),
+    File = filename:join(?config(dir, Config),
+                         "options." ++ integer_to_list(erlang:unique_integer([positive]))),
     ok = file:write_file(File, case Options of
                                    [{_, _} | _] -> io_lib:format("~p.~n", [Options]);
                                    Text -> Text

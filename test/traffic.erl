@@ -51,7 +51,8 @@ got(Id, N, Got) ->
 
 %% --- senders ----------------------------------------------------------------
 
-%% A script is [{Kind, Receiver, Bytes}]; of a multicast, [Receiver]. Plays scripts at the same time, and answers when all are through.
+%% A script is [{Kind, Receiver, Bytes}]; of a multicast, [Receiver]. Plays scripts at the same
+%% time, and answers when all are through.
 play_all(Scripts) ->
     Pids = [spawn_monitor(fun() -> steps(Script, Id, 1) end) || {Id, Script} <- Scripts],
     [receive {'DOWN', Ref, process, Pid, Reason} -> Reason end || {Pid, Ref} <- Pids].
@@ -76,7 +77,8 @@ step(retry, To, Message, Id, N) ->
 %% Terms of different make: binaries are sent by reference, lists are copied.
 payload(Bytes) when Bytes rem 3 =:= 0 -> binary:copy(<<"x">>, Bytes);
 payload(Bytes) when Bytes rem 3 =:= 1 -> lists:duplicate(Bytes, $x);
-payload(Bytes) -> {Bytes, binary:copy(<<"y">>, Bytes div 2), #{list => lists:duplicate(Bytes div 2, $z)}}.
+payload(Bytes) ->
+    {Bytes, binary:copy(<<"y">>, Bytes div 2), #{list => lists:duplicate(Bytes div 2, $z)}}.
 
 %% How it ends.
 attempt(Fun) ->
@@ -90,7 +92,9 @@ stream(To, Tag, Bytes) ->
 
 %% The same, some 4,000 a second.
 trickle(To, Tag, Bytes) ->
-    spawn(fun() -> stream(To, Tag, payload(Bytes), fun(N) -> 5 * (1 - min(1, N rem 20)) end, 1) end).
+    spawn(fun() ->
+                  stream(To, Tag, payload(Bytes), fun(N) -> 5 * (1 - min(1, N rem 20)) end, 1)
+          end).
 
 stream(To, Tag, Payload, Pause, N) ->
     _ = trunkline:send(To, {from, Tag, N, Payload}),

@@ -3,8 +3,8 @@
 %% Nothing here depends on who asks.
 -module(?NAME).
 
--export([send/1, order/1, exit_signals/1, gen/1, gen_server/1, gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1,
-         monitor/1]).
+-export([send/1, order/1, exit_signals/1, gen/1, gen_server/1, gen_server_exits/1,
+         gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1, monitor/1]).
 
 -import(gen_server, [call/2]).
 
@@ -75,8 +75,14 @@ gen(#{node := Node, gen_server := Server, gen_statem := Statem, gen_event := Man
      catch gen:call(self(), '$gen_call', x),
      catch gen:call({x, 'no_such_node@localhost'}, '$gen_call', x),
      catch gen:call({global, no_such_name}, '$gen_call', x),
-     begin {'EXIT', {function_clause, _}} = (catch gen:call(Server, '$gen_call', x, no_timeout)), function_clause end,
-     begin {'EXIT', {function_clause, _}} = (catch gen:call("no server", '$gen_call', x)), function_clause end
+     begin
+         {'EXIT', {function_clause, _}} = (catch gen:call(Server, '$gen_call', x, no_timeout)),
+         function_clause
+     end,
+     begin
+         {'EXIT', {function_clause, _}} = (catch gen:call("no server", '$gen_call', x)),
+         function_clause
+     end
      | gen_responses(Ids)].
 
 gen_responses(Ids) ->

@@ -2,12 +2,15 @@
 %% warning there is, and `same line' nothing else is.
 -module(?NAME).
 
--export([f/4, alternatives/2, waits/1, others/3, unknown/3, monitors/2, local/1, silent/1, records/0]).
+-export([f/4, alternatives/2, waits/1, others/3, unknown/3, monitors/2, local/1, silent/1,
+         records/0]).
 -export([left/4, results/4, stays/2, monitored/2, last_words/1, ends/1]).
 
 -import(global, [send/2]).
 
--record(r, {pid, sent = {erlang:send(a, b), apply(gen_server, cast, lists:seq(1, 2))}}). % unknown_arguments
+-record(r, {pid,
+            sent = {erlang:send(a, b),
+                    apply(gen_server, cast, lists:seq(1, 2))}}).  % unknown_arguments
 
 f(Pid, State, Other, X) ->
     Pid ! x,

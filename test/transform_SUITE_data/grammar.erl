@@ -11,8 +11,8 @@
 %% What all of it says, in the order in which it is said, and what each expression returns.
 all() ->
     Self = self(),
-    Values = [operators(Self), functions(Self), data(Self), control(Self), faults(Self), comprehensions(Self), order(Self),
-              ?SAY(macro)],
+    Values = [operators(Self), functions(Self), data(Self), control(Self), faults(Self),
+              comprehensions(Self), order(Self), ?SAY(macro)],
     Self ! stop,
     {Values, flush()}.
 
@@ -38,8 +38,9 @@ data(To) ->
     #letter{sent = Sent, to = Helper} = Letter = #letter{},
     Map = #{To ! key => To ! value, other => 1},
     <<Binary:8, _/binary>> = <<(To ! 7):8, "!":8, (length([To ! 1, 2])):8>>,
-    {Sent, Helper =:= To, Letter#letter{list = [To ! listed]}#letter.list, Map#{other := To ! updated},
-     (Letter#letter.to) ! field, Binary, "Pid ! Message", $!, '!', {call, 1, {atom, 1, x}, []}}.
+    {Sent, Helper =:= To, Letter#letter{list = [To ! listed]}#letter.list,
+     Map#{other := To ! updated}, (Letter#letter.to) ! field, Binary, "Pid ! Message", $!, '!',
+     {call, 1, {atom, 1, x}, []}}.
 
 control(To) ->
     X = case To ! question of

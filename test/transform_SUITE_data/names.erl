@@ -10,7 +10,8 @@
 -export([own/1, imported/1, exported/1]).
 
 own(X) ->
-    [monitor(process, X), send(X, 1), call(X, 2, 3), (fun monitor/2)(a, b), (fun send/2)(c, d), demonitor(1, 2, 3)].
+    [monitor(process, X), send(X, 1), call(X, 2, 3), (fun monitor/2)(a, b), (fun send/2)(c, d),
+     demonitor(1, 2, 3)].
 
 monitor(A, B) -> {mine, A, B}.
 send(A, B) -> {mine, A, B}.

@@ -8,13 +8,14 @@
 %%     ok = wan:close(W).
 %%
 %% Each namespace has its own epmd, and cubic is the congestion control of every
-%% connection until it asks for another, whatever this machine's is. Needs root and /dev/net/tun (possible/0). All of
-%% it is removed by close/1, at the end of the process that opened it, and, after this
-%% node was killed, by the next open/2.
+%% connection until it asks for another, whatever this machine's is. Needs root and /dev/net/tun
+%% (possible/0). All of it is removed by close/1, at the end of the process that opened it, and,
+%% after this node was killed, by the next open/2.
 -module(wan).
 -behaviour(gen_server).
 
--export([possible/0, open/2, close/1, set/3, set/4, congestion_control/2, stats/2, run/3, start_node/4, address/1]).
+-export([possible/0, open/2, close/1, set/3, set/4, congestion_control/2, stats/2, run/3,
+         start_node/4, address/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([site/0, link/0, setting/0, stats/0]).
@@ -46,10 +47,13 @@ possible() ->
             _ = os:cmd("ip netns del " ++ Name),
             case Said of
                 "" -> ok;
-                Error -> {error, "the emulated link needs network namespaces: " ++ string:trim(Error)}
+                Error ->
+                    {error, "the emulated link needs network namespaces: " ++ string:trim(Error)}
             end;
         {"0", false} -> {error, "the emulated link needs /dev/net/tun, which is not there"};
-        {User, _} -> {error, "the emulated link needs root (for network namespaces), and this is user " ++ User}
+        {User, _} ->
+            {error,
+             "the emulated link needs root (for network namespaces), and this is user " ++ User}
     end.
 
 -spec open([site()], [link()]) -> pid().
@@ -82,10 +86,13 @@ run(_, Site, Command) -> os:cmd("ip netns exec " ++ namespace(Site) ++ " " ++ Co
 %% A node at the site, controlled over its standard input and output.
 -spec start_node(pid(), site(), string(), [string()]) -> {Peer :: pid(), node(), OsPid :: string()}.
 start_node(Wan, Site, Name, Args) ->
-    {ok, Peer, Node} = peer:start(#{name => Name, host => gen_server:call(Wan, {address, Site}, infinity), longnames => true,
-                                    connection => standard_io, shutdown => halt, wait_boot => ?PATIENCE,
-                                    exec => {os:find_executable("ip"), ["netns", "exec", namespace(Site), "erl"]},
-                                    args => Args ++ ["-start_epmd", "false", "-connect_all", "false", "-pa" | code:get_path()]}),
+    {ok, Peer, Node} =
+        peer:start(#{name => Name, host => gen_server:call(Wan, {address, Site}, infinity),
+                     longnames => true, connection => standard_io, shutdown => halt,
+                     wait_boot => ?PATIENCE,
+                     exec => {os:find_executable("ip"), ["netns", "exec", namespace(Site), "erl"]},
+                     args => Args ++ ["-start_epmd", "false", "-connect_all", "false", "-pa"
+                                      | code:get_path()]}),
     {Peer, Node, peer:call(Peer, os, getpid, [], ?PATIENCE)}.
 
 %% Of the site with this number.
@@ -119,16 +126,23 @@ open_site(Site, #state{sites = Sites} = S) ->
     %% What one measurement learns of the link is not for the next one.
     must("ip netns exec ~s sh -c 'echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save'", [Name]),
     _ = open_port({spawn_executable, os:find_executable("ip")},
-                     [{args, ["netns", "exec", Name, os:find_executable("epmd")]},
-                      {env, [{"ERL_EPMD_ADDRESS", address(number(Site, Sites))}]}, stderr_to_stdout]),
-    await(fun() -> nomatch =/= string:find(os:cmd("ip netns exec " ++ Name ++ " epmd -names 2>&1"), "up and running") end),
+                  [{args, ["netns", "exec", Name, os:find_executable("epmd")]},
+                   {env, [{"ERL_EPMD_ADDRESS", address(number(Site, Sites))}]}, stderr_to_stdout]),
+    await(fun() ->
+                  nomatch =/= string:find(os:cmd("ip netns exec " ++ Name ++ " epmd -names 2>&1"),
+                                          "up and running")
+          end),
     S.
 
 open_link(Program, {A, B} = Link, N, #state{sites = Sites, links = Links} = S) ->
     Device = "wan" ++ integer_to_list(N),
-    Port = open_port({spawn_executable, Program}, [{args, [namespace(A), namespace(B), Device]}, {line, 1000}]),
+    Port = open_port({spawn_executable, Program},
+                     [{args, [namespace(A), namespace(B), Device]}, {line, 1000}]),
     "ready" = answer(Port),
-    lists:foreach(fun(Site) -> must("ip -n ~s link set ~s txqueuelen 20000 mtu 1500 up", [namespace(Site), Device]) end,
+    lists:foreach(fun(Site) ->
+                          must("ip -n ~s link set ~s txqueuelen 20000 mtu 1500 up",
+                               [namespace(Site), Device])
+                  end,
                   [A, B]),
     routes(Link, Device, cubic, Sites),
     "ok" = tell(Port, "both", limit, ?LIMIT),
@@ -139,7 +153,8 @@ open_link(Program, {A, B} = Link, N, #state{sites = Sites, links = Links} = S) -
 routes({A, B}, Device, CongestionControl, Sites) ->
     lists:foreach(fun({Here, There}) ->
                           must("ip -n ~s route replace ~s/32 dev ~s src ~s congctl ~s",
-                               [namespace(Here), address(number(There, Sites)), Device, address(number(Here, Sites)), CongestionControl])
+                               [namespace(Here), address(number(There, Sites)), Device,
+                                address(number(Here, Sites)), CongestionControl])
                   end, [{A, B}, {B, A}]).
 
 handle_call({set, {A, B} = Link, From, Settings}, _, #state{links = Links} = S) ->
@@ -155,7 +170,8 @@ handle_call({stats, Link}, _, #state{links = Links} = S) ->
     #{Link := {Port, _}} = Links,
     true = port_command(Port, "stats\n"),
     ["stats" | Words] = string:lexemes(answer(Port), " "),
-    [Cpu, P1, B1, F1, L1, E1, M1, T1, P2, B2, F2, L2, E2, M2, T2] = [list_to_integer(W) || W <- Words],
+    [Cpu, P1, B1, F1, L1, E1, M1, T1, P2, B2, F2, L2, E2, M2, T2] =
+        [list_to_integer(W) || W <- Words],
     {reply, #{cpu => Cpu, packets => P1 + P2, bytes => B1 + B2, full => F1 + F2, lost => L1 + L2,
               failed => E1 + E2, most => max(M1, M2), late => max(T1, T2)}, S};
 handle_call({congestion_control, Name}, _, #state{sites = Sites, links = Links} = S) ->
@@ -172,7 +188,8 @@ handle_info(_, S) -> {noreply, S}.
 
 %% (A program that has died has closed its port.)
 terminate(_, #state{sites = Sites, links = Links}) ->
-    lists:foreach(fun({Port, _}) -> try port_close(Port) catch error:badarg -> true end end, maps:values(Links)),
+    lists:foreach(fun({Port, _}) -> try port_close(Port) catch error:badarg -> true end end,
+                  maps:values(Links)),
     lists:foreach(fun(Site) -> remove(namespace(Site)) end, Sites).
 
 tell(Port, Way, Setting, Value) ->
@@ -189,7 +206,9 @@ answer(Port) ->
 
 %% Compiled when it is newer than what was.
 program() ->
-    Source = filename:join(filename:dirname(proplists:get_value(source, ?MODULE:module_info(compile))), "wan.c"),
+    Source = filename:join(
+               filename:dirname(proplists:get_value(source, ?MODULE:module_info(compile))),
+               "wan.c"),
     Program = filename:join(filename:dirname(code:which(?MODULE)), "wan"),
     case filelib:last_modified(Program) > filelib:last_modified(Source) of
         true -> ok;
@@ -205,7 +224,8 @@ namespace(Site) -> ?PREFIX ++ os:getpid() ++ "_" ++ atom_to_list(Site).
 %% name: runs at the same time do not meet.)
 remove_stale() ->
     Names = [Name || Line <- string:lexemes(os:cmd("ip netns list"), "\n"),
-                     [Name | _] <- [string:lexemes(Line, " ")], string:prefix(Name, ?PREFIX) =/= nomatch],
+                     [Name | _] <- [string:lexemes(Line, " ")],
+                     string:prefix(Name, ?PREFIX) =/= nomatch],
     lists:foreach(fun(Name) ->
                           [Pid | _] = string:lexemes(string:prefix(Name, ?PREFIX), "_"),
                           filelib:is_file("/proc/" ++ Pid) orelse remove(Name)
@@ -213,9 +233,10 @@ remove_stale() ->
 
 %% With the processes in it, which are all ours.
 remove(Name) ->
-    lists:foreach(fun(Pid) -> os:cmd("kill -KILL " ++ Pid) end,
-                  [Pid || Pid <- string:lexemes(os:cmd("ip netns pids " ++ Name ++ " 2>/dev/null"), "\n"),
-                          lists:all(fun(C) -> C >= $0 andalso C =< $9 end, Pid)]),
+    lists:foreach(
+      fun(Pid) -> os:cmd("kill -KILL " ++ Pid) end,
+      [Pid || Pid <- string:lexemes(os:cmd("ip netns pids " ++ Name ++ " 2>/dev/null"), "\n"),
+              lists:all(fun(C) -> C >= $0 andalso C =< $9 end, Pid)]),
     os:cmd("ip netns del " ++ Name).
 
 must(Format, Args) ->

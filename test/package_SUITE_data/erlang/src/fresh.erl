@@ -37,7 +37,10 @@ sender(Peer) ->
     ok = trunkline:await_up(Peer, ?LONG),
     trunkline:send({fresh, Peer}, {large, self(), binary:copy(<<"x">>, 1_000_000)}),
     receive {received, 1_000_000} -> ok end,
-    #{fallbacks := Fallbacks, large := #{messages := Large, by := By}, lanes := Lanes} = trunkline:info(Peer),
+    #{fallbacks := Fallbacks, large := #{messages := Large, by := By}, lanes := Lanes} =
+        trunkline:info(Peer),
     Received = lists:sum([N || #{received_messages := N} <- Lanes]),
     Running = [App || {App, _, _} <- application:which_applications()],
-    io:format("~0p.~n", [{done, #{fallbacks => Fallbacks, large => Large, by => By, received => Received}, Running}]).
+    io:format(
+      "~0p.~n",
+      [{done, #{fallbacks => Fallbacks, large => Large, by => By, received => Received}, Running}]).
