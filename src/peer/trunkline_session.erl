@@ -303,7 +303,8 @@ event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
     reconnected(set_connection(Connection, IsAudience, S));
 event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
-       Phase =:= closing, S#session.leaving =:= none ->
+       Phase =:= closing, S#session.leaving =:= none;
+       Phase =:= closing, S#session.peer =/= none ->
     say_open(hail(S#session{is_audience = IsAudience}));
 event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
     case S of
