@@ -377,7 +377,7 @@ carry_out({say, Pid, Message}, D) ->
     say(Pid, Message, D);
 carry_out({connection, Name}, #link{speaker = Speaker, reach = Reach} = D) ->
     ok = trunkline_speaker:connection(Speaker, Name),
-    D#link{connection = Name, reach = trunkline_reach:disconnected(Reach)};
+    D#link{connection = Name, asking = none, reach = trunkline_reach:disconnected(Reach)};
 carry_out(is_gone, #link{asking = none, node = Node} = D) ->
     D#link{asking = trunkline_presence:ask(Node)};
 carry_out(is_gone, D) ->
