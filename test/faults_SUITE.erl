@@ -10,7 +10,7 @@
          reported_once/1, many_nodes/1, reconnected_by_sending/1, stays_disconnected/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
          lost_and_tried_again/1, halts_after_replies/1,
-         looked_at/1, told_nonsense/1, top_supervisor_killed/1, news_lost/1]).
+         looked_at/1, told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
 -export([processes_of/1]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
@@ -22,7 +22,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
-          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense,
+          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense, waits_and_answers,
           top_supervisor_killed, news_lost].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
@@ -872,6 +872,47 @@ tell_nonsense(Bulk) ->
     ?assertEqual(0, finish(Load, A, B)),
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
+
+%% So do those that wait for the turn of one large message, or for one reply.
+waits_and_answers(_) ->
+    {A, B} = cluster:pair([]),
+    [Server] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(A, ?MODULE, install_log, []),
+    cluster:call(A, fun() ->
+                            {_, Opener} = start_opener({large, message}),
+                            {_, Asker} = ask(Server, node(Server)),
+                            [begin
+                                 P ! nonsense,
+                                 _ = sys:get_state(P, ?DEADLINE),
+                                 ok = sys:suspend(P, ?DEADLINE),
+                                 ok = sys:resume(P, ?DEADLINE)
+                             end || P <- [Opener, Asker]],
+                            ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
+                            receive {large, message} -> ok end,
+                            true = is_process_alive(Asker),
+                            ok = gen_server:stop(Server),
+                            receive {'DOWN', _, process, Server, normal} -> ok end
+                    end),
+    ?assertEqual([nonsense, nonsense],
+                 [nonsense || {_, Line} <- cluster:call(A, ?MODULE, logged, []),
+                              string:find(Line, "means nothing to it: nonsense") =/= nomatch]),
+    cluster:stop_all([A, B]).
+
+start_opener(Message) ->
+    Parcel = trunkline_parcel:pack(Message),
+    Data = iolist_to_binary(trunkline_parcel:segments(Parcel)),
+    {complete, Parts, _} = trunkline_reassembly:add({1, 1}, byte_size(Data), 0, Data,
+                                                    trunkline_reassembly:new()),
+    {ok, {Opener, Ref}} = trunkline_opener:start(Parts, trunkline_parcel:sizes(Parcel)),
+    {Ref, Opener}.
+
+%% A process asks the server on behalf of this one. (The server does not know such a request.)
+ask(Server, Node) ->
+    Before = processes_of(trunkline_agent),
+    Caller = alias(),
+    ok = trunkline_agent:direct({call, Server, self(), Caller, '$not_known'}, request, Node),
+    [{_, Asker}] = processes_of(trunkline_agent) -- Before,
+    {Caller, Asker}.
 
 %% Two nodes with connections for batches and for large messages, which stay, and no more of them
 %% under load, when the peer seems to be far; or large messages go by the distribution.
