@@ -1,8 +1,9 @@
 %% Random faults under load, at three nodes with several senders each.
 %%
 %% In a `resume' round only connections break, sessions outlive them (resume_time), and nothing may be
-%% lost, doubled or out of order, nor a call or a monitor notice. Where network namespaces are
-%% allowed its nodes are in one each, so that packets between them can be dropped.
+%% lost, doubled or out of order, nor a call or a monitor notice. In a `broken' round the same breaks
+%% end the sessions, and what is lost must be counted. Where network namespaces are allowed the nodes
+%% are in one each, so that packets between them can be dropped.
 %%
 %% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and
 %% the faults, with how many messages there are between them. (When exactly a fault happens depends
@@ -14,15 +15,16 @@
 %%     make nemesis SEED=4711 SECONDS=1         one round, that of this seed
 %%     make nemesis LANES=tcp                   lanes on connections of their own (tls)
 %%     make breaks BREAKS=1000                  resume rounds until there have been so many breaks
+%%     make breaks NEMESIS=broken               the same breaks without resume_time
 %%
-%% NEMESIS=good, bad or resume chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
+%% NEMESIS=good, bad, resume or broken chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
 %%
 %% A round that fails shows its seed; SEED=... begins with that round.
 -module(nemesis_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, suite/0, checks/1, random_faults/1, breaks/1]).
+-export([all/0, suite/0, checks/1, random_faults/1, breaks/1, breaks_end_sessions/1]).
 
 -define(SECONDS, 120).
 -define(BREAKS, 12).
@@ -34,7 +36,7 @@
 
 suite() -> [{timetrap, {seconds, seconds() + 20 * breaks() + 900}}].
 
-all() -> [checks, random_faults, breaks].
+all() -> [checks, random_faults, breaks, breaks_end_sessions].
 
 breaks() -> list_to_integer(env("BREAKS", integer_to_list(?BREAKS))).
 
@@ -75,9 +77,12 @@ random_faults(_) ->
     failed(rounds(seed(), env("NEMESIS", any),
                   fun(_) -> erlang:monotonic_time(second) < End end, {0, []})).
 
-breaks(_) ->
-    Wanted = breaks(),
-    failed(rounds(seed(), resume, fun(Breaks) -> Breaks < Wanted end, {0, []})).
+breaks(_) -> until_broken(env("NEMESIS", resume), breaks()).
+
+breaks_end_sessions(_) -> until_broken(broken, min(breaks(), ?BREAKS)).
+
+until_broken(Kind, Wanted) ->
+    failed(rounds(seed(), Kind, fun(Breaks) -> Breaks < Wanted end, {0, []})).
 
 seed() ->
     case env("SEED", "") of
@@ -303,6 +308,7 @@ plan(Seed, Wanted) ->
     Chosen = string:lexemes(env("FAULTS", ""), ","),
     Faults = [Fault || {Name, _, Costs, _} = Fault <- case Kind of
                                                           resume -> faults(Where);
+                                                          broken -> faults(Where);
                                                           _ -> faults()
                                                       end,
                        Kind =/= good orelse Costs =:= nothing,
@@ -319,12 +325,13 @@ plan(Seed, Wanted) ->
       faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
                  || _ <- lists:seq(1, number_of_faults(Kind))]}.
 
-number_of_faults(resume) -> 12 + rand:uniform(12);
+number_of_faults(Kind) when Kind =:= resume; Kind =:= broken -> 12 + rand:uniform(12);
 number_of_faults(_) -> 4 + rand:uniform(5).
 
 %% (A certificate of the tests is for one host.)
 where(Kind) ->
-    case Kind =:= resume andalso cluster:lane_transport() =/= tls andalso wan:possible() of
+    case lists:member(Kind, [resume, broken]) andalso cluster:lane_transport() =/= tls
+        andalso wan:possible() of
         ok -> apart;
         _ -> together
     end.
@@ -643,7 +650,7 @@ is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
     #{From := #{incarnation := I}, To := #{incarnation := J}} = Nodes,
     {I, J} =:= {Theirs, Ours}.
 
-is_good(#{plan := #{kind := Kind}}) -> Kind =/= bad.
+is_good(#{plan := #{kind := Kind}}) -> lists:member(Kind, [good, resume]).
 
 %% All sessions go on over the next connection, and nothing is even supposed to be lost.
 resumed(#{plan := #{kind := resume}, nodes := Nodes}) ->
@@ -696,7 +703,8 @@ cover({From, To}, Counted, #{done := Done}) ->
 
 breaks({_, node, At, _}, Pair) -> lists:member(At, Pair);
 breaks({full_node, _, At, _}, Pair) -> lists:member(At, Pair);
-breaks({_, pair, At, To}, Pair) -> lists:sort([At, To]) =:= lists:sort(Pair);
+breaks({_, Costs, At, To}, Pair) when Costs =:= pair; Costs =:= break ->
+    lists:sort([At, To]) =:= lists:sort(Pair);
 breaks(_, _) -> false.
 
 %% Of single messages and 'DOWN's, what nobody has promised may be.
