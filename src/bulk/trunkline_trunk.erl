@@ -1,4 +1,5 @@
-%% Carries large messages, as parcels, to one peer over a bundle of connections.
+%% Carries large messages, as parcels, to one peer over a bundle of connections. (This folder has
+%% the way of a large message, from the parcel to its turn at the receiver.)
 %%
 %%     lanes ── parcels ──> trunk ── fragments ──> carriers ══> the peer's dock
 %%       │                    ^                                       │

@@ -1,4 +1,6 @@
-%% A link: the process that does everything for one peer that is not on the hot path.
+%% A link: the process that does everything for one peer that is not on the hot path. (This folder
+%% has what there is once for each peer: how peers find each other, agree, and part, and the
+%% processes that start and wire all others.)
 %%
 %% trunkline_session has the whole protocol between two links: what they say to each other, and what
 %% each does in which state. This process decides none of that. It turns messages into events, and
