@@ -580,7 +580,7 @@ settle(#{nodes := Nodes, senders := All} = C) ->
         ++ [{odd, Key, O} || Key <- lists:usort([Key || {Key, _} <- maps:keys(Sent)]),
                              is_alive(Key, C),
                              O <- nemesis_check:odd(of_key(Key, Sent), maps:get(Key, Received, []))]
-        ++ losses(Missing, Counted, C) ++ wrong(Odd, C) ++ resumed(C)
+        ++ losses(Missing, Counted, C) ++ wrong(Odd, Counted, C) ++ resumed(C)
         ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
     C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
                  received => sum(lists:append(maps:values(Received))),
@@ -708,7 +708,7 @@ breaks({_, Costs, At, To}, Pair) when Costs =:= pair; Costs =:= break ->
 breaks(_, _) -> false.
 
 %% Of single messages and 'DOWN's, what nobody has promised may be.
-wrong(Odd, #{done := Done} = C) ->
+wrong(Odd, Counted, #{done := Done} = C) ->
     Costs = [Cost || {_, Cost, _, _} <- Done],
     Late = [Note || {late_note, Note} <- Odd],
     Before = [Worker || {down_before, _, Worker} <- Odd],
@@ -740,6 +740,10 @@ wrong(Odd, #{done := Done} = C) ->
                             {false_down, noconnection, {told, _}, _} ->
                                 Costs -- [nothing, counted] =:= [];
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
+                            %% The successor's first messages went by plain distribution.
+                            {stale, {{From, _, _}, {To, _}, _}, _} ->
+                                {_, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
+                                Fallbacks =:= 0;
                             %% One may have been about to be sent.
                             {too_late, Key, _} -> length([K || K <- TooLate, K =:= Key]) > 1;
                             _ -> true
