@@ -234,9 +234,9 @@ give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} 
                false -> ?PLAIN
            end,
     case N < Most andalso trunkline_fragments:next(self(), ?PLAIN_BYTES, Fragments) of
-        {{Id, Size, Offset, Length, Data}, Fragments1} ->
+        {{_, _, _, Length, _} = Fragment, Fragments1} ->
             {Name, S1} = numbered(S),
-            _ = erlang:send(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}, [noconnect]),
+            ok = trunkline_dock:fragment(Dock, Name, Fragment),
             trunkline_stats:add(Stats, peer, large_carried_bytes, Length),
             give_plain(S1#trunk{plain = N + 1, fragments = Fragments1});
         _ ->
@@ -249,9 +249,6 @@ numbered(#trunk{node = Node, number = N} = S) ->
         true -> {{self(), N + 1}, S#trunk{number = N + 1}};
         false -> {self(), S}
     end.
-
-whole([Binary]) -> Binary;
-whole(Data) -> iolist_to_binary(Data).
 
 share(S) ->
     case is_far(S) of
@@ -375,13 +372,11 @@ retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
     end.
 
 ask(Name, #trunk{dock = Dock}) ->
-    _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
-    ok.
+    trunkline_dock:cut(Dock, Name).
 
 %% The dock may forget that carrier.
 confirm(Name, #trunk{node = Node, dock = Dock}) ->
-    trunkline_peers:can(Node, resume) andalso
-        erlang:send(Dock, {forget, Name}, [noconnect]),
+    trunkline_peers:can(Node, resume) andalso trunkline_dock:forget(Dock, Name),
     ok.
 
 %% When there is nothing to do, connections are kept for a while.
