@@ -29,7 +29,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start_link/3, suspend/1, resume/1, ended/1]).
+-export([start_link/3, parcel/3, done/2, suspend/1, resume/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -76,6 +76,18 @@ start_link(Node, Dock, {Options, Stats}) ->
     {ok, Trunk} = gen_server:start_link(?MODULE, {Node, Dock, Options, Stats},
                                         [{hibernate_after, ?QUIET}]),
     Trunk.
+
+%% A large message, which the trunk has to carry.
+-spec parcel(pid(), trunkline_fragments:id(), trunkline_parcel:parcel()) -> ok.
+parcel(Trunk, Id, Parcel) ->
+    Trunk ! {parcel, Id, Parcel},
+    ok.
+
+%% These large messages have been delivered.
+-spec done(pid(), [trunkline_fragments:id()]) -> ok.
+done(Trunk, Ids) ->
+    Trunk ! {done, Ids},
+    ok.
 
 %% The connection between the nodes is lost: nothing can be sent.
 -spec suspend(pid()) -> ok.
