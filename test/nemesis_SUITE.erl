@@ -30,6 +30,8 @@
 -define(BREAKS, 12).
 %% ms
 -define(STALLED, 3_000).           % a fault does not wait longer for messages
+-define(STILL, 1_000).             % nor does a node that stands still in a good round
+-define(SILENT, 2_500).            % from then on the others may give it up: see arguments/0
 -define(HEALED, 60_000).
 -define(NOTICED, 60_000).          % a connection that has died
 -define(AT_REST, 60_000).          % a watcher of trunkline_monitors ends after up to 30 seconds
@@ -259,17 +261,20 @@ garbage(#{at := At, r := R}, C) ->
 %% The node stands still, while something else may happen at another.
 stop_node(#{at := At} = Args, C) ->
     Node = node_at(At, C),
+    Start = erlang:monotonic_time(millisecond),
     ok = cluster:suspend(Node),
     C1 = try
              case Args of
                  #{inner := Inner} -> carry_out(Inner, progress(200, C#{still := At}));
-                 #{} -> progress(500, C#{still := At})
+                 #{} -> progress(500, ?STILL, C#{still := At})
              end
          after
              %% (A new node may have its place.)
              cluster:continue(Node)
          end,
-    publish(C1#{still := none}).
+    #{silent := Silent} = C1,
+    IsSilent = erlang:monotonic_time(millisecond) - Start > ?SILENT,
+    publish(C1#{still := none, silent := [At || IsSilent] ++ Silent}).
 
 %% It comes back under its name. What others began to send to the one before by name, while they
 %% were connected, is not for this one.
@@ -431,6 +436,7 @@ run(#{env := Env, faults := Faults, where := Where} = Plan) ->
                     directory => lists:foldl(fun maps:merge/2, #{}, Destinations),
                     senders => [],
                     still => none,             % who is stopped just now
+                    silent => [],              % who was, for long: its connections may have broken
                     drained => [],             % who has taken leave of somebody
                     done => [],                % faults
                     wrong => []}),
@@ -493,11 +499,13 @@ start_senders(At, #{plan := #{senders := All}, senders := Senders, nodes := Node
     C#{senders := New ++ Senders}.
 
 %% Until there have been so many messages more.
-progress(Messages, C) ->
+progress(Messages, C) -> progress(Messages, ?STALLED, C).
+
+progress(Messages, Time, C) ->
     Count = fun() -> lists:sum([cluster:call(node_at(Id, C), nemesis_traffic, count, [])
                                 || Id <- running(C)]) end,
     Enough = Count() + Messages,
-    try cluster:await(fun() -> Count() >= Enough orelse waiting end, ?STALLED)
+    try cluster:await(fun() -> Count() >= Enough orelse waiting end, Time)
     catch error:{timeout, waiting} -> ok
     end,
     C.
@@ -650,7 +658,8 @@ is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
     #{From := #{incarnation := I}, To := #{incarnation := J}} = Nodes,
     {I, J} =:= {Theirs, Ours}.
 
-is_good(#{plan := #{kind := Kind}}) -> lists:member(Kind, [good, resume]).
+is_good(#{plan := #{kind := resume}}) -> true;
+is_good(#{plan := #{kind := Kind}, silent := Silent}) -> Kind =:= good andalso Silent =:= [].
 
 %% All sessions go on over the next connection, and nothing is even supposed to be lost.
 resumed(#{plan := #{kind := resume}, nodes := Nodes}) ->
@@ -687,7 +696,7 @@ certain({Queued, _, Crashed, Unreachable}) -> Queued + Crashed + Unreachable.
 lost(Causes) -> lists:sum(tuple_to_list(Causes)).
 
 %% What may explain a loss.
-cover({From, To}, Counted, #{done := Done}) ->
+cover({From, To}, Counted, #{done := Done, silent := Silent}) ->
     {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
     {_, _, Torn} = maps:get({To, From}, Counted, {{}, 0, 0}),
     GivenUp = [Name || {Name, _, At, _} <- Done, lists:member(At, [From, To]),
@@ -698,7 +707,8 @@ cover({From, To}, Counted, #{done := Done}) ->
                        [] -> Fallbacks;
                        _ -> unknown
                    end,
-      broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done),
+      broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done)
+          orelse [From, To] -- Silent =/= [From, To],
       uncounted => [] =/= [At || {_, uncounted, At, _} <- Done, lists:member(At, [From, To])]}.
 
 breaks({_, node, At, _}, Pair) -> lists:member(At, Pair);
@@ -738,7 +748,8 @@ wrong(Odd, Counted, #{done := Done} = C) ->
                             {false_down, noconnection, _} -> not lists:member(uncounted, Costs);
                             %% The true one may have been on its way when the connection broke.
                             {false_down, noconnection, {told, _}, _} ->
-                                Costs -- [nothing, counted] =:= [];
+                                Costs -- [nothing, counted] =:= []
+                                    andalso maps:get(silent, C) =:= [];
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
                             %% The successor's first messages went by plain distribution.
                             {stale, {{From, _, _}, {To, _}, _}, _} ->
