@@ -10,9 +10,9 @@
          application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
          session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
-         set_before_link_notices/1]).
+         set_before_link_notices/1, demonitored_when_gone/1]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
-         answering/0, set_and_see/2, says_and_ends/2, hears/1]).
+         answering/0, set_and_see/2, says_and_ends/2, hears/1, gone/4]).
 
 -define(DEADLINE, 60_000).
 
@@ -23,7 +23,7 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
           application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
-          set_before_link_notices].
+          set_before_link_notices, demonitored_when_gone].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -846,6 +846,92 @@ race(Node, Round, N) ->
       end, Refs),
     receive {'DOWN', R0, process, P, x} -> ok; {'DOWN', R0, process, P, noproc} -> ok end,
     race(Node, Round - 1, N).
+
+%% What is demonitored when the node has gone: before its 'DOWN' is in the mailbox, when it is
+%% there, and when it has been taken from there. As with OTP's monitors, which one run sets in the
+%% same place. (Nobody can hold up OTP's 'DOWN'. For it, before that is before the node goes.)
+demonitored_when_gone(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    ByA = fun() -> true = erlang:disconnect_node(NodeB) end,
+    ByB = fun() -> ok = erpc:cast(NodeB, erlang, disconnect_node, [node()]) end,
+    Disconnected = fun(M, When, Break) ->
+                           [P] = servers(B, 1),
+                           anew:lanes(A, B, fun() ->
+                                                    cluster:call(A, ?MODULE, gone,
+                                                                 [M, P, When, Break])
+                                            end)
+                   end,
+    [?assertEqual({When, Disconnected(erlang, When, Break)},
+                  {When, Disconnected(trunkline, When, Break)})
+     || When <- [before, here, received], Break <- [ByA, ByB]],
+    nothing_left(A, B),
+    cluster:stop(B),
+    Killed = fun(M, When) ->
+                     C = cluster:start([]),
+                     cluster:connect(A, C),
+                     cluster:await_up(A, C),
+                     [P] = servers(C, 1),
+                     Gone = cluster:call(A, ?MODULE, gone,
+                                         [M, P, When, fun() -> cluster:kill(C) end]),
+                     cluster:stop(C),
+                     Gone
+             end,
+    [?assertEqual({When, Killed(erlang, When)}, {When, Killed(trunkline, When)})
+     || When <- [before, here, received]],
+    cluster:await(fun() -> rows(A) =:= 0 orelse rows(A) end),
+    cluster:stop(A).
+
+%% What demonitor answers, and whether the 'DOWN' is there after it; the reason of a monitor that
+%% was kept; and what is in the mailbox at last. Runs at the node.
+gone(M, P, When, Break) ->
+    in_process(fun() -> demonitor_gone(M, P, When, Break) end).
+
+demonitor_gone(M, P, When, Break) ->
+    Kept = M:monitor(process, P),
+    Monitors = [{Options, M:monitor(process, P)} || Options <- [none | option_lists()]],
+    P = is_there(M, P),
+    Demonitor = fun() -> [{Options, demonitor(M, R, Options), here_now(R)}
+                          || {Options, R} <- Monitors] end,
+    Results = gone(M, Monitors, P, When, Break, Demonitor),
+    Reason = receive {'DOWN', Kept, process, P, Why} -> Why end,
+    {Results, Reason, rest(P)}.
+
+gone(erlang, _, _, before, Break, Demonitor) ->
+    Results = Demonitor(),
+    _ = Break(),
+    Results;
+gone(trunkline, _, P, before, Break, Demonitor) ->
+    Inlets = inlets(P),
+    %% It sends the 'DOWN's.
+    ok = sys:suspend(trunkline_monitors),
+    _ = Break(),
+    cluster:await(fun() -> not lists:any(fun is_process_alive/1, Inlets) end),
+    Results = Demonitor(),
+    ok = sys:resume(trunkline_monitors),
+    Results;
+gone(_, Monitors, _, When, Break, Demonitor) ->
+    _ = Break(),
+    lists:foreach(fun({_, R}) -> here(R) end, Monitors),
+    When =:= received andalso [receive {'DOWN', R, _, _, _} -> ok end || {_, R} <- Monitors],
+    Demonitor().
+
+demonitor(M, R, none) -> M:demonitor(R);
+demonitor(M, R, Options) -> M:demonitor(R, Options).
+
+%% Those of the session with that process's node.
+inlets(P) ->
+    case trunkline_peers:lookup(node(P)) of
+        #{inlets := Inlets} -> Inlets;
+        none -> []
+    end.
+
+rest(P) ->
+    receive
+        {'DOWN', _, process, P, Reason} -> [Reason | rest(P)];
+        Other -> [Other | rest(P)]
+    after 50 -> []
+    end.
 
 %% Connections and links that go while monitors are set: none is without an answer.
 session_ends_while_monitoring(_) ->
