@@ -38,7 +38,7 @@ nemesis: ## random faults under load: make nemesis SECONDS=600 LANES=tcp; SEED=.
 
 breaks: ## connections between nodes break under load, and sessions go on: make breaks BREAKS=1000 LANES=tcp
 	@tools/need erlang rebar3 common_test wan
-	LANES=$(LANES) BREAKS=$(or $(BREAKS),100) SEED=$(SEED) FAULTS=$(FAULTS) \
+	LANES=$(LANES) BREAKS=$(or $(BREAKS),100) SEED=$(SEED) NEMESIS=$(NEMESIS) FAULTS=$(FAULTS) \
 	    tools/with-epmd rebar3 ct --suite test/nemesis_SUITE --case breaks
 
 elixir: ## only the Mix projects in elixir/: Elixir's servers, and Phoenix.PubSub; and the pages' Elixir

@@ -2,6 +2,7 @@
 %% delay and loss are given. Needs root, for the link's network namespaces.
 %%
 %%     small        messages a second, one way, from eight processes to eight others
+%%     one          the same from one process to one other
 %%     calls N      gen_server calls a second, with N outstanding
 %%     10 MB        MB a second in binaries of 10 MB, from two processes to two others
 %%     open loop    so many small messages are due each second, half of what the variant
@@ -22,7 +23,7 @@
 -export([main/0]).
 
 -type link() :: {RoundTripMs :: number(), LossPercent :: number()}.
--type work() :: small | {calls, pos_integer()} | large | open_loop.
+-type work() :: small | one | {calls, pos_integer()} | large | open_loop.
 
 -define(LARGE, 10_000_000).            % bytes
 -define(LINK, {a, b}).
@@ -70,7 +71,7 @@ links() ->
 
 -spec works(link()) -> [work()].
 works(Link) ->
-    [W || W <- [small] ++ [{calls, N} || N <- outstanding(Link)] ++ [large],
+    [W || W <- [small, one] ++ [{calls, N} || N <- outstanding(Link)] ++ [large],
           wanted("WORK", case W of {calls, _} -> calls; _ -> W end)].
 
 outstanding({50, _}) -> [10_000];
@@ -86,6 +87,7 @@ wanted(Variable, What) ->
 
 %% The same node next door says what there is to win; what a lost packet costs depends on
 %% the congestion control.
+variants(Link, one) -> variants(Link, small);
 variants({0, _}, large) -> [stock, tuned, trunkline];
 variants({0, _}, small) -> [same, stock, tuned, trunkline, trunkline_tcp];
 variants({0, _}, _) -> [same, stock, tuned, trunkline];
@@ -119,7 +121,8 @@ once(Variant, {RoundTrip, _} = Link, Work, {Wan, A, _, NodeB} = Sites) ->
     Times = {500 + 100 * RoundTrip, 1200},
     How = how(Variant),
     Result = case Work of
-                 small -> site(A, small, [How, node_of(Variant, A, NodeB), Times]);
+                 small -> site(A, small, [How, node_of(Variant, A, NodeB), 8, Times]);
+                 one -> site(A, small, [How, node_of(Variant, A, NodeB), 1, Times]);
                  {calls, N} -> site(A, calls, [How, node_of(Variant, A, NodeB), N, Times]);
                  large -> site(A, large, [How, NodeB, ?LARGE, pieces(Variant, element(2, Link))]);
                  {open_loop, Rate} -> site(A, open_loop, [How, NodeB, Rate, {2000, 3000}])
@@ -196,12 +199,14 @@ open_loop(Link, Results, Sites) ->
 %% --- names, targets, data -----------------------------------------------------------
 
 unit(small) -> "messages/s";
+unit(one) -> "messages/s";
 unit({calls, _}) -> "calls/s";
 unit(large) -> "MB/s".
 
 name(Link, Work) ->
     lists:flatten([case Work of
                        small -> "small messages";
+                       one -> "small messages, one sender";
                        {calls, N} -> io_lib:format("calls, ~b outstanding", [N]);
                        large -> "10 MB messages";
                        open_loop -> "open loop"

@@ -7,7 +7,7 @@
 -module(bench_site).
 -behaviour(gen_server).
 
--export([small/3, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1,
+-export([small/4, calls/4, large/4, open_loop/4, tune/2, configure/1, disconnect/1, connect/1,
          settle/1]).
 -export([start_counter/2, start_server/0, init/1, handle_call/3, handle_cast/2]).
 
@@ -15,17 +15,17 @@
 %% ms that do not count, and ms that do
 -type times() :: {Warm :: non_neg_integer(), Time :: pos_integer()}.
 
--define(PAIRS, 8).
+-define(PAIRS, 8).                      % of the open loop
 -define(SERVERS, 8).
 -define(LARGE_SENDERS, 2).
 -define(CALL, 600_000).
 
 %% --- one way ------------------------------------------------------------------
 
-%% Messages a second: {ping, N, 1} from eight processes to eight others.
--spec small(how(), node(), times()) -> float().
-small(How, Node, Times) ->
-    {Counter, Receivers} = start_counting(?PAIRS, Node),
+%% Messages a second: {ping, N, 1} from so many processes to as many others.
+-spec small(how(), node(), pos_integer(), times()) -> float().
+small(How, Node, Pairs, Times) ->
+    {Counter, Receivers} = start_counting(Pairs, Node),
     Senders = [spawn_link(fun() -> send_small(How, R, 1) end) || R <- Receivers],
     Rate = count(Counter, Times),
     stop(How, Senders, Counter),

@@ -138,6 +138,6 @@ targets(Results) ->
                                 {name(8, b100), stock, 7}, {name(8, b1000), stock, 4.5}],
         {C, Variants} <- Results, C =:= Case]
         ++ [bench:target(name(8, ping) ++ ": lanes on tcp / lanes on the distribution",
-                         at_least, 0.75,
+                         at_least, 0.9,
                          bench:ratio(trunkline_tcp, trunkline, Variants))
             || {C, Variants} <- Results, C =:= name(8, ping)].

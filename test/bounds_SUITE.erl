@@ -10,6 +10,7 @@
          call_while_full/1, larger_than_all_bounds/1, batches_are_small/1,
          fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
+-export([await_blocked/3]).
 
 
 suite() -> [{timetrap, {minutes, 6}}].

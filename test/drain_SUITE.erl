@@ -12,7 +12,7 @@
          peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1,
          stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
          stopped_while_down/1,
-         refusals_are_no_progress/1, senders_wait/1, busy_connection/1, nobody_misses/1,
+         refusals_are_no_progress/1, full_lanes/1, senders_wait/1, busy_connection/1, nobody_misses/1,
          one_patience/1, late_answer/1, never_refused/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
@@ -25,7 +25,8 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
           stopped_while_opening,
           stopped_after_crash, stopped_while_down,
-          refusals_are_no_progress, senders_wait, busy_connection, nobody_misses, one_patience, late_answer, never_refused].
+          refusals_are_no_progress, full_lanes, senders_wait, busy_connection, nobody_misses,
+          one_patience, late_answer, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -579,6 +580,53 @@ refusals_are_no_progress(_) ->
     reconnect(A, B),
     Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
     cluster:stop_all([A, B]).
+
+%% Nor does it, or a stop, wait for ever when the lanes are full: many senders wait for room, and one
+%% that does not is refused all the time.
+full_lanes(_) ->
+    {A, B} = cluster:pair([{lanes, 2}, {queue_bytes, 16_384}, {window_bytes, 65_536}]),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Full = fun(Round, End, Expected) ->
+                   cluster:suspend(B),
+                   Senders = cluster:call(A, fun() -> senders(To, Round, 32, 100) end),
+                   bounds_SUITE:await_blocked(A, B, Senders),
+                   Before = refusals(A, B),
+                   Knocking = cluster:call(A, fun() -> spawn(fun() -> knock(To) end) end),
+                   cluster:await(fun() -> refusals(A, B) > Before + 2 end),
+                   Start = erlang:monotonic_time(millisecond),
+                   ?assertEqual(Expected, End()),
+                   %% (As in refusals_are_no_progress. B does not take part: it stands still.)
+                   ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
+                   true = cluster:call(A, erlang, exit, [Knocking, kill]),
+                   cluster:continue(B),
+                   cluster:await_state(B, A, greeting),
+                   %% And nobody waits any longer.
+                   cluster:await(fun() -> [] =:= cluster:call(A, lists, filter,
+                                                              [fun is_process_alive/1, Senders])
+                                 end)
+           end,
+    Full(drain, fun() -> drain(A, B) end, {error, timeout}),
+    %% (What a stop beside a node that stands still has in flight is lost.)
+    cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
+                               #{{drain, 32} := _} = Summary ->
+                                   [{100, 100, []}] =:= lists:usort(maps:values(Summary))
+                                       orelse Summary;
+                               Summary -> Summary
+                           end end),
+    no_loss(A, B),
+    reconnect(A, B),
+    Full(stop, fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
+    cluster:stop_all([A, B]).
+
+%% So many senders of so many messages. Runs at the node.
+senders(To, Tag, Senders, Messages) ->
+    [spawn(fun() -> [trunkline:send(To, {from, {Tag, Id}, N, traffic:payload(1000)})
+                     || N <- lists:seq(1, Messages)] end)
+     || Id <- lists:seq(1, Senders)].
+
+refusals(A, B) ->
+    #{lanes := Lanes} = info(A, B),
+    lists:sum([N || #{nosuspend := N} <- Lanes]).
 
 %% Several drains of a node that stands still, and a stop behind them, wait for it once.
 one_patience(_) ->

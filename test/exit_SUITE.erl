@@ -207,12 +207,12 @@ opening(Node) ->
 
 %% What is sent behind a signal does not overtake it by plain distribution. (The signal does not
 %% wait for lanes for ever: a round that is too slow says nothing, nor one in which the link
-%% cannot be stopped.)
-before_lanes_open(_) -> before_lanes_open(20, none).
+%% cannot be stopped. But one of sixty is neither.)
+before_lanes_open(_) -> before_lanes_open(60, []).
 
 before_lanes_open(0, Why) ->
-    {skip, Why};
-before_lanes_open(Rounds, _) ->
+    ct:fail(Why);
+before_lanes_open(Rounds, Why) ->
     [A, B] = Nodes = cluster:start_all([[{lanes, 1}], none]),
     NodeB = cluster:node_of(B),
     cluster:connect(A, B),
@@ -240,7 +240,7 @@ before_lanes_open(Rounds, _) ->
                      too_early
              end,
     cluster:stop_all(Nodes),
-    Result =:= in_order orelse before_lanes_open(Rounds - 1, Result).
+    Result =:= in_order orelse before_lanes_open(Rounds - 1, [Result | Why]).
 
 ahead_of_report(Node) ->
     P = trapping_at(Node),

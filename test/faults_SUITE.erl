@@ -10,8 +10,8 @@
          reported_once/1, many_nodes/1, reconnected_by_sending/1, stays_disconnected/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
          lost_and_tried_again/1, halts_after_replies/1,
-         looked_at/1, told_nonsense/1, top_supervisor_killed/1, news_lost/1]).
--export([processes_of/1]).
+         looked_at/1, told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
+-export([processes_of/1, full/2]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
@@ -22,7 +22,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies, called_while_holding,
           no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
-          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense,
+          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense, waits_and_answers,
           top_supervisor_killed, news_lost].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
@@ -590,28 +590,52 @@ lost_and_tried_again(_) ->
     cluster:await_up(A, B2),
     cluster:stop_all([A, B2]).
 
-%% All has arrived, and been answered; the last of it has not been acknowledged.
+%% All has arrived, and been answered; the last of it has not been acknowledged. That is no warning.
+%% (A round in which all had been acknowledged shows nothing.)
 halts_after_replies(_) ->
     A = cluster:start([{lanes, 1}]),
     ok = cluster:call(A, ?MODULE, install_log, [notice]),
-    Unconfirmed =
-        [begin
-             B = cluster:start([{lanes, 1}]),
-             NodeB = cluster:node_of(B),
-             cluster:connect(A, B),
-             cluster:await_up(A, B),
-             Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
-             _ = cluster:call(A, fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
-             cluster:await_state(A, B, down),
-             #{lost := #{queued := 0, unconfirmed := N}} = cluster:call(A, trunkline, info, [NodeB]),
-             cluster:stop(B),
-             N
-         end || _ <- lists:seq(1, 5)],
+    Unconfirmed = halts_after_reply(A, 5, 40),
+    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of
+                               [] -> {no_notice, Unconfirmed};
+                               _ -> true
+                           end end),
     Log = cluster:call(A, ?MODULE, logged, []),
     ct:log("~p ~p", [Unconfirmed, Log]),
     ?assertEqual([], [Line || {warning, _} = Line <- Log]),
     ?assertEqual([], [Text || {notice, Text} <- Log, string:find(Text, "may have arrived") =:= nomatch]),
     cluster:stop(A).
+
+%% How many messages had not been acknowledged, in each of so many rounds at least, and in more of
+%% them as long as there was none.
+halts_after_reply(A, Least, Most) -> halts_after_reply(A, Least, Most, []).
+
+halts_after_reply(A, Least, Most, Nodes) ->
+    Unconfirmed = [begin
+                       #{lost := #{queued := 0, unconfirmed := N}} =
+                           cluster:call(A, trunkline, info, [Node]),
+                       N
+                   end || Node <- Nodes],
+    case {length(Nodes), lists:sum(Unconfirmed)} of
+        {Rounds, N} when Rounds >= Least, N > 0 ->
+            Unconfirmed;
+        {Most, 0} ->
+            ct:fail(always_acknowledged);
+        _ ->
+            halts_after_reply(A, Least, Most, [halts_after_reply(A) | Nodes])
+    end.
+
+%% A node that ends two ms after its reply, and has been noticed to have.
+halts_after_reply(A) ->
+    B = cluster:start([{lanes, 1}]),
+    NodeB = cluster:node_of(B),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
+    _ = cluster:call(A, fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
+    cluster:await_state(A, B, down),
+    cluster:stop(B),
+    NodeB.
 
 %% What has arrived at a node is delivered, though its sender is gone.
 sender_dies(_) ->
@@ -872,6 +896,47 @@ tell_nonsense(Bulk) ->
     ?assertEqual(0, finish(Load, A, B)),
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
+
+%% So do those that wait for the turn of one large message, or for one reply.
+waits_and_answers(_) ->
+    {A, B} = cluster:pair([]),
+    [Server] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(A, ?MODULE, install_log, []),
+    cluster:call(A, fun() ->
+                            {_, Opener} = start_opener({large, message}),
+                            {_, Asker} = ask(Server, node(Server)),
+                            [begin
+                                 P ! nonsense,
+                                 _ = sys:get_state(P, ?DEADLINE),
+                                 ok = sys:suspend(P, ?DEADLINE),
+                                 ok = sys:resume(P, ?DEADLINE)
+                             end || P <- [Opener, Asker]],
+                            ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
+                            receive {large, message} -> ok end,
+                            true = is_process_alive(Asker),
+                            ok = gen_server:stop(Server),
+                            receive {'DOWN', _, process, Server, normal} -> ok end
+                    end),
+    ?assertEqual([nonsense, nonsense],
+                 [nonsense || {_, Line} <- cluster:call(A, ?MODULE, logged, []),
+                              string:find(Line, "means nothing to it: nonsense") =/= nomatch]),
+    cluster:stop_all([A, B]).
+
+start_opener(Message) ->
+    Parcel = trunkline_parcel:pack(Message),
+    Data = iolist_to_binary(trunkline_parcel:segments(Parcel)),
+    {complete, Parts, _} = trunkline_reassembly:add({1, 1}, byte_size(Data), 0, Data,
+                                                    trunkline_reassembly:new()),
+    {ok, {Opener, Ref}} = trunkline_opener:start(Parts, trunkline_parcel:sizes(Parcel)),
+    {Ref, Opener}.
+
+%% A process asks the server on behalf of this one. (The server does not know such a request.)
+ask(Server, Node) ->
+    Before = processes_of(trunkline_agent),
+    Caller = alias(),
+    ok = trunkline_agent:direct({call, Server, self(), Caller, '$not_known'}, request, Node),
+    [{_, Asker}] = processes_of(trunkline_agent) -- Before,
+    {Caller, Asker}.
 
 %% Two nodes with connections for batches and for large messages, which stay, and no more of them
 %% under load, when the peer seems to be far; or large messages go by the distribution.

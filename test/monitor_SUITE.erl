@@ -10,9 +10,10 @@
          application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
          session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
-         set_before_link_notices/1]).
+         set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
-         answering/0, set_and_see/2, says_and_ends/2, hears/1]).
+         answering/0, set_and_see/2, says_and_ends/2, hears/1, gone/4, obeys/1,
+         ask/2]).
 
 -define(DEADLINE, 60_000).
 
@@ -23,7 +24,7 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
           application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
-          set_before_link_notices].
+          set_before_link_notices, demonitored_when_gone, no_process_left].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -847,6 +848,92 @@ race(Node, Round, N) ->
     receive {'DOWN', R0, process, P, x} -> ok; {'DOWN', R0, process, P, noproc} -> ok end,
     race(Node, Round - 1, N).
 
+%% What is demonitored when the node has gone: before its 'DOWN' is in the mailbox, when it is
+%% there, and when it has been taken from there. As with OTP's monitors, which one run sets in the
+%% same place. (Nobody can hold up OTP's 'DOWN'. For it, before that is before the node goes.)
+demonitored_when_gone(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    ByA = fun() -> true = erlang:disconnect_node(NodeB) end,
+    ByB = fun() -> ok = erpc:cast(NodeB, erlang, disconnect_node, [node()]) end,
+    Disconnected = fun(M, When, Break) ->
+                           [P] = servers(B, 1),
+                           anew:lanes(A, B, fun() ->
+                                                    cluster:call(A, ?MODULE, gone,
+                                                                 [M, P, When, Break])
+                                            end)
+                   end,
+    [?assertEqual({When, Disconnected(erlang, When, Break)},
+                  {When, Disconnected(trunkline, When, Break)})
+     || When <- [before, here, received], Break <- [ByA, ByB]],
+    nothing_left(A, B),
+    cluster:stop(B),
+    Killed = fun(M, When) ->
+                     C = cluster:start([]),
+                     cluster:connect(A, C),
+                     cluster:await_up(A, C),
+                     [P] = servers(C, 1),
+                     Gone = cluster:call(A, ?MODULE, gone,
+                                         [M, P, When, fun() -> cluster:kill(C) end]),
+                     cluster:stop(C),
+                     Gone
+             end,
+    [?assertEqual({When, Killed(erlang, When)}, {When, Killed(trunkline, When)})
+     || When <- [before, here, received]],
+    cluster:await(fun() -> rows(A) =:= 0 orelse rows(A) end),
+    cluster:stop(A).
+
+%% What demonitor answers, and whether the 'DOWN' is there after it; the reason of a monitor that
+%% was kept; and what is in the mailbox at last. Runs at the node.
+gone(M, P, When, Break) ->
+    in_process(fun() -> demonitor_gone(M, P, When, Break) end).
+
+demonitor_gone(M, P, When, Break) ->
+    Kept = M:monitor(process, P),
+    Monitors = [{Options, M:monitor(process, P)} || Options <- [none | option_lists()]],
+    P = is_there(M, P),
+    Demonitor = fun() -> [{Options, demonitor(M, R, Options), here_now(R)}
+                          || {Options, R} <- Monitors] end,
+    Results = gone(M, Monitors, P, When, Break, Demonitor),
+    Reason = receive {'DOWN', Kept, process, P, Why} -> Why end,
+    {Results, Reason, rest(P)}.
+
+gone(erlang, _, _, before, Break, Demonitor) ->
+    Results = Demonitor(),
+    _ = Break(),
+    Results;
+gone(trunkline, _, P, before, Break, Demonitor) ->
+    Inlets = inlets(P),
+    %% It sends the 'DOWN's.
+    ok = sys:suspend(trunkline_monitors),
+    _ = Break(),
+    cluster:await(fun() -> not lists:any(fun is_process_alive/1, Inlets) end),
+    Results = Demonitor(),
+    ok = sys:resume(trunkline_monitors),
+    Results;
+gone(_, Monitors, _, When, Break, Demonitor) ->
+    _ = Break(),
+    lists:foreach(fun({_, R}) -> here(R) end, Monitors),
+    When =:= received andalso [receive {'DOWN', R, _, _, _} -> ok end || {_, R} <- Monitors],
+    Demonitor().
+
+demonitor(M, R, none) -> M:demonitor(R);
+demonitor(M, R, Options) -> M:demonitor(R, Options).
+
+%% Those of the session with that process's node.
+inlets(P) ->
+    case trunkline_peers:lookup(node(P)) of
+        #{inlets := Inlets} -> Inlets;
+        none -> []
+    end.
+
+rest(P) ->
+    receive
+        {'DOWN', _, process, P, Reason} -> [Reason | rest(P)];
+        Other -> [Other | rest(P)]
+    after 50 -> []
+    end.
+
 %% Connections and links that go while monitors are set: none is without an answer.
 session_ends_while_monitoring(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
@@ -1015,6 +1102,116 @@ set_before_link_notices(_) ->
               nothing_left(A, B)
       end, [true, false, true]),
     cluster:stop_all([A, B]).
+
+%% A has no free process: none that would monitor the processes of a node without lanes, nor those
+%% of one whose Trunkline stops. There is one 'DOWN' for each monitor all the same. (A is full: what
+%% it does is asked for by C. When a process ends there may be room for a moment: such a round
+%% shows nothing.)
+no_process_left(_) ->
+    [B, C] = cluster:start_all([[], none]),
+    A = cluster:start([], peer:random_name("trunkline_full"),
+                      ["+P", "1024" | cluster:dist_arguments()]),
+    [ok = cluster:connect(A, X) || X <- [B, C]],
+    no_process_left(A, B, C, 20),
+    cluster:stop_all([A, B, C]).
+
+no_process_left(_, _, _, 0) ->
+    ct:fail(always_a_process);
+no_process_left(A, B, C, Rounds) ->
+    cluster:await_up(A, B),
+    [NodeA, NodeB, NodeC] = [cluster:node_of(X) || X <- [A, B, C]],
+    Ps = [P1 | _] = servers(B, 10),
+    Qs = [Q1 | _] = servers(C, 10),
+    Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
+    [Looks, First, Next] =
+        [cluster:call(A, fun() -> spawn(?MODULE, obeys, [Pids]) end) || Pids <- [[], Qs, Ps]],
+    Ask = fun(Fun) -> cluster:call(C, ?MODULE, ask, [Looks, Fun]) end,
+    None = [none || _ <- tl(Ps)],
+    IsSet = fun(Pid) ->
+                    set = cluster:call(C, erlang, send, [Pid, set]),
+                    ?assertEqual([none | None], cluster:call(C, ?MODULE, held, [Pid]))
+            end,
+    Overseer = {trunkline_monitors, NodeA},
+    Shown = faults_SUITE:full(
+              {C, A},
+              fun() ->
+                      Ask(fun is_full/0),
+                      IsSet(First),
+                      %% As OTP does it, without one of Trunkline's processes.
+                      Plain = Ask(fun() -> monitors_at(NodeC) end) =:= [],
+                      %% When it hears of the stop, what ends by that has ended.
+                      ok = cluster:call(C, sys, suspend, [Overseer, ?DEADLINE]),
+                      ok = cluster:call(B, cluster, stop_trunkline, []),
+                      cluster:await(fun() -> Ask(fun() -> trunkline_peers:session(NodeB) end)
+                                                 =:= none
+                                    end),
+                      Ask(fun is_full/0),
+                      ok = cluster:call(C, sys, resume, [Overseer, ?DEADLINE]),
+                      cluster:await(fun() -> Ask(fun() -> whose(NodeB) end) =/= lanes end),
+                      Whose = Ask(fun() -> whose(NodeB) end),
+                      IsSet(Next),
+                      finish(B, [P1], full),
+                      finish(C, [Q1], full),
+                      ct:log("without lanes: ~p, after the stop: ~p", [Plain, Whose]),
+                      Plain andalso Whose =:= nobody
+              end),
+    Over = [over || _ <- None],
+    Ended = fun(Reasons) ->
+                    [await_held(A, H, [full | Reasons]) || H <- [First, Next]],
+                    %% (Before there was a watcher nobody may have learned of the reason.)
+                    cluster:await(fun() -> case cluster:call(A, ?MODULE, held, [Holder]) of
+                                               [R | Reasons] when R =:= full; R =:= noproc -> true;
+                                               Other -> Other
+                                           end end)
+            end,
+    Ended(None),
+    finish(B, tl(Ps), over),
+    finish(C, tl(Qs), over),
+    Ended(Over),
+    cluster:call(A, fun() -> exit(Looks, kill) end),
+    ok = cluster:call(B, cluster, start_trunkline, [[]]),
+    cluster:await_up(A, B),
+    nothing_left(A, B),
+    Ended(Over),                               % once
+    cluster:call(A, fun() -> [exit(P, kill) || P <- watchers()] end),
+    cluster:await(fun() -> cluster:call(A, fun watchers/0) =:= [] end),
+    Shown orelse no_process_left(A, B, C, Rounds - 1).
+
+%% Takes what is left, for as long as the calling process lives. (The filler comes for that once in
+%% a ms.) Runs at the node.
+is_full() ->
+    try spawn_link(fun() -> receive after infinity -> ok end end) of
+        _ -> is_full()
+    catch
+        error:system_limit -> full
+    end.
+
+%% Monitors these when it is told to.
+obeys(Pids) ->
+    receive
+        set -> hold([trunkline:monitor(P) || P <- Pids], #{});
+        {ask, From, Fun} -> From ! {self(), Fun()}, obeys(Pids)
+    end.
+
+ask(Pid, Fun) ->
+    Pid ! {ask, self(), Fun},
+    receive {Pid, Answer} -> Answer end.
+
+watchers() -> [W || {{node, _}, W} <- ets:tab2list(trunkline_monitors_watched)].
+
+%% The sessions of the monitors at that node. (Not OTP's own.)
+monitors_at(Node) ->
+    lists:usort([Session || {_, Session, P, _} <- ets:tab2list(trunkline_monitors),
+                            node(P) =:= Node]).
+
+%% Who watches the monitors at that node.
+whose(Node) ->
+    Sessions = monitors_at(Node),
+    case {[S || S <- Sessions, ets:member(trunkline_monitors_watched, S)], Sessions} of
+        {[], [_]} -> nobody;
+        {[{plain, _} | _], [_]} -> watcher;
+        _ -> lanes
+    end.
 
 %% 100,000 monitors of as many processes, which end at once.
 many_servers(_) ->

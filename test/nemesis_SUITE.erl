@@ -1,8 +1,9 @@
 %% Random faults under load, at three nodes with several senders each.
 %%
 %% In a `resume' round only connections break, sessions outlive them (resume_time), and nothing may be
-%% lost, doubled or out of order, nor a call or a monitor notice. Where network namespaces are
-%% allowed its nodes are in one each, so that packets between them can be dropped.
+%% lost, doubled or out of order, nor a call or a monitor notice. In a `broken' round the same breaks
+%% end the sessions, and what is lost must be counted. Where network namespaces are allowed the nodes
+%% are in one each, so that packets between them can be dropped.
 %%
 %% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and
 %% the faults, with how many messages there are between them. (When exactly a fault happens depends
@@ -14,27 +15,30 @@
 %%     make nemesis SEED=4711 SECONDS=1         one round, that of this seed
 %%     make nemesis LANES=tcp                   lanes on connections of their own (tls)
 %%     make breaks BREAKS=1000                  resume rounds until there have been so many breaks
+%%     make breaks NEMESIS=broken               the same breaks without resume_time
 %%
-%% NEMESIS=good, bad or resume chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
+%% NEMESIS=good, bad, resume or broken chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
 %%
 %% A round that fails shows its seed; SEED=... begins with that round.
 -module(nemesis_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, suite/0, checks/1, random_faults/1, breaks/1]).
+-export([all/0, suite/0, checks/1, random_faults/1, breaks/1, breaks_end_sessions/1]).
 
 -define(SECONDS, 120).
 -define(BREAKS, 12).
 %% ms
 -define(STALLED, 3_000).           % a fault does not wait longer for messages
+-define(STILL, 1_000).             % nor does a node that stands still in a good round
+-define(SILENT, 2_500).            % from then on the others may give it up: see arguments/0
 -define(HEALED, 60_000).
 -define(NOTICED, 60_000).          % a connection that has died
 -define(AT_REST, 60_000).          % a watcher of trunkline_monitors ends after up to 30 seconds
 
 suite() -> [{timetrap, {seconds, seconds() + 20 * breaks() + 900}}].
 
-all() -> [checks, random_faults, breaks].
+all() -> [checks, random_faults, breaks, breaks_end_sessions].
 
 breaks() -> list_to_integer(env("BREAKS", integer_to_list(?BREAKS))).
 
@@ -75,9 +79,12 @@ random_faults(_) ->
     failed(rounds(seed(), env("NEMESIS", any),
                   fun(_) -> erlang:monotonic_time(second) < End end, {0, []})).
 
-breaks(_) ->
-    Wanted = breaks(),
-    failed(rounds(seed(), resume, fun(Breaks) -> Breaks < Wanted end, {0, []})).
+breaks(_) -> until_broken(env("NEMESIS", resume), breaks()).
+
+breaks_end_sessions(_) -> until_broken(broken, min(breaks(), ?BREAKS)).
+
+until_broken(Kind, Wanted) ->
+    failed(rounds(seed(), Kind, fun(Breaks) -> Breaks < Wanted end, {0, []})).
 
 seed() ->
     case env("SEED", "") of
@@ -254,17 +261,20 @@ garbage(#{at := At, r := R}, C) ->
 %% The node stands still, while something else may happen at another.
 stop_node(#{at := At} = Args, C) ->
     Node = node_at(At, C),
+    Start = erlang:monotonic_time(millisecond),
     ok = cluster:suspend(Node),
     C1 = try
              case Args of
                  #{inner := Inner} -> carry_out(Inner, progress(200, C#{still := At}));
-                 #{} -> progress(500, C#{still := At})
+                 #{} -> progress(500, ?STILL, C#{still := At})
              end
          after
              %% (A new node may have its place.)
              cluster:continue(Node)
          end,
-    publish(C1#{still := none}).
+    #{silent := Silent} = C1,
+    IsSilent = erlang:monotonic_time(millisecond) - Start > ?SILENT,
+    publish(C1#{still := none, silent := [At || IsSilent] ++ Silent}).
 
 %% It comes back under its name. What others began to send to the one before by name, while they
 %% were connected, is not for this one.
@@ -303,6 +313,7 @@ plan(Seed, Wanted) ->
     Chosen = string:lexemes(env("FAULTS", ""), ","),
     Faults = [Fault || {Name, _, Costs, _} = Fault <- case Kind of
                                                           resume -> faults(Where);
+                                                          broken -> faults(Where);
                                                           _ -> faults()
                                                       end,
                        Kind =/= good orelse Costs =:= nothing,
@@ -319,12 +330,13 @@ plan(Seed, Wanted) ->
       faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
                  || _ <- lists:seq(1, number_of_faults(Kind))]}.
 
-number_of_faults(resume) -> 12 + rand:uniform(12);
+number_of_faults(Kind) when Kind =:= resume; Kind =:= broken -> 12 + rand:uniform(12);
 number_of_faults(_) -> 4 + rand:uniform(5).
 
 %% (A certificate of the tests is for one host.)
 where(Kind) ->
-    case Kind =:= resume andalso cluster:lane_transport() =/= tls andalso wan:possible() of
+    case lists:member(Kind, [resume, broken]) andalso cluster:lane_transport() =/= tls
+        andalso wan:possible() of
         ok -> apart;
         _ -> together
     end.
@@ -424,6 +436,7 @@ run(#{env := Env, faults := Faults, where := Where} = Plan) ->
                     directory => lists:foldl(fun maps:merge/2, #{}, Destinations),
                     senders => [],
                     still => none,             % who is stopped just now
+                    silent => [],              % who was, for long: its connections may have broken
                     drained => [],             % who has taken leave of somebody
                     done => [],                % faults
                     wrong => []}),
@@ -486,11 +499,13 @@ start_senders(At, #{plan := #{senders := All}, senders := Senders, nodes := Node
     C#{senders := New ++ Senders}.
 
 %% Until there have been so many messages more.
-progress(Messages, C) ->
+progress(Messages, C) -> progress(Messages, ?STALLED, C).
+
+progress(Messages, Time, C) ->
     Count = fun() -> lists:sum([cluster:call(node_at(Id, C), nemesis_traffic, count, [])
                                 || Id <- running(C)]) end,
     Enough = Count() + Messages,
-    try cluster:await(fun() -> Count() >= Enough orelse waiting end, ?STALLED)
+    try cluster:await(fun() -> Count() >= Enough orelse waiting end, Time)
     catch error:{timeout, waiting} -> ok
     end,
     C.
@@ -573,7 +588,7 @@ settle(#{nodes := Nodes, senders := All} = C) ->
         ++ [{odd, Key, O} || Key <- lists:usort([Key || {Key, _} <- maps:keys(Sent)]),
                              is_alive(Key, C),
                              O <- nemesis_check:odd(of_key(Key, Sent), maps:get(Key, Received, []))]
-        ++ losses(Missing, Counted, C) ++ wrong(Odd, C) ++ resumed(C)
+        ++ losses(Missing, Counted, C) ++ wrong(Odd, Counted, C) ++ resumed(C)
         ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
     C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
                  received => sum(lists:append(maps:values(Received))),
@@ -643,7 +658,8 @@ is_alive({{From, Theirs, _}, {To, _}, Ours}, #{nodes := Nodes}) ->
     #{From := #{incarnation := I}, To := #{incarnation := J}} = Nodes,
     {I, J} =:= {Theirs, Ours}.
 
-is_good(#{plan := #{kind := Kind}}) -> Kind =/= bad.
+is_good(#{plan := #{kind := resume}}) -> true;
+is_good(#{plan := #{kind := Kind}, silent := Silent}) -> Kind =:= good andalso Silent =:= [].
 
 %% All sessions go on over the next connection, and nothing is even supposed to be lost.
 resumed(#{plan := #{kind := resume}, nodes := Nodes}) ->
@@ -680,7 +696,7 @@ certain({Queued, _, Crashed, Unreachable}) -> Queued + Crashed + Unreachable.
 lost(Causes) -> lists:sum(tuple_to_list(Causes)).
 
 %% What may explain a loss.
-cover({From, To}, Counted, #{done := Done}) ->
+cover({From, To}, Counted, #{done := Done, silent := Silent}) ->
     {Lost, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
     {_, _, Torn} = maps:get({To, From}, Counted, {{}, 0, 0}),
     GivenUp = [Name || {Name, _, At, _} <- Done, lists:member(At, [From, To]),
@@ -691,16 +707,18 @@ cover({From, To}, Counted, #{done := Done}) ->
                        [] -> Fallbacks;
                        _ -> unknown
                    end,
-      broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done),
+      broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done)
+          orelse [From, To] -- Silent =/= [From, To],
       uncounted => [] =/= [At || {_, uncounted, At, _} <- Done, lists:member(At, [From, To])]}.
 
 breaks({_, node, At, _}, Pair) -> lists:member(At, Pair);
 breaks({full_node, _, At, _}, Pair) -> lists:member(At, Pair);
-breaks({_, pair, At, To}, Pair) -> lists:sort([At, To]) =:= lists:sort(Pair);
+breaks({_, Costs, At, To}, Pair) when Costs =:= pair; Costs =:= break ->
+    lists:sort([At, To]) =:= lists:sort(Pair);
 breaks(_, _) -> false.
 
 %% Of single messages and 'DOWN's, what nobody has promised may be.
-wrong(Odd, #{done := Done} = C) ->
+wrong(Odd, Counted, #{done := Done} = C) ->
     Costs = [Cost || {_, Cost, _, _} <- Done],
     Late = [Note || {late_note, Note} <- Odd],
     Before = [Worker || {down_before, _, Worker} <- Odd],
@@ -730,8 +748,13 @@ wrong(Odd, #{done := Done} = C) ->
                             {false_down, noconnection, _} -> not lists:member(uncounted, Costs);
                             %% The true one may have been on its way when the connection broke.
                             {false_down, noconnection, {told, _}, _} ->
-                                Costs -- [nothing, counted] =:= [];
+                                Costs -- [nothing, counted] =:= []
+                                    andalso maps:get(silent, C) =:= [];
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
+                            %% The successor's first messages went by plain distribution.
+                            {stale, {{From, _, _}, {To, _}, _}, _} ->
+                                {_, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
+                                Fallbacks =:= 0;
                             %% One may have been about to be sent.
                             {too_late, Key, _} -> length([K || K <- TooLate, K =:= Key]) > 1;
                             _ -> true

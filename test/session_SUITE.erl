@@ -37,7 +37,16 @@ once_failed(_) ->
            {new, brief},
            [{go, [0, 0]}, {go, [0, 0, 1, 1, 1, 1, 0]}, {hold, news, b}, {kill, a, none},
             {go, [0, 0, 0, 0, 0, 0, 0]}, connect, {break, 0}, {go, lists:duplicate(23, 0)},
-            {send, b, 1}, {go, [0, 0, 0]}, {unreachable, b}, connect]).
+            {send, b, 1}, {go, [0, 0, 0]}, {unreachable, b}, connect]),
+    %% A connection broke while the session opened, so that an answer was lost; and then the process
+    %% was killed that has the peer's next question. That peer went on waiting for the answer.
+    ok = session_world:run(
+           {new, new},
+           [{go, lists:duplicate(13, 0)}, {go, [0, 0, 1, 0, 0, 1, 0, 2, 0, 2]}, {break, 1},
+            {hold, news, a}, {go, lists:duplicate(11, 1)}, {hold, links, a}, {go, [1]}, {drain, a},
+            {hold, links, a}, {go, [1, 0, 0]}, {hold, links, a}, {go, lists:duplicate(10, 0)},
+            {hold, links, a}, {go, [0, 0, 0, 0, 2, 2, 0, 2, 0, 0, 0]}, {hold, links, a},
+            {go, lists:duplicate(28, 0)}, {again, a}]).
 
 prop_history(Commands) -> prop_history(release(), Commands).
 

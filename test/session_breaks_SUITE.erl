@@ -6,13 +6,13 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, in_turn/1, over_connections/1, at_once/1, gone/1, time_is_over/1,
-         link_killed/1, links_killed/1, leaves/1]).
+-export([under_load/1, in_turn/1, over_connections/1, at_once/1, gone/1, unreachable/1,
+         time_is_over/1, link_killed/1, links_killed/1, leaves/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
-all() -> [under_load, in_turn, over_connections, at_once, gone, time_is_over, link_killed,
-          links_killed, leaves].
+all() -> [under_load, in_turn, over_connections, at_once, gone, unreachable, time_is_over,
+          link_killed, links_killed, leaves].
 
 -define(LONG, 120_000).
 -define(BREAKS, list_to_integer(os:getenv("BREAKS", "10"))).
@@ -72,6 +72,43 @@ gone(_) ->
                   end, ?LONG),
     ?assertMatch(#{resumed := 0}, info(A, B)),
     cluster:stop_all([A, B]).
+
+%% A host that cannot be reached, as a router says, has not said that the node is gone.
+unreachable(_) ->
+    case wan:possible() of
+        {error, Why} ->
+            {skip, Why};
+        ok ->
+            Wan = wan:open([a, b], [{a, b}]),
+            Args = cluster:dist_arguments(),
+            [A, B] = [cluster:start_at(Wan, Site, env([]), Args) || Site <- [a, b]],
+            cluster:connect(A, B),
+            [cluster:await_up(X, Y) || {X, Y} <- [{A, B}, {B, A}]],
+            Load = streams:start(A, B, 50),
+            streams:flowing(Load, B, ?LONG),
+            Route = string:trim(wan:run(Wan, a, "ip route show " ++ wan:address(2))),
+            "" = wan:run(Wan, a, "ip route replace unreachable " ++ wan:address(2)),
+            true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+            ?assertNot(says_gone(A, B)),
+            cluster:await_state(A, B, suspended),
+            "" = wan:run(Wan, a, "ip route replace " ++ Route),
+            streams:flowing(Load, B, ?LONG),
+            ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
+            ?assertMatch(#{resumed := 1, sessions := 1}, info(A, B)),
+            unharmed(A, B),
+            wan:close(Wan)
+    end.
+
+%% What B's host says to A. (The link asks as soon as it cannot connect.)
+says_gone(A, B) ->
+    NodeB = cluster:node_of(B),
+    cluster:call(A, fun() ->
+                            Ref = trunkline_presence:ask(NodeB),
+                            receive
+                                {'DOWN', Ref, process, _, Reason} ->
+                                    trunkline_presence:is_gone(Reason)
+                            end
+                    end).
 
 %% What was not acknowledged by then is counted, and the nodes begin anew.
 time_is_over(_) ->

@@ -33,7 +33,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start_link/2]).
+-export([start_link/2, fragment/3, cut/2, forget/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, format_status/1]).
 
 %% The name of a carrier: for a connection its token, for the distribution the pid of the peer's
@@ -71,6 +71,28 @@ start_link(Inlets, Stats) ->
                                                 {message_queue_data, on_heap}]}]),
     Dock.
 
+%% --- for the peer's trunk -------------------------------------------------------
+
+%% A fragment, by the distribution. It has a number if the session may outlive the connection.
+-spec fragment(pid(), pid() | {Trunk :: pid(), Number :: pos_integer()},
+               trunkline_fragments:fragment()) -> ok.
+fragment(Dock, Name, {Id, Size, Offset, _, Data}) ->
+    tell(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}).
+
+whole([Binary]) -> Binary;
+whole(Data) -> iolist_to_binary(Data).
+
+%% Asks how many fragments of that carrier have arrived. The calling trunk gets
+%% {cut, Carrier, Received}.
+-spec cut(pid(), carrier()) -> ok.
+cut(Dock, Carrier) -> tell(Dock, {cut, self(), Carrier}).
+
+%% The trunk has had that answer.
+-spec forget(pid(), carrier()) -> ok.
+forget(Dock, Carrier) -> tell(Dock, {forget, Carrier}).
+
+%% --- the process ----------------------------------------------------------------
+
 -spec init({pid(), tuple(), trunkline_stats:stats()}) -> {ok, #dock{}}.
 init({Link, Inlets, Stats}) ->
     process_flag(trap_exit, true),
@@ -106,11 +128,11 @@ handle_info({fragment, {Trunk, N}, {Lane, _} = Id, Size, Offset, Data}, S)
 %% If there is no invitation the peer's trunk will ask again. Release 0.5 has a trunk for batches,
 %% too: these stay on the distribution.
 handle_info({invite, Carrier, Ref, {batches, _}, _}, S) ->
-    tell(Carrier, {invitation, Ref, {error, not_wanted}}),
+    ok = trunkline_connection:invited(Carrier, Ref, {error, not_wanted}),
     {noreply, S};
 handle_info({invite, Carrier, Ref, Wanted, Trunk}, S) ->
     Invitation = trunkline_listener:invite(Wanted, self()),
-    tell(Carrier, {invitation, Ref, Invitation}),
+    ok = trunkline_connection:invited(Carrier, Ref, Invitation),
     {noreply, invited(Invitation, S#dock{trunk = Trunk})};
 handle_info({socket, Token, Transport, Socket},
             #dock{invited = Invited, connections = Connections} = S)

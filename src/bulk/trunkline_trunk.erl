@@ -1,4 +1,5 @@
-%% Carries large messages, as parcels, to one peer over a bundle of connections.
+%% Carries large messages, as parcels, to one peer over a bundle of connections. (This folder has
+%% the way of a large message, from the parcel to its turn at the receiver.)
 %%
 %%     lanes ── parcels ──> trunk ── fragments ──> carriers ══> the peer's dock
 %%       │                    ^                                       │
@@ -29,7 +30,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start_link/3, suspend/1, resume/1, ended/1]).
+-export([start_link/3, parcel/3, done/2, suspend/1, resume/1, ended/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 %% ms
@@ -76,6 +77,18 @@ start_link(Node, Dock, {Options, Stats}) ->
     {ok, Trunk} = gen_server:start_link(?MODULE, {Node, Dock, Options, Stats},
                                         [{hibernate_after, ?QUIET}]),
     Trunk.
+
+%% A large message, which the trunk has to carry.
+-spec parcel(pid(), trunkline_fragments:id(), trunkline_parcel:parcel()) -> ok.
+parcel(Trunk, Id, Parcel) ->
+    Trunk ! {parcel, Id, Parcel},
+    ok.
+
+%% These large messages have been delivered.
+-spec done(pid(), [trunkline_fragments:id()]) -> ok.
+done(Trunk, Ids) ->
+    Trunk ! {done, Ids},
+    ok.
 
 %% The connection between the nodes is lost: nothing can be sent.
 -spec suspend(pid()) -> ok.
@@ -234,9 +247,9 @@ give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} 
                false -> ?PLAIN
            end,
     case N < Most andalso trunkline_fragments:next(self(), ?PLAIN_BYTES, Fragments) of
-        {{Id, Size, Offset, Length, Data}, Fragments1} ->
+        {{_, _, _, Length, _} = Fragment, Fragments1} ->
             {Name, S1} = numbered(S),
-            _ = erlang:send(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}, [noconnect]),
+            ok = trunkline_dock:fragment(Dock, Name, Fragment),
             trunkline_stats:add(Stats, peer, large_carried_bytes, Length),
             give_plain(S1#trunk{plain = N + 1, fragments = Fragments1});
         _ ->
@@ -249,9 +262,6 @@ numbered(#trunk{node = Node, number = N} = S) ->
         true -> {{self(), N + 1}, S#trunk{number = N + 1}};
         false -> {self(), S}
     end.
-
-whole([Binary]) -> Binary;
-whole(Data) -> iolist_to_binary(Data).
 
 share(S) ->
     case is_far(S) of
@@ -375,13 +385,11 @@ retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
     end.
 
 ask(Name, #trunk{dock = Dock}) ->
-    _ = erlang:send(Dock, {cut, self(), Name}, [noconnect]),
-    ok.
+    trunkline_dock:cut(Dock, Name).
 
 %% The dock may forget that carrier.
 confirm(Name, #trunk{node = Node, dock = Dock}) ->
-    trunkline_peers:can(Node, resume) andalso
-        erlang:send(Dock, {forget, Name}, [noconnect]),
+    trunkline_peers:can(Node, resume) andalso trunkline_dock:forget(Dock, Name),
     ok.
 
 %% When there is nothing to do, connections are kept for a while.

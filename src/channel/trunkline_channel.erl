@@ -1,4 +1,5 @@
-%% The behaviour of a channel: what carries batches from a lane to its inlet.
+%% The behaviour of a channel: what carries batches from a lane to its inlet. (This folder has the
+%% channels, the connections that they and large messages use, and the port that accepts these.)
 %%
 %%     lane                      channel                       inlet
 %%       | -- open -------------> |                              |

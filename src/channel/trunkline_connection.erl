@@ -16,7 +16,7 @@
 -module(trunkline_connection).
 -moduledoc false.
 
--export([settings/2, is_far/1, connect/3, send/2, other/2, beat/1, pause/1, beats/1]).
+-export([settings/2, is_far/1, connect/3, invited/3, send/2, other/2, beat/1, pause/1, beats/1]).
 
 -export_type([connection/0, settings/0]).
 
@@ -78,6 +78,13 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
     after ?INVITE ->
             exit({shutdown, not_invited})
     end.
+
+%% The answer to a process at the peer that wants a connection, and waits in connect/3 over there.
+-spec invited(Connecting :: pid(), reference(),
+              {ok, trunkline_listener:invitation()} | {error, term()}) -> ok.
+invited(Connecting, Ref, Invitation) ->
+    _ = erlang:send(Connecting, {invitation, Ref, Invitation}, [noconnect]),
+    ok.
 
 use(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
     %% Never plaintext beside TLS, whatever the peer says.

@@ -119,7 +119,7 @@ handle_cast(Unexpected, S) ->
 handle_info({invite, Connecting, Ref, Wanted, Owner}, S) ->
     %% From the peer (trunkline_connection).
     {Invitation, S1} = invited(Wanted, Owner, S),
-    _ = erlang:send(Connecting, {invitation, Ref, Invitation}, [noconnect]),
+    ok = trunkline_connection:invited(Connecting, Ref, Invitation),
     {noreply, S1};
 handle_info({expired, Token}, #listener{tokens = Tokens} = S) ->
     true = ets:delete(Tokens, Token),

@@ -1,3 +1,5 @@
+%% (This folder has bounded mailboxes: the keeper in front of a server, and what the nodes know of
+%% each other's inboxes, so that senders can be made to wait.)
 -module(trunkline_inbox).
 -moduledoc "
 A bounded mailbox in front of a process.

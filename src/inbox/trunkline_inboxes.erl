@@ -36,7 +36,8 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/4, met/2, full/2, work/1, keeper/1, senders/1, who_knows/1, stats/0]).
+-export([register/4, register_again/5, held/3, met/2, full/2, work/1, keeper/1, senders/1,
+         who_knows/1, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -256,6 +257,22 @@ register({Name, Policy, Bound}, Work, Stats, Server) ->
     catch
         exit:{noproc, _} -> {error, not_started}
     end.
+
+%% The same, at the successor of a process that has ended. The keeper does not wait for an answer:
+%% it has messages to pass on.
+-spec register_again(pid(), {Name :: atom(), policy(), Bound :: trunkline_share:window()},
+                     trunkline_work:work(), trunkline_inbox_stats:stats(),
+                     Server :: pid() | none) -> ok.
+register_again(Inboxes, {Name, Policy, Bound}, Work, Stats, Server) ->
+    Inboxes ! {register, {self(), Name, Policy, Bound}, Work, Stats, Server},
+    ok.
+
+%% A keeper's answer when it is audited (look/2), maybe by another node. A busy connection must not
+%% suspend the keeper.
+-spec held(pid(), trunkline_share:source(), trunkline_gate:charge()) -> ok.
+held(Inboxes, Source, Held) ->
+    _ = erlang:send(Inboxes, {held, self(), Source, Held}, [noconnect, nosuspend]),
+    ok.
 
 %% For a keeper: a node has sent to it that does not know what it is.
 -spec met(Keeper :: pid(), node()) -> ok.

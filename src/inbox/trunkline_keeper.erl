@@ -247,7 +247,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             loop(credit_timer(flush(S#keeper{credit_timer = false})));
         ['$inbox_audit', Pid, Source] when is_pid(Pid) ->
             Held = trunkline_share:held(Source, S#keeper.share),
-            _ = erlang:send(Pid, {held, self(), Source, Held}, [noconnect, nosuspend]),
+            ok = trunkline_inboxes:held(Pid, Source, Held),
             loop(S);
         ['$inbox_info' | Ref] when is_reference(Ref) ->
             Ref ! {Ref, show(S)},
@@ -493,9 +493,9 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Inbox = {self(), local_name(Name), Policy, {Bytes, Messages}},
-            Pid ! {register, Inbox, Work, S#keeper.stats,
-                   server(S#keeper.kind, S#keeper.consumer)},
+            Inbox = {local_name(Name), Policy, {Bytes, Messages}},
+            Server = server(S#keeper.kind, S#keeper.consumer),
+            ok = trunkline_inboxes:register_again(Pid, Inbox, Work, S#keeper.stats, Server),
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.

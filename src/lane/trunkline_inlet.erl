@@ -48,7 +48,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, resume/2, finish/1, retire/2, arrived/3]).
+-export([start_link/4, resume/2, finish/1, retire/2, arrived/3, answered/2]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged after ACK_DELAY if not before, and an inlet that is idle
@@ -149,6 +149,12 @@ retire(Inlet, Counterpart) ->
 -spec arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
 arrived(Inlet, Number, Parts) ->
     Inlet ! {arrived, Number, Parts},
+    ok.
+
+%% Servers have replied to these requests. A lane calls this when the replies have left it.
+-spec answered(pid(), [{trunkline_command:caller(), Server :: pid()}]) -> ok.
+answered(Inlet, Requests) ->
+    Inlet ! {answered, Requests},
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.

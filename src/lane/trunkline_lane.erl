@@ -1,5 +1,6 @@
 %% A lane: one process that takes messages out of its mailbox and hands them
-%% over in batches.
+%% over in batches. (This folder has the way of a small message: sender, gate, lane, inlet,
+%% receiver; and what bounds it.)
 %%
 %%     sender ── [Charge, Sender, To | Message] ──> lane ══ {batch, ...} ══> inlet
 %%       │ enter                                     │ leave                │
@@ -211,7 +212,7 @@ loop(S) ->
           when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
             Route = trunkline_route:lookup(S#lane.node),
             ok = trunkline_agent:pass_on(Route, Caller, Whose, Reply, S#lane.node),
-            Agent ! {answered, [{Caller, element(2, Whose)}]},
+            ok = trunkline_inlet:answered(Agent, [{Caller, element(2, Whose)}]),
             loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             {Charge, Entry, S1} = reply(Request, Reply, S),
@@ -384,7 +385,7 @@ mark(_, _, Entry, S) ->
 
 %% A large message leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
-    Bulk ! {parcel, {Ix, N}, Parcel},
+    ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
     {{From, Charge}, Parcels} = maps:take(N, S#lane.parcels),
     UnderWay = (S#lane.under_way)#{N => {From, Charge, S#lane.serial}},
     {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
@@ -400,7 +401,7 @@ settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate
                            #{} -> maps:get(N, Parcels)
                        end,
     _ = trunkline_gate:leave(Gate, BulkIx, Charge),
-    trunkline_gate:awaited(Gate, BulkIx) andalso (Link ! {room, BulkIx}),
+    trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
     S#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
            senders = case Senders of
                          #{Sender := 1} -> maps:remove(Sender, Senders);
@@ -471,7 +472,7 @@ before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
 left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
     case trunkline_gate:leave(Gate, Ix, Charge) < S#lane.low
         andalso trunkline_gate:awaited(Gate, Ix) of
-        true -> _ = Link ! {room, Ix}, ok;
+        true -> ok = trunkline_room:offer(Link, Ix);
         false -> ok
     end,
     S1 = tell_agents(S),
@@ -483,7 +484,7 @@ left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
 tell_agents(#lane{answered = Answered} = S) when map_size(Answered) =:= 0 ->
     S;
 tell_agents(#lane{answered = Answered} = S) ->
-    maps:foreach(fun(Agent, Requests) -> Agent ! {answered, Requests} end, Answered),
+    maps:foreach(fun trunkline_inlet:answered/2, Answered),
     S#lane{answered = #{}}.
 
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
@@ -506,7 +507,7 @@ control({timeout, Timer, {channels, What}}, #lane{channels = Channels} = S)
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
                                            under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
-    Bulk ! {done, [{Ix, N} || N <- Delivered]},
+    ok = trunkline_trunk:done(Bulk, [{Ix, N} || N <- Delivered]),
     lists:foldl(fun settle/2, S, Delivered);
 control({mode, Ref, suspend}, #lane{mode = Mode, channels = Channels} = S) ->
     %% An acknowledgement that was asked for will not come.
@@ -601,7 +602,7 @@ resumed(Expects, Acknowledged, Missing, #lane{mode = {send, {_, Bulk}}, ix = Ix,
                                       S#lane.window),
     in_flight(Window, S),
     Delivered = [N || {N, {_, _, Batch}} <- maps:to_list(UnderWay), Batch < Expects] -- Missing,
-    Delivered =:= [] orelse (Bulk ! {done, [{Ix, N} || N <- Delivered]}),
+    Delivered =:= [] orelse trunkline_trunk:done(Bulk, [{Ix, N} || N <- Delivered]),
     S1 = lists:foldl(fun settle/2, S#lane{window = Window}, Delivered),
     drained(flush(case S1#lane.channels of
                       none -> S1;

@@ -80,7 +80,10 @@ await({Inlet, Ref, Message} = S) ->
         {'DOWN', Ref, process, _, _} ->
             ok;
         {system, From, Request} ->
-            trunkline_process:system(From, Request, fun ?MODULE:await/1, S)
+            trunkline_process:system(From, Request, fun ?MODULE:await/1, S);
+        Unexpected ->
+            ok = trunkline_process:unexpected(?MODULE, Unexpected),
+            await(S)
     end.
 
 deliver(nobody, _, Inlet) ->

@@ -21,7 +21,7 @@
 
 -include("trunkline_route.hrl").
 
--export([wait/3]).
+-export([wait/3, offer/2]).
 -export([new/1, add/4, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
 
 -export_type([room/0, what/0, answer/0, lost/0]).
@@ -97,6 +97,14 @@ tell_there(Where, What) ->
     catch
         error:badarg -> ok
     end.
+
+%% --- for a lane --------------------------------------------------------------
+
+%% There is room at that level, and a sender waits for it.
+-spec offer(Link :: pid(), Level :: pos_integer()) -> ok.
+offer(Link, Ix) ->
+    Link ! {room, Ix},
+    ok.
 
 %% --- for the link -----------------------------------------------------------
 

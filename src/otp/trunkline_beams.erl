@@ -40,10 +40,12 @@
 -define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
               eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
               reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
-%% Modules that stay as they are. A task sends its result and ends at once. Its caller hears of the
-%% end by OTP's means (by monitor/3, or because the caller is not adopted), and must not hear of it
-%% before it has the result.
--define(LEFT_ALONE, ['Elixir.Task.Supervised']).
+%% Modules that stay as they are. A caller links itself to its task, and then sends it what to do; on
+%% a connection of the lanes' own that would overtake the link, and a task that has ended cannot be
+%% linked to. The task sends its result and ends at once. Its caller hears of the end by OTP's means
+%% (by monitor/3, or because the caller is not adopted), and must not hear of it before it has the
+%% result.
+-define(LEFT_ALONE, ['Elixir.Task.Supervised', 'Elixir.Task.Supervisor']).
 %% Compiler options that must be given again. All others are in the forms, or do not change what the
 %% forms mean.
 -define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
@@ -214,7 +216,7 @@ look(Module, Forms, New, Calls, Warnings) ->
           [{{Module, line(Location), what(Warning)},
             lists:flatten(trunkline_transform:format_error(Warning))}
            || {Location, _, Warning} <- Warnings]
-          ++ [{{Module, Line, MFA}, "the end of a task must not overtake its result"}
+          ++ [{{Module, Line, MFA}, "a task, its link and its end must keep their order"}
               || {Line, {erlang, send, _} = MFA} <- Calls, lists:member(Module, ?LEFT_ALONE)],
       calls => lists:usort([M || {_, {M, _, _}} <- Calls, M =/= Module])}.
 

@@ -1,3 +1,5 @@
+%% (This folder has OTP's interfaces over the core, and what puts them into existing code: the parse
+%% transform, and adopted BEAM files.)
 -module(trunkline_gen_server).
 -moduledoc "
 The functions of `gen_server` for callers, by lane.

@@ -1,4 +1,6 @@
-%% A link: the process that does everything for one peer that is not on the hot path.
+%% A link: the process that does everything for one peer that is not on the hot path. (This folder
+%% has what there is once for each peer: how peers find each other, agree, and part, and the
+%% processes that start and wire all others.)
 %%
 %% trunkline_session has the whole protocol between two links: what they say to each other, and what
 %% each does in which state. This process decides none of that. It turns messages into events, and
@@ -377,7 +379,7 @@ carry_out({say, Pid, Message}, D) ->
     say(Pid, Message, D);
 carry_out({connection, Name}, #link{speaker = Speaker, reach = Reach} = D) ->
     ok = trunkline_speaker:connection(Speaker, Name),
-    D#link{connection = Name, reach = trunkline_reach:disconnected(Reach)};
+    D#link{connection = Name, asking = none, reach = trunkline_reach:disconnected(Reach)};
 carry_out(is_gone, #link{asking = none, node = Node} = D) ->
     D#link{asking = trunkline_presence:ask(Node)};
 carry_out(is_gone, D) ->

@@ -1,13 +1,14 @@
 %% Finds out whether a node that cannot be connected has ended, or may still be there.
 %%
 %% The node's host knows. When a node has ended, epmd no longer has a node of that name, or no
-%% process listens on its port. If the host does not answer, or cannot be asked (a cluster may run
-%% without epmd, or with a distribution of its own), nothing is known, and only the time limit
-%% counts.
+%% process listens on its port. If the host does not answer, cannot be reached, or cannot be asked (a
+%% cluster may run without epmd, or with a distribution of its own), nothing is known, and only the
+%% time limit counts.
 %%
 %%     link                     a process of its own            the node's host
 %%       | -- ask -------------------> | -- the node's port? --------> |
-%%       |                             | -- connects ----------------> |
+%%       |                             | -- connects to it, or         |
+%%       |                             |    asks for all names ------> |
 %%       | <- 'DOWN', gone, unknown -- |                               |
 %%
 %% Each of these questions may take long, so a link does not ask them itself.
@@ -57,13 +58,34 @@ at_host(Name, Host, Family) ->
               end,
     case Address of
         {ok, Ip, Port, _} -> at_port(Ip, Port, Family);
-        {ok, Ip} -> registered(Epmd:port_please(Name, Ip), Ip, Family);
+        {ok, Ip} -> at_address(Epmd, Name, Ip, Family);
         _ -> unknown
     end.
 
-registered({port, Port, _}, Ip, Family) -> at_port(Ip, Port, Family);
-registered(noport, _, _) -> gone;
-registered(_, _, _) -> unknown.
+%% erl_epmd says `noport' for a host that cannot be reached, too. Only the list of all names says
+%% that epmd has been asked.
+at_address(Epmd, Name, Ip, Family) ->
+    case port_please(Epmd, Name, Ip) of
+        {port, Port, _} ->
+            at_port(Ip, Port, Family);
+        noport ->
+            case erlang:function_exported(Epmd, names, 1) andalso Epmd:names(Ip) of
+                {ok, Names} when is_list(Names) ->
+                    case lists:keymember(Name, 1, Names) of
+                        true -> unknown;
+                        false -> gone
+                    end;
+                _ -> unknown
+            end;
+        _ ->
+            unknown
+    end.
+
+port_please(Epmd, Name, Ip) ->
+    case erlang:function_exported(Epmd, port_please, 3) of
+        true -> Epmd:port_please(Name, Ip, ?TIMEOUT);
+        false -> Epmd:port_please(Name, Ip)
+    end.
 
 %% To the node this looks like a client that does not speak its protocol.
 at_port(Ip, Port, Family) ->

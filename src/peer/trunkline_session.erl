@@ -207,7 +207,7 @@
 %% ms
 -define(AGAIN, 200).               % when there was no process left
 -define(FINISH, 1000).             % to deliver what has arrived
--define(RETIRE, 2000).             % the same, when callers may wait for replies
+-define(RETIRE, 10_000).           % the same, when callers may wait for replies
 -define(FORGET, 3_600_000).        % after which a peer that is gone is forgotten
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
@@ -303,7 +303,8 @@ event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
     reconnected(set_connection(Connection, IsAudience, S));
 event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
-       Phase =:= closing, S#session.leaving =:= none ->
+       Phase =:= closing, S#session.leaving =:= none;
+       Phase =:= closing, S#session.peer =/= none ->
     say_open(hail(S#session{is_audience = IsAudience}));
 event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
     case S of

@@ -34,6 +34,7 @@
 -export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
          sweep/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
+-export([await/1]).
 
 -export_type([agent/0, tag/0, request/0]).
 
@@ -365,12 +366,24 @@ ask(Object, Label, Pid, Caller, Message, Sent) ->
     _ = erlang:send(Object, {Label, {Pid, [alias | Ref]}, Message}, [noconnect]),
     Sent(),
     ok = trunkline_process:outlive(self()),
-    Its = monitor(process, Pid),
+    await({Ref, monitor(process, Pid), Object, Caller}).
+
+%% It may take long until the server replies.
+-spec await({reference(), reference(), trunkline_command:object(), trunkline_command:caller()}) ->
+          term().
+await({Ref, Its, Object, Caller} = S) ->
     receive
-        {[alias | Ref], Reply} -> Caller ! trunkline_command:wrap({reply, Caller}, Reply);
+        {[alias | Ref], Reply} ->
+            Caller ! trunkline_command:wrap({reply, Caller}, Reply);
         {'DOWN', Ref, process, _, Reason} ->
             Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
-        {'DOWN', Its, process, _, _} -> ok
+        {'DOWN', Its, process, _, _} ->
+            ok;
+        {system, From, Request} ->
+            trunkline_process:system(From, Request, fun ?MODULE:await/1, S);
+        Unexpected ->
+            ok = trunkline_process:unexpected(?MODULE, Unexpected),
+            await(S)
     end.
 
 %% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
