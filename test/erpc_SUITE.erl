@@ -10,7 +10,7 @@
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
          end_per_group/2]).
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
-         requests/1, collections/1,
+         requests/1, collections/1, erpcs_collections/1,
          output/1]).
 -export([by_lane/1, not_started/1, order/1, behind_large/1, large_is_killed/1,
          long_mailbox/1, many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1,
@@ -19,6 +19,7 @@
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
          start_counter/0]).
+-export([mixed/1]).
 
 -define(LARGE, 1_000_000).
 %% ms: longer than a case takes.
@@ -36,7 +37,7 @@ all() -> [{group, local}, {group, plain}, {group, lanes},
 
 groups() ->
     Cases = [calls, failures, bad_arguments, timeouts, executors, casts, multicalls, requests,
-             collections, output],
+             collections, erpcs_collections, output],
     [{local, [], Cases}, {plain, [], Cases}, {lanes, [], Cases}].
 
 init_per_suite(Config) -> comparison:start(Config).
@@ -471,6 +472,31 @@ requests(Config) ->
                                 {error,
                                  ?is({error,
                                       {exception, {some, reason}, [{?MODULE, fail, 1, _}]}})}]]).
+
+%% A collection of erpc's own, to which ours add.
+erpcs_collections(Config) ->
+    Node = cluster:node_of(?config(there, Config)),
+    ?assertEqual({[one, seven, three, two],
+                  [{3, three}, {7, seven},
+                   {exit, {exception, x}, one}, {exit, {exception, y}, two}]},
+                 cluster:call(?config(a, Config), ?MODULE, mixed, [Node])).
+
+%% Runs at the node.
+mixed(Node) ->
+    C1 = erpc:send_request(Node, ?MODULE, add, [1, 2], three, erpc:reqids_new()),
+    C2 = erpc:send_request(Node, erlang, exit, [x], one, C1),
+    C3 = trunkline_erpc:send_request(Node, ?MODULE, add, [3, 4], seven, C2),
+    C4 = trunkline_erpc:send_request(Node, erlang, exit, [y], two, C3),
+    {lists:sort([Label || {_, Label} <- trunkline_erpc:reqids_to_list(C4)]),
+     lists:sort(receive_all(C4))}.
+
+receive_all(Collection) ->
+    try trunkline_erpc:receive_response(Collection, ?LONG, true) of
+        no_request -> [];
+        {Value, Label, Rest} -> [{Value, Label} | receive_all(Rest)]
+    catch
+        exit:{Reason, Label, Rest} -> [{exit, Reason, Label} | receive_all(Rest)]
+    end.
 
 %% What is opaque is compared by its labels.
 collections(Config) ->

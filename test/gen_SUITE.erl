@@ -11,10 +11,10 @@
          end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1,
          casts/1, multi_calls/1]).
--export([odd_arguments/1, names_once/1, everywhere/1, bad_nodes/1, late_replies/1,
-         mixed_collection/1, order/1, long_mailbox/1, server_dies/1, processes_killed/1,
-         node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
--export([held/3, alone/0, counting/1]).
+-export([odd_arguments/1, foreign_ids/1, names_once/1, everywhere/1, bad_nodes/1,
+         late_replies/1, mixed_collection/1, order/1, long_mailbox/1, server_dies/1,
+         processes_killed/1, node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
+-export([held/3, alone/0, counting/1, foreign/2, asked/0]).
 
 -define(NOWHERE, 'no_such_node@localhost').
 %% ms: for what is not going to take so long.
@@ -23,7 +23,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          odd_arguments, names_once, everywhere, bad_nodes, late_replies,
+          odd_arguments, foreign_ids, names_once, everywhere, bad_nodes, late_replies,
           mixed_collection, order, long_mailbox, server_dies, processes_killed, node_goes,
           not_alive, stopped_host, asked_while_down].
 
@@ -716,6 +716,118 @@ odd_table(gen_event, _, To, _) ->
      {delete_handler, fun(_) -> [To, Two, {just, x}] end},
      {swap_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end},
      {swap_sup_handler, fun(_) -> [To, {no_such_handler, x}, {no_such_handler, y}] end}].
+
+%% Requests that have not been answered, in the hands of another module than the one that made them:
+%% of OTP's or ours, for servers or for functions. Ours do with every id and collection what OTP's
+%% do with OTP's. OTP's do not know an id that went by lane: they say what they say of anything that
+%% is no id, which is mostly badarg, and sometimes timeout. (With a collection of ours OTP's may be
+%% content, as long as nothing is answered, and so may our modules that are for something else.)
+foreign_ids(Config) ->
+    A = ?config(a, Config),
+    [begin
+         At = ?config(There, Config),
+         Silent = cluster:call(At, erlang, spawn, [timer, sleep, [infinity]]),
+         Asked = cluster:call(At, erlang, spawn, [?MODULE, asked, []]),
+         {Compared, Different} = cluster:call(A, ?MODULE, foreign, [Silent, There =:= lanes]),
+         ct:log("~p: ~b were compared", [There, Compared]),
+         ?assertEqual({There, []}, {There, Different}),
+         %% And nothing has happened to them.
+         Makers = [gen_server, gen_statem, trunkline, trunkline_gen_server, trunkline_gen_statem],
+         [?assertEqual({There, Maker, Taker, {{reply, answer}, []}},
+                       {There, Maker, Taker,
+                        cluster:call(A, fun() -> through_all_hands(Maker, Taker, Asked) end)})
+          || Maker <- Makers, Taker <- Makers -- [gen_server, gen_statem]]
+     end || There <- [a, plain, lanes]].
+
+%% Runs at the node. How many there were, and those that ended otherwise than they may:
+%% {Maker, Function, Taker, how they may end, how it has ended}
+foreign(Silent, IsByLane) ->
+    Ours = [trunkline_erpc | [M || Kind <- kinds(), M <- ours(Kind)]],
+    Compared = [{Maker, Use, Taker, may_end(Maker, Use, Taker, Silent, IsByLane),
+                 ended_with_id(Maker, Use, Taker, Silent)}
+                || {Takers, Makers} <- [{Ours, [erpc | kinds()] ++ Ours}, {[erpc | kinds()], Ours}],
+                   Taker <- Takers, Maker <- Makers, Use <- uses()],
+    {length(Compared), [C || {_, _, _, May, Ended} = C <- Compared, not lists:member(Ended, May)]}.
+
+may_end(Maker, {How, Name} = Use, Taker, Silent, IsByLane) ->
+    AsOtp = ended_with_id(otps(Maker), Use, otps(Taker), Silent),
+    Bad = {error, case otps(Taker) of erpc -> {erpc, badarg}; _ -> badarg end},
+    IsOtp = otps(Taker) =:= Taker,
+    case is_ours(Maker) of
+        true when How =:= one, IsByLane, IsOtp ->
+            NoId = ended_with(Taker, Name, one, {no, id}),
+            true = lists:member(NoId, [Bad, {ok, timeout}]),
+            [NoId];
+        true when How =:= collection, IsOtp -> [AsOtp, Bad];
+        true when How =:= collection -> [AsOtp | [Bad || is_erpc(Maker) =/= is_erpc(Taker)]];
+        _ -> [AsOtp]
+    end.
+
+is_ours(Module) -> otps(Module) =/= Module.
+
+is_erpc(Module) -> otps(Module) =:= erpc.
+
+kinds() -> [gen_server, gen_statem, gen_event, gen].
+
+otps(trunkline_erpc) -> erpc;
+otps(Module) -> hd([Kind || Kind <- kinds(), lists:member(Module, ours(Kind))] ++ [Module]).
+
+uses() ->
+    [{How, Function} || How <- [one, collection],
+                        Function <- [wait_response, receive_response, check_response]].
+
+%% In a process that has asked nothing else.
+ended_with_id(Maker, {How, Name}, Taker, Silent) ->
+    {Pid, Ref} = spawn_monitor(fun() ->
+                                       Id = unanswered(How, Maker, Silent),
+                                       exit({ended, ended_with(Taker, Name, How, Id)})
+                               end),
+    receive
+        {'DOWN', Ref, process, Pid, {ended, End}} -> End;
+        {'DOWN', Ref, process, Pid, Reason} -> {killed, Reason}
+    after ?LONG ->
+            exit(Pid, kill),
+            blocks
+    end.
+
+unanswered(one, M, Silent) when M =:= erpc; M =:= trunkline_erpc ->
+    M:send_request(node(Silent), timer, sleep, [?LONG]);
+unanswered(one, M, Silent) ->
+    request(M, Silent, x);
+unanswered(collection, M, Silent) when M =:= erpc; M =:= trunkline_erpc ->
+    M:send_request(node(Silent), timer, sleep, [?LONG], label, M:reqids_new());
+unanswered(collection, M, Silent) ->
+    request(M, Silent, x, label, M:reqids_new()).
+
+ended_with(Module, Name, How, Id) ->
+    Args = case Name of
+               check_response -> [unrelated, Id];
+               _ -> [Id, 0]
+           end ++ [true || How =:= collection],
+    try {ok, apply(Module, Name, Args)}
+    catch Class:Reason -> {Class, Reason}
+    end.
+
+%% The answer, and what is in the mailbox then.
+through_all_hands(Maker, Last, Asked) ->
+    {Pid, Ref} =
+        spawn_monitor(fun() ->
+                              Id = Maker:send_request(Asked, x),
+                              [ended_with(M, Name, one, Id)
+                               || Kind <- kinds(), M <- [erpc, trunkline_erpc, Kind | ours(Kind)],
+                                  Name <- [wait_response, check_response]],
+                              Asked ! go,
+                              Response = Last:receive_response(Id, ?LONG),
+                              exit({ended, {Response, mail(5)}})
+                      end),
+    receive {'DOWN', Ref, process, Pid, {ended, End}} -> End;
+            {'DOWN', Ref, process, Pid, Reason} -> {killed, Reason} end.
+
+%% A server that answers when it is told to.
+asked() ->
+    receive
+        {'$gen_call', From, x} -> receive go -> gen_server:reply(From, answer) end, asked()
+    end.
 
 %% A name is looked up once: a second answer could be another one. (Also where there are inboxes,
 %% which may refuse a call.)

@@ -10,7 +10,8 @@ and to this one, are what `erpc` sends.
 As with `erpc`, giving up does not stop the execution. A result that comes too late is dropped
 before it reaches the mailbox. A caller waits for room in the lane, and a call's time includes that.
 
-A request id of this module is for its functions alone. Ids of `erpc` are taken here, too.
+A request id of this module is for its functions alone. Ids and collections of `erpc` are taken
+here, too.
 
 The error is `{erpc, badarg}` for an argument that is not right, in every function.
 
@@ -40,7 +41,7 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
--dialyzer({no_improper_lists, [ask/6, await/2]}).
+-dialyzer({no_improper_lists, [ask/6, await/2, known/2]}).
 %% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
            [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
@@ -638,11 +639,15 @@ The ids of a collection, each with its label.
 -doc #{since => <<"0.5.0">>}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(Collection) when is_map(Collection) ->
-    List = trunkline_reqids:to_list(Collection),
+    List = [known(Id, Label) || {Id, Label} <- trunkline_reqids:to_list(Collection)],
     ok = ?NAMED([Collection], lists:foreach(fun({Id, _}) -> reference(Id) end, List)),
     List;
 reqids_to_list(Collection) ->
     ?BAD([Collection]).
+
+%% An entry of a collection. One of erpc's own has the half of the id beside the label.
+known(Ref, [Mark | Label]) when is_reference(Ref), is_reference(Mark) -> {[Mark | Ref], Label};
+known(Id, Label) -> {Id, Label}.
 
 %% The reference in the answers to a request.
 reference({Ref, _} = Id) when ?IS_BY_LANE(Id) -> Ref;
@@ -699,7 +704,8 @@ raise(exit, Reason) -> exit(Reason);
 raise(error, Reason) -> error(Reason).
 
 of_collection({Message, Ref}, Collection, Delete, Wrap) ->
-    {Id, Label, Rest} = trunkline_reqids:take(Ref, Collection, Delete),
+    {Id0, Label0, Rest} = trunkline_reqids:take(Ref, Collection, Delete),
+    {Id, Label} = known(Id0, Label0),
     Ref = reference(Id),
     case outcome(Message, Id) of
         {ok, Value} -> {Wrap(Value), Label, Rest};
