@@ -7,26 +7,24 @@
 
 -export([all/0, suite/0]).
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
-         monitors_go_on/1, all_go_on/1, all_peers/1,
-         nothing_to_drain/1, just_connected/1, stays/1, started_anew/1, stands_still/1, connections/1,
-         peer_killed/1, peer_stops/1, link_killed/1, peers_link_killed/1, stopped_under_load/1,
-         stopped_under_flood/1, stopped_while_opening/1, stopped_after_crash/1,
-         stopped_while_down/1,
-         refusals_are_no_progress/1, full_lanes/1, senders_wait/1, busy_connection/1, nobody_misses/1,
-         one_patience/1, late_answer/1, never_refused/1]).
+         monitors_go_on/1, all_go_on/1, all_peers/1, nothing_to_drain/1, just_connected/1, stays/1,
+         started_anew/1, stands_still/1, connections/1, peer_killed/1, peer_stops/1, link_killed/1,
+         peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
+         stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
+         senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
+         never_refused/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die, monitors_go_on, all_go_on, all_peers,
-          nothing_to_drain, just_connected, stays, started_anew, stands_still, connections,
-          peer_killed, peer_stops, link_killed, peers_link_killed, stopped_under_load, stopped_under_flood,
-          stopped_while_opening,
-          stopped_after_crash, stopped_while_down,
-          refusals_are_no_progress, full_lanes, senders_wait, busy_connection, nobody_misses,
-          one_patience, late_answer, never_refused].
+all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die,
+          monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected, stays,
+          started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
+          peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
+          stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
+          senders_wait, busy_connection, nobody_misses, one_patience, late_answer, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -41,8 +39,11 @@ under_load(_) ->
               streams:flowing(Loads, ?DEADLINE),
               ?assertEqual(ok, drain(At, Other)),
               streams:flowing(Loads, ?DEADLINE),
-              cluster:await(fun() -> lists:all(fun({Old, New}) -> New > Old end,
-                                               lists:zip(Before, [fallbacks(At, Other), fallbacks(Other, At)])) end),
+              cluster:await(
+                fun() ->
+                        lists:all(fun({Old, New}) -> New > Old end,
+                                  lists:zip(Before, [fallbacks(At, Other), fallbacks(Other, At)]))
+                end),
               ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
               no_loss(A, B),
               reconnect(A, B),
@@ -56,7 +57,8 @@ both_at_once(_) ->
       fun(_) ->
               Loads = loads(A, B),
               Self = self(),
-              Pids = [spawn_link(fun() -> Self ! {self(), drain(X, Y)} end) || {X, Y} <- [{A, B}, {B, A}]],
+              Pids = [spawn_link(fun() -> Self ! {self(), drain(X, Y)} end)
+                      || {X, Y} <- [{A, B}, {B, A}]],
               ?assertEqual([ok, ok], [receive {Pid, Result} -> Result end || Pid <- Pids]),
               [?assertMatch(#{state := drained}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
               streams:flowing(Loads, ?DEADLINE),
@@ -66,24 +68,34 @@ both_at_once(_) ->
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 
-%% Small and large messages, casts, calls and multicasts of the same senders, before, during and after.
+%% Small and large messages, casts, calls and multicasts of the same senders, before, during and
+%% after.
 all_forms(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     lists:foreach(
       fun(Round) ->
               Receivers = [R1, R2] = cluster:call(B, traffic, start_receivers, [2]),
-              Once = [{send, R1, 20}, {multicast, Receivers, 300}, {send, R2, 70_000}, {cast, R1, 100}, {call, R1, 30},
-                      {multicast, Receivers, 80_000}, {send, R1, 200_000}, {request, R2, 10}, {cast, R2, 7}, {retry, R1, 100}],
+              Once = [{send, R1, 20}, {multicast, Receivers, 300}, {send, R2, 70_000},
+                      {cast, R1, 100}, {call, R1, 30}, {multicast, Receivers, 80_000},
+                      {send, R1, 200_000}, {request, R2, 10}, {cast, R2, 7}, {retry, R1, 100}],
               Script = lists:append(lists:duplicate(20, Once)),
               Self = self(),
-              Player = spawn_link(fun() -> Self ! {self(), cluster:call(A, traffic, play_all, [[{Id, Script} || Id <- [1, 2, 3]]])} end),
+              Player = spawn_link(fun() ->
+                                          Self ! {self(),
+                                                  cluster:call(A, traffic, play_all,
+                                                               [[{Id, Script} || Id <- [1, 2, 3]]])}
+                                  end),
               cluster:await(fun() -> cluster:call(B, traffic, count, [R1]) > 20 * Round end),
               ?assertEqual(ok, drain(A, B)),
               receive {Player, Ends} -> ?assertEqual([normal, normal, normal], Ends) end,
               lists:foreach(
                 fun(R) ->
-                        Numbers = [N || {N, {_, To, _}} <- lists:enumerate(Script), To =:= R orelse is_list(To)],
-                        cluster:await(fun() -> cluster:call(B, traffic, count, [R]) =:= 3 * length(Numbers) end),
+                        Numbers = [N || {N, {_, To, _}} <- lists:enumerate(Script),
+                                        To =:= R orelse is_list(To)],
+                        cluster:await(
+                          fun() ->
+                                  cluster:call(B, traffic, count, [R]) =:= 3 * length(Numbers)
+                          end),
                         Got = cluster:call(B, traffic, received, [R]),
                         [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2, 3]]
                 end, Receivers),
@@ -98,15 +110,17 @@ large(_) ->
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     NodeB = cluster:node_of(B),
     N = 60,
-    ok = cluster:call(A, fun() ->
-                                 Payload = binary:copy(<<"x">>, 2_000_000),
-                                 Pids = [spawn_monitor(fun() -> [trunkline:send(To, {from, Id, I, Payload}) || I <- lists:seq(1, N)] end)
-                                         || Id <- [1, 2]],
-                                 await_pending(NodeB),
-                                 ok = trunkline:drain(NodeB),
-                                 [receive {'DOWN', R, process, P, normal} -> ok end || {P, R} <- Pids],
-                                 ok
-                         end),
+    ok = cluster:call(
+           A, fun() ->
+                      Payload = binary:copy(<<"x">>, 2_000_000),
+                      Pids = [spawn_monitor(fun() -> [trunkline:send(To, {from, Id, I, Payload})
+                                                      || I <- lists:seq(1, N)] end)
+                              || Id <- [1, 2]],
+                      await_pending(NodeB),
+                      ok = trunkline:drain(NodeB),
+                      [receive {'DOWN', R, process, P, normal} -> ok end || {P, R} <- Pids],
+                      ok
+              end),
     cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
                                #{1 := {N, N, []}, 2 := {N, N, []}} -> true;
                                Other -> Other
@@ -116,7 +130,11 @@ large(_) ->
 
 %% Or they have been sent already, which is too much to ask for, but not wrong.
 await_pending(Node) ->
-    cluster:await(fun() -> #{large := #{pending_messages := N, messages := Sent}} = trunkline:info(Node), N + Sent > 0 end).
+    cluster:await(fun() ->
+                          #{large := #{pending_messages := N, messages := Sent}} =
+                              trunkline:info(Node),
+                          N + Sent > 0
+                  end).
 
 %% Whoever waits for a reply gets it, however late, and whatever its size.
 requests_answered(_) ->
@@ -126,23 +144,41 @@ requests_answered(_) ->
               NodeB = cluster:node_of(B),
               Large = binary:copy(<<"reply">>, 100_000),
               {ok, Server} = cluster:call(B, server, start, [gen_server]),
-              Waiting = cluster:call(
-                          A, fun() ->
-                                     [spawn(fun() -> receive_and_keep(traffic:attempt(Fun)) end)
-                                      || Fun <- [fun() -> trunkline:call(Server, {echo_told, small, self()}, infinity) end,
-                                                 fun() -> trunkline:call({test_gen_server, NodeB}, {echo_told, Large, self()}, infinity) end,
-                                                 fun() -> trunkline_erpc:call(NodeB, drain_SUITE, late, [small]) end,
-                                                 fun() -> trunkline_erpc:call(NodeB, drain_SUITE, late, [Large]) end]]
-                             end),
-              Holding = fun() -> cluster:call(B, fun() -> [Pid || Pid <- processes(), {current_function, F} <- [process_info(Pid, current_function)],
-                                                                  F =:= {server, hold, 1} orelse F =:= {?MODULE, late, 1}] end) end,
+              Waiting =
+                  cluster:call(
+                    A,
+                    fun() ->
+                            [spawn(fun() -> receive_and_keep(traffic:attempt(Fun)) end)
+                             || Fun <-
+                                    [fun() -> trunkline:call(Server, {echo_told, small, self()},
+                                                             infinity) end,
+                                     fun() ->
+                                             trunkline:call({test_gen_server, NodeB},
+                                                            {echo_told, Large, self()}, infinity)
+                                     end,
+                                     fun() ->
+                                             trunkline_erpc:call(NodeB, drain_SUITE, late, [small])
+                                     end,
+                                     fun() ->
+                                             trunkline_erpc:call(NodeB, drain_SUITE, late, [Large])
+                                     end]]
+                    end),
+              Holding = fun() ->
+                                cluster:call(
+                                  B, fun() -> [Pid || Pid <- processes(),
+                                                      {current_function, F} <-
+                                                          [process_info(Pid, current_function)],
+                                                      F =:= {server, hold, 1}
+                                                          orelse F =:= {?MODULE, late, 1}] end)
+                        end,
               cluster:await(fun() -> length(Holding()) =:= 4 end),
               ?assertEqual(ok, drain(At, Other)),
               Told = Holding(),
               ?assertEqual(4, length(Told)),
               cluster:call(B, fun() -> [Pid ! go || Pid <- Told], ok end),
               Got = fun() -> [cluster:call(A, fun() -> ask(Pid) end) || Pid <- Waiting] end,
-              ?assertEqual([{ok, small}, {ok, Large}, {ok, {late, small}}, {ok, {late, Large}}], Got()),
+              ?assertEqual([{ok, small}, {ok, Large}, {ok, {late, small}}, {ok, {late, Large}}],
+                           Got()),
               no_loss(A, B),
               ok = cluster:call(B, server, stop_all, []),
               reconnect(A, B)
@@ -166,24 +202,36 @@ servers_die(_) ->
     lists:foreach(
       fun({At, Other, Ends, Expected}) ->
               {ok, Server} = cluster:call(B, server, start, [gen_server]),
-              Caller = cluster:call(A, fun() ->
-                                               spawn(fun() -> receive_and_keep(traffic:attempt(fun() -> trunkline:call(Server, {wait, x}, infinity) end)) end)
-                                       end),
-              cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 1 end),
+              Caller =
+                  cluster:call(
+                    A, fun() ->
+                               spawn(fun() ->
+                                             receive_and_keep(
+                                               traffic:attempt(
+                                                 fun() ->
+                                                         trunkline:call(Server, {wait, x}, infinity)
+                                                 end))
+                                     end)
+                       end),
+              cluster:await(fun() ->
+                                    cluster:call(B, gen_server, call, [Server, waiting]) =:= 1
+                            end),
               ?assertEqual(ok, drain(At, Other)),
               Ends(Server),
               {exit, {Reason, {trunkline, call, _}}} = cluster:call(A, fun() -> ask(Caller) end),
               ?assertEqual(Expected, Reason),
               ok = cluster:call(B, server, stop_all, []),
               reconnect(A, B)
-      end, [{At, Other, Ends, Expected}
-            || {At, Other} <- [{A, B}, {B, A}],
-               {Ends, Expected} <- [{fun(Server) -> cluster:call(B, erlang, exit, [Server, kill]) end, killed},
-                                    {fun(_) -> cluster:call(A, erlang, disconnect_node, [NodeB]) end, {nodedown, NodeB}},
-                                    {fun(Server) -> cluster:call(B, cluster, stop_trunkline, []),
-                                                    cluster:call(B, cluster, start_trunkline, [[]]),
-                                                    cluster:await_up(A, B),
-                                                    cluster:call(B, erlang, exit, [Server, late]) end, late}]]),
+      end,
+      [{At, Other, Ends, Expected}
+       || {At, Other} <- [{A, B}, {B, A}],
+          {Ends, Expected} <-
+              [{fun(Server) -> cluster:call(B, erlang, exit, [Server, kill]) end, killed},
+               {fun(_) -> cluster:call(A, erlang, disconnect_node, [NodeB]) end, {nodedown, NodeB}},
+               {fun(Server) -> cluster:call(B, cluster, stop_trunkline, []),
+                               cluster:call(B, cluster, start_trunkline, [[]]),
+                               cluster:await_up(A, B),
+                               cluster:call(B, erlang, exit, [Server, late]) end, late}]]),
     cluster:stop_all([A, B]).
 
 %% What was monitored by lane before is monitored still.
@@ -192,19 +240,28 @@ monitors_go_on(_) ->
     NodeB = cluster:node_of(B),
     lists:foreach(
       fun({At, Other}) ->
-              Caller = cluster:call(A, fun() -> spawn(fun() -> receive_and_keep(monitored(NodeB)) end) end),
-              cluster:await(fun() -> cluster:call(A, fun() -> element(2, process_info(Caller, messages)) end) =:= [ready] end),
+              Caller = cluster:call(
+                         A, fun() -> spawn(fun() -> receive_and_keep(monitored(NodeB)) end) end),
+              cluster:await(
+                fun() ->
+                        cluster:call(A, fun() -> element(2, process_info(Caller, messages)) end)
+                            =:= [ready]
+                end),
               ?assertEqual(ok, drain(At, Other)),
               cluster:call(A, fun() -> Caller ! go_on end),
-              ?assertEqual([bye, killed, taken_back, noproc, noconnection], cluster:call(A, fun() -> ask(Caller) end)),
-              cluster:await(fun() -> not lists:member(NodeB, cluster:call(A, erlang, nodes, [connected])) end),
+              ?assertEqual([bye, killed, taken_back, noproc, noconnection],
+                           cluster:call(A, fun() -> ask(Caller) end)),
+              cluster:await(
+                fun() -> not lists:member(NodeB, cluster:call(A, erlang, nodes, [connected])) end),
               reconnect(A, B)
       end, [{A, B}, {B, A}]),
     cluster:stop_all([A, B]).
 
 %% How they end, the last one with the connection.
 monitored(Node) ->
-    Loop = fun Loop() -> receive {exit, Reason} -> exit(Reason); {tell, Pid} -> Pid ! ready, Loop() end end,
+    Loop = fun Loop() ->
+                   receive {exit, Reason} -> exit(Reason); {tell, Pid} -> Pid ! ready, Loop() end
+           end,
     [P1, P2, P3, P4] = Pids = [spawn(Node, Loop) || _ <- [1, 2, 3, 4]],
     [R1, R2, R3, R4] = [trunkline:monitor(Pid) || Pid <- Pids],
     trunkline:send(P4, {tell, self()}),            % by the same lane: all are monitored
@@ -222,18 +279,29 @@ monitored(Node) ->
     true = erlang:disconnect_node(Node),
     Bye ++ [Taken, Nobody, Down(R4, P4)].
 
-%% Whoever takes leave, and however: 200 monitors and 50 requests go on. Nothing comes of it, and later
-%% each brings one message, after all that the same process has sent before.
+%% Whoever takes leave, and however: 200 monitors and 50 requests go on. Nothing comes of it, and
+%% later each brings one message, after all that the same process has sent before.
 all_go_on(_) ->
     {A, B} = cluster:pair([{lanes, 3}]),
     lists:foreach(
       fun({How, At, Other}) ->
-              Servers = cluster:call(B, fun() -> [spawn(?MODULE, answering, [[]]) || _ <- lists:seq(1, 200)] end),
+              Servers = cluster:call(
+                          B,
+                          fun() -> [spawn(?MODULE, answering, [[]]) || _ <- lists:seq(1, 200)] end),
               {Asked, _} = lists:split(5, Servers),
-              Watcher = cluster:call(A, fun() -> spawn(?MODULE, watching, [Servers, Asked, 10]) end),
-              Tell = fun(Pids, What) -> cluster:call(B, fun() -> [Pid ! What || Pid <- Pids], ok end) end,
+              Watcher = cluster:call(A,
+                                     fun() -> spawn(?MODULE, watching, [Servers, Asked, 10]) end),
+              Tell = fun(Pids, What) ->
+                             cluster:call(B, fun() -> [Pid ! What || Pid <- Pids], ok end)
+                     end,
               Got = fun() -> cluster:call(A, fun() -> ask(Watcher) end) end,
-              cluster:await(fun() -> cluster:call(B, fun() -> lists:all(fun(Pid) -> Pid ! {requests, self()}, receive {Pid, N} -> N =:= 10 end end, Asked) end) end),
+              cluster:await(
+                fun() ->
+                        cluster:call(B, fun() -> lists:all(fun(Pid) ->
+                                                                   Pid ! {requests, self()},
+                                                                   receive {Pid, N} -> N =:= 10 end
+                                                           end, Asked) end)
+                end),
               cluster:await(fun() -> length(Got()) =:= 200 end),             % each has said hello
               case How of
                   drain ->
@@ -241,35 +309,51 @@ all_go_on(_) ->
                   _ ->
                       ok = cluster:call(At, cluster, stop_trunkline, [])
               end,
-              How =:= stop_start andalso (ok = cluster:call(At, cluster, start_trunkline, [[{lanes, 2}]])),
+              How =:= stop_start
+                  andalso (ok = cluster:call(At, cluster, start_trunkline, [[{lanes, 2}]])),
               How =:= stop_start andalso cluster:await_up(A, B),
               Tell(Asked, answer),
               cluster:await(fun() -> length([N || {reply, N} <- Got()]) =:= 50 end),
               ?assertEqual([], [Down || {down, _, _} = Down <- Got()]),
-              %% On a loaded machine a stop may seem to meet a node that does not respond. Then the monitors move, one by
-              %% one, and why a process has ended before that is not known (noproc).
-              cluster:await(fun() -> cluster:call(B, fun() -> [] =:= [Pid || Pid <- Servers, process_info(Pid, monitored_by) =:= {monitored_by, []}] end) end),
+              %% On a loaded machine a stop may seem to meet a node that does not respond. Then the
+              %% monitors move, one by one, and why a process has ended before that is not known
+              %% (noproc).
+              cluster:await(
+                fun() ->
+                        cluster:call(B, fun() -> [] =:= [Pid || Pid <- Servers,
+                                                                process_info(Pid, monitored_by)
+                                                                    =:= {monitored_by, []}] end)
+                end),
               Tell(Servers, {exit, bye}),
-              cluster:await(fun() -> case length([x || {down, _, _} <- Got()]) of 200 -> true; N -> N end end),
+              cluster:await(
+                fun() -> case length([x || {down, _, _} <- Got()]) of 200 -> true; N -> N end end),
               All = Got(),
-              ?assertEqual([{down, N, bye} || N <- lists:seq(1, 200)], lists:sort([Down || {down, _, _} = Down <- All])),
+              ?assertEqual([{down, N, bye} || N <- lists:seq(1, 200)],
+                           lists:sort([Down || {down, _, _} = Down <- All])),
               lists:foreach(fun(Server) ->
-                                    {Replies, Sent} = lists:partition(fun({reply, _}) -> true; (_) -> false end,
-                                                                      [what(X) || X <- All, Server =:= whose(X)]),
+                                    {Replies, Sent} =
+                                        lists:partition(fun({reply, _}) -> true; (_) -> false end,
+                                                        [what(X) || X <- All, Server =:= whose(X)]),
                                     Requests = [N || Server =< 5, N <- lists:seq(1, 10)],
-                                    ?assertEqual([hello] ++ [{before, N} || N <- Requests] ++ [1, 2, 3, 4, 5, down], Sent),
+                                    ?assertEqual([hello] ++ [{before, N} || N <- Requests]
+                                                 ++ [1, 2, 3, 4, 5, down], Sent),
                                     ?assertEqual([{reply, N} || N <- Requests], Replies)
                             end, lists:seq(1, 200)),
               %% A reply comes after what its server has sent before.
               Places = maps:from_list([{X, Place} || {Place, X} <- lists:enumerate(All)]),
-              [?assert(maps:get({before, N}, Places) < maps:get({reply, N}, Places)) || N <- lists:seq(1, 50)],
+              [?assert(maps:get({before, N}, Places) < maps:get({reply, N}, Places))
+               || N <- lists:seq(1, 50)],
               How =:= stop andalso (ok = cluster:call(At, cluster, start_trunkline, [[]])),
               How =:= drain andalso reconnect(A, B),
               cluster:await_up(A, B)
       end, [{How, At, Other} || How <- [drain, stop, stop_start], {At, Other} <- [{A, B}, {B, A}]]),
     %% Nobody waits any more: nothing is left of sessions that have ended.
-    [cluster:await(fun() -> #{inlets := Inlets} = cluster:call(X, trunkline_peers, lookup, [cluster:node_of(Y)]),
-                            case cluster:call(X, cluster, by_module, [trunkline_inlet]) -- Inlets of [] -> true; More -> More end end)
+    [cluster:await(fun() -> #{inlets := Inlets} =
+                                cluster:call(X, trunkline_peers, lookup, [cluster:node_of(Y)]),
+                            case cluster:call(X, cluster, by_module, [trunkline_inlet]) -- Inlets of
+                                [] -> true;
+                                More -> More
+                            end end)
      || {X, Y} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
@@ -293,8 +377,10 @@ answering(Requests) ->
             Pid ! {self(), length(Requests) - 1},
             answering(Requests);
         answer ->
-            {Asked, [{Number, Watcher}]} = lists:partition(fun({From, _}) -> is_tuple(From) end, Requests),
-            [begin trunkline:send(Watcher, {before, N}), gen_server:reply(From, N) end || {From, N} <- lists:keysort(2, Asked)],
+            {Asked, [{Number, Watcher}]} =
+                lists:partition(fun({From, _}) -> is_tuple(From) end, Requests),
+            [begin trunkline:send(Watcher, {before, N}), gen_server:reply(From, N) end
+             || {From, N} <- lists:keysort(2, Asked)],
             answering([{Number, Watcher}]);
         {exit, Reason} ->
             {Number, Watcher} = lists:last(Requests),
@@ -306,7 +392,8 @@ answering(Requests) ->
 watching(Servers, Asked, N) ->
     Refs = maps:from_list([{trunkline:monitor(S), I} || {I, S} <- lists:enumerate(Servers)]),
     [trunkline:send(S, {hello, I, self()}) || {I, S} <- lists:enumerate(Servers)],
-    Ids = [trunkline:send_request(S, (I - 1) * N + K) || {I, S} <- lists:enumerate(Asked), K <- lists:seq(1, N)],
+    Ids = [trunkline:send_request(S, (I - 1) * N + K)
+           || {I, S} <- lists:enumerate(Asked), K <- lists:seq(1, N)],
     watch(Refs, Ids, []).
 
 watch(Refs, Ids, Got) ->
@@ -321,7 +408,8 @@ watch(Refs, Ids, Got) ->
         {from, _, _} = Message ->
             watch(Refs, Ids, [Message | Got]);
         Message ->
-            case lists:search(fun(Id) -> trunkline:check_response(Message, Id) =/= no_reply end, Ids) of
+            case lists:search(fun(Id) -> trunkline:check_response(Message, Id) =/= no_reply end,
+                              Ids) of
                 {value, Id} ->
                     case trunkline:check_response(Message, Id) of
                         {reply, N} -> watch(Refs, Ids, [{reply, N} | Got]);
@@ -346,7 +434,11 @@ all_peers(_) ->
 nothing_to_drain(_) ->
     [A, B] = cluster:start_all([[], none]),
     NodeB = cluster:node_of(B),
-    Drain = fun(Args) -> cluster:call(A, fun() -> try apply(trunkline, drain, Args) catch Class:Reason -> {Class, Reason} end end) end,
+    Drain = fun(Args) ->
+                    cluster:call(A, fun() -> try apply(trunkline, drain, Args)
+                                             catch Class:Reason -> {Class, Reason}
+                                             end end)
+            end,
     ?assertEqual({error, noconnection}, Drain(['nobody@nowhere'])),
     ?assertEqual({error, noconnection}, Drain([NodeB])),
     ?assertEqual(ok, Drain([])),
@@ -389,11 +481,12 @@ just_connected(_) ->
               true = cluster:call(A, erlang, disconnect_node, [NodeB]),
               cluster:await_state(A, B, down),
               cluster:await_state(B, A, down),
-              ?assertEqual(ok, cluster:call(A, fun() ->
-                                                       true = net_kernel:connect_node(NodeB),
-                                                       _ = [erlang:yield() || _ <- lists:seq(1, 5 * Round)],
-                                                       trunkline:drain(NodeB)
-                                               end)),
+              ?assertEqual(
+                 ok, cluster:call(A, fun() ->
+                                             true = net_kernel:connect_node(NodeB),
+                                             _ = [erlang:yield() || _ <- lists:seq(1, 5 * Round)],
+                                             trunkline:drain(NodeB)
+                                     end)),
               cluster:await_state(B, A, greeting),
               plain(A, B)
       end, lists:seq(1, 30)),
@@ -406,20 +499,27 @@ stays(_) ->
     cluster:await_state(B, A, greeting),
     plain(A, B),
     ?assertEqual([{error, drained}, {error, no_trunkline}],
-                 [cluster:call(X, trunkline, await_up, [cluster:node_of(Y), 0]) || {X, Y} <- [{A, B}, {B, A}]]),
+                 [cluster:call(X, trunkline, await_up, [cluster:node_of(Y), 0])
+                  || {X, Y} <- [{A, B}, {B, A}]]),
     [cluster:call(X, logger, set_primary_config, [level, none]) || X <- [A, B]],
     lists:foreach(
       fun({At, Other, Which}) ->
-              Find = fun() -> [cluster:call(At, ?MODULE, find, [W, cluster:node_of(Other)]) || W <- [Which, link]] end,
+              Find = fun() ->
+                             [cluster:call(At, ?MODULE, find, [W, cluster:node_of(Other)])
+                              || W <- [Which, link]]
+                     end,
               [_, OldLink] = Find(),
               Old = cluster:call(At, ?MODULE, kill, [Which, cluster:node_of(Other)]),
               %% With all but trunkline_links the link goes too.
-              cluster:await(fun() -> [New, Link] = Find(),
-                                     is_pid(New) andalso New =/= Old
-                                         andalso is_pid(Link) andalso (Link =/= OldLink orelse Which =:= trunkline_links) end),
+              cluster:await(fun() ->
+                                    [New, Link] = Find(),
+                                    is_pid(New) andalso New =/= Old andalso is_pid(Link)
+                                        andalso (Link =/= OldLink orelse Which =:= trunkline_links)
+                            end),
               cluster:await_state(B, A, greeting),
               plain(A, B)
-      end, [{At, Other, Which} || Which <- [link, trunkline_links, link, trunkline_link_sup, link], {At, Other} <- [{A, B}, {B, A}]]),
+      end, [{At, Other, Which} || Which <- [link, trunkline_links, link, trunkline_link_sup, link],
+                                  {At, Other} <- [{A, B}, {B, A}]]),
     reconnect(A, B),
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
@@ -440,13 +540,16 @@ find(Name, _) ->
 
 %% Neither side has lanes, and messages and calls arrive.
 plain(A, B) ->
-    lists:foreach(fun({From, To}) ->
-                          [Receiver] = cluster:call(To, traffic, start_watchers, [1]),
-                          [normal] = cluster:call(From, traffic, play_all, [[{1, [{send, Receiver, 10}, {call, Receiver, 10}]}]]),
-                          ?assertMatch(#{1 := {2, 2, []}}, cluster:call(To, traffic, summary, [Receiver]))
-                  end, [{A, B}, {B, A}]),
+    lists:foreach(
+      fun({From, To}) ->
+              [Receiver] = cluster:call(To, traffic, start_watchers, [1]),
+              [normal] = cluster:call(From, traffic, play_all,
+                                      [[{1, [{send, Receiver, 10}, {call, Receiver, 10}]}]]),
+              ?assertMatch(#{1 := {2, 2, []}}, cluster:call(To, traffic, summary, [Receiver]))
+      end, [{A, B}, {B, A}]),
     ?assertMatch(#{state := drained}, info(A, B)),
-    cluster:await_state(B, A, greeting).          % it may have been in it before, and may be told only now
+    %% It may have been in it before, and may be told only now.
+    cluster:await_state(B, A, greeting).
 
 %% Trunkline at either node: that ends it.
 started_anew(_) ->
@@ -466,8 +569,8 @@ started_anew(_) ->
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
 
-%% A peer that stands still: a drain returns, and senders do not wait for it. The drain goes on when the
-%% peer does, nothing is lost, and what is sent from then on overtakes nothing.
+%% A peer that stands still: a drain returns, and senders do not wait for it. The drain goes on when
+%% the peer does, nothing is lost, and what is sent from then on overtakes nothing.
 stands_still(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     NodeB = cluster:node_of(B),
@@ -475,7 +578,8 @@ stands_still(_) ->
     lists:foreach(
       fun({Args, Round}) ->
               Send = fun(From, Until) ->
-                             lists:foreach(fun(N) -> trunkline:send(To, {from, Round, N, x}) end, lists:seq(From, Until))
+                             lists:foreach(fun(N) -> trunkline:send(To, {from, Round, N, x}) end,
+                                           lists:seq(From, Until))
                      end,
               cluster:suspend(B),
               Sender = cluster:call(A, fun() ->
@@ -491,7 +595,10 @@ stands_still(_) ->
               ?assertMatch(#{state := closing}, info(A, B)),
               %% Senders do not wait for a node that is silent. (This is one of another order.)
               Late = {late, Round},
-              cluster:await(fun() -> cluster:call(A, trunkline, send, [To, {from, Late, 1, x}, [nosuspend]]) =:= ok end),
+              cluster:await(fun() ->
+                                    cluster:call(A, trunkline, send,
+                                                 [To, {from, Late, 1, x}, [nosuspend]]) =:= ok
+                            end),
               %% Another one waits for the same drain, and not for longer than it wants to.
               ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB, 10])),
               Next = draining(A, B),
@@ -541,17 +648,22 @@ peer_killed(_) ->
 draining(A, B) ->
     NodeB = cluster:node_of(B),
     cluster:suspend(B),
-    Caller = cluster:call(A, fun() ->
-                                     spawn(fun() ->
-                                                   #{stats := Stats} = trunkline_peers:lookup(NodeB),
-                                                   Pretending = spawn_link(fun() -> pretend(Stats) end),
-                                                   Result = trunkline:drain(NodeB),
-                                                   unlink(Pretending),
-                                                   exit(Pretending, kill),
-                                                   receive_and_keep(Result)
-                                           end)
-                             end),
-    cluster:await(fun() -> cluster:call(A, fun() -> trunkline:send({nobody, NodeB}, x, [nosuspend]) end) =:= nosuspend end),
+    Caller =
+        cluster:call(A, fun() ->
+                                spawn(fun() ->
+                                              #{stats := Stats} = trunkline_peers:lookup(NodeB),
+                                              Pretending = spawn_link(fun() -> pretend(Stats) end),
+                                              Result = trunkline:drain(NodeB),
+                                              unlink(Pretending),
+                                              exit(Pretending, kill),
+                                              receive_and_keep(Result)
+                                      end)
+                        end),
+    cluster:await(fun() ->
+                          cluster:call(A,
+                                       fun() -> trunkline:send({nobody, NodeB}, x, [nosuspend]) end)
+                              =:= nosuspend
+                  end),
     %% The link answers meanwhile.
     _ = cluster:call(A, sys, get_state, [find_link(A, NodeB), ?DEADLINE]),
     ?assertMatch(#{state := closing}, info(A, B)),
@@ -567,7 +679,8 @@ refusals_are_no_progress(_) ->
     NodeB = cluster:node_of(B),
     Refused = fun(End, Expected) ->
                       cluster:suspend(B),
-                      Knocking = cluster:call(A, fun() -> spawn(fun() -> knock({nobody, NodeB}) end) end),
+                      Knocking =
+                          cluster:call(A, fun() -> spawn(fun() -> knock({nobody, NodeB}) end) end),
                       Start = erlang:monotonic_time(millisecond),
                       ?assertEqual(Expected, End()),
                       %% (It took until the nodes noticed that they did not hear of each other.)
@@ -581,8 +694,8 @@ refusals_are_no_progress(_) ->
     Refused(fun() -> cluster:call(A, cluster, stop_trunkline, []) end, ok),
     cluster:stop_all([A, B]).
 
-%% Nor does it, or a stop, wait for ever when the lanes are full: many senders wait for room, and one
-%% that does not is refused all the time.
+%% Nor does it, or a stop, wait for ever when the lanes are full: many senders wait for room, and
+%% one that does not is refused all the time.
 full_lanes(_) ->
     {A, B} = cluster:pair([{lanes, 2}, {queue_bytes, 16_384}, {window_bytes, 65_536}]),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
@@ -636,15 +749,16 @@ one_patience(_) ->
     Start = erlang:monotonic_time(millisecond),
     Self = self(),
     Drains = [spawn_link(fun() -> Self ! {self(), drain(A, B)} end) || _ <- lists:seq(1, 8)],
-    ?assertEqual([{error, timeout}], lists:usort([receive {Pid, Result} -> Result end || Pid <- Drains])),
+    ?assertEqual([{error, timeout}],
+                 lists:usort([receive {Pid, Result} -> Result end || Pid <- Drains])),
     ok = cluster:call(A, cluster, stop_trunkline, []),
     %% (One after the other they would take 27 seconds.)
     ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
     cluster:continue(B),
     cluster:stop_all([A, B]).
 
-%% Trunkline stops and starts, at either node in turn. Who sends with `nosuspend' is not refused for that,
-%% as by `!' it would not be. (ejabberd drops what is refused.)
+%% Trunkline stops and starts, at either node in turn. Who sends with `nosuspend' is not refused for
+%% that, as by `!' it would not be. (ejabberd drops what is refused.)
 never_refused(_) ->
     {A, B} = cluster:pair([]),
     Offers = [begin
@@ -690,9 +804,13 @@ senders_wait(_) ->
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     lists:foreach(
       fun(Round) ->
-              Scripts = [{{Round, I}, lists:duplicate(500, {send, To, 200})} || I <- lists:seq(1, 8)],
+              Scripts = [{{Round, I}, lists:duplicate(500, {send, To, 200})}
+                         || I <- lists:seq(1, 8)],
               cluster:suspend(B),
-              Senders = cluster:call(A, fun() -> spawn(fun() -> receive_and_keep(traffic:play_all(Scripts)) end) end),
+              Senders = cluster:call(
+                          A, fun() ->
+                                     spawn(fun() -> receive_and_keep(traffic:play_all(Scripts)) end)
+                             end),
               cluster:await(fun() ->
                                     #{lanes := Lanes} = info(A, B),
                                     case lists:sum([N || #{waiting := N} <- Lanes]) of
@@ -712,17 +830,19 @@ senders_wait(_) ->
               no_loss(A, B),
               reconnect(A, B)
       end, [1, 2, 3]),
-    ?assertEqual([{500, 500, []}], lists:usort(maps:values(cluster:call(B, traffic, summary, [To])))),
+    ?assertEqual([{500, 500, []}],
+                 lists:usort(maps:values(cluster:call(B, traffic, summary, [To])))),
     cluster:stop_all([A, B]).
 
-%% A connection on which nothing moves suspends its senders. They are not Trunkline: it can be drained,
-%% stopped and started beside that, and gets sessions with others.
+%% A connection on which nothing moves suspends its senders. They are not Trunkline: it can be
+%% drained, stopped and started beside that, and gets sessions with others.
 busy_connection(_) ->
     [A, B, C] = Nodes = cluster:start_all([[], [], []]),
     [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
     cluster:suspend(B),
     Full = cluster:call(A, fun() -> spawn(?MODULE, fill, [cluster:node_of(B)]) end),
-    cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status]) =:= {status, suspended} end),
+    cluster:await(
+      fun() -> cluster:call(A, erlang, process_info, [Full, status]) =:= {status, suspended} end),
     Start = erlang:monotonic_time(millisecond),
     ?assertEqual({error, timeout}, drain(A, B)),
     ?assertEqual(ok, cluster:call(A, cluster, stop_trunkline, [])),
@@ -749,8 +869,8 @@ stopped_under_load(_) ->
     ?assertEqual(0, stopped_and_started(A, B, loads(A, B), "100")),
     cluster:stop_all([A, B]).
 
-%% The same, while six senders at each node send as fast as they can. Without lanes that is a flood of
-%% the distribution, which then hardly reads: the other node may not be heard for seconds.
+%% The same, while six senders at each node send as fast as they can. Without lanes that is a flood
+%% of the distribution, which then hardly reads: the other node may not be heard for seconds.
 stopped_under_flood(_) ->
     {A, B} = cluster:pair([]),
     Loads = [{A, B, streams:start(A, B, 50)}, {B, A, streams:start(B, A, 50)}],
@@ -793,7 +913,12 @@ stopped_while_opening(_) ->
     Link = find_link(A, NodeB),
     ok = cluster:call(A, fun() -> hold([Link]) end),
     Stopping = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
-    cluster:await(fun() -> cluster:call(A, fun() -> {messages, Ms} = process_info(Link, messages), lists:member(leave, Ms) end) end),
+    cluster:await(fun() ->
+                          cluster:call(A, fun() ->
+                                                  {messages, Ms} = process_info(Link, messages),
+                                                  lists:member(leave, Ms)
+                                          end)
+                  end),
     Stream = cluster:call(B, traffic, stream, [To, 1, 50]),
     ok = cluster:call(B, fun() -> holder ! release, ok end),
     cluster:await_lanes(B, A),
@@ -808,8 +933,9 @@ stopped_while_opening(_) ->
                            end end),
     cluster:stop_all([A, B]).
 
-%% B has inlets that have not delivered what they got when A's link is killed, and A is stopped before it
-%% has another session. What goes by plain distribution from then on must not overtake that.
+%% B has inlets that have not delivered what they got when A's link is killed, and A is stopped
+%% before it has another session. What goes by plain distribution from then on must not overtake
+%% that.
 stopped_after_crash(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
@@ -829,7 +955,9 @@ stopped_after_crash(_) ->
     N = cluster:call(A, traffic, stop_stream, [Stream]),
     %% (What was in the lane that was killed is lost.)
     cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
-                               #{1 := {N, _, Gaps}} -> [] =:= [Gap || {Last, Next} = Gap <- Gaps, Next < Last] orelse Gaps;
+                               #{1 := {N, _, Gaps}} ->
+                                   [] =:= [Gap || {Last, Next} = Gap <- Gaps, Next < Last]
+                                       orelse Gaps;
                                Other -> {N, Other}
                            end end),
     cluster:stop_all([A, B]).
@@ -860,7 +988,8 @@ peer_stops(_) ->
               Loads = loads(A, B),
               Self = self(),
               Pids = [spawn_link(fun() -> Self ! {self(), Fun()} end)
-                      || Fun <- [fun() -> drain(A, B) end, fun() -> cluster:call(B, cluster, stop_trunkline, []) end]],
+                      || Fun <- [fun() -> drain(A, B) end,
+                                 fun() -> cluster:call(B, cluster, stop_trunkline, []) end]],
               ?assertEqual([ok, ok], [receive {Pid, Result} -> Result end || Pid <- Pids]),
               streams:flowing(Loads, ?DEADLINE),
               ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
@@ -872,28 +1001,34 @@ peer_stops(_) ->
 %% The link itself dies: who drains it hears of it, and there are lanes again.
 link_killed(_) ->
     {A, B} = cluster:pair([]),
-    anew:lanes(A, B, fun() ->
-                             Caller = draining(A, B),
-                             _ = cluster:call(A, ?MODULE, kill, [link, cluster:node_of(B)]),
-                             ?assertEqual({error, killed}, cluster:call(A, fun() -> ask(Caller) end)),
-                             cluster:continue(B)
-                     end),
+    anew:lanes(A, B,
+               fun() ->
+                       Caller = draining(A, B),
+                       _ = cluster:call(A, ?MODULE, kill, [link, cluster:node_of(B)]),
+                       ?assertEqual({error, killed}, cluster:call(A, fun() -> ask(Caller) end)),
+                       cluster:continue(B)
+               end),
     ?assertEqual(ok, drain(A, B)),
     plain(A, B),
     cluster:stop_all([A, B]).
 
-%% B's link is killed before it has answered that A takes leave. Who waits for a reply hears of that.
+%% B's link is killed before it has answered that A takes leave. Who waits for a reply hears of
+%% that.
 peers_link_killed(_) ->
     {A, B} = cluster:pair([]),
     {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
     Server = cluster:call(B, fun() -> spawn(fun() -> receive after infinity -> ok end end) end),
     Caller = cluster:call(A, fun() -> spawn(fun() -> trunkline:call(Server, x, infinity) end) end),
-    cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, message_queue_len]) =:= {message_queue_len, 1} end),
+    cluster:await(fun() ->
+                          cluster:call(B, erlang, process_info, [Server, message_queue_len])
+                              =:= {message_queue_len, 1}
+                  end),
     Link = find_link(B, NodeA),
     ok = cluster:call(B, fun() -> hold([Link]) end),
     {Pid, Ref} = spawn_monitor(fun() -> exit(drain(A, B)) end),
-    cluster:await(fun() -> cluster:call(A, fun() -> #route{gate = Gate} = trunkline_route:lookup(NodeB),
-                                                    trunkline_gate:path(Gate) =:= wait end) end),
+    cluster:await(
+      fun() -> cluster:call(A, fun() -> #route{gate = Gate} = trunkline_route:lookup(NodeB),
+                                        trunkline_gate:path(Gate) =:= wait end) end),
     true = cluster:call(B, erlang, exit, [Link, kill]),
     receive {'DOWN', Ref, process, Pid, Result} -> ?assertEqual(ok, Result) end,
     cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end),
@@ -914,15 +1049,22 @@ fallbacks(A, B) -> maps:get(fallbacks, info(A, B)).
 
 %% Since the last start, both ways.
 no_loss(A, B) ->
-    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+    [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
+                  info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
 
 %% What has arrived has been acknowledged too: it would count as lost.
 reconnect(A, B) ->
-    [cluster:await(fun() -> #{lanes := Lanes} = Info = info(X, Y),
-                            lists:all(fun(#{in_flight_messages := N}) -> N =:= 0 end, Lanes) orelse Info end) || {X, Y} <- [{A, B}, {B, A}]],
+    [cluster:await(
+       fun() -> #{lanes := Lanes} = Info = info(X, Y),
+                lists:all(fun(#{in_flight_messages := N}) -> N =:= 0 end, Lanes) orelse Info end)
+     || {X, Y} <- [{A, B}, {B, A}]],
     anew:lanes(A, B, fun() ->
                              _ = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-                             cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [connected])) end),
+                             cluster:await(
+                               fun() ->
+                                       not lists:member(cluster:node_of(A),
+                                                        cluster:call(B, erlang, nodes, [connected]))
+                               end),
                              cluster:connect(A, B)
                      end).
 
@@ -930,14 +1072,16 @@ reconnect(A, B) ->
 nobody_misses(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     NodeB = cluster:node_of(B),
-    Lost = cluster:call(A, fun() ->
-                                   #route{lanes = Lanes, stats = Stats} = Route = trunkline_route:lookup(NodeB),
-                                   [true = erlang:suspend_process(Lane) || Lane <- tuple_to_list(Lanes)],
-                                   [ok = trunkline_sender:force(Route, {Command, []}, self())
-                                    || Command <- [{demonitor, make_ref()}, {cancel, self(), make_ref()}]],
-                                   ok = application:stop(trunkline),
-                                   [trunkline_stats:get(Stats, peer, Field)
-                                    || Field <- [lost_queued, lost_unconfirmed, lost_crashed]]
-                           end),
+    Lost = cluster:call(
+             A,
+             fun() ->
+                     #route{lanes = Lanes, stats = Stats} = Route = trunkline_route:lookup(NodeB),
+                     [true = erlang:suspend_process(Lane) || Lane <- tuple_to_list(Lanes)],
+                     [ok = trunkline_sender:force(Route, {Command, []}, self())
+                      || Command <- [{demonitor, make_ref()}, {cancel, self(), make_ref()}]],
+                     ok = application:stop(trunkline),
+                     [trunkline_stats:get(Stats, peer, Field)
+                      || Field <- [lost_queued, lost_unconfirmed, lost_crashed]]
+             end),
     ?assertEqual([0, 0, 0], Lost),
     cluster:stop_all([A, B]).

@@ -6,11 +6,12 @@
 
 -export([all/0, suite/0]).
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
-         different_settings/1, late_starter/1, garbage/1, incompatible_peer/1, nothing_left_behind/1,
-         reported_once/1, many_nodes/1, reconnected_by_sending/1, stays_disconnected/1, sender_dies/1, called_while_holding/1,
-         no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1, comes_back_without/1,
-         lost_and_tried_again/1, halts_after_replies/1,
-         looked_at/1, told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
+         different_settings/1, late_starter/1, garbage/1, incompatible_peer/1,
+         nothing_left_behind/1, reported_once/1, many_nodes/1, reconnected_by_sending/1,
+         stays_disconnected/1, sender_dies/1, called_while_holding/1, no_process_left/1,
+         no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
+         comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
+         told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
 -export([processes_of/1, full/2]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
@@ -20,10 +21,10 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
-          reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies, called_while_holding,
-          no_process_left, no_process_for_what_comes, silent_host, order_over_reconnection, comes_back_without,
-          lost_and_tried_again, halts_after_replies, looked_at, told_nonsense, waits_and_answers,
-          top_supervisor_killed, news_lost].
+          reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies,
+          called_while_holding, no_process_left, no_process_for_what_comes, silent_host,
+          order_over_reconnection, comes_back_without, lost_and_tried_again, halts_after_replies,
+          looked_at, told_nonsense, waits_and_answers, top_supervisor_killed, news_lost].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -37,8 +38,9 @@ each_process_killed(_) ->
                   _ -> anew:lanes(A, B, fun() -> kill(Victim, At, Other) end)
               end,
               flowing(Load, B)
-      end, [{Victim, At, Other} || Victim <- [lane, inlet, link, trunkline_links, trunkline_link_sup],
-                                   {At, Other} <- [{A, B}, {B, A}], _ <- [1, 2]]),
+      end,
+      [{Victim, At, Other} || Victim <- [lane, inlet, link, trunkline_links, trunkline_link_sup],
+                              {At, Other} <- [{A, B}, {B, A}], _ <- [1, 2]]),
     Missing = finish(Load, A, B),
     #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
@@ -54,8 +56,12 @@ kill(Victim, At, Other) ->
                                       exit(Pid, kill),
                                       receive {'DOWN', Ref, process, Pid, killed} -> {Pid, Link} end
                               end),
-    Victim =:= trunkline_sup orelse
-        cluster:await(fun() -> is_replaced(Victim, Killed, cluster:call(At, fun() -> find(Victim, OtherNode) end)) end).
+    Victim =:= trunkline_sup
+        orelse cluster:await(
+                 fun() ->
+                         is_replaced(Victim, Killed,
+                                     cluster:call(At, fun() -> find(Victim, OtherNode) end))
+                 end).
 
 find(Victim, Node) ->
     case trunkline_peers:lookup(Node) of
@@ -121,7 +127,9 @@ news_lost(_) ->
     cluster:connect(A, Comes),
     ok = cluster:call(Comes, cluster, start_trunkline, [[]]),
     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-    cluster:await(fun() -> not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, [])) end),
+    cluster:await(fun() ->
+                          not lists:member(cluster:node_of(A), cluster:call(B, erlang, nodes, []))
+                  end),
     cluster:connect(B, A),
     News = [{nodedown, cluster:node_of(Goes)}, {nodeup, cluster:node_of(Comes)},
             {trunkline, cluster:node_of(Comes)}, {nodedown, cluster:node_of(B)},
@@ -132,7 +140,9 @@ news_lost(_) ->
                            end end),
     true = cluster:call(A, fun() -> exit(whereis(trunkline_links), kill) end),
     %% (The one that has gone is forgotten.)
-    cluster:await(fun() -> cluster:call(A, trunkline, info, [cluster:node_of(Goes)]) =:= undefined end),
+    cluster:await(fun() ->
+                          cluster:call(A, trunkline, info, [cluster:node_of(Goes)]) =:= undefined
+                  end),
     [begin
          cluster:await_up(A, X),
          exchange:both_ways(A, X)
@@ -172,13 +182,21 @@ new_incarnation(_) ->
               cluster:suspend(B),
               To = {target, cluster:node_of(B)},
               Old = cluster:call(A, fun() ->
-                                            [spawn(fun() -> burst(D, {old, Round}, 500) end) || D <- [Pid, To], _ <- lists:seq(1, 5)]
+                                            [spawn(fun() -> burst(D, {old, Round}, 500) end)
+                                             || D <- [Pid, To], _ <- lists:seq(1, 5)]
                                     end),
-              cluster:await(fun() -> #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
-                                     lists:sum([Q + F || #{queued_messages := Q, in_flight_messages := F} <- Ls]) > 0 end),
+              cluster:await(
+                fun() ->
+                        #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+                        lists:sum([Q + F || #{queued_messages := Q, in_flight_messages := F} <- Ls])
+                            > 0
+                end),
               cluster:kill(B),
               %% all that is left of the old bursts has been disposed of
-              cluster:await(fun() -> cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Old) end) end),
+              cluster:await(
+                fun() ->
+                        cluster:call(A, fun() -> not lists:any(fun is_process_alive/1, Old) end)
+                end),
               cluster:await_state(A, B, down),
               B2 = cluster:start([], Name),
               [Pid2] = cluster:call(B2, traffic, start_watchers, [1]),
@@ -205,7 +223,8 @@ burst(To, Tag, Messages) ->
     lists:foreach(fun(N) ->
                           case Tag =:= new orelse trunkline_route:lookup(Node) of
                               none -> ok;
-                              _ -> send_while_up(Tag, To, {from, Tag, N, traffic:payload(600)}, Node)
+                              _ ->
+                                  send_while_up(Tag, To, {from, Tag, N, traffic:payload(600)}, Node)
                           end
                   end, lists:seq(1, Messages)).
 
@@ -223,21 +242,23 @@ send_while_up(_, To, Message, Node) ->
 
 %% Different numbers of lanes, and limits: the smaller counts, at both ends.
 different_settings(_) ->
-    lists:foreach(
-      fun({EnvA, EnvB, Lanes}) ->
-              {A, B} = cluster:pair(EnvA, EnvB),
-              ?assertEqual({Lanes, Lanes}, {count_lanes(A, B), count_lanes(B, A)}),
-              #{agreement := Agreement} = cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
-              #{agreement := Theirs} = cluster:call(B, trunkline_peers, lookup, [cluster:node_of(A)]),
-              ?assertEqual(Agreement, Theirs),
-              Load = load(A, B),
-              flowing(Load, B),
-              ?assertEqual(0, finish(Load, A, B)),
-              cluster:stop_all([A, B])
-      end,
-      [{[{lanes, 1}], [{lanes, 8}], 1},
-       {[{lanes, 7}], [{lanes, 3}], 3},
-       {[{lanes, 2}, {window_bytes, 4096}], [{lanes, 2}, {window_bytes, 1048576}, {batch_bytes, 256}], 2}]).
+    lists:foreach(fun({EnvA, EnvB, Lanes}) ->
+                          {A, B} = cluster:pair(EnvA, EnvB),
+                          ?assertEqual({Lanes, Lanes}, {count_lanes(A, B), count_lanes(B, A)}),
+                          #{agreement := Agreement} =
+                              cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
+                          #{agreement := Theirs} =
+                              cluster:call(B, trunkline_peers, lookup, [cluster:node_of(A)]),
+                          ?assertEqual(Agreement, Theirs),
+                          Load = load(A, B),
+                          flowing(Load, B),
+                          ?assertEqual(0, finish(Load, A, B)),
+                          cluster:stop_all([A, B])
+                  end,
+                  [{[{lanes, 1}], [{lanes, 8}], 1},
+                   {[{lanes, 7}], [{lanes, 3}], 3},
+                   {[{lanes, 2}, {window_bytes, 4096}],
+                    [{lanes, 2}, {window_bytes, 1048576}, {batch_bytes, 256}], 2}]).
 
 count_lanes(A, B) ->
     #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
@@ -264,7 +285,8 @@ garbage(_) ->
     NodeB = cluster:node_of(B),
     Load = load(A, B),
     Processes = fun() -> cluster:call(B, fun() ->
-                                                 #{link := Link, inlets := Inlets} = trunkline_peers:lookup(NodeA),
+                                                 #{link := Link, inlets := Inlets} =
+                                                     trunkline_peers:lookup(NodeA),
                                                  {whereis(trunkline_links), Link, Inlets}
                                          end) end,
     {Links, Link, Inlets} = Before = Processes(),
@@ -273,15 +295,20 @@ garbage(_) ->
                       Pid = self(),
                       Ref = make_ref(),
                       Junk = [x, {}, [], [a | b], <<"bytes">>, #{}, fun() -> ok end, Pid, Ref,
-                              {trunkline, x}, {trunkline, NodeA, x}, {trunkline, NodeA, nodedown}, {trunkline, NodeB, nodeup},
-                              {trunkline, NodeA, {hello, x, y, z, w}}, {trunkline, NodeA, {hello, Pid, Ref, [], true}},
+                              {trunkline, x}, {trunkline, NodeA, x}, {trunkline, NodeA, nodedown},
+                              {trunkline, NodeB, nodeup}, {trunkline, NodeA, {hello, x, y, z, w}},
+                              {trunkline, NodeA, {hello, Pid, Ref, [], true}},
                               {trunkline, 'no@where', {hello, Pid, Ref, #{}, true}},
-                              {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid | Pid]}}, {trunkline, NodeA, {open, Pid, Ref, Ref, [x]}},
+                              {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid | Pid]}},
+                              {trunkline, NodeA, {open, Pid, Ref, Ref, [x]}},
                               {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid]}},
-                              {'$gen_call', {Pid, Ref}, x}, {'$gen_cast', x}, {opened, Ref, [x]}, {goodbye, Pid, Ref},
-                              {lane_mode, Ref, Pid, {1, 1}}, {lane_drained, Ref, Pid}, {room, 1}, {room, 99}, {wait, Ref, nonsense},
-                              {ack, now, Pid, 1}, {ack, now, Pid, 1, 1}, {timeout, Ref, nonsense}, {'EXIT', Pid, x}, {'DOWN', Ref, process, Pid, x},
-                              {[alias | Ref], x}, {[[alias | Ref] | {Ref, Pid}], x}],
+                              {'$gen_call', {Pid, Ref}, x}, {'$gen_cast', x}, {opened, Ref, [x]},
+                              {goodbye, Pid, Ref}, {lane_mode, Ref, Pid, {1, 1}},
+                              {lane_drained, Ref, Pid}, {room, 1}, {room, 99},
+                              {wait, Ref, nonsense}, {ack, now, Pid, 1}, {ack, now, Pid, 1, 1},
+                              {timeout, Ref, nonsense}, {'EXIT', Pid, x},
+                              {'DOWN', Ref, process, Pid, x}, {[alias | Ref], x},
+                              {[[alias | Ref] | {Ref, Pid}], x}],
                       _ = [To ! J || J <- Junk, To <- [Links, Link | Inlets]],
                       ok
               end),
@@ -293,7 +320,10 @@ garbage(_) ->
 %% A peer of a time to come, whose protocol we do not know: plain distribution.
 incompatible_peer(_) ->
     [A, B] = cluster:start_all([[], none]),
-    true = cluster:call(B, fun() -> register(trunkline_links, spawn(?MODULE, fake_links, [cluster:node_of(B)])) end),
+    true = cluster:call(B, fun() ->
+                                   register(trunkline_links,
+                                            spawn(?MODULE, fake_links, [cluster:node_of(B)]))
+                           end),
     ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:connect(A, B),
     cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of
@@ -309,8 +339,9 @@ incompatible_peer(_) ->
 fake_links(Node) ->
     receive
         {trunkline, From, {hello, _, _, Hello, _}} ->
-            {trunkline_links, From} ! {trunkline, Node, {hello, self(), make_ref(),
-                                                         Hello#{protocol := {17, 18}, new_key => x}, false}},
+            {trunkline_links, From} ! {trunkline, Node,
+                                       {hello, self(), make_ref(),
+                                        Hello#{protocol := {17, 18}, new_key => x}, false}},
             fake_links(Node)
     end.
 
@@ -318,13 +349,18 @@ fake_links(Node) ->
 nothing_left_behind(_) ->
     {A, B} = cluster:pair([{lanes, 4}]),
     Break = fun(_) -> true = anew:connection(A, B) end,
-    Count = fun() -> {length(cluster:call(A, erlang, processes, [])), length(cluster:call(B, erlang, processes, []))} end,
+    Count = fun() ->
+                    {length(cluster:call(A, erlang, processes, [])),
+                     length(cluster:call(B, erlang, processes, []))}
+            end,
     %% (Nor does a session begin with all of its processes.)
     Counts = [begin Break(N), Count() end || N <- lists:seq(1, 5)],
     Before = {lists:max([N || {N, _} <- Counts]), lists:max([M || {_, M} <- Counts])},
     lists:foreach(Break, lists:seq(1, 50)),
-    cluster:await(fun() -> case Count() of {N, M} when N =< element(1, Before), M =< element(2, Before) -> true;
-                               Now -> {Before, Now} end end),
+    cluster:await(fun() -> case Count() of
+                               {N, M} when N =< element(1, Before), M =< element(2, Before) -> true;
+                               Now -> {Before, Now}
+                           end end),
     cluster:stop_all([A, B]).
 
 %% A loss is in the log once, with its number.
@@ -337,10 +373,13 @@ reported_once(_) ->
     cluster:await(fun() -> #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
                            lists:any(fun(#{waits := W}) -> W > 0 end, Ls) end),
     cluster:kill(B),
-    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of [_] -> true; L -> L end end),
+    cluster:await(fun() ->
+                          case cluster:call(A, ?MODULE, logged, []) of [_] -> true; L -> L end
+                  end),
     [{warning, Text}] = cluster:call(A, ?MODULE, logged, []),
     ct:log("~ts", [Text]),
-    {match, [_, Queued, Unconfirmed]} = re:run(Text, " ([0-9]+) messages .* lost.* ([0-9]+)", [{capture, all, list}]),
+    {match, [_, Queued, Unconfirmed]} =
+        re:run(Text, " ([0-9]+) messages .* lost.* ([0-9]+)", [{capture, all, list}]),
     ?assert(list_to_integer(Queued) + list_to_integer(Unconfirmed) > 0),
     cluster:stop(A).
 
@@ -375,7 +414,8 @@ many_nodes(_) ->
     _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C, D]],
     Loads = [{N, load(A, N)} || N <- [B, C, D]],
     cluster:suspend(C),
-    lists:foreach(fun({N, Load}) -> N =:= C orelse [flowing(Load, N) || _ <- lists:seq(1, 5)] end, Loads),
+    lists:foreach(fun({N, Load}) -> N =:= C orelse [flowing(Load, N) || _ <- lists:seq(1, 5)] end,
+                  Loads),
     cluster:continue(C),
     lists:foreach(fun({N, Load}) -> ?assertEqual(0, finish(Load, A, N)) end, Loads),
     cluster:stop_all(Nodes).
@@ -390,19 +430,31 @@ reconnected_by_sending(_) ->
                          cluster:await_state(B, A, down)
                  end,
     Id = fun(Round, N) -> 100 * Round + N end,
-    Arrived = fun(N) -> cluster:await(fun() -> case cluster:call(B, traffic, count, [To]) of N -> true; Other -> {Other, N} end end) end,
+    Arrived = fun(N) ->
+                      cluster:await(fun() -> case cluster:call(B, traffic, count, [To]) of
+                                                 N -> true;
+                                                 Other -> {Other, N}
+                                             end end)
+              end,
     lists:foreach(
       fun(Round) ->
               Disconnect(),
-              Ends = cluster:call(A, traffic, play_all, [[{Id(Round, N), [{send, To, 10}, {send, To, 10}]} || N <- lists:seq(1, 20)]]),
+              Ends = cluster:call(A, traffic, play_all,
+                                  [[{Id(Round, N), [{send, To, 10}, {send, To, 10}]}
+                                    || N <- lists:seq(1, 20)]]),
               [normal] = lists:usort(Ends),
               Arrived(41 * Round - 1),
               Disconnect(),
-              {ok, Round, call} = cluster:call(A, fun() -> trunkline:call(To, {from, Round, call, x}, infinity) end),
+              {ok, Round, call} =
+                  cluster:call(A,
+                               fun() -> trunkline:call(To, {from, Round, call, x}, infinity) end),
               Disconnect(),
               ok = cluster:call(A, fun() -> trunkline:send(To, x, [nosuspend]) end),
               cluster:await_up(A, B),
-              noconnect = begin Disconnect(), cluster:call(A, fun() -> trunkline:send(To, x, [noconnect]) end) end
+              noconnect = begin
+                              Disconnect(),
+                              cluster:call(A, fun() -> trunkline:send(To, x, [noconnect]) end)
+                          end
       end, lists:seq(1, 5)),
     %% A connection that cannot be made: everybody hears of it in time.
     Disconnect(),
@@ -410,7 +462,8 @@ reconnected_by_sending(_) ->
     Still = cluster:call(A, fun() ->
                                     Connecting = spawn(net_kernel, connect_node, [node(To)]),
                                     ok = trunkline:send(To, x, [nosuspend]),
-                                    {exit, {timeout, _}} = traffic:attempt(fun() -> trunkline:call(To, x, 100) end),
+                                    {exit, {timeout, _}} =
+                                        traffic:attempt(fun() -> trunkline:call(To, x, 100) end),
                                     is_process_alive(Connecting)
                             end),
     ?assert(Still),                            % the set-up, which takes 100 seconds
@@ -446,7 +499,8 @@ stays_disconnected(_) ->
 %% The host of a node that was known does not answer: nobody waits for it, nor do others for
 %% what goes to it. What was sent meanwhile arrives when it answers.
 silent_host(_) ->
-    [A, B, C] = cluster:start_all([[], [], []], cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
+    [A, B, C] = cluster:start_all([[], [], []],
+                                  cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "100"]),
     [begin cluster:connect(A, X), cluster:await_up(A, X) end || X <- [B, C]],
     [NodeB, _] = Nodes = [cluster:node_of(X) || X <- [B, C]],
     [P, Q] = [begin
@@ -459,23 +513,27 @@ silent_host(_) ->
     cluster:suspend(B),
     Message = fun(N) -> {from, 1, N, x} end,
     {Time, ok} =
-        timer:tc(fun() ->
-                         cluster:call(A, fun() ->
-                                                 _ = trunkline:send(P, Message(1)),
-                                                 ok = trunkline:send({target, NodeB}, Message(2), [nosuspend]),
-                                                 ok = trunkline:cast(P, Message(3)),
-                                                 abcast = trunkline:abcast(Nodes, target, Message(4)),
-                                                 ok = trunkline:multicast([P, Q, {target, NodeB}], Message(5)),
-                                                 ok = trunkline_erpc:cast(NodeB, erlang, send, [target, Message(6)]),
-                                                 ok = trunkline_erpc:multicast(Nodes, erlang, send, [target, Message(6)]),
-                                                 _ = trunkline:send(P, {from, 1, 7, binary:copy(<<"x">>, 1_000_000)}),
-                                                 _ = trunkline:send(P, Message(8)),
-                                                 ok
-                                         end)
-                 end),
+        timer:tc(
+          fun() ->
+                  cluster:call(
+                    A, fun() ->
+                               _ = trunkline:send(P, Message(1)),
+                               ok = trunkline:send({target, NodeB}, Message(2), [nosuspend]),
+                               ok = trunkline:cast(P, Message(3)),
+                               abcast = trunkline:abcast(Nodes, target, Message(4)),
+                               ok = trunkline:multicast([P, Q, {target, NodeB}], Message(5)),
+                               ok = trunkline_erpc:cast(NodeB, erlang, send, [target, Message(6)]),
+                               ok = trunkline_erpc:multicast(Nodes, erlang, send,
+                                                             [target, Message(6)]),
+                               _ = trunkline:send(P, {from, 1, 7, binary:copy(<<"x">>, 1_000_000)}),
+                               _ = trunkline:send(P, Message(8)),
+                               ok
+                       end)
+          end),
     ?assert(Time < 50_000_000),
     cluster:await(fun() -> cluster:call(C, traffic, count, [Q]) =:= 3 end),
-    ?assertMatch(#{state := down, lost := #{unreachable := 0}}, cluster:call(A, trunkline, info, [NodeB])),
+    ?assertMatch(#{state := down, lost := #{unreachable := 0}},
+                 cluster:call(A, trunkline, info, [NodeB])),
     cluster:continue(B),
     cluster:await(fun() -> case cluster:call(B, traffic, received, [P]) of
                                Got when length(Got) =:= 10 -> true;
@@ -493,21 +551,32 @@ order_over_reconnection(_) ->
     NodeA = cluster:node_of(A),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     Sender = cluster:call(A, fun() -> spawn(fun() -> obey() end) end),
-    Send = fun(Ns) -> cluster:call(A, fun() -> Sender ! {do, self(), fun() -> [trunkline:send(To, {from, 1, N, x}) || N <- Ns] end},
-                                               receive {done, Sender} -> ok end end) end,
+    Send = fun(Ns) ->
+                   cluster:call(
+                     A, fun() -> Sender ! {do, self(),
+                                           fun() ->
+                                                   [trunkline:send(To, {from, 1, N, x}) || N <- Ns]
+                                           end},
+                                 receive {done, Sender} -> ok end end)
+           end,
     lists:foreach(
       fun(Round) ->
               Base = 200 * (Round - 1),
               ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
               ok = Send(lists:seq(Base + 1, Base + 100)),
-              cluster:await(fun() -> cluster:call(B, fun() -> batches(NodeA) end) >= in_session(A, B) end),
+              cluster:await(fun() ->
+                                    cluster:call(B, fun() -> batches(NodeA) end) >= in_session(A, B)
+                            end),
               true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
               cluster:await_state(A, B, down),
               ok = Send(lists:seq(Base + 101, Base + 200)),
-              cluster:await(fun() -> lists:member(NodeA, cluster:call(B, erlang, nodes, [connected])) end),
+              cluster:await(fun() ->
+                                    lists:member(NodeA, cluster:call(B, erlang, nodes, [connected]))
+                            end),
               ok = cluster:call(B, fun() -> holder ! release, ok end),
               cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 200 * Round end),
-              cluster:await(fun() -> not lists:member(holder, cluster:call(B, erlang, registered, [])) end),
+              cluster:await(
+                fun() -> not lists:member(holder, cluster:call(B, erlang, registered, [])) end),
               cluster:await_up(A, B)
       end, [1, 2, 3]),
     ?assertEqual(lists:seq(1, 600), [N || {1, N} <- cluster:call(B, traffic, received, [To])]),
@@ -533,7 +602,8 @@ comes_back_without(_) ->
     ok = cluster:call(B, cluster, stop_trunkline, []),
     cluster:await_state(A, B, greeting),
     Play = fun(From) ->
-                   lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, x}) end, lists:seq(From, From + 99)),
+                   lists:foreach(fun(N) -> trunkline:send(To, {from, 1, N, x}) end,
+                                 lists:seq(From, From + 99)),
                    ok = trunkline:multicast([To, {target, NodeB}], {from, 1, From + 100, x}),
                    _ = trunkline:send(To, {from, 1, From + 101, binary:copy(<<"x">>, 1_000_000)}),
                    ok = trunkline:cast(To, {from, 1, From + 102, x}),
@@ -551,9 +621,12 @@ comes_back_without(_) ->
               cluster:await_state(A, B, greeting)
       end, [1, 2, 3]),
     Got = cluster:call(B, traffic, received, [To]),
-    ?assertEqual([1000 * Round + N || Round <- [1, 2, 3], N <- lists:seq(0, 100) ++ [100, 101, 102]], [N || {1, N} <- Got]),
+    ?assertEqual([1000 * Round + N
+                  || Round <- [1, 2, 3], N <- lists:seq(0, 100) ++ [100, 101, 102]],
+                 [N || {1, N} <- Got]),
     ?assertEqual([1000, 2000, 3000], [N || {2, N} <- Got]),
-    ?assertMatch(#{lost := #{queued := 0, unreachable := 0}}, cluster:call(A, trunkline, info, [NodeB])),
+    ?assertMatch(#{lost := #{queued := 0, unreachable := 0}},
+                 cluster:call(A, trunkline, info, [NodeB])),
     cluster:stop_all([A, B]).
 
 %% A node that is dead: what is sent is lost and counted, and each time somebody sends another
@@ -569,18 +642,31 @@ lost_and_tried_again(_) ->
     Pid = cluster:call(B, erlang, whereis, [init]),
     cluster:kill(B),
     cluster:await_state(A, B, down),
-    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = cluster:call(A, trunkline, info, [NodeB]),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} =
+        cluster:call(A, trunkline, info, [NodeB]),
     Lost = fun(N) ->
                    cluster:await(fun() -> case cluster:call(A, trunkline, info, [NodeB]) of
-                                              #{lost := #{unreachable := N, queued := Queued, unconfirmed := Unconfirmed}} -> true;
+                                              #{lost := #{unreachable := N, queued := Queued,
+                                                          unconfirmed := Unconfirmed}} -> true;
                                               Info -> Info
                                           end end)
            end,
-    ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> trunkline:send(To, x) end, lists:seq(1, 10)) end),
+    ok = cluster:call(
+           A, fun() -> lists:foreach(fun(_) -> trunkline:send(To, x) end, lists:seq(1, 10)) end),
     Lost(10),
-    ok = cluster:call(A, fun() -> trunkline:multicast([To, Pid], x), trunkline:send(Pid, binary:copy(<<"x">>, 1_000_000)), ok end),
+    ok = cluster:call(A, fun() ->
+                                 trunkline:multicast([To, Pid], x),
+                                 trunkline:send(Pid, binary:copy(<<"x">>, 1_000_000)),
+                                 ok
+                         end),
     Lost(13),
-    cluster:await(fun() -> cluster:call(A, fun() -> #{large := #{pending_messages := P}} = trunkline:info(NodeB), P end) =:= 0 end),
+    cluster:await(fun() ->
+                          cluster:call(
+                            A, fun() ->
+                                       #{large := #{pending_messages := P}} = trunkline:info(NodeB),
+                                       P
+                               end) =:= 0
+                  end),
     B2 = cluster:start([], Name),
     [Target] = cluster:call(B2, traffic, start_receivers, [1]),
     true = cluster:call(B2, erlang, register, [target, Target]),
@@ -603,7 +689,8 @@ halts_after_replies(_) ->
     Log = cluster:call(A, ?MODULE, logged, []),
     ct:log("~p ~p", [Unconfirmed, Log]),
     ?assertEqual([], [Line || {warning, _} = Line <- Log]),
-    ?assertEqual([], [Text || {notice, Text} <- Log, string:find(Text, "may have arrived") =:= nomatch]),
+    ?assertEqual([], [Text
+                      || {notice, Text} <- Log, string:find(Text, "may have arrived") =:= nomatch]),
     cluster:stop(A).
 
 %% How many messages had not been acknowledged, in each of so many rounds at least, and in more of
@@ -632,7 +719,8 @@ halts_after_reply(A) ->
     cluster:connect(A, B),
     cluster:await_up(A, B),
     Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
-    _ = cluster:call(A, fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
+    _ = cluster:call(A,
+                     fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
     cluster:await_state(A, B, down),
     cluster:stop(B),
     NodeB.
@@ -643,7 +731,8 @@ sender_dies(_) ->
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     NodeA = cluster:node_of(A),
     ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
-    [normal] = cluster:call(A, traffic, play_all, [[{1, [{send, To, 100} || _ <- lists:seq(1, 5000)]}]]),
+    [normal] = cluster:call(A, traffic, play_all,
+                            [[{1, [{send, To, 100} || _ <- lists:seq(1, 5000)]}]]),
     cluster:await(fun() -> cluster:call(B, fun() -> batches(NodeA) end) >= sent_batches(A, B) end),
     cluster:kill(A),
     cluster:await_state(B, A, down),
@@ -684,11 +773,15 @@ called_while_holding(_) ->
     cluster:suspend(B),
     kill(link, A, B),
     cluster:await_state(A, B, holding),
-    Caller = cluster:call(A, fun() -> spawn(fun() -> exit(trunkline:call(To, {from, 1, 1, x}, infinity)) end) end),
+    Caller = cluster:call(
+               A, fun() ->
+                          spawn(fun() -> exit(trunkline:call(To, {from, 1, 1, x}, infinity)) end)
+                  end),
     Work = cluster:call(A, fun() ->
                                    #{link := Link} = trunkline_peers:lookup(NodeB),
                                    receive after 300 -> ok end,      % of waiting
-                                   lists:sum([R || P <- [Caller, Link], {_, R} <- [process_info(P, reductions)]])
+                                   lists:sum([R || P <- [Caller, Link],
+                                                   {_, R} <- [process_info(P, reductions)]])
                            end),
     ?assert(Work < 100_000),
     cluster:continue(B),
@@ -700,7 +793,8 @@ called_while_holding(_) ->
 %% sessions, and the listener.
 no_process_left(_) ->
     A = cluster:start([]),
-    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | cluster:dist_arguments()]),
+    B = cluster:start([], peer:random_name("trunkline_full"),
+                      ["+P", "1024" | cluster:dist_arguments()]),
     cluster:connect(A, B),
     cluster:await_up(A, B),
     exchange:await_connection(A, B),                       % now it listens
@@ -708,21 +802,31 @@ no_process_left(_) ->
     {_, [{_, Link}]} = Before = cluster:call(B, Kept),
     [{_, Theirs}] = cluster:call(A, trunkline_links, links, [all]),
     #{ports := Ports, refused := Refused} = cluster:call(B, trunkline_listener, info, []),
-    Closed = full({A, B}, fun() ->
-                                  ok = cluster:call(A, fun() -> lists:foreach(fun(_) -> Link ! {ping, Theirs, make_ref()} end, lists:seq(1, 100)) end),
-                                  [stranger:is_closed(stranger:connect(Port)) || _ <- lists:seq(1, 100), Port <- maps:values(Ports)]
-                          end),
+    Closed = full({A, B},
+                  fun() ->
+                          ok = cluster:call(
+                                 A, fun() ->
+                                            lists:foreach(fun(_) ->
+                                                                  Link ! {ping, Theirs, make_ref()}
+                                                          end, lists:seq(1, 100))
+                                    end),
+                          [stranger:is_closed(stranger:connect(Port))
+                           || _ <- lists:seq(1, 100), Port <- maps:values(Ports)]
+                  end),
     ?assertEqual([true], lists:usort(Closed)),
     cluster:await(fun() -> cluster:call(B, Kept) =:= Before end),
-    ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, [])) >= Refused + length(Closed)),
-    ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, []))
+            >= Refused + length(Closed)),
+    ?assertMatch(#{state := up, sessions := 1},
+                 cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
 
 %% Whatever comes to a node without a free process waits for one, and costs nobody else
 %% anything: neither another session nor another process of Trunkline's.
 no_process_for_what_comes(_) ->
     [A, C, D] = cluster:start_all([[], [], []]),
-    B = cluster:start([], peer:random_name("trunkline_full"), ["+P", "1024" | cluster:dist_arguments()]),
+    B = cluster:start([], peer:random_name("trunkline_full"),
+                      ["+P", "1024" | cluster:dist_arguments()]),
     [begin cluster:connect(X, B), cluster:await_up(X, B) end || X <- [A, C]],
     Test = {A, B},
     NodeA = cluster:node_of(A),
@@ -731,15 +835,27 @@ no_process_for_what_comes(_) ->
     [ToB] = cluster:call(B, traffic, start_watchers, [1]),
     Kept = fun() ->
                    cluster:call(B, fun() ->
-                                           #{link := Link, inlets := Inlets} = trunkline_peers:lookup(cluster:node_of(C)),
-                                           {Link, Inlets, [whereis(Name) || Name <- [trunkline_link_sup, trunkline_links, trunkline_listener,
-                                                                                     trunkline_inboxes, trunkline_monitors]]}
+                                           #{link := Link, inlets := Inlets} =
+                                               trunkline_peers:lookup(cluster:node_of(C)),
+                                           {Link, Inlets,
+                                            [whereis(Name)
+                                             || Name <- [trunkline_link_sup, trunkline_links,
+                                                         trunkline_listener, trunkline_inboxes,
+                                                         trunkline_monitors]]}
                                    end)
            end,
     Before = Kept(),
     Link = fun() -> cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end) end,
     LinkOfA = Link(),
-    SendFromA = fun(Tag) -> cluster:call(A, fun() -> [trunkline:send(ToB, {from, Tag, N, traffic:payload(100_000 + N)}) || N <- [1, 2, 3]], ok end) end,
+    SendFromA = fun(Tag) ->
+                        cluster:call(
+                          A,
+                          fun() ->
+                                  [trunkline:send(ToB, {from, Tag, N, traffic:payload(100_000 + N)})
+                                   || N <- [1, 2, 3]],
+                                  ok
+                          end)
+                end,
     Arrived = fun(At, To, Tag) ->
                       cluster:await(fun() -> case cluster:call(At, traffic, summary, [To]) of
                                                  #{Tag := {3, 3, []}} -> true;
@@ -760,19 +876,24 @@ no_process_for_what_comes(_) ->
     full(Test, fun() -> SendFromA(opener) end),
     Arrived(B, ToB, opener),
     %% one for which no process can be started that would make a connection.
-    Sender = cluster:call(B, fun() ->
-                                     spawn(fun() ->
-                                                   receive go -> ok end,
-                                                   [trunkline:send(ToA, {from, carrier, N, traffic:payload(100_000 + N)}) || N <- [1, 2, 3]]
-                                           end)
-                             end),
-    full(Test, fun() ->
-                       normal = cluster:call(A, fun() ->
-                                                        Ref = monitor(process, Sender),
-                                                        Sender ! go,
-                                                        receive {'DOWN', Ref, process, Sender, Reason} -> Reason end
-                                                end)
-               end),
+    Sender = cluster:call(B,
+                          fun() ->
+                                  spawn(fun() ->
+                                                receive go -> ok end,
+                                                [trunkline:send(ToA, {from, carrier, N,
+                                                                      traffic:payload(100_000 + N)})
+                                                 || N <- [1, 2, 3]]
+                                        end)
+                          end),
+    full(Test,
+         fun() ->
+                 normal = cluster:call(
+                            A, fun() ->
+                                       Ref = monitor(process, Sender),
+                                       Sender ! go,
+                                       receive {'DOWN', Ref, process, Sender, Reason} -> Reason end
+                               end)
+         end),
     Arrived(A, ToA, carrier),
     ?assertEqual(LinkOfA, Link()),
     ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [NodeB])),
@@ -824,7 +945,8 @@ full({A, B}, Fun) ->
     Filler = cluster:call(B, traffic, fill, []),
     Result = Fun(),
     cluster:call(A, erlang, exit, [Filler, kill]),
-    cluster:await(fun() -> cluster:call(A, fun() -> try erpc:call(cluster:node_of(B), erlang, is_process_alive, [Filler]) of
+    cluster:await(fun() -> cluster:call(A, fun() -> try erpc:call(cluster:node_of(B), erlang,
+                                                                  is_process_alive, [Filler]) of
                                                         IsAlive -> not IsAlive
                                                     catch
                                                         Class:Reason -> {Class, Reason}
@@ -842,27 +964,32 @@ look_at(Bulk) ->
     [begin
          Processes = cluster:call(X, ?MODULE, processes_of, [all]),
          ct:log("~p", [Processes]),
-         cluster:call(X, fun() ->
-                                 lists:foreach(
-                                   fun({Module, P}) ->
-                                           _ = sys:get_state(P, ?DEADLINE),
-                                           {status, P, {module, _}, _} = sys:get_status(P, ?DEADLINE),
-                                           _ = sys:replace_state(P, fun(S) -> S end, ?DEADLINE),
-                                           ok = sys:suspend(P, ?DEADLINE),
-                                           _ = sys:change_code(P, Module, [], [], ?DEADLINE),
-                                           ok = sys:resume(P, ?DEADLINE)
-                                   end, Processes),
-                                 [sys:get_state(P, ?DEADLINE) || _ <- lists:seq(1, 10), {M, P} <- Processes, M =:= trunkline_lane orelse M =:= trunkline_inlet]
-                         end),
+         cluster:call(X,
+                      fun() ->
+                              lists:foreach(
+                                fun({Module, P}) ->
+                                        _ = sys:get_state(P, ?DEADLINE),
+                                        {status, P, {module, _}, _} = sys:get_status(P, ?DEADLINE),
+                                        _ = sys:replace_state(P, fun(S) -> S end, ?DEADLINE),
+                                        ok = sys:suspend(P, ?DEADLINE),
+                                        _ = sys:change_code(P, Module, [], [], ?DEADLINE),
+                                        ok = sys:resume(P, ?DEADLINE)
+                                end, Processes),
+                              [sys:get_state(P, ?DEADLINE)
+                               || _ <- lists:seq(1, 10), {M, P} <- Processes,
+                                  M =:= trunkline_lane orelse M =:= trunkline_inlet]
+                      end),
          are_there(Processes, X)
      end || X <- [A, B]],
     flowing(Load, B),
     ?assertEqual(0, finish(Load, A, B)),
     %% What is sent to a lane that stands still waits there.
-    Lanes = [Lane || {trunkline_lane, Lane} <- cluster:call(A, ?MODULE, processes_of, [trunkline_lane])],
+    Lanes = [Lane
+             || {trunkline_lane, Lane} <- cluster:call(A, ?MODULE, processes_of, [trunkline_lane])],
     ok = cluster:call(A, lists, foreach, [fun sys:suspend/1, Lanes]),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
-    ok = cluster:call(A, fun() -> [trunkline:send(To, {from, a, N, x}) || N <- lists:seq(1, 100)], ok end),
+    ok = cluster:call(
+           A, fun() -> [trunkline:send(To, {from, a, N, x}) || N <- lists:seq(1, 100)], ok end),
     ?assertEqual(0, cluster:call(B, traffic, count, [To])),
     ok = cluster:call(A, lists, foreach, [fun sys:resume/1, Lanes]),
     cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
@@ -885,16 +1012,19 @@ tell_nonsense(Bulk) ->
          ok = cluster:call(X, ?MODULE, install_log, []),
          Processes = cluster:call(X, ?MODULE, processes_of, [all]),
          cluster:call(X, fun() ->
-                                 [P ! Nonsense || {_, P} <- Processes, Nonsense <- [nonsense, {non, sense}, #{}, {}]],
+                                 [P ! Nonsense || {_, P} <- Processes,
+                                                  Nonsense <- [nonsense, {non, sense}, #{}, {}]],
                                  [sys:get_state(P, ?DEADLINE) || {_, P} <- Processes]
                          end),
          are_there(Processes, X),
-         ?assertEqual([], [Line || {_, Line} <- cluster:call(X, ?MODULE, logged, []), string:find(Line, "means nothing to it: nonsense") =:= nomatch]),
+         ?assertEqual([], [Line || {_, Line} <- cluster:call(X, ?MODULE, logged, []),
+                                   string:find(Line, "means nothing to it: nonsense") =:= nomatch]),
          ?assertEqual(length(Processes), length(cluster:call(X, ?MODULE, logged, [])))
      end || X <- [A, B]],
     exchange:both_ways(A, B, [10, 100_000, 20]),
     ?assertEqual(0, finish(Load, A, B)),
-    ?assertMatch(#{state := up, sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{state := up, sessions := 1},
+                 cluster:call(A, trunkline, info, [cluster:node_of(B)])),
     cluster:stop_all([A, B]).
 
 %% So do those that wait for the turn of one large message, or for one reply.
@@ -941,10 +1071,8 @@ ask(Server, Node) ->
 %% Two nodes with connections for batches and for large messages, which stay, and no more of them
 %% under load, when the peer seems to be far; or large messages go by the distribution.
 with_everything(Bulk) ->
-    Env = [{lanes, 2}, {bulk_connections, 1}, {far_connections, 1}, {bulk_idle, 600_000}, {lane_transport, case cluster:lane_transport() of
-                                                                  dist -> tcp;
-                                                                  Other -> Other
-                                                              end}],
+    Env = [{lanes, 2}, {bulk_connections, 1}, {far_connections, 1}, {bulk_idle, 600_000},
+           {lane_transport, case cluster:lane_transport() of dist -> tcp; Other -> Other end}],
     {A, B} = cluster:pair(Env, [{bulk_transport, Bulk} | Env]),
     [begin
          exchange:one_way(X, Y, [10, 100_000, 20]),
@@ -966,9 +1094,11 @@ with_everything(Bulk) ->
 
 %% Those of Trunkline, or of one of its modules. Runs at the node.
 processes_of(Wanted) ->
-    lists:sort([{Module, P} || P <- processes(), {current_stacktrace, Stack} <- [process_info(P, current_stacktrace)],
+    lists:sort([{Module, P} || P <- processes(),
+                               {current_stacktrace, Stack} <- [process_info(P, current_stacktrace)],
                                Module <- [module_of(P, Stack)],
-                               Wanted =:= all andalso not lists:member(Module, [none | passing()]) orelse Module =:= Wanted]).
+                               Wanted =:= all andalso not lists:member(Module, [none | passing()])
+                                   orelse Module =:= Wanted]).
 
 %% None has ended, and none has come.
 are_there(Processes, At) ->
@@ -981,7 +1111,9 @@ passing() ->
 
 module_of(P, Stack) ->
     {Initial, _, _} = proc_lib:translate_initial_call(P),
-    case [M || M <- [Initial | [M || {M, _, _, _} <- lists:nthtail(max(0, length(Stack) - 1), Stack)]], lists:prefix("trunkline_", atom_to_list(M))] of
+    case [M || M <- [Initial
+                     | [M || {M, _, _, _} <- lists:nthtail(max(0, length(Stack) - 1), Stack)]],
+               lists:prefix("trunkline_", atom_to_list(M))] of
         [] -> none;
         [M | _] -> M
     end.

@@ -43,17 +43,18 @@ open(B, N) ->
 %% What a node pays for inboxes: rows of its table, monitors, memory of the process and of the
 %% table and the filter.
 cost(Node) ->
-    cluster:call(Node, fun() ->
-                               Pid = whereis(?PROCESS),
-                               true = erlang:garbage_collect(Pid),
-                               [{monitors, Monitors}, {monitored_by, By}, {memory, Memory}] =
-                                   process_info(Pid, [monitors, monitored_by, memory]),
-                               #{rows => rows(),
-                                 monitors => length([M || {process, M} <- Monitors, is_elsewhere(M)]),
-                                 monitored_by => length([M || M <- By, is_elsewhere(M)]),
-                                 memory => Memory + ets:info(?TABLE, memory) * erlang:system_info(wordsize),
-                                 filter => persistent_term:get(trunkline_bounded, none) =/= none}
-                       end).
+    cluster:call(
+      Node, fun() ->
+                    Pid = whereis(?PROCESS),
+                    true = erlang:garbage_collect(Pid),
+                    [{monitors, Monitors}, {monitored_by, By}, {memory, Memory}] =
+                        process_info(Pid, [monitors, monitored_by, memory]),
+                    #{rows => rows(),
+                      monitors => length([M || {process, M} <- Monitors, is_elsewhere(M)]),
+                      monitored_by => length([M || M <- By, is_elsewhere(M)]),
+                      memory => Memory + ets:info(?TABLE, memory) * erlang:system_info(wordsize),
+                      filter => persistent_term:get(trunkline_bounded, none) =/= none}
+            end).
 
 is_elsewhere({_, Node}) -> Node =/= node();
 is_elsewhere(Pid) -> node(Pid) =/= node().
@@ -98,7 +99,8 @@ many(_) ->
     [costs(N, #{rows => 0, monitors => 0, monitored_by => 0, filter => false}) || N <- [A, C]],
     costs(B, #{monitors => 0, monitored_by => 0}),
     %% (It has monitors of its own inboxes only while it is told of their end.)
-    [?assert(maps:get(memory, cost(N)) =< maps:get(memory, Cost) + 10_000) || {N, Cost} <- [{A, CostA}, {C, CostC}]],
+    [?assert(maps:get(memory, cost(N)) =< maps:get(memory, Cost) + 10_000)
+     || {N, Cost} <- [{A, CostA}, {C, CostC}]],
     gets_known(A, First),
     costs(A, #{rows => 1, monitors => 1, monitored_by => 1}),
     gets_known(A, Second),
@@ -186,7 +188,8 @@ ends(_) ->
 same_name(_) ->
     {[A, C, B] = Nodes, []} = three(0),
     To = {post, cluster:node_of(B)},
-    Start = fun() -> {ok, Pid} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{}]), Pid end,
+    Start =
+        fun() -> {ok, Pid} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{}]), Pid end,
     First = Start(),
     gets_known(A, To),
     ok = cluster:call(B, mailroom, kill, [[First]]),
@@ -248,7 +251,8 @@ keeper_killed(_) ->
     ok = cluster:call(B, mailroom, hold, [post]),
     gets_known(A, Keeper),
     Senders = cluster:call(A, mailroom, senders, [Keeper, [1, 2, 3], 1000, 10]),
-    cluster:await(fun() -> cluster:call(A, ?PROCESS, senders, [Keeper]) =:= #{waiting => 3, refused => 0} end),
+    cluster:await(
+      fun() -> cluster:call(A, ?PROCESS, senders, [Keeper]) =:= #{waiting => 3, refused => 0} end),
     ok = cluster:call(B, mailroom, kill, [[Keeper]]),
     ?assertEqual([1000, 1000, 1000], cluster:call(A, mailroom, collect, [Senders, finish])),
     await_rows(A, 0),
@@ -263,8 +267,9 @@ disconnected(_) ->
               [gets_known(N, I) || N <- [A, C], I <- [Inbox | Rest]],
               [Breaks, Other] = if Round rem 2 =:= 0 -> [A, B]; true -> [B, A] end,
               true = anew:lanes(A, B, fun() ->
-                                                   cluster:call(Breaks, erlang, disconnect_node, [cluster:node_of(Other)])
-                                           end),
+                                              cluster:call(Breaks, erlang, disconnect_node,
+                                                           [cluster:node_of(Other)])
+                                      end),
               cluster:await_up(A, B),
               ?assertEqual(length(Rest) + 1, rows(C)),
               ok = cluster:call(B, trunkline_inbox, close, [Inbox]),
@@ -325,10 +330,15 @@ first_messages(_) ->
     %% The first is among the 64th that a node may send.
     ok = cluster:call(A, fun() -> trunkline:send(To, {from, a, 1, x}), ok end),
     cluster:await(fun() -> is_known(A, To) end),
-    ?assertMatch(#{queued_messages := 641, dropped := Before}, cluster:call(B, trunkline_inbox, info, [post])),
+    ?assertMatch(#{queued_messages := 641, dropped := Before},
+                 cluster:call(B, trunkline_inbox, info, [post])),
     %% From now on it waits.
     [Sender] = cluster:call(A, mailroom, senders, [To, [b], 1000, 10]),
-    cluster:await(fun() -> cluster:call(A, ?PROCESS, senders, [cluster:call(B, erlang, whereis, [post])]) =:= #{waiting => 1, refused => 0} end),
+    cluster:await(fun() ->
+                          cluster:call(A, ?PROCESS, senders,
+                                       [cluster:call(B, erlang, whereis, [post])])
+                              =:= #{waiting => 1, refused => 0}
+                  end),
     ?assertMatch(#{dropped := Before}, cluster:call(B, trunkline_inbox, info, [post])),
     ok = cluster:call(B, mailroom, release, [post]),
     ?assertEqual([1000], cluster:call(A, mailroom, collect, [[Sender], finish])),
@@ -348,7 +358,8 @@ first_of_all_kinds(_) ->
     Large = binary:copy(<<"x">>, 1_000_000),
     lists:foreach(
       fun(Send) ->
-              {ok, Keeper} = cluster:call(B, mailroom, start, [{local, post}, #{list => true}, #{}]),
+              {ok, Keeper} =
+                  cluster:call(B, mailroom, start, [{local, post}, #{list => true}, #{}]),
               await_rows(A, 0),
               ok = cluster:call(A, fun() -> _ = Send(Keeper), ok end),
               cluster:await(fun() -> is_known(A, Keeper) end),
@@ -375,7 +386,8 @@ first_of_all_kinds(_) ->
 callers_are_told(_) ->
     {A, B} = cluster:pair([]),
     To = {post, cluster:node_of(B)},
-    {ok, _} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{policy => reject, messages => 20}]),
+    {ok, _} = cluster:call(B, mailroom, start,
+                           [{local, post}, #{}, #{policy => reject, messages => 20}]),
     ok = cluster:call(B, mailroom, hold, [post]),
     ok = cluster:call(B, fun() -> [post ! {from, x, N, y} || N <- lists:seq(1, 40)], ok end),
     cluster:await(fun() -> case cluster:call(B, trunkline_inbox, info, [post]) of
@@ -383,16 +395,27 @@ callers_are_told(_) ->
                                Info -> Info
                            end end),
     %% The first one is in, and waits for its turn.
-    Caller = cluster:call(A, mailroom, callers, [fun(I) -> trunkline:call(To, {echo, I}, infinity) end, [17]]),
-    cluster:await(fun() ->
-                          case cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}, 100) end) end) of
-                              {exit, {overload, _}} -> true;
-                              Other -> Other
-                          end
-                  end),
+    Caller = cluster:call(A, mailroom, callers,
+                          [fun(I) -> trunkline:call(To, {echo, I}, infinity) end, [17]]),
+    cluster:await(
+      fun() ->
+              case cluster:call(
+                     A, fun() ->
+                                traffic:attempt(fun() -> trunkline:call(To, {echo, x}, 100) end)
+                        end) of
+                  {exit, {overload, _}} -> true;
+                  Other -> Other
+              end
+      end),
     ok = cluster:call(B, mailroom, release, [post]),
     ?assertEqual([17], cluster:call(A, mailroom, collect, [Caller, finish])),
-    cluster:await(fun() -> cluster:call(A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}, infinity) end) end) =:= {ok, x} end),
+    cluster:await(
+      fun() ->
+              cluster:call(
+                A,
+                fun() -> traffic:attempt(fun() -> trunkline:call(To, {echo, x}, infinity) end) end)
+                  =:= {ok, x}
+      end),
     cluster:stop_all([A, B]).
 
 %% What a sender that was killed has left behind fills the gate, and no message is in the inbox

@@ -1,9 +1,9 @@
 %% Random faults under load, at three nodes with several senders each.
 %%
-%% In a `resume' round only connections break, sessions outlive them (resume_time), and nothing may be
-%% lost, doubled or out of order, nor a call or a monitor notice. In a `broken' round the same breaks
-%% end the sessions, and what is lost must be counted. Where network namespaces are allowed the nodes
-%% are in one each, so that packets between them can be dropped.
+%% In a `resume' round only connections break, sessions outlive them (resume_time), and nothing may
+%% be lost, doubled or out of order, nor a call or a monitor notice. In a `broken' round the same
+%% breaks end the sessions, and what is lost must be counted. Where network namespaces are allowed
+%% the nodes are in one each, so that packets between them can be dropped.
 %%
 %% It runs in rounds. A round follows from its seed: the nodes' options, what each sender sends, and
 %% the faults, with how many messages there are between them. (When exactly a fault happens depends
@@ -17,7 +17,8 @@
 %%     make breaks BREAKS=1000                  resume rounds until there have been so many breaks
 %%     make breaks NEMESIS=broken               the same breaks without resume_time
 %%
-%% NEMESIS=good, bad, resume or broken chooses the kind of rounds, FAULTS=kill_lane,drain the faults.
+%% NEMESIS=good, bad, resume or broken chooses the kind of rounds, FAULTS=kill_lane,drain the
+%% faults.
 %%
 %% A round that fails shows its seed; SEED=... begins with that round.
 -module(nemesis_SUITE).
@@ -740,8 +741,8 @@ wrong(Odd, Counted, #{done := Done} = C) ->
                             {exit_before, _, _} -> is_good(C);
                             %% Between two sessions nobody watches: see trunkline_monitors.
                             {false_down, noproc, {told, _}, _} -> not Ended;
-                            %% A link that was killed is replaced, and its monitors by OTP's own. So it
-                            %% is with one that has left beside a peer that stood still.
+                            %% A link that was killed is replaced, and its monitors by OTP's own. So
+                            %% it is with one that has left beside a peer that stood still.
                             {behind_its_down, Worker} ->
                                 is_good(C) orelse
                                     (lists:member(Worker, Before) andalso not Replaced);

@@ -95,9 +95,9 @@ rest() ->
              Sum#{routes => length(Routes), in_flight => lists:sum(InFlight),
                   levels => lists:sum([in_gate(Route) || {_, Route} <- Routes])}).
 
-%% Beside what was there before: acceptors for TCP and TLS (and no handler of theirs), a session with
-%% each peer, and a connection for each inlet, which may have got it a moment after its lane counted
-%% on it.
+%% Beside what was there before: acceptors for TCP and TLS (and no handler of theirs), a session
+%% with each peer, and a connection for each inlet, which may have got it a moment after its lane
+%% counted on it.
 allowed({processes, trunkline_listener}, _, _) -> 3;
 allowed({port, trunkline_listener}, _, _) -> 2;
 allowed({port, trunkline_inlet}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;

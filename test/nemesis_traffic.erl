@@ -11,8 +11,8 @@
 %%
 %% Sender = {Node, Incarnation, I}, Destination = {Node, Name}, where Node is the suite's short name
 %% of it. The destinations of a node are the servers p1 and p2; n, which has only a name and is
-%% restarted now and then; v, an event manager; and e, to which functions report that are executed at
-%% the node (their order is not promised).
+%% restarted now and then; v, an event manager; and e, to which functions report that are executed
+%% at the node (their order is not promised).
 %%
 %% All logs are runs of numbers: [{First, Last}].
 -module(nemesis_traffic).
@@ -320,7 +320,8 @@ step(erpc_request, {Node, _}, Directory, S) ->
 step(erpc_multicast, _, Directory, #sender{targets = Targets} = S) ->
     All = lists:usort([{Node, e} || {Node, _} <- Targets]),
     {Addresses, Message, S1} = message(All, [name], Directory, S),
-    ok = trunkline_erpc:multicast([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed, [Message]),
+    ok = trunkline_erpc:multicast([Node || {_, {_, Node}} <- Addresses], ?MODULE, executed,
+                                  [Message]),
     done(sent, name, Message, S1);
 step(rpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
@@ -355,7 +356,8 @@ step(Kind, Target, Directory, S) when Kind =:= monitor; Kind =:= exit ->
     end.
 
 executed(nobody, Message, S) -> done(uncertain, name, Message, S);
-executed(Reply, Message, S) -> answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S)).
+executed(Reply, Message, S) ->
+    answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S)).
 
 call(To, Message, Timeout, S) ->
     Bytes = bytes(),
@@ -479,7 +481,8 @@ worker(Got) ->
         {'EXIT', _, {told, _}} ->
             exit({told, Got});
         {die, To, Messages, Reason} ->
-            lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end, lists:seq(1, Messages)),
+            lists:foreach(fun(N) -> trunkline:send(To, {worker, self(), N}) end,
+                          lists:seq(1, Messages)),
             exit(Reason)
     after ?STUCK -> exit(idle)
     end.
@@ -490,7 +493,8 @@ end_it(Worker, S) ->
     Ours = trunkline:monitor(process, Worker),
     Messages = rand:uniform(20),
     lists:foreach(fun(_) -> trunkline:send(Worker, another) end, lists:seq(1, Messages)),
-    await_end(Worker, {Ours, Theirs}, Messages, erlang:monotonic_time(millisecond) + ?STUCK, count_one(S)).
+    await_end(Worker, {Ours, Theirs}, Messages, erlang:monotonic_time(millisecond) + ?STUCK,
+              count_one(S)).
 
 await_end(Worker, {Ours, Theirs} = Refs, Messages, Deadline, S) ->
     true = trunkline:exit(Worker, {told, Messages}),
@@ -501,7 +505,8 @@ await_end(Worker, {Ours, Theirs} = Refs, Messages, Deadline, S) ->
                        end,
             case Reason of
                 {told, Got} when Got < Messages ->
-                    down(Reason, Expected, Worker, 0, odd({exit_before, Messages - Got, Worker}, S));
+                    down(Reason, Expected, Worker, 0,
+                         odd({exit_before, Messages - Got, Worker}, S));
                 _ ->
                     down(Reason, Expected, Worker, 0, S)
             end

@@ -112,7 +112,8 @@ calls_wait(_) ->
     {A, B} = pair(),
     NodeB = cluster:node_of(B),
     {ok, Server} = cluster:call(B, server, start, [gen_server]),
-    Asker = cluster:call(B, fun() -> spawn(fun() -> receive {tell, N} -> server:tell(N) end end) end),
+    Asker = cluster:call(B,
+                         fun() -> spawn(fun() -> receive {tell, N} -> server:tell(N) end end) end),
     Held = [start(A, fun() -> trunkline:call(Server, {echo_told, N, Asker}, infinity) end)
             || N <- lists:seq(1, 5)],
     {held, 5} = cluster:call(B, fun() -> await_mail(Asker, 5) end),
@@ -125,19 +126,20 @@ calls_wait(_) ->
     Asker2 = Asker,
     cluster:call(B, fun() -> Asker2 ! {tell, 5} end),
     Name = test_gen_server,
-    New = [{start(A, Fun), Result}
-           || {Fun, Result} <-
-                  [{fun() -> trunkline:call(Server, {echo, 1}, infinity) end, 1},
-                   {fun() -> trunkline:call({Name, NodeB}, {echo, 2}, infinity) end, 2},
-                   {fun() ->
-                            Id = trunkline:send_request(Server, {echo, 3}),
-                            trunkline:receive_response(Id, infinity)
-                    end, {reply, 3}},
-                   {fun() -> trunkline:multi_call([NodeB], Name, {echo, 4}) end, {[{NodeB, 4}], []}},
-                   {fun() -> trunkline_erpc:call(NodeB, erlang, node, []) end, NodeB},
-                   {fun() -> trunkline_erpc:multicall([NodeB], erlang, node, []) end, [{ok, NodeB}]},
-                   {fun() -> byte_size(trunkline:call(Server, {echo, <<0:8_000_000>>}, infinity)) end,
-                    1_000_000}]],
+    New =
+        [{start(A, Fun), Result}
+         || {Fun, Result} <-
+                [{fun() -> trunkline:call(Server, {echo, 1}, infinity) end, 1},
+                 {fun() -> trunkline:call({Name, NodeB}, {echo, 2}, infinity) end, 2},
+                 {fun() ->
+                          Id = trunkline:send_request(Server, {echo, 3}),
+                          trunkline:receive_response(Id, infinity)
+                  end, {reply, 3}},
+                 {fun() -> trunkline:multi_call([NodeB], Name, {echo, 4}) end, {[{NodeB, 4}], []}},
+                 {fun() -> trunkline_erpc:call(NodeB, erlang, node, []) end, NodeB},
+                 {fun() -> trunkline_erpc:multicall([NodeB], erlang, node, []) end, [{ok, NodeB}]},
+                 {fun() -> byte_size(trunkline:call(Server, {echo, <<0:8_000_000>>}, infinity)) end,
+                  1_000_000}]],
     [?assert(is_waiting(P)) || P <- Held ++ [P || {P, _} <- New]],
     together(A, B),
     ?assertEqual([{ok, N} || N <- lists:seq(1, 5)], [outcome(P) || P <- Held]),
@@ -146,7 +148,8 @@ calls_wait(_) ->
     stop(A, B).
 
 await_mail(Pid, N) ->
-    ok = cluster:await(fun() -> process_info(Pid, message_queue_len) =:= {message_queue_len, N} end),
+    ok =
+        cluster:await(fun() -> process_info(Pid, message_queue_len) =:= {message_queue_len, N} end),
     {held, N}.
 
 %% A call keeps its time, and its reply does not come later.
@@ -179,12 +182,15 @@ monitors(_) ->
     NodeB = cluster:node_of(B),
     Watcher = cluster:call(A, fun() -> spawn(fun() -> watch([], []) end) end),
     Watch = fun(What) -> cluster:call(A, fun() -> Watcher ! {watch, What}, ok end) end,
-    Got = fun() -> cluster:call(A, fun() -> Watcher ! {got, self()}, receive {got, G} -> G end end) end,
+    Got = fun() ->
+                  cluster:call(A, fun() -> Watcher ! {got, self()}, receive {got, G} -> G end end)
+          end,
     [ok = Watch(P) || P <- [Lives, Before, {named, NodeB}]],
     ?assertEqual([], Got()),
     apart(A, B),
     ok = Watch(During),
-    cluster:call(B, fun() -> [P ! {end_with, Watcher, {told, P}} || P <- [Before, During, Named]], ok end),
+    cluster:call(
+      B, fun() -> [P ! {end_with, Watcher, {told, P}} || P <- [Before, During, Named]], ok end),
     cluster:call(B, fun() -> cluster:await(fun() -> not is_process_alive(Before) end) end),
     ?assertEqual([], Got()),
     together(A, B),
@@ -198,7 +204,9 @@ monitors(_) ->
     ?assertEqual([1, 2, 3], [M || {Q, M} <- All, Q =:= During, is_integer(M)]),
     ?assertMatch([{down, _}], [M || {Q, M} <- All, Q =:= During, not is_integer(M)]),
     ok = cluster:call(B, fun() -> Lives ! {end_with, Watcher, {told, Lives}}, ok end),
-    cluster:await(fun() -> [1, 2, 3, {down, {told, Lives}}] =:= [M || {Q, M} <- Got(), Q =:= Lives] end),
+    cluster:await(fun() ->
+                          [1, 2, 3, {down, {told, Lives}}] =:= [M || {Q, M} <- Got(), Q =:= Lives]
+                  end),
     still_the_first(A, B),
     stop(A, B).
 
@@ -249,18 +257,22 @@ inbox(_) ->
     IsKnown = fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [To]) end,
     cluster:await(fun() -> _ = cluster:call(A, trunkline, send, [To, hello]), IsKnown() end),
     Senders = cluster:call(A, mailroom, senders, [To, [a, b, c], 3_000, 100]),
-    Count = fun() -> lists:sum([N || {_, N, _} <- maps:values(cluster:call(B, mailroom, summary, [room]))]) end,
+    Count = fun() ->
+                    lists:sum(
+                      [N || {_, N, _} <- maps:values(cluster:call(B, mailroom, summary, [room]))])
+            end,
     cluster:await(fun() -> Count() > 300 end),
     Watch = cluster:call(B, mailroom, watch, [room]),
-    lists:foreach(fun(N) ->
-                          ok = cluster:call(B, mailroom, hold, [room]),
-                          apart(A, B),
-                          ?assert(IsKnown()),
-                          together(A, B),
-                          ok = cluster:call(B, mailroom, release, [room]),
-                          Next = Count() + 300,
-                          cluster:await(fun() -> Count() > min(9_000 - 1, Next) orelse {N, Count()} end)
-                  end, lists:seq(1, 3)),
+    lists:foreach(
+      fun(N) ->
+              ok = cluster:call(B, mailroom, hold, [room]),
+              apart(A, B),
+              ?assert(IsKnown()),
+              together(A, B),
+              ok = cluster:call(B, mailroom, release, [room]),
+              Next = Count() + 300,
+              cluster:await(fun() -> Count() > min(9_000 - 1, Next) orelse {N, Count()} end)
+      end, lists:seq(1, 3)),
     ?assertEqual([3_000, 3_000, 3_000], cluster:call(A, mailroom, collect, [Senders, finish])),
     cluster:await(fun() -> Count() =:= 9_000 orelse Count() end),
     ?assertEqual([{a, {3_000, 3_000, []}}, {b, {3_000, 3_000, []}}, {c, {3_000, 3_000, []}}],
@@ -279,7 +291,9 @@ multicast(_) ->
                                                      {multicast, To, 10}]}]]),
     ?assertEqual([normal], Sent),
     together(A, B),
-    [cluster:await(fun() -> cluster:call(B, traffic, received, [R]) =:= [{1, 1}, {1, 2}, {1, 3}] end)
+    [cluster:await(fun() ->
+                           cluster:call(B, traffic, received, [R]) =:= [{1, 1}, {1, 2}, {1, 3}]
+                   end)
      || R <- To],
     still_the_first(A, B),
     stop(A, B).
@@ -294,8 +308,10 @@ senders_wait(_) ->
     apart(A, B),
     Sent = cluster:call(A, fun() -> fill(To, 1) end),
     Waiting = start(A, fun() -> traffic:play_all([{waits, [{send, To, 1_000}]}]) end),
-    Many = start(A, fun() -> traffic:play_all([{{flood, Id}, [{send, To, 1_000} || _ <- lists:seq(1, 200)]}
-                                               || Id <- lists:seq(1, 20)]) end),
+    Many = start(
+             A,
+             fun() -> traffic:play_all([{{flood, Id}, [{send, To, 1_000} || _ <- lists:seq(1, 200)]}
+                                        || Id <- lists:seq(1, 20)]) end),
     %% Each lane has what it may have, and less than one message more.
     cluster:await(fun() ->
                           case [Q || #{queued_bytes := Q} <- maps:get(lanes, info(A, B))] of
@@ -314,7 +330,8 @@ senders_wait(_) ->
     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= Sent + 1 + 20 * 200 end),
     Received = cluster:call(B, traffic, received, [To]),
     ?assertEqual(lists:seq(1, Sent), [N || {fill, N} <- Received]),
-    [?assertEqual(lists:seq(1, 200), [N || {{flood, I}, N} <- Received, I =:= Id]) || Id <- lists:seq(1, 20)],
+    [?assertEqual(lists:seq(1, 200), [N || {{flood, I}, N} <- Received, I =:= Id])
+     || Id <- lists:seq(1, 20)],
     still_the_first(A, B),
     stop(A, B).
 
@@ -329,10 +346,12 @@ fill(To, N) ->
 replies_wait(_) ->
     {A, B} = pair(),
     {ok, Server} = cluster:call(B, server, start, [gen_server]),
-    Asker = cluster:call(B, fun() -> spawn(fun() -> receive {tell, N} -> server:tell(N) end end) end),
+    Asker = cluster:call(B,
+                         fun() -> spawn(fun() -> receive {tell, N} -> server:tell(N) end end) end),
     Term = lists:duplicate(100_000, x),
-    Callers = [start(A, fun() -> length(trunkline:call(Server, {echo_told, Term, Asker}, infinity)) end)
-               || _ <- lists:seq(1, 20)],
+    Callers =
+        [start(A, fun() -> length(trunkline:call(Server, {echo_told, Term, Asker}, infinity)) end)
+         || _ <- lists:seq(1, 20)],
     {held, 20} = cluster:call(B, fun() -> await_mail(Asker, 20) end),
     apart(A, B),
     cluster:call(B, fun() -> Asker ! {tell, 20} end),
@@ -354,7 +373,8 @@ time_runs_out(_) ->
                             receive {'DOWN', Ref, process, To, Why} -> Why end
                     end),
     apart(A, B),
-    ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
+    ?assertEqual([normal], cluster:call(A, traffic, play_all,
+                                        [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
     Call = start(A, fun() -> trunkline:call(To, count, infinity) end),
     ?assertMatch({exit, {{nodedown, NodeB}, _}}, outcome(Call)),
     ?assertEqual({ok, noconnection}, outcome(Down)),
@@ -388,12 +408,14 @@ another_incarnation(_) ->
     _ = disconnect(A, B),
     cluster:await_state(A, B, suspended),
     Name = {receiver, NodeB},
-    ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{1, [{send, Name, 100} || _ <- lists:seq(1, 10)]}]])),
+    ?assertEqual([normal], cluster:call(A, traffic, play_all,
+                                        [[{1, [{send, Name, 100} || _ <- lists:seq(1, 10)]}]])),
     Call = start(A, fun() -> trunkline:call(Name, count, infinity) end),
-    cluster:await(fun() -> case [Q || #{queued_messages := Q} <- maps:get(lanes, info(A, B)), Q > 0] of
-                               [] -> false;
-                               _ -> true
-                           end end),
+    cluster:await(
+      fun() -> case [Q || #{queued_messages := Q} <- maps:get(lanes, info(A, B)), Q > 0] of
+                   [] -> false;
+                   _ -> true
+               end end),
     ok = cluster:suspend(A),
     ok = cluster:kill(B),
     New = cluster:start(?PATIENT, Short),
@@ -439,22 +461,22 @@ await_waiting(B) ->
 
 %% Then the session ends with the connection, as ever, at both.
 one_side_does_not(_) ->
-    lists:foreach(
-      fun({EnvA, EnvB}) ->
-              {A, B} = cluster:pair(EnvA, EnvB),
-              {ok, To} = cluster:call(B, server, start, [gen_server]),
-              Call = start(A, fun() -> trunkline:call(To, {wait, here}, infinity) end),
-              Down = start(A, fun() ->
-                                      Ref = trunkline:monitor(process, To),
-                                      receive {'DOWN', Ref, process, To, Why} -> Why end
-                              end),
-              await_waiting(B),
-              true = anew:connection(A, B),
-              ?assertMatch({exit, {{nodedown, _}, _}}, outcome(Call)),
-              ?assertEqual({ok, noconnection}, outcome(Down)),
-              [?assertMatch(#{resumed := 0, sessions := 2}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
-              stop(A, B)
-      end, [{?PATIENT, []}, {[], ?PATIENT}]).
+    lists:foreach(fun({EnvA, EnvB}) ->
+                          {A, B} = cluster:pair(EnvA, EnvB),
+                          {ok, To} = cluster:call(B, server, start, [gen_server]),
+                          Call = start(A, fun() -> trunkline:call(To, {wait, here}, infinity) end),
+                          Down = start(A, fun() ->
+                                                  Ref = trunkline:monitor(process, To),
+                                                  receive {'DOWN', Ref, process, To, Why} -> Why end
+                                          end),
+                          await_waiting(B),
+                          true = anew:connection(A, B),
+                          ?assertMatch({exit, {{nodedown, _}, _}}, outcome(Call)),
+                          ?assertEqual({ok, noconnection}, outcome(Down)),
+                          [?assertMatch(#{resumed := 0, sessions := 2}, info(X, Y))
+                           || {X, Y} <- [{A, B}, {B, A}]],
+                          stop(A, B)
+                  end, [{?PATIENT, []}, {[], ?PATIENT}]).
 
 %% --- who leaves, and who is killed, meanwhile -----------------------------------------------
 
@@ -462,7 +484,8 @@ stop_while_suspended(_) ->
     {A, B} = pair(),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     apart(A, B),
-    ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
+    ?assertEqual([normal], cluster:call(A, traffic, play_all,
+                                        [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
     Call = start(A, fun() -> trunkline:call(To, count, infinity) end),
     Stop = start(A, fun() -> application:stop(trunkline) end),
     ?assertEqual({ok, ok}, outcome(Stop)),
@@ -481,7 +504,8 @@ drain_while_suspended(_) ->
     {A, B} = pair(),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     apart(A, B),
-    ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
+    ?assertEqual([normal], cluster:call(A, traffic, play_all,
+                                        [[{1, [{send, To, 100} || _ <- lists:seq(1, 10)]}]])),
     Drain = start(A, fun() -> trunkline:drain(cluster:node_of(B)) end),
     reunite(A, B),
     ?assertEqual({ok, ok}, outcome(Drain)),
@@ -507,33 +531,38 @@ killed_while_suspended(_) ->
               apart(A, B),
               At = case Who of here -> A; there -> B end,
               ok = cluster:call(At, logger, set_primary_config, [level, none]),
-              _ = cluster:call(A, traffic, play_all, [[{N, [{send, To, 100} || _ <- lists:seq(1, 10)]}]]),
-              ?assertEqual({Module, killed}, {Module, cluster:call(At, nemesis_node, kill, [Module, 1])}),
+              _ = cluster:call(A, traffic, play_all,
+                               [[{N, [{send, To, 100} || _ <- lists:seq(1, 10)]}]]),
+              ?assertEqual({Module, killed},
+                           {Module, cluster:call(At, nemesis_node, kill, [Module, 1])}),
               reunite(A, B),
               connect(A, B),
               cluster:await_up(A, B),
-              ?assertEqual([normal], cluster:call(A, traffic, play_all, [[{{N, again}, [{call, To, 10}]}]])),
+              ?assertEqual([normal],
+                           cluster:call(A, traffic, play_all, [[{{N, again}, [{call, To, 10}]}]])),
               Got = [M || {I, M} <- cluster:call(B, traffic, received, [To]), I =:= N],
               ?assertEqual(lists:sublist(lists:seq(1, 10), length(Got)), Got)
-      end, lists:enumerate([{Who, Module} || Who <- [here, there],
-                                             Module <- [trunkline_link, trunkline_lane, trunkline_inlet,
-                                                        trunkline_trunk, trunkline_dock]])),
+      end,
+      lists:enumerate([{Who, Module} || Who <- [here, there],
+                                        Module <- [trunkline_link, trunkline_lane, trunkline_inlet,
+                                                   trunkline_trunk, trunkline_dock]])),
     stop(A, B).
 
 %% What the dock says of a carrier may be lost with the connection: it says the same again.
 counts_are_kept(_) ->
     {A, B} = pair(),
     Dock = cluster:call(B, fun() -> hd(nemesis_node:by_kind(trunkline_dock)) end),
-    Answers = cluster:call(A, fun() ->
-                                      Name = self(),
-                                      Ask = fun() -> Dock ! {cut, self(), Name},
-                                                     receive {cut, Name, N} -> N end end,
-                                      _ = [Dock ! {fragment, Name, {1, 1_000_000}, 1_000, Offset, <<0:80>>}
-                                           || Offset <- [0, 10, 20]],
-                                      Three = [Ask(), Ask()],
-                                      Dock ! {forget, Name},
-                                      Three ++ [Ask()]
-                              end),
+    Answers = cluster:call(
+                A, fun() ->
+                           Name = self(),
+                           Ask = fun() -> Dock ! {cut, self(), Name},
+                                          receive {cut, Name, N} -> N end end,
+                           _ = [Dock ! {fragment, Name, {1, 1_000_000}, 1_000, Offset, <<0:80>>}
+                                || Offset <- [0, 10, 20]],
+                           Three = [Ask(), Ask()],
+                           Dock ! {forget, Name},
+                           Three ++ [Ask()]
+                   end),
     ?assertEqual([3, 3, 0], Answers),
     %% By the distribution each has a number. Number 3 is lost with a connection.
     Numbered = cluster:call(A, fun() ->

@@ -91,7 +91,8 @@ any_event(_) ->
           ?ALL({Node, Steps}, {node_at_first(), list({range(0, 10_000), boolean()})},
                walk(Steps, start(Node)))).
 
-node_at_first() -> oneof([down, {connected, one, true}, {connected, one, false}, {drained, one, true}]).
+node_at_first() ->
+    oneof([down, {connected, one, true}, {connected, one, false}, {drained, one, true}]).
 
 start(Node) ->
     Hello = (hello(2))#{resume_time => 500},

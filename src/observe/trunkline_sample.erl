@@ -1,6 +1,6 @@
 %% What trunkline_top and trunkline_web show: a sample is what a node counts at one moment, and a
-%% view is what happened between two samples. (This folder has all that looks at a node: metrics, the
-%% live view, the page.)
+%% view is what happened between two samples. (This folder has all that looks at a node: metrics,
+%% the live view, the page.)
 %%
 %%     take ── interval ── take ──> view/2 ──> rates, shares, and trunkline_hints' sentences
 %%

@@ -40,11 +40,11 @@
 -define(OTP, [common_test, debugger, dialyzer, diameter, edoc, eldap, erl_docgen, erl_interface, et,
               eunit, ftp, inets, jinterface, megaco, mnesia, observer, odbc, os_mon, parsetools,
               reltool, runtime_tools, sasl, snmp, ssh, syntax_tools, tftp, tools, wx, xmerl]).
-%% Modules that stay as they are. A caller links itself to its task, and then sends it what to do; on
-%% a connection of the lanes' own that would overtake the link, and a task that has ended cannot be
-%% linked to. The task sends its result and ends at once. Its caller hears of the end by OTP's means
-%% (by monitor/3, or because the caller is not adopted), and must not hear of it before it has the
-%% result.
+%% Modules that stay as they are. A caller links itself to its task, and then sends it what to do;
+%% on a connection of the lanes' own that would overtake the link, and a task that has ended cannot
+%% be linked to. The task sends its result and ends at once. Its caller hears of the end by OTP's
+%% means (by monitor/3, or because the caller is not adopted), and must not hear of it before it has
+%% the result.
 -define(LEFT_ALONE, ['Elixir.Task.Supervised', 'Elixir.Task.Supervisor']).
 %% Compiler options that must be given again. All others are in the forms, or do not change what the
 %% forms mean.

@@ -1,9 +1,9 @@
 %% Finds out whether a node that cannot be connected has ended, or may still be there.
 %%
 %% The node's host knows. When a node has ended, epmd no longer has a node of that name, or no
-%% process listens on its port. If the host does not answer, cannot be reached, or cannot be asked (a
-%% cluster may run without epmd, or with a distribution of its own), nothing is known, and only the
-%% time limit counts.
+%% process listens on its port. If the host does not answer, cannot be reached, or cannot be asked
+%% (a cluster may run without epmd, or with a distribution of its own), nothing is known, and only
+%% the time limit counts.
 %%
 %%     link                     a process of its own            the node's host
 %%       | -- ask -------------------> | -- the node's port? --------> |
