@@ -81,7 +81,7 @@ bench-mnesia: ## a table of mnesia at two nodes, as it is and adopted; and nodes
 bench-observed: ## what it costs when metrics, the page, top and telemetry all look on
 bench-growth: ## peers, destinations, mailboxes, lanes, sessions: what grows; PEERS="2 10" ONLY="rest flap"
 
-bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, half an hour
+bench-distance: ## Trunkline and `!' over an emulated wide-area link; as root, forty minutes
 
 real: ## mnesia, Debian's RabbitMQ and ejabberd, Elixir: two nodes, as they are and adopted; ROUNDS=3 SECONDS=10 SYSTEMS=elixir
 	@tools/need erlang rebar3 $(filter-out mnesia,$(SYSTEMS))

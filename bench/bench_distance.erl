@@ -15,7 +15,7 @@
 %% BBR at its own sockets. Two variants say what that does: `!' where the route says BBR,
 %% and Trunkline where it may not have it.
 %%
-%% The whole of it takes half an hour. LINKS="{10,1} {100,0}" (round trip in ms, loss in
+%% The whole of it takes forty minutes. LINKS="{10,1} {100,0}" (round trip in ms, loss in
 %% per cent) and WORK="small large" choose a part of it, and leave out the targets that
 %% need the rest. The first part is bench_echo.
 -module(bench_distance).

@@ -80,7 +80,11 @@ random_faults(_) ->
     failed(rounds(seed(), env("NEMESIS", any),
                   fun(_) -> erlang:monotonic_time(second) < End end, {0, []})).
 
-breaks(_) -> until_broken(env("NEMESIS", resume), breaks()).
+breaks(_) ->
+    until_broken(case env("NEMESIS", resume) of
+                     broken -> broken;
+                     _ -> resume
+                 end, breaks()).
 
 breaks_end_sessions(_) -> until_broken(broken, min(breaks(), ?BREAKS)).
 
@@ -178,13 +182,13 @@ disconnect_again(#{at := At, to := To, r := R} = Args, C) ->
     disconnect(Args, C).
 
 %% The node stands still until the other has given it up.
-silence(#{at := At, to := To}, C) ->
+silence(#{at := At, to := To}, #{silent := Silent} = C) ->
     Node = node_at(At, C),
     ok = cluster:suspend(Node),
     try cluster:await(fun() -> not is_connected(To, At, C) end, ?NOTICED)
     after cluster:continue(Node)
     end,
-    C.
+    C#{silent := [At | Silent]}.
 
 %% No packet passes, until one of them has noticed, and for a while longer.
 drop(#{r := R} = Args, C) -> drop(Args, both, R rem 2_000, C).
@@ -260,14 +264,15 @@ garbage(#{at := At, r := R}, C) ->
     C.
 
 %% The node stands still, while something else may happen at another.
-stop_node(#{at := At} = Args, C) ->
+stop_node(#{at := At} = Args, #{plan := #{kind := Kind}} = C) ->
     Node = node_at(At, C),
     Start = erlang:monotonic_time(millisecond),
     ok = cluster:suspend(Node),
     C1 = try
              case Args of
                  #{inner := Inner} -> carry_out(Inner, progress(200, C#{still := At}));
-                 #{} -> progress(500, ?STILL, C#{still := At})
+                 #{} when Kind =:= good -> progress(500, ?STILL, C#{still := At});
+                 #{} -> progress(500, C#{still := At})
              end
          after
              %% (A new node may have its place.)
@@ -597,6 +602,7 @@ settle(#{nodes := Nodes, senders := All} = C) ->
                  counted => lists:sum([lost(L) || {L, _, _} <- maps:values(Counted)]),
                  doubled => length(Doubled), out_of_order => length(Disordered),
                  resumed => resumptions(C),
+                 silent => length(maps:get(silent, C)),
                  failed_calls => lists:sum(maps:values(Reasons))},
        wrong := lists:reverse(Wrong) ++ maps:get(wrong, C)}.
 
@@ -752,10 +758,11 @@ wrong(Odd, Counted, #{done := Done} = C) ->
                                 Costs -- [nothing, counted] =:= []
                                     andalso maps:get(silent, C) =:= [];
                             {false_down, noconnection, _, _} -> not lists:member(uncounted, Costs);
-                            %% The successor's first messages went by plain distribution.
-                            {stale, {{From, _, _}, {To, _}, _}, _} ->
+                            %% So many of its successor's messages had come, which may have gone by
+                            %% plain distribution.
+                            {stale, {{From, _, _}, {To, _}, _}, _, Newer} ->
                                 {_, Fallbacks, _} = maps:get({From, To}, Counted, {{}, 0, 0}),
-                                Fallbacks =:= 0;
+                                Newer > Fallbacks;
                             %% One may have been about to be sent.
                             {too_late, Key, _} -> length([K || K <- TooLate, K =:= Key]) > 1;
                             _ -> true

@@ -124,14 +124,18 @@ entries({n, _, _, Entries, _, _, _}) -> Entries.
 got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destination} = S) ->
     case [Entry || {{_, D, _}, _} = Entry <- Entries, D =:= Destination] of
         [{{{From, Theirs, _}, _, Incarnation} = Key, N}] ->
-            Newest = maps:get(From, S#log.newest, Theirs),
+            {Newest, Newer} = maps:get(From, S#log.newest, {Theirs, 0}),
             S1 = note([{torn, Key, N} || Payload =/= payload(Seed, Make)]
                       ++ [{wrong_incarnation, Key, N, Form} || Incarnation =/= S#log.incarnation,
                                                                Form =/= name]
                       %% from one that has ended, behind something of its successor
-                      ++ [{stale, Key, N} || Theirs < Newest, element(2, Destination) =/= e]
+                      ++ [{stale, Key, N, Newer} || Theirs < Newest, element(2, Destination) =/= e]
                       ++ [{too_late, Key, N} || is_integer(S#log.ended), Time < S#log.ended], S),
-            S1#log{newest = (S1#log.newest)#{From => max(Theirs, Newest)},
+            S1#log{newest = (S1#log.newest)#{From => if
+                                                         Theirs > Newest -> {Theirs, 1};
+                                                         Theirs =:= Newest -> {Newest, Newer + 1};
+                                                         true -> {Newest, Newer}
+                                                     end},
                    runs = add(Key, N, S1#log.runs)};
         _ ->
             note([{wrong_destination, Destination, Entries}], S)

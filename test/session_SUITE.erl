@@ -6,14 +6,17 @@
 %%     make properties        100,000 histories of each kind
 -module(session_SUITE).
 
+-include_lib("stdlib/include/assert.hrl").
 -include("counterexample.hrl").
 
 -export([all/0, suite/0]).
--export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, any_event/1]).
+-export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1, asks_again/1,
+         any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
-all() -> [in_good_order, with_breaks, with_faults, once_failed, any_event].
+all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
+          any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -47,6 +50,56 @@ once_failed(_) ->
             {hold, links, a}, {go, [1, 0, 0]}, {hold, links, a}, {go, lists:duplicate(10, 0)},
             {hold, links, a}, {go, [0, 0, 0, 0, 2, 2, 0, 2, 0, 0, 0]}, {hold, links, a},
             {go, lists:duplicate(28, 0)}, {again, a}]).
+
+%% The first of these, step by step: the attempt's end says nothing of the connection that is there;
+%% only if nothing can be watched by that is it lost.
+attempt_fails(_) ->
+    Shape = {2, trunkline_gate:least(1000), trunkline_gate:limit(1000)},
+    {S1, _} = new(#{node => down, lanes => {Shape, [l1, l2]}}),
+    {S2, Effects2} = trunkline_session:step(connect, S1),
+    ?assert(lists:member({connect, absence}, Effects2)),
+    {S3, Effects3} = trunkline_session:step({nodeup, one, true}, S2),
+    ?assertEqual({holding, false},
+                 {trunkline_session:phase(S3), lists:keymember(watch, 1, Effects3)}),
+    {S4, Effects4} = trunkline_session:step({down, absence, noconnection}, S3),
+    ?assertEqual({holding, [{watch, absence, supervisor}]},
+                 {trunkline_session:phase(S4), Effects4}),
+    {S5, _} = trunkline_session:step({down, absence, noconnection}, S4),
+    ?assertEqual(down, trunkline_session:phase(S5)).
+
+%% And the second: a link that drains says hello when it may have missed a question.
+asks_again(_) ->
+    Hello = hello(2),
+    {S, Said} =
+        lists:foldl(fun(Event, {S0, Before}) ->
+                            {S1, Effects} =
+                                trunkline_session:step(case is_function(Event) of
+                                                           true -> Event(Before);
+                                                           false -> Event
+                                                       end, S0),
+                            {S1, Before ++ Effects}
+                    end, new(#{node => {connected, one, true}, lanes => none}),
+                    [{hello, there, theirs, Hello, false}, {started, lanes, [l1, l2]},
+                     fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
+                     {started, inlets, {[i1, i2], d1}},
+                     fun(Effects) ->
+                             [Ref] = [R || {say, links, {open, here, theirs, R, _}} <- Effects],
+                             {opened, Ref, [o1, o2], dock}
+                     end,
+                     {started, trunk}, {drain, make_ref()}]),
+    ?assertEqual(closing, trunkline_session:phase(S)),
+    {Again, Effects} = trunkline_session:step({nodeup, one, true}, S),
+    ?assertMatch([_], [x || {say, links, {hello, here, _, _, true}} <- Effects]),
+    {_, Effects1} = trunkline_session:step({open, there, name(Said), asked, [t1, t2]}, Again),
+    ?assertEqual([{say, there, {opened, asked, [i1, i2], d1}}], Effects1).
+
+name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
+
+new(Config) ->
+    Hello = hello(2),
+    trunkline_session:new(
+      maps:merge(#{link => here, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
+                   large_bytes => 1000, capabilities => [], has_met => false}, Config)).
 
 prop_history(Commands) -> prop_history(release(), Commands).
 

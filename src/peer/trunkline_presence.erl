@@ -1,15 +1,17 @@
 %% Finds out whether a node that cannot be connected has ended, or may still be there.
 %%
-%% The node's host knows. When a node has ended, epmd no longer has a node of that name, or no
-%% process listens on its port. If the host does not answer, cannot be reached, or cannot be asked
-%% (a cluster may run without epmd, or with a distribution of its own), nothing is known, and only
-%% the time limit counts.
+%% The node's host knows: when a node has ended, epmd no longer has a node of that name. Where epmd is
+%% not used, no process listens on the node's port. If the host does not answer, cannot be reached,
+%% or cannot be asked (a cluster may have a distribution of its own), nothing is known, and only the
+%% time limit counts.
 %%
 %%     link                     a process of its own            the node's host
-%%       | -- ask -------------------> | -- the node's port? --------> |
-%%       |                             | -- connects to it, or         |
-%%       |                             |    asks for all names ------> |
+%%       | -- ask -------------------> | -- epmd: the node's port? --> |
+%%       |                             |    or: connects to the port > |
 %%       | <- 'DOWN', gone, unknown -- |                               |
+%%
+%% epmd is asked here, because erl_epmd:port_please/2 says `noport' for a host that cannot be reached,
+%% too (PORT_PLEASE2_REQ in "Distribution Protocol" of ERTS).
 %%
 %% Each of these questions may take long, so a link does not ask them itself.
 -module(trunkline_presence).
@@ -20,6 +22,10 @@
 
 %% ms
 -define(TIMEOUT, 5000).
+
+-define(EPMD_PORT, 4369).
+-define(PORT_PLEASE2_REQ, 122).
+-define(PORT2_RESP, 119).
 
 %% The caller gets a 'DOWN' with this reference, from which is_gone/1 takes the answer. `none':
 %% there was no process left.
@@ -58,34 +64,45 @@ at_host(Name, Host, Family) ->
               end,
     case Address of
         {ok, Ip, Port, _} -> at_port(Ip, Port, Family);
-        {ok, Ip} -> at_address(Epmd, Name, Ip, Family);
-        _ -> unknown
-    end.
-
-%% erl_epmd says `noport' for a host that cannot be reached, too. Only the list of all names says
-%% that epmd has been asked.
-at_address(Epmd, Name, Ip, Family) ->
-    case port_please(Epmd, Name, Ip) of
-        {port, Port, _} ->
-            at_port(Ip, Port, Family);
-        noport ->
-            case erlang:function_exported(Epmd, names, 1) andalso Epmd:names(Ip) of
-                {ok, Names} when is_list(Names) ->
-                    case lists:keymember(Name, 1, Names) of
-                        true -> unknown;
-                        false -> gone
-                    end;
-                _ -> unknown
+        {ok, Ip} when Epmd =:= erl_epmd ->
+            case init:get_argument(erl_epmd_port) of
+                error -> at_epmd(Ip, unicode:characters_to_binary(Name), Family);
+                {ok, _} -> registered(Epmd:port_please(Name, Ip), Ip, Family)
             end;
+        {ok, Ip} ->
+            registered(Epmd:port_please(Name, Ip), Ip, Family);
         _ ->
             unknown
     end.
 
-port_please(Epmd, Name, Ip) ->
-    case erlang:function_exported(Epmd, port_please, 3) of
-        true -> Epmd:port_please(Name, Ip, ?TIMEOUT);
-        false -> Epmd:port_please(Name, Ip)
+%% If epmd has a node of that name, the node may be there.
+at_epmd(Ip, Name, Family) ->
+    case gen_tcp:connect(Ip, epmd_port(), [Family, binary, {active, false}], ?TIMEOUT) of
+        {ok, Socket} ->
+            Size = byte_size(Name) + 1,
+            Answer = case gen_tcp:send(Socket, <<Size:16, ?PORT_PLEASE2_REQ, Name/binary>>) of
+                         ok -> gen_tcp:recv(Socket, 2, ?TIMEOUT);
+                         {error, _} = Error -> Error
+                     end,
+            ok = gen_tcp:close(Socket),
+            case Answer of
+                {ok, <<?PORT2_RESP, Result>>} when Result > 0 -> gone;
+                _ -> unknown
+            end;
+        {error, _} ->
+            unknown
     end.
+
+epmd_port() ->
+    case init:get_argument(epmd_port) of
+        {ok, [[Port | _] | _]} -> list_to_integer(Port);
+        error -> ?EPMD_PORT
+    end.
+
+%% Without epmd.
+registered({port, Port, _}, Ip, Family) -> at_port(Ip, Port, Family);
+registered(noport, _, _) -> gone;
+registered(_, _, _) -> unknown.
 
 %% To the node this looks like a client that does not speak its protocol.
 at_port(Ip, Port, Family) ->

@@ -207,7 +207,7 @@
 %% ms
 -define(AGAIN, 200).               % when there was no process left
 -define(FINISH, 1000).             % to deliver what has arrived
--define(RETIRE, 10_000).           % the same, when callers may wait for replies
+-define(RETIRE, 2000).             % the same, when callers may wait for replies
 -define(FORGET, 3_600_000).        % after which a peer that is gone is forgotten
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time

@@ -1,5 +1,5 @@
 %% Requests and replies in gen_server's protocol, on the caller's side. (This folder has all that
-%% gets an answer: requests, remote procedure calls, monitors; and exit signals.)
+%% gets an answer: requests, remote procedure calls, monitors. Exit signals are here, too.)
 %%
 %% A request to a peer goes by lane to the agent at the server's node (see trunkline_agent), and the
 %% reply comes back by lane. The caller monitors only a local process: the inlet that brings the
