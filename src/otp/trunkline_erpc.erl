@@ -82,10 +82,11 @@ Names a request of `send_request/2,4`. It is for the functions of this module, n
 -opaque request_id() :: {reference(), lane} | erpc:request_id().
 
 -doc "
-Request ids, each with a label. See `reqids_new/0`.
+Request ids, each with a label. See `reqids_new/0`. A collection of `erpc` is one, too.
 ".
 -doc #{since => <<"0.5.0">>}.
--opaque request_id_collection() :: trunkline_reqids:collection(request_id()).
+-opaque request_id_collection() ::
+          trunkline_reqids:collection(request_id()) | erpc:request_id_collection().
 
 -type mfargs() :: {module(), Function :: atom(), Args :: [term()]}.
 
@@ -646,6 +647,7 @@ reqids_to_list(Collection) ->
     ?BAD([Collection]).
 
 %% An entry of a collection. One of erpc's own has the half of the id beside the label.
+-spec known(request_id() | reference(), Label :: term()) -> {request_id(), Label :: term()}.
 known(Ref, [Mark | Label]) when is_reference(Ref), is_reference(Mark) -> {[Mark | Ref], Label};
 known(Id, Label) -> {Id, Label}.
 

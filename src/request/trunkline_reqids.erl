@@ -37,7 +37,8 @@ add(Ref, Id, Label, Ids) when is_map(Ids), not is_map_key(Ref, Ids) ->
     Ids#{Ref => [?MODULE, Id | Label]};
 add(_, _, _, _) -> error(badarg).
 
--spec to_list(collection(Id)) -> [{Id, label()}].
+%% An id that OTP has added may be the reference alone.
+-spec to_list(collection(Id)) -> [{Id | reference(), label()}].
 to_list(Ids) when is_map(Ids) -> [entry(Ref, Entry) || {Ref, Entry} <- maps:to_list(Ids)];
 to_list(_) -> error(badarg).
 
@@ -45,7 +46,8 @@ entry(_, [?MODULE, Id | Label]) -> {Id, Label};
 entry(Ref, Label) -> {Ref, Label}.
 
 %% The id of a reference, its label, and the collection: without the id if Delete is true.
--spec take(reference(), collection(Id), Delete :: boolean()) -> {Id, label(), collection(Id)}.
+-spec take(reference(), collection(Id), Delete :: boolean()) ->
+          {Id | reference(), label(), collection(Id)}.
 take(Ref, Ids, Delete) ->
     {Id, Label} = entry(Ref, map_get(Ref, Ids)),
     {Id, Label, case Delete of
