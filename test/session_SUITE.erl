@@ -10,8 +10,8 @@
 -include("counterexample.hrl").
 
 -export([all/0, suite/0]).
--export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1, asks_again/1,
-         any_event/1]).
+-export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
+         asks_again/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 

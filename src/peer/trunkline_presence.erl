@@ -1,17 +1,17 @@
 %% Finds out whether a node that cannot be connected has ended, or may still be there.
 %%
-%% The node's host knows: when a node has ended, epmd no longer has a node of that name. Where epmd is
-%% not used, no process listens on the node's port. If the host does not answer, cannot be reached,
-%% or cannot be asked (a cluster may have a distribution of its own), nothing is known, and only the
-%% time limit counts.
+%% The node's host knows: when a node has ended, epmd no longer has a node of that name. Where epmd
+%% is not used, no process listens on the node's port. If the host does not answer, cannot be
+%% reached, or cannot be asked (a cluster may have a distribution of its own), nothing is known, and
+%% only the time limit counts.
 %%
 %%     link                     a process of its own            the node's host
-%%       | -- ask -------------------> | -- epmd: the node's port? --> |
-%%       |                             |    or: connects to the port > |
+%%       | -- ask -------------------> | -- the node's port? --------> | epmd, or
+%%       |                             | -- connects ----------------> | that port
 %%       | <- 'DOWN', gone, unknown -- |                               |
 %%
-%% epmd is asked here, because erl_epmd:port_please/2 says `noport' for a host that cannot be reached,
-%% too (PORT_PLEASE2_REQ in "Distribution Protocol" of ERTS).
+%% epmd is asked here (PORT_PLEASE2_REQ in "Distribution Protocol" of ERTS), because
+%% erl_epmd:port_please/2 says `noport' for a host that cannot be reached, too.
 %%
 %% Each of these questions may take long, so a link does not ask them itself.
 -module(trunkline_presence).
