@@ -196,6 +196,10 @@ breaks(Env, [Bytes, BytesBack]) ->
                           end),
     ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
     ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
+    %% What was in flight at a break was sent again, and counted.
+    Again = [N || {X, Y} <- [{A, B}, {B, A}], #{lanes := Lanes} <- [info(X, Y)],
+                  #{sent_again := N} <- Lanes],
+    ?assert(lists:sum(Again) > 0),
     unharmed(A, B).
 
 env(Env) -> [{resume_time, 60_000}, {lanes, 3}] ++ Env.
