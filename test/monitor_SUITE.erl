@@ -1156,13 +1156,12 @@ no_process_left(A, B, C, Rounds) ->
                       Plain andalso Whose =:= nobody
               end),
     Over = [over || _ <- None],
+    %% (Before there was a watcher none may have learned of the reason: see promises.md.)
     Ended = fun(Reasons) ->
-                    [await_held(A, H, [full | Reasons]) || H <- [First, Next]],
-                    %% (Before there was a watcher nobody may have learned of the reason.)
-                    cluster:await(fun() -> case cluster:call(A, ?MODULE, held, [Holder]) of
-                                               [R | Reasons] when R =:= full; R =:= noproc -> true;
-                                               Other -> Other
-                                           end end)
+                    [cluster:await(fun() -> case cluster:call(A, ?MODULE, held, [H]) of
+                                                [R | Reasons] when R =:= full; R =:= noproc -> true;
+                                                Other -> Other
+                                            end end) || H <- [First, Next, Holder]]
             end,
     Ended(None),
     finish(B, tl(Ps), over),
