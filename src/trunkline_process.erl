@@ -3,14 +3,14 @@
 %% At the process limit no process can be started. The functions here return an error then, so that
 %% the caller can keep its state and try again later.
 %%
-%% A hand-written loop passes system messages (sys) to system/4, which answers them as a gen_server
-%% does and continues the loop. Debugging options have no effect.
-%%
-%% Unexpected messages are logged once for each process, since there may be very many.
+%% A hand-written loop passes what it does not know to other/3. System messages (sys) are answered
+%% as a gen_server does. All others are unexpected, and logged once for each process, since there
+%% may be very many. Then the loop continues. Debugging options have no effect. A loop that has to
+%% do more with such messages calls system/4 and unexpected/2 itself.
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, label/1, system/4, unexpected/2]).
+-export([start/1, start_all/1, label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, monitor_connected/1]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -48,6 +48,16 @@ label(Module, Function, Args) ->
     end.
 
 %% --- system messages ----------------------------------------------------------------
+
+%% The calling process has received a message that its loop, an exported function, does not know. It
+%% continues with Loop(State).
+-spec other(Message :: term(), loop(), State :: term()) -> term().
+other({system, From, Request}, Loop, State) ->
+    system(From, Request, Loop, State);
+other(Unexpected, Loop, State) ->
+    {module, Module} = erlang:fun_info(Loop, module),
+    ok = unexpected(Module, Unexpected),
+    Loop(State).
 
 %% The calling process has received `{system, From, Request}', and continues with Loop(State).
 -spec system(gen_server:from(), Request :: term(), loop(), State :: term()) -> no_return().

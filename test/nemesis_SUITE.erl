@@ -317,10 +317,9 @@ plan(Seed, Wanted) ->
            end,
     Where = where(Kind),
     Chosen = string:lexemes(env("FAULTS", ""), ","),
-    Faults = [Fault || {Name, _, Costs, _} = Fault <- case Kind of
-                                                          resume -> faults(Where);
-                                                          broken -> faults(Where);
-                                                          _ -> faults()
+    Faults = [Fault || {Name, _, Costs, _} = Fault <- case only_breaks(Kind) of
+                                                          true -> faults(Where);
+                                                          false -> faults()
                                                       end,
                        Kind =/= good orelse Costs =:= nothing,
                        Chosen =:= [] orelse lists:member(atom_to_list(Name), Chosen)],
@@ -336,13 +335,17 @@ plan(Seed, Wanted) ->
       faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
                  || _ <- lists:seq(1, number_of_faults(Kind))]}.
 
-number_of_faults(Kind) when Kind =:= resume; Kind =:= broken -> 12 + rand:uniform(12);
-number_of_faults(_) -> 4 + rand:uniform(5).
+number_of_faults(Kind) ->
+    case only_breaks(Kind) of
+        true -> 12 + rand:uniform(12);
+        false -> 4 + rand:uniform(5)
+    end.
+
+only_breaks(Kind) -> lists:member(Kind, [resume, broken]).
 
 %% (A certificate of the tests is for one host.)
 where(Kind) ->
-    case lists:member(Kind, [resume, broken]) andalso cluster:lane_transport() =/= tls
-        andalso wan:possible() of
+    case only_breaks(Kind) andalso cluster:lane_transport() =/= tls andalso wan:possible() of
         ok -> apart;
         _ -> together
     end.
@@ -715,7 +718,7 @@ cover({From, To}, Counted, #{done := Done, silent := Silent}) ->
                        _ -> unknown
                    end,
       broken => lists:any(fun(Fault) -> breaks(Fault, [From, To]) end, Done)
-          orelse [From, To] -- Silent =/= [From, To],
+          orelse lists:member(From, Silent) orelse lists:member(To, Silent),
       uncounted => [] =/= [At || {_, uncounted, At, _} <- Done, lists:member(At, [From, To])]}.
 
 breaks({_, node, At, _}, Pair) -> lists:member(At, Pair);

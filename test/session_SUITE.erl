@@ -55,7 +55,7 @@ once_failed(_) ->
 %% only if nothing can be watched by that is it lost.
 attempt_fails(_) ->
     Shape = {2, trunkline_gate:least(1000), trunkline_gate:limit(1000)},
-    {S1, _} = new(#{node => down, lanes => {Shape, [l1, l2]}}),
+    {S1, _} = new(hello(2), down, {Shape, [l1, l2]}),
     {S2, Effects2} = trunkline_session:step(connect, S1),
     ?assert(lists:member({connect, absence}, Effects2)),
     {S3, Effects3} = trunkline_session:step({nodeup, one, true}, S2),
@@ -69,7 +69,6 @@ attempt_fails(_) ->
 
 %% And the second: a link that drains says hello when it may have missed a question.
 asks_again(_) ->
-    Hello = hello(2),
     {S, Said} =
         lists:foldl(fun(Event, {S0, Before}) ->
                             {S1, Effects} =
@@ -78,8 +77,8 @@ asks_again(_) ->
                                                            false -> Event
                                                        end, S0),
                             {S1, Before ++ Effects}
-                    end, new(#{node => {connected, one, true}, lanes => none}),
-                    [{hello, there, theirs, Hello, false}, {started, lanes, [l1, l2]},
+                    end, new(hello(2), {connected, one, true}, none),
+                    [{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
                      fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
                      {started, inlets, {[i1, i2], d1}},
                      fun(Effects) ->
@@ -95,11 +94,10 @@ asks_again(_) ->
 
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 
-new(Config) ->
-    Hello = hello(2),
-    trunkline_session:new(
-      maps:merge(#{link => here, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
-                   large_bytes => 1000, capabilities => [], has_met => false}, Config)).
+new(Hello, Node, Lanes) ->
+    trunkline_session:new(#{link => here, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
+                            large_bytes => 1000, node => Node, lanes => Lanes, capabilities => [],
+                            has_met => false}).
 
 prop_history(Commands) -> prop_history(release(), Commands).
 
@@ -148,12 +146,7 @@ node_at_first() ->
     oneof([down, {connected, one, true}, {connected, one, false}, {drained, one, true}]).
 
 start(Node) ->
-    Hello = (hello(2))#{resume_time => 500},
-    done(trunkline_session:new(#{link => here, hello => Hello,
-                                 no_hello => Hello#{protocol := {0, 0}}, large_bytes => 1000,
-                                 node => Node, lanes => none, capabilities => [],
-                                 has_met => false}),
-         true, #{refs => [stray], lanes => none}).
+    done(new((hello(2))#{resume_time => 500}, Node, none), true, #{refs => [stray], lanes => none}).
 
 hello(Lanes) ->
     #{protocol => {2, 2}, lanes => Lanes, window_bytes => 1000, bulk_bytes => 1000, release => "x",

@@ -238,11 +238,8 @@ accept(#acceptor{listening = Listening} = S) ->
     receive
         {'DOWN', Ref, process, _, _} ->
             accept(ended(Ref, S));
-        {system, From, Request} ->
-            trunkline_process:system(From, Request, fun ?MODULE:accept/1, S);
-        Unexpected ->
-            ok = trunkline_process:unexpected(?MODULE, Unexpected),
-            accept(S)
+        Other ->
+            trunkline_process:other(Other, fun ?MODULE:accept/1, S)
     after 0 ->
             case gen_tcp:accept(Listening, ?LOOK) of
                 {ok, Socket} ->

@@ -79,11 +79,8 @@ await({Inlet, Ref, Message} = S) ->
             end;
         {'DOWN', Ref, process, _, _} ->
             ok;
-        {system, From, Request} ->
-            trunkline_process:system(From, Request, fun ?MODULE:await/1, S);
-        Unexpected ->
-            ok = trunkline_process:unexpected(?MODULE, Unexpected),
-            await(S)
+        Other ->
+            trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
 deliver(nobody, _, Inlet) ->

@@ -64,13 +64,11 @@ at_host(Name, Host, Family) ->
               end,
     case Address of
         {ok, Ip, Port, _} -> at_port(Ip, Port, Family);
-        {ok, Ip} when Epmd =:= erl_epmd ->
-            case init:get_argument(erl_epmd_port) of
-                error -> at_epmd(Ip, unicode:characters_to_binary(Name), Family);
-                {ok, _} -> registered(Epmd:port_please(Name, Ip), Ip, Family)
-            end;
         {ok, Ip} ->
-            registered(Epmd:port_please(Name, Ip), Ip, Family);
+            case Epmd =:= erl_epmd andalso init:get_argument(erl_epmd_port) of
+                error -> at_epmd(Ip, unicode:characters_to_binary(Name), Family);
+                _ -> registered(Epmd:port_please(Name, Ip), Ip, Family)
+            end;
         _ ->
             unknown
     end.

@@ -112,11 +112,8 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
             loop(S0);
         finish ->
             ok;
-        {system, From, Request} ->
-            trunkline_process:system(From, Request, fun ?MODULE:loop/1, S0);
-        Unexpected ->
-            ok = trunkline_process:unexpected(?MODULE, Unexpected),
-            loop(S0)
+        Other ->
+            trunkline_process:other(Other, fun ?MODULE:loop/1, S0)
     end.
 
 monitor_by(watch, Object) -> trunkline_process:monitor_connected(Object);

@@ -379,11 +379,8 @@ await({Ref, Its, Object, Caller} = S) ->
             Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
         {'DOWN', Its, process, _, _} ->
             ok;
-        {system, From, Request} ->
-            trunkline_process:system(From, Request, fun ?MODULE:await/1, S);
-        Unexpected ->
-            ok = trunkline_process:unexpected(?MODULE, Unexpected),
-            await(S)
+        Other ->
+            trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
 %% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
