@@ -8,16 +8,52 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([any_traffic/1, replies_among_messages/1, lanes_come_up/1, peer_stops_and_starts/1,
-         sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1,
+-export([long_terms/1, any_traffic/1, replies_among_messages/1, lanes_come_up/1]).
+-export([peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1,
          mailboxes_off_heap/1, replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
+all() -> [long_terms, any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
           sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break,
           mailboxes_off_heap, replies_at_the_start].
+
+%% A sender encodes a long term with few atoms itself. It keeps its place, to a pid, a name and an
+%% alias, and the receiver gets the same term.
+long_terms(_) ->
+    {A, B} = cluster:pair([]),
+    Encoded = [lists:seq(1, 5000), {row, lists:seq(1, 5000)},
+               [{N, N * 1.5} || N <- lists:seq(1, 999)]],
+    Others = [[#{key => N} || N <- lists:seq(1, 999)], {row, binary:copy(<<"x">>, 9000)},
+              [binary:copy(<<"x">>, 100) || _ <- lists:seq(1, 99)], lists:duplicate(5000, atom)],
+    Is = fun(Term) -> cluster:call(A, trunkline_shape, is_better_encoded, [Term]) end,
+    [true, true, true] = [Is(Term) || Term <- Encoded],
+    [false, false, false, false] = [Is(Term) || Term <- Others],
+    Terms = lists:append([[N, Term] || {N, Term} <- lists:enumerate(Encoded ++ Others)]),
+    Collect = fun(Caller) ->
+                      true = register(collector, self()),
+                      Caller ! {self(), alias()},
+                      Getter = receive {get, Pid} -> Pid end,
+                      Getter ! {self(), [receive Term -> Term end || _ <- Terms ++ Terms ++ Terms]}
+              end,
+    {Collector, Alias} = cluster:call(B, fun() ->
+                                                 Self = self(),
+                                                 Pid = spawn(fun() -> Collect(Self) end),
+                                                 receive {Pid, _} = Started -> Started end
+                                         end),
+    ok = cluster:call(A, fun() ->
+                                 _ = [trunkline:send(To, Term)
+                                      || To <- [Collector, {collector, node(Alias)}, Alias],
+                                         Term <- Terms],
+                                 ok
+                         end),
+    Got = cluster:call(B, fun() ->
+                                  Collector ! {get, self()},
+                                  receive {Collector, Received} -> Received end
+                          end),
+    Got = Terms ++ Terms ++ Terms,
+    cluster:stop_all([A, B]).
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.

@@ -20,8 +20,8 @@
 
 -export_type([patience/0, how/0, packed/0]).
 
--compile({inline, [lane_of/2]}).
--dialyzer({no_improper_lists, [offer/5, force/3, send_parcel/6, enter_packed/7]}).
+-compile({inline, [lane_of/2, entry/3]}).
+-dialyzer({no_improper_lists, [offer/5, entry/3, force/3, send_parcel/6, enter_packed/7]}).
 
 %% How long to wait for room: not at all, or until a deadline.
 -type patience() :: nosuspend | trunkline_deadline:deadline().
@@ -31,6 +31,8 @@
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
+%% Bytes from which on a term is long.
+-define(LONG, 4096).
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
 %% ms that a request waits for lanes, at most, if it could go by plain distribution.
@@ -73,11 +75,19 @@ offer(Node, To, Message, How, Ticket) ->
                     again(large(Route, Ix, To, Message, Charge, How, Ticket),
                           Node, To, Message, How);
                 Charge ->
-                    element(Ix, Lanes) ! [Charge, self(), To | Message],
+                    element(Ix, Lanes) ! [Charge, self() | entry(Charge, To, Message)],
                     ok
             end;
         none ->
             direct
+    end.
+
+%% A long term may be encoded here. It is more than its encoding, and would be copied into the lane.
+entry(Charge, To, Message) ->
+    case trunkline_gate:bytes(Charge) >= ?LONG andalso not is_tuple(To)
+        andalso trunkline_shape:is_better_encoded(Message) of
+        true -> trunkline_multicast:entry({each, [To]}, Message);
+        false -> [To | Message]
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
