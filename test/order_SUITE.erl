@@ -9,8 +9,8 @@
 
 -export([all/0, suite/0]).
 -export([long_terms/1, any_traffic/1, replies_among_messages/1, lanes_come_up/1]).
--export([peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1, connection_breaks/1, lane_connections_break/1,
-         mailboxes_off_heap/1, replies_at_the_start/1]).
+-export([peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1, connection_breaks/1]).
+-export([lane_connections_break/1, mailboxes_off_heap/1, replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3]).
 
 suite() -> [{timetrap, {minutes, 5}}].

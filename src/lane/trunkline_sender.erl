@@ -86,7 +86,7 @@ offer(Node, To, Message, How, Ticket) ->
 entry(Charge, To, Message) ->
     case trunkline_gate:bytes(Charge) >= ?LONG andalso not is_tuple(To)
         andalso trunkline_shape:is_better_encoded(Message) of
-        true -> trunkline_multicast:entry({each, [To]}, Message);
+        true -> [{each, [To]} | term_to_binary(Message)];
         false -> [To | Message]
     end.
 
