@@ -27,15 +27,15 @@ long_terms(_) ->
                [{N, N * 1.5} || N <- lists:seq(1, 999)]],
     Others = [[#{key => N} || N <- lists:seq(1, 999)], {row, binary:copy(<<"x">>, 9000)},
               [binary:copy(<<"x">>, 100) || _ <- lists:seq(1, 99)], lists:duplicate(5000, atom)],
-    Is = fun(Term) -> cluster:call(A, trunkline_shape, is_better_encoded, [Term]) end,
-    [true, true, true] = [Is(Term) || Term <- Encoded],
-    [false, false, false, false] = [Is(Term) || Term <- Others],
+    [true, true, true] = lists:map(fun trunkline_shape:is_better_encoded/1, Encoded),
+    [false, false, false, false] = lists:map(fun trunkline_shape:is_better_encoded/1, Others),
     Terms = lists:append([[N, Term] || {N, Term} <- lists:enumerate(Encoded ++ Others)]),
+    All = Terms ++ Terms ++ Terms,
     Collect = fun(Caller) ->
                       true = register(collector, self()),
                       Caller ! {self(), alias()},
                       Getter = receive {get, Pid} -> Pid end,
-                      Getter ! {self(), [receive Term -> Term end || _ <- Terms ++ Terms ++ Terms]}
+                      Getter ! {self(), [receive Term -> Term end || _ <- All]}
               end,
     {Collector, Alias} = cluster:call(B, fun() ->
                                                  Self = self(),
@@ -52,7 +52,7 @@ long_terms(_) ->
                                   Collector ! {get, self()},
                                   receive {Collector, Received} -> Received end
                           end),
-    Got = Terms ++ Terms ++ Terms,
+    Got = All,
     cluster:stop_all([A, B]).
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
