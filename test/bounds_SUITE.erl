@@ -7,8 +7,8 @@
 
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
-         call_while_full/1, larger_than_all_bounds/1, batches_are_small/1,
-         fair/1, killed_senders/1, waiters_gave_up/1,
+         losses_of_long_terms_add_up/1, call_while_full/1, larger_than_all_bounds/1,
+         batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
 -export([await_blocked/3]).
 
@@ -16,8 +16,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
-          call_while_full, larger_than_all_bounds, fair, killed_senders, waiters_gave_up,
-          binaries_do_not_keep_batches, batches_are_small,
+          losses_of_long_terms_add_up, call_while_full, larger_than_all_bounds, fair,
+          killed_senders, waiters_gave_up, binaries_do_not_keep_batches, batches_are_small,
           bound_while_connecting, waiting, time_in_lane].
 
 
@@ -174,10 +174,14 @@ await_done(A, Senders) ->
 %% are blocked. (Not nearly all: there is room for some 260 messages, and those who
 %% are not preempted send all of theirs at once.)
 blocked_senders(A, B, Pids, Senders, Messages) ->
+    start_senders(A, Pids, Senders, Messages, 1000),
+    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders div 2 end).
+
+start_senders(A, Pids, Senders, Messages, Bytes) ->
     ok = cluster:call(
            A, fun() ->
                       register(done, spawn(fun() -> done(0) end)),
-                      Play = fun(Id) -> [{send, lists:nth(Id rem length(Pids) + 1, Pids), 1000}
+                      Play = fun(Id) -> [{send, lists:nth(Id rem length(Pids) + 1, Pids), Bytes}
                                          || _ <- lists:seq(1, Messages)] end,
                       _ = [spawn(fun() ->
                                          [normal] = traffic:play_all([{Id, Play(Id)}]),
@@ -185,8 +189,7 @@ blocked_senders(A, B, Pids, Senders, Messages) ->
                                  end)
                            || Id <- lists:seq(1, Senders)],
                       ok
-              end),
-    cluster:await(fun() -> lists:sum([W || #{waits := W} <- lanes(A, B)]) > Senders div 2 end).
+              end).
 
 done(N) ->
     receive
@@ -216,6 +219,32 @@ losses_add_up(_) ->
     {A, B, _} = blocked(200, 5),
     cluster:kill(B),
     await_done(A, 200),
+    await_sum(1000, A, B),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, B),
+    ?assert(Queued > 0),
+    ?assert(Unconfirmed > 0),
+    cluster:stop(A).
+
+%% The same for long terms, which go by plain distribution in their turn.
+losses_of_long_terms_add_up(_) ->
+    {A, B} = cluster:pair([]),
+    Pids = cluster:call(B, traffic, start_receivers, [4]),
+    start_senders(A, Pids, 8, 20, 60001),
+    await_done(A, 8),
+    Counts = fun() -> lists:sum([cluster:call(B, traffic, count, [Pid]) || Pid <- Pids]) end,
+    cluster:await(fun() -> Counts() =:= 160 end),
+    cluster:suspend(B),
+    true = cluster:call(A, fun() -> exit(whereis(done), kill) end),
+    cluster:await(fun() -> cluster:call(A, erlang, whereis, [done]) =:= undefined end),
+    start_senders(A, Pids, 8, 40, 60001),
+    cluster:kill(B),
+    await_done(A, 8),
+    await_sum(160 + 320, A, B),
+    #{lost := #{unconfirmed := Unconfirmed}} = info(A, B),
+    ?assert(Unconfirmed > 0),
+    cluster:stop(A).
+
+await_sum(Sent, A, B) ->
     cluster:await(fun() ->
                           #{lost := #{queued := Q, unconfirmed := U, unreachable := X,
                                       crashed := 0}} = Info = info(A, B),
@@ -223,14 +252,10 @@ losses_add_up(_) ->
                               lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,
                           Fallbacks = maps:get(fallbacks, Info),
                           case Q + U + X + Confirmed + Fallbacks of
-                              1000 -> true;
+                              Sent -> true;
                               Sum -> {Sum, Info}
                           end
-                  end),
-    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, B),
-    ?assert(Queued > 0),
-    ?assert(Unconfirmed > 0),
-    cluster:stop(A).
+                  end).
 
 %% The time-out of a call includes the wait for room; nothing comes after it.
 call_while_full(_) ->

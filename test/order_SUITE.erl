@@ -8,28 +8,33 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([long_terms/1, any_traffic/1, replies_among_messages/1, lanes_come_up/1]).
--export([peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1, connection_breaks/1]).
--export([lane_connections_break/1, mailboxes_off_heap/1, replies_at_the_start/1]).
+-export([long_terms/1, in_turn/1, not_in_turn/1, any_traffic/1, replies_among_messages/1]).
+-export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
+-export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
+-export([replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
-          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break,
-          mailboxes_off_heap, replies_at_the_start].
+all() -> [long_terms, in_turn, not_in_turn, any_traffic, replies_among_messages, lanes_come_up,
+          peer_stops_and_starts, sender_stops_and_starts, both_stop, connection_breaks,
+          lane_connections_break, mailboxes_off_heap, replies_at_the_start].
 
-%% A sender encodes a long term with few atoms itself. It keeps its place, to a pid, a name and an
-%% alias, and the receiver gets the same term.
+%% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
+%% receiver gets the same term.
 long_terms(_) ->
     {A, B} = cluster:pair([]),
-    Encoded = [lists:seq(1, 5000), {row, lists:seq(1, 5000)},
-               [{N, N * 1.5} || N <- lists:seq(1, 999)]],
-    Others = [[#{key => N} || N <- lists:seq(1, 999)], {row, binary:copy(<<"x">>, 9000)},
-              [binary:copy(<<"x">>, 100) || _ <- lists:seq(1, 99)], lists:duplicate(5000, atom)],
-    [true, true, true] = lists:map(fun trunkline_shape:is_better_encoded/1, Encoded),
-    [false, false, false, false] = lists:map(fun trunkline_shape:is_better_encoded/1, Others),
-    Terms = lists:append([[N, Term] || {N, Term} <- lists:enumerate(Encoded ++ Others)]),
+    Shapes = [{flat, [lists:seq(1, 5000), {row, lists:seq(1, 5000)},
+                      [{N, N * 1.5} || N <- lists:seq(1, 999)]]},
+              {mixed, [[#{key => N} || N <- lists:seq(1, 999)], lists:duplicate(5000, atom),
+                       [binary:copy(<<"x">>, 100) || _ <- lists:seq(1, 99)],
+                       [#{key => N} || N <- lists:seq(1, 9999)]]},
+              {binaries, [{row, binary:copy(<<"x">>, 9000)}, #{row => binary:copy(<<"x">>, 9000)},
+                          [binary:copy(<<"x">>, 5000) || _ <- lists:seq(1, 99)]]}],
+    [?assertEqual({Shape, Term}, {trunkline_shape:shape(Term), Term})
+     || {Shape, Of} <- Shapes, Term <- Of],
+    Long = lists:append([Of || {_, Of} <- Shapes]),
+    Terms = lists:append([[N, Term] || {N, Term} <- lists:enumerate(Long)]),
     All = Terms ++ Terms ++ Terms,
     Collect = fun(Caller) ->
                       true = register(collector, self()),
@@ -54,6 +59,72 @@ long_terms(_) ->
                           end),
     Got = All,
     cluster:stop_all([A, B]).
+
+%% Long terms go by plain distribution when their turn has come. Several senders, each with short
+%% and long messages, to a pid and to a name; also when everything is busy.
+in_turn(_) ->
+    {A, B} = cluster:pair([{large_bytes, 100000}]),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    true = cluster:call(B, erlang, register, [collector, To]),
+    Sizes = [10, 60001, 10, 200002, 60002, 150000, 10, 20001, 120001, 10, 30001],
+    Scripts = [{Id, [{Kind, Where, Size} || Kind <- [send, cast, send],
+                                            Where <- [To, {collector, node(To)}], Size <- Sizes]}
+               || Id <- lists:seq(1, 8)],
+    Sent = count_sent_plain(A, fun() ->
+                                       Ends = cluster:call(A, traffic, play_all, [Scripts]),
+                                       true = lists:all(fun(End) -> End =:= normal end, Ends)
+                               end),
+    Each = 6 * length(Sizes),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 8 * Each end),
+    Got = cluster:call(B, traffic, received, [To]),
+    [?assertEqual({Id, lists:seq(1, Each)}, {Id, [N || {I, N} <- Got, I =:= Id]})
+     || Id <- lists:seq(1, 8)],
+    ?assert(Sent > 8 * Each div 6),
+    cluster:stop_all([A, B]).
+
+%% By lane go terms to a mailbox off the heap, and in a session that may outlive its connection.
+not_in_turn(_) ->
+    Term = [#{key => N} || N <- lists:seq(1, 5000)],
+    Expected = lists:append([[N, Term] || N <- [1, 2, 3]]),
+    Collect = fun() ->
+                      Getter = receive {get, Pid} -> Pid end,
+                      Getter ! {self(), [receive Next -> Next end || _ <- Expected]}
+              end,
+    Start = fun(B, Options) -> cluster:call(B, erlang, spawn_opt, [Collect, Options]) end,
+    Send = fun(A, To) -> count_sent_plain(A, fun() -> send_both(A, To, Term) end) end,
+    Finish = fun(B, To) ->
+                     Got = cluster:call(B, fun() ->
+                                                   To ! {get, self()},
+                                                   receive {To, Messages} -> Messages end
+                                           end),
+                     ?assertEqual(Expected, Got)
+             end,
+    {A, B} = cluster:pair([]),
+    OffHeap = Start(B, [{message_queue_data, off_heap}]),
+    ?assertEqual(0, Send(A, OffHeap)),
+    Finish(B, OffHeap),
+    cluster:stop_all([A, B]),
+    {C, D} = cluster:pair([{resume_time, 5000}]),
+    OnHeap = Start(D, []),
+    ?assertEqual(0, Send(C, OnHeap)),
+    Finish(D, OnHeap),
+    cluster:stop_all([C, D]).
+
+send_both(A, To, Term) ->
+    cluster:call(A, fun() ->
+                            _ = [trunkline:send(To, Message) || N <- [1, 2, 3],
+                                                                Message <- [N, Term]],
+                            ok
+                    end).
+
+%% Runs Fun, and returns how many messages A has sent by plain distribution in their turn.
+count_sent_plain(A, Fun) ->
+    Function = {trunkline_in_turn, sent_plain, 1},
+    1 = cluster:call(A, erlang, trace_pattern, [Function, true, [call_count]]),
+    _ = Fun(),
+    {call_count, Sent} = cluster:call(A, erlang, trace_info, [Function, call_count]),
+    1 = cluster:call(A, erlang, trace_pattern, [Function, false, [call_count]]),
+    Sent.
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.

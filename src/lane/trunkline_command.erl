@@ -23,6 +23,8 @@
                  | {demonitor, reference()}
                  | {ended, object(), Caller :: pid(), reference()}
                  | {tell, server()}
+                 | {turn, server(), reference(), Lane :: pid()}         % see trunkline_in_turn
+                 | {plain}
                  | exit()
                  | apply().
 %% The message is the reason.
@@ -58,6 +60,6 @@ is_news(To) -> is_one_of(To, [reply, down, ended]).
 %% the lane's end and asks again, and so do Trunkline's own processes (`tell'). Any other message
 %% counts.
 -spec is_missed(trunkline_lane:to()) -> boolean().
-is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended, tell]).
+is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended, tell, turn]).
 
 is_one_of(To, Commands) -> is_tuple(To) andalso lists:member(element(1, To), Commands).

@@ -33,7 +33,7 @@
 -moduledoc false.
 
 -export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1]).
--export([bytes/1, messages/1, is_below/2]).
+-export([packed/2, bytes/1, messages/1, is_below/2, is_less_than_a_message/1]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
@@ -96,6 +96,14 @@ with_addressees(1, Charge) -> Charge;
 with_addressees(Addressees, Charge) ->
     Charge + ((Addressees * ?ADDRESSEE) bsl ?SHIFT) + Addressees - 1.
 
+%% What a command is charged that should count as little, or not as a message.
+-spec packed(Bytes :: non_neg_integer(), Messages :: non_neg_integer()) -> charge().
+packed(Bytes, Messages) -> (Bytes bsl ?SHIFT) + Messages.
+
+%% Whether there can be nothing but such commands in a sum of charges.
+-spec is_less_than_a_message(charge()) -> boolean().
+is_less_than_a_message(Charge) -> bytes(Charge) < ?OVERHEAD.
+
 %% The same bytes, but no message.
 -spec without_message(charge()) -> charge().
 without_message(Charge) -> bytes(Charge) bsl ?SHIFT.
@@ -112,18 +120,18 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
 
 %% Admits a message and returns what it is charged, or leaves everything as it
 %% was and returns what it would have been charged. A message with a charge of
-%% Large or more is not for a lane. (One function, because this is the hot path.)
--spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Large :: charge()) ->
-          charge() | {refused | large, charge()}.
-enter(Gate, Ix, Message, Limit, Large) ->
+%% Long or more is not admitted here. (One function, because this is the hot path.)
+-spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Long :: charge()) ->
+          charge() | {refused | long, charge()}.
+enter(Gate, Ix, Message, Limit, Long) ->
     case ?CHARGE(Message) of
-        Charge when Charge < Large ->
+        Charge when Charge < Long ->
             case enter_large(Gate, Ix, Charge, Limit) of
                 ok -> Charge;
                 refused -> {refused, Charge}
             end;
         Charge ->
-            {large, Charge}
+            {long, Charge}
     end.
 
 %% The same for a charge that is known.

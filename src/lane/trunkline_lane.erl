@@ -83,7 +83,8 @@
 
 -export_type([entry/0, to/0, marked/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, mark/4, notice/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, mark/4, notice/2,
+                               control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -139,7 +140,10 @@
          replied = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}],
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: serial(),                       % of the next batch
+         asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
+         %% Messages that senders have sent by plain distribution, and that no batch has reported.
+         plain = 0 :: non_neg_integer(),
          sent = once :: trunkline_channels:sent(),
          channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
@@ -291,6 +295,10 @@ collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Written, S));
+collected(sent_plain, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, S#lane{plain = S#lane.plain + 1});
+collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
+    control(Ask, transmit(Charge, lists:reverse(Entries), S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
     {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
@@ -414,9 +422,21 @@ transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) >
 transmit(Charge, Entries, S) ->
     hand_over(Charge, Entries, S).
 
-hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats,
-                                 serial = Serial} = S) ->
-    Messages = trunkline_gate:messages(Charge),
+%% The report of messages that went by plain distribution goes by the distribution, behind them. The
+%% inlet delivers no later batch before it.
+hand_over(Charge, Entries, #lane{plain = 0} = S) ->
+    hand_over(Charge, Entries, trunkline_gate:messages(Charge), is_by_channels(S), S);
+hand_over(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
+    Report = trunkline_gate:packed(0, N),
+    ok = trunkline_gate:force(Gate, Ix, Report),
+    hand_over(Charge + Report, [[{plain}] | Entries], trunkline_gate:messages(Charge),
+              is_by_channels(S), S#lane{plain = 0}).
+
+is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
+is_by_channels(#lane{by = By, plain = N}) -> By =:= connections andalso N =:= 0.
+
+hand_over(Charge, Entries, Messages, ByChannels,
+          #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case trunkline_window:is_open(Window) of
@@ -425,20 +445,28 @@ hand_over(Charge, Entries, #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Sta
                   end,
     Scope = {lane, Ix},
     trunkline_stats:observe(Stats, Scope, batches, Messages),
-    trunkline_stats:add(Stats, Scope, messages, Messages),
+    trunkline_stats:add(Stats, Scope, messages, trunkline_gate:messages(Charge)),
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
     Batch = {Serial, Ack, Charge, Entries},
     S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1},
-    left(Charge, case S of
-                     #lane{by = By, sent = Sent, channels = Channels}
-                       when By =:= connections; Sent =:= again, Channels =/= none ->
-                         S1#lane{channels = trunkline_channels:send(Batch, Channels)};
-                     _ ->
+    left(Charge, case ByChannels of
+                     true ->
+                         S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
+                     false ->
                          ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
                          S1
                  end).
+
+report(#lane{plain = N, mode = {send, _}} = S) when N > 0 -> hand_over(0, [], S);
+report(S) -> S.
+
+%% The session has ended before they were reported.
+lost_plain(#lane{plain = N, stats = Stats, ix = Ix} = S) ->
+    trunkline_stats:add(Stats, {lane, Ix}, messages, N),
+    trunkline_stats:add(Stats, peer, lost_unconfirmed, N),
+    {N, S#lane{plain = 0}}.
 
 %% The window is full, or there is no inlet to send to.
 keep(Charge, Entry, S) ->
@@ -497,6 +525,31 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
                _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
+control({ask, Ref, Sender, To}, #lane{mode = {send, _}, sent = once} = S) ->
+    case trunkline_asks:ask(Ref, To, is_idle(S), S#lane.asks) of
+        {answer, Answer} ->
+            Ref ! {Ref, Answer},
+            S;
+        {question, What, Asks} ->
+            question(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks})
+    end;
+control({ask, Ref, _, _}, S) ->
+    Ref ! {Ref, no},
+    S;
+control(sent_plain, #lane{mode = absent} = S) ->
+    {1, S1} = lost_plain(S#lane{plain = 1}),
+    S1;
+control(sent_plain, #lane{plain = N, drain = Drain} = S) ->
+    %% It can wait for a batch, or for the next tick.
+    S1 = S#lane{plain = N + 1},
+    if N + 1 >= ?BATCH_MESSAGES; Drain =/= none -> report(S1);
+       S1#lane.ticking -> S1;
+       true -> tick(S1)
+    end;
+control({answer, Ref, Answer}, S) ->
+    {IsAwaited, Asks} = trunkline_asks:answer(Ref, Answer, S#lane.asks),
+    IsAwaited andalso (Ref ! {Ref, Answer}),
+    S#lane{asks = Asks};
 control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
 control({channel, _, _} = Event, S) ->
@@ -526,17 +579,18 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, S0) ->
-    S = lists:foldl(fun settle/2, S0, maps:keys(S0#lane.under_way)),
-    Unconfirmed = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
-    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
+    {Plain, S1} = lost_plain(without_asks(S0)),
+    S = lists:foldl(fun settle/2, S1, maps:keys(S1#lane.under_way)),
+    InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
+    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     Window = trunkline_window:sender(1),
     in_flight(Window, S),
     S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none, probe = none},
-    {Queued, S1} = change(Mode, without_channels(S2)),
-    S#lane.link ! {lane_mode, Ref, self(), {Queued, Unconfirmed}},
-    S1;
+    {Queued, S3} = change(Mode, without_channels(S2)),
+    S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
+    S3;
 control({drain, Ref}, S) ->
-    drained(S#lane{drain = Ref});
+    drained(report(S#lane{drain = Ref}));
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S1} = dispose_all(retired, S#lane{mode = {retired, Inlets}}),
@@ -558,16 +612,16 @@ control({looked_through, N}, #lane{replied = Replied} = S) ->
         N -> resume_servers(S);
         More -> ok = look_through(More), S
     end;
-control({timeout, _, tick}, #lane{active = true} = S) ->
+control({timeout, _, tick}, #lane{active = true, asks = Asks} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    tick(S);
+    tick(report(S#lane{asks = trunkline_asks:tick(Asks)}));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
 control({probe, _}, S) ->
     S;
-control({timeout, _, tick}, S) ->
-    quiet(S);
+control({timeout, _, tick}, #lane{asks = Asks} = S) ->
+    quiet(report(S#lane{asks = trunkline_asks:tick(Asks)}));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= way; element(1, Late) =:= resumed ->
     S;                                       % of an earlier session, or connection
@@ -576,6 +630,23 @@ control({timeout, _, {channels, _}}, S) ->
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+%% Everything that has come here before has been delivered.
+is_idle(#lane{backlog = Backlog, window = Window}) ->
+    trunkline_backlog:is_empty(Backlog)
+        andalso trunkline_gate:is_less_than_a_message(trunkline_window:in_flight(Window)).
+
+%% The question travels like a message of this sender.
+question(Sender, Question, #lane{gate = Gate, ix = Ix} = S) ->
+    Charge = trunkline_gate:packed(1, 0),
+    ok = trunkline_gate:force(Gate, Ix, Charge),
+    {Entry, S1} = mark(Charge, Sender, Question, S),
+    flush(keep(Charge, Entry, S1)).
+
+without_asks(#lane{asks = Asks} = S) ->
+    {Refs, Asks1} = trunkline_asks:refuse(Asks),
+    lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
+    S#lane{asks = Asks1}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->

@@ -20,7 +20,7 @@
 
 -export_type([patience/0, how/0, packed/0]).
 
--compile({inline, [lane_of/2, entry/3]}).
+-compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, entry/3, force/3, send_parcel/6, enter_packed/7]}).
 
 %% How long to wait for room: not at all, or until a deadline.
@@ -31,8 +31,8 @@
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
-%% Bytes from which on a term is long.
--define(LONG, 4096).
+%% From this charge on it pays to look at what a message is made of.
+-define(LONG, (trunkline_gate:limit(4096))).
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
 %% ms that a request waits for lanes, at most, if it could go by plain distribution.
@@ -68,26 +68,47 @@ offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = lane_of(self(), Lanes),
-            case trunkline_gate:enter(Gate, Ix, Message, Limit, Large) of
+            case trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG)) of
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                {large, Charge} ->
-                    again(large(Route, Ix, To, Message, Charge, How, Ticket),
+                {long, Charge} ->
+                    again(long(Route, Ix, Node, To, Message, Charge, How, Ticket),
                           Node, To, Message, How);
                 Charge ->
-                    element(Ix, Lanes) ! [Charge, self() | entry(Charge, To, Message)],
+                    element(Ix, Lanes) ! [Charge, self(), To | Message],
                     ok
             end;
         none ->
             direct
     end.
 
-%% A long term may be encoded here. It is more than its encoding, and would be copied into the lane.
-entry(Charge, To, Message) ->
-    case trunkline_gate:bytes(Charge) >= ?LONG andalso not is_tuple(To)
-        andalso trunkline_shape:is_better_encoded(Message) of
-        true -> [{each, [To]} | term_to_binary(Message)];
-        false -> [To | Message]
+%% The best way for a long message depends on what it is made of. (Commands, and messages whose
+%% receiver is not known, must go by lane.)
+long(Route, Ix, Node, To, Message, Charge, {Patience, _} = How, Ticket) ->
+    Shape = trunkline_shape:shape(Message),
+    case Shape =/= binaries andalso (is_pid(To) orelse is_atom(To)) andalso Patience =:= infinity
+        andalso trunkline_in_turn:is_suited(Node, Route, Charge)
+        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge) of
+        ok ->
+            ok;
+        _ when Charge >= Route#route.large ->
+            large(Route, Ix, To, Message, Charge, How, Ticket);
+        _ ->
+            by_lane(Route, Ix, entry(Shape, To, Message), Charge, How, Ticket)
+    end.
+
+%% A flat term is more than its encoding, and would be copied into the lane.
+entry(flat, To, Message) when not is_tuple(To) -> [{each, [To]} | term_to_binary(Message)];
+entry(_, To, Message) -> [To | Message].
+
+by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Charge, How,
+        Ticket) ->
+    case trunkline_gate:enter_large(Gate, Ix, Charge, Limit) of
+        ok ->
+            element(Ix, Lanes) ! [Charge, self() | Entry],
+            ok;
+        refused ->
+            refused(Route, Ix, Ix, Charge, How, Ticket)
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
@@ -177,15 +198,8 @@ offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
     end.
 
 enter_packed(Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
-    #route{gate = Gate, limit = Limit, lanes = Lanes} = Route,
     Charge = trunkline_gate:charge(byte_size(Binary), Addressees),
-    case trunkline_gate:enter_large(Gate, Ix, Charge, Limit) of
-        ok ->
-            element(Ix, Lanes) ! [Charge, self(), To | Binary],
-            ok;
-        refused ->
-            refused(Route, Ix, Ix, Charge, How, Ticket)
-    end;
+    by_lane(Route, Ix, [To | Binary], Charge, How, Ticket);
 enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) ->
     %% As a message to one process it need not hold up those to others.
     parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);

@@ -1,20 +1,28 @@
 %% What a long term is made of, as far as its beginning tells.
 %%
-%% A message is copied into its lane, encoded there, decoded in the inlet, and copied to its
-%% receiver. On the heap a term takes several times the bytes of its encoding, and the first of the
-%% two copies, which a garbage collection of the lane may repeat, takes longer than the encoding. So
-%% it is better for the sender to encode the message itself, and to put a reference to the binary
-%% into the lane. It is not better for a message
+%% A lane is the best way for short terms and for binaries. It copies a long term several times, and
+%% its way around the distribution's atom cache costs 100 ns for each atom:
 %%
-%% - whose bytes are in binaries: these are not copied into a lane;
-%% - with many atoms: the distribution has a cache for these, and without it each atom takes 100 ns
-%%   to decode.
+%%     binaries    of 4 kB or more are not copied into a lane: they go by lane, or as large messages
+%%     flat        few atoms: if it must go by lane the sender should encode it, and put a reference
+%%                 to the encoding into the lane
+%%     mixed       many atoms, or binaries that an encoding would copy: if it must go by lane, then
+%%                 as it is
 %%
-%% The figures are in docs/lab/tried.md.
+%% `flat' and `mixed' terms of some size should go by plain distribution, in their turn
+%% (trunkline_in_turn). The figures are in docs/lab/tried.md.
 -module(trunkline_shape).
 -moduledoc false.
 
--export([is_better_encoded/1]).
+-export([shape/1]).
+
+-export_type([shape/0]).
+
+-type shape() :: binaries | flat | mixed.
+-record(seen,
+        {more :: integer(),                  % how many parts may still be looked at
+         atoms = 0 :: non_neg_integer(),
+         binary = 0 :: non_neg_integer()}).  % bytes of the largest one
 
 %% Parts of a term that are looked at. Cells, tuples and maps count, too: the time must be bounded
 %% for any term, one of empty tuples or nested lists included.
@@ -23,33 +31,41 @@
 -define(FEW_ATOMS, 2).
 %% A binary of so many bytes, or more, is not copied into a lane.
 -define(SHARED, 65).
+%% A binary of so many bytes, or more, is most of the message.
+-define(ALONE, 4096).
 
-%% Takes less than 1 us (0.7 for a list of integers). For short terms that is too much.
--spec is_better_encoded(term()) -> boolean().
-is_better_encoded(Term) ->
-    {_, Atoms} = look(Term, {?LOOK_AT, 0}),
-    Atoms =< ?FEW_ATOMS.
+%% Takes less than 1 us. For short terms that is too much.
+-spec shape(term()) -> shape().
+shape(Term) ->
+    case look(Term, #seen{more = ?LOOK_AT}) of
+        #seen{binary = Binary} when Binary >= ?ALONE -> binaries;
+        #seen{binary = Binary, atoms = Atoms} when Binary < ?SHARED, Atoms =< ?FEW_ATOMS -> flat;
+        _ -> mixed
+    end.
 
-%% How many parts may still be looked at, and how many of them have been atoms. (The keys of a map
-%% count as atoms: most are.)
-look(_, {More, _} = Seen) when More =< 0 ->
+look(_, #seen{more = More} = Seen) when More =< 0 ->
     Seen;
-look([Head | Tail], {More, Atoms}) ->
-    look(Tail, look(Head, {More - 1, Atoms}));
-look(Term, {More, Atoms}) when is_number(Term); Term =:= [] ->
-    {More - 1, Atoms};
-look(Atom, {More, Atoms}) when is_atom(Atom) ->
-    {More - 1, Atoms + 1};
-look(Map, {More, Atoms}) when is_map(Map) ->
-    {More - 1 - map_size(Map), Atoms + map_size(Map)};
-look(Tuple, {More, Atoms}) when is_tuple(Tuple) ->
-    elements(1, Tuple, {More - 1, Atoms});
-look(Binary, _) when is_binary(Binary), byte_size(Binary) >= ?SHARED ->
-    {0, ?FEW_ATOMS + 1};
-look(_, {More, Atoms}) ->
-    {More - 1, Atoms}.
+look([Head | Tail], Seen) ->
+    look(Tail, look(Head, part(Seen)));
+look(Atom, #seen{atoms = Atoms} = Seen) when is_atom(Atom) ->
+    part(Seen#seen{atoms = Atoms + 1});
+look(Binary, #seen{binary = Largest} = Seen) when is_bitstring(Binary) ->
+    part(Seen#seen{binary = max(byte_size(Binary), Largest)});
+look(Tuple, Seen) when is_tuple(Tuple) ->
+    elements(1, Tuple, part(Seen));
+look(Map, Seen) when is_map(Map) ->
+    pairs(maps:next(maps:iterator(Map)), part(Seen));
+look(_, Seen) ->
+    part(Seen).
 
-elements(N, Tuple, {More, _} = Seen) when N =< tuple_size(Tuple), More > 0 ->
+part(#seen{more = More} = Seen) -> Seen#seen{more = More - 1}.
+
+elements(N, Tuple, #seen{more = More} = Seen) when N =< tuple_size(Tuple), More > 0 ->
     elements(N + 1, Tuple, look(element(N, Tuple), Seen));
 elements(_, _, Seen) ->
+    Seen.
+
+pairs({Key, Value, Others}, #seen{more = More} = Seen) when More > 0 ->
+    pairs(maps:next(Others), look(Value, look(Key, Seen)));
+pairs(_, Seen) ->
     Seen.

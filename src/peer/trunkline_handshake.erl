@@ -45,7 +45,8 @@
 %% `inboxes': the node does not ask for news of inboxes to which it has not sent.
 %% `channels': inlets can read connections of their lane's own (trunkline_channel).
 %% `resume': a session may outlive its connection.
--define(CAPABILITIES, [exit, inboxes, channels, resume]).
+%% `turn': inlets answer senders that ask for their turn (trunkline_in_turn).
+-define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 

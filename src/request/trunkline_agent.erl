@@ -87,6 +87,11 @@ step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
             ok = delivered(Command),
             Agent1
     end;
+step({turn, To, Ref, Lane}, What, Agent) ->
+    ok = trunkline_in_turn:answer(Lane, Ref, To, What),
+    Agent;
+step({plain}, _, Agent) ->
+    Agent;
 step({exit, Pid, Sender}, kill, Agent) ->
     ok = trunkline_exit:signal(Sender, Pid, kill),
     Agent;
@@ -214,6 +219,7 @@ receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
 receiver({ended, _, Caller, _}) -> Caller;
 receiver({exit, Pid, _}) -> Pid;
 receiver({tell, Pid}) when is_pid(Pid) -> Pid;
+receiver({turn, To, _, _}) -> pid_or_name(To);
 receiver(_) -> unknown.
 
 pid_or_name(Pid) when is_pid(Pid) -> Pid;
@@ -223,7 +229,8 @@ pid_or_name(Name) -> {name, Name}.
 -spec for(pid(), trunkline_command:command()) -> trunkline_command:command().
 for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
 for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
-for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller}.
+for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller};
+for(_, {turn, _, _, _} = Command) -> Command.        % looks up the name itself
 
 %% A lane reports that these servers have replied to these callers.
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
