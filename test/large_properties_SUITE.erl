@@ -4,9 +4,10 @@
 -include("counterexample.hrl").
 
 -export([all/0, init_per_suite/1, end_per_suite/1]).
--export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, quantum/1, wire/1]).
+-export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, asks/1, quantum/1,
+         wire/1]).
 
-all() -> [parcel, parcel_bounds, fragments, journey, turns, quantum, wire].
+all() -> [parcel, parcel_bounds, fragments, journey, turns, asks, quantum, wire].
 
 %% What binaries are made of: bytes of which each stretch is another.
 -define(STOCK, (1 bsl 20)).
@@ -427,6 +428,56 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
     [Left, Least] = [erts_debug:flat_size(lists:foldl(More, F0, maps:values(Ways)))
                      || F0 <- [F, trunkline_fragments:new()]],
     Left =< Least.
+
+%% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
+
+asks(_) -> check(prop_asks()).
+
+prop_asks() ->
+    ?FORALL(Steps, list(asks_step()),
+            begin
+                Start = {trunkline_asks:new(), #{}, #{}, []},
+                {_, _, Open, Bad} = lists:foldl(fun asks_step/2, Start, lists:enumerate(Steps)),
+                ?WHENFAIL(io:format("~p~n~p~n", [Bad, Open]), Bad =:= [])
+            end).
+
+asks_step() ->
+    frequency([{6, {ask, asks_receiver(), boolean()}}, {6, {answer, nat(), oneof([go, no])}},
+               {2, {late, nat()}}, {1, tick}, {1, refuse}]).
+
+asks_receiver() -> oneof([self(), whereis(init), name]).
+
+%% Said: what is known of a receiver. Open: the questions, and their receivers.
+asks_step({N, {ask, To, IsIdle}}, {A, Said, Open, Bad}) ->
+    Known = maps:get(To, Said, unknown),
+    case trunkline_asks:ask(N, To, IsIdle, A) of
+        {answer, go} -> {A, Said, Open, [{N, To} || Known =/= go orelse not IsIdle] ++ Bad};
+        {answer, no} -> {A, Said, Open, [{N, To} || Known =/= no] ++ Bad};
+        {question, go, A1} -> {A1, Said, Open#{N => To}, [{N, To} || Known =/= go] ++ Bad};
+        {question, look, A1} -> {A1, Said, Open#{N => To}, [{N, To} || Known =/= unknown] ++ Bad}
+    end;
+asks_step({N, {answer, Nth, Answer}}, {A, Said, Open, Bad}) ->
+    Ref = asks_nth(Nth, Open),
+    {IsAwaited, A1} = trunkline_asks:answer(Ref, Answer, A),
+    {false, A2} = trunkline_asks:answer(Ref, Answer, A1),
+    Said1 = case Open of
+                #{Ref := Pid} when is_pid(Pid) -> Said#{Pid => Answer};
+                #{} -> Said
+            end,
+    {A2, Said1, maps:remove(Ref, Open), [N || IsAwaited =/= is_map_key(Ref, Open)] ++ Bad};
+asks_step({_, {late, Nth}}, {A, Said, Open, Bad}) ->
+    Ref = asks_nth(Nth, Open),
+    Late = maps:with([Ref], Open),
+    {trunkline_asks:late(Ref, A),
+     maps:merge(Said, maps:from_list([{To, no} || To <- maps:values(Late)])), Open, Bad};
+asks_step({_, tick}, {A, _, Open, Bad}) ->
+    {trunkline_asks:tick(A), maps:from_list([{To, no} || To <- maps:values(Open)]), Open, Bad};
+asks_step({N, refuse}, {A, _, Open, Bad}) ->
+    {Refs, A1} = trunkline_asks:refuse(A),
+    {A1, #{}, #{}, [N || lists:sort(Refs) =/= lists:sort(maps:keys(Open))] ++ Bad}.
+
+asks_nth(_, Open) when map_size(Open) =:= 0 -> none;
+asks_nth(Nth, Open) -> lists:nth(Nth rem map_size(Open) + 1, lists:sort(maps:keys(Open))).
 
 %% --- turns: a message waits for those it must not overtake, and for no others -------------
 

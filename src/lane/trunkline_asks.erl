@@ -8,14 +8,15 @@
 %% since a process may change that. It remembers nothing about a registered name, which another
 %% process may have at any time.
 %%
-%% A question may find no answer for a long time, because its receiver does not get to run. So that
-%% there are not ever more of them, the lane asks no further question about such a receiver.
+%% A question may find no answer for a long time, because the receiver does not get to run, or the
+%% peer stands still. Its sender gives up (late/2). So that there are not ever more of them, the
+%% lane asks no further question about that receiver.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/4, answer/3, refuse/1, tick/1]).
+-export([new/0, ask/4, answer/3, late/2, refuse/1, tick/1]).
 
 -export_type([asks/0]).
 
@@ -51,6 +52,14 @@ answer(Ref, Answer, #asks{pending = Pending, known = Known} = A) ->
             {true, A#asks{pending = Pending1}};
         error ->
             {false, A}
+    end.
+
+%% The sender has given up. The others should not wait as long.
+-spec late(reference(), asks()) -> asks().
+late(Ref, #asks{pending = Pending, known = Known} = A) ->
+    case Pending of
+        #{Ref := To} -> A#asks{known = Known#{To => no}};
+        #{} -> A
     end.
 
 %% The session has ended: no inlet will answer these.

@@ -77,6 +77,7 @@ ask(Lane, To) ->
         {'DOWN', Ref, process, _, _} -> no
     after ?WAIT ->
             demonitor(Ref, [flush]),
+            Lane ! {late, Ref},
             receive {Ref, Answer} -> Answer
             after 0 -> no
             end

@@ -550,6 +550,8 @@ control({answer, Ref, Answer}, S) ->
     {IsAwaited, Asks} = trunkline_asks:answer(Ref, Answer, S#lane.asks),
     IsAwaited andalso (Ref ! {Ref, Answer}),
     S#lane{asks = Asks};
+control({late, Ref}, #lane{asks = Asks} = S) ->
+    S#lane{asks = trunkline_asks:late(Ref, Asks)};
 control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
 control({channel, _, _} = Event, S) ->

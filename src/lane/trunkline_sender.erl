@@ -68,15 +68,16 @@ offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = lane_of(self(), Lanes),
-            case trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG)) of
+            case trunkline_shape:is_long_list(Message)
+                orelse trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG)) of
+                Charge when is_integer(Charge) ->
+                    element(Ix, Lanes) ! [Charge, self(), To | Message],
+                    ok;
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                {long, Charge} ->
-                    again(long(Route, Ix, Node, To, Message, Charge, How, Ticket),
-                          Node, To, Message, How);
-                Charge ->
-                    element(Ix, Lanes) ! [Charge, self(), To | Message],
-                    ok
+                Long ->
+                    again(long(Route, Ix, Node, To, Message, Long, How, Ticket),
+                          Node, To, Message, How)
             end;
         none ->
             direct
@@ -84,18 +85,32 @@ offer(Node, To, Message, How, Ticket) ->
 
 %% The best way for a long message depends on what it is made of. (Commands, and messages whose
 %% receiver is not known, must go by lane.)
-long(Route, Ix, Node, To, Message, Charge, {Patience, _} = How, Ticket) ->
+long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
     Shape = trunkline_shape:shape(Message),
     case Shape =/= binaries andalso (is_pid(To) orelse is_atom(To)) andalso Patience =:= infinity
-        andalso trunkline_in_turn:is_suited(Node, Route, Charge)
-        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge) of
+        andalso in_turn(Route, Ix, Node, To, Message, Long) of
         ok ->
             ok;
-        _ when Charge >= Route#route.large ->
-            large(Route, Ix, To, Message, Charge, How, Ticket);
         _ ->
-            by_lane(Route, Ix, entry(Shape, To, Message), Charge, How, Ticket)
+            Charge = charge(Long, Message),
+            case Charge >= Route#route.large of
+                true -> large(Route, Ix, To, Message, Charge, How, Ticket);
+                false -> by_lane(Route, Ix, entry(Shape, To, Message), Charge, How, Ticket)
+            end
     end.
+
+in_turn(Route, Ix, Node, To, Message, Long) ->
+    Charge = case Long of
+                 {long, Exact} -> Exact;
+                 true -> trunkline_gate:limit(trunkline_shape:estimate(Message))
+             end,
+    trunkline_in_turn:is_suited(Node, Route, Charge)
+        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge).
+
+%% To measure a long list takes a third of the time that it takes to send it. So it is done only if
+%% it must be.
+charge({long, Charge}, _) -> Charge;
+charge(true, Message) -> trunkline_gate:charge(Message).
 
 %% A flat term is more than its encoding, and would be copied into the lane.
 entry(flat, To, Message) when not is_tuple(To) -> [{each, [To]} | term_to_binary(Message)];
