@@ -431,53 +431,86 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
 
 %% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
 
+-record(world,
+        {asks = trunkline_asks:new() :: trunkline_asks:asks(),
+         said = #{} :: map(),                % of a receiver, since the last tick
+         open = #{} :: map(),                % questions, and their receivers
+         late = [] :: list(),                % those whose senders have given up
+         granted = #{} :: map(),             % and ticks since then
+         bad = [] :: list()}).
+
 asks(_) -> check(prop_asks()).
 
 prop_asks() ->
     ?FORALL(Steps, list(asks_step()),
             begin
-                Start = {trunkline_asks:new(), #{}, #{}, []},
-                {_, _, Open, Bad} = lists:foldl(fun asks_step/2, Start, lists:enumerate(Steps)),
-                ?WHENFAIL(io:format("~p~n~p~n", [Bad, Open]), Bad =:= [])
+                W = lists:foldl(fun asks_step/2, #world{}, lists:enumerate(Steps)),
+                ?WHENFAIL(io:format("~p~n", [W]), W#world.bad =:= [])
             end).
 
 asks_step() ->
     frequency([{6, {ask, asks_receiver(), boolean()}}, {6, {answer, nat(), oneof([go, no])}},
-               {2, {late, nat()}}, {1, tick}, {1, refuse}]).
+               {4, {used, nat()}}, {2, {late, nat()}}, {2, tick}, {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
 
-%% Said: what is known of a receiver. Open: the questions, and their receivers.
-asks_step({N, {ask, To, IsIdle}}, {A, Said, Open, Bad}) ->
-    Known = maps:get(To, Said, unknown),
-    case trunkline_asks:ask(N, To, IsIdle, A) of
-        {answer, go} -> {A, Said, Open, [{N, To} || Known =/= go orelse not IsIdle] ++ Bad};
-        {answer, no} -> {A, Said, Open, [{N, To} || Known =/= no] ++ Bad};
-        {question, go, A1} -> {A1, Said, Open#{N => To}, [{N, To} || Known =/= go] ++ Bad};
-        {question, look, A1} -> {A1, Said, Open#{N => To}, [{N, To} || Known =/= unknown] ++ Bad}
+asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
+    Known = maps:get(To, W#world.said, unknown),
+    case trunkline_asks:ask(N, To, IsIdle, W#world.asks) of
+        {answer, go, A} ->
+            bad(Known =/= go orelse not IsIdle, N, W#world{asks = A, granted = Granted#{N => 0}});
+        {answer, no, A} ->
+            bad(Known =/= no, N, W#world{asks = A});
+        {question, go, A} ->
+            bad(Known =/= go, N, W#world{asks = A, open = Open#{N => To}});
+        {question, look, A} ->
+            bad(Known =/= unknown, N, W#world{asks = A, open = Open#{N => To}})
     end;
-asks_step({N, {answer, Nth, Answer}}, {A, Said, Open, Bad}) ->
-    Ref = asks_nth(Nth, Open),
-    {IsAwaited, A1} = trunkline_asks:answer(Ref, Answer, A),
-    {false, A2} = trunkline_asks:answer(Ref, Answer, A1),
-    Said1 = case Open of
-                #{Ref := Pid} when is_pid(Pid) -> Said#{Pid => Answer};
-                #{} -> Said
-            end,
-    {A2, Said1, maps:remove(Ref, Open), [N || IsAwaited =/= is_map_key(Ref, Open)] ++ Bad};
-asks_step({_, {late, Nth}}, {A, Said, Open, Bad}) ->
-    Ref = asks_nth(Nth, Open),
-    Late = maps:with([Ref], Open),
-    {trunkline_asks:late(Ref, A),
-     maps:merge(Said, maps:from_list([{To, no} || To <- maps:values(Late)])), Open, Bad};
-asks_step({_, tick}, {A, _, Open, Bad}) ->
-    {trunkline_asks:tick(A), maps:from_list([{To, no} || To <- maps:values(Open)]), Open, Bad};
-asks_step({N, refuse}, {A, _, Open, Bad}) ->
-    {Refs, A1} = trunkline_asks:refuse(A),
-    {A1, #{}, #{}, [N || lists:sort(Refs) =/= lists:sort(maps:keys(Open))] ++ Bad}.
+asks_step({N, {answer, Nth, Answer}}, #world{open = Open, said = Said, late = Late} = W) ->
+    Ref = nth_key(Nth, Open),
+    {IsAwaited, A} = trunkline_asks:answer(Ref, Answer, W#world.asks),
+    {false, A} = trunkline_asks:answer(Ref, Answer, A),
+    IsExpected = is_map_key(Ref, Open) andalso not lists:member(Ref, Late),
+    W1 = case Open of
+             #{Ref := Pid} when is_pid(Pid), IsExpected -> W#world{said = Said#{Pid => Answer}};
+             #{} -> W
+         end,
+    Granted = maps:from_list([{Ref, 0} || IsExpected, Answer =:= go]),
+    bad(IsAwaited =/= IsExpected, N,
+        W1#world{asks = A, open = maps:remove(Ref, Open),
+                 granted = maps:merge(W1#world.granted, Granted)});
+asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
+    Ref = nth_key(Nth, Granted),
+    {How, A} = trunkline_asks:used(Ref, W#world.asks),
+    {unknown, A} = trunkline_asks:used(Ref, A),
+    Expected = case Granted of
+                   #{Ref := Ticks} when Ticks < 2 -> granted;
+                   #{Ref := _} -> counted;
+                   #{} -> unknown
+               end,
+    bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
+asks_step({_, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) ->
+    Ref = nth_key(Nth, maps:without(Late, Open)),
+    W#world{asks = trunkline_asks:late(Ref, W#world.asks), late = [Ref | Late],
+            said = maps:merge(Said, maps:from_list([{To, no} || {R, To} <- maps:to_list(Open),
+                                                                R =:= Ref]))};
+asks_step({N, tick}, #world{open = Open, granted = Granted} = W) ->
+    {Count, A} = trunkline_asks:tick(W#world.asks),
+    Expected = length([1 || 1 <- maps:values(Granted)]),
+    Older = maps:map(fun(_, Ticks) -> Ticks + 1 end, Granted),
+    IsSending = lists:any(fun(Ticks) -> Ticks < 2 end, maps:values(Older)),
+    bad(Count =/= Expected orelse trunkline_asks:are_granted(A) =/= IsSending, N,
+        W#world{asks = A, granted = Older,
+                said = maps:from_list([{To, no} || To <- maps:values(Open)])});
+asks_step({N, refuse}, #world{open = Open} = W) ->
+    {Refs, A} = trunkline_asks:refuse(W#world.asks),
+    bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N, #world{asks = A, bad = W#world.bad}).
 
-asks_nth(_, Open) when map_size(Open) =:= 0 -> none;
-asks_nth(Nth, Open) -> lists:nth(Nth rem map_size(Open) + 1, lists:sort(maps:keys(Open))).
+bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
+bad(false, _, W) -> W.
+
+nth_key(_, Map) when map_size(Map) =:= 0 -> none;
+nth_key(Nth, Map) -> lists:nth(Nth rem map_size(Map) + 1, lists:sort(maps:keys(Map))).
 
 %% --- turns: a message waits for those it must not overtake, and for no others -------------
 

@@ -119,7 +119,7 @@ send_both(A, To, Term) ->
 
 %% Runs Fun, and returns how many messages A has sent by plain distribution in their turn.
 count_sent_plain(A, Fun) ->
-    Function = {trunkline_in_turn, sent_plain, 1},
+    Function = {trunkline_in_turn, sent_plain, 2},
     1 = cluster:call(A, erlang, trace_pattern, [Function, true, [call_count]]),
     _ = Fun(),
     {call_count, Sent} = cluster:call(A, erlang, trace_info, [Function, call_count]),

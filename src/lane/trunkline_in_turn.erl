@@ -54,32 +54,42 @@ is_suited(Node, #route{gate = Gate, stats = Stats}, Charge) ->
            trunkline_gate:charge()) -> ok | no.
 send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge) ->
     Lane = element(Ix, Lanes),
-    case ask(Lane, To) =:= go andalso erlang:send(destination(To, Node), Message, [noconnect]) of
-        ok ->
-            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-            sent_plain(Lane);
-        _ ->
+    case ask(Lane, To) of
+        {go, Ref} ->
+            case erlang:send(destination(To, Node), Message, [noconnect]) of
+                ok ->
+                    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+                    sent_plain(Lane, Ref);
+                noconnect ->
+                    Lane ! {not_sent, Ref},
+                    no
+            end;
+        no ->
             no
     end.
 
 destination(To, _) when is_pid(To) -> To;
 destination(Name, Node) -> {Name, Node}.
 
-sent_plain(Lane) ->
-    Lane ! sent_plain,
+sent_plain(Lane, Ref) ->
+    Lane ! {sent_plain, Ref},
     ok.
 
 ask(Lane, To) ->
     Ref = monitor(process, Lane, [{alias, reply_demonitor}]),
     Lane ! {ask, Ref, self(), To},
     receive
-        {Ref, Answer} -> Answer;
+        {Ref, go} -> {go, Ref};
+        {Ref, no} -> no;
         {'DOWN', Ref, process, _, _} -> no
     after ?WAIT ->
             demonitor(Ref, [flush]),
             Lane ! {late, Ref},
-            receive {Ref, Answer} -> Answer
-            after 0 -> no
+            receive {Ref, go} -> {go, Ref};
+                    {Ref, no} -> no
+            after 0 ->
+                    Lane ! {not_sent, Ref},
+                    no
             end
     end.
 

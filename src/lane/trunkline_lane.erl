@@ -295,8 +295,8 @@ collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Written, S));
-collected(sent_plain, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, S#lane{plain = S#lane.plain + 1});
+collected({sent_plain, _} = Sent, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, control(Sent, S));
 collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
     control(Ask, transmit(Charge, lists:reverse(Entries), S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
@@ -423,7 +423,8 @@ transmit(Charge, Entries, S) ->
     hand_over(Charge, Entries, S).
 
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
-%% inlet delivers no later batch before it.
+%% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
+%% sending: meanwhile all batches go by the distribution.
 hand_over(Charge, Entries, #lane{plain = 0} = S) ->
     hand_over(Charge, Entries, trunkline_gate:messages(Charge), is_by_channels(S), S);
 hand_over(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
@@ -433,7 +434,8 @@ hand_over(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
               is_by_channels(S), S#lane{plain = 0}).
 
 is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
-is_by_channels(#lane{by = By, plain = N}) -> By =:= connections andalso N =:= 0.
+is_by_channels(#lane{by = By, plain = N, asks = Asks}) ->
+    By =:= connections andalso N =:= 0 andalso not trunkline_asks:are_granted(Asks).
 
 hand_over(Charge, Entries, Messages, ByChannels,
           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
@@ -462,11 +464,27 @@ hand_over(Charge, Entries, Messages, ByChannels,
 report(#lane{plain = N, mode = {send, _}} = S) when N > 0 -> hand_over(0, [], S);
 report(S) -> S.
 
-%% The session has ended before they were reported.
-lost_plain(#lane{plain = N, stats = Stats, ix = Ix} = S) ->
+%% A report can wait for a batch, or for the next tick.
+to_report(#lane{plain = N, drain = Drain} = S) when N >= ?BATCH_MESSAGES; Drain =/= none ->
+    report(S);
+to_report(S) ->
+    ticking(S).
+
+%% The sender had its turn in an earlier session.
+sent_before(#lane{mode = Mode} = S) when Mode =:= absent; element(1, Mode) =:= send ->
+    {1, S1} = without_plain(lost_unconfirmed, 1, S),
+    S1;
+sent_before(S) ->
+    {0, S1} = without_plain(direct, 1, S),
+    S1.
+
+%% These will not be reported. They are lost only if the connection is.
+without_plain(How, N, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, N),
-    trunkline_stats:add(Stats, peer, lost_unconfirmed, N),
-    {N, S#lane{plain = 0}}.
+    {case How of
+         direct -> 0;
+         Lost -> lost(N, Lost, S)
+     end, S}.
 
 %% The window is full, or there is no inlet to send to.
 keep(Charge, Entry, S) ->
@@ -527,28 +545,27 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
 control({ask, Ref, Sender, To}, #lane{mode = {send, _}, sent = once} = S) ->
     case trunkline_asks:ask(Ref, To, is_idle(S), S#lane.asks) of
-        {answer, Answer} ->
+        {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
-            S;
+            ticking(S#lane{asks = Asks});
         {question, What, Asks} ->
             question(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks})
     end;
 control({ask, Ref, _, _}, S) ->
     Ref ! {Ref, no},
     S;
-control(sent_plain, #lane{mode = absent} = S) ->
-    {1, S1} = lost_plain(S#lane{plain = 1}),
-    S1;
-control(sent_plain, #lane{plain = N, drain = Drain} = S) ->
-    %% It can wait for a batch, or for the next tick.
-    S1 = S#lane{plain = N + 1},
-    if N + 1 >= ?BATCH_MESSAGES; Drain =/= none -> report(S1);
-       S1#lane.ticking -> S1;
-       true -> tick(S1)
-    end;
 control({answer, Ref, Answer}, S) ->
     {IsAwaited, Asks} = trunkline_asks:answer(Ref, Answer, S#lane.asks),
     IsAwaited andalso (Ref ! {Ref, Answer}),
+    ticking(S#lane{asks = Asks});
+control({sent_plain, Ref}, #lane{plain = N} = S) ->
+    case trunkline_asks:used(Ref, S#lane.asks) of
+        {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
+        {counted, Asks} -> S#lane{asks = Asks};
+        {unknown, _} -> sent_before(S)
+    end;
+control({not_sent, Ref}, S) ->
+    {_, Asks} = trunkline_asks:used(Ref, S#lane.asks),
     S#lane{asks = Asks};
 control({late, Ref}, #lane{asks = Asks} = S) ->
     S#lane{asks = trunkline_asks:late(Ref, Asks)};
@@ -581,7 +598,11 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, S0) ->
-    {Plain, S1} = lost_plain(without_asks(S0)),
+    How = case Mode of
+              {absent, _} -> lost_unconfirmed;
+              _ -> direct
+          end,
+    {Plain, S1} = without_plain(How, S0#lane.plain, without_asks(S0)),
     S = lists:foldl(fun settle/2, S1, maps:keys(S1#lane.under_way)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
@@ -595,7 +616,7 @@ control({drain, Ref}, S) ->
     drained(report(S#lane{drain = Ref}));
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    {_, S1} = dispose_all(retired, S#lane{mode = {retired, Inlets}}),
+    {_, S1} = dispose_all(retired, (without_asks(S))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
   when is_map_key(Ref, Throttled) ->
@@ -614,16 +635,16 @@ control({looked_through, N}, #lane{replied = Replied} = S) ->
         N -> resume_servers(S);
         More -> ok = look_through(More), S
     end;
-control({timeout, _, tick}, #lane{active = true, asks = Asks} = S) ->
+control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    tick(report(S#lane{asks = trunkline_asks:tick(Asks)}));
+    tick(tick_asks(S));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
 control({probe, _}, S) ->
     S;
-control({timeout, _, tick}, #lane{asks = Asks} = S) ->
-    quiet(report(S#lane{asks = trunkline_asks:tick(Asks)}));
+control({timeout, _, tick}, S) ->
+    quiet(tick_asks(S));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= way; element(1, Late) =:= resumed ->
     S;                                       % of an earlier session, or connection
@@ -632,6 +653,11 @@ control({timeout, _, {channels, _}}, S) ->
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+%% A sender that had its turn a second ago was killed while it sent, or is very slow.
+tick_asks(#lane{asks = Asks, plain = N} = S) ->
+    {Unused, Asks1} = trunkline_asks:tick(Asks),
+    report(S#lane{asks = Asks1, plain = N + Unused}).
 
 %% Everything that has come here before has been delivered.
 is_idle(#lane{backlog = Backlog, window = Window}) ->
@@ -648,7 +674,7 @@ question(Sender, Question, #lane{gate = Gate, ix = Ix} = S) ->
 without_asks(#lane{asks = Asks} = S) ->
     {Refs, Asks1} = trunkline_asks:refuse(Asks),
     lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
-    S#lane{asks = Asks1}.
+    S#lane{asks = Asks1, plain = 0}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
@@ -792,6 +818,9 @@ in_flight(Window, #lane{stats = Stats, ix = Ix}) ->
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, trunkline_gate:messages(Charge)),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
+
+ticking(#lane{ticking = true} = S) -> S;
+ticking(S) -> tick(S).
 
 tick(S) ->
     _ = erlang:start_timer(?QUIET, self(), tick),

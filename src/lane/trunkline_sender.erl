@@ -83,12 +83,12 @@ offer(Node, To, Message, How, Ticket) ->
             direct
     end.
 
-%% The best way for a long message depends on what it is made of. (Commands, and messages whose
-%% receiver is not known, must go by lane.)
+%% The best way for a long message depends on what it is made of. Commands, and messages whose
+%% receiver is not known, must go by lane. A sender that has waited for room takes it at once.
 long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
     Shape = trunkline_shape:shape(Message),
     case Shape =/= binaries andalso (is_pid(To) orelse is_atom(To)) andalso Patience =:= infinity
-        andalso in_turn(Route, Ix, Node, To, Message, Long) of
+        andalso Ticket =:= new andalso in_turn(Route, Ix, Node, To, Message, Long) of
         ok ->
             ok;
         _ ->
