@@ -107,8 +107,7 @@ in_turn(Route, Ix, Node, To, Message, Long) ->
     trunkline_in_turn:is_suited(Node, Route, Charge)
         andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge).
 
-%% To measure a long list takes a third of the time that it takes to send it. So it is done only if
-%% it must be.
+%% A long list is measured only if it must be.
 charge({long, Charge}, _) -> Charge;
 charge(true, Message) -> trunkline_gate:charge(Message).
 
