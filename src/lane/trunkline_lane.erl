@@ -68,6 +68,9 @@
 %%     [{notice, Charge, Number, Sender, To} | Sizes]      the notice of a large one
 %%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
 %%
+%% Senders of long terms ask for their turn here, and then use plain distribution. The next batch
+%% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides.
+%%
 %% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
 %% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
 %% news that a server has ended, which comes from an inlet, could overtake the server's last message
