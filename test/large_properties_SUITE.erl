@@ -450,7 +450,8 @@ prop_asks() ->
 
 asks_step() ->
     frequency([{6, {ask, asks_receiver(), boolean()}}, {6, {answer, nat(), oneof([go, no])}},
-               {4, {used, nat()}}, {2, {late, nat()}}, {2, tick}, {1, refuse}]).
+               {4, {used, nat()}}, {2, {unused, nat()}}, {2, {late, nat()}}, {2, tick},
+               {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
 
@@ -489,9 +490,12 @@ asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
                    #{} -> unknown
                end,
     bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
+asks_step({_, {unused, Nth}}, #world{granted = Granted} = W) ->
+    Ref = nth_key(Nth, Granted),
+    W#world{asks = trunkline_asks:unused(Ref, W#world.asks), granted = maps:remove(Ref, Granted)};
 asks_step({_, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) ->
     Ref = nth_key(Nth, maps:without(Late, Open)),
-    W#world{asks = trunkline_asks:late(Ref, W#world.asks), late = [Ref | Late],
+    W#world{asks = trunkline_asks:unused(Ref, W#world.asks), late = [Ref | Late],
             said = maps:merge(Said, maps:from_list([{To, no} || {R, To} <- maps:to_list(Open),
                                                                 R =:= Ref]))};
 asks_step({N, tick}, #world{open = Open, granted = Granted} = W) ->

@@ -9,7 +9,7 @@
 %% process may have at any time.
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
-%% peer stands still. Its sender gives up (late/2). So that there are not ever more of them, the
+%% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, the
 %% lane asks no further question about that receiver.
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
@@ -19,7 +19,7 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/4, answer/3, late/2, used/2, are_granted/1, refuse/1, tick/1]).
+-export([new/0, ask/4, answer/3, unused/2, used/2, are_granted/1, refuse/1, tick/1]).
 
 -export_type([asks/0]).
 
@@ -66,15 +66,16 @@ answer(Ref, Answer, #asks{pending = Pending, known = Known} = A) ->
             {false, A}
     end.
 
-%% The sender has given up. The others should not wait as long.
--spec late(reference(), asks()) -> asks().
-late(Ref, #asks{pending = Pending, known = Known} = A) ->
+%% The sender has given up, or could not send. If no answer has come, the others should not wait as
+%% long.
+-spec unused(reference(), asks()) -> asks().
+unused(Ref, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
     case Pending of
         #{Ref := To} -> A#asks{pending = Pending#{Ref := {late, To}}, known = Known#{To => no}};
-        #{} -> A
+        #{} -> A#asks{granted = maps:remove(Ref, Granted)}
     end.
 
-%% The sender has sent, or cannot. `counted': a tick has counted it as sent. `unknown': it was not
+%% The sender has sent. `counted': a tick has counted it as sent. `unknown': it was not
 %% granted in this session.
 -spec used(reference(), asks()) -> {granted | counted | unknown, asks()}.
 used(Ref, #asks{granted = Granted} = A) ->

@@ -56,7 +56,7 @@ send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge) ->
     Lane = element(Ix, Lanes),
     case ask(Lane, To) of
         {go, Ref} ->
-            case erlang:send(destination(To, Node), Message, [noconnect]) of
+            case erlang:send(trunkline_by_node:destination(To, Node), Message, [noconnect]) of
                 ok ->
                     trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
                     sent_plain(Lane, Ref);
@@ -67,9 +67,6 @@ send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge) ->
         no ->
             no
     end.
-
-destination(To, _) when is_pid(To) -> To;
-destination(Name, Node) -> {Name, Node}.
 
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
@@ -84,7 +81,6 @@ ask(Lane, To) ->
         {'DOWN', Ref, process, _, _} -> no
     after ?WAIT ->
             demonitor(Ref, [flush]),
-            Lane ! {late, Ref},
             receive {Ref, go} -> {go, Ref};
                     {Ref, no} -> no
             after 0 ->

@@ -473,21 +473,14 @@ to_report(#lane{plain = N, drain = Drain} = S) when N >= ?BATCH_MESSAGES; Drain 
 to_report(S) ->
     ticking(S).
 
-%% The sender had its turn in an earlier session.
-sent_before(#lane{mode = Mode} = S) when Mode =:= absent; element(1, Mode) =:= send ->
-    {1, S1} = without_plain(lost_unconfirmed, 1, S),
-    S1;
-sent_before(S) ->
-    {0, S1} = without_plain(direct, 1, S),
-    S1.
-
-%% These will not be reported. They are lost only if the connection is.
-without_plain(How, N, #lane{stats = Stats, ix = Ix} = S) ->
+%% So many messages will not be reported: they were sent in a session that has ended. Returns how
+%% many are lost: none if the connection is not.
+unreported(N, How, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, N),
-    {case How of
-         direct -> 0;
-         Lost -> lost(N, Lost, S)
-     end, S}.
+    case How of
+        direct -> 0;
+        Lost -> lost(N, Lost, S)
+    end.
 
 %% The window is full, or there is no inlet to send to.
 keep(Charge, Entry, S) ->
@@ -565,13 +558,17 @@ control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
         {counted, Asks} -> S#lane{asks = Asks};
-        {unknown, _} -> sent_before(S)
+        {unknown, _} ->
+            %% Its turn was in an earlier session.
+            _ = unreported(1, case S#lane.mode of
+                                  absent -> lost_unconfirmed;
+                                  {send, _} -> lost_unconfirmed;
+                                  _ -> direct
+                              end, S),
+            S
     end;
-control({not_sent, Ref}, S) ->
-    {_, Asks} = trunkline_asks:used(Ref, S#lane.asks),
-    S#lane{asks = Asks};
-control({late, Ref}, #lane{asks = Asks} = S) ->
-    S#lane{asks = trunkline_asks:late(Ref, Asks)};
+control({not_sent, Ref}, #lane{asks = Asks} = S) ->
+    S#lane{asks = trunkline_asks:unused(Ref, Asks)};
 control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
 control({channel, _, _} = Event, S) ->
@@ -601,20 +598,19 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, S0) ->
-    How = case Mode of
-              {absent, _} -> lost_unconfirmed;
-              _ -> direct
-          end,
-    {Plain, S1} = without_plain(How, S0#lane.plain, without_asks(S0)),
-    S = lists:foldl(fun settle/2, S1, maps:keys(S1#lane.under_way)),
+    Plain = unreported(S0#lane.plain, case Mode of
+                                          {absent, _} -> lost_unconfirmed;
+                                          _ -> direct
+                                      end, S0),
+    S = lists:foldl(fun settle/2, without_asks(S0), maps:keys(S0#lane.under_way)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     Window = trunkline_window:sender(1),
     in_flight(Window, S),
     S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none, probe = none},
-    {Queued, S3} = change(Mode, without_channels(S2)),
+    {Queued, S1} = change(Mode, without_channels(S2)),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
-    S3;
+    S1;
 control({drain, Ref}, S) ->
     drained(report(S#lane{drain = Ref}));
 control({retire, Inlets}, S) ->
@@ -764,11 +760,9 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
             without_channels(S#lane{drain = none});
-        false when S#lane.ticking ->
-            S;
         false ->
             %% The level may be kept up by a sender that will never send (see quiet/1).
-            tick(S)
+            ticking(S)
     end;
 drained(S) ->
     S.

@@ -86,7 +86,7 @@ offer(Node, To, Message, How, Ticket) ->
 %% The best way for a long message depends on what it is made of. Commands, and messages whose
 %% receiver is not known, must go by lane. A sender that has waited for room takes it at once.
 long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
-    Shape = trunkline_shape:shape(Message),
+    Shape = shape(To, Message),
     case Shape =/= binaries andalso (is_pid(To) orelse is_atom(To)) andalso Patience =:= infinity
         andalso Ticket =:= new andalso in_turn(Route, Ix, Node, To, Message, Long) of
         ok ->
@@ -111,8 +111,12 @@ in_turn(Route, Ix, Node, To, Message, Long) ->
 charge({long, Charge}, _) -> Charge;
 charge(true, Message) -> trunkline_gate:charge(Message).
 
+%% A command goes by lane as it is, whatever its message.
+shape(To, _) when is_tuple(To) -> mixed;
+shape(_, Message) -> trunkline_shape:shape(Message).
+
 %% A flat term is more than its encoding, and would be copied into the lane.
-entry(flat, To, Message) when not is_tuple(To) -> [{each, [To]} | term_to_binary(Message)];
+entry(flat, To, Message) -> [{each, [To]} | term_to_binary(Message)];
 entry(_, To, Message) -> [To | Message].
 
 by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Charge, How,

@@ -44,13 +44,11 @@
 -spec is_long_list(term()) -> boolean().
 is_long_list(Message) -> is_many(last(Message)).
 
-is_many([Head | _] = List) when is_map(Head); is_tuple(Head); is_list(Head) ->
-    is_longer(List);
+is_many([Head | _] = List)
+  when (is_map(Head) orelse is_tuple(Head) orelse is_list(Head)) andalso length(List) >= ?MANY ->
+    true;
 is_many(_) ->
-    false.
-
-is_longer(List) when length(List) >= ?MANY -> true;
-is_longer(_) -> false.                       % or it is no proper list
+    false.                                   % or it is no proper list
 
 last({_, {_, Last}}) -> Last;
 last({_, Last}) -> Last;
