@@ -4,6 +4,7 @@
 -behaviour(gen_server).
 
 -export([main/0]).
+-export([made/1]).
 -export([start_servers/1, init/1, handle_call/3, handle_cast/2]).
 
 -spec main() -> no_return().
@@ -76,16 +77,19 @@ start_servers(N) ->
 -spec init([]) -> {ok, []}.
 init([]) -> {ok, []}.
 
--spec handle_call({echo, term()} | {reply, bench_throughput:kind()}, gen_server:from(), []) ->
+-spec handle_call({echo | take, term()} | {reply, bench_throughput:kind()}, gen_server:from(),
+                  []) ->
           {reply, term(), []}.
 handle_call({echo, Term}, _, S) -> {reply, Term, S};
-handle_call({reply, Kind}, _, S) -> {reply, reply(Kind), S}.
+handle_call({take, _}, _, S) -> {reply, ok, S};
+handle_call({reply, Kind}, _, S) -> {reply, made(Kind), S}.
 
-%% Made once.
-reply(Kind) ->
+%% What the calling process has made once.
+-spec made(bench_throughput:kind()) -> term().
+made(Kind) ->
     case get(Kind) of
-        undefined -> put(Kind, bench_throughput:message(Kind)), reply(Kind);
-        Reply -> Reply
+        undefined -> put(Kind, bench_throughput:message(Kind)), made(Kind);
+        Term -> Term
     end.
 
 -spec handle_cast(term(), []) -> {noreply, []}.

@@ -145,6 +145,8 @@ cases(Node) ->
        erpc(At, pick([1, 4, 10, 100, 1000], [1, 100])),
        replies(At, Servers, pick([{B, C} || B <- [16_000, 64_000, 256_000, 1_000_000, 10_000_000],
                                             C <- [1, 8]], [{256_000, 1}])),
+       requests_of_maps(At, Servers, pick([{B, C} || B <- [16_000, 64_000, 256_000, 1_000_000],
+                                                     C <- [1, 8]], [{64_000, 1}])),
        casts(At, Servers, pick([1, 8, 100], [8])),
        multicast(At, pick([10, 1000, 10_000], [1000])),
        monitors(At, pick([{1, 20_000}, {100, 20_000}, {100, 100}], [{100, 20_000}])),
@@ -215,6 +217,34 @@ replies(At, Servers, Cases) ->
      || {Bytes, Callers} <- Cases].
 
 %% Until the servers have had them.
+%% A list of maps as a request, as a reply, and both ways by erpc.
+requests_of_maps(At, Servers, Cases) ->
+    [requests(Group, amount(Bytes), Callers, max(8, 1_000_000 div Bytes), variants(),
+              fun(V, I, Term) ->
+                      Server = server(I, Callers, At(V), Servers),
+                      length(Request(V, Server, {maps, Bytes})) > 0 andalso Term
+              end)
+     || {Group, Request} <-
+            [{"requests with lists of maps",
+              fun(V, Server, Kind) ->
+                      Maps = bench_call:made(Kind),
+                      ok = call(V, Server, {take, Maps}),
+                      Maps
+              end},
+             {"replies with lists of maps",
+              fun(V, Server, Kind) -> call(V, Server, {reply, Kind}) end},
+             {"erpc with lists of maps, both ways",
+              fun(V, Server, Kind) ->
+                      Maps = bench_call:made(Kind),
+                      case V of
+                          trunkline ->
+                              trunkline_erpc:call(node(Server), bench_erpc, echo, [Maps]);
+                          _ ->
+                              erpc:call(node(Server), bench_erpc, echo, [Maps], 60_000)
+                      end
+              end}],
+        {Bytes, Callers} <- Cases].
+
 casts(At, Servers, Senders) ->
     [#case_of{group = "casts", row = "", column = senders(S), first = 2000,
               measure = fun(V, N) ->

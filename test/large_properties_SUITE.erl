@@ -434,9 +434,9 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
 -record(world,
         {asks = trunkline_asks:new() :: trunkline_asks:asks(),
          said = #{} :: map(),                % of a receiver, since the last tick
-         open = #{} :: map(),                % questions, and their receivers
+         open = #{} :: map(),                % questions, and whom they are about
          late = [] :: list(),                % those whose senders have given up
-         granted = #{} :: map(),             % and ticks since then
+         granted = #{} :: map(),             % whom it was for, and ticks since then
          bad = [] :: list()}).
 
 asks(_) -> check(prop_asks()).
@@ -449,66 +449,100 @@ prop_asks() ->
             end).
 
 asks_step() ->
-    frequency([{6, {ask, asks_receiver(), boolean()}}, {6, {answer, nat(), oneof([go, no])}},
-               {4, {used, nat()}}, {2, {unused, nat()}}, {2, {late, nat()}}, {2, tick},
-               {1, refuse}]).
+    frequency([{6, {ask, asks_to(), boolean()}},
+               {6, {answer, nat(), oneof([go, {go, self(), plain}, nobody, no])}},
+               {2, {learn, asks_receiver()}}, {4, {used, nat()}}, {2, {unused, nat()}},
+               {2, {late, nat()}}, {2, tick}, {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
 
+asks_to() -> oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()}]).
+
+receiver({call, Server, _, _}) -> Server;
+receiver(To) -> To.
+
 asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
-    Known = maps:get(To, W#world.said, unknown),
+    Known = maps:get(receiver(To), W#world.said, unknown),
     case trunkline_asks:ask(N, To, IsIdle, W#world.asks) of
         {answer, go, A} ->
-            bad(Known =/= go orelse not IsIdle, N, W#world{asks = A, granted = Granted#{N => 0}});
+            bad(Known =/= go orelse not IsIdle orelse is_tuple(To), N,
+                W#world{asks = A, granted = Granted#{N => {To, 0}}});
         {answer, no, A} ->
             bad(Known =/= no, N, W#world{asks = A});
-        {question, go, A} ->
+        {question, known, A} ->
             bad(Known =/= go, N, W#world{asks = A, open = Open#{N => To}});
         {question, look, A} ->
             bad(Known =/= unknown, N, W#world{asks = A, open = Open#{N => To}})
     end;
-asks_step({N, {answer, Nth, Answer}}, #world{open = Open, said = Said, late = Late} = W) ->
+asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
     Ref = nth_key(Nth, Open),
-    {IsAwaited, A} = trunkline_asks:answer(Ref, Answer, W#world.asks),
-    {false, A} = trunkline_asks:answer(Ref, Answer, A),
-    IsExpected = is_map_key(Ref, Open) andalso not lists:member(Ref, Late),
-    W1 = case Open of
-             #{Ref := Pid} when is_pid(Pid), IsExpected -> W#world{said = Said#{Pid => Answer}};
-             #{} -> W
-         end,
-    Granted = maps:from_list([{Ref, 0} || IsExpected, Answer =:= go]),
-    bad(IsAwaited =/= IsExpected, N,
-        W1#world{asks = A, open = maps:remove(Ref, Open),
-                 granted = maps:merge(W1#world.granted, Granted)});
+    IsLate = lists:member(Ref, Late),
+    {Result, A} = case trunkline_asks:answer(Ref, Answer, W#world.asks) of
+                      {awaited, To, A0} -> {{awaited, To}, A0};
+                      Other -> Other
+                  end,
+    {unknown, A} = trunkline_asks:answer(Ref, Answer, A),
+    Expected = case Open of
+                   #{Ref := _} when IsLate -> late;
+                   #{Ref := About} -> {awaited, About};
+                   #{} -> unknown
+               end,
+    W1 = W#world{asks = A, open = maps:remove(Ref, Open)},
+    bad(Result =/= Expected, N,
+        case Result of
+            {awaited, Whom} when Answer =:= no -> said(Whom, no, W1);
+            {awaited, Whom} when Answer =/= nobody ->
+                W2 = said(Whom, go, W1),
+                W2#world{granted = (W2#world.granted)#{Ref => {Whom, 0}}};
+            _ -> W1
+        end);
+asks_step({N, {learn, Receiver}}, #world{asks = Asks} = W) ->
+    A = trunkline_asks:know(Receiver, go, Asks),
+    bad(is_pid(Receiver) andalso not trunkline_asks:is_known(Receiver, A), N,
+        said(Receiver, go, W#world{asks = A}));
 asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),
     {How, A} = trunkline_asks:used(Ref, W#world.asks),
     {unknown, A} = trunkline_asks:used(Ref, A),
     Expected = case Granted of
-                   #{Ref := Ticks} when Ticks < 2 -> granted;
+                   #{Ref := {_, Ticks}} when Ticks < 2 -> granted;
                    #{Ref := _} -> counted;
                    #{} -> unknown
                end,
     bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
-asks_step({_, {unused, Nth}}, #world{granted = Granted} = W) ->
+asks_step({N, {unused, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),
-    W#world{asks = trunkline_asks:unused(Ref, W#world.asks), granted = maps:remove(Ref, Granted)};
-asks_step({_, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) ->
+    {To, A} = trunkline_asks:unused(Ref, W#world.asks),
+    bad(element(1, maps:get(Ref, Granted, {none, 0})) =/= To, N,
+        W#world{asks = A, granted = maps:remove(Ref, Granted)});
+asks_step({N, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) ->
     Ref = nth_key(Nth, maps:without(Late, Open)),
-    W#world{asks = trunkline_asks:unused(Ref, W#world.asks), late = [Ref | Late],
-            said = maps:merge(Said, maps:from_list([{To, no} || {R, To} <- maps:to_list(Open),
-                                                                R =:= Ref]))};
+    {To, A} = trunkline_asks:unused(Ref, W#world.asks),
+    bad(maps:get(Ref, Open, none) =/= To, N,
+        W#world{asks = A, late = [Ref | Late],
+                said = case To of
+                           none -> Said;
+                           _ -> Said#{receiver(To) => no}
+                       end});
 asks_step({N, tick}, #world{open = Open, granted = Granted} = W) ->
-    {Count, A} = trunkline_asks:tick(W#world.asks),
-    Expected = length([1 || 1 <- maps:values(Granted)]),
-    Older = maps:map(fun(_, Ticks) -> Ticks + 1 end, Granted),
-    IsSending = lists:any(fun(Ticks) -> Ticks < 2 end, maps:values(Older)),
-    bad(Count =/= Expected orelse trunkline_asks:are_granted(A) =/= IsSending, N,
+    {Counted, A} = trunkline_asks:tick(W#world.asks),
+    Expected = [To || {To, 1} <- maps:values(Granted)],
+    Older = maps:map(fun(_, {To, Ticks}) -> {To, Ticks + 1} end, Granted),
+    IsSending = lists:any(fun({_, Ticks}) -> Ticks < 2 end, maps:values(Older)),
+    bad(lists:sort(Counted) =/= lists:sort(Expected)
+            orelse trunkline_asks:are_granted(A) =/= IsSending, N,
         W#world{asks = A, granted = Older,
-                said = maps:from_list([{To, no} || To <- maps:values(Open)])});
+                said = maps:from_list([{receiver(To), no} || To <- maps:values(Open)])});
 asks_step({N, refuse}, #world{open = Open} = W) ->
     {Refs, A} = trunkline_asks:refuse(W#world.asks),
     bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N, #world{asks = A, bad = W#world.bad}).
+
+%% A name may belong to another process at any time.
+said(To, What, #world{said = Said} = W) ->
+    case receiver(To) of
+        Pid when is_pid(Pid) -> W#world{said = Said#{Pid => What}};
+        _ -> W
+    end.
 
 bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.

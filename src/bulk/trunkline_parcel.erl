@@ -19,12 +19,13 @@
 -moduledoc false.
 
 -export([pack/1, unpack/1, unpack_sent/1, bytes/1, sizes/1, segments/1]).
+-export([term/2, is_term/1]).
 
 -export_type([parcel/0, segment/0, size_bytes/0]).
 
 -type size_bytes() :: pos_integer().
 -type segment() :: [binary()].
--opaque parcel() :: {[size_bytes()], [segment()]}.
+-opaque parcel() :: {[size_bytes()], [segment()]} | {term, size_bytes(), Message :: term()}.
 
 -type step() :: {element, pos_integer()} | {nth, pos_integer()} | {key, term()}.
 -type found() :: [{[step()], binary()}].
@@ -41,6 +42,13 @@ pack(Message) ->
     Segments = [erlang:term_to_iovec({Bare, Paths}) | [[Binary] || Binary <- Binaries]],
     {[iolist_size(Segment) || Segment <- Segments], Segments}.
 
+%% The message as it is.
+-spec term(Message :: term(), size_bytes()) -> parcel().
+term(Message, Bytes) -> {term, Bytes, Message}.
+
+-spec is_term(parcel()) -> boolean().
+is_term(Parcel) -> element(1, Parcel) =:= term.
+
 %% The message, from the segments that have been received.
 -spec unpack([binary(), ...]) -> term().
 unpack([First | Binaries]) ->
@@ -50,13 +58,16 @@ unpack([First | Binaries]) ->
 
 %% The message, on the side that has packed it.
 -spec unpack_sent(parcel()) -> term().
+unpack_sent({term, _, Message}) ->
+    Message;
 unpack_sent({_, Segments}) ->
     unpack([iolist_to_binary(Segment) || Segment <- Segments]).
 
 -spec bytes(parcel()) -> size_bytes().
-bytes({Sizes, _}) -> lists:sum(Sizes).
+bytes(Parcel) -> lists:sum(sizes(Parcel)).
 
 -spec sizes(parcel()) -> [size_bytes()].
+sizes({term, Bytes, _}) -> [Bytes];
 sizes({Sizes, _}) -> Sizes.
 
 -spec segments(parcel()) -> [segment()].

@@ -19,60 +19,92 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/4, answer/3, unused/2, used/2, are_granted/1, refuse/1, tick/1]).
+-export([new/0, ask/4, answer/3, know/3, is_known/2, unused/2, used/2, are_granted/1, refuse/1,
+         tick/1]).
 
 -export_type([asks/0]).
 
+-type to() :: trunkline_in_turn:addressee().
 -type receiver() :: pid() | atom().
 -type known() :: go | no.
 -record(asks,
-        {pending = #{} :: #{reference() => receiver() | {late, receiver()}},
+        {pending = #{} :: #{reference() => to() | {late, receiver()}},
          known = #{} :: #{receiver() => known()},           % since the last tick
          %% Who was told `go', and has not sent; `counted': is taken for sent.
-         granted = #{} :: #{reference() => new | old | counted}}).
+         granted = #{} :: #{reference() => {new | old | counted, to()}}}).
 -opaque asks() :: #asks{}.
 
 -spec new() -> asks().
 new() -> #asks{}.
 
-%% The answer, or the question that the inlet has to answer: `go' means that it need not look at the
-%% mailbox.
--spec ask(reference(), receiver(), IsIdle :: boolean(), asks()) ->
-          {answer, known(), asks()} | {question, go | look, asks()}.
-ask(Ref, To, IsIdle, #asks{pending = Pending, known = Known} = A) ->
+%% The answer, or the question that the inlet has to answer: `known' means that it need not look at
+%% the mailbox. A request is always a question, because only the inlet can say how its server should
+%% see it.
+-spec ask(reference(), to(), IsIdle :: boolean(), asks()) ->
+          {answer, known(), asks()} | {question, known | look, asks()}.
+ask(Ref, To, IsIdle, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
+    Receiver = receiver(To),
     case Known of
-        #{To := no} -> {answer, no, A};
-        #{To := go} when IsIdle -> {answer, go, grant(go, Ref, A)};
-        #{To := go} -> {question, go, A#asks{pending = Pending#{Ref => To}}};
-        #{} -> {question, look, A#asks{pending = Pending#{Ref => To}}}
+        #{Receiver := no} ->
+            {answer, no, A};
+        #{Receiver := go} when IsIdle, Receiver =:= To ->
+            {answer, go, A#asks{granted = Granted#{Ref => {new, To}}}};
+        #{Receiver := go} ->
+            {question, known, A#asks{pending = Pending#{Ref => To}}};
+        #{} ->
+            {question, look, A#asks{pending = Pending#{Ref => To}}}
     end.
 
-grant(go, Ref, #asks{granted = Granted} = A) -> A#asks{granted = Granted#{Ref => new}};
-grant(no, _, A) -> A.
+receiver(To) when is_tuple(To) -> element(2, To);           % of a request
+receiver(To) -> To.
 
-%% The inlet has answered. Returns whether the sender is still to be told.
--spec answer(reference(), known(), asks()) -> {boolean(), asks()}.
-answer(Ref, Answer, #asks{pending = Pending, known = Known} = A) ->
+%% The inlet has answered. Returns whose question that was, if its sender is still to be told.
+%% `late': the sender has given up. `unknown': it was told at the end of the session.
+-spec answer(reference(), trunkline_in_turn:answer(), asks()) ->
+          {awaited, to(), asks()} | {late | unknown, asks()}.
+answer(Ref, Answer, #asks{pending = Pending} = A) ->
     case maps:take(Ref, Pending) of
         {{late, _}, Pending1} ->
-            {false, A#asks{pending = Pending1}};
+            {late, A#asks{pending = Pending1}};
         {To, Pending1} ->
-            Known1 = case is_pid(To) of
-                         true -> Known#{To => Answer};
-                         false -> Known
-                     end,
-            {true, grant(Answer, Ref, A#asks{pending = Pending1, known = Known1})};
+            {awaited, To, answered(Answer, Ref, To, A#asks{pending = Pending1})};
         error ->
-            {false, A}
+            {unknown, A}
     end.
 
-%% The sender has given up, or could not send. If no answer has come, the others should not wait as
-%% long.
--spec unused(reference(), asks()) -> asks().
+answered(nobody, _, _, A) ->
+    A;
+answered(no, _, To, A) ->
+    know(To, no, A);
+answered(_, Ref, To, #asks{granted = Granted} = A) ->
+    know(To, go, A#asks{granted = Granted#{Ref => {new, To}}}).
+
+%% Whether that process may be sent to at once.
+-spec is_known(pid(), asks()) -> boolean().
+is_known(Pid, #asks{known = Known}) -> maps:get(Pid, Known, no) =:= go.
+
+%% It has come out.
+-spec know(to(), known(), asks()) -> asks().
+know(To, What, #asks{known = Known} = A) ->
+    case receiver(To) of
+        Pid when is_pid(Pid) -> A#asks{known = Known#{Pid => What}};
+        _ -> A
+    end.
+
+%% The sender has given up, or could not send. Returns whom its message was for. If no answer has
+%% come, the others should not wait as long.
+-spec unused(reference(), asks()) -> {to(), asks()} | {none, asks()}.
 unused(Ref, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
     case Pending of
-        #{Ref := To} -> A#asks{pending = Pending#{Ref := {late, To}}, known = Known#{To => no}};
-        #{} -> A#asks{granted = maps:remove(Ref, Granted)}
+        #{Ref := To} ->
+            Receiver = receiver(To),
+            {To, A#asks{pending = Pending#{Ref := {late, Receiver}},
+                        known = Known#{Receiver => no}}};
+        #{} ->
+            case maps:take(Ref, Granted) of
+                {{_, To}, Granted1} -> {To, A#asks{granted = Granted1}};
+                error -> {none, A}
+            end
     end.
 
 %% The sender has sent. `counted': a tick has counted it as sent. `unknown': it was not
@@ -80,7 +112,7 @@ unused(Ref, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
 -spec used(reference(), asks()) -> {granted | counted | unknown, asks()}.
 used(Ref, #asks{granted = Granted} = A) ->
     case maps:take(Ref, Granted) of
-        {counted, Granted1} -> {counted, A#asks{granted = Granted1}};
+        {{counted, _}, Granted1} -> {counted, A#asks{granted = Granted1}};
         {_, Granted1} -> {granted, A#asks{granted = Granted1}};
         error -> {unknown, A}
     end.
@@ -88,17 +120,20 @@ used(Ref, #asks{granted = Granted} = A) ->
 %% Whether a sender may be sending now.
 -spec are_granted(asks()) -> boolean().
 are_granted(#asks{granted = Granted}) ->
-    lists:any(fun(Age) -> Age =/= counted end, maps:values(Granted)).
+    lists:any(fun({Age, _}) -> Age =/= counted end, maps:values(Granted)).
 
 %% The session has ended: no inlet will answer these.
 -spec refuse(asks()) -> {[reference()], asks()}.
 refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
-%% To be called once a second. Returns how many have been granted since the last tick but one, and
-%% count as sent now.
--spec tick(asks()) -> {non_neg_integer(), asks()}.
+%% To be called once a second. Returns whom those messages were for that have been granted since the
+%% last tick but one, and count as sent now.
+-spec tick(asks()) -> {[to()], asks()}.
 tick(#asks{pending = Pending, granted = Granted} = A) ->
-    Stuck = [case To of {late, Receiver} -> Receiver; _ -> To end || To <- maps:values(Pending)],
-    {length([old || old <- maps:values(Granted)]),
-     A#asks{known = maps:from_list([{To, no} || To <- Stuck]),
-            granted = maps:map(fun(_, new) -> old; (_, _) -> counted end, Granted)}}.
+    Stuck = [case To of {late, Receiver} -> Receiver; _ -> receiver(To) end
+             || To <- maps:values(Pending)],
+    {[To || {old, To} <- maps:values(Granted)],
+     A#asks{known = maps:from_list([{Receiver, no} || Receiver <- Stuck]),
+            granted = maps:map(fun(_, {new, To}) -> {old, To};
+                                  (_, {_, To}) -> {counted, To}
+                               end, Granted)}}.

@@ -23,7 +23,8 @@
                  | {demonitor, reference()}
                  | {ended, object(), Caller :: pid(), reference()}
                  | {tell, server()}
-                 | {turn, server(), reference(), Lane :: pid()}         % see trunkline_in_turn
+                 %% See trunkline_in_turn.
+                 | {turn, trunkline_in_turn:addressee(), reference(), Lane :: pid()}
                  | {plain}
                  | exit()
                  | apply().

@@ -29,41 +29,69 @@
 
 -include("trunkline_route.hrl").
 
--export([is_suited/3, send/6, answer/4]).
--export([look/3]).
+-export([is_suited/4, is_short_enough/1, are_terms_suited/2]).
+-export([send/7, answer/5, nobody/2, not_used/1]).
+-export([look/4]).
+
+-export_type([addressee/0, go/0, answer/0]).
 
 %% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
 %% distribution.
 -define(FROM, 16000).
+%% The same for a request, which costs a round trip between the nodes.
+-define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
 
+%% Who gets the message: a process, or the server of a request.
+-type addressee() :: pid() | atom() | trunkline_command:command().
+%% `{go, To, Wrap}': to that process, in that form.
+-type go() :: go | {go, pid() | reference(), trunkline_command:wrap()}.
+-type answer() :: go() | nobody | no.
+
 %% Whether a term of that size may be sent so to that peer.
--spec is_suited(node(), trunkline_route:route(), trunkline_gate:charge()) -> boolean().
-is_suited(Node, #route{gate = Gate, stats = Stats}, Charge) ->
-    Bytes = trunkline_gate:bytes(Charge),
-    Bytes >= ?FROM andalso Bytes =< ?MOST
+-spec is_suited(node(), addressee(), trunkline_route:route(), trunkline_gate:charge()) -> boolean().
+is_suited(Node, To, #route{gate = Gate, stats = Stats}, Charge) ->
+    trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge)
         andalso trunkline_gate:path(Gate) =:= lanes
-        andalso trunkline_peers:can(Node, turn)
+        andalso are_terms_suited(Node, Stats).
+
+from(To) when is_tuple(To) -> ?REQUEST_FROM;
+from(_) -> ?FROM.
+
+%% Longer terms would keep the distribution busy.
+-spec is_short_enough(trunkline_gate:charge()) -> boolean().
+is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
+
+%% Whether long terms should go to that peer by the distribution.
+-spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
+are_terms_suited(Node, Stats) ->
+    trunkline_peers:can(Node, turn)
         andalso not trunkline_peers:resumes(Node)
         andalso not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
 
 %% `no': it was not sent, and has to go another way.
--spec send(trunkline_route:route(), Ix :: pos_integer(), node(), To :: pid() | atom(), term(),
-           trunkline_gate:charge()) -> ok | no.
-send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge) ->
+-spec send(trunkline_route:route(), Ix :: pos_integer(), node(), addressee(), term(),
+           trunkline_gate:charge(), trunkline_deadline:deadline()) -> ok | no.
+send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
-    case ask(Lane, To) of
-        {go, Ref} ->
-            case erlang:send(trunkline_by_node:destination(To, Node), Message, [noconnect]) of
-                ok ->
-                    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-                    sent_plain(Lane, Ref);
-                noconnect ->
-                    Lane ! {not_sent, Ref},
-                    no
-            end;
+    {Ref, Answer} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
+    Sent = case Answer of
+               go -> erlang:send(trunkline_by_node:destination(To, Node), Message, [noconnect]);
+               {go, Pid, Wrap} ->
+                   erlang:send(Pid, trunkline_command:wrap(Wrap, Message), [noconnect]);
+               _ -> Answer
+           end,
+    case Sent of
+        ok ->
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+            sent_plain(Lane, Ref);
+        noconnect ->
+            Lane ! {not_sent, Ref},
+            no;
+        nobody ->
+            ok;
         no ->
             no
     end.
@@ -72,51 +100,63 @@ sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
     ok.
 
-ask(Lane, To) ->
+ask(Lane, To, Wait) ->
     Ref = monitor(process, Lane, [{alias, reply_demonitor}]),
     Lane ! {ask, Ref, self(), To},
     receive
-        {Ref, go} -> {go, Ref};
-        {Ref, no} -> no;
-        {'DOWN', Ref, process, _, _} -> no
-    after ?WAIT ->
+        {Ref, Answer} -> {Ref, Answer};
+        {'DOWN', Ref, process, _, _} -> {Ref, no}
+    after Wait ->
             demonitor(Ref, [flush]),
-            receive {Ref, go} -> {go, Ref};
-                    {Ref, no} -> no
+            receive {Ref, Answer} -> {Ref, Answer}
             after 0 ->
                     Lane ! {not_sent, Ref},
-                    no
+                    {Ref, no}
             end
     end.
 
-%% The inlet has come to a question. `go': the receiver's mailbox is known to be on the heap.
--spec answer(Lane :: pid(), reference(), To :: pid() | atom(), go | look) -> ok.
-answer(Lane, Ref, To, What) ->
-    case trunkline_bounded:may_be(To) of
+%% The inlet has come to a question about a process. `known': its mailbox is on the heap.
+-spec answer(Lane :: pid(), reference(), pid() | atom(), go(), known | look) -> ok.
+answer(Lane, Ref, Receiver, Go, What) ->
+    case trunkline_bounded:may_be(Receiver) of
         true ->
             tell(Lane, Ref, no);
-        false when What =:= go ->
-            tell(Lane, Ref, go);
+        false when What =:= known ->
+            tell(Lane, Ref, Go);
         false ->
             %% A process that does not get to run does not answer process_info/2.
-            case trunkline_process:start(fun() -> spawn(?MODULE, look, [Lane, Ref, To]) end) of
+            Look = fun() -> spawn(?MODULE, look, [Lane, Ref, Receiver, Go]) end,
+            case trunkline_process:start(Look) of
                 {ok, _} -> ok;
                 {error, system_limit} -> tell(Lane, Ref, no)
             end
     end.
 
--spec look(Lane :: pid(), reference(), To :: pid() | atom()) -> ok.
-look(Lane, Ref, Name) when is_atom(Name) ->
+-spec look(Lane :: pid(), reference(), pid() | atom(), go()) -> ok.
+look(Lane, Ref, Name, Go) when is_atom(Name) ->
     case whereis(Name) of
-        Pid when is_pid(Pid) -> look(Lane, Ref, Pid);
+        Pid when is_pid(Pid) -> look(Lane, Ref, Pid, Go);
         _ -> tell(Lane, Ref, no)
     end;
-look(Lane, Ref, To) ->
-    IsOnHeap = process_info(To, message_queue_data) =:= {message_queue_data, on_heap},
-    tell(Lane, Ref, case IsOnHeap andalso not trunkline_bounded:may_be(To) of
-                        true -> go;
+look(Lane, Ref, Receiver, Go) ->
+    IsOnHeap = process_info(Receiver, message_queue_data) =:= {message_queue_data, on_heap},
+    tell(Lane, Ref, case IsOnHeap andalso not trunkline_bounded:may_be(Receiver) of
+                        true -> Go;
                         false -> no
                     end).
+
+%% The answer comes too late: the session of the lane has ended. The inlet may live on (see
+%% trunkline_inlet), and should not wait for that request.
+-spec not_used(answer()) -> ok.
+not_used({go, Server, {call, _, {_, [_ | {Caller, _, Agent}]}}}) ->
+    _ = erlang:send(Agent, {answered, [{Caller, Server}]}, [noconnect]),
+    ok;
+not_used(_) ->
+    ok.
+
+%% The process is not there, and the caller of a request has been told.
+-spec nobody(Lane :: pid(), reference()) -> ok.
+nobody(Lane, Ref) -> tell(Lane, Ref, nobody).
 
 tell(Lane, Ref, Answer) ->
     _ = erlang:send(Lane, {answer, Ref, Answer}, [noconnect]),

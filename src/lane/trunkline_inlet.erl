@@ -80,7 +80,7 @@
         {sender :: pid(),
          receiver :: receiver(),
          to :: trunkline_lane:to(),
-         sizes :: [trunkline_parcel:size_bytes()],
+         sizes :: trunkline_opener:sizes(),
          charge :: trunkline_gate:charge(),
          turn = false :: boolean(),
          opener = none :: none | later | pid() | ended}).
@@ -178,6 +178,8 @@ loop(S) ->
             %% The receiver is not known, or there are several: see trunkline_opener.
             S1 = deliver_opened(To, Message, S),
             loop(opener_ended(Opener, opener_delivered(Opener, S1)));
+        {missing, Opener} ->
+            loop(opener_ended(Opener, S));
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
@@ -351,10 +353,14 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
     case maps:take(Number, S1#inlet.arrived) of
         {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
         error when S#inlet.finishing -> ended(Number, S1);
+        error when element(1, Large#large.sizes) =:= term ->
+            open(Number, {term, S#inlet.lane, Number}, S1);
         error -> S1
     end.
 
 %% Has it decoded before its turn comes, in parallel with everything else.
+open(Number, {term, _, _}, #inlet{finishing = true} = S) ->
+    ended(Number, S);
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{opener = none, sizes = Sizes} = Large} ->
@@ -467,9 +473,15 @@ ended(Number, #inlet{large = All} = S) ->
 done(Number, #inlet{large = All} = S) ->
     {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
         maps:take(Number, All),
-    S1 = tell(Number, lists:sum(Sizes), S#inlet{large = All1}),
-    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S1#inlet.turns),
-    items(Items, acknowledge(Charge, S1#inlet{turns = Turns})).
+    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
+    S1 = S#inlet{large = All1, turns = Turns},
+    items(Items, case Sizes of
+                     {term, Bytes} ->
+                         %% If the lane is idle now, the next term need not wait for its turn.
+                         acknowledge_rest(acknowledge(Charge, tell(Number, Bytes, S1)));
+                     _ ->
+                         acknowledge(Charge, tell(Number, lists:sum(Sizes), S1))
+                 end).
 
 %% The lane is told of many at a time if they are not so large: to tell of one costs
 %% as much as the message itself.
@@ -490,6 +502,8 @@ without_missing(#inlet{large = All} = S) ->
     lists:foldl(fun(Number, #inlet{large = Large} = S1) ->
                         case Large of
                             #{Number := #large{opener = none}} -> ended(Number, S1);
+                            #{Number := #large{opener = Opener, sizes = {term, _}}}
+                              when is_pid(Opener) -> ok = trunkline_opener:finish(Opener), S1;
                             #{} -> S1
                         end
                 end, S, lists:sort(maps:keys(All))).
@@ -510,6 +524,13 @@ acknowledge(Ack, Charge, #inlet{ix = Ix, stats = Stats} = S) ->
     case trunkline_window:delivered(Ack, Charge, S#inlet.window) of
         {ack, Delivered, Window} -> ack(Ack, Delivered, S#inlet{window = Window});
         {later, Window} -> timer(ack, S#inlet{window = Window})
+    end.
+
+acknowledge_rest(S0) ->
+    S = tell(S0),              % also if there is nothing to acknowledge
+    case trunkline_window:flush(S#inlet.window) of
+        {ack, Charge, Window} -> ack(later, Charge, S#inlet{window = Window});
+        none -> S
     end.
 
 %% Tells of large messages first: when everything that a lane has sent is acknowledged, it knows of
@@ -533,14 +554,8 @@ timer(quiet, #inlet{quiet_timer = false} = S) ->
 timer(_, S) ->
     S.
 
-timeout(ack, S0) ->
-    S = tell(S0),              % also if there is nothing to acknowledge
-    case trunkline_window:flush(S#inlet.window) of
-        {ack, Charge, Window} ->
-            ack(later, Charge, S#inlet{window = Window, ack_timer = false});
-        none ->
-            S#inlet{ack_timer = false}
-    end;
+timeout(ack, S) ->
+    (acknowledge_rest(S))#inlet{ack_timer = false};
 timeout(awaited, S) ->
     case is_awaited(S) of
         true ->

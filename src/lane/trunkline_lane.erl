@@ -137,6 +137,9 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge(),
                                            Batch :: serial()}},
          next = 1 :: serial(),
+         %% Terms that openers will fetch; servers that are suspended until theirs has left.
+         terms = #{} :: #{serial() => trunkline_parcel:parcel()},
+         suspended = #{} :: #{serial() => {Server :: pid(), Term :: trunkline_gate:charge()}},
          most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
          throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
          %% Servers that are suspended because their replies were long terms, and what these took.
@@ -231,9 +234,14 @@ loop(S) ->
     end.
 
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
-    case trunkline_window:is_open(S#lane.window) of
-        true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
-        false -> keep(Charge, Entry, S)
+    case is_reply_at_once(Entry, S) of
+        true ->
+            reply_at_once(Charge, Entry, S);
+        false ->
+            case trunkline_window:is_open(S#lane.window) of
+                true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
+                false -> keep(Charge, Entry, S)
+            end
     end;
 data(Charge, Entry, #lane{mode = Mode} = S) when Mode =:= hold; element(1, Mode) =:= suspended ->
     keep(Charge, Entry, S);
@@ -252,6 +260,28 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
 data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
     {_, S1} = dispose(Entry, retired, S),
     left(Charge, S1).
+
+%% A long term is the reply, and nothing is in flight that it could overtake.
+is_reply_at_once([{parcel, _, _, Server, {reply, _, Pid}} | Parcel],
+                 #lane{sent = once, senders = Senders, asks = Asks} = S) ->
+    trunkline_parcel:is_term(Parcel) andalso map_get(Server, Senders) =:= 1 andalso is_idle(S)
+        andalso trunkline_asks:is_known(Pid, Asks)
+        andalso trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats);
+is_reply_at_once(_, _) ->
+    false.
+
+%% As trunkline_in_turn sends a message.
+reply_at_once(Charge, [{parcel, _, N, _, {reply, Caller, _}} | Parcel], #lane{plain = Plain} = S) ->
+    ok = send_term(Caller, {reply, Caller}, Parcel, S),
+    to_report(left(Charge, settle(N, S#lane{plain = Plain + 1}))).
+
+%% If the connection is lost, so is the message, and it is counted.
+send_term(To, Wrap, Parcel, #lane{stats = Stats}) ->
+    trunkline_stats:add(Stats, peer, large_messages, 1),
+    trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)),
+    Message = trunkline_command:wrap(Wrap, trunkline_parcel:unpack_sent(Parcel)),
+    _ = erlang:send(To, Message, [noconnect]),
+    ok.
 
 is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
@@ -298,6 +328,8 @@ collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Written, S));
+collected({fetch, _, _, _, _} = Fetch, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, control(Fetch, S));
 collected({sent_plain, _} = Sent, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Sent, S));
 collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
@@ -322,7 +354,7 @@ add(C, Entry, More, Charge, Entries, S) ->
 reply({Caller, {Pid, Server}, Agent}, Reply,
       #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
     S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
-    case trunkline_gate:charge(Reply) of
+    case charge(Reply, S#lane.large) of
         Charge when Charge < S#lane.large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
             {Charge, case S#lane.senders of
@@ -331,17 +363,29 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                      end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
         Charge ->
             _ = trunkline_throttle:suspend(Server),
-            Parcel = trunkline_parcel:pack(Reply),
+            {Parcel, Charge1} = trunkline_sender:parcel(Reply, Charge),
             Term = trunkline_throttle:term(Reply),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
-            ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge),
+            ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
             ok = trunkline_gate:force(Gate, Ix, Place),
-            {Entry, S2} = mark(Place, Server, [{parcel, Charge, {reply, Caller, Pid}} | Parcel],
+            #lane{next = N} = S1,
+            {Entry, S2} = mark(Place, Server, [{parcel, Charge1, {reply, Caller, Pid}} | Parcel],
                                S1),
-            {Place, Entry, case Term > Charge of
-                               true -> replied(Server, Term, S2);
-                               false -> resume(Server, Charge, S#lane.most, S2)
-                           end}
+            {Place, Entry,
+             case trunkline_parcel:is_term(Parcel) of
+                 true -> S2#lane{suspended = (S2#lane.suspended)#{N => {Server, Term}}};
+                 false when Term > Charge -> replied(Server, Term, S2);
+                 false -> resume(Server, Charge, S#lane.most, S2)
+             end}
+    end.
+
+%% To measure a long list takes as long as to copy it. It is estimated if it is large anyway: its
+%% server sends no other reply before this one has left.
+charge(Reply, Large) ->
+    case trunkline_shape:is_long_list(Reply)
+        andalso trunkline_gate:limit(trunkline_shape:estimate(Reply)) of
+        Charge when is_integer(Charge), Charge >= Large -> Charge;
+        _ -> trunkline_gate:charge(Reply)
     end.
 
 %% The reply is a long term. There may be more of these in the mailbox.
@@ -395,14 +439,37 @@ mark(_, _, Entry, S) ->
     {Entry, S}.
 
 %% A large message leaves the lane.
-notice([{parcel, Place, N, Sender, To} | Parcel], #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
-    ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
+notice([{parcel, Place, N, Sender, To} | Parcel], S) ->
     {{From, Charge}, Parcels} = maps:take(N, S#lane.parcels),
     UnderWay = (S#lane.under_way)#{N => {From, Charge, S#lane.serial}},
-    {[{notice, Place, N, Sender, To} | trunkline_parcel:sizes(Parcel)],
-     S#lane{parcels = Parcels, under_way = UnderWay}};
+    {Sizes, S1} = leaves(N, Parcel, S#lane{parcels = Parcels, under_way = UnderWay}),
+    {[{notice, Place, N, Sender, To} | Sizes], S1};
 notice(Entry, S) ->
     {Entry, S}.
+
+%% Terms that can go by the distribution stay here until they are fetched.
+leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, terms = Terms} = S) ->
+    case trunkline_parcel:is_term(Parcel) of
+        true ->
+            case trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats) of
+                true ->
+                    {{term, trunkline_parcel:bytes(Parcel)}, S#lane{terms = Terms#{N => Parcel}}};
+                false ->
+                    Packed = trunkline_parcel:pack(trunkline_parcel:unpack_sent(Parcel)),
+                    leaves(N, Packed, released(N, S))
+            end;
+        false ->
+            ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
+            {trunkline_parcel:sizes(Parcel), S}
+    end.
+
+%% The term is not kept here any more.
+released(N, #lane{terms = Terms, suspended = Suspended} = S) ->
+    S1 = S#lane{terms = maps:remove(N, Terms)},
+    case maps:take(N, Suspended) of
+        {{Server, Term}, Suspended1} -> replied(Server, Term, S1#lane{suspended = Suspended1});
+        error -> S1
+    end.
 
 %% A large message is neither here nor under way any more.
 settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate = Gate,
@@ -413,7 +480,8 @@ settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate
                        end,
     _ = trunkline_gate:leave(Gate, BulkIx, Charge),
     trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
-    S#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
+    S1 = released(N, S),
+    S1#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
            senders = case Senders of
                          #{Sender := 1} -> maps:remove(Sender, Senders);
                          #{Sender := More} -> Senders#{Sender := More - 1}
@@ -545,15 +613,26 @@ control({ask, Ref, Sender, To}, #lane{mode = {send, _}, sent = once} = S) ->
             Ref ! {Ref, Answer},
             ticking(S#lane{asks = Asks});
         {question, What, Asks} ->
-            question(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks})
+            command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks})
     end;
 control({ask, Ref, _, _}, S) ->
     Ref ! {Ref, no},
     S;
 control({answer, Ref, Answer}, S) ->
-    {IsAwaited, Asks} = trunkline_asks:answer(Ref, Answer, S#lane.asks),
-    IsAwaited andalso (Ref ! {Ref, Answer}),
-    ticking(S#lane{asks = Asks});
+    case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
+        {awaited, To, Asks} ->
+            S1 = case Answer of
+                     no -> cancel(To, S#lane{asks = Asks});
+                     _ -> S#lane{asks = Asks}
+                 end,
+            Ref ! {Ref, Answer},
+            ticking(S1);
+        {late, Asks} ->
+            S#lane{asks = Asks};
+        {unknown, _} ->
+            ok = trunkline_in_turn:not_used(Answer),
+            S
+    end;
 control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
@@ -568,7 +647,10 @@ control({sent_plain, Ref}, #lane{plain = N} = S) ->
             S
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
-    S#lane{asks = trunkline_asks:unused(Ref, Asks)};
+    case trunkline_asks:unused(Ref, Asks) of
+        {none, Asks1} -> S#lane{asks = Asks1};
+        {To, Asks1} -> cancel(To, S#lane{asks = Asks1})
+    end;
 control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
 control({channel, _, _} = Event, S) ->
@@ -576,6 +658,15 @@ control({channel, _, _} = Event, S) ->
 control({timeout, Timer, {channels, What}}, #lane{channels = Channels} = S)
   when Channels =/= none ->
     by(trunkline_channels:timeout(Timer, What, Channels), S);
+control({fetch, Inlet, N, Opener, {To, Receiver, Wrap}},
+        #lane{mode = {send, {Inlet, _}}, terms = Terms, asks = Asks} = S)
+  when is_map_key(N, Terms) ->
+    ok = send_term(To, Wrap, map_get(N, Terms), S),
+    _ = erlang:send(Opener, sent, [noconnect]),
+    released(N, case is_pid(Receiver) of
+                    true -> ticking(S#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
+                    false -> S
+                end);
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
                                            under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
@@ -645,7 +736,8 @@ control({probe, _}, S) ->
 control({timeout, _, tick}, S) ->
     quiet(tick_asks(S));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= way; element(1, Late) =:= resumed ->
+                      element(1, Late) =:= way; element(1, Late) =:= resumed;
+                      element(1, Late) =:= fetch ->
     S;                                       % of an earlier session, or connection
 control({timeout, _, {channels, _}}, S) ->
     S;
@@ -655,19 +747,28 @@ control(Unexpected, S) ->
 
 %% A sender that had its turn a second ago was killed while it sent, or is very slow.
 tick_asks(#lane{asks = Asks, plain = N} = S) ->
-    {Unused, Asks1} = trunkline_asks:tick(Asks),
-    report(S#lane{asks = Asks1, plain = N + Unused}).
+    {Granted, Asks1} = trunkline_asks:tick(Asks),
+    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, plain = N + length(Granted)}),
+                [To || To <- Granted, is_of_dead_caller(To)]).
+
+is_of_dead_caller(To) -> is_tuple(To) andalso not is_process_alive(element(3, To)).
+
+%% The agent at the peer need not wait for a request about which its caller has only asked.
+cancel(To, S) when element(1, To) =:= call ->
+    command(element(3, To), [{cancel, element(2, To), element(4, To)}], S);
+cancel(_, S) ->
+    S.
 
 %% Everything that has come here before has been delivered.
 is_idle(#lane{backlog = Backlog, window = Window}) ->
     trunkline_backlog:is_empty(Backlog)
         andalso trunkline_gate:is_less_than_a_message(trunkline_window:in_flight(Window)).
 
-%% The question travels like a message of this sender.
-question(Sender, Question, #lane{gate = Gate, ix = Ix} = S) ->
+%% A command that travels like a message of this sender.
+command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     Charge = trunkline_gate:packed(1, 0),
     ok = trunkline_gate:force(Gate, Ix, Charge),
-    {Entry, S1} = mark(Charge, Sender, Question, S),
+    {Entry, S1} = mark(Charge, Sender, Command, S),
     flush(keep(Charge, Entry, S1)).
 
 without_asks(#lane{asks = Asks} = S) ->

@@ -18,15 +18,26 @@
 %% owner is not known, and for several addressees, it gives the message to the inlet, which
 %% delivers it. A name is looked up here, when the message is sent.
 %%
+%% A term with many atoms is not packed, but stays in the lane. The distribution has a cache for
+%% atoms: to encode and decode them as a parcel takes six times as long. When its turn comes, the
+%% opener asks the lane to send it by the distribution, straight to the receiver:
+%%
+%%     inlet              opener               lane at the peer             receiver
+%%       | -- deliver ----> | -- fetch ----------> | ── the message ──────────> |
+%%       | <---- delivered- | <------------- sent- |
+%%
+%% The connection keeps the order of what the lane sends, so the message is there before `sent' is.
+%% If this process may not deliver to that mailbox (see above), the lane sends the term here.
+%%
 %% A function that is to be executed (trunkline_erpc) is executed here: this process has all that
 %% the function needs, and nothing is copied.
 -module(trunkline_opener).
 -moduledoc false.
 
--export([start/2, deliver/2]).
+-export([start/2, deliver/2, finish/1]).
 -export([await/1]).
 
--export_type([address/0]).
+-export_type([address/0, parts/0, sizes/0]).
 
 %% The addressee, whose mailbox that is, and in which form; `nobody': no process gets the message;
 %% `executor': this process executes it; `signal': it is the reason of an exit signal.
@@ -37,11 +48,17 @@
                  | {executor, trunkline_command:apply()}
                  | {signal, trunkline_command:exit()}.
 
+%% The fragments, or the term with that number, which the lane has.
+-type parts() :: trunkline_reassembly:parts() | {term, Lane :: pid(), pos_integer()}.
+
+%% Of the fragments' segments, or of a term.
+-type sizes() :: [trunkline_parcel:size_bytes()] | {term, trunkline_parcel:size_bytes()}.
+
 %% ms: how long messages behind an exit signal wait if its receiver does not get to run.
 -define(SIGNAL, 1000).
 
 %% The calling process is the inlet, and monitors the opener.
--spec start(trunkline_reassembly:parts(), [trunkline_parcel:size_bytes()]) ->
+-spec start(parts(), sizes()) ->
           {ok, {pid(), reference()}} | {error, system_limit}.
 start(Parts, Sizes) ->
     Inlet = self(),
@@ -58,6 +75,15 @@ deliver(Opener, Address) ->
     Opener ! {deliver, Address},
     ok.
 
+%% The session has ended. A term that is not here will not come any more: the inlet gets
+%% {missing, Opener}.
+-spec finish(pid()) -> ok.
+finish(Opener) ->
+    Opener ! finish,
+    ok.
+
+open(Inlet, {term, _, _} = Term, _) ->
+    await({Inlet, monitor(process, Inlet), Term});
 open(Inlet, Parts, Sizes) ->
     Ref = monitor(process, Inlet),
     Message = try trunkline_parcel:unpack(trunkline_reassembly:segments(Parts, Sizes))
@@ -65,23 +91,53 @@ open(Inlet, Parts, Sizes) ->
                   %% Not an error, whose report would contain the whole message.
                   _:_ -> exit(undecodable)
               end,
-    await({Inlet, Ref, Message}).
+    await({Inlet, Ref, {message, Message}}).
 
-%% It may take long until the message's turn comes.
--spec await({Inlet :: pid(), reference(), Message :: term()}) -> term().
-await({Inlet, Ref, Message} = S) ->
+%% It may take long until the message's turn comes. The state is what there is of the message: the
+%% message; a term that has not been asked for; or the address for which it has been.
+-spec await({Inlet :: pid(), reference(),
+             {message, term()} | {term, Lane :: pid(), pos_integer()} | {asked, address()}}) ->
+          term().
+await({Inlet, Ref, Has} = S) ->
     receive
-        {deliver, Address} ->
+        {deliver, Address} when element(1, Has) =:= message ->
             %% The inlet may have been killed meanwhile, and another session may have begun.
             case is_process_alive(Inlet) of
-                true -> demonitor(Ref, [flush]), deliver(Address, Message, Inlet);
+                true -> demonitor(Ref, [flush]), deliver(Address, element(2, Has), Inlet);
                 false -> ok
             end;
+        {deliver, Address} ->
+            ok = ask(Has, Address, Inlet, Ref),
+            await({Inlet, Ref, {asked, Address}});
+        {[alias | Ref], Message} ->
+            {asked, Address} = Has,
+            demonitor(Ref, [flush]),
+            deliver(Address, Message, Inlet);
+        sent ->
+            Inlet ! {delivered, self()};
+        finish when element(1, Has) =:= message ->
+            await(S);
+        finish ->
+            Inlet ! {missing, self()};
         {'DOWN', Ref, process, _, _} ->
             ok;
         Other ->
             trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
+
+%% Asks the lane to send the term to that process, or here, and then to say `sent'.
+ask({term, Lane, Number}, Address, Inlet, Ref) ->
+    How = case Address of
+              {_, Receiver, _} ->
+                  case is_on_heap(Receiver) of
+                      true -> Address;
+                      false -> {self(), any, {reply, Ref}}
+                  end;
+              _ ->
+                  {self(), any, {reply, Ref}}
+          end,
+    _ = erlang:send(Lane, {fetch, Inlet, Number, self(), How}, [noconnect]),
+    ok.
 
 deliver(nobody, _, Inlet) ->
     Inlet ! {delivered, self()};
@@ -100,10 +156,14 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
     end;
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = trunkline_command:wrap(Wrap, Message),
-    case is_pid(Receiver) andalso process_info(Receiver, message_queue_data) of
-        {message_queue_data, on_heap} ->
+    case is_on_heap(Receiver) of
+        true ->
             To ! Wrapped,
             Inlet ! {delivered, self()};
-        _ ->
+        false ->
             Inlet ! {opened, self(), To, Wrapped}
     end.
+
+is_on_heap(Receiver) ->
+    is_pid(Receiver)
+        andalso process_info(Receiver, message_queue_data) =:= {message_queue_data, on_heap}.

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, parcel/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
@@ -86,9 +86,9 @@ offer(Node, To, Message, How, Ticket) ->
 %% The best way for a long message depends on what it is made of. Commands, and messages whose
 %% receiver is not known, must go by lane. A sender that has waited for room takes it at once.
 long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
-    Shape = shape(To, Message),
-    case Shape =/= binaries andalso (is_pid(To) orelse is_atom(To)) andalso Patience =:= infinity
-        andalso Ticket =:= new andalso in_turn(Route, Ix, Node, To, Message, Long) of
+    Shape = trunkline_shape:shape(Message),
+    case Shape =/= binaries andalso is_known(To) andalso Patience =/= nosuspend
+        andalso Ticket =:= new andalso in_turn(Route, Ix, Node, To, Message, Long, Patience) of
         ok ->
             ok;
         _ ->
@@ -99,24 +99,25 @@ long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
             end
     end.
 
-in_turn(Route, Ix, Node, To, Message, Long) ->
+is_known(To) -> is_pid(To) orelse is_atom(To) orelse is_call(To).
+
+is_call(To) -> is_tuple(To) andalso element(1, To) =:= call.
+
+in_turn(Route, Ix, Node, To, Message, Long, Deadline) ->
     Charge = case Long of
                  {long, Exact} -> Exact;
                  true -> trunkline_gate:limit(trunkline_shape:estimate(Message))
              end,
-    trunkline_in_turn:is_suited(Node, Route, Charge)
-        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge).
+    trunkline_in_turn:is_suited(Node, To, Route, Charge)
+        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge, Deadline).
 
 %% A long list is measured only if it must be.
 charge({long, Charge}, _) -> Charge;
 charge(true, Message) -> trunkline_gate:charge(Message).
 
-%% A command goes by lane as it is, whatever its message.
-shape(To, _) when is_tuple(To) -> mixed;
-shape(_, Message) -> trunkline_shape:shape(Message).
-
-%% A flat term is more than its encoding, and would be copied into the lane.
-entry(flat, To, Message) -> [{each, [To]} | term_to_binary(Message)];
+%% A flat term is more than its encoding, and would be copied into the lane. (A command goes by lane
+%% as it is.)
+entry(flat, To, Message) when not is_tuple(To) -> [{each, [To]} | term_to_binary(Message)];
 entry(_, To, Message) -> [To | Message].
 
 by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Charge, How,
@@ -156,8 +157,25 @@ offer_apart(Node, To, Message, How, Ticket) ->
 large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
     case trunkline_gate:fill(Gate, Bulk) < Limit of
-        true -> parcel(Route, Ix, To, 1, trunkline_parcel:pack(Message), Charge, How, Ticket);
+        true ->
+            {Parcel, Charge1} = parcel(Message, Charge),
+            parcel(Route, Ix, To, 1, Parcel, Charge1, How, Ticket);
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
+    end.
+
+%% A large message as it travels beside the lane, and what it is charged then. A term with many
+%% atoms
+%% stays as it is.
+-spec parcel(Message :: term(), trunkline_gate:charge()) ->
+          {trunkline_parcel:parcel(), trunkline_gate:charge()}.
+parcel(Message, Charge) ->
+    case trunkline_in_turn:is_short_enough(Charge)
+        andalso trunkline_shape:shape(Message) =:= mixed of
+        true ->
+            {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
+             max(Charge, trunkline_throttle:term(Message))};
+        false ->
+            {trunkline_parcel:pack(Message), Charge}
     end.
 
 %% The parcel has a place in the lane, among the sender's other messages. The place is not refused:

@@ -87,8 +87,17 @@ step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
             ok = delivered(Command),
             Agent1
     end;
+step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
+    case address(Command, Agent) of
+        {nobody, Agent1} ->
+            ok = trunkline_in_turn:nobody(Lane, Ref),
+            Agent1;
+        {To, Wrap, Agent1} ->
+            ok = trunkline_in_turn:answer(Lane, Ref, To, {go, To, Wrap}, What),
+            Agent1
+    end;
 step({turn, To, Ref, Lane}, What, Agent) ->
-    ok = trunkline_in_turn:answer(Lane, Ref, To, What),
+    ok = trunkline_in_turn:answer(Lane, Ref, To, go, What),
     Agent;
 step({plain}, _, Agent) ->
     Agent;
@@ -219,6 +228,7 @@ receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
 receiver({ended, _, Caller, _}) -> Caller;
 receiver({exit, Pid, _}) -> Pid;
 receiver({tell, Pid}) when is_pid(Pid) -> Pid;
+receiver({turn, Command, _, _}) when is_tuple(Command) -> receiver(Command);
 receiver({turn, To, _, _}) -> pid_or_name(To);
 receiver(_) -> unknown.
 
@@ -230,6 +240,8 @@ pid_or_name(Name) -> {name, Name}.
 for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
 for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
 for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller};
+for(Server, {turn, Command, Ref, Lane}) when is_tuple(Command) ->
+    {turn, for(Server, Command), Ref, Lane};
 for(_, {turn, _, _, _} = Command) -> Command.        % looks up the name itself
 
 %% A lane reports that these servers have replied to these callers.
