@@ -1034,20 +1034,26 @@ waits_and_answers(_) ->
     ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:call(A, fun() ->
                             {_, Opener} = start_opener({large, message}),
+                            {ok, {Fetcher, _}} = trunkline_opener:start({term, self(), 1}, {term, 9}),
                             {_, Asker} = ask(Server, node(Server)),
                             [begin
                                  P ! nonsense,
                                  _ = sys:get_state(P, ?DEADLINE),
                                  ok = sys:suspend(P, ?DEADLINE),
                                  ok = sys:resume(P, ?DEADLINE)
-                             end || P <- [Opener, Asker]],
+                             end || P <- [Opener, Fetcher, Asker]],
                             ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
                             receive {large, message} -> ok end,
+                            Self = self(),
+                            ok = trunkline_opener:deliver(Fetcher, {Self, Self, plain}),
+                            receive {fetch, Self, 1, Fetcher, {Self, Self, plain}} -> ok end,
+                            Fetcher ! sent,
+                            receive {delivered, Fetcher} -> ok end,
                             true = is_process_alive(Asker),
                             ok = gen_server:stop(Server),
                             receive {'DOWN', _, process, Server, normal} -> ok end
                     end),
-    ?assertEqual([nonsense, nonsense],
+    ?assertEqual([nonsense, nonsense, nonsense],
                  [nonsense || {_, Line} <- cluster:call(A, ?MODULE, logged, []),
                               string:find(Line, "means nothing to it: nonsense") =/= nomatch]),
     cluster:stop_all([A, B]).

@@ -31,6 +31,9 @@ payload(Seed, {map, Bytes}) ->
 %% Copies: a piece must not keep the wheels that it is a part of.
 payload(Seed, {pieces, Bytes}) ->
     [binary:copy(binary(Seed + N, 1000)) || N <- lists:seq(1, Bytes div 1000)];
+%% Many atoms: some 30 bytes each.
+payload(Seed, {rows, Bytes}) ->
+    [#{id => Seed + N, state => active} || N <- lists:seq(1, Bytes div 30 + 1)];
 payload(Seed, Bytes) -> binary(Seed, Bytes).
 
 %% So many bytes of a wheel whose size no fragment's is a multiple of.

@@ -11,10 +11,10 @@
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1, requests_and_replies/1,
          late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1,
-         ends_killed/1, carriers_killed/1, two_carriers_killed/1, processes_killed/1,
-         link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
-         connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
-         memory_after_one/1, idle_connection/1]).
+         killed_callers/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
+         processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1,
+         stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
+         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
 suite() -> [{timetrap, {minutes, 10}}].
@@ -22,10 +22,10 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
-          replies_wait_no_longer, many_large_replies, killed_senders, ends_killed, carriers_killed,
-          two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
-          stopped_and_continued, connection_breaks, new_incarnation, stops, stops_by_distribution,
-          memory, memory_after_one, idle_connection].
+          replies_wait_no_longer, many_large_replies, killed_senders, killed_callers, ends_killed,
+          carriers_killed, two_carriers_killed, processes_killed, link_killed_while_opening,
+          nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
+          stops_by_distribution, memory, memory_after_one, idle_connection].
 
 -define(KB, 1024).
 -define(MB, 1048576).
@@ -166,6 +166,8 @@ kinds_of_terms() ->
      {list_of_large, [B(65530 + N) || N <- lists:seq(1, 200)]},
      {string, binary_to_list(Big)},
      {atoms, lists:duplicate(40_000, 'an atom with a long name äöü')},
+     {rows, [#{key => N, kind => row} || N <- lists:seq(1, 40_000)]},
+     {many_rows, {rows, [#{key => N, kind => row} || N <- lists:seq(1, 200_000)]}},
      {integers, [1 bsl N || N <- lists:seq(1, 2000)]},
      {floats, [N / 7 || N <- lists:seq(1, 10_000)]},
      {big_tuple, list_to_tuple(lists:seq(1, 100_000))},
@@ -224,7 +226,7 @@ make(Most) ->
                 N when N =< 98 -> rand:uniform(1_000_000);
                 _ -> rand:uniform(Most)
             end,
-    case pick([binary, binary, list, tuple, map, pieces]) of
+    case pick([binary, binary, list, tuple, map, pieces, rows, rows]) of
         binary -> Bytes;
         list -> {list, min(Bytes, 300_000)};
         Kind -> {Kind, Bytes}
@@ -454,10 +456,11 @@ replies_among_messages(_) ->
            A, fun() ->
                       lists:foreach(
                         fun(N) ->
-                                Sizes = [lists:nth((N div D) rem 3 + 1, [10, 100_000, 1_500_000])
-                                         || D <- [1, 3, 9, 27]],
+                                Sizes = [lists:nth((N div D) rem 4 + 1,
+                                                   [10, 100_000, {rows, 300_000}, 1_500_000])
+                                         || D <- [1, 4, 16, 64]],
                                 talk(lists:nth(N rem 10 + 1, Servers), N, Sizes)
-                        end, lists:seq(1, 200))
+                        end, lists:seq(1, 256))
               end),
     cluster:stop_all([A, B]).
 
@@ -554,7 +557,8 @@ smaller_overtakes(_) ->
 requests_and_replies(_) ->
     {A, B} = cluster:pair([]),
     [To] = cluster:call(B, freight, start_receivers, [1]),
-    Makes = [1, 65_536, {list, 100_000}, {map, 300_000}, {pieces, 500_000}, 5_000_000],
+    Makes = [1, 65_536, {list, 100_000}, {map, 300_000}, {pieces, 500_000},
+             {rows, 60_000}, {rows, 400_000}, 5_000_000],
     Steps = [{Kind, To, Request}
              || Request <- Makes, Reply <- Makes, Kind <- [{call, Reply}, {request, Reply}],
                 Request =/= Reply orelse Request =/= 5_000_000],
@@ -586,7 +590,7 @@ late_replies(_) ->
                                       fun() ->
                                               trunkline:call(To, {when_released, {never, Large}}, 0)
                                       end)
-                        end, [100_000, 1_000_000, {list, 200_000}, 10]),
+                        end, [100_000, 1_000_000, {list, 200_000}, {rows, 300_000}, 10]),
                       %% A reply of the same server that was asked for later.
                       true = freight:is_intact(trunkline:call(To, {late, 200, 200_000}, infinity)),
                       ok
@@ -759,6 +763,7 @@ replies_wait(_) ->
       [{1_000_000, 500, Bound},
        %% Not packed yet it is four times as long, and packing takes memory too.
        {{list, 200_000}, 100, 4 * Bound},
+       {{rows, 10_000}, 100, 4 * Bound},
        %% What is in flight is beside the queue.
        {10_000, 20_000, 2 * Bound}]),
     cluster:stop_all([A, B]).
@@ -794,7 +799,8 @@ many_large_replies(_) ->
               cluster:stop_all([A, B])
       end, [{10 * ?MB, fun answering/1},
             {{list, 10 * ?MB div 16}, fun answering_the_same/1},
-            {{list, 10 * ?MB div 5}, fun answering_the_same/1}]).
+            {{list, 10 * ?MB div 5}, fun answering_the_same/1},
+            {{rows, 50_000}, fun answering_the_same/1}]).
 
 watch_memory(Most) ->
     receive {most, From} -> From ! {most, Most}
@@ -885,6 +891,7 @@ answer_the_same(Reply) ->
     answer_the_same(Reply).
 
 made({list, Length}, _) -> lists:duplicate(Length, 200_000);
+made({rows, Length}, _) -> [#{id => N, state => active} || N <- lists:seq(1, Length)];
 made(Bytes, N) -> binary:copy(<<N:64>>, Bytes div 8).
 
 answer(Make) ->
@@ -908,6 +915,53 @@ got([{N, Id} | Ids] = All, Got) ->
     end;
 got([], Got) ->
     receive {got, From} -> From ! {got, Got}, got([], Got) end.
+
+%% Long requests whose callers are killed while they wait for their turn, or for the reply: no agent
+%% waits for them. A caller whose server is not there, or ends, is told.
+killed_callers(_) ->
+    {A, B} = cluster:pair([]),
+    [To, Other] = cluster:call(B, freight, start_receivers, [2]),
+    Make = {rows, 200_000},
+    Ask = fun(Server, N) ->
+                  trunkline:call(Server, {answer, 1, freight:message(N, 1, Make)}, infinity)
+          end,
+    Kill = fun(Server) ->
+                   [begin
+                        P = spawn(fun() -> Ask(Server, N) end),
+                        receive after N rem 5 -> exit(P, kill) end
+                    end || N <- lists:seq(1, 300)],
+                   ok
+           end,
+    ok = cluster:call(A, fun() -> Kill(To) end),
+    cluster:suspend(B),
+    ok = cluster:call(A, fun() -> Kill(To) end),
+    cluster:continue(B),
+    ok = cluster:call(
+           A, fun() ->
+                      {exit, {noproc, _}} =
+                          traffic:attempt(fun() -> Ask({there_is_none, node(To)}, 1) end),
+                      Callers = [spawn_monitor(fun() -> exit(traffic:attempt(
+                                                               fun() -> Ask(Other, N) end))
+                                               end) || N <- lists:seq(1, 30)],
+                      exit(Other, kill),
+                      [receive
+                           {'DOWN', Ref, process, P, {ok, {freight, _, _, _, _}}} -> ok;
+                           {'DOWN', Ref, process, P, {exit, {killed, _}}} -> ok;
+                           {'DOWN', Ref, process, P, {exit, {noproc, _}}} -> ok
+                       end || {P, Ref} <- Callers],
+                      ok
+              end),
+    Inlets = tuple_to_list(cluster:call(B, trunkline_peers, session, [cluster:node_of(A)])),
+    cluster:await(fun() ->
+                          States = [cluster:call(B, sys, get_state, [P]) || P <- Inlets],
+                          not lists:any(fun is_awaited/1, States)
+                  end, ?LONG),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+is_awaited(Inlet) ->
+    [Agent] = [Part || Part <- tuple_to_list(Inlet), is_tuple(Part), element(1, Part) =:= agent],
+    trunkline_agent:is_awaited(Agent).
 
 %% Killed while they wait, pack, or hand over: no trace is left.
 killed_senders(_) ->
@@ -940,7 +994,7 @@ killed_senders(_) ->
                             ok
                     end),
               cluster:continue(B)
-      end, [100_000, {pieces, 300_000}, {list, 70_000}]),
+      end, [100_000, {pieces, 300_000}, {list, 70_000}, {rows, 300_000}]),
     cluster:await(fun() -> level(A, B) =:= 0 orelse {level, level(A, B)} end, ?LONG),
     cluster:await(fun() ->
                           lists:all(fun(#{queued_bytes := Q, in_flight_bytes := F}) ->

@@ -19,6 +19,10 @@
 %% acknowledged, the message has arrived. If it is lost with the connection, the message counts as
 %% lost, too. (If there is no other batch, the lane sends one with nothing else, within a second.)
 %%
+%% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
+%% its reply, and the answer says in which form the server gets the request. If the caller does not
+%% send it, the lane cancels it. If there is no such server, the caller has been told.
+%%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
 %% receiver has an inbox. Then the term goes by lane, or as a large message. So it does to a far

@@ -65,11 +65,13 @@
 %% messages nothing is marked:
 %%
 %%     [To | Message]                                      a message
-%%     [{notice, Charge, Number, Sender, To} | Sizes]      the notice of a large one
+%%     [{notice, Charge, Number, Sender, To} | Sizes]      the notice of a large one, or of a term
 %%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
 %%
 %% Senders of long terms ask for their turn here, and then use plain distribution. The next batch
-%% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides.
+%% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides. A long
+%% term that is handed over here, a reply above all, is a large message, but it stays here until its
+%% opener asks for it (trunkline_opener). A reply that nothing is ahead of is sent at once.
 %%
 %% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
 %% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
@@ -137,9 +139,7 @@
          under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge(),
                                            Batch :: serial()}},
          next = 1 :: serial(),
-         %% Terms that openers will fetch; servers that are suspended until theirs has left.
-         terms = #{} :: #{serial() => trunkline_parcel:parcel()},
-         suspended = #{} :: #{serial() => {Server :: pid(), Term :: trunkline_gate:charge()}},
+         terms = #{} :: #{serial() => trunkline_parcel:parcel()},      % that openers will fetch
          most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
          throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
          %% Servers that are suspended because their replies were long terms, and what these took.
@@ -364,23 +364,23 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
         Charge ->
             _ = trunkline_throttle:suspend(Server),
             {Parcel, Charge1} = trunkline_sender:parcel(Reply, Charge),
-            Term = trunkline_throttle:term(Reply),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
             ok = trunkline_gate:force(Gate, Ix, Place),
-            #lane{next = N} = S1,
             {Entry, S2} = mark(Place, Server, [{parcel, Charge1, {reply, Caller, Pid}} | Parcel],
                                S1),
-            {Place, Entry,
-             case trunkline_parcel:is_term(Parcel) of
-                 true -> S2#lane{suspended = (S2#lane.suspended)#{N => {Server, Term}}};
-                 false when Term > Charge -> replied(Server, Term, S2);
-                 false -> resume(Server, Charge, S#lane.most, S2)
-             end}
+            Term = case trunkline_parcel:is_term(Parcel) of
+                       true -> Charge1;
+                       false -> trunkline_throttle:term(Reply)
+                   end,
+            {Place, Entry, case Term > Charge of
+                               true -> replied(Server, Term, S2);
+                               false -> resume(Server, Charge, S#lane.most, S2)
+                           end}
     end.
 
-%% To measure a long list takes as long as to copy it. It is estimated if it is large anyway: its
-%% server sends no other reply before this one has left.
+%% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is large
+%% anyway: what counts then is the term.
 charge(Reply, Large) ->
     case trunkline_shape:is_long_list(Reply)
         andalso trunkline_gate:limit(trunkline_shape:estimate(Reply)) of
@@ -456,19 +456,11 @@ leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, terms = Terms} = S) -
                     {{term, trunkline_parcel:bytes(Parcel)}, S#lane{terms = Terms#{N => Parcel}}};
                 false ->
                     Packed = trunkline_parcel:pack(trunkline_parcel:unpack_sent(Parcel)),
-                    leaves(N, Packed, released(N, S))
+                    leaves(N, Packed, S)
             end;
         false ->
             ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
             {trunkline_parcel:sizes(Parcel), S}
-    end.
-
-%% The term is not kept here any more.
-released(N, #lane{terms = Terms, suspended = Suspended} = S) ->
-    S1 = S#lane{terms = maps:remove(N, Terms)},
-    case maps:take(N, Suspended) of
-        {{Server, Term}, Suspended1} -> replied(Server, Term, S1#lane{suspended = Suspended1});
-        error -> S1
     end.
 
 %% A large message is neither here nor under way any more.
@@ -480,8 +472,8 @@ settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate
                        end,
     _ = trunkline_gate:leave(Gate, BulkIx, Charge),
     trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
-    S1 = released(N, S),
-    S1#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
+    S#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
+           terms = maps:remove(N, S#lane.terms),
            senders = case Senders of
                          #{Sender := 1} -> maps:remove(Sender, Senders);
                          #{Sender := More} -> Senders#{Sender := More - 1}
@@ -663,10 +655,11 @@ control({fetch, Inlet, N, Opener, {To, Receiver, Wrap}},
   when is_map_key(N, Terms) ->
     ok = send_term(To, Wrap, map_get(N, Terms), S),
     _ = erlang:send(Opener, sent, [noconnect]),
-    released(N, case is_pid(Receiver) of
-                    true -> ticking(S#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
-                    false -> S
-                end);
+    S1 = S#lane{terms = maps:remove(N, Terms)},
+    case is_pid(Receiver) of
+        true -> ticking(S1#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
+        false -> S1
+    end;
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
                                            under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],

@@ -164,8 +164,7 @@ large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, 
     end.
 
 %% A large message as it travels beside the lane, and what it is charged then. A term with many
-%% atoms
-%% stays as it is.
+%% atoms stays as it is.
 -spec parcel(Message :: term(), trunkline_gate:charge()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
 parcel(Message, Charge) ->

@@ -10,7 +10,8 @@
 %%                 as it is
 %%
 %% `flat' and `mixed' terms of some size should go by plain distribution, in their turn
-%% (trunkline_in_turn). The figures are in docs/lab/tried.md.
+%% (trunkline_in_turn). If they cannot, a large `mixed' term should at least not be packed as one
+%% (trunkline_opener). The figures are in docs/lab/tried.md.
 -module(trunkline_shape).
 -moduledoc false.
 
