@@ -18,7 +18,7 @@
          nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0]).
+         start_counter/0, with_mail/1]).
 -export([mixed/1]).
 
 -define(LARGE, 1_000_000).
@@ -82,6 +82,12 @@ calls(Config) ->
             end, ?is({ok, true})},
            {large_argument, fun(E, N) -> E:call(N, lists, sum, [lists:seq(1, ?LARGE)]) end,
             ?is({ok, _})},
+           %% The process that executes the function has nothing else in its mailbox.
+           {long_rows,
+            fun(E, N) ->
+                    Rows = rows(),
+                    E:call(N, ?MODULE, with_mail, [Rows]) =:= {Rows, []}
+            end, ?is({ok, true})},
            {large_fun,
             fun(E, N) -> L = lists:seq(1, ?LARGE), E:call(N, fun() -> lists:sum(L) end) end,
             ?is({ok, _})}]).
@@ -482,6 +488,13 @@ erpcs_collections(Config) ->
                  cluster:call(?config(a, Config), ?MODULE, mixed, [Node])).
 
 %% Runs at the node.
+rows() -> [#{id => N, state => active} || N <- lists:seq(1, 20_000)].
+
+with_mail(Term) ->
+    receive Mail -> {Term, [Mail]}
+    after 20 -> {Term, []}
+    end.
+
 mixed(Node) ->
     C1 = erpc:send_request(Node, ?MODULE, add, [1, 2], three, erpc:reqids_new()),
     C2 = erpc:send_request(Node, erlang, exit, [x], one, C1),

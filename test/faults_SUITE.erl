@@ -1034,7 +1034,8 @@ waits_and_answers(_) ->
     ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:call(A, fun() ->
                             {_, Opener} = start_opener({large, message}),
-                            {ok, {Fetcher, _}} = trunkline_opener:start({term, self(), 1}, {term, 9}),
+                            {ok, {Fetcher, _}} =
+                                trunkline_opener:start({term, self(), 1}, {term, 9}),
                             {_, Asker} = ask(Server, node(Server)),
                             [begin
                                  P ! nonsense,

@@ -951,6 +951,15 @@ killed_callers(_) ->
                        end || {P, Ref} <- Callers],
                       ok
               end),
+    %% Also one in a lane that has nothing else to do.
+    cluster:suspend(B),
+    Last = cluster:call(A, fun() -> spawn(fun() -> Ask(To, 1) end) end),
+    cluster:await(fun() ->
+                          cluster:call(A, erlang, process_info, [Last, current_function])
+                              =:= {current_function, {trunkline_in_turn, ask, 3}}
+                  end),
+    true = cluster:call(A, erlang, exit, [Last, kill]),
+    cluster:continue(B),
     Inlets = tuple_to_list(cluster:call(B, trunkline_peers, session, [cluster:node_of(A)])),
     cluster:await(fun() ->
                           States = [cluster:call(B, sys, get_state, [P]) || P <- Inlets],

@@ -436,7 +436,8 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
          said = #{} :: map(),                % of a receiver, since the last tick
          open = #{} :: map(),                % questions, and whom they are about
          late = [] :: list(),                % those whose senders have given up
-         granted = #{} :: map(),             % whom it was for, and ticks since then
+         granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
+         dead = [] :: list(),                % senders, which are numbers here
          bad = [] :: list()}).
 
 asks(_) -> check(prop_asks()).
@@ -450,22 +451,30 @@ prop_asks() ->
 
 asks_step() ->
     frequency([{6, {ask, asks_to(), boolean()}},
-               {6, {answer, nat(), oneof([go, {go, self(), plain}, nobody, no])}},
+               {6, {answer, nat(), oneof([go, {go, self(), plain}, nobody, {no, go}])}},
                {2, {learn, asks_receiver()}}, {4, {used, nat()}}, {2, {unused, nat()}},
-               {2, {late, nat()}}, {2, tick}, {1, refuse}]).
+               {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick}, {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
 
-asks_to() -> oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()}]).
+asks_to() ->
+    oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()},
+           {reply, make_ref(), self()}, {reply, make_ref()}]).
 
 receiver({call, Server, _, _}) -> Server;
+receiver({reply, _, Pid}) -> Pid;
+receiver({reply, Caller}) -> Caller;
 receiver(To) -> To.
 
 asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
-    Known = maps:get(receiver(To), W#world.said, unknown),
-    case trunkline_asks:ask(N, To, IsIdle, W#world.asks) of
+    Known = case To of
+                {reply, _} -> go;
+                _ -> maps:get(receiver(To), W#world.said, unknown)
+            end,
+    case trunkline_asks:ask(N, {sender, N}, To, IsIdle, W#world.asks) of
         {answer, go, A} ->
-            bad(Known =/= go orelse not IsIdle orelse is_tuple(To), N,
+            IsCall = is_tuple(To) andalso element(1, To) =:= call,
+            bad(Known =/= go orelse not IsIdle orelse IsCall, N,
                 W#world{asks = A, granted = Granted#{N => {To, 0}}});
         {answer, no, A} ->
             bad(Known =/= no, N, W#world{asks = A});
@@ -484,13 +493,15 @@ asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
     {unknown, A} = trunkline_asks:answer(Ref, Answer, A),
     Expected = case Open of
                    #{Ref := _} when IsLate -> late;
+                   #{Ref := {call, _, Caller, Request}} when element(1, Answer) =:= go ->
+                       {awaited, {call, element(2, Answer), Caller, Request}};
                    #{Ref := About} -> {awaited, About};
                    #{} -> unknown
                end,
     W1 = W#world{asks = A, open = maps:remove(Ref, Open)},
     bad(Result =/= Expected, N,
         case Result of
-            {awaited, Whom} when Answer =:= no -> said(Whom, no, W1);
+            {awaited, Whom} when Answer =:= {no, go} -> said(Whom, no, W1);
             {awaited, Whom} when Answer =/= nobody ->
                 W2 = said(Whom, go, W1),
                 W2#world{granted = (W2#world.granted)#{Ref => {Whom, 0}}};
@@ -505,8 +516,7 @@ asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     {How, A} = trunkline_asks:used(Ref, W#world.asks),
     {unknown, A} = trunkline_asks:used(Ref, A),
     Expected = case Granted of
-                   #{Ref := {_, Ticks}} when Ticks < 2 -> granted;
-                   #{Ref := _} -> counted;
+                   #{Ref := _} -> granted;
                    #{} -> unknown
                end,
     bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
@@ -524,13 +534,16 @@ asks_step({N, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) -
                            none -> Said;
                            _ -> Said#{receiver(To) => no}
                        end});
-asks_step({N, tick}, #world{open = Open, granted = Granted} = W) ->
-    {Counted, A} = trunkline_asks:tick(W#world.asks),
+asks_step({_, {kill, Nth}}, #world{granted = Granted, dead = Dead} = W) ->
+    W#world{dead = [{sender, nth_key(Nth, Granted)} | Dead]};
+asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
+    {Counted, A} = trunkline_asks:tick(fun(Sender) -> not lists:member(Sender, Dead) end,
+                                       W#world.asks),
     Expected = [To || {To, 1} <- maps:values(Granted)],
-    Older = maps:map(fun(_, {To, Ticks}) -> {To, Ticks + 1} end, Granted),
-    IsSending = lists:any(fun({_, Ticks}) -> Ticks < 2 end, maps:values(Older)),
+    Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
+                            || {Ref, {To, 0}} <- maps:to_list(Granted)]),
     bad(lists:sort(Counted) =/= lists:sort(Expected)
-            orelse trunkline_asks:are_granted(A) =/= IsSending, N,
+            orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0), N,
         W#world{asks = A, granted = Older,
                 said = maps:from_list([{receiver(To), no} || To <- maps:values(Open)])});
 asks_step({N, refuse}, #world{open = Open} = W) ->

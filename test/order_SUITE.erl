@@ -8,7 +8,8 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([long_terms/1, in_turn/1, not_in_turn/1, any_traffic/1, replies_among_messages/1]).
+-export([long_terms/1, in_turn/1, not_in_turn/1, late_term/1, any_traffic/1]).
+-export([replies_among_messages/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
@@ -16,9 +17,9 @@
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, not_in_turn, any_traffic, replies_among_messages, lanes_come_up,
-          peer_stops_and_starts, sender_stops_and_starts, both_stop, connection_breaks,
-          lane_connections_break, mailboxes_off_heap, replies_at_the_start].
+all() -> [long_terms, in_turn, not_in_turn, late_term, any_traffic, replies_among_messages,
+          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
+          connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
@@ -110,6 +111,51 @@ not_in_turn(_) ->
     ?assertEqual(0, Send(C, OnHeap)),
     Finish(D, OnHeap),
     cluster:stop_all([C, D]).
+
+%% A lane has announced a long term, and does not run. Meanwhile Trunkline stops at the peer. What
+%% was sent behind the term does not come before it.
+late_term(_) ->
+    {A, B} = cluster:pair([]),
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    Suspender = cluster:call(A, fun() -> suspend_at_notice(To) end),
+    cluster:call(B, cluster, stop_trunkline, []),
+    true = cluster:call(A, fun() -> exit(Suspender, kill) end),
+    cluster:await(fun() ->
+                          #{state := State} = cluster:call(A, trunkline, info, [node(To)]),
+                          State =/= up
+                  end),
+    %% Behind what the lane has sent meanwhile.
+    Got = cluster:call(A, fun() -> To ! {get, self()}, receive {To, All} -> All end end),
+    ct:log("~p", [Got]),
+    ?assertNotEqual([behind, long], Got),
+    cluster:stop_all([A, B]).
+
+collect(Got) ->
+    receive
+        {get, From} -> From ! {self(), lists:reverse(Got)}, collect(Got);
+        [_ | _] -> collect([long | Got]);
+        Message -> collect([Message | Got])
+    end.
+
+%% The lane of this process. Returns the process that has suspended it.
+suspend_at_notice(To) ->
+    Self = self(),
+    #route{lanes = Lanes} = trunkline_route:lookup(node(To)),
+    Watch = fun Watch() ->
+                    receive
+                        {trace, Lane, send, Message, _} when element(1, Message) =:= batch;
+                                                             element(1, Message) =:= frame ->
+                            true = erlang:suspend_process(Lane),
+                            Self ! {suspended, self()},
+                            receive after infinity -> ok end;
+                        _ -> Watch()
+                    end
+            end,
+    Suspender = spawn(fun() -> process_flag(priority, max), Watch() end),
+    [1 = erlang:trace(Lane, true, [send, {tracer, Suspender}]) || Lane <- tuple_to_list(Lanes)],
+    ok = trunkline:send(To, [#{key => N} || N <- lists:seq(1, 20_000)], [nosuspend]),
+    behind = trunkline:send(To, behind),
+    receive {suspended, Suspender} -> Suspender end.
 
 send_both(A, To, Term) ->
     cluster:call(A, fun() ->

@@ -13,25 +13,27 @@
 %% lane asks no further question about that receiver.
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
-%% though its message may have gone. After two ticks the lane takes it as sent.
+%% though its message may have gone. The lane takes it as sent at the second tick after its end: by
+%% then it would have heard of it.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/4, answer/3, know/3, is_known/2, unused/2, used/2, are_granted/1, refuse/1,
-         tick/1]).
+-export([new/0, ask/5, answer/3, know/3, is_known/2, unused/2, used/2, are_granted/1, refuse/1,
+         tick/2]).
 
 -export_type([asks/0]).
 
+-type sender() :: pid().
 -type to() :: trunkline_in_turn:addressee().
--type receiver() :: pid() | atom().
+-type receiver() :: pid() | atom() | reference().
 -type known() :: go | no.
 -record(asks,
-        {pending = #{} :: #{reference() => to() | {late, receiver()}},
+        {pending = #{} :: #{reference() => {sender(), to()} | {late, receiver()}},
          known = #{} :: #{receiver() => known()},           % since the last tick
-         %% Who was told `go', and has not sent; `counted': is taken for sent.
-         granted = #{} :: #{reference() => {new | old | counted, to()}}}).
+         %% Who was told `go', and has not sent; `dead': that was so at the last tick.
+         granted = #{} :: #{reference() => {sender(), to()} | {dead, to()}}}).
 -opaque asks() :: #asks{}.
 
 -spec new() -> asks().
@@ -40,44 +42,54 @@ new() -> #asks{}.
 %% The answer, or the question that the inlet has to answer: `known' means that it need not look at
 %% the mailbox. A request is always a question, because only the inlet can say how its server should
 %% see it.
--spec ask(reference(), to(), IsIdle :: boolean(), asks()) ->
+-spec ask(reference(), sender(), to(), IsIdle :: boolean(), asks()) ->
           {answer, known(), asks()} | {question, known | look, asks()}.
-ask(Ref, To, IsIdle, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
-    Receiver = receiver(To),
-    case Known of
-        #{Receiver := no} ->
+ask(Ref, Sender, To, IsIdle, #asks{pending = Pending, known = Known} = A) ->
+    case what(To, Known) of
+        no ->
             {answer, no, A};
-        #{Receiver := go} when IsIdle, Receiver =:= To ->
-            {answer, go, A#asks{granted = Granted#{Ref => {new, To}}}};
-        #{Receiver := go} ->
-            {question, known, A#asks{pending = Pending#{Ref => To}}};
-        #{} ->
-            {question, look, A#asks{pending = Pending#{Ref => To}}}
+        go when IsIdle, not (is_tuple(To) andalso element(1, To) =:= call) ->
+            {answer, go, grant(Ref, Sender, To, A)};
+        go ->
+            {question, known, A#asks{pending = Pending#{Ref => {Sender, To}}}};
+        look ->
+            {question, look, A#asks{pending = Pending#{Ref => {Sender, To}}}}
     end.
 
-receiver(To) when is_tuple(To) -> element(2, To);           % of a request
+%% A process that waits for an outcome does not care for the place of it in its mailbox.
+what({reply, _}, _) -> go;
+what(To, Known) -> maps:get(receiver(To), Known, look).
+
+receiver({reply, _, Pid}) -> Pid;
+receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
 
-%% The inlet has answered. Returns whose question that was, if its sender is still to be told.
-%% `late': the sender has given up. `unknown': it was told at the end of the session.
+grant(Ref, Sender, To, #asks{granted = Granted} = A) ->
+    A#asks{granted = Granted#{Ref => {Sender, To}}}.
+
+%% The inlet has answered. Returns whose question that was, if its sender is still to be told. (The
+%% name of a server is its pid by then.) `late': the sender has given up. `unknown': it was told at
+%% the end of the session.
 -spec answer(reference(), trunkline_in_turn:answer(), asks()) ->
           {awaited, to(), asks()} | {late | unknown, asks()}.
 answer(Ref, Answer, #asks{pending = Pending} = A) ->
     case maps:take(Ref, Pending) of
         {{late, _}, Pending1} ->
             {late, A#asks{pending = Pending1}};
-        {To, Pending1} ->
-            {awaited, To, answered(Answer, Ref, To, A#asks{pending = Pending1})};
+        {{Sender, To}, Pending1} ->
+            To1 = served(To, Answer),
+            {awaited, To1, answered(Answer, Ref, Sender, To1, A#asks{pending = Pending1})};
         error ->
             {unknown, A}
     end.
 
-answered(nobody, _, _, A) ->
-    A;
-answered(no, _, To, A) ->
-    know(To, no, A);
-answered(_, Ref, To, #asks{granted = Granted} = A) ->
-    know(To, go, A#asks{granted = Granted#{Ref => {new, To}}}).
+served(To, {no, Go}) -> served(To, Go);
+served(To, {go, Server, _}) when element(1, To) =:= call -> setelement(2, To, Server);
+served(To, _) -> To.
+
+answered(nobody, _, _, _, A) -> A;
+answered({no, _}, _, _, To, A) -> know(To, no, A);
+answered(_, Ref, Sender, To, A) -> know(To, go, grant(Ref, Sender, To, A)).
 
 %% Whether that process may be sent to at once.
 -spec is_known(pid(), asks()) -> boolean().
@@ -95,45 +107,44 @@ know(To, What, #asks{known = Known} = A) ->
 %% come, the others should not wait as long.
 -spec unused(reference(), asks()) -> {to(), asks()} | {none, asks()}.
 unused(Ref, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
-    case Pending of
-        #{Ref := To} ->
+    case {Pending, maps:take(Ref, Granted)} of
+        {#{Ref := {_, To}}, _} ->
             Receiver = receiver(To),
             {To, A#asks{pending = Pending#{Ref := {late, Receiver}},
                         known = Known#{Receiver => no}}};
-        #{} ->
-            case maps:take(Ref, Granted) of
-                {{_, To}, Granted1} -> {To, A#asks{granted = Granted1}};
-                error -> {none, A}
-            end
+        {_, {{_, To}, Granted1}} ->
+            {To, A#asks{granted = Granted1}};
+        {_, error} ->
+            {none, A}
     end.
 
-%% The sender has sent. `counted': a tick has counted it as sent. `unknown': it was not
-%% granted in this session.
--spec used(reference(), asks()) -> {granted | counted | unknown, asks()}.
+%% The sender has sent. `unknown': it was not granted in this session.
+-spec used(reference(), asks()) -> {granted | unknown, asks()}.
 used(Ref, #asks{granted = Granted} = A) ->
     case maps:take(Ref, Granted) of
-        {{counted, _}, Granted1} -> {counted, A#asks{granted = Granted1}};
         {_, Granted1} -> {granted, A#asks{granted = Granted1}};
         error -> {unknown, A}
     end.
 
 %% Whether a sender may be sending now.
 -spec are_granted(asks()) -> boolean().
-are_granted(#asks{granted = Granted}) ->
-    lists:any(fun({Age, _}) -> Age =/= counted end, maps:values(Granted)).
+are_granted(#asks{granted = Granted}) -> map_size(Granted) > 0.
 
 %% The session has ended: no inlet will answer these.
 -spec refuse(asks()) -> {[reference()], asks()}.
 refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
-%% To be called once a second. Returns whom those messages were for that have been granted since the
-%% last tick but one, and count as sent now.
--spec tick(asks()) -> {[to()], asks()}.
-tick(#asks{pending = Pending, granted = Granted} = A) ->
-    Stuck = [case To of {late, Receiver} -> Receiver; _ -> receiver(To) end
-             || To <- maps:values(Pending)],
-    {[To || {old, To} <- maps:values(Granted)],
+%% To be called once a second. Returns whom the messages were for that count as sent now.
+-spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], asks()}.
+tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
+    Stuck = [case Who of {late, Receiver} -> Receiver; {_, To} -> receiver(To) end
+             || Who <- maps:values(Pending)],
+    Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
+    {[To || {dead, To} <- maps:values(Granted)],
      A#asks{known = maps:from_list([{Receiver, no} || Receiver <- Stuck]),
-            granted = maps:map(fun(_, {new, To}) -> {old, To};
-                                  (_, {_, To}) -> {counted, To}
-                               end, Granted)}}.
+            granted = maps:map(fun(_, {Sender, To}) ->
+                                       case IsAlive(Sender) of
+                                           true -> {Sender, To};
+                                           false -> {dead, To}
+                                       end
+                               end, Left)}}.

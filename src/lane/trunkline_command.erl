@@ -31,7 +31,10 @@
 %% The message is the reason.
 -type exit() :: {exit, pid(), Sender :: pid()}.
 %% The message is the function and its arguments. `nobody': no caller wants the outcome.
--type apply() :: {apply, caller() | nobody, GroupLeader :: pid()}.
+%% With the pid of a caller that does not wait for the outcome: it gets the outcome as a message,
+%% among others. (To a peer with the capability `turn'. To others, the pid does not matter.)
+-type apply() :: {apply, caller() | nobody, GroupLeader :: pid()}
+               | {apply, caller(), GroupLeader :: pid(), Pid :: pid()}.
 
 -type server() :: pid() | atom().
 %% The caller's alias, which names the request.

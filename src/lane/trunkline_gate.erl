@@ -32,7 +32,8 @@
 -module(trunkline_gate).
 -moduledoc false.
 
--export([new/1, limit/1, least/1, charge/1, charge/2, with_addressees/2, without_message/1]).
+-export([new/1, limit/1, least/1, charge/1, charge/2, term/1]).
+-export([with_addressees/2, without_message/1]).
 -export([packed/2, bytes/1, messages/1, is_below/2, is_less_than_a_message/1]).
 -export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
@@ -84,6 +85,12 @@ least(Bytes) -> (Bytes + ?OVERHEAD) bsl ?SHIFT.
 %% What one message is charged.
 -spec charge(term()) -> charge().
 charge(Message) -> ?CHARGE(Message).
+
+%% What one message takes that is kept as a term, and not encoded.
+-spec term(Message :: term()) -> charge().
+term(Message) ->
+    Bytes = erts_debug:flat_size(Message) * erlang:system_info(wordsize),
+    (Bytes bsl ?SHIFT) + 1.
 
 %% What a message of that many bytes to that many processes is charged.
 -spec charge(Bytes :: non_neg_integer(), Addressees :: pos_integer()) -> charge().

@@ -42,17 +42,20 @@
 %% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
 %% distribution.
 -define(FROM, 16000).
-%% The same for a request, which costs a round trip between the nodes.
+%% The same for a request or an outcome, which costs a round trip between the nodes.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
 
-%% Who gets the message: a process, or the server of a request.
+%% Who gets the message: a process, the server of a request, or the caller of an outcome.
 -type addressee() :: pid() | atom() | trunkline_command:command().
+%% Whose mailbox it is; `waits': that of a process which waits for an outcome.
+-type receiver() :: pid() | atom() | waits.
 %% `{go, To, Wrap}': to that process, in that form.
 -type go() :: go | {go, pid() | reference(), trunkline_command:wrap()}.
--type answer() :: go() | nobody | no.
+%% `nobody': there is no such server, and the caller has been told.
+-type answer() :: go() | nobody | {no, go()}.
 
 %% Whether a term of that size may be sent so to that peer.
 -spec is_suited(node(), addressee(), trunkline_route:route(), trunkline_gate:charge()) -> boolean().
@@ -82,23 +85,28 @@ send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadli
     Lane = element(Ix, Lanes),
     {Ref, Answer} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     Sent = case Answer of
-               go -> erlang:send(trunkline_by_node:destination(To, Node), Message, [noconnect]);
-               {go, Pid, Wrap} ->
-                   erlang:send(Pid, trunkline_command:wrap(Wrap, Message), [noconnect]);
+               go when is_tuple(To) -> send(To, element(2, To), Message, Deadline);
+               go -> send(plain, trunkline_by_node:destination(To, Node), Message, Deadline);
+               {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
                _ -> Answer
            end,
     case Sent of
         ok ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             sent_plain(Lane, Ref);
-        noconnect ->
-            Lane ! {not_sent, Ref},
-            no;
         nobody ->
             ok;
         no ->
+            no;
+        _ ->
+            Lane ! {not_sent, Ref},
             no
     end.
+
+%% A caller that waits until some time must not be suspended beyond that.
+send(Wrap, To, Message, Deadline) ->
+    erlang:send(To, trunkline_command:wrap(Wrap, Message),
+                [noconnect | [nosuspend || Deadline =/= infinity]]).
 
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
@@ -119,12 +127,15 @@ ask(Lane, To, Wait) ->
             end
     end.
 
-%% The inlet has come to a question about a process. `known': its mailbox is on the heap.
--spec answer(Lane :: pid(), reference(), pid() | atom(), go(), known | look) -> ok.
+%% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that
+%% waits for an outcome takes that out of its mailbox, wherever it is. What came before is there.
+-spec answer(Lane :: pid(), reference(), receiver(), go(), known | look) -> ok.
+answer(Lane, Ref, waits, Go, _) ->
+    tell(Lane, Ref, Go);
 answer(Lane, Ref, Receiver, Go, What) ->
     case trunkline_bounded:may_be(Receiver) of
         true ->
-            tell(Lane, Ref, no);
+            tell(Lane, Ref, {no, Go});
         false when What =:= known ->
             tell(Lane, Ref, Go);
         false ->
@@ -132,7 +143,7 @@ answer(Lane, Ref, Receiver, Go, What) ->
             Look = fun() -> spawn(?MODULE, look, [Lane, Ref, Receiver, Go]) end,
             case trunkline_process:start(Look) of
                 {ok, _} -> ok;
-                {error, system_limit} -> tell(Lane, Ref, no)
+                {error, system_limit} -> tell(Lane, Ref, {no, Go})
             end
     end.
 
@@ -140,18 +151,21 @@ answer(Lane, Ref, Receiver, Go, What) ->
 look(Lane, Ref, Name, Go) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> look(Lane, Ref, Pid, Go);
-        _ -> tell(Lane, Ref, no)
+        _ -> tell(Lane, Ref, {no, Go})
     end;
 look(Lane, Ref, Receiver, Go) ->
-    IsOnHeap = process_info(Receiver, message_queue_data) =:= {message_queue_data, on_heap},
-    tell(Lane, Ref, case IsOnHeap andalso not trunkline_bounded:may_be(Receiver) of
+    tell(Lane, Ref, case is_on_heap(Receiver) andalso not trunkline_bounded:may_be(Receiver) of
                         true -> Go;
-                        false -> no
+                        false -> {no, Go}
                     end).
+
+is_on_heap(Pid) -> process_info(Pid, message_queue_data) =:= {message_queue_data, on_heap}.
 
 %% The answer comes too late: the session of the lane has ended. The inlet may live on (see
 %% trunkline_inlet), and should not wait for that request.
 -spec not_used(answer()) -> ok.
+not_used({no, Go}) ->
+    not_used(Go);
 not_used({go, Server, {call, _, {_, [_ | {Caller, _, Agent}]}}}) ->
     _ = erlang:send(Agent, {answered, [{Caller, Server}]}, [noconnect]),
     ok;

@@ -416,7 +416,7 @@ address(To, _, S) when is_pid(To) ->
     {{To, To, plain}, S};
 address(To, _, S) when is_reference(To); is_atom(To); element(1, To) =:= each ->
     {{To, any, plain}, S};
-address({apply, _, _} = Command, Opener, S) ->
+address(Command, Opener, S) when element(1, Command) =:= apply ->
     Agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent),
     {{executor, Command}, S#inlet{agent = Agent}};
 address({exit, _, _} = Command, _, S) ->
@@ -444,12 +444,18 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
 opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
     case Openers of
         #{Opener := Number} ->
-            #{Number := #large{to = To}} = All,
+            #{Number := #large{to = To, sizes = Sizes}} = All,
+            ok = fetched(Sizes, S),
             ok = trunkline_agent:delivered(To);
         #{} ->
             ok
     end,
     S.
+
+fetched({term, Bytes}, #inlet{stats = Stats}) ->
+    trunkline_stats:add(Stats, peer, large_arrived_bytes, Bytes);
+fetched(_, _) ->
+    ok.
 
 %% A server has ended, or an executor, or one of the processes with which a retired inlet ends.
 down(Monitor, Pid, Reason, #inlet{agent = Agent, retired = Others} = S) ->

@@ -24,8 +24,8 @@
 %%     direct                  plain `!', one by one, in order
 %%     retired                 replies by plain `!', and nothing else (the link no longer uses it)
 %%
-%% The mailbox may be long, so every receive here takes the first message, whatever it is. Only
-%% erlang:send/3 to the inlet may suspend the process, on a busy distribution port; the gate bounds
+%% The mailbox may be long, so every receive here takes the first message, whatever it is. Only what
+%% is sent to the peer by the distribution may suspend the process, on a busy port; the gate bounds
 %% what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
@@ -279,6 +279,7 @@ reply_at_once(Charge, [{parcel, _, N, _, {reply, Caller, _}} | Parcel], #lane{pl
 send_term(To, Wrap, Parcel, #lane{stats = Stats}) ->
     trunkline_stats:add(Stats, peer, large_messages, 1),
     trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)),
+    trunkline_stats:add(Stats, peer, large_carried_bytes, trunkline_parcel:bytes(Parcel)),
     Message = trunkline_command:wrap(Wrap, trunkline_parcel:unpack_sent(Parcel)),
     _ = erlang:send(To, Message, [noconnect]),
     ok.
@@ -349,7 +350,8 @@ add(C, Entry, More, Charge, Entries, S) ->
     collect(More - 1, Charge + C, [Entry | Entries], S).
 
 %% A server has replied. The reply is more urgent than the news of it for the agent, which comes
-%% when the reply has left. (A large reply is packed here: no other process has it.) Senders cannot
+%% when the reply has left. (A large reply is packed here: no other process has it. If it is a term
+%% that an opener can fetch, it is not packed.) Senders cannot
 %% fill the lane to twice its limit: beyond that it is full of replies.
 reply({Caller, {Pid, Server}, Agent}, Reply,
       #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
@@ -363,7 +365,8 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                      end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
         Charge ->
             _ = trunkline_throttle:suspend(Server),
-            {Parcel, Charge1} = trunkline_sender:parcel(Reply, Charge),
+            {Parcel, Charge1} =
+                trunkline_sender:parcel(S#lane.node, Reply, Charge, S#lane.large, S#lane.stats),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
             ok = trunkline_gate:force(Gate, Ix, Place),
@@ -371,7 +374,7 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                                S1),
             Term = case trunkline_parcel:is_term(Parcel) of
                        true -> Charge1;
-                       false -> trunkline_throttle:term(Reply)
+                       false -> trunkline_gate:term(Reply)
                    end,
             {Place, Entry, case Term > Charge of
                                true -> replied(Server, Term, S2);
@@ -379,11 +382,11 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                            end}
     end.
 
-%% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is large
-%% anyway: what counts then is the term.
+%% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is
+%% large anyway: what counts then is the term.
 charge(Reply, Large) ->
     case trunkline_shape:is_long_list(Reply)
-        andalso trunkline_gate:limit(trunkline_shape:estimate(Reply)) of
+        andalso trunkline_gate:charge(trunkline_shape:estimate(Reply), 1) of
         Charge when is_integer(Charge), Charge >= Large -> Charge;
         _ -> trunkline_gate:charge(Reply)
     end.
@@ -400,7 +403,7 @@ look_through(Replied) ->
 %% There were no more long terms. Without a garbage collection they would stay on the heap until
 %% another one comes.
 resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
-    true = garbage_collect(),
+    map_size(S#lane.terms) > 0 orelse garbage_collect(),
     lists:foldr(fun({Server, Term}, S1) -> resume(Server, Term, {Small, Limit - Term}, S1) end,
                 S#lane{replied = []}, Replied).
 
@@ -600,7 +603,7 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
 control({ask, Ref, Sender, To}, #lane{mode = {send, _}, sent = once} = S) ->
-    case trunkline_asks:ask(Ref, To, is_idle(S), S#lane.asks) of
+    case trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
         {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
             ticking(S#lane{asks = Asks});
@@ -613,12 +616,15 @@ control({ask, Ref, _, _}, S) ->
 control({answer, Ref, Answer}, S) ->
     case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
         {awaited, To, Asks} ->
-            S1 = case Answer of
-                     no -> cancel(To, S#lane{asks = Asks});
-                     _ -> S#lane{asks = Asks}
-                 end,
-            Ref ! {Ref, Answer},
-            ticking(S1);
+            ticking(case Answer of
+                        {no, _} ->
+                            S1 = cancel(To, S#lane{asks = Asks}),
+                            Ref ! {Ref, no},
+                            S1;
+                        _ ->
+                            Ref ! {Ref, Answer},
+                            S#lane{asks = Asks}
+                    end);
         {late, Asks} ->
             S#lane{asks = Asks};
         {unknown, _} ->
@@ -628,7 +634,6 @@ control({answer, Ref, Answer}, S) ->
 control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
-        {counted, Asks} -> S#lane{asks = Asks};
         {unknown, _} ->
             %% Its turn was in an earlier session.
             _ = unreported(1, case S#lane.mode of
@@ -654,12 +659,15 @@ control({fetch, Inlet, N, Opener, {To, Receiver, Wrap}},
         #lane{mode = {send, {Inlet, _}}, terms = Terms, asks = Asks} = S)
   when is_map_key(N, Terms) ->
     ok = send_term(To, Wrap, map_get(N, Terms), S),
-    _ = erlang:send(Opener, sent, [noconnect]),
+    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{terms = maps:remove(N, Terms)},
     case is_pid(Receiver) of
         true -> ticking(S1#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
         false -> S1
     end;
+control({fetch, _, _, Opener, _}, S) ->
+    _ = erlang:send(Opener, missing, [noconnect]),           % of an earlier session
+    S;
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
                                            under_way = UnderWay} = S) ->
     Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
@@ -729,8 +737,7 @@ control({probe, _}, S) ->
 control({timeout, _, tick}, S) ->
     quiet(tick_asks(S));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= way; element(1, Late) =:= resumed;
-                      element(1, Late) =:= fetch ->
+                      element(1, Late) =:= way; element(1, Late) =:= resumed ->
     S;                                       % of an earlier session, or connection
 control({timeout, _, {channels, _}}, S) ->
     S;
@@ -738,15 +745,13 @@ control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-%% A sender that had its turn a second ago was killed while it sent, or is very slow.
+%% Senders that have been killed count as having sent.
 tick_asks(#lane{asks = Asks, plain = N} = S) ->
-    {Granted, Asks1} = trunkline_asks:tick(Asks),
-    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, plain = N + length(Granted)}),
-                [To || To <- Granted, is_of_dead_caller(To)]).
+    {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
+    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, plain = N + length(Killed)}), Killed).
 
-is_of_dead_caller(To) -> is_tuple(To) andalso not is_process_alive(element(3, To)).
-
-%% The agent at the peer need not wait for a request about which its caller has only asked.
+%% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
+%% that is dead.
 cancel(To, S) when element(1, To) =:= call ->
     command(element(3, To), [{cancel, element(2, To), element(4, To)}], S);
 cancel(_, S) ->
@@ -922,7 +927,7 @@ tick(S) ->
 %% counts has been left behind so. If the sender lives and is only very slow, the
 %% level goes below zero for that time, and is corrected here, too.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
-    case trunkline_backlog:is_empty(Backlog)
+    case trunkline_backlog:is_empty(Backlog) andalso not trunkline_asks:are_granted(S#lane.asks)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0} of
         true ->
             _ = trunkline_gate:leave(Gate, Ix, trunkline_gate:level(Gate, Ix)),

@@ -94,30 +94,30 @@ open(Inlet, Parts, Sizes) ->
     await({Inlet, Ref, {message, Message}}).
 
 %% It may take long until the message's turn comes. The state is what there is of the message: the
-%% message; a term that has not been asked for; or the address for which it has been.
+%% message; a term that has not been asked for; the address for which it has been asked for, and
+%% will come here; or the monitor of the lane that sends it to the receiver.
 -spec await({Inlet :: pid(), reference(),
-             {message, term()} | {term, Lane :: pid(), pos_integer()} | {asked, address()}}) ->
+             {message, term()} | {term, Lane :: pid(), pos_integer()} | {fetched, address()}
+             | {direct, reference()}}) ->
           term().
 await({Inlet, Ref, Has} = S) ->
     receive
         {deliver, Address} when element(1, Has) =:= message ->
-            %% The inlet may have been killed meanwhile, and another session may have begun.
-            case is_process_alive(Inlet) of
-                true -> demonitor(Ref, [flush]), deliver(Address, element(2, Has), Inlet);
-                false -> ok
-            end;
-        {deliver, Address} ->
-            ok = ask(Has, Address, Inlet, Ref),
-            await({Inlet, Ref, {asked, Address}});
-        {[alias | Ref], Message} ->
-            {asked, Address} = Has,
-            demonitor(Ref, [flush]),
-            deliver(Address, Message, Inlet);
+            deliver_once(Address, element(2, Has), Inlet, Ref);
+        {deliver, Address} when element(1, Has) =:= term ->
+            ?MODULE:await({Inlet, Ref, ask(Has, Address, Inlet, Ref)});
+        {[alias | Ref], Message} when element(1, Has) =:= fetched ->
+            deliver_once(element(2, Has), Message, Inlet, Ref);
         sent ->
             Inlet ! {delivered, self()};
-        finish when element(1, Has) =:= message ->
-            await(S);
+        finish when element(1, Has) =:= direct ->
+            %% What the lane sends must not come after what waits behind it.
+            ?MODULE:await(S);
         finish ->
+            Inlet ! {missing, self()};
+        missing ->
+            Inlet ! {missing, self()};
+        {'DOWN', Lane, process, _, _} when Has =:= {direct, Lane} ->
             Inlet ! {missing, self()};
         {'DOWN', Ref, process, _, _} ->
             ok;
@@ -125,19 +125,23 @@ await({Inlet, Ref, Has} = S) ->
             trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
-%% Asks the lane to send the term to that process, or here, and then to say `sent'.
+%% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
-    How = case Address of
-              {_, Receiver, _} ->
-                  case is_on_heap(Receiver) of
-                      true -> Address;
-                      false -> {self(), any, {reply, Ref}}
-                  end;
-              _ ->
-                  {self(), any, {reply, Ref}}
-          end,
+    IsDirect = is_tuple(Address) andalso tuple_size(Address) =:= 3
+        andalso is_on_heap(element(2, Address)),
+    {How, Has} = case IsDirect of
+                     true -> {Address, {direct, monitor(process, Lane)}};
+                     false -> {{self(), any, {reply, Ref}}, {fetched, Address}}
+                 end,
     _ = erlang:send(Lane, {fetch, Inlet, Number, self(), How}, [noconnect]),
-    ok.
+    Has.
+
+%% The inlet may have been killed meanwhile, and another session may have begun.
+deliver_once(Address, Message, Inlet, Ref) ->
+    case is_process_alive(Inlet) of
+        true -> demonitor(Ref, [flush]), deliver(Address, Message, Inlet);
+        false -> ok
+    end.
 
 deliver(nobody, _, Inlet) ->
     Inlet ! {delivered, self()};

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, parcel/2]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, parcel/5]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
@@ -94,14 +94,13 @@ long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
         _ ->
             Charge = charge(Long, Message),
             case Charge >= Route#route.large of
-                true -> large(Route, Ix, To, Message, Charge, How, Ticket);
+                true -> large(Route, Ix, Node, To, Message, Charge, How, Ticket);
                 false -> by_lane(Route, Ix, entry(Shape, To, Message), Charge, How, Ticket)
             end
     end.
 
-is_known(To) -> is_pid(To) orelse is_atom(To) orelse is_call(To).
-
-is_call(To) -> is_tuple(To) andalso element(1, To) =:= call.
+is_known(To) when is_tuple(To) -> element(1, To) =:= call orelse element(1, To) =:= reply;
+is_known(To) -> is_pid(To) orelse is_atom(To).
 
 in_turn(Route, Ix, Node, To, Message, Long, Deadline) ->
     Charge = case Long of
@@ -143,7 +142,7 @@ offer_apart(Node, To, Message, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
             Charge = trunkline_gate:charge(Message),
-            case large(Route, lane_of(self(), Lanes), To, Message, Charge, How, Ticket) of
+            case large(Route, lane_of(self(), Lanes), Node, To, Message, Charge, How, Ticket) of
                 {again, Ticket1} -> offer_apart(Node, To, Message, How, Ticket1);
                 Answer -> Answer
             end;
@@ -154,25 +153,28 @@ offer_apart(Node, To, Message, How, Ticket) ->
 %% The sender packs the message, because that would stop the lane for everyone. The
 %% message counts only when it is packed: a sender that is killed while it packs
 %% leaves nothing behind.
-large(#route{gate = Gate, bulk_limit = Limit} = Route, Ix, To, Message, Charge, How, Ticket) ->
+large(#route{gate = Gate, bulk_limit = Limit, large = Large, stats = Stats} = Route, Ix, Node, To,
+      Message, Charge, How, Ticket) ->
     Bulk = trunkline_route:bulk_ix(Route),
     case trunkline_gate:fill(Gate, Bulk) < Limit of
         true ->
-            {Parcel, Charge1} = parcel(Message, Charge),
+            {Parcel, Charge1} = parcel(Node, Message, Charge, Large, Stats),
             parcel(Route, Ix, To, 1, Parcel, Charge1, How, Ticket);
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
-%% A large message as it travels beside the lane, and what it is charged then. A term with many
-%% atoms stays as it is.
--spec parcel(Message :: term(), trunkline_gate:charge()) ->
+%% A message as it travels beside the lane, and what it is charged then. A large term with many
+%% atoms stays as it is, if the peer can fetch it.
+-spec parcel(node(), Message :: term(), trunkline_gate:charge(), Large :: trunkline_gate:charge(),
+             trunkline_stats:stats()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
-parcel(Message, Charge) ->
-    case trunkline_in_turn:is_short_enough(Charge)
-        andalso trunkline_shape:shape(Message) =:= mixed of
+parcel(Node, Message, Charge, Large, Stats) ->
+    case Charge >= Large andalso trunkline_in_turn:is_short_enough(Charge)
+        andalso trunkline_shape:shape(Message) =:= mixed
+        andalso trunkline_in_turn:are_terms_suited(Node, Stats) of
         true ->
             {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
-             max(Charge, trunkline_throttle:term(Message))};
+             max(Charge, trunkline_gate:term(Message))};
         false ->
             {trunkline_parcel:pack(Message), Charge}
     end.

@@ -22,12 +22,8 @@
 -module(trunkline_throttle).
 -moduledoc false.
 
--export([term/1, suspend/1, resume/1, start/3]).
+-export([suspend/1, resume/1, start/3]).
 -export([await/3]).
-
-%% What the term takes as a message.
--spec term(term()) -> trunkline_gate:charge().
-term(Term) -> trunkline_gate:limit(erts_debug:flat_size(Term) * erlang:system_info(wordsize)).
 
 %% The server may be running; it stops at the next opportunity.
 -spec suspend(pid()) -> boolean().

@@ -414,7 +414,11 @@ request(Node, M, F, A) ->
     case watch(Node, infinity) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, {M, F, A}) of
+            Command = case trunkline_peers:can(Node, turn) of
+                          true -> {apply, Ref, group_leader(), self()};
+                          false -> {apply, Ref, group_leader()}
+                      end,
+            case trunkline_sender:hand_over(Node, Command, {M, F, A}) of
                 ok ->
                     {Ref, lane};
                 Refused ->

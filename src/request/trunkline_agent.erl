@@ -66,14 +66,14 @@ new(Route) ->
 
 %% Carries out a command that has come by lane.
 -spec step(trunkline_command:command(), Message :: term(), agent()) -> agent().
-step({apply, Caller, _} = Command, Message, Agent) ->
-    case trunkline_executor:start(Command, Message) of
-        system_limit when Caller =/= nobody ->
+step(Command, Message, Agent) when element(1, Command) =:= apply ->
+    case {trunkline_executor:start(Command, Message), element(2, Command)} of
+        {system_limit, nobody} ->
+            Agent;                               % erpc ignores it, too
+        {system_limit, Caller} ->
             send({reply, Caller}, {error, {erpc, system_limit}}, self(), Agent),
             Agent;
-        system_limit ->
-            Agent;                               % erpc ignores it, too
-        Executor ->
+        {Executor, _} ->
             executed_by(Executor, Command, Agent)
     end;
 step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
@@ -93,7 +93,12 @@ step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
             ok = trunkline_in_turn:nobody(Lane, Ref),
             Agent1;
         {To, Wrap, Agent1} ->
-            ok = trunkline_in_turn:answer(Lane, Ref, To, {go, To, Wrap}, What),
+            Receiver = case Command of
+                           {reply, _} -> waits;
+                           {reply, _, Pid} -> Pid;
+                           _ -> To
+                       end,
+            ok = trunkline_in_turn:answer(Lane, Ref, Receiver, {go, To, Wrap}, What),
             Agent1
     end;
 step({turn, To, Ref, Lane}, What, Agent) ->
@@ -211,8 +216,8 @@ broken({call, Server, _, Caller, _}, Agent) ->
     Agent1;
 broken({ended, _, _, _} = Command, Agent) ->
     step(Command, lost, Agent);
-broken({apply, Caller, _}, Agent) when Caller =/= nobody ->
-    send({down, self(), Caller}, lost, self(), Agent),
+broken(Command, Agent) when element(1, Command) =:= apply, element(2, Command) =/= nobody ->
+    send({down, self(), element(2, Command)}, lost, self(), Agent),
     Agent;
 broken(_, Agent) ->
     Agent.
@@ -262,8 +267,8 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
 -spec executed_by(pid(), trunkline_command:apply(), agent()) -> agent().
 executed_by(_, {apply, nobody, _}, Agent) ->
     Agent;
-executed_by(Executor, {apply, Caller, _}, #agent{executors = Executors} = Agent) ->
-    Agent#agent{executors = Executors#{Executor => Caller}}.
+executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
+    Agent#agent{executors = Executors#{Executor => element(2, Command)}}.
 
 %% A process has ended that a caller monitors, or that should have sent a reply or an outcome.
 -spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
@@ -348,6 +353,8 @@ direct({apply, nobody, Leader}, {M, F, A}, Node) ->
     ok;
 direct({exit, _, _} = Command, Reason, Node) ->
     trunkline_exit:direct(Command, Reason, Node);
+direct({apply, Caller, Leader, _}, Message, Node) ->
+    direct({apply, Caller, Leader}, Message, Node);
 direct({apply, Caller, Leader}, {M, F, A}, Node) ->
     Call = fun() ->
                    true = group_leader(Leader, self()),

@@ -68,7 +68,13 @@ run({apply, nobody, Leader}, {M, F, A}) ->
                 false -> error({exception, {Reason, trim(Stack, M, F, A)}})
             end
     end;
-run({apply, Caller, Leader}, {M, F, A}) ->
+run({apply, Caller, Leader}, MFA) ->
+    run(Caller, {reply, Caller}, Leader, MFA);
+run({apply, Caller, Leader, Pid}, MFA) ->
+    run(Caller, {reply, Caller, Pid}, Leader, MFA).
+
+-spec run(trunkline_command:caller(), trunkline_command:command(), pid(), term()) -> no_return().
+run(Caller, Reply, Leader, {M, F, A}) ->
     true = group_leader(Leader, self()),
     Outcome = try
                   {ok, apply(M, F, A)}
@@ -83,7 +89,7 @@ run({apply, Caller, Leader}, {M, F, A}) ->
                           false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
                       end
               end,
-    case trunkline_sender:hand_over(node(Caller), {reply, Caller}, Outcome, infinity, noconnect) of
+    case trunkline_sender:hand_over(node(Caller), Reply, Outcome, infinity, noconnect) of
         direct ->
             %% The link may have been drained while the session goes on.
             _ = erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Outcome), [noconnect]);
