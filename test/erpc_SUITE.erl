@@ -18,7 +18,7 @@
          nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0, with_mail/1]).
+         start_counter/0, with_mail/1, rows/0]).
 -export([mixed/1]).
 
 -define(LARGE, 1_000_000).
@@ -88,6 +88,11 @@ calls(Config) ->
                     Rows = rows(),
                     E:call(N, ?MODULE, with_mail, [Rows]) =:= {Rows, []}
             end, ?is({ok, true})},
+           {long_outcomes,
+            fun(E, N) ->
+                    [E:receive_response(E:send_request(N, ?MODULE, rows, [])) =:= rows()
+                     || _ <- lists:seq(1, 4)]
+            end, ?is({ok, [true, true, true, true]})},
            {large_fun,
             fun(E, N) -> L = lists:seq(1, ?LARGE), E:call(N, fun() -> lists:sum(L) end) end,
             ?is({ok, _})}]).

@@ -1045,11 +1045,8 @@ waits_and_answers(_) ->
                              end || P <- [Opener, Fetcher, Asker]],
                             ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
                             receive {large, message} -> ok end,
-                            Self = self(),
-                            ok = trunkline_opener:deliver(Fetcher, {Self, Self, plain}),
-                            receive {fetch, Self, 1, Fetcher, {Self, Self, plain}} -> ok end,
-                            Fetcher ! sent,
-                            receive {delivered, Fetcher} -> ok end,
+                            ok = trunkline_opener:finish(Fetcher),
+                            receive {missing, Fetcher} -> ok end,
                             true = is_process_alive(Asker),
                             ok = gen_server:stop(Server),
                             receive {'DOWN', _, process, Server, normal} -> ok end

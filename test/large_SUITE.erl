@@ -11,9 +11,9 @@
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1, requests_and_replies/1,
          late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1,
-         killed_callers/1, ends_killed/1, carriers_killed/1, two_carriers_killed/1,
-         processes_killed/1, link_killed_while_opening/1, nothing_in_the_log/1,
-         stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
+         killed_callers/1, stays_disconnected/1, ends_killed/1, carriers_killed/1,
+         two_carriers_killed/1, processes_killed/1, link_killed_while_opening/1,
+         nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
          stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
@@ -22,7 +22,8 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
-          replies_wait_no_longer, many_large_replies, killed_senders, killed_callers, ends_killed,
+          replies_wait_no_longer, many_large_replies, killed_senders, killed_callers,
+          stays_disconnected, ends_killed,
           carriers_killed, two_carriers_killed, processes_killed, link_killed_while_opening,
           nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
           stops_by_distribution, memory, memory_after_one, idle_connection].
@@ -971,6 +972,21 @@ killed_callers(_) ->
 is_awaited(Inlet) ->
     [Agent] = [Part || Part <- tuple_to_list(Inlet), is_tuple(Part), element(1, Part) =:= agent],
     trunkline_agent:is_awaited(Agent).
+
+%% The turn of a long term comes when its node has been disconnected on purpose. That stays so.
+stays_disconnected(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    Lane = cluster:call(B, fun() -> spawn(timer, sleep, [infinity]) end),
+    cluster:call(A, fun() ->
+                            {ok, {Opener, _}} =
+                                trunkline_opener:start({term, Lane, 1}, {term, 100_000}),
+                            true = erlang:disconnect_node(NodeB),
+                            ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
+                            receive {missing, Opener} -> ok end,
+                            false = lists:member(NodeB, nodes(connected))
+                    end),
+    cluster:stop_all([A, B]).
 
 %% Killed while they wait, pack, or hand over: no trace is left.
 killed_senders(_) ->

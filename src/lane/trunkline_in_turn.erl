@@ -42,7 +42,8 @@
 %% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
 %% distribution.
 -define(FROM, 16000).
-%% The same for a request or an outcome, which costs a round trip between the nodes.
+%% The same for a request, or for the outcome of one, because its turn may cost a round trip between
+%% the nodes for each.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
 %% ms that a sender waits for its turn.
@@ -85,7 +86,8 @@ send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadli
     Lane = element(Ix, Lanes),
     {Ref, Answer} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     Sent = case Answer of
-               go when is_tuple(To) -> send(To, element(2, To), Message, Deadline);
+               go when is_tuple(To) ->
+                   send({reply, element(2, To)}, element(2, To), Message, Deadline);
                go -> send(plain, trunkline_by_node:destination(To, Node), Message, Deadline);
                {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
                _ -> Answer

@@ -508,7 +508,7 @@ without_missing(#inlet{large = All} = S) ->
     lists:foldl(fun(Number, #inlet{large = Large} = S1) ->
                         case Large of
                             #{Number := #large{opener = none}} -> ended(Number, S1);
-                            #{Number := #large{opener = Opener, sizes = {term, _}}}
+                            #{Number := #large{opener = Opener, sizes = {term, _}, turn = false}}
                               when is_pid(Opener) -> ok = trunkline_opener:finish(Opener), S1;
                             #{} -> S1
                         end

@@ -403,7 +403,7 @@ look_through(Replied) ->
 %% There were no more long terms. Without a garbage collection they would stay on the heap until
 %% another one comes.
 resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
-    map_size(S#lane.terms) > 0 orelse garbage_collect(),
+    true = garbage_collect(),
     lists:foldr(fun({Server, Term}, S1) -> resume(Server, Term, {Small, Limit - Term}, S1) end,
                 S#lane{replied = []}, Replied).
 
@@ -645,8 +645,8 @@ control({sent_plain, Ref}, #lane{plain = N} = S) ->
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of
-        {none, Asks1} -> S#lane{asks = Asks1};
-        {To, Asks1} -> cancel(To, S#lane{asks = Asks1})
+        {none, Asks1} -> drained(S#lane{asks = Asks1});
+        {To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}))
     end;
 control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
     by(trunkline_channels:way(Way, Channels), S);
@@ -853,6 +853,7 @@ arrived(Serial, #lane{channels = Channels} = S) ->
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0
         andalso trunkline_backlog:is_empty(S#lane.backlog)
+        andalso not trunkline_asks:are_granted(S#lane.asks)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},

@@ -75,8 +75,7 @@ deliver(Opener, Address) ->
     Opener ! {deliver, Address},
     ok.
 
-%% The session has ended. A term that is not here will not come any more: the inlet gets
-%% {missing, Opener}.
+%% The session has ended before the term's turn: the inlet gets {missing, Opener}.
 -spec finish(pid()) -> ok.
 finish(Opener) ->
     Opener ! finish,
@@ -94,47 +93,56 @@ open(Inlet, Parts, Sizes) ->
     await({Inlet, Ref, {message, Message}}).
 
 %% It may take long until the message's turn comes. The state is what there is of the message: the
-%% message; a term that has not been asked for; the address for which it has been asked for, and
-%% will come here; or the monitor of the lane that sends it to the receiver.
+%% message; a term that has not been asked for; or the monitor of the lane that has been asked, and
+%% the address if the term comes here. The lane answers in any state, or is dead: what waits behind
+%% the term must not come before it.
 -spec await({Inlet :: pid(), reference(),
-             {message, term()} | {term, Lane :: pid(), pos_integer()} | {fetched, address()}
-             | {direct, reference()}}) ->
+             {message, term()} | {term, Lane :: pid(), pos_integer()}
+             | {asked, reference(), address() | direct}}) ->
           term().
 await({Inlet, Ref, Has} = S) ->
     receive
         {deliver, Address} when element(1, Has) =:= message ->
             deliver_once(Address, element(2, Has), Inlet, Ref);
         {deliver, Address} when element(1, Has) =:= term ->
-            ?MODULE:await({Inlet, Ref, ask(Has, Address, Inlet, Ref)});
-        {[alias | Ref], Message} when element(1, Has) =:= fetched ->
-            deliver_once(element(2, Has), Message, Inlet, Ref);
+            case ask(Has, Address, Inlet, Ref) of
+                noconnection -> missing(Inlet);
+                Asked -> ?MODULE:await({Inlet, Ref, Asked})
+            end;
+        {[alias | Ref], Message} when element(1, Has) =:= asked ->
+            demonitor(element(2, Has), [flush]),
+            deliver_once(element(3, Has), Message, Inlet, Ref);
         sent ->
             Inlet ! {delivered, self()};
-        finish when element(1, Has) =:= direct ->
-            %% What the lane sends must not come after what waits behind it.
-            ?MODULE:await(S);
-        finish ->
-            Inlet ! {missing, self()};
+        finish when element(1, Has) =:= term ->
+            missing(Inlet);
         missing ->
-            Inlet ! {missing, self()};
-        {'DOWN', Lane, process, _, _} when Has =:= {direct, Lane} ->
-            Inlet ! {missing, self()};
+            missing(Inlet);
+        {'DOWN', Lane, process, _, _} when element(1, Has) =:= asked, element(2, Has) =:= Lane ->
+            missing(Inlet);
         {'DOWN', Ref, process, _, _} ->
             ok;
         Other ->
             trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
+missing(Inlet) -> Inlet ! {missing, self()}.
+
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
     IsDirect = is_tuple(Address) andalso tuple_size(Address) =:= 3
         andalso is_on_heap(element(2, Address)),
-    {How, Has} = case IsDirect of
-                     true -> {Address, {direct, monitor(process, Lane)}};
-                     false -> {{self(), any, {reply, Ref}}, {fetched, Address}}
-                 end,
-    _ = erlang:send(Lane, {fetch, Inlet, Number, self(), How}, [noconnect]),
-    Has.
+    {How, What} = case IsDirect of
+                      true -> {Address, direct};
+                      false -> {{self(), any, {reply, Ref}}, Address}
+                  end,
+    case trunkline_process:monitor_connected(Lane) of
+        noconnection ->
+            noconnection;
+        Monitor ->
+            _ = erlang:send(Lane, {fetch, Inlet, Number, self(), How}, [noconnect]),
+            {asked, Monitor, What}
+    end.
 
 %% The inlet may have been killed meanwhile, and another session may have begun.
 deliver_once(Address, Message, Inlet, Ref) ->
