@@ -8,13 +8,14 @@
 
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
-         replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1, requests_and_replies/1,
-         late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
-         replies_wait/1, replies_wait_no_longer/1, many_large_replies/1, killed_senders/1,
-         killed_callers/1, stays_disconnected/1, ends_killed/1, carriers_killed/1,
-         two_carriers_killed/1, processes_killed/1, link_killed_while_opening/1,
-         nothing_in_the_log/1, stopped_and_continued/1, connection_breaks/1, new_incarnation/1, stops/1,
-         stops_by_distribution/1, memory/1, memory_after_one/1, idle_connection/1]).
+         replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
+         requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
+         waits_at_the_bound/1, replies_wait/1, replies_wait_no_longer/1, many_large_replies/1,
+         killed_senders/1, killed_callers/1, stays_disconnected/1, ends_killed/1,
+         carriers_killed/1, two_carriers_killed/1, processes_killed/1,
+         link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
+         connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
+         memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
 suite() -> [{timetrap, {minutes, 10}}].
