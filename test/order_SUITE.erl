@@ -144,7 +144,8 @@ suspend_at_notice(To) ->
     Watch = fun Watch() ->
                     receive
                         {trace, Lane, send, Message, _} when element(1, Message) =:= batch;
-                                                             element(1, Message) =:= frame ->
+                                                             element(1, Message) =:= frame;
+                                                             element(1, Message) =:= write ->
                             true = erlang:suspend_process(Lane),
                             Self ! {suspended, self()},
                             receive after infinity -> ok end;
