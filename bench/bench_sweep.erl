@@ -202,10 +202,11 @@ call(_, Server, Request) -> gen_server:call(Server, Request, 60_000).
 
 erpc(At, Cases) ->
     [requests("erpc", "", Callers, 2000, variants(),
-              fun(trunkline, _, T) -> trunkline_erpc:call(At(trunkline), bench_erpc, echo, [T]);
-                 (V, _, T) -> erpc:call(At(V), bench_erpc, echo, [T], 60_000)
-              end)
+              fun(V, _, Term) -> echo(V, At(V), Term) end)
      || Callers <- Cases].
+
+echo(trunkline, Node, Term) -> trunkline_erpc:call(Node, bench_erpc, echo, [Term]);
+echo(_, Node, Term) -> erpc:call(Node, bench_erpc, echo, [Term], 60_000).
 
 replies(At, Servers, Cases) ->
     [requests("large replies", amount(Bytes), Callers, max(8, 10_000_000 div Bytes), variants(),
@@ -216,7 +217,6 @@ replies(At, Servers, Cases) ->
               end)
      || {Bytes, Callers} <- Cases].
 
-%% Until the servers have had them.
 %% A list of maps as a request, as a reply, and both ways by erpc.
 requests_of_maps(At, Servers, Cases) ->
     [requests(Group, amount(Bytes), Callers, max(8, 1_000_000 div Bytes), variants(),
@@ -235,16 +235,11 @@ requests_of_maps(At, Servers, Cases) ->
               fun(V, Server, Kind) -> call(V, Server, {reply, Kind}) end},
              {"erpc with lists of maps, both ways",
               fun(V, Server, Kind) ->
-                      Maps = bench_call:made(Kind),
-                      case V of
-                          trunkline ->
-                              trunkline_erpc:call(node(Server), bench_erpc, echo, [Maps]);
-                          _ ->
-                              erpc:call(node(Server), bench_erpc, echo, [Maps], 60_000)
-                      end
+                      echo(V, node(Server), bench_call:made(Kind))
               end}],
         {Bytes, Callers} <- Cases].
 
+%% Until the servers have had them.
 casts(At, Servers, Senders) ->
     [#case_of{group = "casts", row = "", column = senders(S), first = 2000,
               measure = fun(V, N) ->

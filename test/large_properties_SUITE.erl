@@ -451,7 +451,7 @@ prop_asks() ->
 
 asks_step() ->
     frequency([{6, {ask, asks_to(), boolean()}},
-               {6, {answer, nat(), oneof([go, {go, self(), plain}, nobody, {no, go}])}},
+               {6, {answer, nat(), oneof([go, {go, self(), plain}, noproc, {no, go}])}},
                {2, {learn, asks_receiver()}}, {4, {used, nat()}}, {2, {unused, nat()}},
                {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick}, {1, refuse}]).
 
@@ -502,7 +502,7 @@ asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
     bad(Result =/= Expected, N,
         case Result of
             {awaited, Whom} when Answer =:= {no, go} -> said(Whom, no, W1);
-            {awaited, Whom} when Answer =/= nobody ->
+            {awaited, Whom} when Answer =/= noproc ->
                 W2 = said(Whom, go, W1),
                 W2#world{granted = (W2#world.granted)#{Ref => {Whom, 0}}};
             _ -> W1

@@ -87,7 +87,7 @@ served(To, {no, Go}) -> served(To, Go);
 served(To, {go, Server, _}) when element(1, To) =:= call -> setelement(2, To, Server);
 served(To, _) -> To.
 
-answered(nobody, _, _, _, A) -> A;
+answered(noproc, _, _, _, A) -> A;
 answered({no, _}, _, _, To, A) -> know(To, no, A);
 answered(_, Ref, Sender, To, A) -> know(To, go, grant(Ref, Sender, To, A)).
 

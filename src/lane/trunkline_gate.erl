@@ -89,8 +89,7 @@ charge(Message) -> ?CHARGE(Message).
 %% What one message takes that is kept as a term, and not encoded.
 -spec term(Message :: term()) -> charge().
 term(Message) ->
-    Bytes = erts_debug:flat_size(Message) * erlang:system_info(wordsize),
-    (Bytes bsl ?SHIFT) + 1.
+    packed(erts_debug:flat_size(Message) * erlang:system_info(wordsize), 1).
 
 %% What a message of that many bytes to that many processes is charged.
 -spec charge(Bytes :: non_neg_integer(), Addressees :: pos_integer()) -> charge().

@@ -21,7 +21,8 @@
 %%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
 %% its reply, and the answer says in which form the server gets the request. If the caller does not
-%% send it, the lane cancels it. If there is no such server, the caller has been told.
+%% send it, the lane cancels it. If there is no such server, the caller has been told. A process
+%% that has executed a function for trunkline_erpc asks so about its outcome.
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
@@ -34,7 +35,7 @@
 -include("trunkline_route.hrl").
 
 -export([is_suited/4, is_short_enough/1, are_terms_suited/2]).
--export([send/7, answer/5, nobody/2, not_used/1]).
+-export([send/7, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, go/0, answer/0]).
@@ -55,8 +56,8 @@
 -type receiver() :: pid() | atom() | waits.
 %% `{go, To, Wrap}': to that process, in that form.
 -type go() :: go | {go, pid() | reference(), trunkline_command:wrap()}.
-%% `nobody': there is no such server, and the caller has been told.
--type answer() :: go() | nobody | {no, go()}.
+%% `noproc': there is no such server, and the caller has been told.
+-type answer() :: go() | noproc | {no, go()}.
 
 %% Whether a term of that size may be sent so to that peer.
 -spec is_suited(node(), addressee(), trunkline_route:route(), trunkline_gate:charge()) -> boolean().
@@ -96,7 +97,7 @@ send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadli
         ok ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             sent_plain(Lane, Ref);
-        nobody ->
+        noproc ->
             ok;
         no ->
             no;
@@ -156,12 +157,11 @@ look(Lane, Ref, Name, Go) when is_atom(Name) ->
         _ -> tell(Lane, Ref, {no, Go})
     end;
 look(Lane, Ref, Receiver, Go) ->
-    tell(Lane, Ref, case is_on_heap(Receiver) andalso not trunkline_bounded:may_be(Receiver) of
+    tell(Lane, Ref, case trunkline_process:is_on_heap(Receiver)
+                        andalso not trunkline_bounded:may_be(Receiver) of
                         true -> Go;
                         false -> {no, Go}
                     end).
-
-is_on_heap(Pid) -> process_info(Pid, message_queue_data) =:= {message_queue_data, on_heap}.
 
 %% The answer comes too late: the session of the lane has ended. The inlet may live on (see
 %% trunkline_inlet), and should not wait for that request.
@@ -175,8 +175,8 @@ not_used(_) ->
     ok.
 
 %% The process is not there, and the caller of a request has been told.
--spec nobody(Lane :: pid(), reference()) -> ok.
-nobody(Lane, Ref) -> tell(Lane, Ref, nobody).
+-spec noproc(Lane :: pid(), reference()) -> ok.
+noproc(Lane, Ref) -> tell(Lane, Ref, noproc).
 
 tell(Lane, Ref, Answer) ->
     _ = erlang:send(Lane, {answer, Ref, Answer}, [noconnect]),

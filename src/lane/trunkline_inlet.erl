@@ -480,13 +480,12 @@ done(Number, #inlet{large = All} = S) ->
     {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
         maps:take(Number, All),
     {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
-    S1 = S#inlet{large = All1, turns = Turns},
+    S1 = tell(Number, trunkline_opener:bytes(Sizes), S#inlet{large = All1, turns = Turns}),
+    S2 = acknowledge(Charge, S1),
     items(Items, case Sizes of
-                     {term, Bytes} ->
-                         %% If the lane is idle now, the next term need not wait for its turn.
-                         acknowledge_rest(acknowledge(Charge, tell(Number, Bytes, S1)));
-                     _ ->
-                         acknowledge(Charge, tell(Number, lists:sum(Sizes), S1))
+                     %% If the lane is idle now, the next term need not wait for its turn.
+                     {term, _} -> acknowledge_rest(S2);
+                     _ -> S2
                  end).
 
 %% The lane is told of many at a time if they are not so large: to tell of one costs

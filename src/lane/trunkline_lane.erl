@@ -277,9 +277,10 @@ reply_at_once(Charge, [{parcel, _, N, _, {reply, Caller, _}} | Parcel], #lane{pl
 
 %% If the connection is lost, so is the message, and it is counted.
 send_term(To, Wrap, Parcel, #lane{stats = Stats}) ->
+    Bytes = trunkline_parcel:bytes(Parcel),
     trunkline_stats:add(Stats, peer, large_messages, 1),
-    trunkline_stats:add(Stats, peer, large_bytes, trunkline_parcel:bytes(Parcel)),
-    trunkline_stats:add(Stats, peer, large_carried_bytes, trunkline_parcel:bytes(Parcel)),
+    trunkline_stats:add(Stats, peer, large_bytes, Bytes),
+    trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
     Message = trunkline_command:wrap(Wrap, trunkline_parcel:unpack_sent(Parcel)),
     _ = erlang:send(To, Message, [noconnect]),
     ok.
@@ -366,7 +367,7 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
         Charge ->
             _ = trunkline_throttle:suspend(Server),
             {Parcel, Charge1} =
-                trunkline_sender:parcel(S#lane.node, Reply, Charge, S#lane.large, S#lane.stats),
+                trunkline_sender:as_parcel(S#lane.node, Reply, Charge, S#lane.large, S#lane.stats),
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
             ok = trunkline_gate:force(Gate, Ix, Place),

@@ -34,7 +34,7 @@
 -module(trunkline_opener).
 -moduledoc false.
 
--export([start/2, deliver/2, finish/1]).
+-export([start/2, deliver/2, finish/1, bytes/1]).
 -export([await/1]).
 
 -export_type([address/0, parts/0, sizes/0]).
@@ -74,6 +74,10 @@ deliver(Opener, Address) ->
     true = demonitor(monitor(process, Opener)),
     Opener ! {deliver, Address},
     ok.
+
+-spec bytes(sizes()) -> trunkline_parcel:size_bytes().
+bytes({term, Bytes}) -> Bytes;
+bytes(Sizes) -> lists:sum(Sizes).
 
 %% The session has ended before the term's turn: the inlet gets {missing, Opener}.
 -spec finish(pid()) -> ok.
@@ -131,7 +135,7 @@ missing(Inlet) -> Inlet ! {missing, self()}.
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
     IsDirect = is_tuple(Address) andalso tuple_size(Address) =:= 3
-        andalso is_on_heap(element(2, Address)),
+        andalso may_deliver_to(element(2, Address)),
     {How, What} = case IsDirect of
                       true -> {Address, direct};
                       false -> {{self(), any, {reply, Ref}}, Address}
@@ -168,7 +172,7 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
     end;
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = trunkline_command:wrap(Wrap, Message),
-    case is_on_heap(Receiver) of
+    case may_deliver_to(Receiver) of
         true ->
             To ! Wrapped,
             Inlet ! {delivered, self()};
@@ -176,6 +180,4 @@ deliver({To, Receiver, Wrap}, Message, Inlet) ->
             Inlet ! {opened, self(), To, Wrapped}
     end.
 
-is_on_heap(Receiver) ->
-    is_pid(Receiver)
-        andalso process_info(Receiver, message_queue_data) =:= {message_queue_data, on_heap}.
+may_deliver_to(Receiver) -> is_pid(Receiver) andalso trunkline_process:is_on_heap(Receiver).

@@ -13,7 +13,7 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, parcel/5]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
@@ -83,8 +83,9 @@ offer(Node, To, Message, How, Ticket) ->
             direct
     end.
 
-%% The best way for a long message depends on what it is made of. Commands, and messages whose
-%% receiver is not known, must go by lane. A sender that has waited for room takes it at once.
+%% The best way for a long message depends on what it is made of. Messages whose receiver is not
+%% known, and commands other than requests and replies, must go by lane. A sender that has waited
+%% for room takes it at once.
 long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
     Shape = trunkline_shape:shape(Message),
     case Shape =/= binaries andalso is_known(To) andalso Patience =/= nosuspend
@@ -158,17 +159,17 @@ large(#route{gate = Gate, bulk_limit = Limit, large = Large, stats = Stats} = Ro
     Bulk = trunkline_route:bulk_ix(Route),
     case trunkline_gate:fill(Gate, Bulk) < Limit of
         true ->
-            {Parcel, Charge1} = parcel(Node, Message, Charge, Large, Stats),
+            {Parcel, Charge1} = as_parcel(Node, Message, Charge, Large, Stats),
             parcel(Route, Ix, To, 1, Parcel, Charge1, How, Ticket);
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
 %% A message as it travels beside the lane, and what it is charged then. A large term with many
 %% atoms stays as it is, if the peer can fetch it.
--spec parcel(node(), Message :: term(), trunkline_gate:charge(), Large :: trunkline_gate:charge(),
-             trunkline_stats:stats()) ->
+-spec as_parcel(node(), Message :: term(), trunkline_gate:charge(),
+                Large :: trunkline_gate:charge(), trunkline_stats:stats()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
-parcel(Node, Message, Charge, Large, Stats) ->
+as_parcel(Node, Message, Charge, Large, Stats) ->
     case Charge >= Large andalso trunkline_in_turn:is_short_enough(Charge)
         andalso trunkline_shape:shape(Message) =:= mixed
         andalso trunkline_in_turn:are_terms_suited(Node, Stats) of

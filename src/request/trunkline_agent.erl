@@ -90,7 +90,7 @@ step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
 step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
-            ok = trunkline_in_turn:nobody(Lane, Ref),
+            ok = trunkline_in_turn:noproc(Lane, Ref),
             Agent1;
         {To, Wrap, Agent1} ->
             Receiver = case Command of
