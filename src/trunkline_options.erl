@@ -50,7 +50,7 @@
                    since := string()}.
 
 -define(DAY, 86_400_000).
--define(QUEUE_BYTES, (1 bsl 18)).
+-define(QUEUE_BYTES, (1 bsl 20)).
 -define(MOST_QUEUE_BYTES, (1 bsl 29)).
 
 %% In the order in which people should read them.
@@ -64,8 +64,8 @@ table() ->
                 "fewer lanes make larger batches."},
      #{name => queue_bytes, type => {size, 1 bsl 10, ?MOST_QUEUE_BYTES}, default => ?QUEUE_BYTES,
        unit => "bytes", since => "0.1.0",
-       default_text => "`\"256KB\"`. With the option `adopt`: what the distribution holds for a "
-                       "connection (`+zdbbl`), divided by `lanes`, if that is more",
+       default_text => "`\"1MB\"`, or what the distribution holds for a connection (`+zdbbl`), "
+                       "divided by `lanes`, if that is more",
        what => "Bytes that may wait in one lane. At this bound senders wait.",
        touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network "
                 "is idle. Lower it to bound memory: each peer can take `lanes` times as much."},
@@ -197,18 +197,16 @@ check([], Env, Options) ->
         [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
 
-%% Adopted code was tuned with +zdbbl, and may send with `nosuspend'. Therefore all lanes to a peer
-%% together hold as much as the distribution would.
-with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
+%% A node may have been tuned with +zdbbl, and its code may send with `nosuspend'. Therefore all
+%% lanes to a peer together hold as much as the distribution would.
+with_room(Env, #{lanes := Lanes} = Options) ->
     case proplists:is_defined(queue_bytes, Env) of
         true ->
             Options;
         false ->
             Held = erlang:system_info(dist_buf_busy_limit) div Lanes,
             Options#{queue_bytes := min(?MOST_QUEUE_BYTES, max(?QUEUE_BYTES, Held))}
-    end;
-with_room(_, Options) ->
-    Options.
+    end.
 
 %% Whether the value fits the other options. Two transports need two ports. With advertise_port
 %% something maps one port to another, so this node must listen at a known port.
