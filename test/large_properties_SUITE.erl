@@ -4,10 +4,10 @@
 -include("counterexample.hrl").
 
 -export([all/0, init_per_suite/1, end_per_suite/1]).
--export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, asks/1, quantum/1,
-         wire/1]).
+-export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, notices/1, asks/1,
+         quantum/1, wire/1]).
 
-all() -> [parcel, parcel_bounds, fragments, journey, turns, asks, quantum, wire].
+all() -> [parcel, parcel_bounds, fragments, journey, turns, notices, asks, quantum, wire].
 
 %% What binaries are made of: bytes of which each stretch is another.
 -define(STOCK, (1 bsl 20)).
@@ -428,6 +428,78 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
     [Left, Least] = [erts_debug:flat_size(lists:foldl(More, F0, maps:values(Ways)))
                      || F0 <- [F, trunkline_fragments:new()]],
     Left =< Least.
+
+%% --- notices: what a sender sends is marked while it has a large message on the way ------------
+
+notices(_) -> check(prop_notices()).
+
+%% The model has all large messages in their order, with their senders, their charges, and where
+%% each is: in the lane, or under way since some batch.
+prop_notices() ->
+    ?FORALL(Steps, list(notices_step()),
+            begin
+                {_, Model, Bad} = lists:foldl(fun notices_step/2,
+                                              {trunkline_notices:new(), [], []}, Steps),
+                ?WHENFAIL(io:format("~p~n~p~n", [Model, Bad]), Bad =:= [])
+            end).
+
+notices_step() ->
+    frequency([{3, {large, range(1, 3), pos_integer()}}, {4, {small, range(1, 3)}},
+               {3, {leave, range(1, 20)}}, {3, {settle, nat()}}, {1, {before, range(1, 20)}},
+               {1, {term, nat()}}]).
+
+notices_step(Step, {Notices, Model, Bad}) ->
+    {Notices1, Model1, IsRight} = notices_step(Step, Notices, Model),
+    Senders = [S || {_, S, _, _} <- Model1],
+    Of = fun(Sender) -> length([S || S <- Senders, S =:= Sender]) end,
+    Holds = [trunkline_notices:is_empty(Notices1) =:= (Model1 =:= []),
+             trunkline_notices:are_in_lane(Notices1) =:= lists:keymember(lane, 4, Model1),
+             lists:sort(trunkline_notices:under_way(Notices1))
+                 =:= lists:sort([N || {N, _, _, {batch, _}} <- Model1])
+             | [trunkline_notices:is_marked(S, Notices1) =:= (Of(S) > 0)
+                andalso trunkline_notices:is_alone(S, Notices1) =:= (Of(S) =:= 1)
+                || S <- [1, 2, 3]]],
+    {Notices1, Model1, [Step || not lists:all(fun(Is) -> Is end, [IsRight | Holds])] ++ Bad}.
+
+notices_step({large, Sender, Charge}, Notices, Model) ->
+    Entry = [{parcel, Charge, to} | parcel],
+    {[{parcel, 7, N, Sender, to} | parcel], Notices1} =
+        trunkline_notices:mark(7, Sender, Entry, Notices),
+    {Notices1, Model ++ [{N, Sender, Charge, lane}], not lists:keymember(N, 1, Model)};
+notices_step({small, Sender}, Notices, Model) ->
+    {Entry, Notices} = trunkline_notices:mark(7, Sender, [to | message], Notices),
+    {Notices, Model, Entry =:= case lists:keymember(Sender, 2, Model) of
+                                   true -> [{behind, 7, Sender, to} | message];
+                                   false -> [to | message]
+                               end};
+notices_step({leave, Batch}, Notices, Model) ->
+    case lists:keyfind(lane, 4, Model) of
+        {N, Sender, Charge, lane} ->
+            {trunkline_notices:leave(N, Batch, Notices),
+             lists:keyreplace(N, 1, Model, {N, Sender, Charge, {batch, Batch}}), true};
+        false ->
+            {Notices, Model, true}
+    end;
+notices_step({settle, Nth}, Notices, [_ | _] = Model) ->
+    {N, _, Charge, _} = lists:nth(Nth rem length(Model) + 1, Model),
+    {Charged, Notices1} = trunkline_notices:settle(N, Notices),
+    {Notices1, lists:keydelete(N, 1, Model),
+     Charged =:= Charge andalso trunkline_notices:term(N, Notices1) =:= none
+     andalso trunkline_notices:under_way([N], Notices1) =:= []};
+notices_step({before, Batch}, Notices, Model) ->
+    Before = [N || {N, _, _, {batch, B}} <- Model, B < Batch],
+    {Notices, Model,
+     lists:sort(trunkline_notices:under_way_before(Batch, Notices)) =:= lists:sort(Before)};
+notices_step({term, Nth}, Notices, [_ | _] = Model) ->
+    {N, _, _, _} = lists:nth(Nth rem length(Model) + 1, Model),
+    Kept = trunkline_notices:keep_term(N, {term, N}, Notices),
+    Taken = trunkline_notices:without_term(N, Kept),
+    %% It is fetched, or not.
+    {case Nth rem 2 of 0 -> Kept; 1 -> Taken end, Model,
+     trunkline_notices:term(N, Kept) =:= {term, N}
+     andalso trunkline_notices:term(N, Taken) =:= none};
+notices_step(_, Notices, Model) ->
+    {Notices, Model, true}.
 
 %% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
 

@@ -2,7 +2,7 @@
 %%
 %% A large message travels outside its lane and takes longer. In its place the
 %% lane carries a notice, and what the same sender has sent afterwards is marked
-%% with the sender's pid (see trunkline_lane). Here such messages wait for those
+%% with the sender's pid (see trunkline_notices). Here such messages wait for those
 %% before them, if they go to the same receiver:
 %%
 %%     sender 1   A large   A small   B small   A small

@@ -44,29 +44,14 @@
 %%
 %% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has passed no gate:
 %% it is counted when the lane takes it, and beyond the bound its server is suspended until there is
-%% room (trunkline_throttle). The server is also suspended while a large reply is packed, because
-%% packing one takes longer than making one. A long term takes many times the bytes of its encoding:
-%% then the server stays suspended until the lane has packed all replies that it sent before.
-%%
-%%     server                       lane
-%%       | -- reply, a long term ---> |
-%%       | <--------------- suspends  | packs, and sends itself a message, which comes when
-%%       |                            |   it has looked through its mailbox
-%%       | <---------------- resumes  | when it has, and there is room for another such term
+%% room (trunkline_throttle).
 %%
 %% The link, which owns the lane, gets {lane_mode, ...} when the lane has changed its mode,
 %% {lane_drained, ...} when nothing is left in it, and `connect' when it has a message for a node
 %% that is down.
 %%
 %% A large message comes as a parcel, and leaves the lane when its turn comes: the parcel goes to
-%% trunkline_trunk, and a notice takes its place in the batch. From then until the inlet says that
-%% the large message has been delivered, everything that its sender sends is marked with the
-%% sender's pid, so that the inlet knows what has to wait (see trunkline_turns). Without large
-%% messages nothing is marked:
-%%
-%%     [To | Message]                                      a message
-%%     [{notice, Charge, Number, Sender, To} | Sizes]      the notice of a large one, or of a term
-%%     [{behind, Charge, Sender, To} | Message]            comes behind a large one
+%% trunkline_trunk, and a notice takes its place in the batch (trunkline_notices).
 %%
 %% Senders of long terms ask for their turn here, and then use plain distribution. The next batch
 %% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides. A long
@@ -86,10 +71,9 @@
 -export([start_link/3, set_mode/3, way/2, drain/2, retire/2]).
 -export([init/2, loop/1]).
 
--export_type([entry/0, to/0, marked/0, mode/0]).
+-export_type([entry/0, to/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, mark/4, notice/2,
-                               control/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -97,11 +81,7 @@
             | reference()                                % an alias
             | trunkline_command:command()
             | trunkline_multicast:command().             % and the message is encoded
--type entry() :: nonempty_improper_list(to() | marked(), Message :: term()).
--type serial() :: pos_integer().                   % of a large message, or of a batch, in its lane
--type marked() :: {parcel, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in the lane
-                | {notice, trunkline_gate:charge(), serial(), Sender :: pid(), to()}   % in a batch
-                | {behind, trunkline_gate:charge(), Sender :: pid(), to()}.
+-type entry() :: nonempty_improper_list(to() | trunkline_notices:marked(), Message :: term()).
 %% Where messages go. Bulk is the trunk for large messages.
 -type outlets() :: {Inlet :: pid(), Bulk :: pid()}.
 -type mode() :: {send, outlets(), WindowBytes :: pos_integer(), trunkline_channels:sent()}
@@ -132,20 +112,10 @@
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
-         %% Large messages: how many each sender has here or under way; those that are
-         %% not in a batch yet, and those under way, with what they have been charged.
-         senders = #{} :: #{pid() => pos_integer()},
-         parcels = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge()}},
-         under_way = #{} :: #{serial() => {Sender :: pid(), trunkline_gate:charge(),
-                                           Batch :: serial()}},
-         next = 1 :: serial(),
-         terms = #{} :: #{serial() => trunkline_parcel:parcel()},      % that openers will fetch
-         most :: {Small :: trunkline_gate:charge(), Large :: trunkline_gate:charge()},
-         throttled = #{} :: #{reference() => Server :: pid()},     % at the bounds `most'
-         %% Servers that are suspended because their replies were long terms, and what these took.
-         replied = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}],
+         notices = trunkline_notices:new() :: trunkline_notices:notices(),   % of large messages
+         throttle :: trunkline_throttle:throttle(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
-         serial = 1 :: serial(),                       % of the next batch
+         serial = 1 :: pos_integer(),                  % of the next batch
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          %% Messages that senders have sent by plain distribution, and that no batch has reported.
@@ -172,7 +142,10 @@ start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := St
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
-                 most = {trunkline_gate:limit(2 * QueueBytes), Limit},
+                 throttle = trunkline_throttle:new(
+                              #{node => Node, gate => Gate, stats => Stats,
+                                small => {Ix, trunkline_gate:limit(2 * QueueBytes)},
+                                large => {BulkIx, Limit}}),
                  batch = trunkline_gate:limit(BatchBytes), options = Options,
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
@@ -263,8 +236,9 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 
 %% A long term is the reply, and nothing is in flight that it could overtake.
 is_reply_at_once([{parcel, _, _, Server, {reply, _, Pid}} | Parcel],
-                 #lane{sent = once, senders = Senders, asks = Asks} = S) ->
-    trunkline_parcel:is_term(Parcel) andalso map_get(Server, Senders) =:= 1 andalso is_idle(S)
+                 #lane{sent = once, notices = Notices, asks = Asks} = S) ->
+    trunkline_parcel:is_term(Parcel) andalso trunkline_notices:is_alone(Server, Notices)
+        andalso is_idle(S)
         andalso trunkline_asks:is_known(Pid, Asks)
         andalso trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats);
 is_reply_at_once(_, _) ->
@@ -314,11 +288,10 @@ collect(_, Charge, Entries, S) ->
     transmit(Charge, lists:reverse(Entries), S).
 
 collected([C, Sender | Entry], More, Charge, Entries, S) ->
-    case Entry of
-        %% Nearly always. (To call mark/4 for nothing costs a quarter of the lane's time.)
-        [To | _] when not is_tuple(To), map_size(S#lane.senders) =:= 0 ->
+    case not is_tuple(hd(Entry)) andalso trunkline_notices:is_empty(S#lane.notices) of
+        true ->                   % nearly always (mark/4 would take a quarter of the lane's time)
             add(C, Entry, More, Charge, Entries, S);
-        _ ->
+        false ->
             {Entry1, S1} = mark(C, Sender, Entry, S),
             add(C, Entry1, More, Charge, Entries, S1)
     end;
@@ -352,18 +325,18 @@ add(C, Entry, More, Charge, Entries, S) ->
 
 %% A server has replied. The reply is more urgent than the news of it for the agent, which comes
 %% when the reply has left. (A large reply is packed here: no other process has it. If it is a term
-%% that an opener can fetch, it is not packed.) Senders cannot
-%% fill the lane to twice its limit: beyond that it is full of replies.
+%% that an opener can fetch, it is not packed.) Senders cannot fill the lane to twice its limit:
+%% beyond that it is full of replies.
 reply({Caller, {Pid, Server}, Agent}, Reply,
-      #lane{gate = Gate, ix = Ix, answered = Answered} = S) ->
+      #lane{gate = Gate, ix = Ix, answered = Answered, throttle = Throttle} = S) ->
     S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
     case charge(Reply, S#lane.large) of
         Charge when Charge < S#lane.large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
-            {Charge, case S#lane.senders of
-                         #{Server := _} -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
-                         #{} -> [{reply, Caller} | Reply]
-                     end, throttle(Server, Charge, Ix, element(1, S#lane.most), S1)};
+            {Charge, case trunkline_notices:is_marked(Server, S#lane.notices) of
+                         true -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
+                         false -> [{reply, Caller} | Reply]
+                     end, S1#lane{throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
         Charge ->
             _ = trunkline_throttle:suspend(Server),
             {Parcel, Charge1} =
@@ -377,10 +350,11 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
                        true -> Charge1;
                        false -> trunkline_gate:term(Reply)
                    end,
-            {Place, Entry, case Term > Charge of
-                               true -> replied(Server, Term, S2);
-                               false -> resume(Server, Charge, S#lane.most, S2)
-                           end}
+            {Place, Entry,
+             S2#lane{throttle = case Term > Charge of
+                                    true -> trunkline_throttle:long_term(Server, Term, Throttle);
+                                    false -> trunkline_throttle:packed(Server, Charge, Throttle)
+                                end}}
     end.
 
 %% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is
@@ -392,72 +366,26 @@ charge(Reply, Large) ->
         _ -> trunkline_gate:charge(Reply)
     end.
 
-%% The reply is a long term. There may be more of these in the mailbox.
-replied(Server, Term, #lane{replied = Replied} = S) ->
-    Replied =:= [] andalso look_through(1),
-    S#lane{replied = [{Server, Term} | Replied]}.
-
-look_through(Replied) ->
-    self() ! {looked_through, Replied},
-    ok.
-
-%% There were no more long terms. Without a garbage collection they would stay on the heap until
-%% another one comes.
-resume_servers(#lane{replied = Replied, most = {Small, Limit}} = S) ->
-    true = garbage_collect(),
-    lists:foldr(fun({Server, Term}, S1) -> resume(Server, Term, {Small, Limit - Term}, S1) end,
-                S#lane{replied = []}, Replied).
-
-%% The server goes on when there is room for another such reply.
-resume(Server, Another, {_, Most}, S) ->
-    S1 = throttle(Server, Another, S#lane.bulk_ix, Most, S),
-    _ = trunkline_throttle:resume(Server),
-    S1.
-
-%% If no process is left to wait for room, the next reply tries again. (A process that is suspended
-%% twice must be resumed twice.)
-throttle(Server, Charge, Level, Most, #lane{gate = Gate, throttled = Throttled} = S) ->
-    case trunkline_gate:level(Gate, Level) >= Most
-        andalso not lists:member(Server, maps:values(Throttled))
-        andalso trunkline_throttle:start(S#lane.node, Server, Charge) of
-        {ok, {_, Ref}} ->
-            _ = trunkline_throttle:suspend(Server),
-            trunkline_stats:add(S#lane.stats, {lane, S#lane.ix}, waits, 1),
-            S#lane{throttled = Throttled#{Ref => Server}};
-        _ ->
-            S
-    end.
-
-%% From a large message on, until it has been delivered, the messages of its sender are marked.
-mark(Place, Sender, [{parcel, Charge, To} | Parcel],
-     #lane{senders = Senders, parcels = Parcels, next = N} = S) ->
-    {[{parcel, Place, N, Sender, To} | Parcel],
-     S#lane{senders = Senders#{Sender => maps:get(Sender, Senders, 0) + 1},
-            parcels = Parcels#{N => {Sender, Charge}}, next = N + 1}};
-mark(_, _, Entry, #lane{senders = Senders} = S) when map_size(Senders) =:= 0 ->
-    {Entry, S};
-mark(Charge, Sender, [To | Message], #lane{senders = Senders} = S)
-  when is_map_key(Sender, Senders) ->
-    {[{behind, Charge, Sender, To} | Message], S};
-mark(_, _, Entry, S) ->
-    {Entry, S}.
+mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
+    {Entry1, Notices1} = trunkline_notices:mark(Charge, Sender, Entry, Notices),
+    {Entry1, S#lane{notices = Notices1}}.
 
 %% A large message leaves the lane.
-notice([{parcel, Place, N, Sender, To} | Parcel], S) ->
-    {{From, Charge}, Parcels} = maps:take(N, S#lane.parcels),
-    UnderWay = (S#lane.under_way)#{N => {From, Charge, S#lane.serial}},
-    {Sizes, S1} = leaves(N, Parcel, S#lane{parcels = Parcels, under_way = UnderWay}),
-    {[{notice, Place, N, Sender, To} | Sizes], S1};
+notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
+    S1 = S#lane{notices = trunkline_notices:leave(N, S#lane.serial, Notices)},
+    {Sizes, S2} = leaves(N, Parcel, S1),
+    {[{notice, Place, N, Sender, To} | Sizes], S2};
 notice(Entry, S) ->
     {Entry, S}.
 
 %% Terms that can go by the distribution stay here until they are fetched.
-leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, terms = Terms} = S) ->
+leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, notices = Notices} = S) ->
     case trunkline_parcel:is_term(Parcel) of
         true ->
             case trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats) of
                 true ->
-                    {{term, trunkline_parcel:bytes(Parcel)}, S#lane{terms = Terms#{N => Parcel}}};
+                    {{term, trunkline_parcel:bytes(Parcel)},
+                     S#lane{notices = trunkline_notices:keep_term(N, Parcel, Notices)}};
                 false ->
                     Packed = trunkline_parcel:pack(trunkline_parcel:unpack_sent(Parcel)),
                     leaves(N, Packed, S)
@@ -468,26 +396,25 @@ leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, terms = Terms} = S) -
     end.
 
 %% A large message is neither here nor under way any more.
-settle(N, #lane{parcels = Parcels, under_way = UnderWay, senders = Senders, gate = Gate,
-                bulk_ix = BulkIx, link = Link} = S) ->
-    {Sender, Charge} = case UnderWay of
-                           #{N := {S0, C0, _}} -> {S0, C0};
-                           #{} -> maps:get(N, Parcels)
-                       end,
+settle(N, #lane{notices = Notices, gate = Gate, bulk_ix = BulkIx, link = Link} = S) ->
+    {Charge, Notices1} = trunkline_notices:settle(N, Notices),
     _ = trunkline_gate:leave(Gate, BulkIx, Charge),
     trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
-    S#lane{parcels = maps:remove(N, Parcels), under_way = maps:remove(N, UnderWay),
-           terms = maps:remove(N, S#lane.terms),
-           senders = case Senders of
-                         #{Sender := 1} -> maps:remove(Sender, Senders);
-                         #{Sender := More} -> Senders#{Sender := More - 1}
-                     end}.
+    S#lane{notices = Notices1}.
 
-transmit(Charge, Entries, #lane{parcels = Parcels} = S) when map_size(Parcels) > 0 ->
-    {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
-    hand_over(Charge, Entries1, S1);
-transmit(Charge, Entries, S) ->
-    hand_over(Charge, Entries, S).
+%% These have been delivered.
+settle_all(Numbers, #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
+    Numbers =:= [] orelse trunkline_trunk:done(Bulk, [{Ix, N} || N <- Numbers]),
+    lists:foldl(fun settle/2, S, Numbers).
+
+transmit(Charge, Entries, #lane{notices = Notices} = S) ->
+    case trunkline_notices:are_in_lane(Notices) of
+        true ->
+            {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
+            hand_over(Charge, Entries1, S1);
+        false ->
+            hand_over(Charge, Entries, S)
+    end.
 
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
@@ -656,24 +583,12 @@ control({channel, _, _} = Event, S) ->
 control({timeout, Timer, {channels, What}}, #lane{channels = Channels} = S)
   when Channels =/= none ->
     by(trunkline_channels:timeout(Timer, What, Channels), S);
-control({fetch, Inlet, N, Opener, {To, Receiver, Wrap}},
-        #lane{mode = {send, {Inlet, _}}, terms = Terms, asks = Asks} = S)
-  when is_map_key(N, Terms) ->
-    ok = send_term(To, Wrap, map_get(N, Terms), S),
-    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
-    S1 = S#lane{terms = maps:remove(N, Terms)},
-    case is_pid(Receiver) of
-        true -> ticking(S1#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
-        false -> S1
-    end;
-control({fetch, _, _, Opener, _}, S) ->
-    _ = erlang:send(Opener, missing, [noconnect]),           % of an earlier session
-    S;
-control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, Bulk}}, ix = Ix,
-                                           under_way = UnderWay} = S) ->
-    Delivered = [N || N <- Numbers, is_map_key(N, UnderWay)],
-    ok = trunkline_trunk:done(Bulk, [{Ix, N} || N <- Delivered]),
-    lists:foldl(fun settle/2, S, Delivered);
+control({fetch, Inlet, N, Opener, How}, #lane{mode = {send, {Inlet, _}}} = S) ->
+    fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
+control({fetch, _, N, Opener, How}, S) ->
+    fetched(none, N, Opener, How, S);                        % of an earlier session
+control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
+    settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
 control({mode, Ref, suspend}, #lane{mode = Mode, channels = Channels} = S) ->
     %% An acknowledgement that was asked for will not come.
     Suspended = S#lane{mode = {suspended, element(2, Mode), none}, pace = trunkline_pace:new()},
@@ -695,7 +610,8 @@ control({mode, Ref, Mode}, S0) ->
                                           {absent, _} -> lost_unconfirmed;
                                           _ -> direct
                                       end, S0),
-    S = lists:foldl(fun settle/2, without_asks(S0), maps:keys(S0#lane.under_way)),
+    S = lists:foldl(fun settle/2, without_asks(S0),
+                    trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     Window = trunkline_window:sender(1),
@@ -710,23 +626,13 @@ control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S1} = dispose_all(retired, (without_asks(S))#lane{mode = {retired, Inlets}}),
     S1;
-control({'DOWN', Ref, process, _, _}, #lane{throttled = Throttled} = S)
-  when is_map_key(Ref, Throttled) ->
-    {Server, Throttled1} = maps:take(Ref, Throttled),
-    _ = trunkline_throttle:resume(Server),
-    S#lane{throttled = Throttled1};
-control({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
-    case lists:delete(Inlet, Inlets) of
-        [] -> exit(normal);
-        Left -> S#lane{mode = {retired, Left}}
+control({'DOWN', Ref, process, Pid, _} = Down, S) ->
+    case trunkline_throttle:ended(Ref, S#lane.throttle) of
+        unknown -> down(Pid, Down, S);
+        Throttle -> S#lane{throttle = Throttle}
     end;
-control({'DOWN', _, process, _, _} = Down, S) ->
-    channels(Down, S);
-control({looked_through, N}, #lane{replied = Replied} = S) ->
-    case length(Replied) of
-        N -> resume_servers(S);
-        More -> ok = look_through(More), S
-    end;
+control({looked_through, N}, S) ->
+    S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
     tick(tick_asks(S));
@@ -745,6 +651,28 @@ control({timeout, _, {channels, _}}, S) ->
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+%% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
+%% knows of the receiver's mailbox, senders may know, too.
+fetched(none, _, Opener, _, S) ->
+    _ = erlang:send(Opener, missing, [noconnect]),
+    S;
+fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
+    ok = send_term(To, Wrap, Term, S),
+    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
+    S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
+    case is_pid(Receiver) of
+        true -> ticking(S1#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
+        false -> S1
+    end.
+
+down(Inlet, _, #lane{mode = {retired, Inlets}} = S) ->
+    case lists:delete(Inlet, Inlets) of
+        [] -> exit(normal);
+        Left -> S#lane{mode = {retired, Left}}
+    end;
+down(_, Down, S) ->
+    channels(Down, S).
 
 %% Senders that have been killed count as having sent.
 tick_asks(#lane{asks = Asks, plain = N} = S) ->
@@ -793,15 +721,13 @@ change(direct, S) ->
 
 %% The inlet expects batch number Expects, and has acknowledged so much in all. All large messages
 %% whose notice it has had have been delivered, except for Missing.
-resumed(Expects, Acknowledged, Missing, #lane{mode = {send, {_, Bulk}}, ix = Ix, stats = Stats,
-                                              under_way = UnderWay} = S) ->
+resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, stats = Stats} = S) ->
     RoundTrip = trunkline_stats:get(Stats, peer, round_trip),
     Window = trunkline_window:resumed(erlang:monotonic_time(nanosecond), Acknowledged, RoundTrip,
                                       S#lane.window),
     in_flight(Window, S),
-    Delivered = [N || {N, {_, _, Batch}} <- maps:to_list(UnderWay), Batch < Expects] -- Missing,
-    Delivered =:= [] orelse trunkline_trunk:done(Bulk, [{Ix, N} || N <- Delivered]),
-    S1 = lists:foldl(fun settle/2, S#lane{window = Window}, Delivered),
+    Delivered = trunkline_notices:under_way_before(Expects, S#lane.notices) -- Missing,
+    S1 = settle_all(Delivered, S#lane{window = Window}),
     drained(flush(case S1#lane.channels of
                       none -> S1;
                       Channels -> by(trunkline_channels:resume(Expects - 1, Channels), S1)

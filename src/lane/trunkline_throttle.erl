@@ -1,10 +1,11 @@
-%% Suspends servers that reply faster than the peer can take their replies.
+%% Suspends servers that reply faster than the peer can take their replies: the part of a lane that
+%% knows which servers are suspended, and until when.
 %%
 %% gen_server:reply/2 sends to a lane, a process of this node, so it cannot be refused at the gate
 %% as send/2 can. (In OTP the server would be suspended when the connection is busy.) So the lane
-%% takes every reply, and suspends the server: for a large reply until it has been packed (see
-%% trunkline_lane), and at the bound until there is room. In the second case another process beside
-%% the lane waits at the link, as a sender does:
+%% takes every reply, and suspends the server: for a large reply until it has been packed, because
+%% packing one takes longer than making one, and at the bound until there is room. In the second
+%% case another process beside the lane waits at the link, as a sender does:
 %%
 %%     server                 lane                          throttle            link
 %%       | -- reply ----------> |                              |                  |
@@ -13,34 +14,124 @@
 %%       |                      |                              | <------- again - |
 %%       | <----------- resumes | <---------------------- ends |                  |
 %%
+%% A long term takes many times the bytes of its encoding: a list of small numbers eight times. So
+%% room for another reply means room for the term, and the server stays suspended until the lane has
+%% packed all replies that it sent before:
+%%
+%%     server                       lane
+%%       | -- reply, a long term ---> |
+%%       | <--------------- suspends  | packs, and sends itself a message, which comes when
+%%       |                            |   it has looked through its mailbox
+%%       | <---------------- resumes  | when it has, and there is room for another such term
+%%
 %% When a process ends, for whatever reason, the runtime system resumes the processes that it has
 %% suspended. So no server stays suspended. The replies to a peer take at most the bound, and one or
 %% two replies more for each server: those that it sends before it is suspended.
-%%
-%% A term may take many times the bytes of its encoding: a list of small numbers eight times. So
-%% room for another reply means room for the term.
 -module(trunkline_throttle).
 -moduledoc false.
 
--export([suspend/1, resume/1, start/3]).
+-export([new/1, small/3, suspend/1, packed/3, long_term/3, looked_through/2, ended/2]).
 -export([await/3]).
 
-%% The server may be running; it stops at the next opportunity.
--spec suspend(pid()) -> boolean().
+-export_type([throttle/0]).
+
+-record(throttle,
+        {node :: node(),
+         gate :: trunkline_gate:gate(),
+         stats :: trunkline_stats:stats(),
+         ix :: pos_integer(),                   % of the lane
+         bulk_ix :: pos_integer(),              % the level of large messages
+         small :: trunkline_gate:charge(),      % the bounds of the two levels
+         large :: trunkline_gate:charge(),
+         at_bound = #{} :: #{reference() => Server :: pid()},
+         %% Servers whose replies were long terms, and what these took.
+         long_terms = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}]}).
+-opaque throttle() :: #throttle{}.
+
+%% Levels are those of the lane and of large messages; each has its bound.
+-spec new(#{node := node(), gate := trunkline_gate:gate(), stats := trunkline_stats:stats(),
+            small := {Ix :: pos_integer(), trunkline_gate:charge()},
+            large := {Ix :: pos_integer(), trunkline_gate:charge()}}) -> throttle().
+new(#{node := Node, gate := Gate, stats := Stats,
+      small := {Ix, Small}, large := {BulkIx, Large}}) ->
+    #throttle{node = Node, gate = Gate, stats = Stats, ix = Ix, bulk_ix = BulkIx, small = Small,
+              large = Large}.
+
+%% A small reply of that server has entered the lane.
+-spec small(Server :: pid(), trunkline_gate:charge(), throttle()) -> throttle().
+small(Server, Charge, #throttle{ix = Ix, small = Bound} = T) ->
+    at_bound(Server, Charge, Ix, Bound, T).
+
+%% A large reply has come, and is being packed. (The server may be running; it stops at the next
+%% opportunity.)
+-spec suspend(Server :: pid()) -> boolean().
 suspend(Server) ->
     try erlang:suspend_process(Server, [asynchronous])
     catch error:badarg -> false              % it has ended
     end.
 
--spec resume(pid()) -> boolean().
+%% It is packed. The server goes on when there is room for another such reply.
+-spec packed(Server :: pid(), trunkline_gate:charge(), throttle()) -> throttle().
+packed(Server, Charge, T) -> resume(Server, Charge, 0, T).
+
+%% The same for a long term. There may be more of these in the mailbox: the lane will get
+%% {looked_through, N}.
+-spec long_term(Server :: pid(), Term :: trunkline_gate:charge(), throttle()) -> throttle().
+long_term(Server, Term, #throttle{long_terms = Terms} = T) ->
+    Terms =:= [] andalso look_through(1),
+    T#throttle{long_terms = [{Server, Term} | Terms]}.
+
+look_through(N) ->
+    self() ! {looked_through, N},
+    ok.
+
+%% If there were no more long terms, their servers go on. (Without a garbage collection the terms
+%% would stay on the heap until another one comes.)
+-spec looked_through(N :: pos_integer(), throttle()) -> throttle().
+looked_through(N, #throttle{long_terms = Terms} = T) when length(Terms) =:= N ->
+    true = garbage_collect(),
+    lists:foldr(fun({Server, Term}, T1) -> resume(Server, Term, Term, T1) end,
+                T#throttle{long_terms = []}, Terms);
+looked_through(_, #throttle{long_terms = Terms} = T) ->
+    ok = look_through(length(Terms)),
+    T.
+
+%% A process that was monitored has ended: if it waited for room, its server goes on.
+-spec ended(reference(), throttle()) -> throttle() | unknown.
+ended(Ref, #throttle{at_bound = AtBound} = T) ->
+    case maps:take(Ref, AtBound) of
+        {Server, AtBound1} ->
+            _ = resume(Server),
+            T#throttle{at_bound = AtBound1};
+        error ->
+            unknown
+    end.
+
+%% So much must be free for another reply.
+resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
+    T1 = at_bound(Server, Another, BulkIx, Bound - Free, T),
+    _ = resume(Server),
+    T1.
+
 resume(Server) ->
     try erlang:resume_process(Server)
     catch error:badarg -> false
     end.
 
-%% The calling process, a lane, monitors the process that is started, which ends when there is room.
--spec start(node(), Server :: pid(), trunkline_gate:charge()) ->
-          {ok, {pid(), reference()}} | {error, system_limit}.
+%% Suspends the server if the level is at the bound. If no process is left to wait for room, the
+%% next reply tries again. (A process that is suspended twice must be resumed twice.)
+at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound} = T) ->
+    case trunkline_gate:level(Gate, Level) >= Bound
+        andalso not lists:member(Server, maps:values(AtBound))
+        andalso start(T#throttle.node, Server, Charge) of
+        {ok, {_, Ref}} ->
+            _ = suspend(Server),
+            trunkline_stats:add(T#throttle.stats, {lane, T#throttle.ix}, waits, 1),
+            T#throttle{at_bound = AtBound#{Ref => Server}};
+        _ ->
+            T
+    end.
+
 start(Node, Server, Charge) ->
     trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Server, Charge]) end).
 
