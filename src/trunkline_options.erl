@@ -64,8 +64,8 @@ table() ->
                 "fewer lanes make larger batches."},
      #{name => queue_bytes, type => {size, 1 bsl 10, ?MOST_QUEUE_BYTES}, default => ?QUEUE_BYTES,
        unit => "bytes", since => "0.1.0",
-       default_text => "`\"1MB\"`, or what the distribution holds for a connection (`+zdbbl`), "
-                       "divided by `lanes`, if that is more",
+       default_text => "`\"1MB\"`. With the option `adopt`: what the distribution holds for a "
+                       "connection (`+zdbbl`), divided by `lanes`, if that is more",
        what => "Bytes that may wait in one lane. At this bound senders wait.",
        touch => "Raise it for bursts, if `waits` of `trunkline:info/1` grows while the network "
                 "is idle. Lower it to bound memory: each peer can take `lanes` times as much."},
@@ -197,16 +197,18 @@ check([], Env, Options) ->
         [Name | _] -> {error, {bad_option, Name, proplists:get_value(Name, Env)}}
     end.
 
-%% A node may have been tuned with +zdbbl, and its code may send with `nosuspend'. Therefore all
-%% lanes to a peer together hold as much as the distribution would.
-with_room(Env, #{lanes := Lanes} = Options) ->
+%% Adopted code was tuned with +zdbbl, and may send with `nosuspend'. Therefore all lanes to a peer
+%% together hold as much as the distribution would (if the peer has as many lanes).
+with_room(Env, #{adopt := [_ | _], lanes := Lanes} = Options) ->
     case proplists:is_defined(queue_bytes, Env) of
         true ->
             Options;
         false ->
             Held = erlang:system_info(dist_buf_busy_limit) div Lanes,
             Options#{queue_bytes := min(?MOST_QUEUE_BYTES, max(?QUEUE_BYTES, Held))}
-    end.
+    end;
+with_room(_, Options) ->
+    Options.
 
 %% Whether the value fits the other options. Two transports need two ports. With advertise_port
 %% something maps one port to another, so this node must listen at a known port.

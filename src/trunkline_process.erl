@@ -10,7 +10,7 @@
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, label/1, other/3, system/4, unexpected/2]).
+-export([start/1, start_all/1, ask/4, label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, monitor_connected/1, is_on_heap/1]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -35,6 +35,35 @@ start_all(Start) ->
             {links, After} = process_info(self(), links),
             lists:foreach(fun(Pid) -> unlink(Pid), exit(Pid, kill) end, After -- Before),
             Error
+    end.
+
+%% Sends a question to a process, and waits for the answer, {Ref, Answer}. If none comes in time the
+%% process gets the second message. The calling process may have a long mailbox: the reference, an
+%% alias for one answer, is new, so that the runtime system need not search what was there before.
+-spec ask(Where :: pid() | atom(), Question :: fun((reference()) -> term()),
+          GiveUp :: fun((reference()) -> term()), timeout()) ->
+          {Answer :: term() | down | timeout, reference()}.
+ask(Where, Question, GiveUp, Timeout) ->
+    Ref = monitor(process, Where, [{alias, reply_demonitor}]),
+    ok = tell(Where, Question(Ref)),
+    receive
+        {Ref, Answer} -> {Answer, Ref};
+        {'DOWN', Ref, process, _, _} -> {down, Ref}
+    after Timeout ->
+            demonitor(Ref, [flush]),
+            receive {Ref, Answer} -> {Answer, Ref}
+            after 0 ->
+                    ok = tell(Where, GiveUp(Ref)),
+                    {timeout, Ref}
+            end
+    end.
+
+%% If no process has that name any more, the monitor says so.
+tell(Where, Message) ->
+    try Where ! Message of
+        _ -> ok
+    catch
+        error:badarg -> ok
     end.
 
 %% Sets the label under which observer and the shell show the calling process, since OTP 27.

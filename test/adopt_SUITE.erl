@@ -9,7 +9,7 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
-         odd_modules/1, adopter_killed/1, restarted/1, options/1, chunks/1, elixir/1,
+         odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1,
          tasks/1, mnesia/1]).
 
 -export([core_transform/2]).
@@ -17,7 +17,7 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes,
-          odd_modules, adopter_killed, restarted, options, chunks, elixir, tasks, mnesia].
+          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, tasks, mnesia].
 
 init_per_suite(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "lib"),
@@ -298,6 +298,39 @@ options(_) ->
     ?assertMatch(#{adopted := [broker], problems := #{no_such_app := no_application}},
                  cluster:call(A, trunkline_adopt, check, [])),
     cluster:stop(A).
+
+%% A lane of adopted code holds what the distribution would, so that what must not wait (nosuspend)
+%% is not refused earlier.
+room(_) ->
+    Limit = 64 bsl 20,
+    [A, B] = cluster:start_all([[{adopt, [shop]}, {lanes, 2}], [{lanes, 2}]],
+                               ["+zdbbl", integer_to_list(Limit bsr 10)
+                                | cluster:dist_arguments()]),
+    cluster:connect(A, B),
+    cluster:await_up(A, B),
+    ?assertMatch(#{queue_bytes := #{value := Half}} when Half =:= Limit div 2,
+                 cluster:call(A, trunkline, options, [])),
+    ?assertMatch(#{queue_bytes := #{value := 1_048_576}}, cluster:call(B, trunkline, options, [])),
+    To = cluster:call(B, erlang, whereis, [init]),
+    cluster:suspend(B),
+    %% (Beside what the lane holds, some MB may be in flight.)
+    ?assert(10_000 * cluster:call(A, fun() -> sent_at_once(To, <<0:80_000>>, 0) end)
+            >= Limit div 2 - 1_000_000),
+    cluster:continue(B),
+    cluster:stop_all([A, B]),
+    %% What is set counts.
+    [?assertMatch({ok, #{queue_bytes := 4096}},
+                  trunkline_options:check([{adopt, [shop]}, {queue_bytes, Size}]))
+     || Size <- [4096, "4KB"]],
+    {ok, #{queue_bytes := Default}} = trunkline_options:check([{adopt, []}]),
+    ?assertMatch({ok, #{queue_bytes := Most}} when Most >= Default,
+                 trunkline_options:check([{adopt, [shop]}, {lanes, 64}])).
+
+sent_at_once(To, Message, N) ->
+    case trunkline:send(To, Message, [nosuspend]) of
+        ok -> sent_at_once(To, Message, N + 1);
+        nosuspend -> N
+    end.
 
 %% What others read in a module's file is still there, and twice is as good as once.
 chunks(Config) ->

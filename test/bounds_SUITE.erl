@@ -6,18 +6,17 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([stopped_peer/1, nosuspend/1, as_the_distribution/1, thousand_blocked/1,
-         released_on_nodedown/1, losses_add_up/1, losses_of_long_terms_add_up/1,
-         call_while_full/1, larger_than_all_bounds/1, batches_are_small/1, fair/1,
-         killed_senders/1, waiters_gave_up/1,
+-export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
+         losses_of_long_terms_add_up/1, call_while_full/1, larger_than_all_bounds/1,
+         batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
 -export([await_blocked/3]).
 
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [stopped_peer, nosuspend, as_the_distribution, thousand_blocked, released_on_nodedown,
-          losses_add_up, losses_of_long_terms_add_up, call_while_full, larger_than_all_bounds, fair,
+all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
+          losses_of_long_terms_add_up, call_while_full, larger_than_all_bounds, fair,
           killed_senders, waiters_gave_up, binaries_do_not_keep_batches, batches_are_small,
           bound_while_connecting, waiting, time_in_lane].
 
@@ -76,7 +75,7 @@ is_blocked(Node, Senders) ->
     Waiting = fun() -> lists:all(
                          fun(P) -> process_info(P, [status, current_function]) =:=
                                        [{status, waiting},
-                                        {current_function, {trunkline_room, await, 3}}]
+                                        {current_function, {trunkline_process, ask, 4}}]
                          end, Senders) end,
     Waiting() andalso lists:all(fun is_idle/1, tuple_to_list(element(3, Route)))
         andalso is_idle(Link) andalso Waiting().
@@ -146,36 +145,6 @@ try_many(Pid, N, Ok, Refused) ->
     case trunkline:send(Pid, {from, 1, N, traffic:payload(999)}, [nosuspend]) of
         ok -> try_many(Pid, N - 1, [N | Ok], Refused);
         nosuspend -> try_many(Pid, N - 1, Ok, Refused + 1)
-    end.
-
-%% The lanes hold what the distribution would, so that what must not wait (nosuspend) is not refused
-%% earlier.
-as_the_distribution(_) ->
-    Limit = 64 bsl 20,
-    [A, B] = cluster:start_all([[{lanes, 2}], [{lanes, 2}, {queue_bytes, "256KB"}]],
-                               ["+zdbbl", integer_to_list(Limit bsr 10)
-                                | cluster:dist_arguments()]),
-    cluster:connect(A, B),
-    cluster:await_up(A, B),
-    ?assertMatch(#{queue_bytes := #{value := Half}} when Half =:= Limit div 2,
-                 cluster:call(A, trunkline, options, [])),
-    ?assertMatch(#{queue_bytes := #{value := 262_144}}, cluster:call(B, trunkline, options, [])),
-    To = cluster:call(B, erlang, whereis, [init]),
-    cluster:suspend(B),
-    %% (Beside what the lane holds, some MB may be in flight.)
-    ?assert(10_000 * cluster:call(A, fun() -> sent_at_once(To, <<0:80_000>>, 0) end)
-            >= Limit div 4),
-    cluster:continue(B),
-    cluster:stop_all([A, B]),
-    %% What is set counts.
-    [?assertMatch({ok, #{queue_bytes := 4096}}, trunkline_options:check([{queue_bytes, Size}]))
-     || Size <- [4096, "4KB"]],
-    ?assertMatch({ok, #{queue_bytes := 1_048_576}}, trunkline_options:check([{lanes, 64}])).
-
-sent_at_once(To, Message, N) ->
-    case trunkline:send(To, Message, [nosuspend]) of
-        ok -> sent_at_once(To, Message, N + 1);
-        nosuspend -> N
     end.
 
 %% A thousand at the bound at once; each gets through.

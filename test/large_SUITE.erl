@@ -204,7 +204,7 @@ mixtures(_) ->
     cluster:stop_all([A, B]).
 
 mixture() ->
-    Env = [{lanes, pick([1, 2, 3, 4])}, {queue_bytes, pick([4096, 262_144])},
+    Env = [{lanes, pick([1, 2, 3, 4])}, {queue_bytes, pick([4096, 1_048_576])},
            {window_bytes, pick([16_384, 4 * ?MB])}, {batch_bytes, pick([256, 65_536])},
            {large_bytes, pick([1024, 65_536, 65_536])}, {bulk_bytes, pick([1024, ?MB, 64 * ?MB])},
            {bulk_connections, pick([1, 1, 3])}, {bulk_transport, pick([auto, auto, dist])}],
@@ -815,7 +815,7 @@ lanes_wait() ->
                           =:= [{status, waiting}, {message_queue_len, 0}]
               end, cluster:by_module(trunkline_lane)).
 
-%% Whatever ends the wait, the server goes on; if only its throttle is killed, up to the bound
+%% Whatever ends the wait, the server goes on; if only that process is killed, up to the bound
 %% again.
 replies_wait_no_longer(_) ->
     lists:foreach(
@@ -958,7 +958,7 @@ killed_callers(_) ->
     Last = cluster:call(A, fun() -> spawn(fun() -> Ask(To, 1) end) end),
     cluster:await(fun() ->
                           cluster:call(A, erlang, process_info, [Last, current_function])
-                              =:= {current_function, {trunkline_in_turn, ask, 3}}
+                              =:= {current_function, {trunkline_process, ask, 4}}
                   end),
     true = cluster:call(A, erlang, exit, [Last, kill]),
     cluster:continue(B),

@@ -431,75 +431,84 @@ is_forgotten(#model{fragments = F, ways = Ways}) ->
 
 %% --- notices: what a sender sends is marked while it has a large message on the way ------------
 
+%% All large messages in their order, with their senders, their charges, and where each is: in the
+%% lane, or under way since some batch; the terms of those whose openers have not fetched them; and
+%% the last number.
+-record(large, {list = [], terms = #{}, last = 0}).
+
 notices(_) -> check(prop_notices()).
 
-%% The model has all large messages in their order, with their senders, their charges, and where
-%% each is: in the lane, or under way since some batch.
 prop_notices() ->
     ?FORALL(Steps, list(notices_step()),
             begin
                 {_, Model, Bad} = lists:foldl(fun notices_step/2,
-                                              {trunkline_notices:new(), [], []}, Steps),
+                                              {trunkline_notices:new(), #large{}, []}, Steps),
                 ?WHENFAIL(io:format("~p~n~p~n", [Model, Bad]), Bad =:= [])
             end).
 
 notices_step() ->
     frequency([{3, {large, range(1, 3), pos_integer()}}, {4, {small, range(1, 3)}},
                {3, {leave, range(1, 20)}}, {3, {settle, nat()}}, {1, {before, range(1, 20)}},
-               {1, {term, nat()}}]).
+               {2, {keep, nat()}}, {1, {fetch, nat()}}]).
 
 notices_step(Step, {Notices, Model, Bad}) ->
     {Notices1, Model1, IsRight} = notices_step(Step, Notices, Model),
-    Senders = [S || {_, S, _, _} <- Model1],
-    Of = fun(Sender) -> length([S || S <- Senders, S =:= Sender]) end,
-    Holds = [trunkline_notices:is_empty(Notices1) =:= (Model1 =:= []),
-             trunkline_notices:are_in_lane(Notices1) =:= lists:keymember(lane, 4, Model1),
-             lists:sort(trunkline_notices:under_way(Notices1))
-                 =:= lists:sort([N || {N, _, _, {batch, _}} <- Model1])
+    #large{list = List, terms = Terms, last = Last} = Model1,
+    Of = fun(Sender) -> length([S || {_, S, _, _} <- List, S =:= Sender]) end,
+    %% Also those that have been settled, and one that is not there yet.
+    Numbers = lists:seq(1, Last + 1),
+    UnderWay = lists:sort([N || {N, _, _, {batch, _}} <- List]),
+    Holds = [trunkline_notices:is_empty(Notices1) =:= (List =:= []),
+             trunkline_notices:are_in_lane(Notices1) =:= lists:keymember(lane, 4, List),
+             lists:sort(trunkline_notices:under_way(Notices1)) =:= UnderWay,
+             trunkline_notices:under_way(Numbers, Notices1) =:= UnderWay,
+             [trunkline_notices:term(N, Notices1) || N <- Numbers]
+                 =:= [maps:get(N, Terms, none) || N <- Numbers]
              | [trunkline_notices:is_marked(S, Notices1) =:= (Of(S) > 0)
-                andalso trunkline_notices:is_alone(S, Notices1) =:= (Of(S) =:= 1)
+                andalso trunkline_notices:has_one(S, Notices1) =:= (Of(S) =:= 1)
                 || S <- [1, 2, 3]]],
     {Notices1, Model1, [Step || not lists:all(fun(Is) -> Is end, [IsRight | Holds])] ++ Bad}.
 
-notices_step({large, Sender, Charge}, Notices, Model) ->
+%% A number is never used again: late news of a message must not be taken for that of another one.
+notices_step({large, Sender, Charge}, Notices, #large{list = List, last = Last} = Model) ->
     Entry = [{parcel, Charge, to} | parcel],
     {[{parcel, 7, N, Sender, to} | parcel], Notices1} =
         trunkline_notices:mark(7, Sender, Entry, Notices),
-    {Notices1, Model ++ [{N, Sender, Charge, lane}], not lists:keymember(N, 1, Model)};
-notices_step({small, Sender}, Notices, Model) ->
+    {Notices1, Model#large{list = List ++ [{N, Sender, Charge, lane}], last = N}, N > Last};
+notices_step({small, Sender}, Notices, #large{list = List} = Model) ->
     {Entry, Notices} = trunkline_notices:mark(7, Sender, [to | message], Notices),
-    {Notices, Model, Entry =:= case lists:keymember(Sender, 2, Model) of
+    {Notices, Model, Entry =:= case lists:keymember(Sender, 2, List) of
                                    true -> [{behind, 7, Sender, to} | message];
                                    false -> [to | message]
                                end};
-notices_step({leave, Batch}, Notices, Model) ->
-    case lists:keyfind(lane, 4, Model) of
+notices_step({leave, Batch}, Notices, #large{list = List} = Model) ->
+    case lists:keyfind(lane, 4, List) of
         {N, Sender, Charge, lane} ->
-            {trunkline_notices:leave(N, Batch, Notices),
-             lists:keyreplace(N, 1, Model, {N, Sender, Charge, {batch, Batch}}), true};
+            Left = lists:keyreplace(N, 1, List, {N, Sender, Charge, {batch, Batch}}),
+            {trunkline_notices:leave(N, Batch, Notices), Model#large{list = Left}, true};
         false ->
             {Notices, Model, true}
     end;
-notices_step({settle, Nth}, Notices, [_ | _] = Model) ->
-    {N, _, Charge, _} = lists:nth(Nth rem length(Model) + 1, Model),
+notices_step({settle, Nth}, Notices, #large{list = [_ | _] = List, terms = Terms} = Model) ->
+    {N, _, Charge, _} = nth(Nth, List),
     {Charged, Notices1} = trunkline_notices:settle(N, Notices),
-    {Notices1, lists:keydelete(N, 1, Model),
-     Charged =:= Charge andalso trunkline_notices:term(N, Notices1) =:= none
-     andalso trunkline_notices:under_way([N], Notices1) =:= []};
-notices_step({before, Batch}, Notices, Model) ->
-    Before = [N || {N, _, _, {batch, B}} <- Model, B < Batch],
+    {Notices1, Model#large{list = lists:keydelete(N, 1, List), terms = maps:remove(N, Terms)},
+     Charged =:= Charge};
+notices_step({before, Batch}, Notices, #large{list = List} = Model) ->
+    Before = [N || {N, _, _, {batch, B}} <- List, B < Batch],
     {Notices, Model,
      lists:sort(trunkline_notices:under_way_before(Batch, Notices)) =:= lists:sort(Before)};
-notices_step({term, Nth}, Notices, [_ | _] = Model) ->
-    {N, _, _, _} = lists:nth(Nth rem length(Model) + 1, Model),
-    Kept = trunkline_notices:keep_term(N, {term, N}, Notices),
-    Taken = trunkline_notices:without_term(N, Kept),
-    %% It is fetched, or not.
-    {case Nth rem 2 of 0 -> Kept; 1 -> Taken end, Model,
-     trunkline_notices:term(N, Kept) =:= {term, N}
-     andalso trunkline_notices:term(N, Taken) =:= none};
+notices_step({keep, Nth}, Notices, #large{list = [_ | _] = List, terms = Terms} = Model) ->
+    {N, _, _, _} = nth(Nth, List),
+    {trunkline_notices:keep_term(N, {term, N}, Notices),
+     Model#large{terms = Terms#{N => {term, N}}}, true};
+notices_step({fetch, Nth}, Notices, #large{terms = Terms} = Model) when map_size(Terms) > 0 ->
+    N = nth(Nth, maps:keys(Terms)),
+    {trunkline_notices:without_term(N, Notices), Model#large{terms = maps:remove(N, Terms)}, true};
 notices_step(_, Notices, Model) ->
     {Notices, Model, true}.
+
+nth(N, List) -> lists:nth(N rem length(List) + 1, List).
 
 %% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
 

@@ -170,7 +170,7 @@ prop_any_traffic([A, B, C] = Nodes) ->
 
 env() ->
     ?LET({Lanes, Queue, Window, Batch},
-         {range(1, 4), oneof([1024, 8192, 262144]), oneof([1024, 16384, 4194304]),
+         {range(1, 4), oneof([1024, 8192, 1_048_576]), oneof([1024, 16384, 4194304]),
           oneof([256, 4096, 65536])},
          [{lanes, Lanes}, {queue_bytes, Queue}, {window_bytes, Window}, {batch_bytes, Batch}]).
 

@@ -324,7 +324,7 @@ plan(Seed, Wanted) ->
                        Kind =/= good orelse Costs =:= nothing,
                        Chosen =:= [] orelse lists:member(atom_to_list(Name), Chosen)],
     Env = [{lanes, one([1, 2, 4])},
-           {queue_bytes, one([262_144, 16_384])}, {window_bytes, one([67_108_864, 65_536])},
+           {queue_bytes, one([1_048_576, 16_384])}, {window_bytes, one([67_108_864, 65_536])},
            {large_bytes, one([65_536, 8_192])}, {bulk_bytes, one([67_108_864, 1_000_000])},
            {bulk_connections, one([1, 2])}, {bulk_idle, 1_000}]
         ++ [{bulk_transport, dist} || one([true, false, false]), cluster:lane_transport() =:= dist]

@@ -215,7 +215,7 @@ restart(Node, Env) ->
     ok = cluster:call(Node, cluster, start_trunkline, [Env]).
 
 env() ->
-    ?LET({Lanes, Queue, Window, Batch}, {range(1, 5), oneof([1024, 8192, 262144]),
+    ?LET({Lanes, Queue, Window, Batch}, {range(1, 5), oneof([1024, 8192, 1_048_576]),
                                          oneof([1024, 16384, 4194304]), oneof([256, 4096, 65536])},
          [{lanes, Lanes}, {queue_bytes, Queue}, {window_bytes, Window}, {batch_bytes, Batch}]).
 

@@ -48,10 +48,11 @@ ask(Ref, Sender, To, IsIdle, #asks{pending = Pending, known = Known} = A) ->
     case what(To, Known) of
         no ->
             {answer, no, A};
-        go when IsIdle, not (is_tuple(To) andalso element(1, To) =:= call) ->
-            {answer, go, grant(Ref, Sender, To, A)};
         go ->
-            {question, known, A#asks{pending = Pending#{Ref => {Sender, To}}}};
+            case IsIdle andalso not trunkline_command:is_request(To) of
+                true -> {answer, go, grant(Ref, Sender, To, A)};
+                false -> {question, known, A#asks{pending = Pending#{Ref => {Sender, To}}}}
+            end;
         look ->
             {question, look, A#asks{pending = Pending#{Ref => {Sender, To}}}}
     end.
@@ -83,9 +84,15 @@ answer(Ref, Answer, #asks{pending = Pending} = A) ->
             {unknown, A}
     end.
 
-served(To, {no, Go}) -> served(To, Go);
-served(To, {go, Server, _}) when element(1, To) =:= call -> setelement(2, To, Server);
-served(To, _) -> To.
+served(To, {no, Go}) ->
+    served(To, Go);
+served(To, {go, Server, _}) ->
+    case trunkline_command:is_request(To) of
+        true -> setelement(2, To, Server);
+        false -> To
+    end;
+served(To, _) ->
+    To.
 
 answered(noproc, _, _, _, A) -> A;
 answered({no, _}, _, _, To, A) -> know(To, no, A);

@@ -85,13 +85,16 @@ are_terms_suited(Node, Stats) ->
            trunkline_gate:charge(), trunkline_deadline:deadline()) -> ok | no.
 send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
-    {Ref, Answer} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
+    {Answer, Ref} = trunkline_process:ask(Lane, fun(R) -> {ask, R, self(), To} end,
+                                          fun(R) -> {not_sent, R} end,
+                                          min(?WAIT, trunkline_deadline:left(Deadline))),
     Sent = case Answer of
                go when is_tuple(To) ->
                    send({reply, element(2, To)}, element(2, To), Message, Deadline);
                go -> send(plain, trunkline_by_node:destination(To, Node), Message, Deadline);
                {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
-               _ -> Answer
+               noproc -> noproc;
+               _ -> no
            end,
     case Sent of
         ok ->
@@ -114,21 +117,6 @@ send(Wrap, To, Message, Deadline) ->
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
     ok.
-
-ask(Lane, To, Wait) ->
-    Ref = monitor(process, Lane, [{alias, reply_demonitor}]),
-    Lane ! {ask, Ref, self(), To},
-    receive
-        {Ref, Answer} -> {Ref, Answer};
-        {'DOWN', Ref, process, _, _} -> {Ref, no}
-    after Wait ->
-            demonitor(Ref, [flush]),
-            receive {Ref, Answer} -> {Ref, Answer}
-            after 0 ->
-                    Lane ! {not_sent, Ref},
-                    {Ref, no}
-            end
-    end.
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that
 %% waits for an outcome takes that out of its mailbox, wherever it is. What came before is there.

@@ -237,7 +237,7 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 %% A long term is the reply, and nothing is in flight that it could overtake.
 is_reply_at_once([{parcel, _, _, Server, {reply, _, Pid}} | Parcel],
                  #lane{sent = once, notices = Notices, asks = Asks} = S) ->
-    trunkline_parcel:is_term(Parcel) andalso trunkline_notices:is_alone(Server, Notices)
+    trunkline_parcel:is_term(Parcel) andalso trunkline_notices:has_one(Server, Notices)
         andalso is_idle(S)
         andalso trunkline_asks:is_known(Pid, Asks)
         andalso trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats);
@@ -329,14 +329,15 @@ add(C, Entry, More, Charge, Entries, S) ->
 %% beyond that it is full of replies.
 reply({Caller, {Pid, Server}, Agent}, Reply,
       #lane{gate = Gate, ix = Ix, answered = Answered, throttle = Throttle} = S) ->
-    S1 = S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}},
+    Answered1 = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]},
     case charge(Reply, S#lane.large) of
         Charge when Charge < S#lane.large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
             {Charge, case trunkline_notices:is_marked(Server, S#lane.notices) of
                          true -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
                          false -> [{reply, Caller} | Reply]
-                     end, S1#lane{throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
+                     end, S#lane{answered = Answered1,
+                                 throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
         Charge ->
             _ = trunkline_throttle:suspend(Server),
             {Parcel, Charge1} =
@@ -344,14 +345,14 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
             Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
             ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
             ok = trunkline_gate:force(Gate, Ix, Place),
-            {Entry, S2} = mark(Place, Server, [{parcel, Charge1, {reply, Caller, Pid}} | Parcel],
-                               S1),
+            {Entry, S1} = mark(Place, Server, [{parcel, Charge1, {reply, Caller, Pid}} | Parcel],
+                               S#lane{answered = Answered1}),
             Term = case trunkline_parcel:is_term(Parcel) of
                        true -> Charge1;
                        false -> trunkline_gate:term(Reply)
                    end,
             {Place, Entry,
-             S2#lane{throttle = case Term > Charge of
+             S1#lane{throttle = case Term > Charge of
                                     true -> trunkline_throttle:long_term(Server, Term, Throttle);
                                     false -> trunkline_throttle:packed(Server, Charge, Throttle)
                                 end}}
@@ -367,8 +368,10 @@ charge(Reply, Large) ->
     end.
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
-    {Entry1, Notices1} = trunkline_notices:mark(Charge, Sender, Entry, Notices),
-    {Entry1, S#lane{notices = Notices1}}.
+    case trunkline_notices:mark(Charge, Sender, Entry, Notices) of
+        {Entry1, Notices} -> {Entry1, S};                     % nearly always: no copy of the state
+        {Entry1, Notices1} -> {Entry1, S#lane{notices = Notices1}}
+    end.
 
 %% A large message leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
@@ -681,10 +684,11 @@ tick_asks(#lane{asks = Asks, plain = N} = S) ->
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
-cancel(To, S) when element(1, To) =:= call ->
-    command(element(3, To), [{cancel, element(2, To), element(4, To)}], S);
-cancel(_, S) ->
-    S.
+cancel(To, S) ->
+    case trunkline_command:is_request(To) of
+        true -> command(element(3, To), [{cancel, element(2, To), element(4, To)}], S);
+        false -> S
+    end.
 
 %% Everything that has come here before has been delivered.
 is_idle(#lane{backlog = Backlog, window = Window}) ->

@@ -19,11 +19,11 @@
 -module(trunkline_notices).
 -moduledoc false.
 
--export([new/0, is_empty/1, are_in_lane/1, is_marked/2, is_alone/2, mark/4, leave/3, settle/2]).
+-export([new/0, is_empty/1, are_in_lane/1, is_marked/2, has_one/2, mark/4, leave/3, settle/2]).
 -export([under_way/1, under_way/2, under_way_before/2]).
 -export([keep_term/3, term/2, without_term/2]).
 
--export_type([notices/0, number/0, marked/0]).
+-export_type([notices/0, serial/0, marked/0]).
 
 -dialyzer({no_improper_lists, [mark/4]}).
 
@@ -59,13 +59,13 @@ are_in_lane(#notices{in_lane = InLane}) -> map_size(InLane) > 0.
 -spec is_marked(Sender :: pid(), notices()) -> boolean().
 is_marked(Sender, #notices{senders = Senders}) -> is_map_key(Sender, Senders).
 
-%% Whether this process has one large message.
--spec is_alone(Sender :: pid(), notices()) -> boolean().
-is_alone(Sender, #notices{senders = Senders}) -> maps:get(Sender, Senders, 0) =:= 1.
+%% Whether this process has exactly one large message in the lane or under way.
+-spec has_one(Sender :: pid(), notices()) -> boolean().
+has_one(Sender, #notices{senders = Senders}) -> maps:get(Sender, Senders, 0) =:= 1.
 
-%% An entry, as it should be in the lane. `Place' is what a message or the place of a large one is
-%% charged.
--spec mark(Place :: trunkline_gate:charge(), Sender :: pid(), Entry, notices()) ->
+%% An entry, as it should be in the lane, and what it is charged there. (That of a large message has
+%% its own charge, too.)
+-spec mark(trunkline_gate:charge(), Sender :: pid(), Entry, notices()) ->
           {Entry, notices()} when Entry :: nonempty_improper_list(term(), term()).
 mark(Place, Sender, [{parcel, Charge, To} | Parcel],
      #notices{senders = Senders, in_lane = InLane, next = N} = L) ->

@@ -77,26 +77,10 @@ result(timeout) -> timeout;
 result(_) -> ok.
 
 await(Where, What, Deadline) ->
-    Ref = monitor(process, Where, [{alias, reply_demonitor}]),
-    ok = tell_there(Where, {wait, Ref, What}),
-    receive
-        {Ref, Answer} -> Answer;
-        {'DOWN', Ref, process, _, _} -> down
-    after trunkline_deadline:left(Deadline) ->
-            demonitor(Ref, [flush]),
-            ok = tell_there(Where, {unwait, Ref, What}),
-            receive {Ref, _} -> timeout
-            after 0 -> timeout
-            end
-    end.
-
-%% If no process has that name any more, the monitor says so.
-tell_there(Where, What) ->
-    try Where ! What of
-        _ -> ok
-    catch
-        error:badarg -> ok
-    end.
+    {Answer, _} = trunkline_process:ask(Where, fun(Ref) -> {wait, Ref, What} end,
+                                        fun(Ref) -> {unwait, Ref, What} end,
+                                        trunkline_deadline:left(Deadline)),
+    Answer.
 
 %% --- for a lane --------------------------------------------------------------
 

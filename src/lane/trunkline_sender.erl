@@ -100,8 +100,10 @@ long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
             end
     end.
 
-is_known(To) when is_tuple(To) -> element(1, To) =:= call orelse element(1, To) =:= reply;
-is_known(To) -> is_pid(To) orelse is_atom(To).
+is_known(To) when is_tuple(To) ->
+    trunkline_command:is_request(To) orelse element(1, To) =:= reply;
+is_known(To) ->
+    is_pid(To) orelse is_atom(To).
 
 in_turn(Route, Ix, Node, To, Message, Long, Deadline) ->
     Charge = case Long of

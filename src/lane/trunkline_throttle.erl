@@ -1,5 +1,5 @@
 %% Suspends servers that reply faster than the peer can take their replies: the part of a lane that
-%% knows which servers are suspended, and until when.
+%% knows which servers stay suspended after a reply, and until when.
 %%
 %% gen_server:reply/2 sends to a lane, a process of this node, so it cannot be refused at the gate
 %% as send/2 can. (In OTP the server would be suspended when the connection is busy.) So the lane
@@ -7,7 +7,7 @@
 %% packing one takes longer than making one, and at the bound until there is room. In the second
 %% case another process beside the lane waits at the link, as a sender does:
 %%
-%%     server                 lane                          throttle            link
+%%     server                 lane                           waiter             link
 %%       | -- reply ----------> |                              |                  |
 %%       | <---------- suspends | beyond the bound: starts --> | -- wait, room -> |
 %%       |                      | leaves -- room --------------+----------------> |
@@ -48,7 +48,7 @@
          long_terms = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}]}).
 -opaque throttle() :: #throttle{}.
 
-%% Levels are those of the lane and of large messages; each has its bound.
+%% The levels of small and of large messages, and the bounds that replies have there.
 -spec new(#{node := node(), gate := trunkline_gate:gate(), stats := trunkline_stats:stats(),
             small := {Ix :: pos_integer(), trunkline_gate:charge()},
             large := {Ix :: pos_integer(), trunkline_gate:charge()}}) -> throttle().
