@@ -9,17 +9,18 @@ main() -> bench:run(fun run/0).
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
-    bench:say("Two Erlang nodes run on this machine, with Trunkline on both. "
-              "Three things are measured~nbetween them, in turn by distributed Erlang "
-              "(!, gen_server:call) and by Trunkline:~n~n"
+    bench:say("Two Erlang nodes run on this machine, with Trunkline on both. Three things~n"
+              "are measured between them, in turn by distributed Erlang (!, gen_server:call)~n"
+              "and by Trunkline:~n~n"
               "  * eight processes send small messages, as many as they can;~n"
               "  * fifty processes call one server;~n"
               "  * one process calls a server while messages of 10 MB go the same way.~n", []),
     page(),
     {ok, #{one_way := OneWay, calls := Calls, ping := Ping}} =
         trunkline:compare(Node, #{force => true}),
-    bench:say("~nHere Trunkline carries ~ts messages and ~ts calls. Beside large messages,~n"
-              "the slowest calls take ~ts. Between your own nodes: trunkline:compare(Node).~n",
+    bench:say("~nHere Trunkline carries ~ts messages and ~ts calls.~n"
+              "Beside large messages, the slowest calls take ~ts.~n"
+              "Between your own nodes: trunkline:compare(Node).~n",
               [times(OneWay), times(Calls), share(Ping)]),
     bench:stop_peer(Peer).
 

@@ -254,22 +254,25 @@ median(Values) -> percentile(50, Values).
 percentile(Percent, Values) ->
     lists:nth(max(1, ceil(length(Values) * Percent / 100)), lists:sort(Values)).
 
+%% Two lines for each result: medians, and lowest .. highest. They fit into 80 columns.
 print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
-    io:format("~ts and ~ts, ~b rounds in turn: median (lowest .. highest)~n~n",
+    io:format("~ts and ~ts, ~b rounds in turn:~nmedians, and lowest .. highest~n~n",
               [node(), Node, ?ROUNDS]),
-    io:format("  ~-48ts ~31ts ~31ts  ~ts~n", ["", "OTP", "Trunkline", "ratio"]),
-    row("messages/s, ~b senders", [?SENDERS], "higher", OneWay),
-    row("calls/s, ~b callers", [?CALLERS], "higher", Calls),
-    row("us, slowest 1 % of calls beside 10 MB messages", [], "lower", Ping),
-    [io:format("~n* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
+    line("", ["OTP", "Trunkline"], "  ratio"),
+    row("messages/s", ["~b senders; higher is better", ?SENDERS], OneWay),
+    row("calls/s", ["~b callers; higher is better", ?CALLERS], Calls),
+    row("us, slowest 1 % of calls", ["beside 10 MB; lower is better"], Ping),
+    [io:format("* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
      || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
     ok.
 
-row(Format, Args, Better, #{plain := Plain, lane := Lane, ratio := Ratio, clear := Clear}) ->
-    io:format("  ~-48ts ~31ts ~31ts  ~.2f~ts (~ts is better)~n",
-              [io_lib:format(Format, Args), spread(Plain), spread(Lane), Ratio,
-               case Clear of true -> ""; false -> "*" end, Better]).
+row(What, [Format | Args], #{plain := Plain, lane := Lane, ratio := Ratio, clear := Clear}) ->
+    line(What, [integer_to_list(round(median(Values))) || Values <- [Plain, Lane]],
+         io_lib:format("  ~.2f~ts", [Ratio, case Clear of true -> ""; false -> "*" end])),
+    line(["  ", io_lib:format(Format, Args)],
+         [io_lib:format("~b .. ~b", [round(lists:min(Values)), round(lists:max(Values))])
+          || Values <- [Plain, Lane]], ""),
+    io:nl().
 
-spread(Values) ->
-    io_lib:format("~b (~b .. ~b)",
-                  [round(V) || V <- [median(Values), lists:min(Values), lists:max(Values)]]).
+line(What, Values, Ratio) ->
+    io:format("  ~-31ts~19ts~21ts~ts~n", [What | Values] ++ [Ratio]).

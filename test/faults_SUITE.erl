@@ -1096,8 +1096,10 @@ with_everything(Bulk) ->
      || X <- [A, B]],
     {A, B}.
 
-%% Those of Trunkline, or of one of its modules. Runs at the node.
+%% Those of Trunkline, or of one of its modules. Runs at the node. (What is at the bottom of a stack
+%% says whose process it is, and a sender that waits has a deep one.)
 processes_of(Wanted) ->
+    _ = erlang:system_flag(backtrace_depth, 100),
     lists:sort([{Module, P} || P <- processes(),
                                {current_stacktrace, Stack} <- [process_info(P, current_stacktrace)],
                                Module <- [module_of(P, Stack)],
