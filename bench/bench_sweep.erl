@@ -41,7 +41,7 @@ run() ->
     ok = sketch:start(Node),
     bench:lanes_on(list_to_existing_atom(os:getenv("LANES", "dist")), Node),
     bench:say("The whole field; ~b rounds, ~p s each, two cores shared by both nodes~n~n"
-              "  ~-44ts ~10ts ~7ts ~7ts ~7ts ~8ts ~8ts ~8ts",
+              "  ~-54ts ~10ts ~7ts ~7ts ~7ts ~8ts ~8ts ~8ts",
               [bench:rounds(), bench:seconds(), "", "a second", "/ !", "/ tuned", "lowest",
                "time / !", "p50 / !", "p99 / !"]),
     Only = os:getenv("ONLY", ""),
@@ -79,7 +79,7 @@ figures(Variant, N, Measure, Node) ->
     [Rate, (bench:processors(Node) - Before) / Count | Times].
 
 say(#{figures := #{"a second" := Rates} = Figures} = Result) ->
-    bench:say("  ~-44ts ~10ts ~7ts ~7ts ~7ts ~8ts ~8ts ~8ts",
+    bench:say("  ~-54ts ~10ts ~7ts ~7ts ~7ts ~8ts ~8ts ~8ts",
               [bench_sweep_page:name(Result),
                bench:number(bench:median(proplists:get_value(trunkline, Rates))),
                two(bench_sweep_page:ratio("a second", stock, Result)),
