@@ -503,7 +503,7 @@ notices_step({keep, Nth}, Notices, #large{list = [_ | _] = List, terms = Terms} 
     {trunkline_notices:keep_term(N, {term, N}, Notices),
      Model#large{terms = Terms#{N => {term, N}}}, true};
 notices_step({fetch, Nth}, Notices, #large{terms = Terms} = Model) when map_size(Terms) > 0 ->
-    N = nth(Nth, maps:keys(Terms)),
+    N = nth_key(Nth, Terms),
     {trunkline_notices:without_term(N, Notices), Model#large{terms = maps:remove(N, Terms)}, true};
 notices_step(_, Notices, Model) ->
     {Notices, Model, true}.
@@ -642,7 +642,7 @@ bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.
 
 nth_key(_, Map) when map_size(Map) =:= 0 -> none;
-nth_key(Nth, Map) -> lists:nth(Nth rem map_size(Map) + 1, lists:sort(maps:keys(Map))).
+nth_key(Nth, Map) -> nth(Nth, lists:sort(maps:keys(Map))).
 
 %% --- turns: a message waits for those it must not overtake, and for no others -------------
 

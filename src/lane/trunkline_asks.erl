@@ -44,17 +44,17 @@ new() -> #asks{}.
 %% see it.
 -spec ask(reference(), sender(), to(), IsIdle :: boolean(), asks()) ->
           {answer, known(), asks()} | {question, known | look, asks()}.
-ask(Ref, Sender, To, IsIdle, #asks{pending = Pending, known = Known} = A) ->
+ask(Ref, Sender, To, IsIdle, #asks{known = Known} = A) ->
     case what(To, Known) of
         no ->
             {answer, no, A};
         go ->
             case IsIdle andalso not trunkline_command:is_request(To) of
                 true -> {answer, go, grant(Ref, Sender, To, A)};
-                false -> {question, known, A#asks{pending = Pending#{Ref => {Sender, To}}}}
+                false -> {question, known, pending(Ref, Sender, To, A)}
             end;
         look ->
-            {question, look, A#asks{pending = Pending#{Ref => {Sender, To}}}}
+            {question, look, pending(Ref, Sender, To, A)}
     end.
 
 %% A process that waits for an outcome does not care for the place of it in its mailbox.
@@ -64,6 +64,9 @@ what(To, Known) -> maps:get(receiver(To), Known, look).
 receiver({reply, _, Pid}) -> Pid;
 receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
+
+pending(Ref, Sender, To, #asks{pending = Pending} = A) ->
+    A#asks{pending = Pending#{Ref => {Sender, To}}}.
 
 grant(Ref, Sender, To, #asks{granted = Granted} = A) ->
     A#asks{granted = Granted#{Ref => {Sender, To}}}.

@@ -629,9 +629,9 @@ control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S1} = dispose_all(retired, (without_asks(S))#lane{mode = {retired, Inlets}}),
     S1;
-control({'DOWN', Ref, process, Pid, _} = Down, S) ->
+control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of
-        unknown -> down(Pid, Down, S);
+        unknown -> down(Down, S);
         Throttle -> S#lane{throttle = Throttle}
     end;
 control({looked_through, N}, S) ->
@@ -669,12 +669,12 @@ fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = A
         false -> S1
     end.
 
-down(Inlet, _, #lane{mode = {retired, Inlets}} = S) ->
+down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
     case lists:delete(Inlet, Inlets) of
         [] -> exit(normal);
         Left -> S#lane{mode = {retired, Left}}
     end;
-down(_, Down, S) ->
+down(Down, S) ->
     channels(Down, S).
 
 %% Senders that have been killed count as having sent.
