@@ -8,16 +8,17 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([long_terms/1, in_turn/1, not_in_turn/1, late_term/1, any_traffic/1]).
+-export([long_terms/1, in_turn/1, past_an_idle_lane/1, reply_in_the_lane/1, not_in_turn/1]).
+-export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
--export([last_words/0, stop_at_opened/3]).
+-export([last_words/0, stop_at_opened/3, suspended/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, not_in_turn, late_term, any_traffic, replies_among_messages,
+all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, not_in_turn, late_term, any_traffic, replies_among_messages,
           lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
           connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
 
@@ -84,6 +85,100 @@ in_turn(_) ->
     ?assert(Sent > 0),
     cluster:stop_all([A, B]).
 
+%% A sender that has asked once need not ask again while its lane is idle: its long term arrives
+%% though the lane does not run. While something waits in the lane, or at the inlet, the term waits
+%% behind it.
+past_an_idle_lane(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    #{lanes := [#{messages := Before}]} = cluster:call(A, trunkline, info, [node(To)]),
+    Sent = cluster:call(
+             A, fun() ->
+                        _ = trunkline:send(To, long()),
+                        cluster:await(fun() -> may_bypass(To) end),
+                        Lane = suspend_lane(To),
+                        _ = trunkline:send(To, long()),
+                        ?assertEqual([long, long], got(To)),
+                        _ = [trunkline:send(To, Message) || Message <- [before, long(), behind]],
+                        true = erlang:resume_process(Lane),
+                        cluster:await(fun() -> length(got(To)) =:= 5 end),
+                        ?assertEqual([long, long, before, long, behind], got(To)),
+                        5
+                end),
+    [Inlet] = cluster:call(B, cluster, by_module, [trunkline_inlet]),
+    true = cluster:call(A, fun() ->
+                                   _ = trunkline:send(To, long()),
+                                   cluster:await(fun() -> may_bypass(To) end),
+                                   Resume = erpc:call(node(Inlet), order_SUITE, suspended, [Inlet]),
+                                   _ = trunkline:send(To, before),
+                                   cluster:await(fun() -> is_empty(To) end),
+                                   _ = trunkline:send(To, long()),
+                                   Resume ! resume,
+                                   cluster:await(fun() -> length(got(To)) =:= 8 end),
+                                   [long, before, long] =:= lists:nthtail(5, got(To))
+                           end),
+    %% All of them are counted, within a second or two.
+    cluster:await(fun() ->
+                          #{lanes := [#{messages := Now, in_flight_messages := InFlight}]} =
+                              cluster:call(A, trunkline, info, [node(To)]),
+                          {Now - Before, InFlight} =:= {Sent + 3, 0} orelse {Now, InFlight}
+                  end),
+    cluster:stop_all([A, B]).
+
+%% Nothing but the lane knows of a reply of gen_server:reply/2. What the server sends behind it
+%% waits, too.
+reply_in_the_lane(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Server = cluster:call(B, fun() -> spawn(fun reply_between/0) end),
+    ok = cluster:call(A, fun() ->
+                                 Id = trunkline:send_request(Server, reply),
+                                 [[_ | _], Reply, [_ | _]] =
+                                     [receive Message -> Message end || _ <- [1, 2, 3]],
+                                 ?assertEqual({reply, ok}, trunkline:check_response(Reply, Id)),
+                                 ok
+                         end),
+    cluster:stop_all([A, B]).
+
+reply_between() ->
+    {Caller, _} = From = receive {'$gen_call', F, reply} -> F end,
+    _ = trunkline:send(Caller, long()),
+    {_, Ref} = spawn_monitor(fun() -> cluster:await(fun() -> may_bypass(Caller) end) end),
+    receive {'DOWN', Ref, process, _, normal} -> ok end,
+    Lane = suspend_lane(Caller),
+    gen_server:reply(From, ok),
+    _ = trunkline:send(Caller, long()),
+    true = erlang:resume_process(Lane).
+
+%% Whether this process may send a long term to that one past its lane, which is the only one.
+may_bypass(To) ->
+    #route{gate = Gate, bypass = Bypass} = trunkline_route:lookup(node(To)),
+    trunkline_bypass:use(Gate, 1, 2, Bypass) =/= no.
+
+%% The lane has handed over what it had.
+is_empty(To) ->
+    #route{gate = Gate} = trunkline_route:lookup(node(To)),
+    trunkline_gate:level(Gate, 1) =:= 0.
+
+suspended(Pid) ->
+    Self = self(),
+    Suspender = spawn(fun() ->
+                              true = erlang:suspend_process(Pid),
+                              Self ! {self(), suspended},
+                              receive resume -> ok end
+                      end),
+    receive {Suspender, suspended} -> Suspender end.
+
+suspend_lane(To) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
+    true = erlang:suspend_process(Lane),
+    Lane.
+
+got(To) ->
+    To ! {get, self()},
+    receive {To, All} -> All end.
+
+long() -> [#{key => N} || N <- lists:seq(1, 5000)].
+
 %% By lane go terms to a mailbox off the heap, and in a session that may outlive its connection.
 not_in_turn(_) ->
     Term = [#{key => N} || N <- lists:seq(1, 5000)],
@@ -125,7 +220,7 @@ late_term(_) ->
                           State =/= up
                   end),
     %% Behind what the lane has sent meanwhile.
-    Got = cluster:call(A, fun() -> To ! {get, self()}, receive {To, All} -> All end end),
+    Got = cluster:call(A, fun() -> got(To) end),
     ct:log("~p", [Got]),
     ?assertNotEqual([behind, long], Got),
     cluster:stop_all([A, B]).

@@ -1,8 +1,8 @@
 %% Sends a long term by plain distribution, when its turn has come.
 %%
-%% For a long term that is no binary no way is better than `!': the sender encodes it, the receiver
-%% decodes it, both with the distribution's atom cache, and no process in between copies it. To
-%% keep its order the sender first asks for its turn:
+%% For a long term no way is better than `!': the sender encodes it, the receiver decodes it, both
+%% with the distribution's atom cache, and no process in between copies it. To keep its order the
+%% sender first asks for its turn:
 %%
 %%     sender            lane                    inlet          receiver
 %%       | -- ask -------> | ══ turn ═════════════> |               |
@@ -19,6 +19,11 @@
 %% acknowledged, the message has arrived. If it is lost with the connection, the message counts as
 %% lost, too. (If there is no other batch, the lane sends one with nothing else, within a second.)
 %%
+%% A sender that has been told `go' for a receiver need not ask for a second, as long as nothing is
+%% ahead of its messages (trunkline_bypass): it sends, and counts what it has sent. The lane reports
+%% that with its next tick. So do senders of binaries that are too long for two in a batch, and not
+%% large. If something is ahead of them, these go by lane.
+%%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
 %% its reply, and the answer says in which form the server gets the request. If the caller does not
 %% send it, the lane cancels it. If there is no such server, the caller has been told. A process
@@ -34,7 +39,7 @@
 
 -include("trunkline_route.hrl").
 
--export([is_suited/4, is_short_enough/1, are_terms_suited/2]).
+-export([is_short_enough/1, are_terms_suited/2]).
 -export([send/7, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -47,8 +52,15 @@
 %% the nodes for each.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
+%% The same for binaries: two of these do not fit into one batch. From `large_bytes' on they have
+%% connections of their own.
+-define(BINARY_FROM, 33_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
+%% ms that a sender remembers of one receiver that its mailbox is on the heap.
+-define(KNOWN_FOR, 1000).
+%% Where, in the sender's process dictionary.
+-define(KNOWN, '$trunkline_in_turn').
 
 %% Who gets the message: a process, the server of a request, or the caller of an outcome.
 -type addressee() :: pid() | atom() | trunkline_command:command().
@@ -58,16 +70,6 @@
 -type go() :: go | {go, pid() | reference(), trunkline_command:wrap()}.
 %% `noproc': there is no such server, and the caller has been told.
 -type answer() :: go() | noproc | {no, go()}.
-
-%% Whether a term of that size may be sent so to that peer.
--spec is_suited(node(), addressee(), trunkline_route:route(), trunkline_gate:charge()) -> boolean().
-is_suited(Node, To, #route{gate = Gate, stats = Stats}, Charge) ->
-    trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge)
-        andalso trunkline_gate:path(Gate) =:= lanes
-        andalso are_terms_suited(Node, Stats).
-
-from(To) when is_tuple(To) -> ?REQUEST_FROM;
-from(_) -> ?FROM.
 
 %% Longer terms would keep the distribution busy.
 -spec is_short_enough(trunkline_gate:charge()) -> boolean().
@@ -80,42 +82,112 @@ are_terms_suited(Node, Stats) ->
         andalso not trunkline_peers:resumes(Node)
         andalso not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
 
-%% `no': it was not sent, and has to go another way.
+%% `no': it was not sent, and has to go another way: because of its size, or of the peer, or because
+%% its turn has not come.
 -spec send(trunkline_route:route(), Ix :: pos_integer(), node(), addressee(), term(),
-           trunkline_gate:charge(), trunkline_deadline:deadline()) -> ok | no.
-send(#route{lanes = Lanes, stats = Stats}, Ix, Node, To, Message, Charge, Deadline) ->
+           {trunkline_shape:shape(), trunkline_gate:charge()}, trunkline_deadline:deadline()) ->
+          ok | no.
+send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
+    case is_suited(Shape, To, Charge, Route) andalso turn(Shape, To, Node, Ix, Route) of
+        {now, Use} ->
+            case send_now(To, Node, Message, Deadline) of
+                ok -> sent(trunkline_bypass:sent(Use, Ix, Route#route.bypass), Route, Ix, Charge);
+                _ -> no
+            end;
+        ask ->
+            case trunkline_gate:path(Route#route.gate) =:= lanes
+                andalso are_terms_suited(Node, Route#route.stats) of
+                true -> ask(Route, Ix, Node, To, Message, Charge, Deadline);
+                false -> no
+            end;
+        _ ->
+            no
+    end.
+
+%% Whether the size is one for which `!' is best.
+is_suited(binaries, To, Charge, #route{large = Large}) ->
+    not is_tuple(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large;
+is_suited(_, To, Charge, _) ->
+    trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge).
+
+from(To) when is_tuple(To) -> ?REQUEST_FROM;
+from(_) -> ?FROM.
+
+%% A binary for which the sender has to ask is as fast by lane. But without having asked, the sender
+%% does not know of the receiver's mailbox.
+turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
+    case knows(To, Node, Route) of
+        true ->
+            case trunkline_bypass:use(Gate, Ix, trunkline_route:bulk_ix(Route), Bypass) of
+                {ok, Use} -> {now, Use};
+                no when Shape =:= binaries -> no;
+                no -> ask
+            end;
+        has_asked when Shape =:= binaries -> no;
+        _ -> ask
+    end.
+
+ask(#route{lanes = Lanes} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
     {Answer, Ref} = trunkline_process:ask(Lane, fun(R) -> {ask, R, self(), To} end,
                                           fun(R) -> {not_sent, R} end,
                                           min(?WAIT, trunkline_deadline:left(Deadline))),
+    ok = know(Answer, To, Route),
     Sent = case Answer of
-               go when is_tuple(To) ->
-                   send({reply, element(2, To)}, element(2, To), Message, Deadline);
-               go -> send(plain, trunkline_by_node:destination(To, Node), Message, Deadline);
+               go -> send_now(To, Node, Message, Deadline);
                {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
                noproc -> noproc;
                _ -> no
            end,
     case Sent of
-        ok ->
-            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-            sent_plain(Lane, Ref);
-        noproc ->
-            ok;
-        no ->
-            no;
+        ok -> sent(Ref, Route, Ix, Charge);
+        noproc -> ok;
+        no -> no;
         _ ->
             Lane ! {not_sent, Ref},
             no
     end.
+
+send_now(To, _, Message, Deadline) when is_tuple(To) ->
+    send({reply, element(2, To)}, element(2, To), Message, Deadline);
+send_now(To, Node, Message, Deadline) ->
+    send(plain, trunkline_by_node:destination(To, Node), Message, Deadline).
 
 %% A caller that waits until some time must not be suspended beyond that.
 send(Wrap, To, Message, Deadline) ->
     erlang:send(To, trunkline_command:wrap(Wrap, Message),
                 [noconnect | [nosuspend || Deadline =/= infinity]]).
 
-sent_plain(Lane, Ref) ->
-    Lane ! {sent_plain, Ref},
+sent(Turn, #route{lanes = Lanes, stats = Stats}, Ix, Charge) ->
+    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+    sent_plain(Turn, element(Ix, Lanes)).
+
+sent_plain(ok, _) ->
+    ok;
+sent_plain(Turn, Lane) ->
+    Lane ! {sent_plain, Turn},
+    ok.
+
+%% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
+%% of its mailbox, wherever it is; of another receiver the lane has said so not long ago.
+%% `has_asked': it was asked of another one.
+knows({reply, _}, Node, #route{stats = Stats}) ->
+    are_terms_suited(Node, Stats);
+knows(To, _, #route{link = Link}) ->
+    case get(?KNOWN) of
+        {Known, Link, Until} -> erlang:monotonic_time(millisecond) < Until
+                                    andalso (To =:= Known orelse has_asked);
+        _ -> false
+    end.
+
+%% (Another process may have a name at any time.)
+know(_, Command, _) when is_tuple(Command) ->
+    ok;
+know(Answer, To, #route{link = Link}) ->
+    Known = if Answer =:= go, is_pid(To) -> To;
+               true -> none
+            end,
+    _ = put(?KNOWN, {Known, Link, erlang:monotonic_time(millisecond) + ?KNOWN_FOR}),
     ok.
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that

@@ -100,6 +100,7 @@
         {ix :: pos_integer(),
          link :: pid(),
          gate :: trunkline_gate:gate(),
+         bypass :: trunkline_bypass:bypass(),
          low :: trunkline_gate:charge(),        % level below which waiting senders may go on
          batch :: trunkline_gate:charge(),      % the limit of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
@@ -131,15 +132,16 @@
 %% The lane number Ix to Node, in mode hold, and its alias. `bulk' is the number of the level of
 %% large messages, the charge from which on a message is large, and the limit of all of them.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
+                                          bypass := trunkline_bypass:bypass(),
                                           bulk := {pos_integer(), trunkline_gate:charge(),
                                                    Limit :: trunkline_gate:charge()},
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) ->
           {pid(), reference()}.
-start_link(Ix, Node, #{gate := Gate, bulk := {BulkIx, Large, Limit}, stats := Stats,
-                       options := Options}) ->
+start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, Limit},
+                       stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
-    Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
+    Lane = #lane{ix = Ix, link = self(), gate = Gate, bypass = Bypass, stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  throttle = trunkline_throttle:new(
@@ -361,10 +363,12 @@ reply({Caller, {Pid, Server}, Agent}, Reply,
 %% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is
 %% large anyway: what counts then is the term.
 charge(Reply, Large) ->
-    case trunkline_shape:is_long_list(Reply)
-        andalso trunkline_gate:charge(trunkline_shape:estimate(Reply), 1) of
-        Charge when is_integer(Charge), Charge >= Large -> Charge;
-        _ -> trunkline_gate:charge(Reply)
+    case trunkline_shape:long_list(Reply) of
+        none -> trunkline_gate:charge(Reply);
+        Bytes -> case trunkline_gate:charge(Bytes, 1) of
+                     Charge when Charge >= Large -> Charge;
+                     _ -> trunkline_gate:charge(Reply)
+                 end
     end.
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
@@ -422,13 +426,23 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
 %% sending: meanwhile all batches go by the distribution.
-hand_over(Charge, Entries, #lane{plain = 0} = S) ->
+hand_over(Charge, Entries, #lane{by = connections} = S) -> reported(Charge, Entries, bypassed(S));
+hand_over(Charge, Entries, S) -> reported(Charge, Entries, S).
+
+reported(Charge, Entries, #lane{plain = 0} = S) ->
     hand_over(Charge, Entries, trunkline_gate:messages(Charge), is_by_channels(S), S);
-hand_over(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
+reported(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
     Report = trunkline_gate:packed(0, N),
     ok = trunkline_gate:force(Gate, Ix, Report),
     hand_over(Charge + Report, [[{plain}] | Entries], trunkline_gate:messages(Charge),
               is_by_channels(S), S#lane{plain = 0}).
+
+%% With what senders have sent without asking.
+bypassed(#lane{plain = N} = S) ->
+    case trunkline_bypass:take(S#lane.ix, S#lane.bypass) of
+        0 -> S;
+        Sent -> S#lane{plain = N + Sent}
+    end.
 
 is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
 is_by_channels(#lane{by = By, plain = N, asks = Asks}) ->
@@ -458,14 +472,28 @@ hand_over(Charge, Entries, Messages, ByChannels,
                          S1
                  end).
 
-report(#lane{plain = N, mode = {send, _}} = S) when N > 0 -> hand_over(0, [], S);
-report(S) -> S.
+report(#lane{mode = {send, _}} = S) ->
+    case bypassed(S) of
+        #lane{plain = 0} -> S;
+        S1 -> hand_over(0, [], S1)
+    end;
+report(S) ->
+    S.
 
 %% A report can wait for a batch, or for the next tick.
 to_report(#lane{plain = N, drain = Drain} = S) when N >= ?BATCH_MESSAGES; Drain =/= none ->
     report(S);
 to_report(S) ->
     ticking(S).
+
+%% In a session that has ended.
+sent_before(N, S) ->
+    _ = unreported(N, case S#lane.mode of
+                          absent -> lost_unconfirmed;
+                          {send, _} -> lost_unconfirmed;
+                          _ -> direct
+                      end, S),
+    S.
 
 %% So many messages will not be reported: they were sent in a session that has ended. Returns how
 %% many are lost: none if the connection is not.
@@ -562,17 +590,18 @@ control({answer, Ref, Answer}, S) ->
             ok = trunkline_in_turn:not_used(Answer),
             S
     end;
+control({sent_plain, first}, #lane{mode = {send, _}} = S) ->
+    to_report(S);
+control({sent_plain, first}, S) ->
+    sent_before(trunkline_bypass:take(S#lane.ix, S#lane.bypass), S);
+control({sent_plain, over}, S) ->
+    sent_before(1, S);
 control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
         {unknown, _} ->
             %% Its turn was in an earlier session.
-            _ = unreported(1, case S#lane.mode of
-                                  absent -> lost_unconfirmed;
-                                  {send, _} -> lost_unconfirmed;
-                                  _ -> direct
-                              end, S),
-            S
+            sent_before(1, S)
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of
@@ -608,26 +637,27 @@ control({mode, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} 
 control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
-control({mode, Ref, Mode}, S0) ->
-    Plain = unreported(S0#lane.plain, case Mode of
-                                          {absent, _} -> lost_unconfirmed;
-                                          _ -> direct
-                                      end, S0),
+control({mode, Ref, Mode}, Before) ->
+    #lane{plain = Sent} = S0 = next_use(Before),
+    Plain = unreported(Sent, case Mode of
+                                 {absent, _} -> lost_unconfirmed;
+                                 _ -> direct
+                             end, S0),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
-    Window = trunkline_window:sender(1),
-    in_flight(Window, S),
-    S2 = S#lane{window = Window, pace = trunkline_pace:new(), drain = none, probe = none},
+    S2 = S#lane{window = trunkline_window:sender(1), pace = trunkline_pace:new(), drain = none,
+                probe = none},
     {Queued, S1} = change(Mode, without_channels(S2)),
+    in_flight(S1#lane.window, S1),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
     S1;
 control({drain, Ref}, S) ->
     drained(report(S#lane{drain = Ref}));
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    {_, S1} = dispose_all(retired, (without_asks(S))#lane{mode = {retired, Inlets}}),
+    {_, S1} = dispose_all(retired, (without_asks(next_use(S)))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of
@@ -766,8 +796,10 @@ by(Channels, #lane{by = Before, window = Window} = S) ->
                                                                  lane => S#lane.ix,
                                                                  from => Before, to => By}),
             RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
-            flush(S#lane{channels = Channels, by = By,
-                         window = trunkline_window:by(By, RoundTrip, Window)})
+            Window1 = trunkline_window:by(By, RoundTrip, Window),
+            S1 = S#lane{channels = Channels, by = By, window = Window1},
+            in_flight(Window1, S1),
+            flush(S1)
     end.
 
 without_channels(#lane{channels = none} = S) ->
@@ -841,11 +873,23 @@ direct(Name, Message, Node) when is_atom(Name) ->
 direct(Command, Message, Node) ->
     trunkline_agent:direct(Command, Message, Node).
 
-in_flight(Window, #lane{stats = Stats, ix = Ix}) ->
+in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     Charge = trunkline_window:in_flight(Window),
+    ok = may_bypass(Charge, S),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, trunkline_gate:messages(Charge)),
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
+
+%% Whether senders need not ask for their turn while the lane is empty.
+may_bypass(InFlight, #lane{mode = {send, _}, sent = once, by = By} = S) when By =/= connections ->
+    IsIdle = trunkline_gate:is_less_than_a_message(InFlight),
+    trunkline_bypass:is_idle(IsIdle, S#lane.ix, S#lane.bypass);
+may_bypass(_, S) ->
+    trunkline_bypass:is_idle(false, S#lane.ix, S#lane.bypass).
+
+next_use(S) ->
+    ok = trunkline_bypass:next_use(S#lane.ix, S#lane.bypass),
+    bypassed(S).
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).

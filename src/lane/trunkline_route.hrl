@@ -7,6 +7,7 @@
          limit :: trunkline_gate:charge(),   % of the queue of one lane
          large :: trunkline_gate:charge(),   % from which on a message is large
          bulk_limit :: trunkline_gate:charge(),         % of large messages, queued and under way
+         bypass :: trunkline_bypass:bypass(),
          stats :: trunkline_stats:stats()}).
 
 %% The persistent term that holds the route.

@@ -68,8 +68,11 @@ offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = lane_of(self(), Lanes),
-            case trunkline_shape:is_long_list(Message)
-                orelse trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG)) of
+            Entered = case trunkline_shape:long_list(Message) of
+                          none -> trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                          Bytes -> {about, trunkline_gate:limit(Bytes)}
+                      end,
+            case Entered of
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
                     ok;
@@ -88,8 +91,9 @@ offer(Node, To, Message, How, Ticket) ->
 %% for room takes it at once.
 long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
     Shape = trunkline_shape:shape(Message),
-    case Shape =/= binaries andalso is_known(To) andalso Patience =/= nosuspend
-        andalso Ticket =:= new andalso in_turn(Route, Ix, Node, To, Message, Long, Patience) of
+    case is_known(To) andalso Patience =/= nosuspend andalso Ticket =:= new
+        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, {Shape, element(2, Long)},
+                                       Patience) of
         ok ->
             ok;
         _ ->
@@ -105,17 +109,9 @@ is_known(To) when is_tuple(To) ->
 is_known(To) ->
     is_pid(To) orelse is_atom(To).
 
-in_turn(Route, Ix, Node, To, Message, Long, Deadline) ->
-    Charge = case Long of
-                 {long, Exact} -> Exact;
-                 true -> trunkline_gate:limit(trunkline_shape:estimate(Message))
-             end,
-    trunkline_in_turn:is_suited(Node, To, Route, Charge)
-        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Charge, Deadline).
-
 %% A long list is measured only if it must be.
 charge({long, Charge}, _) -> Charge;
-charge(true, Message) -> trunkline_gate:charge(Message).
+charge({about, _}, Message) -> trunkline_gate:charge(Message).
 
 %% A flat term is more than its encoding, and would be copied into the lane. (A command goes by lane
 %% as it is.)

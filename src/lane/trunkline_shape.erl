@@ -15,7 +15,7 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, is_long_list/1, estimate/1]).
+-export([shape/1, long_list/1]).
 
 -export_type([shape/0]).
 
@@ -35,21 +35,44 @@
 %% A binary of so many bytes, or more, is most of the message.
 -define(ALONE, 4096).
 
-%% A list of so many tuples, maps or lists is long. From twice SAMPLE of them its size is estimated.
--define(MANY, 512).
--define(SAMPLE, 16).
+%% Bytes of a long list. A shorter one is measured.
+-define(LONG, 16_000).
+%% A list of fewer tuples, maps or lists, or of fewer integers, is not looked at.
+-define(MANY, 64).
+-define(MANY_INTEGERS, 3200).
+-define(SAMPLE, 8).
+-define(FURTHER, 512).
 
-%% Whether the message is a long list of tuples, maps or lists, or ends with one, as in {Tag, List}
-%% or {'$gen_cast', {Tag, List}}. This is asked of every message. (To measure a list of integers
-%% takes no longer than to count them.)
--spec is_long_list(term()) -> boolean().
-is_long_list(Message) -> is_many(last(Message)).
+%% About how many bytes, if the message is a long list, or ends with one, as in {Tag, List} or
+%% {'$gen_cast', {Tag, List}}. This is asked of every message. To measure a long list takes a third
+%% of the time that it takes to encode it. So elements from its beginning and from further on stand
+%% for all of them.
+-spec long_list(term()) -> Bytes :: pos_integer() | none.
+long_list(Message) ->
+    case last(Message) of
+        [Head | _] = List when is_map(Head); is_tuple(Head); is_list(Head) ->
+            long_list(?MANY, List, Message);
+        [Head | _] = List when is_integer(Head) ->
+            long_list(?MANY_INTEGERS, List, Message);
+        _ ->
+            none
+    end.
 
-is_many([Head | _] = List)
-  when (is_map(Head) orelse is_tuple(Head) orelse is_list(Head)) andalso length(List) >= ?MANY ->
-    true;
-is_many(_) ->
-    false.                                   % or it is no proper list
+long_list(Many, List, Message) ->
+    try length(List) of
+        Length when Length >= Many ->
+            Further = lists:nthtail(min(Length div 2, ?FURTHER), List),
+            Sample = lists:sublist(List, ?SAMPLE) ++ lists:sublist(Further, ?SAMPLE),
+            case erlang:external_size(others(Message))
+                + erlang:external_size(Sample) * Length div (2 * ?SAMPLE) of
+                Bytes when Bytes >= ?LONG -> Bytes;
+                _ -> none
+            end;
+        _ ->
+            none
+    catch
+        error:badarg -> none                 % no proper list
+    end.
 
 last({_, {_, Last}}) -> Last;
 last({_, Last}) -> Last;
@@ -62,17 +85,6 @@ others({A, _}) -> A;
 others({A, B, _}) -> {A, B};
 others({A, B, C, _}) -> {A, B, C};
 others(_) -> [].
-
-%% Bytes of a message with a long list, from elements at its beginning and in its middle. To measure
-%% all of it takes 0.3 us for each kilobyte: a third of what it takes to send it.
--spec estimate(term()) -> pos_integer().
-estimate(Message) ->
-    List = last(Message),
-    Length = length(List),
-    Middle = lists:nthtail(Length div 2, List),
-    Sample = lists:sublist(List, ?SAMPLE) ++ lists:sublist(Middle, ?SAMPLE),
-    erlang:external_size(others(Message))
-        + erlang:external_size(Sample) * Length div (2 * ?SAMPLE).
 
 %% Takes less than 1 us. For short terms that is too much.
 -spec shape(term()) -> shape().

@@ -606,8 +606,9 @@ progress(Stats) ->
 %% The previous lanes, if there are any, end.
 make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Gate = trunkline_gate:new(N),
+    Bypass = trunkline_bypass:new(N),
     Start = fun() ->
-                    Settings = #{gate => Gate, bulk => {N + 1, Large, Limit},
+                    Settings = #{gate => Gate, bypass => Bypass, bulk => {N + 1, Large, Limit},
                                  stats => Stats, options => Options},
                     [trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)]
             end,
@@ -617,8 +618,7 @@ make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stat
             Route = #route{link = self(), gate = Gate, stats = Stats,
                            lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                            limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
-                           large = Large,
-                           bulk_limit = Limit},
+                           large = Large, bulk_limit = Limit, bypass = Bypass},
             D1 = end_lanes(D),
             ok = trunkline_route:publish(Node, Route),
             {ok, Lanes, D1#link{route = Route, order = none}};

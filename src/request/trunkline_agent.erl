@@ -31,6 +31,8 @@
 -module(trunkline_agent).
 -moduledoc false.
 
+-include("../lane/trunkline_route.hrl").
+
 -export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
          sweep/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
@@ -138,9 +140,12 @@ address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Ro
   when is_pid(Server) ->
     #server{lane = Lane, callers = Callers} = Known =
         case Servers of
-            #{Server := Before} -> Before;
-            #{} -> #server{monitor = monitor(process, Server),
-                           lane = trunkline_sender:alias_of_lane(Route, Server)}
+            #{Server := Before} ->
+                Before;
+            #{} ->
+                ok = trunkline_bypass:called(Server, Route#route.bypass),
+                #server{monitor = monitor(process, Server),
+                        lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
     Agent1 =
         Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
