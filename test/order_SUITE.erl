@@ -18,9 +18,10 @@
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, not_in_turn, late_term, any_traffic, replies_among_messages,
-          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
-          connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
+all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, not_in_turn, late_term,
+          any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
+          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break,
+          mailboxes_off_heap, replies_at_the_start].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
