@@ -6,19 +6,21 @@
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, groups/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_group/2,
          end_per_group/2]).
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
--export([by_lane/1, not_started/1, order/1, behind_large/1, large_is_killed/1,
+-export([by_lane/1, not_started/1, order/1, long_outcome/1, long_calls/1, behind_large/1,
+         large_is_killed/1,
          long_mailbox/1, many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1,
          disconnected/1, stopped_and_continued/1, restarted/1, leaves/1, casts_on_the_way/1,
          nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0, with_mail/1, rows/0]).
+         start_counter/0, with_mail/1, rows/0, say_before/2, long_call/2]).
 -export([mixed/1]).
 
 -define(LARGE, 1_000_000).
@@ -30,7 +32,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          by_lane, not_started, order, behind_large, large_is_killed,
+          by_lane, not_started, order, long_outcome, long_calls, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
           silent_node, full_nodes, odd_arguments].
@@ -730,6 +732,78 @@ order(_) ->
     ?assertEqual(lists:duplicate(60, {lists:seq(1, 5), 300_000}), Results),
     cluster:stop_all([A, B]).
 
+%% Long calls may be made by plain distribution, and then the outcome is the executor's exit reason.
+%% But not while a message of the executor is in its lane.
+long_outcome(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Node = cluster:node_of(B),
+    ok = cluster:call(
+           A, fun() ->
+                      [begin
+                           ?assertEqual(rows(), trunkline_erpc:call(Node, ?MODULE, say_before,
+                                                                    [self(), rows()])),
+                           ?assertEqual(said, receive Said -> Said after 0 -> nothing end),
+                           ?assertEqual(rows(),
+                                        trunkline_erpc:call(Node, lists, reverse,
+                                                            [lists:reverse(rows())]))
+                       end || _ <- lists:seq(1, 10)],
+                      ok
+              end),
+    cluster:stop_all([A, B]).
+
+%% The lane does not run until this process waits for it, or has ended.
+say_before(To, Rows) ->
+    Executor = self(),
+    spawn(fun() ->
+                  #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
+                  true = erlang:suspend_process(Lane),
+                  Executor ! suspended,
+                  cluster:await(fun() ->
+                                        lists:member(process_info(Executor, status),
+                                                     [{status, waiting}, undefined])
+                                end)
+          end),
+    receive suspended -> ok end,
+    said = trunkline:send(To, said),
+    Rows.
+
+%% They end as erpc's calls do, and leave nothing behind.
+long_calls(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    Ends = [return, throw, exit, normal, error, no_function, killed, wait, disconnect],
+    Call = fun(Module, End) ->
+                   cluster:connect(A, B),
+                   cluster:await_up(A, B),
+                   cluster:call(
+                     A, fun() ->
+                                Outcome = outcome(fun() -> Module:call(Node, ?MODULE, long_call,
+                                                                       [rows(), End], 500)
+                                                  end),
+                                Left = process_info(self(), [messages, monitors]),
+                                {Outcome, Left}
+                        end)
+           end,
+    [begin
+         Expected = Call(erpc, End),
+         ?assertEqual({End, Expected}, {End, Call(trunkline_erpc, End)})
+     end || _ <- [1, 2], End <- Ends],
+    cluster:stop_all([A, B]).
+
+long_call([_ | _], return) -> returned;
+long_call([_ | _], throw) -> throw(thrown);
+long_call([_ | _], exit) -> exit(ended);
+long_call([_ | _], normal) -> exit(normal);
+long_call([_ | _], error) -> error(failed);
+long_call([_ | _], no_function) -> ?MODULE:no_function(1);
+long_call([_ | _], killed) -> exit(self(), kill), stay();
+long_call([_ | _], wait) -> stay();
+long_call([_ | _], disconnect) ->
+    [true = erlang:disconnect_node(Node) || Node <- nodes(connected)],
+    stay().
+
+stay() -> receive after infinity -> ok end.
+
 %% Requests and outcomes of any size, from one process, each behind the others.
 behind_large(_) ->
     {A, B} = cluster:pair([]),
@@ -1083,7 +1157,7 @@ restarted(_) ->
                                      fun(P) -> process_info(P, [status, current_function]) =:=
                                                                 [{status, waiting},
                                                                  {current_function,
-                                                                  {trunkline_erpc, ask, 6}}]
+                                                                  {trunkline_erpc, by_lane, 2}}]
                                       end, Callers) end) end),
     cluster:kill(B1),
     cluster:await_state(A, B1, down),

@@ -5,11 +5,11 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1,
-         backlog/1, pace/1, patience/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, bypass/1, window/1, window_link/1, distance/1, way/1, waiters/1,
+         rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, window, window_link, distance, way, waiters, rests, backlog,
-          pace, patience, handshake].
+all() -> [stats, gate, gate_shared, bypass, window, window_link, distance, way, waiters, rests,
+          backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -149,6 +149,54 @@ fill(Gate, Limit, Message, N, Charges) ->
         {refused, _} -> Charges;
         Charge -> fill(Gate, Limit, Message, N - 1, [Charge | Charges])
     end.
+
+%% --- bypass: what senders start, and what the lane takes -----------------------------
+
+%% Each message is taken once, whether its sender has said that it has sent, was killed, or was
+%% still sending when it was taken. One that could not be sent may be taken for another one.
+bypass(_) -> check(prop_bypass()).
+
+prop_bypass() ->
+    ?FORALL(
+       Commands, list(frequency([{6, start}, {6, sent}, {1, cancel}, {1, kill}, {3, take},
+                                 {1, take_all}, {3, tick}])),
+       begin
+           Gate = trunkline_gate:new(1),
+           ok = trunkline_gate:open(Gate, 1),
+           Bypass = trunkline_bypass:new(1),
+           ok = trunkline_bypass:set(1, Bypass),
+           World = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end,
+                               #{started => 0, sent => 0, sending => 0, killed => 0, cancelled => 0,
+                                 got => 0, taken => trunkline_bypass:new_taken()}, Commands),
+           %% Those that live send. Two ticks later the others count as having sent.
+           Ended = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end, World,
+                               lists:duplicate(maps:get(sending, World), sent)
+                               ++ [tick, tick, tick]),
+           #{started := Started, cancelled := Cancelled, got := Got, taken := Taken} = Ended,
+           ?WHENFAIL(io:format("~p~n", [Ended]),
+                     Got >= Started - Cancelled andalso Got =< Started
+                         andalso not trunkline_bypass:is_sending(1, Bypass, Taken)
+                         andalso not trunkline_bypass:start(trunkline_gate:new(1), 1, Bypass))
+       end).
+
+bypass(start, Gate, Bypass, #{started := Started, sending := Sending} = W) ->
+    true = trunkline_bypass:start(Gate, 1, Bypass),
+    W#{started := Started + 1, sending := Sending + 1};
+bypass(sent, _, Bypass, #{sent := Sent, sending := Sending} = W) when Sending > 0 ->
+    _ = trunkline_bypass:sent(1, Bypass),
+    W#{sent := Sent + 1, sending := Sending - 1};
+bypass(cancel, _, Bypass, #{cancelled := Cancelled, sending := Sending} = W) when Sending > 0 ->
+    ok = trunkline_bypass:cancel(1, Bypass),
+    W#{cancelled := Cancelled + 1, sending := Sending - 1};
+bypass(kill, _, _, #{killed := Killed, sending := Sending} = W) when Sending > 0 ->
+    W#{killed := Killed + 1, sending := Sending - 1};
+bypass(Take, _, Bypass, #{got := Got, taken := Taken, sent := Sent, started := Started} = W)
+  when Take =:= take; Take =:= take_all; Take =:= tick ->
+    {N, Taken1} = trunkline_bypass:Take(1, Bypass, Taken),
+    true = N >= 0 andalso Got + N >= Sent andalso Got + N =< Started,
+    W#{got := Got + N, taken := Taken1};
+bypass(_, _, _, W) ->
+    W.
 
 %% --- window: two ends and the messages between them ---------------------------------
 

@@ -1,93 +1,149 @@
 %% Whether a sender may bypass its lane without asking it (see trunkline_in_turn).
 %%
-%% It may if nothing is ahead of its message: the lane is idle, there are no large messages, and the
-%% sender has no reply in the lane's mailbox.
+%% It may if nothing is ahead of its message: the lane is idle, and the sender has no reply in the
+%% lane's mailbox.
 %%
-%%     lane is idle       its level is zero and nothing is in flight. The lane takes its mark away
-%%                        before a batch leaves the level, and a sender reads the level first. So
-%%                        the sender sees one of the two
+%%     the lane is idle   its level in the gate is zero, and nothing is in flight. The lane clears
+%%                        its mark before it subtracts a batch from the level, and a sender reads
+%%                        the level first. So the sender sees one of the two
 %%     no replies         a reply of gen_server:reply/2 passes no gate, so only the lane knows of
-%%                        it. The inlet marks each process that it delivers a request to. Those
-%%                        that are marked have to ask
+%%                        it. A process that has had a request by lane has to ask. (The marks of
+%%                        these are counted by hash: another process may have to ask, too)
 %%
-%% A mark of the second kind stands for all processes with the same hash, and stays: a process that
-%% is taken for a server asks in vain.
+%%     sender                                       lane
+%%       | started + 1
+%%       | is the level zero, is the mark set?
+%%       | ── the message, by `!' ──>
+%%       | sent + 1                                  | at each tick: takes what was sent
+%%       | -- if the lane does not tick: sent -----> |
 %%
-%% Senders count here what they have sent, and tell the lane of the first one. The lane takes the
-%% count, and reports it to the inlet. If the lane has changed its mode meanwhile, the message was
-%% sent in a use of the lane that has ended, and may be lost.
+%% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
+%% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
+%% senders count as having sent. If they were only suspended, their messages count once all the same.
+%%
+%% This module has the shared words, and decides. What the lane remembers is `taken/0'.
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, use/4, sent/3]).
--export([called/2, next_use/2, is_idle/3, take/2]).
+-export([new/1, may/3, start/3, sent/2, cancel/2]).
+-export([called/3, forget_called/1]).
+-export([clear/2, set/2, ticks/3]).
+-export([new_taken/0, take/3, take_all/3, is_sending/3, tick/3]).
 
--export_type([bypass/0, use/0]).
+-export_type([bypass/0, taken/0]).
 
 -opaque bypass() :: atomics:atomics_ref().
-%% Of a lane, from one change of its mode to the next.
--type use() :: non_neg_integer().
+%% What the lane has taken; `ghosts': of these, how many have not said that they have sent. And what
+%% the counts were at the last tick.
+-record(taken,
+        {all = 0 :: non_neg_integer(),
+         ghosts = 0 :: non_neg_integer(),
+         last = {0, 0} :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}}).
+-opaque taken() :: #taken{}.
 
-%% With so many marks, 8 kB, a hundred servers make one process in ten ask.
+%% 8 kB. While a thousand servers are being called, most processes have to ask.
 -define(MARKS, 1024).
 -define(MARK(Pid), (erlang:phash2(Pid, ?MARKS) + 1)).
-%% Each lane has a cache line. 2 * N: lane Ix is in its Nth use; 2 * N + 1: and idle.
--define(USE(Ix), (?MARKS + 16 * (Ix))).
-%% Messages that have been sent, and not taken.
--define(SENT(Ix), (?MARKS + 16 * (Ix) + 1)).
+%% Each lane has a cache line.
+-define(IDLE(Ix), (?MARKS + 16 * (Ix))).
+-define(TICKS(Ix), (?MARKS + 16 * (Ix) + 1)).
+-define(STARTED(Ix), (?MARKS + 16 * (Ix) + 2)).
+-define(SENT(Ix), (?MARKS + 16 * (Ix) + 3)).
 
 -spec new(Lanes :: pos_integer()) -> bypass().
-new(Lanes) -> atomics:new(?SENT(Lanes), [{signed, false}]).
+new(Lanes) -> atomics:new(?SENT(Lanes), [{signed, true}]).
 
-%% --- for a sender -----------------------------------------------------------
+%% --- for a sender whose lane is Ix ------------------------------------------------
 
-%% The calling process, whose lane is Ix, may send. Bulk is the number of the level of large
-%% messages.
--spec use(trunkline_gate:gate(), Ix :: pos_integer(), Bulk :: pos_integer(), bypass()) ->
-          {ok, use()} | no.
-use(Gate, Ix, Bulk, Bypass) ->
-    case trunkline_gate:fill(Gate, Ix) =:= 0 andalso trunkline_gate:fill(Gate, Bulk) =:= 0
+%% Whether nothing is ahead of what the calling process sends now.
+-spec may(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
+may(Gate, Ix, Bypass) ->
+    trunkline_gate:fill(Gate, Ix) =:= 0
         andalso atomics:get(Bypass, ?MARK(self())) =:= 0
-        andalso atomics:get(Bypass, ?USE(Ix)) of
-        Use when is_integer(Use), Use rem 2 =:= 1 -> {ok, Use div 2};
-        _ -> no
+        andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
+
+%% The same for a message that should be counted. If so, sent/2 must follow.
+-spec start(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
+start(Gate, Ix, Bypass) ->
+    atomics:add(Bypass, ?STARTED(Ix), 1),
+    case may(Gate, Ix, Bypass) of
+        true -> true;
+        false -> atomics:sub(Bypass, ?STARTED(Ix), 1), false
     end.
 
-%% It has sent. `first': the lane should be told. `over': that use of the lane has ended.
--spec sent(use(), Ix :: pos_integer(), bypass()) -> ok | first | over.
-sent(Use, Ix, Bypass) ->
-    case atomics:get(Bypass, ?USE(Ix)) div 2 of
-        Use ->
-            case atomics:add_get(Bypass, ?SENT(Ix), 1) of
-                1 -> first;
-                _ -> ok
-            end;
-        _ ->
-            over
+%% It has sent. Returns whether the lane should be told.
+-spec sent(Ix :: pos_integer(), bypass()) -> boolean().
+sent(Ix, Bypass) ->
+    atomics:add(Bypass, ?SENT(Ix), 1),
+    atomics:get(Bypass, ?TICKS(Ix)) =:= 0.
+
+%% It could not send.
+-spec cancel(Ix :: pos_integer(), bypass()) -> ok.
+cancel(Ix, Bypass) -> atomics:sub(Bypass, ?STARTED(Ix), 1).
+
+%% --- for the inlets -----------------------------------------------------------------
+
+%% That process may reply by lane from now on (1), or has replied to everybody (-1).
+-spec called(pid(), 1 | -1, bypass()) -> ok.
+called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
+
+%% A session begins. Who replies to a request of an earlier one replies to no caller.
+-spec forget_called(bypass()) -> ok.
+forget_called(Bypass) ->
+    lists:foreach(fun(Mark) -> atomics:put(Bypass, Mark, 0) end, lists:seq(1, ?MARKS)).
+
+%% --- for lane Ix ------------------------------------------------------------------
+
+%% Something may be in flight.
+-spec clear(Ix :: pos_integer(), bypass()) -> ok.
+clear(Ix, Bypass) -> atomics:put(Bypass, ?IDLE(Ix), 0).
+
+%% Nothing is.
+-spec set(Ix :: pos_integer(), bypass()) -> ok.
+set(Ix, Bypass) -> atomics:put(Bypass, ?IDLE(Ix), 1).
+
+%% Whether the lane ticks by itself. (If it stops, it has to look once more.)
+-spec ticks(boolean(), Ix :: pos_integer(), bypass()) -> ok.
+ticks(true, Ix, Bypass) -> atomics:put(Bypass, ?TICKS(Ix), 1);
+ticks(false, Ix, Bypass) -> atomics:put(Bypass, ?TICKS(Ix), 0).
+
+-spec new_taken() -> taken().
+new_taken() -> #taken{}.
+
+%% How many messages have been sent since the last time.
+-spec take(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
+take(Ix, Bypass, Taken) -> taken(counts(Ix, Bypass), Taken).
+
+%% The same with those that are being sent, of which it is not known what becomes of them.
+-spec take_all(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
+take_all(Ix, Bypass, Taken) -> taken_all(counts(Ix, Bypass), Taken).
+
+%% Whether a sender may be sending.
+-spec is_sending(Ix :: pos_integer(), bypass(), taken()) -> boolean().
+is_sending(Ix, Bypass, #taken{ghosts = Ghosts}) ->
+    {Started, Sent} = counts(Ix, Bypass),
+    Started - Sent > Ghosts.
+
+%% To be called once a second.
+-spec tick(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
+tick(Ix, Bypass, #taken{last = Last} = Taken) ->
+    case counts(Ix, Bypass) of
+        Last -> taken_all(Last, Taken);
+        Counts -> taken(Counts, Taken#taken{last = Counts})
     end.
 
-%% --- for the inlets -----------------------------------------------------------
+%% (Sent is read first: what is sent has been started.)
+counts(Ix, Bypass) ->
+    Sent = atomics:get(Bypass, ?SENT(Ix)),
+    {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-%% That process may reply by lane.
--spec called(pid(), bypass()) -> ok.
-called(Server, Bypass) -> atomics:put(Bypass, ?MARK(Server), 1).
+%% Ghosts that have sent after all are ghosts no more.
+taken({Started, Sent}, #taken{ghosts = Ghosts} = Taken) ->
+    up_to(Sent, min(Ghosts, Started - Sent), Taken).
 
-%% --- for lane Ix ----------------------------------------------------------------
+taken_all({Started, Sent}, Taken) -> up_to(Sent, Started - Sent, Taken).
 
-%% It changes its mode, and is not idle.
--spec next_use(Ix :: pos_integer(), bypass()) -> ok.
-next_use(Ix, Bypass) ->
-    atomics:put(Bypass, ?USE(Ix), 2 * (atomics:get(Bypass, ?USE(Ix)) div 2 + 1)).
-
-%% Whether nothing is in flight.
--spec is_idle(boolean(), Ix :: pos_integer(), bypass()) -> ok.
-is_idle(IsIdle, Ix, Bypass) ->
-    case {IsIdle, atomics:get(Bypass, ?USE(Ix))} of
-        {true, Use} when Use rem 2 =:= 0 -> atomics:put(Bypass, ?USE(Ix), Use + 1);
-        {false, Use} when Use rem 2 =:= 1 -> atomics:put(Bypass, ?USE(Ix), Use - 1);
-        _ -> ok
-    end.
-
-%% The messages that were sent since the last time.
--spec take(Ix :: pos_integer(), bypass()) -> non_neg_integer().
-take(Ix, Bypass) -> atomics:exchange(Bypass, ?SENT(Ix), 0).
+%% (A ghost that could not send was taken too early, for another message.)
+up_to(Sent, Ghosts, #taken{all = Before} = Taken) ->
+    All = max(Before, Sent + Ghosts),
+    {All - Before, Taken#taken{all = All, ghosts = Ghosts}}.

@@ -19,10 +19,10 @@
 %% acknowledged, the message has arrived. If it is lost with the connection, the message counts as
 %% lost, too. (If there is no other batch, the lane sends one with nothing else, within a second.)
 %%
-%% A sender that has been told `go' for a receiver need not ask for a second, as long as nothing is
-%% ahead of its messages (trunkline_bypass): it sends, and counts what it has sent. The lane reports
-%% that with its next tick. So do senders of binaries that are too long for two in a batch, and not
-%% large. If something is ahead of them, these go by lane.
+%% A sender that has been told `go' for a receiver need not ask again for a second, as long as
+%% nothing is ahead of its messages (trunkline_bypass): it sends, and counts what it has sent. The
+%% lane reports that at its next tick. Binaries of which a batch has no room for two, and which are
+%% not large, are sent so, too. If something is ahead of one, it goes by lane.
 %%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
 %% its reply, and the answer says in which form the server gets the request. If the caller does not
@@ -52,15 +52,16 @@
 %% the nodes for each.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
-%% The same for binaries: two of these do not fit into one batch. From `large_bytes' on they have
-%% connections of their own.
+%% The same for binaries: a batch of the default size has no room for two. From `large_bytes' on they
+%% have connections of their own.
 -define(BINARY_FROM, 33_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
-%% ms that a sender remembers of one receiver that its mailbox is on the heap.
+%% ms that a sender remembers, in its process dictionary, that the mailbox of one receiver at each
+%% node is on the heap.
 -define(KNOWN_FOR, 1000).
-%% Where, in the sender's process dictionary.
--define(KNOWN, '$trunkline_in_turn').
+%% A sender of a binary does not ask a lane with a longer queue.
+-define(SHORT_QUEUE, (trunkline_gate:limit(65_536))).
 
 %% Who gets the message: a process, the server of a request, or the caller of an outcome.
 -type addressee() :: pid() | atom() | trunkline_command:command().
@@ -89,10 +90,10 @@ are_terms_suited(Node, Stats) ->
           ok | no.
 send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
     case is_suited(Shape, To, Charge, Route) andalso turn(Shape, To, Node, Ix, Route) of
-        {now, Use} ->
+        now ->
             case send_now(To, Node, Message, Deadline) of
-                ok -> sent(trunkline_bypass:sent(Use, Ix, Route#route.bypass), Route, Ix, Charge);
-                _ -> no
+                ok -> bypassed(Route, Ix, Charge);
+                _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
             end;
         ask ->
             case trunkline_gate:path(Route#route.gate) =:= lanes
@@ -106,33 +107,38 @@ send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
 
 %% Whether the size is one for which `!' is best.
 is_suited(binaries, To, Charge, #route{large = Large}) ->
-    not is_tuple(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large;
+    is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large;
 is_suited(_, To, Charge, _) ->
     trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge).
 
 from(To) when is_tuple(To) -> ?REQUEST_FROM;
 from(_) -> ?FROM.
 
-%% A binary for which the sender has to ask is as fast by lane. But without having asked, the sender
-%% does not know of the receiver's mailbox.
+%% A binary for which the sender has to ask is as fast by lane. But the answer tells of the
+%% receiver's mailbox, too.
 turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
     case knows(To, Node, Route) of
         true ->
-            case trunkline_bypass:use(Gate, Ix, trunkline_route:bulk_ix(Route), Bypass) of
-                {ok, Use} -> {now, Use};
-                no when Shape =:= binaries -> no;
-                no -> ask
+            case trunkline_bypass:start(Gate, Ix, Bypass) of
+                true -> now;
+                false when Shape =:= binaries -> no;
+                false -> ask
             end;
-        has_asked when Shape =:= binaries -> no;
-        _ -> ask
+        HasAsked when Shape =:= binaries ->
+            case HasAsked =:= false andalso trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
+                true -> ask;
+                false -> no
+            end;
+        _ ->
+            ask
     end.
 
-ask(#route{lanes = Lanes} = Route, Ix, Node, To, Message, Charge, Deadline) ->
+ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
     {Answer, Ref} = trunkline_process:ask(Lane, fun(R) -> {ask, R, self(), To} end,
                                           fun(R) -> {not_sent, R} end,
                                           min(?WAIT, trunkline_deadline:left(Deadline))),
-    ok = know(Answer, To, Route),
+    ok = know(Answer, To, Node, Route),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
                {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
@@ -140,7 +146,9 @@ ask(#route{lanes = Lanes} = Route, Ix, Node, To, Message, Charge, Deadline) ->
                _ -> no
            end,
     case Sent of
-        ok -> sent(Ref, Route, Ix, Charge);
+        ok ->
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+            sent_plain(Lane, Ref);
         noproc -> ok;
         no -> no;
         _ ->
@@ -158,36 +166,34 @@ send(Wrap, To, Message, Deadline) ->
     erlang:send(To, trunkline_command:wrap(Wrap, Message),
                 [noconnect | [nosuspend || Deadline =/= infinity]]).
 
-sent(Turn, #route{lanes = Lanes, stats = Stats}, Ix, Charge) ->
-    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-    sent_plain(Turn, element(Ix, Lanes)).
+bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
+    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
+    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)).
 
-sent_plain(ok, _) ->
-    ok;
-sent_plain(Turn, Lane) ->
-    Lane ! {sent_plain, Turn},
+sent_plain(Lane, Ref) ->
+    Lane ! {sent_plain, Ref},
     ok.
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
-%% of its mailbox, wherever it is; of another receiver the lane has said so not long ago.
-%% `has_asked': it was asked of another one.
+%% of its mailbox, wherever it is; of another receiver at that node the lane has said so not long
+%% ago. `has_asked': that was another one.
 knows({reply, _}, Node, #route{stats = Stats}) ->
     are_terms_suited(Node, Stats);
-knows(To, _, #route{link = Link}) ->
-    case get(?KNOWN) of
+knows(To, Node, #route{link = Link}) ->
+    case get({?MODULE, Node}) of
         {Known, Link, Until} -> erlang:monotonic_time(millisecond) < Until
                                     andalso (To =:= Known orelse has_asked);
         _ -> false
     end.
 
 %% (Another process may have a name at any time.)
-know(_, Command, _) when is_tuple(Command) ->
+know(_, Command, _, _) when is_tuple(Command) ->
     ok;
-know(Answer, To, #route{link = Link}) ->
+know(Answer, To, Node, #route{link = Link}) ->
     Known = if Answer =:= go, is_pid(To) -> To;
                true -> none
             end,
-    _ = put(?KNOWN, {Known, Link, erlang:monotonic_time(millisecond) + ?KNOWN_FOR}),
+    _ = put({?MODULE, Node}, {Known, Link, erlang:monotonic_time(millisecond) + ?KNOWN_FOR}),
     ok.
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that

@@ -101,6 +101,9 @@
          link :: pid(),
          gate :: trunkline_gate:gate(),
          bypass :: trunkline_bypass:bypass(),
+         taken = trunkline_bypass:new_taken() :: trunkline_bypass:taken(),
+         %% Whether the level is that of what is in the lane (see quiet/1).
+         exact = true :: boolean(),
          low :: trunkline_gate:charge(),        % level below which waiting senders may go on
          batch :: trunkline_gate:charge(),      % the limit of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
@@ -426,8 +429,10 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
 %% sending: meanwhile all batches go by the distribution.
-hand_over(Charge, Entries, #lane{by = connections} = S) -> reported(Charge, Entries, bypassed(S));
-hand_over(Charge, Entries, S) -> reported(Charge, Entries, S).
+hand_over(Charge, Entries, #lane{by = connections} = S) ->
+    reported(Charge, Entries, bypassed(S));
+hand_over(Charge, Entries, S) ->
+    reported(Charge, Entries, S).
 
 reported(Charge, Entries, #lane{plain = 0} = S) ->
     hand_over(Charge, Entries, trunkline_gate:messages(Charge), is_by_channels(S), S);
@@ -438,15 +443,19 @@ reported(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
               is_by_channels(S), S#lane{plain = 0}).
 
 %% With what senders have sent without asking.
-bypassed(#lane{plain = N} = S) ->
-    case trunkline_bypass:take(S#lane.ix, S#lane.bypass) of
-        0 -> S;
-        Sent -> S#lane{plain = N + Sent}
-    end.
+bypassed(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
+    more_plain(trunkline_bypass:take(Ix, Bypass, Taken), S).
+
+more_plain({0, Taken}, #lane{taken = Taken} = S) -> S;
+more_plain({Sent, Taken}, #lane{plain = N} = S) -> S#lane{plain = N + Sent, taken = Taken}.
 
 is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
-is_by_channels(#lane{by = By, plain = N, asks = Asks}) ->
-    By =:= connections andalso N =:= 0 andalso not trunkline_asks:are_granted(Asks).
+is_by_channels(#lane{by = By, plain = N} = S) ->
+    By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
+
+%% Whether a sender may be sending by plain distribution.
+is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
+    trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
 
 hand_over(Charge, Entries, Messages, ByChannels,
           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
@@ -534,12 +543,14 @@ before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
 
 %% That much has left the lane: there may be room for a waiting sender.
 left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
-    case trunkline_gate:leave(Gate, Ix, Charge) < S#lane.low
-        andalso trunkline_gate:awaited(Gate, Ix) of
+    Level = trunkline_gate:leave(Gate, Ix, Charge),
+    case Level < S#lane.low andalso trunkline_gate:awaited(Gate, Ix) of
         true -> ok = trunkline_room:offer(Link, Ix);
         false -> ok
     end,
-    S1 = tell_agents(S),
+    S1 = tell_agents(if Level < 0 -> inexact(S);
+                        true -> S
+                     end),
     case S1 of
         #lane{ticking = true} -> S1#lane{active = true};
         #lane{ticking = false} -> tick(S1)
@@ -590,12 +601,8 @@ control({answer, Ref, Answer}, S) ->
             ok = trunkline_in_turn:not_used(Answer),
             S
     end;
-control({sent_plain, first}, #lane{mode = {send, _}} = S) ->
-    to_report(S);
-control({sent_plain, first}, S) ->
-    sent_before(trunkline_bypass:take(S#lane.ix, S#lane.bypass), S);
-control({sent_plain, over}, S) ->
-    sent_before(1, S);
+control(bypassed, S) ->
+    ticking(S);
 control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
@@ -638,7 +645,7 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, Before) ->
-    #lane{plain = Sent} = S0 = next_use(Before),
+    #lane{plain = Sent} = S0 = end_bypass(Before),
     Plain = unreported(Sent, case Mode of
                                  {absent, _} -> lost_unconfirmed;
                                  _ -> direct
@@ -657,7 +664,9 @@ control({drain, Ref}, S) ->
     drained(report(S#lane{drain = Ref}));
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    {_, S1} = dispose_all(retired, (without_asks(next_use(S)))#lane{mode = {retired, Inlets}}),
+    #lane{plain = Sent} = S0 = end_bypass(S),
+    _ = unreported(Sent, direct, S0),
+    {_, S1} = dispose_all(retired, (without_asks(S0))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of
@@ -708,7 +717,8 @@ down(Down, S) ->
     channels(Down, S).
 
 %% Senders that have been killed count as having sent.
-tick_asks(#lane{asks = Asks, plain = N} = S) ->
+tick_asks(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks} = S0) ->
+    #lane{plain = N} = S = more_plain(trunkline_bypass:tick(Ix, Bypass, Taken), S0),
     {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
     lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, plain = N + length(Killed)}), Killed).
 
@@ -816,7 +826,7 @@ arrived(Serial, #lane{channels = Channels} = S) ->
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
     case trunkline_window:in_flight(S#lane.window) =:= 0
         andalso trunkline_backlog:is_empty(S#lane.backlog)
-        andalso not trunkline_asks:are_granted(S#lane.asks)
+        andalso not is_plain_sending(S)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
@@ -880,35 +890,59 @@ in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
 
-%% Whether senders need not ask for their turn while the lane is empty.
-may_bypass(InFlight, #lane{mode = {send, _}, sent = once, by = By} = S) when By =/= connections ->
-    IsIdle = trunkline_gate:is_less_than_a_message(InFlight),
-    trunkline_bypass:is_idle(IsIdle, S#lane.ix, S#lane.bypass);
+%% Whether senders may bypass the lane while it is empty.
+may_bypass(InFlight, #lane{mode = {send, _}, sent = once, by = By, exact = true} = S)
+  when By =/= connections ->
+    case trunkline_gate:is_less_than_a_message(InFlight) of
+        true -> trunkline_bypass:set(S#lane.ix, S#lane.bypass);
+        false -> trunkline_bypass:clear(S#lane.ix, S#lane.bypass)
+    end;
 may_bypass(_, S) ->
-    trunkline_bypass:is_idle(false, S#lane.ix, S#lane.bypass).
+    trunkline_bypass:clear(S#lane.ix, S#lane.bypass).
 
-next_use(S) ->
-    ok = trunkline_bypass:next_use(S#lane.ix, S#lane.bypass),
-    bypassed(S).
+%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
+end_bypass(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
+    ok = trunkline_bypass:clear(Ix, Bypass),
+    more_plain(trunkline_bypass:take_all(Ix, Bypass, Taken), S).
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
 
 tick(S) ->
+    ok = trunkline_bypass:ticks(true, S#lane.ix, S#lane.bypass),
     _ = erlang:start_timer(?QUIET, self(), tick),
     S#lane{ticking = true, active = false}.
 
 %% A sender that is killed between entering the gate and sending leaves its
 %% charge behind. After a second in which nothing came, what the gate still
 %% counts has been left behind so. If the sender lives and is only very slow, the
-%% level goes below zero for that time, and is corrected here, too.
+%% level goes below zero, and is corrected here, too. From one correction to the next second in
+%% which there is nothing to correct, the level may be that of nothing while a message is in the
+%% lane: so long no sender bypasses it.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
-    case trunkline_backlog:is_empty(Backlog) andalso not trunkline_asks:are_granted(S#lane.asks)
-        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0} of
-        true ->
-            _ = trunkline_gate:leave(Gate, Ix, trunkline_gate:level(Gate, Ix)),
-            S1 = drained(S#lane{ticking = false, active = false}),
-            proc_lib:hibernate(?MODULE, loop, [S1]);
-        false ->
-            tick(S)
+    case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
+        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
+        andalso trunkline_gate:level(Gate, Ix) of
+        0 -> rest(S#lane{exact = true});
+        false -> tick(S);
+        Level ->
+            S1 = inexact(S),
+            _ = trunkline_gate:leave(Gate, Ix, Level),
+            tick(drained(S1))
+    end.
+
+inexact(S) ->
+    ok = trunkline_bypass:clear(S#lane.ix, S#lane.bypass),
+    S#lane{exact = false}.
+
+%% A sender that has sent before it could see that the lane does not tick any more has not told it.
+rest(#lane{ix = Ix, bypass = Bypass, window = Window, plain = Before} = S) ->
+    ok = trunkline_bypass:ticks(false, Ix, Bypass),
+    in_flight(Window, S),
+    case bypassed(S) of
+        #lane{plain = Before} = S1 ->
+            S2 = drained(S1#lane{ticking = false, active = false}),
+            proc_lib:hibernate(?MODULE, loop, [S2]);
+        S1 ->
+            tick(S1)
     end.

@@ -14,7 +14,7 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
--export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
+-export([force/3, force_apart/3, tell/3, alias_of_lane/2, may_bypass/2]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -108,6 +108,27 @@ is_known(To) when is_tuple(To) ->
     trunkline_command:is_request(To) orelse element(1, To) =:= reply;
 is_known(To) ->
     is_pid(To) orelse is_atom(To).
+
+%% Whether the calling process may send a long message to that node by a way of its own on the
+%% distribution: everything that it has sent before has been delivered, and no lane is better.
+-spec may_bypass(node(), term()) -> boolean().
+may_bypass(Node, Message) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, large = Large} = Route ->
+            Ix = lane_of(self(), Lanes),
+            Charge = case trunkline_shape:long_list(Message) of
+                         none -> trunkline_gate:charge(Message);
+                         Bytes -> trunkline_gate:limit(Bytes)
+                     end,
+            Charge >= ?LONG
+                andalso (Charge < Large orelse
+                         (trunkline_in_turn:is_short_enough(Charge)
+                          andalso trunkline_shape:shape(Message) =/= binaries))
+                andalso trunkline_bypass:may(Gate, Ix, Bypass)
+                andalso trunkline_in_turn:are_terms_suited(Node, Route#route.stats);
+        none ->
+            false
+    end.
 
 %% A long list is measured only if it must be.
 charge({long, Charge}, _) -> Charge;

@@ -1,9 +1,10 @@
 %% What a long term is made of, as far as its beginning tells.
 %%
-%% A lane is the best way for short terms and for binaries. It copies a long term several times, and
-%% its way around the distribution's atom cache costs 100 ns for each atom:
+%% A lane is the best way for short terms. It copies a long term several times, and its way around
+%% the distribution's atom cache costs 100 ns for each atom:
 %%
-%%     binaries    of 4 kB or more are not copied into a lane: they go by lane, or as large messages
+%%     binaries    of 4 kB or more are not copied into a lane: they go by lane, or past an idle lane
+%%                 if a batch has no room for two, or as large messages
 %%     flat        few atoms: if it must go by lane the sender should encode it, and put a reference
 %%                 to the encoding into the lane
 %%     mixed       many atoms, or binaries that an encoding would copy: if it must go by lane, then
@@ -41,27 +42,28 @@
 -define(MANY, 64).
 -define(MANY_INTEGERS, 3200).
 -define(SAMPLE, 8).
--define(FURTHER, 512).
+-define(FURTHER, 512).                   % of integers
 
 %% About how many bytes, if the message is a long list, or ends with one, as in {Tag, List} or
 %% {'$gen_cast', {Tag, List}}. This is asked of every message. To measure a long list takes a third
-%% of the time that it takes to encode it. So elements from its beginning and from further on stand
-%% for all of them.
+%% of the time that it takes to encode it. So elements from its beginning and its middle stand for
+%% all of them. (The middle of a list of integers is too far away: to go there would take as long as
+%% to measure the list.)
 -spec long_list(term()) -> Bytes :: pos_integer() | none.
 long_list(Message) ->
     case last(Message) of
         [Head | _] = List when is_map(Head); is_tuple(Head); is_list(Head) ->
-            long_list(?MANY, List, Message);
+            long_list(?MANY, infinity, List, Message);
         [Head | _] = List when is_integer(Head) ->
-            long_list(?MANY_INTEGERS, List, Message);
+            long_list(?MANY_INTEGERS, ?FURTHER, List, Message);
         _ ->
             none
     end.
 
-long_list(Many, List, Message) ->
+long_list(Many, Furthest, List, Message) ->
     try length(List) of
         Length when Length >= Many ->
-            Further = lists:nthtail(min(Length div 2, ?FURTHER), List),
+            Further = lists:nthtail(min(Length div 2, Furthest), List),
             Sample = lists:sublist(List, ?SAMPLE) ++ lists:sublist(Further, ?SAMPLE),
             case erlang:external_size(others(Message))
                 + erlang:external_size(Sample) * Length div (2 * ?SAMPLE) of
@@ -74,12 +76,14 @@ long_list(Many, List, Message) ->
         error:badarg -> none                 % no proper list
     end.
 
+last({_, _, [Last]}) -> Last;                % the arguments of a function
 last({_, {_, Last}}) -> Last;
 last({_, Last}) -> Last;
 last({_, _, Last}) -> Last;
 last({_, _, _, Last}) -> Last;
 last(Message) -> Message.
 
+others({A, B, [_]}) -> {A, B};
 others({A, {B, _}}) -> {A, B};
 others({A, _}) -> A;
 others({A, B, _}) -> {A, B};

@@ -247,15 +247,14 @@ ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
      end, Outcomes};
 ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
     Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-    case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience, connect) of
+    case trunkline_sender:may_bypass(Node, MFA)
+        orelse trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience,
+                                          connect) of
+        true ->
+            ask_directly(Node, Ref, Others, MFA, Deadline);
         ok ->
             Outcomes = Others(),
-            {receive
-                 {[alias | Ref], Outcome} -> Outcome;
-                 {'DOWN', Ref, process, Object, Reason} -> ended(Object, Reason)
-             after trunkline_deadline:left(Deadline) ->
-                     abandon({Ref, lane})
-             end, Outcomes};
+            {by_lane(Ref, Deadline), Outcomes};
         Refused ->
             demonitor(Ref, [flush]),
             Refused
@@ -264,6 +263,41 @@ ask(unreachable, _, _, Others, _, _) ->
     {{error, {erpc, noconnection}}, Others()};
 ask(timeout, _, _, Others, _, _) ->
     {{error, {erpc, timeout}}, Others()}.
+
+%% Few calls are as fast by the distribution, and so are long terms. The executor decides which way
+%% the outcome takes.
+ask_directly(Node, Ref, Others, MFA, Deadline) ->
+    Request = spawn_request(Node, trunkline_executor, run, [Ref, direct, MFA], ?SPAWN_OPTIONS),
+    Outcomes = Others(),
+    {directly(Request, Ref, Deadline), Outcomes}.
+
+directly(Request, Ref, Deadline) ->
+    receive
+        {'DOWN', Request, process, _, {Ref, Outcome}} ->
+            demonitor(Ref, [flush]),
+            Outcome;
+        {'DOWN', Request, process, Executor, Executor} ->
+            by_lane(Ref, Deadline);
+        {'DOWN', Request, process, Executor, Reason} ->
+            demonitor(Ref, [flush]),
+            ended(Executor, Reason);
+        {spawn_reply, Request, error, Reason} ->
+            demonitor(Ref, [flush]),
+            {error, {erpc, Reason}}
+    after trunkline_deadline:left(Deadline) ->
+            case spawn_request_abandon(Request) orelse demonitor(Request, [info]) of
+                true -> abandon({Ref, lane});
+                false -> directly(Request, Ref, Deadline)        % the answer is here
+            end
+    end.
+
+by_lane(Ref, Deadline) ->
+    receive
+        {[alias | Ref], Outcome} -> Outcome;
+        {'DOWN', Ref, process, Object, Reason} -> ended(Object, Reason)
+    after trunkline_deadline:left(Deadline) ->
+            abandon({Ref, lane})
+    end.
 
 %% --- casts --------------------------------------------------------------------
 

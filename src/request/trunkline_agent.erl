@@ -143,7 +143,7 @@ address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Ro
             #{Server := Before} ->
                 Before;
             #{} ->
-                ok = trunkline_bypass:called(Server, Route#route.bypass),
+                ok = trunkline_bypass:called(Server, 1, Route#route.bypass),
                 #server{monitor = monitor(process, Server),
                         lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
@@ -296,6 +296,7 @@ no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
 no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers}, Servers1} ->
+            ok = not_called(Server, Agent),
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
             Agent#agent{servers = Servers1};
@@ -307,12 +308,18 @@ no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
 %% is most often to the same server.)
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
+    Agent#agent{servers = maps:filter(fun(Server, #server{monitor = Monitor, callers = Callers})
                                                 when map_size(Callers) =:= 0 ->
+                                              ok = not_called(Server, Agent),
                                               demonitor(Monitor), false;
                                          (_, _) ->
                                               true
                                       end, Servers)}.
+
+%% No reply of that server is on its way. (It may have had requests of the next session.)
+not_called(_, #agent{retired = true}) -> ok;
+not_called(Server, #agent{route = #route{bypass = Bypass}}) ->
+    trunkline_bypass:called(Server, -1, Bypass).
 
 %% The session has ended, but its requests go on.
 -spec retired(agent()) -> agent().

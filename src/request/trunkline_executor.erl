@@ -11,6 +11,15 @@
 %% caller by Trunkline arrive before the outcome. The inlet never waits. It monitors executors only
 %% to report those that end without an outcome.
 %%
+%% While the lane is idle, a caller with long arguments starts the executor by the distribution:
+%%
+%%     caller ── spawn_request, monitor ──────────────────────────────> executor
+%%       ^                                                                │
+%%       └──── 'DOWN', whose reason is the outcome ───────────────────────┘
+%%
+%% Then the outcome is the exit reason, if nothing is ahead of it in the executor's lane and it is
+%% not too long. Otherwise it comes by lane as above, and the exit reason says so.
+%%
 %% As with erpc, the function runs in a process of its own, with the caller's group leader. After
 %% the outcome the executor ends with an exit reason that is not `normal', so that processes that
 %% the function has linked to itself end with it, also as with erpc. The reason is the executor's
@@ -19,7 +28,7 @@
 -module(trunkline_executor).
 -moduledoc false.
 
--export([start/2, run/2, is_done/2]).
+-export([start/2, run/2, run/3, is_done/2]).
 
 -export_type([outcome/0]).
 
@@ -74,21 +83,9 @@ run({apply, Caller, Leader, Pid}, MFA) ->
     run(Caller, {reply, Caller, Pid}, Leader, MFA).
 
 -spec run(trunkline_command:caller(), trunkline_command:command(), pid(), term()) -> no_return().
-run(Caller, Reply, Leader, {M, F, A}) ->
+run(Caller, Reply, Leader, MFA) ->
     true = group_leader(Leader, self()),
-    Outcome = try
-                  {ok, apply(M, F, A)}
-              catch
-                  throw:Term ->
-                      {throw, Term};
-                  exit:Reason ->
-                      {exit, {exception, Reason}};
-                  error:Reason:Stack ->
-                      case is_too_many(Reason, A) of
-                          true -> {error, {erpc, Reason}};
-                          false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
-                      end
-              end,
+    Outcome = outcome(MFA),
     case trunkline_sender:hand_over(node(Caller), Reply, Outcome, infinity, noconnect) of
         direct ->
             %% The link may have been drained while the session goes on.
@@ -98,6 +95,33 @@ run(Caller, Reply, Leader, {M, F, A}) ->
             ok
     end,
     exit(self()).
+
+%% The caller has started this process by the distribution, and monitors it. The outcome is its exit
+%% reason, as with erpc, unless it has to come behind other messages, or to travel as a large one.
+-spec run(trunkline_command:caller(), direct, {module(), atom(), [term()]}) -> no_return().
+run(Caller, direct, MFA) ->
+    Outcome = outcome(MFA),
+    Node = node(Caller),
+    case trunkline_sender:may_bypass(Node, Outcome)
+        orelse trunkline_sender:hand_over(Node, {reply, Caller}, Outcome, infinity, noconnect) of
+        Way when Way =:= true; Way =:= direct -> exit({Caller, Outcome});
+        _ -> exit(self())
+    end.
+
+outcome({M, F, A}) ->
+    try
+        {ok, apply(M, F, A)}
+    catch
+        throw:Term ->
+            {throw, Term};
+        exit:Reason ->
+            {exit, {exception, Reason}};
+        error:Reason:Stack ->
+            case is_too_many(Reason, A) of
+                true -> {error, {erpc, Reason}};
+                false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
+            end
+    end.
 
 %% Whether there are too many arguments. The function may cause a system_limit, too.
 is_too_many(system_limit, A) when length(A) > ?MAX_ARITY -> true;
@@ -117,4 +141,5 @@ with_base({M, F, Arity, _}, Frames, M, F, A) when Arity =:= length(A) -> Frames;
 with_base(_, Frames, M, F, A) when length(A) >= 0 -> Frames ++ [{M, F, length(A), []}];
 with_base(_, Frames, _, _, _) -> Frames.     % an improper list
 
-is_own(Frame) -> element(1, Frame) =:= ?MODULE andalso element(2, Frame) =:= run.
+is_own(Frame) ->
+    element(1, Frame) =:= ?MODULE andalso lists:member(element(2, Frame), [run, outcome]).
