@@ -19,7 +19,7 @@
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
-%% senders count as having sent. If they were only suspended, their messages count once all the same.
+%% senders count as having sent. If they were only suspended, their messages still count once.
 %%
 %% This module has the shared words, and decides. What the lane remembers is `taken/0'.
 -module(trunkline_bypass).

@@ -52,8 +52,8 @@
 %% the nodes for each.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
-%% The same for binaries: a batch of the default size has no room for two. From `large_bytes' on they
-%% have connections of their own.
+%% The same for binaries: a batch of the default size has no room for two. From `large_bytes' on
+%% they have connections of their own.
 -define(BINARY_FROM, 33_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
