@@ -5,8 +5,8 @@
 %%                        └────── a question to the inlet, in the sender's place ──> go, or no
 %%
 %% The lane remembers for at most a second or two whether the mailbox of a receiver is on the heap,
-%% since a process may change that, and a sender that has been told for another second. The lane does
-%% not remember this of a registered name, which another process may have at any time.
+%% since a process may change that, and a sender that has been told for another second. The lane
+%% does not remember this of a registered name, which another process may have at any time.
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
 %% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, the
