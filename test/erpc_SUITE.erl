@@ -732,24 +732,44 @@ order(_) ->
     ?assertEqual(lists:duplicate(60, {lists:seq(1, 5), 300_000}), Results),
     cluster:stop_all([A, B]).
 
-%% Long calls may be made by plain distribution, and then the outcome is the executor's exit reason.
-%% But not while a message of the executor is in its lane.
+%% A long call may be made by plain distribution, and then the outcome is the executor's exit reason.
+%% But it does not overtake a message of the executor that is still in its lane.
 long_outcome(_) ->
-    {A, B} = cluster:pair([{lanes, 1}]),
+    {A, B} = on_the_distribution(),
     Node = cluster:node_of(B),
-    ok = cluster:call(
-           A, fun() ->
-                      [begin
-                           ?assertEqual(rows(), trunkline_erpc:call(Node, ?MODULE, say_before,
-                                                                    [self(), rows()])),
-                           ?assertEqual(said, receive Said -> Said after 0 -> nothing end),
-                           ?assertEqual(rows(),
-                                        trunkline_erpc:call(Node, lists, reverse,
-                                                            [lists:reverse(rows())]))
-                       end || _ <- lists:seq(1, 10)],
-                      ok
-              end),
+    Direct = count_direct(B, fun() ->
+        ok = cluster:call(
+               A, fun() ->
+                          [begin
+                               Rows = rows(),
+                               Rows = trunkline_erpc:call(Node, ?MODULE, say_before,
+                                                          [self(), Rows]),
+                               ?assertEqual(said, receive Said -> Said after 0 -> nothing end),
+                               Rows = trunkline_erpc:call(Node, lists, reverse,
+                                                          [lists:reverse(Rows)])
+                           end || _ <- lists:seq(1, 10)],
+                          ok
+                  end)
+    end),
+    ?assert(Direct > 0),
     cluster:stop_all([A, B]).
+
+on_the_distribution() ->
+    Env = [{lanes, 1}, {lane_transport, dist}],
+    [A, B] = cluster:start_all([Env, Env]),
+    cluster:connect(A, B),
+    true = cluster:await_lanes(A, B),
+    true = cluster:await_lanes(B, A),
+    {A, B}.
+
+%% How many calls have been made so while Fun ran.
+count_direct(B, Fun) ->
+    Function = {trunkline_executor, execute_call, 4},
+    1 = cluster:call(B, erlang, trace_pattern, [Function, true, [call_count]]),
+    _ = Fun(),
+    {call_count, N} = cluster:call(B, erlang, trace_info, [Function, call_count]),
+    1 = cluster:call(B, erlang, trace_pattern, [Function, false, [call_count]]),
+    N.
 
 %% The lane does not run until this process waits for it, or has ended.
 say_before(To, Rows) ->
@@ -767,27 +787,53 @@ say_before(To, Rows) ->
     said = trunkline:send(To, said),
     Rows.
 
-%% They end as erpc's calls do, and leave nothing behind.
+%% They end as erpc's calls do, and leave nothing behind; also while Trunkline stops at either node.
 long_calls(_) ->
-    {A, B} = cluster:pair([]),
+    {A, B} = on_the_distribution(),
     Node = cluster:node_of(B),
-    Ends = [return, throw, exit, normal, error, no_function, killed, wait, disconnect],
     Call = fun(Module, End) ->
                    cluster:connect(A, B),
-                   cluster:await_up(A, B),
+                   true = cluster:await_lanes(A, B),
+                   true = cluster:await_lanes(B, A),
                    cluster:call(
                      A, fun() ->
                                 Outcome = outcome(fun() -> Module:call(Node, ?MODULE, long_call,
-                                                                       [rows(), End], 500)
-                                                  end),
-                                Left = process_info(self(), [messages, monitors]),
-                                {Outcome, Left}
+                                                                       [rows(), End]) end),
+                                {Outcome, process_info(self(), [messages, monitors])}
                         end)
            end,
-    [begin
-         Expected = Call(erpc, End),
-         ?assertEqual({End, Expected}, {End, Call(trunkline_erpc, End)})
-     end || _ <- [1, 2], End <- Ends],
+    Ends = [return, throw, exit, normal, error, no_function, killed, disconnect],
+    Direct = count_direct(B, fun() ->
+                                     [begin
+                                          Expected = Call(erpc, End),
+                                          ?assertEqual({End, Expected},
+                                                       {End, Call(trunkline_erpc, End)})
+                                      end || _ <- [1, 2], End <- Ends]
+                             end),
+    ?assert(Direct > 0),
+    lists:foreach(
+      fun(Stopping) ->
+              Caller = cluster:call(
+                         A, fun() ->
+                                    Self = self(),
+                                    Pid = spawn(fun() ->
+                                        Result = outcome(fun() ->
+                                            trunkline_erpc:call(Node, ?MODULE, long_call,
+                                                                [rows(), {wait, Self}])
+                                        end),
+                                        receive {results, To} -> To ! {results, Result} end
+                                    end),
+                                    receive {executor, Executor} -> {Pid, Executor} end
+                            end),
+              {Pid, Executor} = Caller,
+              cluster:call(Stopping, cluster, stop_trunkline, []),
+              cluster:call(Stopping, cluster, start_trunkline,
+                           [[{lanes, 1}, {lane_transport, dist}]]),
+              true = cluster:await_lanes(A, B),
+              true = cluster:await_lanes(B, A),
+              cluster:call(B, erlang, send, [Executor, go]),
+              ?assertEqual({ok, ok}, results(A, Pid))
+      end, [A, B]),
     cluster:stop_all([A, B]).
 
 long_call([_ | _], return) -> returned;
@@ -796,8 +842,8 @@ long_call([_ | _], exit) -> exit(ended);
 long_call([_ | _], normal) -> exit(normal);
 long_call([_ | _], error) -> error(failed);
 long_call([_ | _], no_function) -> ?MODULE:no_function(1);
+long_call([_ | _], {wait, Caller}) -> wait(Caller);
 long_call([_ | _], killed) -> exit(self(), kill), stay();
-long_call([_ | _], wait) -> stay();
 long_call([_ | _], disconnect) ->
     [true = erlang:disconnect_node(Node) || Node <- nodes(connected)],
     stay().
@@ -1157,7 +1203,7 @@ restarted(_) ->
                                      fun(P) -> process_info(P, [status, current_function]) =:=
                                                                 [{status, waiting},
                                                                  {current_function,
-                                                                  {trunkline_erpc, by_lane, 2}}]
+                                                                  {trunkline_erpc, ask, 6}}]
                                       end, Callers) end) end),
     cluster:kill(B1),
     cluster:await_state(A, B1, down),

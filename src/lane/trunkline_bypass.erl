@@ -7,8 +7,8 @@
 %%                        its mark before it subtracts a batch from the level, and a sender reads
 %%                        the level first. So the sender sees one of the two
 %%     no replies         a reply of gen_server:reply/2 passes no gate, so only the lane knows of
-%%                        it. A process that has had a request by lane has to ask. (The marks of
-%%                        these are counted by hash: another process may have to ask, too)
+%%                        it. A process that owes a reply has to ask. (The marks of these are
+%%                        counted by hash: another process may have to ask, too)
 %%
 %%     sender                                       lane
 %%       | started + 1
@@ -26,22 +26,23 @@
 -moduledoc false.
 
 -export([new/1, may/3, start/3, sent/2, cancel/2]).
--export([called/3, forget_called/1]).
+-export([called/3]).
 -export([clear/2, set/2, ticks/3]).
 -export([new_taken/0, take/3, take_all/3, is_sending/3, tick/3]).
 
 -export_type([bypass/0, taken/0]).
 
 -opaque bypass() :: atomics:atomics_ref().
-%% What the lane has taken; `ghosts': of these, how many have not said that they have sent. And what
-%% the counts were at the last tick.
+%% What the lane has taken; `ghosts': of these, how many had not said that they have sent, when as
+%% many as `sent' had. And what the counts were at the last tick.
 -record(taken,
         {all = 0 :: non_neg_integer(),
          ghosts = 0 :: non_neg_integer(),
+         sent = 0 :: non_neg_integer(),
          last = {0, 0} :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}}).
 -opaque taken() :: #taken{}.
 
-%% 8 kB. While a thousand servers are being called, most processes have to ask.
+%% 8 kB. While a thousand servers owe replies, most processes have to ask.
 -define(MARKS, 1024).
 -define(MARK(Pid), (erlang:phash2(Pid, ?MARKS) + 1)).
 %% Each lane has a cache line.
@@ -81,16 +82,12 @@ sent(Ix, Bypass) ->
 -spec cancel(Ix :: pos_integer(), bypass()) -> ok.
 cancel(Ix, Bypass) -> atomics:sub(Bypass, ?STARTED(Ix), 1).
 
-%% --- for the inlets -----------------------------------------------------------------
+%% --- for the inlets ---------------------------------------------------------------
 
-%% That process may reply by lane from now on (1), or has replied to everybody (-1).
+%% A caller waits for a reply of that process by lane, the first one of this inlet (1), or no caller
+%% does any more (-1). By then the reply has left the lane.
 -spec called(pid(), 1 | -1, bypass()) -> ok.
 called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
-
-%% A session begins. Who replies to a request of an earlier one replies to no caller.
--spec forget_called(bypass()) -> ok.
-forget_called(Bypass) ->
-    lists:foreach(fun(Mark) -> atomics:put(Bypass, Mark, 0) end, lists:seq(1, ?MARKS)).
 
 %% --- for lane Ix ------------------------------------------------------------------
 
@@ -120,9 +117,9 @@ take_all(Ix, Bypass, Taken) -> taken_all(counts(Ix, Bypass), Taken).
 
 %% Whether a sender may be sending.
 -spec is_sending(Ix :: pos_integer(), bypass(), taken()) -> boolean().
-is_sending(Ix, Bypass, #taken{ghosts = Ghosts}) ->
+is_sending(Ix, Bypass, Taken) ->
     {Started, Sent} = counts(Ix, Bypass),
-    Started - Sent > Ghosts.
+    Started - Sent > ghosts(Sent, Taken).
 
 %% To be called once a second.
 -spec tick(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
@@ -137,13 +134,14 @@ counts(Ix, Bypass) ->
     Sent = atomics:get(Bypass, ?SENT(Ix)),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-%% Ghosts that have sent after all are ghosts no more.
-taken({Started, Sent}, #taken{ghosts = Ghosts} = Taken) ->
-    up_to(Sent, min(Ghosts, Started - Sent), Taken).
+taken({Started, Sent}, Taken) -> up_to(Sent, min(Started - Sent, ghosts(Sent, Taken)), Taken).
 
 taken_all({Started, Sent}, Taken) -> up_to(Sent, Started - Sent, Taken).
 
-%% (A ghost that could not send was taken too early, for another message.)
+%% Whoever has sent meanwhile may have been a ghost.
+ghosts(Sent, #taken{ghosts = Ghosts, sent = Before}) -> max(0, Ghosts - (Sent - Before)).
+
+%% (If it was none, or a ghost could not send, another message has been taken too early.)
 up_to(Sent, Ghosts, #taken{all = Before} = Taken) ->
     All = max(Before, Sent + Ghosts),
-    {All - Before, Taken#taken{all = All, ghosts = Ghosts}}.
+    {All - Before, Taken#taken{all = All, ghosts = Ghosts, sent = Sent}}.

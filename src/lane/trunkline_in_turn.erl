@@ -40,7 +40,7 @@
 -include("trunkline_route.hrl").
 
 -export([is_short_enough/1, are_terms_suited/2]).
--export([send/7, answer/5, noproc/2, not_used/1]).
+-export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, go/0, answer/0]).
@@ -135,9 +135,7 @@ turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
-    {Answer, Ref} = trunkline_process:ask(Lane, fun(R) -> {ask, R, self(), To} end,
-                                          fun(R) -> {not_sent, R} end,
-                                          min(?WAIT, trunkline_deadline:left(Deadline))),
+    {Answer, Ref} = ask(Lane, To, Deadline),
     ok = know(Answer, To, Node, Route),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
@@ -155,6 +153,20 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
             Lane ! {not_sent, Ref},
             no
     end.
+
+%% Whether that lane says that everything has been delivered that the calling process has sent. (It
+%% does not matter to whom: the caller waits for an outcome.)
+-spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
+await(Lane, Caller) ->
+    {Answer, Ref} = ask(Lane, {reply, Caller}, infinity),
+    IsTurn = Answer =:= go orelse is_tuple(Answer) andalso element(1, Answer) =:= go,
+    IsTurn andalso (Lane ! {not_sent, Ref}),
+    IsTurn.
+
+ask(Lane, To, Deadline) ->
+    trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
+                          fun(Ref) -> {not_sent, Ref} end,
+                          min(?WAIT, trunkline_deadline:left(Deadline))).
 
 send_now(To, _, Message, Deadline) when is_tuple(To) ->
     send({reply, element(2, To)}, element(2, To), Message, Deadline);
@@ -191,7 +203,7 @@ know(_, Command, _, _) when is_tuple(Command) ->
     ok;
 know(Answer, To, Node, #route{link = Link}) ->
     Known = if Answer =:= go, is_pid(To) -> To;
-               true -> none
+               true -> []
             end,
     _ = put({?MODULE, Node}, {Known, Link, erlang:monotonic_time(millisecond) + ?KNOWN_FOR}),
     ok.

@@ -158,12 +158,13 @@ answered(Inlet, Requests) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{finishing = true, openers = Openers, retires = none}) when map_size(Openers) =:= 0 ->
-    ok;
+loop(#inlet{finishing = true, openers = Openers, retires = none, agent = Agent})
+  when map_size(Openers) =:= 0 ->
+    trunkline_agent:ended(Agent);
 loop(#inlet{finishing = true, openers = Openers} = S) when map_size(Openers) =:= 0 ->
     loop(retired(S));
-loop(#inlet{retired = over}) ->
-    ok;
+loop(#inlet{retired = over, agent = Agent}) ->
+    trunkline_agent:ended(Agent);
 loop(S) ->
     receive
         {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->

@@ -661,7 +661,7 @@ control({mode, Ref, Mode}, Before) ->
     S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
     S1;
 control({drain, Ref}, S) ->
-    drained(report(S#lane{drain = Ref}));
+    drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     #lane{plain = Sent} = S0 = end_bypass(S),
@@ -823,10 +823,13 @@ arrived(_, #lane{channels = none} = S) ->
 arrived(Serial, #lane{channels = Channels} = S) ->
     S#lane{channels = trunkline_channels:arrived(Serial, Channels)}.
 
-drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S) when is_reference(Ref) ->
-    case trunkline_window:in_flight(S#lane.window) =:= 0
+drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
+    %% (Who is not sending any more has been counted by then.)
+    IsSending = is_plain_sending(S0),
+    S = report(S0),
+    case not IsSending
+        andalso trunkline_window:in_flight(S#lane.window) =:= 0
         andalso trunkline_backlog:is_empty(S#lane.backlog)
-        andalso not is_plain_sending(S)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
@@ -916,9 +919,9 @@ tick(S) ->
 %% A sender that is killed between entering the gate and sending leaves its
 %% charge behind. After a second in which nothing came, what the gate still
 %% counts has been left behind so. If the sender lives and is only very slow, the
-%% level goes below zero, and is corrected here, too. From one correction to the next second in
-%% which there is nothing to correct, the level may be that of nothing while a message is in the
-%% lane: so long no sender bypasses it.
+%% level goes below zero, and is corrected here, too. Meanwhile the level may be zero although a
+%% message is in the lane. So no sender bypasses the lane until there is nothing to correct. (If the
+%% sender takes longer than that, two seconds, what it sends next may overtake its message.)
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}

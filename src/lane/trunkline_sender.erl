@@ -14,7 +14,8 @@
 -include("trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
--export([force/3, force_apart/3, tell/3, alias_of_lane/2, may_bypass/2]).
+-export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
+-export([may_bypass/2, await_delivery/1]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -114,20 +115,43 @@ is_known(To) ->
 -spec may_bypass(node(), term()) -> boolean().
 may_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass, large = Large} = Route ->
-            Ix = lane_of(self(), Lanes),
-            Charge = case trunkline_shape:long_list(Message) of
-                         none -> trunkline_gate:charge(Message);
-                         Bytes -> trunkline_gate:limit(Bytes)
-                     end,
-            Charge >= ?LONG
-                andalso (Charge < Large orelse
-                         (trunkline_in_turn:is_short_enough(Charge)
-                          andalso trunkline_shape:shape(Message) =/= binaries))
-                andalso trunkline_bypass:may(Gate, Ix, Bypass)
-                andalso trunkline_in_turn:are_terms_suited(Node, Route#route.stats);
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats, large = Large} ->
+            trunkline_bypass:may(Gate, lane_of(self(), Lanes), Bypass)
+                andalso is_long(about(Message), Large, Message)
+                andalso trunkline_in_turn:are_terms_suited(Node, Stats);
         none ->
             false
+    end.
+
+is_long(Charge, Large, Message) ->
+    Charge >= ?LONG
+        andalso (Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
+                                        andalso trunkline_shape:shape(Message) =/= binaries)).
+
+about(Message) ->
+    case trunkline_shape:long_list(Message) of
+        none -> trunkline_gate:charge(Message);
+        Bytes -> trunkline_gate:limit(Bytes)
+    end.
+
+%% Waits until everything has been delivered that the calling process has sent to the node of that
+%% caller, or is lost.
+-spec await_delivery(trunkline_command:caller()) -> ok.
+await_delivery(Caller) ->
+    Node = node(Caller),
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} ->
+            Ix = lane_of(self(), Lanes),
+            case trunkline_bypass:may(Gate, Ix, Bypass)
+                orelse trunkline_gate:path(Gate) =:= direct
+                orelse trunkline_gate:path(Gate) =:= down
+                orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
+                orelse not trunkline_in_turn:are_terms_suited(Node, Stats) of
+                true -> ok;
+                false -> receive after ?AGAIN -> await_delivery(Caller) end
+            end;
+        none ->
+            ok
     end.
 
 %% A long list is measured only if it must be.

@@ -157,8 +157,15 @@ error is `{erpc, timeout}`; without a connection it is `{erpc, noconnection}`.
           term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
-    [Outcome] = collect([Node], {M, F, A}, Deadline),
-    value(Outcome);
+    %% A busy connection suspends the caller for as long as it takes.
+    case Deadline =:= infinity andalso trunkline_sender:may_bypass(Node, {M, F, A}) of
+        true ->
+            {Outcome, ok} = spawned(trunkline_executor, Node, {M, F, A}, fun() -> ok end, Deadline),
+            value(Outcome);
+        false ->
+            [Outcome] = collect([Node], {M, F, A}, Deadline),
+            value(Outcome)
+    end;
 call(Node, M, F, A, Timeout) ->
     ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).
 
@@ -234,27 +241,20 @@ collect(Nodes, MFA, Deadline) ->
                           end).
 
 %% For trunkline_gather: the function that makes the reference must also wait for it.
-ask(direct, Node, _, Others, {M, F, A}, Deadline) ->
+ask(direct, Node, _, Others, MFA, Deadline) ->
     ok = fallback(Node),
-    Mark = make_ref(),
-    Ref = spawn_request(Node, erpc, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
-    Outcomes = Others(),
-    {receive
-         {spawn_reply, Ref, error, _} = Message -> outcome(Message, [Mark | Ref]);
-         {'DOWN', Ref, process, _, _} = Message -> outcome(Message, [Mark | Ref])
-     after trunkline_deadline:left(Deadline) ->
-             abandon([Mark | Ref])
-     end, Outcomes};
+    spawned(erpc, Node, MFA, Others, Deadline);
 ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
     Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-    case trunkline_sender:may_bypass(Node, MFA)
-        orelse trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience,
-                                          connect) of
-        true ->
-            ask_directly(Node, Ref, Others, MFA, Deadline);
+    case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience, connect) of
         ok ->
             Outcomes = Others(),
-            {by_lane(Ref, Deadline), Outcomes};
+            {receive
+                 {[alias | Ref], Outcome} -> Outcome;
+                 {'DOWN', Ref, process, Object, Reason} -> ended(Object, Reason)
+             after trunkline_deadline:left(Deadline) ->
+                     abandon({Ref, lane})
+             end, Outcomes};
         Refused ->
             demonitor(Ref, [flush]),
             Refused
@@ -264,40 +264,17 @@ ask(unreachable, _, _, Others, _, _) ->
 ask(timeout, _, _, Others, _, _) ->
     {{error, {erpc, timeout}}, Others()}.
 
-%% Few calls are as fast by the distribution, and so are long terms. The executor decides which way
-%% the outcome takes.
-ask_directly(Node, Ref, Others, MFA, Deadline) ->
-    Request = spawn_request(Node, trunkline_executor, run, [Ref, direct, MFA], ?SPAWN_OPTIONS),
+%% Has the function executed by plain distribution, in erpc's protocol.
+spawned(By, Node, {M, F, A}, Others, Deadline) ->
+    Mark = make_ref(),
+    Ref = spawn_request(Node, By, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
     Outcomes = Others(),
-    {directly(Request, Ref, Deadline), Outcomes}.
-
-directly(Request, Ref, Deadline) ->
-    receive
-        {'DOWN', Request, process, _, {Ref, Outcome}} ->
-            demonitor(Ref, [flush]),
-            Outcome;
-        {'DOWN', Request, process, Executor, Executor} ->
-            by_lane(Ref, Deadline);
-        {'DOWN', Request, process, Executor, Reason} ->
-            demonitor(Ref, [flush]),
-            ended(Executor, Reason);
-        {spawn_reply, Request, error, Reason} ->
-            demonitor(Ref, [flush]),
-            {error, {erpc, Reason}}
-    after trunkline_deadline:left(Deadline) ->
-            case spawn_request_abandon(Request) orelse demonitor(Request, [info]) of
-                true -> abandon({Ref, lane});
-                false -> directly(Request, Ref, Deadline)        % the answer is here
-            end
-    end.
-
-by_lane(Ref, Deadline) ->
-    receive
-        {[alias | Ref], Outcome} -> Outcome;
-        {'DOWN', Ref, process, Object, Reason} -> ended(Object, Reason)
-    after trunkline_deadline:left(Deadline) ->
-            abandon({Ref, lane})
-    end.
+    {receive
+         {spawn_reply, Ref, error, _} = Message -> outcome(Message, [Mark | Ref]);
+         {'DOWN', Ref, process, _, _} = Message -> outcome(Message, [Mark | Ref])
+     after trunkline_deadline:left(Deadline) ->
+             abandon([Mark | Ref])
+     end, Outcomes}.
 
 %% --- casts --------------------------------------------------------------------
 

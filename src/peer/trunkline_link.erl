@@ -480,7 +480,6 @@ start({lanes, Shape}, D) ->
         {error, system_limit} -> {{system_limit, lanes}, D}
     end;
 start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats} = D) ->
-    ok = trunkline_bypass:forget_called(Route#route.bypass),
     Start = fun() ->
                     Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
                               || {Ix, Lane} <- lists:enumerate(Theirs)],

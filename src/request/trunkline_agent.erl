@@ -34,7 +34,7 @@
 -include("../lane/trunkline_route.hrl").
 
 -export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
-         sweep/1]).
+         sweep/1, ended/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
 -export([await/1]).
 
@@ -140,13 +140,11 @@ address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Ro
   when is_pid(Server) ->
     #server{lane = Lane, callers = Callers} = Known =
         case Servers of
-            #{Server := Before} ->
-                Before;
-            #{} ->
-                ok = trunkline_bypass:called(Server, 1, Route#route.bypass),
-                #server{monitor = monitor(process, Server),
-                        lane = trunkline_sender:alias_of_lane(Route, Server)}
+            #{Server := Before} -> Before;
+            #{} -> #server{monitor = monitor(process, Server),
+                           lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
+    map_size(Callers) =:= 0 andalso called(Server, 1, Agent),
     Agent1 =
         Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
     {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
@@ -261,7 +259,8 @@ answered(Requests, Agent) ->
 
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = Callers} = Known} ->
+        #{Server := #server{callers = #{Caller := []} = Callers} = Known} ->
+            map_size(Callers) =:= 1 andalso called(Server, -1, Agent),
             Agent#agent{servers = Servers#{Server := Known#server{callers =
                                                               maps:remove(Caller, Callers)}}};
         #{} ->
@@ -296,7 +295,7 @@ no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
 no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers}, Servers1} ->
-            ok = not_called(Server, Agent),
+            map_size(Callers) > 0 andalso called(Server, -1, Agent),
             maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
             Agent#agent{servers = Servers1};
@@ -308,18 +307,22 @@ no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
 %% is most often to the same server.)
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(Server, #server{monitor = Monitor, callers = Callers})
+    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
                                                 when map_size(Callers) =:= 0 ->
-                                              ok = not_called(Server, Agent),
                                               demonitor(Monitor), false;
                                          (_, _) ->
                                               true
                                       end, Servers)}.
 
-%% No reply of that server is on its way. (It may have had requests of the next session.)
-not_called(_, #agent{retired = true}) -> ok;
-not_called(Server, #agent{route = #route{bypass = Bypass}}) ->
-    trunkline_bypass:called(Server, -1, Bypass).
+%% The inlet ends. Who replies now replies to no caller.
+-spec ended(agent()) -> ok.
+ended(#agent{servers = Servers} = Agent) ->
+    maps:foreach(fun(Server, #server{callers = Callers}) ->
+                         map_size(Callers) > 0 andalso called(Server, -1, Agent)
+                 end, Servers).
+
+called(Server, N, #agent{route = #route{bypass = Bypass}}) ->
+    trunkline_bypass:called(Server, N, Bypass).
 
 %% The session has ended, but its requests go on.
 -spec retired(agent()) -> agent().

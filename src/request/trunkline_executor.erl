@@ -11,14 +11,12 @@
 %% caller by Trunkline arrive before the outcome. The inlet never waits. It monitors executors only
 %% to report those that end without an outcome.
 %%
-%% While the lane is idle, a caller with long arguments starts the executor by the distribution:
+%% While its lane is idle, a caller with long arguments starts the executor by the distribution, as
+%% erpc does, and gets the outcome as its exit reason:
 %%
-%%     caller ── spawn_request, monitor ──────────────────────────────> executor
-%%       ^                                                                │
-%%       └──── 'DOWN', whose reason is the outcome ───────────────────────┘
-%%
-%% Then the outcome is the exit reason, if nothing is ahead of it in the executor's lane and it is
-%% not too long. Otherwise it comes by lane as above, and the exit reason says so.
+%%     caller ── spawn_request, monitor ──> executor
+%%       ^                                     │ waits until its messages have been delivered
+%%       └──────────────── 'DOWN' ─────────────┘
 %%
 %% As with erpc, the function runs in a process of its own, with the caller's group leader. After
 %% the outcome the executor ends with an exit reason that is not `normal', so that processes that
@@ -28,7 +26,8 @@
 -module(trunkline_executor).
 -moduledoc false.
 
--export([start/2, run/2, run/3, is_done/2]).
+-export([start/2, run/2, is_done/2]).
+-export([execute_call/4]).
 
 -export_type([outcome/0]).
 
@@ -83,9 +82,21 @@ run({apply, Caller, Leader, Pid}, MFA) ->
     run(Caller, {reply, Caller, Pid}, Leader, MFA).
 
 -spec run(trunkline_command:caller(), trunkline_command:command(), pid(), term()) -> no_return().
-run(Caller, Reply, Leader, MFA) ->
+run(Caller, Reply, Leader, {M, F, A}) ->
     true = group_leader(Leader, self()),
-    Outcome = outcome(MFA),
+    Outcome = try
+                  {ok, apply(M, F, A)}
+              catch
+                  throw:Term ->
+                      {throw, Term};
+                  exit:Reason ->
+                      {exit, {exception, Reason}};
+                  error:Reason:Stack ->
+                      case is_too_many(Reason, A) of
+                          true -> {error, {erpc, Reason}};
+                          false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
+                      end
+              end,
     case trunkline_sender:hand_over(node(Caller), Reply, Outcome, infinity, noconnect) of
         direct ->
             %% The link may have been drained while the session goes on.
@@ -96,31 +107,16 @@ run(Caller, Reply, Leader, MFA) ->
     end,
     exit(self()).
 
-%% The caller has started this process by the distribution, and monitors it. The outcome is its exit
-%% reason, as with erpc, unless it has to come behind other messages, or to travel as a large one.
--spec run(trunkline_command:caller(), direct, {module(), atom(), [term()]}) -> no_return().
-run(Caller, direct, MFA) ->
-    Outcome = outcome(MFA),
-    Node = node(Caller),
-    case trunkline_sender:may_bypass(Node, Outcome)
-        orelse trunkline_sender:hand_over(Node, {reply, Caller}, Outcome, infinity, noconnect) of
-        Way when Way =:= true; Way =:= direct -> exit({Caller, Outcome});
-        _ -> exit(self())
-    end.
-
-outcome({M, F, A}) ->
+%% Started by the distribution.
+-spec execute_call(Mark :: reference(), module(), Function :: atom(), Args :: [term()]) ->
+          no_return().
+execute_call(Mark, M, F, A) ->
     try
-        {ok, apply(M, F, A)}
+        erpc:execute_call(Mark, M, F, A)
     catch
-        throw:Term ->
-            {throw, Term};
-        exit:Reason ->
-            {exit, {exception, Reason}};
-        error:Reason:Stack ->
-            case is_too_many(Reason, A) of
-                true -> {error, {erpc, Reason}};
-                false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
-            end
+        exit:Outcome ->
+            ok = trunkline_sender:await_delivery(Mark),
+            exit(Outcome)
     end.
 
 %% Whether there are too many arguments. The function may cause a system_limit, too.
@@ -141,5 +137,4 @@ with_base({M, F, Arity, _}, Frames, M, F, A) when Arity =:= length(A) -> Frames;
 with_base(_, Frames, M, F, A) when length(A) >= 0 -> Frames ++ [{M, F, length(A), []}];
 with_base(_, Frames, _, _, _) -> Frames.     % an improper list
 
-is_own(Frame) ->
-    element(1, Frame) =:= ?MODULE andalso lists:member(element(2, Frame), [run, outcome]).
+is_own(Frame) -> element(1, Frame) =:= ?MODULE andalso element(2, Frame) =:= run.
