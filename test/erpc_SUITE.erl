@@ -732,8 +732,8 @@ order(_) ->
     ?assertEqual(lists:duplicate(60, {lists:seq(1, 5), 300_000}), Results),
     cluster:stop_all([A, B]).
 
-%% A long call may be made by plain distribution, and then the outcome is the executor's exit reason.
-%% But it does not overtake a message of the executor that is still in its lane.
+%% A long call may be made by plain distribution, and then the outcome is the exit reason of its
+%% executor. But it does not overtake a message of the executor that is still in its lane.
 long_outcome(_) ->
     {A, B} = on_the_distribution(),
     Node = cluster:node_of(B),

@@ -41,10 +41,10 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
--dialyzer({no_improper_lists, [ask/6, await/2, known/2]}).
+-dialyzer({no_improper_lists, [spawned/5, await/2, known/2]}).
 %% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
-           [ask/6, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
+           [spawned/5, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
             check_response/2, outcome/2, abandon/1, reference/1]}).
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
