@@ -735,7 +735,7 @@ order(_) ->
 %% A long call may be made by plain distribution, and then the outcome is the exit reason of its
 %% executor. But it does not overtake a message of the executor that is still in its lane.
 long_outcome(_) ->
-    {A, B} = on_the_distribution(),
+    {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
     Direct = count_direct(B, fun() ->
         ok = cluster:call(
@@ -753,14 +753,6 @@ long_outcome(_) ->
     end),
     ?assert(Direct > 0),
     cluster:stop_all([A, B]).
-
-on_the_distribution() ->
-    Env = [{lanes, 1}, {lane_transport, dist}],
-    [A, B] = cluster:start_all([Env, Env]),
-    cluster:connect(A, B),
-    true = cluster:await_lanes(A, B),
-    true = cluster:await_lanes(B, A),
-    {A, B}.
 
 %% How many calls have been made so while Fun ran.
 count_direct(B, Fun) ->
@@ -789,7 +781,7 @@ say_before(To, Rows) ->
 
 %% They end as erpc's calls do, and leave nothing behind; also while Trunkline stops at either node.
 long_calls(_) ->
-    {A, B} = on_the_distribution(),
+    {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
     Call = fun(Module, End) ->
                    cluster:connect(A, B),

@@ -90,7 +90,7 @@ in_turn(_) ->
 %% though the lane does not run. While something waits in the lane, or at the inlet, the term waits
 %% behind it.
 past_an_idle_lane(_) ->
-    {A, B} = on_the_distribution(),
+    {A, B} = cluster:pair_on_the_distribution(),
     To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
     #{lanes := [#{messages := Before}]} = cluster:call(A, trunkline, info, [node(To)]),
     Sent = cluster:call(
@@ -122,15 +122,6 @@ past_an_idle_lane(_) ->
                   end),
     cluster:stop_all([A, B]).
 
-%% What goes by connections of a lane's own could overtake what is sent past it.
-on_the_distribution() ->
-    Env = [{lanes, 1}, {lane_transport, dist}],
-    [A, B] = cluster:start_all([Env, Env]),
-    cluster:connect(A, B),
-    true = cluster:await_lanes(A, B),
-    true = cluster:await_lanes(B, A),
-    {A, B}.
-
 %% Returns the suspended lane, and how many that receiver has got. (It tries again if the lane was
 %% not idle any more, or if it is a second since the sender has asked.)
 send_past(To, N) ->
@@ -150,7 +141,7 @@ send_past(To, N) ->
 %% Nothing but the lane knows of a reply of gen_server:reply/2. What the server sends behind it
 %% waits, too.
 reply_in_the_lane(_) ->
-    {A, B} = on_the_distribution(),
+    {A, B} = cluster:pair_on_the_distribution(),
     Server = cluster:call(B, fun() -> spawn(fun reply_between/0) end),
     ok = cluster:call(A, fun() ->
                                  Id = trunkline:send_request(Server, reply),
