@@ -175,6 +175,7 @@ is_empty(To) ->
     #route{gate = Gate} = trunkline_route:lookup(node(To)),
     trunkline_gate:level(Gate, 1) =:= 0.
 
+%% Returns the process that has suspended that one: until it is told to resume it, or is killed.
 suspended(Pid) ->
     Self = self(),
     Suspender = spawn(fun() ->
@@ -562,14 +563,7 @@ link_to(A, B) ->
     #{link := Link} = cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
     Link.
 
-sleep(#route{lanes = {Lane}}) ->
-    Self = self(),
-    Pid = spawn(fun() ->
-                        erlang:suspend_process(Lane),
-                        Self ! {self(), asleep},
-                        receive after infinity -> ok end
-                end),
-    receive {Pid, asleep} -> Pid end.
+sleep(#route{lanes = {Lane}}) -> suspended(Lane).
 
 is_waiting(Link) ->
     {messages, Messages} = process_info(Link, messages),

@@ -63,13 +63,13 @@ may(Gate, Ix, Bypass) ->
         andalso atomics:get(Bypass, ?MARK(self())) =:= 0
         andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
 
-%% The same for a message that should be counted. If so, sent/2 must follow.
+%% The same for a message that should be counted. If so, sent/2 or cancel/2 must follow.
 -spec start(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
 start(Gate, Ix, Bypass) ->
     atomics:add(Bypass, ?STARTED(Ix), 1),
     case may(Gate, Ix, Bypass) of
         true -> true;
-        false -> atomics:sub(Bypass, ?STARTED(Ix), 1), false
+        false -> ok = cancel(Ix, Bypass), false
     end.
 
 %% It has sent. Returns whether the lane should be told.

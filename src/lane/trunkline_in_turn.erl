@@ -158,10 +158,13 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
 %% does not matter to whom: the caller waits for an outcome.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
-    {Answer, Ref} = ask(Lane, {reply, Caller}, infinity),
-    IsTurn = Answer =:= go orelse is_tuple(Answer) andalso element(1, Answer) =:= go,
-    IsTurn andalso (Lane ! {not_sent, Ref}),
-    IsTurn.
+    case ask(Lane, {reply, Caller}, infinity) of
+        {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
+            Lane ! {not_sent, Ref},
+            true;
+        _ ->
+            false
+    end.
 
 ask(Lane, To, Deadline) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,

@@ -495,15 +495,6 @@ to_report(#lane{plain = N, drain = Drain} = S) when N >= ?BATCH_MESSAGES; Drain 
 to_report(S) ->
     ticking(S).
 
-%% In a session that has ended.
-sent_before(N, S) ->
-    _ = unreported(N, case S#lane.mode of
-                          absent -> lost_unconfirmed;
-                          {send, _} -> lost_unconfirmed;
-                          _ -> direct
-                      end, S),
-    S.
-
 %% So many messages will not be reported: they were sent in a session that has ended. Returns how
 %% many are lost: none if the connection is not.
 unreported(N, How, #lane{stats = Stats, ix = Ix} = S) ->
@@ -608,7 +599,12 @@ control({sent_plain, Ref}, #lane{plain = N} = S) ->
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
         {unknown, _} ->
             %% Its turn was in an earlier session.
-            sent_before(1, S)
+            _ = unreported(1, case S#lane.mode of
+                                  absent -> lost_unconfirmed;
+                                  {send, _} -> lost_unconfirmed;
+                                  _ -> direct
+                              end, S),
+            S
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of
