@@ -7,6 +7,7 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
+         takes_turns/1,
          is_suspended/1, is_audience/1, audience/0, has_spoken/1, states/0, of_link/1,
          monitor_connections/0, connection_of/1, connection/1, connections/0]).
 
@@ -185,6 +186,15 @@ of_session(Node) ->
 resumes(Node) ->
     case of_session(Node) of
         {_, _, _, _, Resumes} -> Resumes;
+        none -> false
+    end.
+
+%% Whether messages may go to that peer by the distribution when their turn has come: it can say so,
+%% and they are lost when all others are.
+-spec takes_turns(node()) -> boolean().
+takes_turns(Node) ->
+    case of_session(Node) of
+        {_, Capabilities, _, _, Resumes} -> not Resumes andalso lists:member(turn, Capabilities);
         none -> false
     end.
 

@@ -13,14 +13,15 @@
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
--export([by_lane/1, not_started/1, order/1, long_outcome/1, long_calls/1, behind_large/1,
+-export([by_lane/1, not_started/1, order/1, direct_outcome/1, direct_with_large_outcome/1,
+         direct_burst/1, direct_calls/1, behind_large/1,
          large_is_killed/1,
          long_mailbox/1, many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1,
          disconnected/1, stopped_and_continued/1, restarted/1, leaves/1, casts_on_the_way/1,
          nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0, with_mail/1, rows/0, say_before/2, long_call/2]).
+         start_counter/0, with_mail/1, rows/0, say_before/2, direct_call/2, waiting/0, throw_large/0]).
 -export([mixed/1]).
 
 -define(LARGE, 1_000_000).
@@ -32,7 +33,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          by_lane, not_started, order, long_outcome, long_calls, behind_large, large_is_killed,
+          by_lane, not_started, order, direct_outcome, direct_with_large_outcome, direct_burst,
+          direct_calls, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
           silent_node, full_nodes, odd_arguments].
@@ -732,27 +734,90 @@ order(_) ->
     ?assertEqual(lists:duplicate(60, {lists:seq(1, 5), 300_000}), Results),
     cluster:stop_all([A, B]).
 
-%% A long call may be made by plain distribution, and then the outcome is the exit reason of its
-%% executor. But it does not overtake a message of the executor that is still in its lane.
-long_outcome(_) ->
+%% A long call, or one of a few callers, may be made by plain distribution, and then the outcome is
+%% the exit reason of its executor. But it does not overtake a message of the executor that is still
+%% in its lane.
+direct_outcome(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
-    Direct = count_direct(B, fun() ->
-        ok = cluster:call(
-               A, fun() ->
-                          [begin
-                               Rows = rows(),
-                               Rows = trunkline_erpc:call(Node, ?MODULE, say_before,
-                                                          [self(), Rows]),
-                               ?assertEqual(said, receive Said -> Said after 0 -> nothing end),
-                               Rows = trunkline_erpc:call(Node, lists, reverse,
-                                                          [lists:reverse(Rows)])
-                           end || _ <- lists:seq(1, 10)],
-                          ok
-                  end)
-    end),
-    ?assert(Direct > 0),
+    Calls = fun(List) ->
+                    cluster:call(
+                      A, fun() ->
+                                 [begin
+                                      List = trunkline_erpc:call(Node, ?MODULE, say_before,
+                                                                 [self(), List]),
+                                      ?assertEqual(said, receive S -> S after 0 -> nothing end),
+                                      List = trunkline_erpc:call(Node, lists, reverse,
+                                                                 [lists:reverse(List)])
+                                  end || _ <- lists:seq(1, 10)],
+                                 ok
+                         end)
+            end,
+    [?assert(count_direct(B, fun() -> ok = Calls(List) end) > 0) || List <- [rows(), [short]]],
     cluster:stop_all([A, B]).
+
+%% A large outcome of such a call goes beside the lane.
+direct_with_large_outcome(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Node = cluster:node_of(B),
+    Large = fun() ->
+                    #{large := #{messages := N}} =
+                        cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                    N
+            end,
+    Before = Large(),
+    Call = fun(M, F, Args) ->
+                   cluster:call(A, fun() ->
+                                           Outcome = outcome(fun() ->
+                                               trunkline_erpc:call(Node, M, F, Args)
+                                           end),
+                                           {Outcome, process_info(self(), [messages, monitors])}
+                                   end)
+           end,
+    Nothing = [{messages, []}, {monitors, []}],
+    Direct = count_direct(
+               B, fun() ->
+                          [begin
+                               {{ok, Binary}, Nothing} = Call(binary, copy, [<<"x">>, ?LARGE]),
+                               ?assertEqual(?LARGE, byte_size(Binary)),
+                               {{ok, List}, Nothing} = Call(lists, seq, [1, ?LARGE]),
+                               ?assertEqual(?LARGE, length(List)),
+                               {{throw, Thrown}, Nothing} = Call(?MODULE, throw_large, []),
+                               ?assertEqual(?LARGE, byte_size(Thrown))
+                           end || _ <- lists:seq(1, 5)]
+                  end),
+    ?assert(Direct > 0),
+    ?assert(Large() - Before >= Direct),
+    cluster:stop_all([A, B]).
+
+throw_large() -> throw(binary:copy(<<"x">>, ?LARGE)).
+
+%% Of a burst of short calls only a few are made so: the first ones, since none has ended.
+direct_burst(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Node = cluster:node_of(B),
+    Burst = fun() ->
+                    Sums = in_parallel(lists:seq(1, 100),
+                                       fun(I) -> trunkline_erpc:call(Node, ?MODULE, add, [I, 0]) end),
+                    receive {results, To} -> To ! {results, Sums} end
+            end,
+    Direct = count_direct(
+               B, fun() ->
+                          cluster:suspend(B),
+                          Caller = cluster:call(A, erlang, spawn, [Burst]),
+                          cluster:await(fun() -> cluster:call(A, ?MODULE, waiting, []) =:= 100 end),
+                          cluster:continue(B),
+                          ?assertEqual(lists:seq(1, 100), results(A, Caller))
+                  end),
+    %% (Each scheduler may let one more through.)
+    ?assertMatch({true, _}, {Direct > 0 andalso Direct < 20, Direct}),
+    cluster:stop_all([A, B]).
+
+%% How many processes wait for an outcome.
+waiting() ->
+    length([P || P <- processes(),
+                 {_, {trunkline_erpc, F, _}} <- [process_info(P, current_function)],
+                 F =:= ask orelse F =:= bypass]).
 
 %% How many calls have been made so while Fun ran.
 count_direct(B, Fun) ->
@@ -780,38 +845,38 @@ say_before(To, Rows) ->
     Rows.
 
 %% They end as erpc's calls do, and leave nothing behind; also while Trunkline stops at either node.
-long_calls(_) ->
+direct_calls(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
-    Call = fun(Module, End) ->
+    Call = fun(Module, List, End) ->
                    cluster:connect(A, B),
                    true = cluster:await_lanes(A, B),
                    true = cluster:await_lanes(B, A),
                    cluster:call(
                      A, fun() ->
-                                Outcome = outcome(fun() -> Module:call(Node, ?MODULE, long_call,
-                                                                       [rows(), End]) end),
+                                Outcome = outcome(fun() -> Module:call(Node, ?MODULE, direct_call,
+                                                                       [List, End]) end),
                                 {Outcome, process_info(self(), [messages, monitors])}
                         end)
            end,
     Ends = [return, throw, exit, normal, error, no_function, killed, disconnect],
-    Direct = count_direct(B, fun() ->
-                                     [begin
-                                          Expected = Call(erpc, End),
-                                          ?assertEqual({End, Expected},
-                                                       {End, Call(trunkline_erpc, End)})
-                                      end || _ <- [1, 2], End <- Ends]
-                             end),
-    ?assert(Direct > 0),
+    Compare = fun(List, End) ->
+                      Expected = Call(erpc, List, End),
+                      ?assertEqual({End, Expected}, {End, Call(trunkline_erpc, List, End)})
+              end,
+    [begin
+         Direct = count_direct(B, fun() -> [Compare(List, End) || _ <- [1, 2], End <- Ends] end),
+         ?assert(Direct > 0)
+     end || List <- [rows(), [short]]],
     lists:foreach(
-      fun(Stopping) ->
+      fun({Stopping, List}) ->
               Caller = cluster:call(
                          A, fun() ->
                                     Self = self(),
                                     Pid = spawn(fun() ->
                                         Result = outcome(fun() ->
-                                            trunkline_erpc:call(Node, ?MODULE, long_call,
-                                                                [rows(), {wait, Self}])
+                                            trunkline_erpc:call(Node, ?MODULE, direct_call,
+                                                                [List, {wait, Self}])
                                         end),
                                         receive {results, To} -> To ! {results, Result} end
                                     end),
@@ -825,18 +890,18 @@ long_calls(_) ->
               true = cluster:await_lanes(B, A),
               cluster:call(B, erlang, send, [Executor, go]),
               ?assertEqual({ok, ok}, results(A, Pid))
-      end, [A, B]),
+      end, [{Peer, List} || Peer <- [A, B], List <- [rows(), [short]]]),
     cluster:stop_all([A, B]).
 
-long_call([_ | _], return) -> returned;
-long_call([_ | _], throw) -> throw(thrown);
-long_call([_ | _], exit) -> exit(ended);
-long_call([_ | _], normal) -> exit(normal);
-long_call([_ | _], error) -> error(failed);
-long_call([_ | _], no_function) -> ?MODULE:no_function(1);
-long_call([_ | _], {wait, Caller}) -> wait(Caller);
-long_call([_ | _], killed) -> exit(self(), kill), stay();
-long_call([_ | _], disconnect) ->
+direct_call([_ | _], return) -> returned;
+direct_call([_ | _], throw) -> throw(thrown);
+direct_call([_ | _], exit) -> exit(ended);
+direct_call([_ | _], normal) -> exit(normal);
+direct_call([_ | _], error) -> error(failed);
+direct_call([_ | _], no_function) -> ?MODULE:no_function(1);
+direct_call([_ | _], {wait, Caller}) -> wait(Caller);
+direct_call([_ | _], killed) -> exit(self(), kill), stay();
+direct_call([_ | _], disconnect) ->
     [true = erlang:disconnect_node(Node) || Node <- nodes(connected)],
     stay().
 
@@ -1192,11 +1257,12 @@ restarted(_) ->
               cluster:call(A,
                            fun() ->
                                    lists:all(
-                                     fun(P) -> process_info(P, [status, current_function]) =:=
-                                                                [{status, waiting},
-                                                                 {current_function,
-                                                                  {trunkline_erpc, ask, 6}}]
-                                      end, Callers) end) end),
+                                     fun(P) ->
+                                             [{_, Status}, {_, {M, F, _}}] =
+                                                 process_info(P, [status, current_function]),
+                                             Status =:= waiting andalso M =:= trunkline_erpc
+                                                 andalso lists:member(F, [ask, bypass])
+                                     end, Callers) end) end),
     cluster:kill(B1),
     cluster:await_state(A, B1, down),
     B2 = cluster:start([], Name),

@@ -5,11 +5,11 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, bypass/1, window/1, window_link/1, distance/1, way/1, waiters/1,
-         rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, bypass/1, concurrency/1, window/1, window_link/1, distance/1,
+         way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, bypass, window, window_link, distance, way, waiters, rests,
-          backlog, pace, patience, handshake].
+all() -> [stats, gate, gate_shared, bypass, concurrency, window, window_link, distance, way,
+          waiters, rests, backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -197,6 +197,44 @@ bypass(Take, _, Bypass, #{got := Got, taken := Taken, sent := Sent, started := S
     W#{got := Got + N, taken := Taken1};
 bypass(_, _, _, W) ->
     W.
+
+%% --- concurrency: callers that call again when their call has ended ------------------
+
+%% Three callers are few, and eight are many, whatever was before. Those whose calls take 20 ms
+%% hardly count. Those that bypass the lanes and are killed count until the next look.
+concurrency(_) -> check(prop_concurrency()).
+
+prop_concurrency() ->
+    ?FORALL(
+       {Before, Callers, Slow, Killed, Time},
+       {range(1, 30), range(1, 30), range(0, 30), range(0, 20), range(20, 900)},
+       begin
+           Concurrency = trunkline_concurrency:new(),
+           T = calls(lists:duplicate(Before, Time), trunkline_concurrency:clock(), Concurrency),
+           WasLow = trunkline_concurrency:is_low(Concurrency),
+           [ok = trunkline_concurrency:bypass(Concurrency) || _ <- lists:seq(1, Killed)],
+           true = Killed < 7 orelse not trunkline_concurrency:is_low(Concurrency),
+           SlowTimes = [20_000 + 1000 * N || N <- lists:seq(1, Slow)],
+           _ = calls(lists:duplicate(Callers, Time) ++ SlowTimes, T, Concurrency),
+           IsLow = trunkline_concurrency:is_low(Concurrency),
+           ?WHENFAIL(io:format("~p~n", [{WasLow, IsLow}]),
+                     %% Of the slow ones up to eleven end within 10 ms.
+                     if Callers < 4 -> IsLow;
+                        Callers > 7 -> not IsLow;
+                        Callers =:= 6, Slow =:= 0 -> IsLow =:= WasLow;
+                        true -> true
+                     end)
+       end).
+
+%% For 60 ms from T on. Times has the us that the calls of each caller take.
+calls(Times, T, Concurrency) ->
+    ended(lists:sort([{T + Time, Time} || Time <- Times]), T + 60_000, Concurrency).
+
+ended([{Ended, _} | _], Until, _) when Ended > Until ->
+    Until;
+ended([{Ended, Time} | Callers], Until, Concurrency) ->
+    ok = trunkline_concurrency:ended(lane, Ended - Time, Ended, Concurrency),
+    ended(lists:sort([{Ended + Time, Time} | Callers]), Until, Concurrency).
 
 %% --- window: two ends and the messages between them ---------------------------------
 

@@ -79,8 +79,7 @@ is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
 are_terms_suited(Node, Stats) ->
-    trunkline_peers:can(Node, turn)
-        andalso not trunkline_peers:resumes(Node)
+    trunkline_peers:takes_turns(Node)
         andalso not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
 
 %% `no': it was not sent, and has to go another way: because of its size, or of the peer, or because

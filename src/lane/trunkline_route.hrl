@@ -8,6 +8,7 @@
          large :: trunkline_gate:charge(),   % from which on a message is large
          bulk_limit :: trunkline_gate:charge(),         % of large messages, queued and under way
          bypass :: trunkline_bypass:bypass(),
+         concurrency :: trunkline_concurrency:concurrency(),    % of calls
          stats :: trunkline_stats:stats()}).
 
 %% The persistent term that holds the route.

@@ -15,7 +15,7 @@
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
--export([may_bypass/2, await_delivery/1]).
+-export([may_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -110,23 +110,55 @@ is_known(To) when is_tuple(To) ->
 is_known(To) ->
     is_pid(To) orelse is_atom(To).
 
-%% Whether the calling process may send a long message to that node by a way of its own on the
-%% distribution: everything that it has sent before has been delivered, and no lane is better.
+%% Whether the calling process should make a call to that node by the distribution: everything that
+%% it has sent before has been delivered, and no lane is better. Then the call has begun, and counts
+%% as a message of the lane all the same. called/3 follows when a call has ended.
 -spec may_bypass(node(), term()) -> boolean().
 may_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats, large = Large} ->
-            trunkline_bypass:may(Gate, lane_of(self(), Lanes), Bypass)
-                andalso is_long(about(Message), Large, Message)
-                andalso trunkline_in_turn:are_terms_suited(Node, Stats);
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
+            Ix = lane_of(self(), Lanes),
+            trunkline_bypass:may(Gate, Ix, Bypass)
+                andalso trunkline_in_turn:are_terms_suited(Node, Stats)
+                andalso begin_bypass(about(Message), Message, Ix, Route);
         none ->
             false
     end.
 
-is_long(Charge, Large, Message) ->
-    Charge >= ?LONG
-        andalso (Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
-                                        andalso trunkline_shape:shape(Message) =/= binaries)).
+begin_bypass(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
+    case is_better_plain(Charge, Message, Route) of
+        true ->
+            ok = trunkline_concurrency:bypass(Concurrency),
+            trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+            true;
+        false ->
+            false
+    end.
+
+is_better_plain(Charge, Message, #route{concurrency = Concurrency} = Route) ->
+    is_plain_suited(Charge, Message, Route)
+        andalso (Charge >= ?LONG orelse trunkline_concurrency:is_low(Concurrency)).
+
+is_plain_suited(Charge, Message, #route{large = Large}) ->
+    Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
+                           andalso trunkline_shape:shape(Message) =/= binaries).
+
+%% Whether a message to that node would not keep the distribution busy.
+-spec is_plain_suited(node(), term()) -> boolean().
+is_plain_suited(Node, Message) ->
+    case trunkline_route:lookup(Node) of
+        #route{} = Route -> is_plain_suited(about(Message), Message, Route);
+        none -> true
+    end.
+
+%% A call to that node has ended, which had begun then.
+-spec called(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
+called(Node, Way, Started) ->
+    case trunkline_route:lookup(Node) of
+        #route{concurrency = Concurrency} -> trunkline_concurrency:ended(Way, Started, Concurrency);
+        none -> ok
+    end.
 
 about(Message) ->
     case trunkline_shape:long_list(Message) of

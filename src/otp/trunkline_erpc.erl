@@ -41,11 +41,11 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
--dialyzer({no_improper_lists, [spawned/5, await/2, known/2]}).
+-dialyzer({no_improper_lists, [bypass/2, delivered/1, spawned/4, await/2, known/2]}).
 %% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
-           [spawned/5, receive_response/1, receive_response/2, wait_response/1, wait_response/2,
-            check_response/2, outcome/2, abandon/1, reference/1]}).
+           [bypass/2, spawned/4, receive_response/1, receive_response/2, wait_response/1,
+            wait_response/2, check_response/2, outcome/2, abandon/1, reference/1]}).
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
 %% These always raise. (Of erpc's functions Dialyzer only thinks so.)
@@ -157,17 +157,22 @@ error is `{erpc, timeout}`; without a connection it is `{erpc, noconnection}`.
           term().
 call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
-    %% A busy connection suspends the caller for as long as it takes.
-    case Deadline =:= infinity andalso trunkline_sender:may_bypass(Node, {M, F, A}) of
-        true ->
-            {Outcome, ok} = spawned(trunkline_executor, Node, {M, F, A}, fun() -> ok end, Deadline),
-            value(Outcome);
-        false ->
-            [Outcome] = collect([Node], {M, F, A}, Deadline),
-            value(Outcome)
-    end;
+    Started = trunkline_concurrency:clock(),
+    {Way, Outcome} = one(Node, {M, F, A}, Deadline),
+    ok = trunkline_sender:called(Node, Way, Started),
+    value(Outcome);
 call(Node, M, F, A, Timeout) ->
     ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).
+
+%% A busy connection suspends a caller that bypasses the lanes for as long as it takes.
+one(Node, MFA, Deadline) ->
+    case Deadline =:= infinity andalso trunkline_sender:may_bypass(Node, MFA) of
+        true ->
+            {bypass, bypass(Node, MFA)};
+        false ->
+            [Outcome] = collect([Node], MFA, Deadline),
+            {lane, Outcome}
+    end.
 
 -doc "
 Executes a fun at many nodes and waits for all of them without a limit in time. See `multicall/5`.
@@ -243,7 +248,7 @@ collect(Nodes, MFA, Deadline) ->
 %% For trunkline_gather: the function that makes the reference must also wait for it.
 ask(direct, Node, _, Others, MFA, Deadline) ->
     ok = fallback(Node),
-    spawned(erpc, Node, MFA, Others, Deadline);
+    spawned(Node, MFA, Others, Deadline);
 ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
     Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
     case trunkline_sender:hand_over(Node, {apply, Ref, group_leader()}, MFA, Patience, connect) of
@@ -264,10 +269,35 @@ ask(unreachable, _, _, Others, _, _) ->
 ask(timeout, _, _, Others, _, _) ->
     {{error, {erpc, timeout}}, Others()}.
 
+%% The outcome comes as it does by erpc, or by lane. (See trunkline_executor.)
+bypass(Node, {M, F, A}) ->
+    Mark = alias([reply]),
+    Ref = spawn_request(Node, trunkline_executor, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
+    receive
+        {spawn_reply, Ref, error, _} = Message ->
+            _ = unalias(Mark),
+            outcome(Message, [Mark | Ref]);
+        {'DOWN', Ref, process, Executor, Reason} ->
+            Ended = case trunkline_executor:is_by_lane(Mark, Reason) of
+                        true -> delivered(Mark);
+                        %% (It may have been killed after its outcome had been delivered.)
+                        false -> _ = unalias(Mark) orelse delivered(Mark), Reason
+                    end,
+            outcome({'DOWN', Ref, process, Executor, Ended}, [Mark | Ref])
+    end.
+
+delivered(Mark) ->
+    receive
+        {[alias | Mark], Outcome} -> Outcome
+    after 0 ->
+            _ = unalias(Mark),
+            noconnection
+    end.
+
 %% Has the function executed by plain distribution, in erpc's protocol.
-spawned(By, Node, {M, F, A}, Others, Deadline) ->
+spawned(Node, {M, F, A}, Others, Deadline) ->
     Mark = make_ref(),
-    Ref = spawn_request(Node, By, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
+    Ref = spawn_request(Node, erpc, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
     Outcomes = Others(),
     {receive
          {spawn_reply, Ref, error, _} = Message -> outcome(Message, [Mark | Ref]);

@@ -618,7 +618,8 @@ make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stat
             Route = #route{link = self(), gate = Gate, stats = Stats,
                            lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                            limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
-                           large = Large, bulk_limit = Limit, bypass = Bypass},
+                           large = Large, bulk_limit = Limit, bypass = Bypass,
+                           concurrency = trunkline_concurrency:new()},
             D1 = end_lanes(D),
             ok = trunkline_route:publish(Node, Route),
             {ok, Lanes, D1#link{route = Route, order = none}};

@@ -11,8 +11,10 @@
 %% caller by Trunkline arrive before the outcome. The inlet never waits. It monitors executors only
 %% to report those that end without an outcome.
 %%
-%% While its lane is idle, a caller with long arguments starts the executor by the distribution, as
-%% erpc does, and gets the outcome as its exit reason:
+%% While its lane is idle, a caller with long arguments, or one of a few callers
+%% (trunkline_concurrency), starts the executor by the distribution, as erpc does, and gets the
+%% outcome as its exit reason. Only one that would keep the distribution busy goes by lane, and the
+%% exit reason says so:
 %%
 %%     caller ── spawn_request, monitor ──> executor
 %%       ^                                     │ waits until its messages have been delivered
@@ -27,7 +29,7 @@
 -moduledoc false.
 
 -export([start/2, run/2, is_done/2]).
--export([execute_call/4]).
+-export([execute_call/4, is_by_lane/2]).
 
 -export_type([outcome/0]).
 
@@ -107,7 +109,7 @@ run(Caller, Reply, Leader, {M, F, A}) ->
     end,
     exit(self()).
 
-%% Started by the distribution.
+%% Started by the distribution. The mark is an alias of the caller.
 -spec execute_call(Mark :: reference(), module(), Function :: atom(), Args :: [term()]) ->
           no_return().
 execute_call(Mark, M, F, A) ->
@@ -115,9 +117,23 @@ execute_call(Mark, M, F, A) ->
         erpc:execute_call(Mark, M, F, A)
     catch
         exit:Outcome ->
+            Reason = outcome(trunkline_sender:is_plain_suited(node(Mark), Outcome), Mark, Outcome),
             ok = trunkline_sender:await_delivery(Mark),
-            exit(Outcome)
+            exit(Reason)
     end.
+
+outcome(true, _, Outcome) ->
+    Outcome;
+outcome(false, Mark, Outcome) ->
+    case trunkline_sender:hand_over(node(Mark), {reply, Mark}, Outcome, infinity, noconnect) of
+        direct -> Outcome;
+        _ -> {Mark, by_lane}
+    end.
+
+%% Whether an executor that has ended with this reason has sent its outcome by lane. Then it has been
+%% delivered, or is lost.
+-spec is_by_lane(Mark :: reference(), ExitReason :: term()) -> boolean().
+is_by_lane(Mark, Reason) -> Reason =:= {Mark, by_lane}.
 
 %% Whether there are too many arguments. The function may cause a system_limit, too.
 is_too_many(system_limit, A) when length(A) > ?MAX_ARITY -> true;

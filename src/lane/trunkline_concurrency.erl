@@ -1,0 +1,80 @@
+%% How many calls to one peer are under way at a time, few or many.
+%%
+%% For a few callers plain OTP is faster: each way has two processes less, which have to be woken.
+%% For many the lanes are, because of their batches. (Measured on two cores: with four callers erpc
+%% has 1.4 times the rate of lanes, with ten 0.65 times; docs/lab/tried.md.) The borders are apart,
+%% so that calls do not go one way and the other by turns, which is worse than either.
+%%
+%%     few ──── more than 7 ────> many
+%%         <─── fewer than 5 ────
+%%
+%% A call that has ended adds its time to a sum. The first one that ends 10 ms after the last look
+%% divides the sum by the time since then: that is how many were under way, on average (Little's
+%% law). A call counts for a millisecond at most. So one that waits for something that takes long
+%% does not count as much as one that is only on its way. A caller that is killed has added nothing.
+%%
+%% Between two looks there may be a burst of calls. So those that bypass the lanes are counted while
+%% they are under way, and are few only as long as there are no more than that. Each look corrects
+%% the count, which is too high if callers were killed or if calls take long.
+-module(trunkline_concurrency).
+-moduledoc false.
+
+-export([new/0, is_low/1, bypass/1, clock/0, ended/3, ended/4]).
+
+-export_type([concurrency/0, time/0, way/0]).
+
+-opaque concurrency() :: atomics:atomics_ref().
+-type time() :: integer().                   % monotonic us
+-type way() :: lane | bypass.
+
+-define(WINDOW, 10_000).                     % us
+-define(MOST, 1_000).                        % us that one call counts
+-define(FEW, 5).
+-define(MANY, 7).
+
+%% The shared words.
+-define(SINCE, 1).
+-define(SUM, 2).
+-define(IS_HIGH, 3).
+-define(BYPASSES, 4).
+
+-spec new() -> concurrency().
+new() ->
+    Concurrency = atomics:new(?BYPASSES, [{signed, true}]),
+    ok = atomics:put(Concurrency, ?SINCE, clock()),
+    Concurrency.
+
+-spec is_low(concurrency()) -> boolean().
+is_low(Concurrency) ->
+    atomics:get(Concurrency, ?IS_HIGH) =:= 0 andalso atomics:get(Concurrency, ?BYPASSES) < ?MANY.
+
+%% A call begins that bypasses the lanes.
+-spec bypass(concurrency()) -> ok.
+bypass(Concurrency) -> atomics:add(Concurrency, ?BYPASSES, 1).
+
+-spec clock() -> time().
+clock() -> erlang:monotonic_time(microsecond).
+
+-spec ended(way(), Started :: time(), concurrency()) -> ok.
+ended(Way, Started, Concurrency) -> ended(Way, Started, clock(), Concurrency).
+
+-spec ended(way(), Started :: time(), Ended :: time(), concurrency()) -> ok.
+ended(Way, Started, Ended, Concurrency) ->
+    _ = Way =:= bypass andalso atomics:sub(Concurrency, ?BYPASSES, 1),
+    Sum = atomics:add_get(Concurrency, ?SUM, min(Ended - Started, ?MOST)),
+    Since = atomics:get(Concurrency, ?SINCE),
+    case Ended - Since >= ?WINDOW
+        andalso atomics:compare_exchange(Concurrency, ?SINCE, Since, Ended) =:= ok of
+        true ->
+            ok = atomics:sub(Concurrency, ?SUM, Sum),
+            look(Sum, Ended - Since, Concurrency);
+        false ->
+            ok
+    end.
+
+look(Sum, Time, Concurrency) ->
+    ok = atomics:put(Concurrency, ?BYPASSES, min(Sum div Time, ?MANY - 1)),
+    if Sum > ?MANY * Time -> atomics:put(Concurrency, ?IS_HIGH, 1);
+       Sum < ?FEW * Time -> atomics:put(Concurrency, ?IS_HIGH, 0);
+       true -> ok
+    end.
