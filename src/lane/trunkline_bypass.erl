@@ -3,7 +3,8 @@
 %% It may if nothing is ahead of its message: the lane is idle, and the sender has no reply in the
 %% lane's mailbox.
 %%
-%%     the lane is idle   its level in the gate is zero, and nothing is in flight. The lane clears
+%%     the lane is idle   its level in the gate is zero, and nothing is in flight. (And the peer can
+%%                        say whose turn it is: the lane sets no mark otherwise.) The lane clears
 %%                        its mark before it subtracts a batch from the level, and a sender reads
 %%                        the level first. So the sender sees one of the two
 %%     no replies         a reply of gen_server:reply/2 passes no gate, so only the lane knows of

@@ -39,7 +39,7 @@
 
 -include("trunkline_route.hrl").
 
--export([is_short_enough/1, are_terms_suited/2]).
+-export([is_short_enough/1, is_near/1, are_terms_suited/2]).
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -78,9 +78,10 @@ is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
-are_terms_suited(Node, Stats) ->
-    trunkline_peers:takes_turns(Node)
-        andalso not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
+are_terms_suited(Node, Stats) -> trunkline_peers:takes_turns(Node) andalso is_near(Stats).
+
+-spec is_near(trunkline_stats:stats()) -> boolean().
+is_near(Stats) -> not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
 
 %% `no': it was not sent, and has to go another way: because of its size, or of the peer, or because
 %% its turn has not come.
@@ -191,8 +192,8 @@ sent_plain(Lane, Ref) ->
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of another receiver at that node the lane has said so not long
 %% ago. `has_asked': that was another one.
-knows({reply, _}, Node, #route{stats = Stats}) ->
-    are_terms_suited(Node, Stats);
+knows({reply, _}, _, #route{stats = Stats}) ->
+    is_near(Stats);
 knows(To, Node, #route{link = Link}) ->
     case get({?MODULE, Node}) of
         {Known, Link, Until} -> erlang:monotonic_time(millisecond) < Until

@@ -125,6 +125,8 @@
          %% Messages that senders have sent by plain distribution, and that no batch has reported.
          plain = 0 :: non_neg_integer(),
          sent = once :: trunkline_channels:sent(),
+         %% Whether messages may go to the peer by the distribution when their turn has come.
+         turns = false :: boolean(),
          channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
@@ -563,7 +565,7 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
                _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({ask, Ref, Sender, To}, #lane{mode = {send, _}, sent = once} = S) ->
+control({ask, Ref, Sender, To}, #lane{mode = {send, _}, turns = true} = S) ->
     case trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
         {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
@@ -747,7 +749,8 @@ change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
     Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, sent = Sent, channels = Channels})};
+                     serial = 1, sent = Sent, channels = Channels,
+                     turns = trunkline_peers:takes_turns(S#lane.node)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -890,7 +893,7 @@ in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
 
 %% Whether senders may bypass the lane while it is empty.
-may_bypass(InFlight, #lane{mode = {send, _}, sent = once, by = By, exact = true} = S)
+may_bypass(InFlight, #lane{mode = {send, _}, turns = true, by = By, exact = true} = S)
   when By =/= connections ->
     case trunkline_gate:is_less_than_a_message(InFlight) of
         true -> trunkline_bypass:set(S#lane.ix, S#lane.bypass);

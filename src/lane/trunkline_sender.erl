@@ -119,7 +119,7 @@ may_bypass(Node, Message) ->
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
             Ix = lane_of(self(), Lanes),
             trunkline_bypass:may(Gate, Ix, Bypass)
-                andalso trunkline_in_turn:are_terms_suited(Node, Stats)
+                andalso trunkline_in_turn:is_near(Stats)
                 andalso begin_bypass(about(Message), Message, Ix, Route);
         none ->
             false
