@@ -720,7 +720,11 @@ halts_after_reply(A) ->
     cluster:await_up(A, B),
     Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
     _ = cluster:call(A,
-                     fun() -> true = is_pid(trunkline_erpc:call(NodeB, erlang, spawn, [Halt])) end),
+                     fun() ->
+                             %% By lane: with a time-out no call goes past it.
+                             Pid = trunkline_erpc:call(NodeB, erlang, spawn, [Halt], 10_000),
+                             true = is_pid(Pid)
+                     end),
     cluster:await_state(A, B, down),
     cluster:stop(B),
     NodeB.

@@ -590,7 +590,7 @@ asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
         end);
 asks_step({N, {learn, Receiver}}, #world{asks = Asks} = W) ->
     A = trunkline_asks:know(Receiver, go, Asks),
-    bad(is_pid(Receiver) andalso not trunkline_asks:is_known(Receiver, A), N,
+    bad(is_pid(Receiver) andalso trunkline_asks:known(Receiver, A) =/= go, N,
         said(Receiver, go, W#world{asks = A}));
 asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),

@@ -20,7 +20,7 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/5, answer/3, know/3, is_known/2, unused/2, used/2, are_granted/1, refuse/1,
+-export([new/0, ask/5, answer/3, know/3, known/2, unused/2, used/2, are_granted/1, refuse/1,
          tick/2]).
 
 -export_type([asks/0]).
@@ -102,8 +102,8 @@ answered({no, _}, _, _, To, A) -> know(To, no, A);
 answered(_, Ref, Sender, To, A) -> know(To, go, grant(Ref, Sender, To, A)).
 
 %% Whether that process may be sent to at once.
--spec is_known(pid(), asks()) -> boolean().
-is_known(Pid, #asks{known = Known}) -> maps:get(Pid, Known, no) =:= go.
+-spec known(pid(), asks()) -> known() | unknown.
+known(Pid, #asks{known = Known}) -> maps:get(Pid, Known, unknown).
 
 %% It has come out.
 -spec know(to(), known(), asks()) -> asks().

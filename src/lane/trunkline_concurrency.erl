@@ -13,13 +13,13 @@
 %% law). A call counts for a millisecond at most. So one that waits for something that takes long
 %% does not count as much as one that is only on its way. A caller that is killed has added nothing.
 %%
-%% Between two looks there may be a burst of calls. So those that bypass the lanes are counted while
-%% they are under way, and are few only as long as there are no more than that. Each look corrects
-%% the count, which is too high if callers were killed or if calls take long.
+%% Between two looks there may be a burst of calls. So those that bypass the lanes are counted, and
+%% seven may at a time. Each look sets the count to the average: then callers that were killed, and
+%% calls that take long, count no more.
 -module(trunkline_concurrency).
 -moduledoc false.
 
--export([new/0, is_low/1, bypass/1, clock/0, ended/3, ended/4]).
+-export([new/0, bypass/2, clock/0, ended/3, ended/4]).
 
 -export_type([concurrency/0, time/0, way/0]).
 
@@ -44,13 +44,14 @@ new() ->
     ok = atomics:put(Concurrency, ?SINCE, clock()),
     Concurrency.
 
--spec is_low(concurrency()) -> boolean().
-is_low(Concurrency) ->
-    atomics:get(Concurrency, ?IS_HIGH) =:= 0 andalso atomics:get(Concurrency, ?BYPASSES) < ?MANY.
-
-%% A call begins that bypasses the lanes.
--spec bypass(concurrency()) -> ok.
-bypass(Concurrency) -> atomics:add(Concurrency, ?BYPASSES, 1).
+%% Whether a call should bypass the lanes; a long one does anyway. If so it begins.
+-spec bypass(IsLong :: boolean(), concurrency()) -> boolean().
+bypass(IsLong, Concurrency) ->
+    (IsLong orelse atomics:get(Concurrency, ?IS_HIGH) =:= 0)
+        andalso case atomics:add_get(Concurrency, ?BYPASSES, 1) of
+                    N when N =< ?MANY; IsLong -> true;
+                    _ -> ok = atomics:sub(Concurrency, ?BYPASSES, 1), false
+                end.
 
 -spec clock() -> time().
 clock() -> erlang:monotonic_time(microsecond).

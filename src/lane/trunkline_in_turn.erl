@@ -39,7 +39,7 @@
 
 -include("trunkline_route.hrl").
 
--export([is_short_enough/1, is_near/1, are_terms_suited/2]).
+-export([is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -75,6 +75,11 @@
 %% Longer terms would keep the distribution busy.
 -spec is_short_enough(trunkline_gate:charge()) -> boolean().
 is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
+
+%% Whether the size of a reply is one for which `!' is best.
+-spec is_long_reply(trunkline_gate:charge()) -> boolean().
+is_long_reply(Charge) ->
+    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso is_short_enough(Charge).
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
@@ -135,7 +140,7 @@ turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
-    {Answer, Ref} = ask(Lane, To, Deadline),
+    {Answer, Ref} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = know(Answer, To, Node, Route),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
@@ -155,7 +160,8 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
     end.
 
 %% Whether that lane says that everything has been delivered that the calling process has sent. (It
-%% does not matter to whom: the caller waits for an outcome.)
+%% does not matter to whom: the caller waits for an outcome. There is no time-out: a second question
+%% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
     case ask(Lane, {reply, Caller}, infinity) of
@@ -166,10 +172,9 @@ await(Lane, Caller) ->
             false
     end.
 
-ask(Lane, To, Deadline) ->
+ask(Lane, To, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
-                          fun(Ref) -> {not_sent, Ref} end,
-                          min(?WAIT, trunkline_deadline:left(Deadline))).
+                          fun(Ref) -> {not_sent, Ref} end, Timeout).
 
 send_now(To, _, Message, Deadline) when is_tuple(To) ->
     send({reply, element(2, To)}, element(2, To), Message, Deadline);

@@ -73,7 +73,8 @@
 
 -export_type([entry/0, to/0, mode/0]).
 
--dialyzer({no_improper_lists, [loop/1, collected/5, reply/3, dispose/3, notice/2, control/2]}).
+-dialyzer({no_improper_lists,
+           [loop/1, collected/5, reply/4, large_reply/5, dispose/3, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -205,8 +206,7 @@ loop(S) ->
             ok = trunkline_inlet:answered(Agent, [{Caller, element(2, Whose)}]),
             loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
-            {Charge, Entry, S1} = reply(Request, Reply, S),
-            loop(data(Charge, Entry, S1));
+            loop(replied(measured(Reply), Request, Reply, S));
         {system, From, Request} ->
             loop({system, From, Request, S});
         Control ->
@@ -214,14 +214,9 @@ loop(S) ->
     end.
 
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
-    case is_reply_at_once(Entry, S) of
-        true ->
-            reply_at_once(Charge, Entry, S);
-        false ->
-            case trunkline_window:is_open(S#lane.window) of
-                true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
-                false -> keep(Charge, Entry, S)
-            end
+    case trunkline_window:is_open(S#lane.window) of
+        true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
+        false -> keep(Charge, Entry, S)
     end;
 data(Charge, Entry, #lane{mode = Mode} = S) when Mode =:= hold; element(1, Mode) =:= suspended ->
     keep(Charge, Entry, S);
@@ -241,29 +236,44 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
     {_, S1} = dispose(Entry, retired, S),
     left(Charge, S1).
 
-%% A long term is the reply, and nothing is in flight that it could overtake.
-is_reply_at_once([{parcel, _, _, Server, {reply, _, Pid}} | Parcel],
-                 #lane{sent = once, notices = Notices, asks = Asks} = S) ->
-    trunkline_parcel:is_term(Parcel) andalso trunkline_notices:has_one(Server, Notices)
+%% A long reply that nothing is ahead of goes by plain distribution, as trunkline_in_turn sends a
+%% message. If it is not known whether the caller's mailbox is on the heap, an opener finds out.
+replied(Size, {Caller, {Pid, Server}, Agent} = Request, Reply, S) ->
+    case is_long_and_next(Size, Server, Reply, S) andalso trunkline_asks:known(Pid, S#lane.asks) of
+        go ->
+            {_, Charge} = Size,
+            ok = send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge), S),
+            S1 = tell_agents(answered(Agent, Caller, Server, S)),
+            to_report(S1#lane{plain = S1#lane.plain + 1});
+        unknown ->
+            {_, Charge} = Size,
+            _ = trunkline_throttle:suspend(Server),
+            Term = trunkline_parcel:term(Reply, trunkline_gate:bytes(Charge)),
+            Charged = max(Charge, trunkline_gate:term(Reply)),
+            {Place, Entry, S1} = large_reply({Term, Charged}, Charge, Request, Reply, S),
+            data(Place, Entry, S1);
+        _ ->
+            {Charge, Entry, S1} = reply(Size, Request, Reply, S),
+            data(Charge, Entry, S1)
+    end.
+
+%% If more is waiting here the servers must be held up by what they have replied.
+is_long_and_next({_, Charge}, Server, Reply, #lane{mode = {send, _}, turns = true} = S) ->
+    trunkline_in_turn:is_long_reply(Charge)
         andalso is_idle(S)
-        andalso trunkline_asks:is_known(Pid, Asks)
-        andalso trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats);
-is_reply_at_once(_, _) ->
+        andalso not trunkline_notices:is_marked(Server, S#lane.notices)
+        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
+        andalso trunkline_shape:shape(Reply) =/= binaries
+        andalso trunkline_in_turn:is_near(S#lane.stats);
+is_long_and_next(_, _, _, _) ->
     false.
 
-%% As trunkline_in_turn sends a message.
-reply_at_once(Charge, [{parcel, _, N, _, {reply, Caller, _}} | Parcel], #lane{plain = Plain} = S) ->
-    ok = send_term(Caller, {reply, Caller}, Parcel, S),
-    to_report(left(Charge, settle(N, S#lane{plain = Plain + 1}))).
-
 %% If the connection is lost, so is the message, and it is counted.
-send_term(To, Wrap, Parcel, #lane{stats = Stats}) ->
-    Bytes = trunkline_parcel:bytes(Parcel),
+send_term(To, Wrap, Term, Bytes, #lane{stats = Stats}) ->
     trunkline_stats:add(Stats, peer, large_messages, 1),
     trunkline_stats:add(Stats, peer, large_bytes, Bytes),
     trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
-    Message = trunkline_command:wrap(Wrap, trunkline_parcel:unpack_sent(Parcel)),
-    _ = erlang:send(To, Message, [noconnect]),
+    _ = erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect]),
     ok.
 
 is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
@@ -304,7 +314,7 @@ collected([C, Sender | Entry], More, Charge, Entries, S) ->
     end;
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S)
   when is_pid(Agent) ->
-    {C, Entry, S1} = reply(Request, Reply, S),
+    {C, Entry, S1} = reply(measured(Reply), Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
 collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Ack, S));
@@ -334,47 +344,52 @@ add(C, Entry, More, Charge, Entries, S) ->
 %% when the reply has left. (A large reply is packed here: no other process has it. If it is a term
 %% that an opener can fetch, it is not packed.) Senders cannot fill the lane to twice its limit:
 %% beyond that it is full of replies.
-reply({Caller, {Pid, Server}, Agent}, Reply,
-      #lane{gate = Gate, ix = Ix, answered = Answered, throttle = Throttle} = S) ->
-    Answered1 = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]},
-    case charge(Reply, S#lane.large) of
-        Charge when Charge < S#lane.large ->
+reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
+      #lane{gate = Gate, ix = Ix, large = Large, throttle = Throttle} = S) ->
+    case charge(Size, Reply, Large) of
+        Charge when Charge < Large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
             {Charge, case trunkline_notices:is_marked(Server, S#lane.notices) of
                          true -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
                          false -> [{reply, Caller} | Reply]
-                     end, S#lane{answered = Answered1,
-                                 throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
+                     end, (answered(Agent, Caller, Server, S))#lane{
+                            throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
         Charge ->
             _ = trunkline_throttle:suspend(Server),
-            {Parcel, Charge1} =
-                trunkline_sender:as_parcel(S#lane.node, Reply, Charge, S#lane.large, S#lane.stats),
-            Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
-            ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charge1),
-            ok = trunkline_gate:force(Gate, Ix, Place),
-            {Entry, S1} = mark(Place, Server, [{parcel, Charge1, {reply, Caller, Pid}} | Parcel],
-                               S#lane{answered = Answered1}),
-            Term = case trunkline_parcel:is_term(Parcel) of
-                       true -> Charge1;
-                       false -> trunkline_gate:term(Reply)
-                   end,
-            {Place, Entry,
-             S1#lane{throttle = case Term > Charge of
-                                    true -> trunkline_throttle:long_term(Server, Term, Throttle);
-                                    false -> trunkline_throttle:packed(Server, Charge, Throttle)
-                                end}}
+            Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
+            large_reply(Parcel, Charge, Request, Reply, S)
     end.
+
+large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
+            #lane{gate = Gate, ix = Ix, throttle = Throttle} = S) ->
+    Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
+    ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charged),
+    ok = trunkline_gate:force(Gate, Ix, Place),
+    {Entry, S1} = mark(Place, Server, [{parcel, Charged, {reply, Caller, Pid}} | Parcel],
+                       answered(Agent, Caller, Server, S)),
+    Term = case trunkline_parcel:is_term(Parcel) of
+               true -> Charged;
+               false -> trunkline_gate:term(Reply)
+           end,
+    {Place, Entry,
+     S1#lane{throttle = case Term > Charge of
+                            true -> trunkline_throttle:long_term(Server, Term, Throttle);
+                            false -> trunkline_throttle:packed(Server, Charge, Throttle)
+                        end}}.
+
+answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
+    S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}}.
 
 %% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is
 %% large anyway: what counts then is the term.
-charge(Reply, Large) ->
+measured(Reply) ->
     case trunkline_shape:long_list(Reply) of
-        none -> trunkline_gate:charge(Reply);
-        Bytes -> case trunkline_gate:charge(Bytes, 1) of
-                     Charge when Charge >= Large -> Charge;
-                     _ -> trunkline_gate:charge(Reply)
-                 end
+        none -> {exactly, trunkline_gate:charge(Reply)};
+        Bytes -> {about, trunkline_gate:charge(Bytes, 1)}
     end.
+
+charge({about, Charge}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
+charge({_, Charge}, _, _) -> Charge.
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
     case trunkline_notices:mark(Charge, Sender, Entry, Notices) of
@@ -698,7 +713,7 @@ fetched(none, _, Opener, _, S) ->
     _ = erlang:send(Opener, missing, [noconnect]),
     S;
 fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
-    ok = send_term(To, Wrap, Term, S),
+    ok = send_term(To, Wrap, trunkline_parcel:unpack_sent(Term), trunkline_parcel:bytes(Term), S),
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case is_pid(Receiver) of

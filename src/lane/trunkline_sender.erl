@@ -111,8 +111,8 @@ is_known(To) ->
     is_pid(To) orelse is_atom(To).
 
 %% Whether the calling process should make a call to that node by the distribution: everything that
-%% it has sent before has been delivered, and no lane is better. Then the call has begun, and counts
-%% as a message of the lane all the same. called/3 follows when a call has ended.
+%% it has sent before has been delivered, and no lane is better. If so the call begins. called/3
+%% follows when a call has ended.
 -spec may_bypass(node(), term()) -> boolean().
 may_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
@@ -126,19 +126,14 @@ may_bypass(Node, Message) ->
     end.
 
 begin_bypass(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
-    case is_better_plain(Charge, Message, Route) of
+    case is_plain_suited(Charge, Message, Route)
+        andalso trunkline_concurrency:bypass(Charge >= ?LONG, Concurrency) of
         true ->
-            ok = trunkline_concurrency:bypass(Concurrency),
-            trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             true;
         false ->
             false
     end.
-
-is_better_plain(Charge, Message, #route{concurrency = Concurrency} = Route) ->
-    is_plain_suited(Charge, Message, Route)
-        andalso (Charge >= ?LONG orelse trunkline_concurrency:is_low(Concurrency)).
 
 is_plain_suited(Charge, Message, #route{large = Large}) ->
     Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
@@ -172,13 +167,13 @@ about(Message) ->
 await_delivery(Caller) ->
     Node = node(Caller),
     case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} ->
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
             Ix = lane_of(self(), Lanes),
             case trunkline_bypass:may(Gate, Ix, Bypass)
                 orelse trunkline_gate:path(Gate) =:= direct
                 orelse trunkline_gate:path(Gate) =:= down
                 orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
-                orelse not trunkline_in_turn:are_terms_suited(Node, Stats) of
+                orelse not trunkline_peers:takes_turns(Node) of
                 true -> ok;
                 false -> receive after ?AGAIN -> await_delivery(Caller) end
             end;

@@ -278,10 +278,10 @@ bypass(Node, {M, F, A}) ->
             _ = unalias(Mark),
             outcome(Message, [Mark | Ref]);
         {'DOWN', Ref, process, Executor, Reason} ->
-            Ended = case trunkline_executor:is_by_lane(Mark, Reason) of
+            %% (It may have been killed after its outcome had been delivered.)
+            Ended = case trunkline_executor:is_by_lane(Mark, Reason) orelse not unalias(Mark) of
                         true -> delivered(Mark);
-                        %% (It may have been killed after its outcome had been delivered.)
-                        false -> _ = unalias(Mark) orelse delivered(Mark), Reason
+                        false -> Reason
                     end,
             outcome({'DOWN', Ref, process, Executor, Ended}, [Mark | Ref])
     end.

@@ -117,6 +117,8 @@ execute_call(Mark, M, F, A) ->
         erpc:execute_call(Mark, M, F, A)
     catch
         exit:Outcome ->
+            %% The function has ended. So what it has linked to itself must not change the outcome.
+            _ = process_flag(trap_exit, true),
             Reason = outcome(trunkline_sender:is_plain_suited(node(Mark), Outcome), Mark, Outcome),
             ok = trunkline_sender:await_delivery(Mark),
             exit(Reason)
@@ -130,8 +132,8 @@ outcome(false, Mark, Outcome) ->
         _ -> {Mark, by_lane}
     end.
 
-%% Whether an executor that has ended with this reason has sent its outcome by lane. Then it has been
-%% delivered, or is lost.
+%% Whether an executor that has ended with this reason has sent its outcome by lane. Then that has
+%% been delivered, or is lost.
 -spec is_by_lane(Mark :: reference(), ExitReason :: term()) -> boolean().
 is_by_lane(Mark, Reason) -> Reason =:= {Mark, by_lane}.
 
