@@ -49,7 +49,7 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
 %% These always raise. (Of erpc's functions Dialyzer only thinks so.)
--dialyzer({no_return, [badarg/0, raise/2, outcome/2]}).
+-dialyzer({no_return, [badarg/0, raise/2, outcome/2, bypass/2]}).
 
 -doc "
 How long to wait: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
