@@ -300,7 +300,8 @@ step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) 
                 end, count_one(S1), lists:zip(Nodes, entries(Message)));
 step(erpc_call, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
-    try trunkline_erpc:call(At, ?MODULE, executed, [Message], one([200, 10_000])) of
+    try trunkline_erpc:call(At, ?MODULE, executed, [Message],
+                             one([200, 10_000, infinity])) of
         Reply -> executed(Reply, Message, S1)
     catch
         error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))

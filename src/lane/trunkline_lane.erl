@@ -438,26 +438,30 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
     case trunkline_notices:are_in_lane(Notices) of
         true ->
             {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
-            hand_over(Charge, Entries1, S1);
+            send_batch(Charge, Entries1, S1);
         false ->
-            hand_over(Charge, Entries, S)
+            send_batch(Charge, Entries, S)
     end.
 
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
 %% sending: meanwhile all batches go by the distribution.
-hand_over(Charge, Entries, #lane{by = connections} = S) ->
-    reported(Charge, Entries, bypassed(S));
-hand_over(Charge, Entries, S) ->
-    reported(Charge, Entries, S).
-
-reported(Charge, Entries, #lane{plain = 0} = S) ->
-    hand_over(Charge, Entries, trunkline_gate:messages(Charge), is_by_channels(S), S);
-reported(Charge, Entries, #lane{plain = N, gate = Gate, ix = Ix} = S) ->
-    Report = trunkline_gate:packed(0, N),
-    ok = trunkline_gate:force(Gate, Ix, Report),
-    hand_over(Charge + Report, [[{plain}] | Entries], trunkline_gate:messages(Charge),
-              is_by_channels(S), S#lane{plain = 0}).
+send_batch(Charge, Entries, S0) ->
+    #lane{plain = Plain} = S = case S0 of
+                                   #lane{by = connections} -> bypassed(S0);
+                                   #lane{} -> S0
+                               end,
+    ByChannels = is_by_channels(S),
+    Messages = trunkline_gate:messages(Charge),
+    case Plain of
+        0 ->
+            send_batch(Charge, Entries, Messages, ByChannels, S);
+        _ ->
+            Report = trunkline_gate:packed(0, Plain),
+            ok = trunkline_gate:force(S#lane.gate, S#lane.ix, Report),
+            send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels,
+                       S#lane{plain = 0})
+    end.
 
 %% With what senders have sent without asking.
 bypassed(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
@@ -474,8 +478,8 @@ is_by_channels(#lane{by = By, plain = N} = S) ->
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
 
-hand_over(Charge, Entries, Messages, ByChannels,
-          #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
+send_batch(Charge, Entries, Messages, ByChannels,
+           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case trunkline_window:is_open(Window) of
@@ -501,7 +505,7 @@ hand_over(Charge, Entries, Messages, ByChannels,
 report(#lane{mode = {send, _}} = S) ->
     case bypassed(S) of
         #lane{plain = 0} -> S;
-        S1 -> hand_over(0, [], S1)
+        S1 -> send_batch(0, [], S1)
     end;
 report(S) ->
     S.
