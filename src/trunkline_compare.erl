@@ -261,7 +261,7 @@ print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
     line("", ["OTP", "Trunkline"], "  ratio"),
     row("messages/s", ["~b senders; higher is better", ?SENDERS], OneWay),
     row("calls/s", ["~b callers; higher is better", ?CALLERS], Calls),
-    row("us, slowest 1 % of calls", ["beside 10 MB; lower is better"], Ping),
+    row("us, 99th percentile of calls", ["beside 10 MB; lower is better"], Ping),
     [io:format("* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
      || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
     ok.

@@ -130,7 +130,7 @@ table() ->
                 "Raise it if your network often pauses for longer."},
      #{name => resume_time, type => {time, 0, ?DAY}, default => 0,
        unit => "ms", since => "1.0.0",
-       what => "For so long a session outlives a lost connection: if the same nodes connect again "
+       what => "How long a session outlives a lost connection: if the same nodes connect again "
                "in time, nothing is lost. 0: the session ends with the connection. The smaller "
                "value of the two nodes counts.",
        touch => "Set it where connections break and come back, and messages, calls and monitors "

@@ -8,11 +8,11 @@
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
          different_settings/1, late_starter/1, garbage/1, incompatible_peer/1,
          nothing_left_behind/1, reported_once/1, many_nodes/1, reconnected_by_sending/1,
-         stays_disconnected/1, sender_dies/1, called_while_holding/1, no_process_left/1,
-         no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
+         stays_disconnected/1, loaded_again/1, sender_dies/1, called_while_holding/1,
+         no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
          comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
          told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
--export([processes_of/1, full/2]).
+-export([processes_of/1, full/2, load_again/0, in_old_code/0]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
@@ -21,8 +21,9 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
-          reported_once, many_nodes, reconnected_by_sending, stays_disconnected, sender_dies,
-          called_while_holding, no_process_left, no_process_for_what_comes, silent_host,
+          reported_once, many_nodes, reconnected_by_sending, stays_disconnected, loaded_again,
+          sender_dies, called_while_holding, no_process_left, no_process_for_what_comes,
+          silent_host,
           order_over_reconnection, comes_back_without, lost_and_tried_again, halts_after_replies,
           looked_at, told_nonsense, waits_and_answers, top_supervisor_killed, news_lost].
 
@@ -728,6 +729,48 @@ halts_after_reply(A) ->
     cluster:await_state(A, B, down),
     cluster:stop(B),
     NodeB.
+
+%% Modules that are loaded again and again, as rebar3's shell does, end no process.
+loaded_again(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    [To] = cluster:call(B, traffic, start_receivers, [1]),
+    Sender = cluster:call(A, fun() -> spawn(fun() -> send_until_told(To, 1) end) end),
+    Large = binary:copy(<<"x">>, 1_000_000),
+    cluster:call(B, trunkline, send, [Sender, Large]),
+    lists:foreach(fun(_) ->
+                          [begin
+                               ok = cluster:call(Node, ?MODULE, load_again, []),
+                               cluster:await(fun() ->
+                                                     cluster:call(Node, ?MODULE, in_old_code, [])
+                                             end)
+                           end || Node <- [A, B]]
+                  end, [1, 2, 3]),
+    N = cluster:call(A, fun() -> Sender ! {stop, self()}, receive {sent, N} -> N end end),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= N end),
+    [#{sessions := 1} = cluster:call(Node, trunkline, info, [cluster:node_of(Other)])
+     || {Node, Other} <- [{A, B}, {B, A}]],
+    cluster:stop_all([A, B]).
+
+send_until_told(To, N) ->
+    _ = trunkline:send(To, {from, 1, N, x}),
+    receive {stop, From} -> From ! {sent, N}
+    after 5 -> send_until_told(To, N + 1)
+    end.
+
+load_again() ->
+    lists:foreach(fun(M) -> _ = code:purge(M), {module, M} = code:load_file(M) end, loaded()).
+
+loaded() ->
+    {ok, Modules} = application:get_key(trunkline, modules),
+    [M || M <- Modules, code:is_loaded(M) =/= false].
+
+%% `true': no process is.
+in_old_code() ->
+    case [{M, process_info(P, [initial_call, current_stacktrace])}
+          || M <- loaded(), P <- processes(), erlang:check_process_code(P, M)] of
+        [] -> true;
+        Old -> Old
+    end.
 
 %% What has arrived at a node is delivered, though its sender is gone.
 sender_dies(_) ->

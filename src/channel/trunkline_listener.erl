@@ -247,7 +247,7 @@ accept(#acceptor{listening = Listening} = S) ->
                 {error, closed} ->
                     exit(closed);
                 {error, timeout} ->
-                    accept(S);
+                    ?MODULE:accept(S);       % in code that has been loaded meanwhile
                 {error, _} ->
                     receive after ?AGAIN -> accept(S) end
             end

@@ -271,10 +271,11 @@ quiet(S) -> quiet_since(tell(S)).
 quiet_since(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
     case trunkline_mail:level(Mail) of
         0 -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
-        _ -> loop(quiet_timer(hurry_no_more(S)))
+        _ -> ?MODULE:loop(quiet_timer(hurry_no_more(S)))
     end;
 quiet_since(S) ->
-    loop(quiet_timer(hurry_no_more(S))).
+    %% (It moves on to code that has been loaded meanwhile.)
+    ?MODULE:loop(quiet_timer(hurry_no_more(S))).
 
 quiet_timer(S) -> quiet_timer(?QUIET, S).
 

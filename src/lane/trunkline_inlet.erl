@@ -120,9 +120,10 @@ start_link(Ix, Lane, WindowBytes, Route) ->
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
     ok = trunkline_process:label({trunkline_inlet, node(Lane), Ix}),
-    loop(#inlet{ix = Ix, lane = Lane, stats = Stats, route = Route,
-                window = trunkline_window:receiver(WindowBytes),
-                agent = trunkline_agent:new(Route)}).
+    Inlet = #inlet{ix = Ix, lane = Lane, stats = Stats, route = Route,
+                   window = trunkline_window:receiver(WindowBytes),
+                   agent = trunkline_agent:new(Route)},
+    proc_lib:hibernate(?MODULE, loop, [Inlet]).
 
 %% The inlet's lane calls this, and gets {resumed, Ref, Expects, Acknowledged, Missing}: which batch
 %% is next, how much has been acknowledged in all (trunkline_window), and which large messages have
@@ -192,7 +193,8 @@ loop(S) ->
         {retire, Counterpart} ->
             loop(S#inlet{retires = Counterpart});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
-            loop(timeout(Timer, S));
+            %% Once a second, at least, it moves on to code that has been loaded meanwhile.
+            ?MODULE:loop(timeout(Timer, S));
         {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
             loop(open_again(Timer, Parts, S));
         {finish, N} when N > 0 ->
@@ -206,7 +208,7 @@ loop(S) ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         {socket, _, Transport, Socket} ->
             _ = Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES),
-            loop(S);
+            loop(timer(quiet, S));
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
         Late when element(1, Late) =:= batch; element(1, Late) =:= opened ->

@@ -183,7 +183,7 @@ init(Parent, #lane{ix = Ix, stats = Stats} = Lane) ->
     ok = trunkline_process:label({trunkline_lane, Lane#lane.node, Ix}),
     ok = trunkline_channels:none(Ix, Stats),
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
-    loop(Lane).
+    proc_lib:hibernate(?MODULE, loop, [Lane]).
 
 %% The lane lives on for these inlets, whose callers wait for replies. No process is linked to it.
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
@@ -209,6 +209,9 @@ loop(S) ->
             loop(replied(measured(Reply), Request, Reply, S));
         {system, From, Request} ->
             loop({system, From, Request, S});
+        {timeout, _, tick} = Tick ->
+            %% Once a second it moves on to code that has been loaded meanwhile.
+            ?MODULE:loop(control(Tick, S));
         Control ->
             loop(control(Control, S))
     end.
@@ -676,7 +679,7 @@ control({mode, Ref, Mode}, Before) ->
     {Queued, S1} = change(Mode, without_channels(S2)),
     in_flight(S1#lane.window, S1),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
-    S1;
+    ticking(S1);
 control({drain, Ref}, S) ->
     drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
@@ -817,7 +820,7 @@ channels(Event, #lane{channels = Channels} = S) ->
 by(Channels, #lane{by = Before, window = Window} = S) ->
     case trunkline_channels:by(Channels) of
         Before ->
-            S#lane{channels = Channels};
+            ticking(S#lane{channels = Channels});
         By ->
             Before =:= undecided
                 orelse trunkline_events:tell([lane, way], #{}, #{peer => S#lane.node,
@@ -827,7 +830,7 @@ by(Channels, #lane{by = Before, window = Window} = S) ->
             Window1 = trunkline_window:by(By, RoundTrip, Window),
             S1 = S#lane{channels = Channels, by = By, window = Window1},
             in_flight(Window1, S1),
-            flush(S1)
+            ticking(flush(S1))
     end.
 
 without_channels(#lane{channels = none} = S) ->

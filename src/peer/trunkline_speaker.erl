@@ -78,7 +78,11 @@ finish(Speaker) ->
 init(Link) ->
     _ = monitor(process, Link),
     proc_lib:init_ack(Link, self()),
-    loop(#speaker{link = Link}).
+    rest(#speaker{link = Link}).
+
+%% It has little to do, so it hibernates between messages. (And so it never waits in old code.)
+-spec rest(#speaker{}) -> no_return().
+rest(S) -> proc_lib:hibernate(?MODULE, loop, [S]).
 
 -spec loop(#speaker{}) -> ok.
 loop(#speaker{link = Link, watched = Watched} = S0) ->
@@ -86,30 +90,30 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
         {say, Connection, To, Message} ->
             S = latest(S0),
             Connection =:= S#speaker.connection andalso erlang:send(To, Message, [noconnect]),
-            loop(S);
+            rest(S);
         {How, Connection, Watch, Object} when How =:= watch; How =:= connect ->
             case latest(S0) of
                 #speaker{connection = Connection} = S ->
-                    loop(watched(monitor_by(How, Object), Watch, Object, S));
+                    rest(watched(monitor_by(How, Object), Watch, Object, S));
                 S ->
-                    loop(S)
+                    rest(S)
             end;
         {unwatch, Watch} when is_map_key(Watch, Watched) ->
             {Monitor, Watched1} = maps:take(Watch, Watched),
             true = demonitor(Monitor),             % a 'DOWN' that is here already is ignored
-            loop(S0#speaker{watched = maps:remove(Monitor, Watched1)});
+            rest(S0#speaker{watched = maps:remove(Monitor, Watched1)});
         {unwatch, _} ->
-            loop(S0);
+            rest(S0);
         {connection, Connection} ->
-            loop(S0#speaker{connection = Connection});
+            rest(S0#speaker{connection = Connection});
         {'DOWN', Monitor, process, Object, Reason} when is_map_key(Monitor, Watched) ->
             {Watch, Watched1} = maps:take(Monitor, Watched),
             Link ! {'DOWN', Watch, process, Object, Reason},
-            loop(S0#speaker{watched = maps:remove(Watch, Watched1)});
+            rest(S0#speaker{watched = maps:remove(Watch, Watched1)});
         {'DOWN', _, process, Link, _} ->
             ok;
         {'DOWN', _, process, _, _} ->
-            loop(S0);
+            rest(S0);
         finish ->
             ok;
         Other ->
