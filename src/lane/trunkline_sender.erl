@@ -15,7 +15,7 @@
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
--export([may_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
+-export([begin_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
 -export([await_session/2, await_change/1, await_room/4]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -113,8 +113,8 @@ is_known(To) ->
 %% Whether the calling process should make a call to that node by the distribution: everything that
 %% it has sent before has been delivered, and no lane is better. If so the call begins. called/3
 %% follows when a call has ended.
--spec may_bypass(node(), term()) -> boolean().
-may_bypass(Node, Message) ->
+-spec begin_bypass(node(), term()) -> boolean().
+begin_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
             Ix = lane_of(self(), Lanes),
