@@ -58,11 +58,7 @@ init(Lane, #{inlet := Inlet} = Settings) ->
         trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet,
                                      Settings#{cargo => batches}),
     Lane ! {channel, self(), {ready, CongestionControl}},
-    rest(#writer{lane = Lane, connection = Connection}).
-
-%% (So it never waits for long in old code.)
--spec rest(#writer{}) -> no_return().
-rest(S) -> erlang:hibernate(?MODULE, loop, [S]).
+    loop(#writer{lane = Lane, connection = Connection}).
 
 -spec loop(#writer{}) -> no_return().
 loop(#writer{beats = Beats} = S) ->
@@ -76,7 +72,8 @@ loop(#writer{beats = Beats} = S) ->
     end.
 
 nothing(#writer{beats = 0} = S) ->
-    rest(S#writer{quiet = true});
+    true = garbage_collect(),
+    S#writer{quiet = true};
 nothing(#writer{connection = Connection, beats = Beats} = S) ->
     ok = trunkline_connection:beat(Connection),
     S#writer{beats = Beats - 1}.
@@ -103,11 +100,10 @@ gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
         Other ->
             message(Other, write(Bytes, Frames, Tell, S))
     after 0 ->
-            %% It moves on to code that has been loaded meanwhile.
-            ?MODULE:loop(write(Bytes, Frames, Tell, S))
+            loop(write(Bytes, Frames, Tell, S))
     end;
 gather(Bytes, Frames, Tell, S) ->
-    ?MODULE:loop(write(Bytes, Frames, Tell, S)).
+    loop(write(Bytes, Frames, Tell, S)).
 
 write(Bytes, Frames, Tell, #writer{lane = Lane, connection = Connection, written = Before} = S) ->
     ok = trunkline_connection:send(Connection, lists:reverse(Frames)),
