@@ -225,8 +225,11 @@ by_lane(Config) ->
                                     By >= Least orelse {Name, By}
                             end)
       end,
-      [{Name, 1, fun() -> apply(trunkline_rpc, Name, [Node, erlang, node, []]) end}
-       || Name <- [call, block_call, cast, async_call]]
+      %% (Without a time-out a call may go past the lane.)
+      [{Name, 1, fun() -> apply(trunkline_rpc, Name, [Node, erlang, node, [], 20_000]) end}
+       || Name <- [call, block_call]]
+      ++ [{Name, 1, fun() -> apply(trunkline_rpc, Name, [Node, erlang, node, []]) end}
+          || Name <- [cast, async_call]]
       ++ [{server_call, 1,
            fun() -> trunkline_rpc:server_call(Node, server, server, {double, 1}) end},
           {abcast, 1, fun() -> trunkline_rpc:abcast([Node], server, nothing) end},
