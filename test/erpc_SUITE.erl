@@ -767,14 +767,7 @@ direct_with_large_outcome(_) ->
                     N
             end,
     Before = Large(),
-    Call = fun(M, F, Args) ->
-                   cluster:call(A, fun() ->
-                                           Outcome = outcome(fun() ->
-                                               trunkline_erpc:call(Node, M, F, Args)
-                                           end),
-                                           {Outcome, process_info(self(), [messages, monitors])}
-                                   end)
-           end,
+    Call = fun(M, F, Args) -> outcome_and_rest(A, trunkline_erpc, [Node, M, F, Args]) end,
     Nothing = [{messages, []}, {monitors, []}],
     Direct = count_direct(
                B, fun() ->
@@ -821,14 +814,9 @@ direct_and_waits(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
     Call = fun(Function, Bytes) ->
-                   cluster:call(A, fun() ->
-                                           Outcome = outcome(fun() ->
-                                               Binary = trunkline_erpc:call(Node, ?MODULE, Function,
-                                                                            [Bytes]),
-                                               byte_size(Binary)
-                                           end),
-                                           {Outcome, process_info(self(), [messages, monitors])}
-                                   end)
+                   {{ok, Binary}, Rest} =
+                       outcome_and_rest(A, trunkline_erpc, [Node, ?MODULE, Function, [Bytes]]),
+                   {{ok, byte_size(Binary)}, Rest}
            end,
     Nothing = [{messages, []}, {monitors, []}],
     [begin
@@ -843,11 +831,12 @@ direct_and_waits(_) ->
 
 %% The linked process ends when the executor waits for the lane.
 and_linked(Bytes) ->
-    hold_lane(fun(_, _) -> exit(helper_done) end),
+    hold_lane(no_such_process, fun(_, _) -> exit(helper_done) end),
     binary:copy(<<"x">>, Bytes).
 
 asks_once(Bytes) ->
-    hold_lane(fun(Executor, Lane) ->
+    hold_lane(no_such_process,
+              fun(Executor, Lane) ->
                       receive after 300 -> ok end,
                       {messages, Messages} = process_info(Lane, messages),
                       case [E || {ask, _, E, _} <- Messages, E =:= Executor] of
@@ -857,8 +846,9 @@ asks_once(Bytes) ->
               end),
     binary:copy(<<"x">>, Bytes).
 
-%% The lane of this process does not run until the process waits for it, and Fun has been executed.
-hold_lane(Fun) ->
+%% Sends to a process, or a name, at the other node. The lane does not run until this process waits
+%% for it and Fun has been executed, or this process has ended.
+hold_lane(To, Fun) ->
     Executor = self(),
     [{Node, #route{lanes = {Lane}}}] = trunkline_route:all(),
     Helper = spawn_link(fun() ->
@@ -871,7 +861,14 @@ hold_lane(Fun) ->
                                 Fun(Executor, Lane)
                         end),
     receive {Helper, suspended} -> ok end,
-    said = trunkline:send({nobody, Node}, said).
+    said = trunkline:send(if is_atom(To) -> {To, Node}; true -> To end, said).
+
+%% How a call from that node ends, and what it leaves with its caller.
+outcome_and_rest(A, Module, Args) ->
+    cluster:call(A, fun() ->
+                            Outcome = outcome(fun() -> apply(Module, call, Args) end),
+                            {Outcome, process_info(self(), [messages, monitors])}
+                    end).
 
 %% How many processes wait for an outcome.
 waiting() ->
@@ -888,20 +885,8 @@ count_direct(B, Fun) ->
     1 = cluster:call(B, erlang, trace_pattern, [Function, false, [call_count]]),
     N.
 
-%% The lane does not run until this process waits for it, or has ended.
 say_before(To, Rows) ->
-    Executor = self(),
-    spawn(fun() ->
-                  #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
-                  true = erlang:suspend_process(Lane),
-                  Executor ! suspended,
-                  cluster:await(fun() ->
-                                        lists:member(process_info(Executor, status),
-                                                     [{status, waiting}, undefined])
-                                end)
-          end),
-    receive suspended -> ok end,
-    said = trunkline:send(To, said),
+    hold_lane(To, fun(_, _) -> ok end),
     Rows.
 
 %% They end as erpc's calls do, and leave nothing behind; also while Trunkline stops at either node.
@@ -912,12 +897,7 @@ direct_calls(_) ->
                    cluster:connect(A, B),
                    true = cluster:await_lanes(A, B),
                    true = cluster:await_lanes(B, A),
-                   cluster:call(
-                     A, fun() ->
-                                Outcome = outcome(fun() -> Module:call(Node, ?MODULE, direct_call,
-                                                                       [List, End]) end),
-                                {Outcome, process_info(self(), [messages, monitors])}
-                        end)
+                   outcome_and_rest(A, Module, [Node, ?MODULE, direct_call, [List, End]])
            end,
     Ends = [return, throw, exit, normal, error, no_function, killed, disconnect],
     Compare = fun(List, End) ->

@@ -23,9 +23,9 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
           reported_once, many_nodes, reconnected_by_sending, stays_disconnected, loaded_again,
           sender_dies, called_while_holding, no_process_left, no_process_for_what_comes,
-          silent_host,
-          order_over_reconnection, comes_back_without, lost_and_tried_again, halts_after_replies,
-          looked_at, told_nonsense, waits_and_answers, top_supervisor_killed, news_lost].
+          silent_host, order_over_reconnection, comes_back_without, lost_and_tried_again,
+          halts_after_replies, looked_at, told_nonsense, waits_and_answers,
+          top_supervisor_killed, news_lost].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.

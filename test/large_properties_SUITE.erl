@@ -464,9 +464,7 @@ notices_step(Step, {Notices, Model, Bad}) ->
              trunkline_notices:under_way(Numbers, Notices1) =:= UnderWay,
              [trunkline_notices:term(N, Notices1) || N <- Numbers]
                  =:= [maps:get(N, Terms, none) || N <- Numbers]
-             | [trunkline_notices:is_marked(S, Notices1) =:= (Of(S) > 0)
-                andalso trunkline_notices:has_one(S, Notices1) =:= (Of(S) =:= 1)
-                || S <- [1, 2, 3]]],
+             | [trunkline_notices:is_marked(S, Notices1) =:= (Of(S) > 0) || S <- [1, 2, 3]]],
     {Notices1, Model1, [Step || not lists:all(fun(Is) -> Is end, [IsRight | Holds])] ++ Bad}.
 
 %% A number is never used again: late news of a message must not be taken for that of another one.

@@ -241,27 +241,25 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 
 %% A long reply that nothing is ahead of goes by plain distribution, as trunkline_in_turn sends a
 %% message. If it is not known whether the caller's mailbox is on the heap, an opener finds out.
-replied(Size, {Caller, {Pid, Server}, Agent} = Request, Reply, S) ->
-    case is_long_and_next(Size, Server, Reply, S) andalso trunkline_asks:known(Pid, S#lane.asks) of
+replied({_, Charge} = Size, {Caller, {Pid, Server}, Agent} = Request, Reply, S) ->
+    case is_long_and_next(Charge, Server, Reply, S)
+        andalso trunkline_asks:known(Pid, S#lane.asks) of
         go ->
-            {_, Charge} = Size,
             ok = send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge), S),
             S1 = tell_agents(answered(Agent, Caller, Server, S)),
             to_report(S1#lane{plain = S1#lane.plain + 1});
         unknown ->
-            {_, Charge} = Size,
             _ = trunkline_throttle:suspend(Server),
-            Term = trunkline_parcel:term(Reply, trunkline_gate:bytes(Charge)),
-            Charged = max(Charge, trunkline_gate:term(Reply)),
-            {Place, Entry, S1} = large_reply({Term, Charged}, Charge, Request, Reply, S),
+            Term = trunkline_sender:as_term(Reply, Charge),
+            {Place, Entry, S1} = large_reply(Term, Charge, Request, Reply, S),
             data(Place, Entry, S1);
         _ ->
-            {Charge, Entry, S1} = reply(Size, Request, Reply, S),
-            data(Charge, Entry, S1)
+            {C, Entry, S1} = reply(Size, Request, Reply, S),
+            data(C, Entry, S1)
     end.
 
 %% If more is waiting here the servers must be held up by what they have replied.
-is_long_and_next({_, Charge}, Server, Reply, #lane{mode = {send, _}, turns = true} = S) ->
+is_long_and_next(Charge, Server, Reply, #lane{mode = {send, _}, turns = true} = S) ->
     trunkline_in_turn:is_long_reply(Charge)
         andalso is_idle(S)
         andalso not trunkline_notices:is_marked(Server, S#lane.notices)
@@ -383,14 +381,14 @@ large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
 answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
     S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}}.
 
-%% To measure the encoding of a long list takes as long as to copy it. It is estimated if it is
-%% large anyway: what counts then is the term.
+%% To measure the encoding of a long list takes as long as to copy it. So it is estimated first.
 measured(Reply) ->
     case trunkline_shape:long_list(Reply) of
         none -> {exactly, trunkline_gate:charge(Reply)};
         Bytes -> {about, trunkline_gate:charge(Bytes, 1)}
     end.
 
+%% The estimate is enough if the reply is large anyway: what counts then is the term.
 charge({about, Charge}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
 charge({_, Charge}, _, _) -> Charge.
 

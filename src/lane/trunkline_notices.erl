@@ -19,7 +19,7 @@
 -module(trunkline_notices).
 -moduledoc false.
 
--export([new/0, is_empty/1, are_in_lane/1, is_marked/2, has_one/2, mark/4, leave/3, settle/2]).
+-export([new/0, is_empty/1, are_in_lane/1, is_marked/2, mark/4, leave/3, settle/2]).
 -export([under_way/1, under_way/2, under_way_before/2]).
 -export([keep_term/3, term/2, without_term/2]).
 
@@ -58,10 +58,6 @@ are_in_lane(#notices{in_lane = InLane}) -> map_size(InLane) > 0.
 %% Whether what this process sends comes behind a large message of it.
 -spec is_marked(Sender :: pid(), notices()) -> boolean().
 is_marked(Sender, #notices{senders = Senders}) -> is_map_key(Sender, Senders).
-
-%% Whether this process has exactly one large message in the lane or under way.
--spec has_one(Sender :: pid(), notices()) -> boolean().
-has_one(Sender, #notices{senders = Senders}) -> maps:get(Sender, Senders, 0) =:= 1.
 
 %% An entry, as it should be in the lane, and what it is charged there. (That of a large message has
 %% its own charge, too.)

@@ -13,7 +13,8 @@
 
 -include("trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5,
+         as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([begin_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
 -export([await_session/2, await_change/1, await_room/4]).
@@ -243,12 +244,16 @@ as_parcel(Node, Message, Charge, Large, Stats) ->
     case Charge >= Large andalso trunkline_in_turn:is_short_enough(Charge)
         andalso trunkline_shape:shape(Message) =:= mixed
         andalso trunkline_in_turn:are_terms_suited(Node, Stats) of
-        true ->
-            {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
-             max(Charge, trunkline_gate:term(Message))};
-        false ->
-            {trunkline_parcel:pack(Message), Charge}
+        true -> as_term(Message, Charge);
+        false -> {trunkline_parcel:pack(Message), Charge}
     end.
+
+%% The same for one that stays as it is.
+-spec as_term(Message :: term(), trunkline_gate:charge()) ->
+          {trunkline_parcel:parcel(), trunkline_gate:charge()}.
+as_term(Message, Charge) ->
+    {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
+     max(Charge, trunkline_gate:term(Message))}.
 
 %% The parcel has a place in the lane, among the sender's other messages. The place is not refused:
 %% there are only as many as messages that are admitted here. It counts before the message is
