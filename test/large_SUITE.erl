@@ -10,7 +10,8 @@
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
-         waits_at_the_bound/1, replies_wait/1, replies_wait_no_longer/1, many_large_replies/1,
+         waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
+         replies_wait_no_longer/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, stays_disconnected/1, ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
@@ -23,11 +24,10 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
-          replies_wait_no_longer, many_large_replies, killed_senders, killed_callers,
-          stays_disconnected, ends_killed,
-          carriers_killed, two_carriers_killed, processes_killed, link_killed_while_opening,
-          nothing_in_the_log, stopped_and_continued, connection_breaks, new_incarnation, stops,
-          stops_by_distribution, memory, memory_after_one, idle_connection].
+          reply_behind_large_message, replies_wait_no_longer, many_large_replies, killed_senders,
+          killed_callers, stays_disconnected, ends_killed, carriers_killed, two_carriers_killed,
+          processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued,
+          connection_breaks, new_incarnation, stops, stops_by_distribution, memory, memory_after_one, idle_connection].
 
 -define(KB, 1024).
 -define(MB, 1048576).
@@ -770,6 +770,71 @@ replies_wait(_) ->
        %% What is in flight is beside the queue.
        {10_000, 20_000, 2 * Bound}]),
     cluster:stop_all([A, B]).
+
+%% A server's long reply waits for the large message that the server has sent before, also if the
+%% lane keeps another server's reply for its turn. That one does not wait for the large message.
+reply_behind_large_message(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [Slow, Quick] = [cluster:call(B, fun() -> spawn(fun() -> replying_with_maps(A) end) end)
+                     || _ <- [1, 2]],
+    [Slower, Quicker] = [cluster:call(A, fun() -> spawn(fun() -> calling(Server) end) end)
+                         || Server <- [Slow, Quick]],
+    Got = fun(Pid) -> cluster:call(A, fun() ->
+                                              Pid ! {got, self()},
+                                              receive {got, Kinds} -> Kinds end
+                                      end)
+          end,
+    Do = fun(Server, Step) ->
+                 ok = cluster:call(B, fun() ->
+                                              Server ! {Step, self()},
+                                              receive {done, Server} -> ok end
+                                      end)
+         end,
+    hold(A, B, dock),
+    Do(Slow, {send, Slower, <<0:2_000_000/unit:8>>}),
+    cluster:await(fun() -> level(B, A) > 0 end),
+    Do(Quick, reply),
+    cluster:await(fun() -> Got(Quicker) =:= [list] end),
+    Inlet = fun() -> order_SUITE:suspended(find(inlet, cluster:node_of(B))) end,
+    Suspender = cluster:call(A, Inlet),
+    Do(Quick, {send, Quicker, small}),
+    Do(Quick, reply),
+    Do(Slow, reply),
+    cluster:call(A, fun() -> Suspender ! resume end),
+    cluster:await(fun() -> Got(Quicker) =:= [list, small, list] end),
+    ?assertEqual([], Got(Slower)),
+    release(A),
+    cluster:await(fun() -> Got(Slower) =:= [binary, list] end),
+    cluster:stop_all([A, B]).
+
+%% Replies, or sends something, when it is told so. Then the lane has got that.
+replying_with_maps(A) ->
+    Lane = find(lane, cluster:node_of(A)),
+    {Step, Test} = receive {_, To} = Told when is_pid(To) -> Told end,
+    _ = case Step of
+            reply -> gen_server:reply(receive {'$gen_call', From, _} -> From end,
+                                      [#{key => N} || N <- lists:seq(1, 5000)]);
+            {send, Pid, Message} -> trunkline:send(Pid, Message)
+        end,
+    cluster:await(fun() ->
+                          process_info(Lane, [message_queue_len, status])
+                              =:= [{message_queue_len, 0}, {status, waiting}]
+                  end),
+    Test ! {done, self()},
+    replying_with_maps(A).
+
+%% What the caller of two requests has got, in this order.
+calling(Server) ->
+    [_, _] = [trunkline:send_request(Server, N) || N <- [1, 2]],
+    got([]).
+
+got(Kinds) ->
+    receive
+        {got, To} -> To ! {got, lists:reverse(Kinds)}, got(Kinds);
+        small -> got([small | Kinds]);
+        Binary when is_binary(Binary) -> got([binary | Kinds]);
+        {_, [_ | _]} -> got([list | Kinds])
+    end.
 
 %% With the default options, a thousand requests whose callers' node stands still. The server makes
 %% 10 MB for each, or has a list which is so large as a term or encoded, and gives it to everybody.

@@ -9,19 +9,20 @@
 
 -export([all/0, suite/0]).
 -export([long_terms/1, in_turn/1, past_an_idle_lane/1, reply_in_the_lane/1, not_in_turn/1]).
+-export([reply_behind_messages/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
--export([last_words/0, stop_at_opened/3, suspended/1]).
+-export([last_words/0, stop_at_opened/3, suspended/1, replying/0]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, not_in_turn, late_term,
-          any_traffic, replies_among_messages, lanes_come_up, peer_stops_and_starts,
-          sender_stops_and_starts, both_stop, connection_breaks, lane_connections_break,
-          mailboxes_off_heap, replies_at_the_start].
+all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, reply_behind_messages,
+          not_in_turn, late_term, any_traffic, replies_among_messages, lanes_come_up,
+          peer_stops_and_starts, sender_stops_and_starts, both_stop, connection_breaks,
+          lane_connections_break, mailboxes_off_heap, replies_at_the_start].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
@@ -160,6 +161,69 @@ reply_between() ->
     gen_server:reply(From, ok),
     _ = trunkline:send(Caller, long()),
     true = erlang:resume_process(Lane).
+
+%% A long reply goes by plain distribution, but only when everything has been delivered that its
+%% server has sent before. What the server sends behind it waits, too.
+reply_behind_messages(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
+    Kept = {trunkline_lane, send_kept, 2},
+    1 = cluster:call(B, erlang, trace_pattern, [Kept, true, [local, call_count]]),
+    %% It takes another way if the lane has just forgotten that the caller's mailbox is on the heap.
+    cluster:await(fun() ->
+                          ok = cluster:call(A, fun() -> reply_behind(Server) end),
+                          {call_count, N} = cluster:call(B, erlang, trace_info, [Kept, call_count]),
+                          N > 0
+                  end),
+    cluster:stop_all([A, B]).
+
+%% Runs at the caller's node, whose inlet stands still until the server has done everything.
+reply_behind(Server) ->
+    [_ | _] = trunkline:call(Server, [reply]),
+    [Inlet] = cluster:by_module(trunkline_inlet),
+    Suspender = suspended(Inlet),
+    Id = trunkline:send_request(Server, [before, reply, behind, other]),
+    receive has_replied -> ok end,
+    Suspender ! resume,
+    Got = [receive Message -> Message end || _ <- [before, reply, behind, other]],
+    [Before, Reply, Behind] = lists:delete(other(), Got),
+    ?assertEqual([before, behind], [Before, Behind]),
+    ?assertEqual({reply, long()}, trunkline:check_response(Reply, Id)),
+    ok.
+
+%% Does in this order what it is asked for; the lane has got each before the next comes.
+replying() ->
+    {{Caller, _} = From, Script} = receive {'$gen_call', F, S} -> {F, S} end,
+    [begin
+         _ = case Step of
+                 reply -> gen_server:reply(From, long());
+                 other -> start_other(Caller);
+                 _ -> trunkline:send(Caller, Step)
+             end,
+         ok = wait_for_lane(node(Caller))
+     end || Step <- Script],
+    length(Script) > 1 andalso (Caller ! has_replied),
+    replying().
+
+%% Another sender asks for its turn meanwhile.
+start_other(To) ->
+    Pid = spawn(trunkline, send, [To, other()]),
+    cluster:await(fun() ->
+                          case process_info(Pid, status) of
+                              {status, Status} -> Status =:= waiting;
+                              undefined -> true
+                          end
+                  end).
+
+other() -> [other | long()].
+
+%% Until it has taken everything out of its mailbox.
+wait_for_lane(Node) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(Node),
+    cluster:await(fun() ->
+                          process_info(Lane, [message_queue_len, status])
+                              =:= [{message_queue_len, 0}, {status, waiting}]
+                  end).
 
 another_may_bypass(To) ->
     {Pid, Ref} = spawn_monitor(fun() -> exit(may_bypass(To)) end),

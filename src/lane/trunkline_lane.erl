@@ -121,6 +121,7 @@
          throttle :: trunkline_throttle:throttle(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: pos_integer(),                  % of the next batch
+         arrived = 0 :: non_neg_integer(),             % the last one that has
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          %% Messages that senders have sent by plain distribution, and that no batch has reported.
@@ -128,6 +129,10 @@
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          turns = false :: boolean(),
+         %% Nothing is sent until everything that is in flight has been delivered.
+         fence = false :: boolean(),
+         %% Bytes of replies for which the heap has room, and of the longest since the last tick.
+         room = {0, 0} :: {non_neg_integer(), non_neg_integer()},
          channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
@@ -216,6 +221,8 @@ loop(S) ->
             loop(control(Control, S))
     end.
 
+data(Charge, Entry, #lane{mode = {send, _}, fence = true} = S) ->
+    keep(Charge, Entry, S);
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) of
         true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
@@ -239,43 +246,146 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
     {_, S1} = dispose(Entry, retired, S),
     left(Charge, S1).
 
-%% A long reply that nothing is ahead of goes by plain distribution, as trunkline_in_turn sends a
-%% message. If it is not known whether the caller's mailbox is on the heap, an opener finds out.
-replied({_, Charge} = Size, {Caller, {Pid, Server}, Agent} = Request, Reply, S) ->
-    case is_long_and_next(Charge, Server, Reply, S)
-        andalso trunkline_asks:known(Pid, S#lane.asks) of
+%% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
+%% has been delivered that its server has sent before. If it is not known whether the caller's
+%% mailbox is on the heap, an opener finds out.
+replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
+    case is_for_plain(Charge, Reply, S) andalso trunkline_asks:known(Pid, S#lane.asks) of
         go ->
-            ok = send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge), S),
-            S1 = tell_agents(answered(Agent, Caller, Server, S)),
-            to_report(S1#lane{plain = S1#lane.plain + 1});
+            S1 = roomy(Charge, S),
+            case send_reply(turn(Server, S1), Charge, Request, Reply, S1) of
+                no -> by_lane(Size, Request, Reply, S1);
+                S2 -> S2
+            end;
         unknown ->
-            _ = trunkline_throttle:suspend(Server),
-            Term = trunkline_sender:as_term(Reply, Charge),
-            {Place, Entry, S1} = large_reply(Term, Charge, Request, Reply, S),
+            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
         _ ->
-            {C, Entry, S1} = reply(Size, Request, Reply, S),
-            data(C, Entry, S1)
+            by_lane(Size, Request, Reply, S)
     end.
 
-%% If more is waiting here the servers must be held up by what they have replied.
-is_long_and_next(Charge, Server, Reply, #lane{mode = {send, _}, turns = true} = S) ->
-    trunkline_in_turn:is_long_reply(Charge)
-        andalso is_idle(S)
-        andalso not trunkline_notices:is_marked(Server, S#lane.notices)
-        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
+by_lane(Size, Request, Reply, S) ->
+    {Charge, Entry, S1} = reply(Size, Request, Reply, S),
+    data(Charge, Entry, S1).
+
+is_for_plain(Charge, Reply, #lane{mode = {send, _}, turns = true} = S) ->
+    trunkline_in_turn:is_suited_reply(Charge)
         andalso trunkline_shape:shape(Reply) =/= binaries
         andalso trunkline_in_turn:is_near(S#lane.stats);
-is_long_and_next(_, _, _, _) ->
+is_for_plain(_, _, _) ->
     false.
 
+%% When it may go. (Large messages of others do not matter, which may be under way for long.)
+turn(_, #lane{fence = true}) ->
+    soon;
+turn(Server, #lane{backlog = Backlog, notices = Notices} = S) ->
+    case trunkline_backlog:is_empty(Backlog)
+        andalso not trunkline_notices:is_marked(Server, Notices) of
+        true ->
+            case has_arrived(S) of
+                true -> now;
+                false -> soon
+            end;
+        false ->
+            late
+    end.
+
+%% `no': a longer one waits for its turn, or suspends its server while the distribution is busy, or
+%% more is waiting here. Others go by lane.
+send_reply(now, Charge, {Caller, {_, Server}, Agent}, Reply, S) ->
+    Send = fun(Options) ->
+                   send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
+                             Options, S)
+           end,
+    IsNext = process_info(self(), message_queue_len) =:= {message_queue_len, 0},
+    case {IsNext andalso Send([nosuspend]), trunkline_in_turn:may_wait(Charge)} of
+        {ok, _} ->
+            sent_reply(Agent, Caller, Server, S);
+        {_, true} ->
+            _ = trunkline_throttle:suspend(Server),
+            ok = Send([]),
+            Throttle = trunkline_throttle:long_term(Server, Charge, S#lane.throttle),
+            sent_reply(Agent, Caller, Server, S#lane{throttle = Throttle});
+        {_, false} ->
+            no
+    end;
+send_reply(soon, Charge, Request, Reply, S) ->
+    case trunkline_in_turn:may_wait(Charge) of
+        true ->
+            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
+            fence(keep(Place, Entry, S1));
+        false ->
+            no
+    end;
+send_reply(late, _, _, _, _) ->
+    no.
+
+sent_reply(Agent, Caller, Server, #lane{plain = Plain} = S) ->
+    to_report(tell_agents(answered(Agent, Caller, Server, S#lane{plain = Plain + 1}))).
+
+%% The inlet acknowledges the batch that ends here at once. Until then all that comes is kept.
+fence(#lane{fence = true} = S) -> S;
+fence(S) -> send_batch(0, [], 0, is_by_channels(S), full, S#lane{fence = true}).
+
+%% Everything that was sent before the fence has arrived.
+pass_fence(#lane{backlog = Backlog, notices = Notices} = S) ->
+    {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
+    {Replies, Others} = lists:splitwith(fun(Entry) -> is_reply_in_turn(Entry, Notices) end,
+                                        Entries),
+    S1 = lists:foldl(fun send_kept/2, S#lane{fence = false, backlog = Backlog1}, Replies),
+    Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
+    S2 = case Others of
+             [] -> S1;
+             _ -> transmit(Rest, Others, S1)
+         end,
+    flush(before_probe(-trunkline_gate:messages(Charge), S2)).
+
+is_reply_in_turn([{parcel, _, _, Server, {reply, _, _}} | Parcel], Notices) ->
+    trunkline_parcel:is_term(Parcel) andalso not trunkline_notices:has_under_way(Server, Notices);
+is_reply_in_turn(_, _) ->
+    false.
+
+send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{plain = Plain} = S) ->
+    ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
+    left(Place, settle(N, S#lane{plain = Plain + 1})).
+
+send_parcel(To, Wrap, Parcel, S) ->
+    Term = trunkline_parcel:unpack_sent(Parcel),
+    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], S).
+
 %% If the connection is lost, so is the message, and it is counted.
-send_term(To, Wrap, Term, Bytes, #lane{stats = Stats}) ->
-    trunkline_stats:add(Stats, peer, large_messages, 1),
-    trunkline_stats:add(Stats, peer, large_bytes, Bytes),
-    trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
-    _ = erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect]),
-    ok.
+send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
+    case erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect | Options]) of
+        nosuspend ->
+            nosuspend;
+        _ ->
+            trunkline_stats:add(Stats, peer, large_messages, 1),
+            trunkline_stats:add(Stats, peer, large_bytes, Bytes),
+            trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
+            ok
+    end.
+
+%% While long replies go by plain distribution the heap has room for a few. Otherwise each would
+%% cause a garbage collection, which would copy it. (A term takes two to three times the bytes of
+%% its encoding, and a word eight.)
+roomy(Charge, #lane{room = {Room, Most}} = S) ->
+    case trunkline_gate:bytes(Charge) of
+        Bytes when Bytes > Room ->
+            _ = process_flag(min_heap_size, Bytes),
+            S#lane{room = {Bytes, Bytes}};
+        Bytes when Bytes > Most ->
+            S#lane{room = {Room, Bytes}};
+        _ ->
+            S
+    end.
+
+%% As much as the last second has needed.
+tick_room(#lane{room = {0, 0}} = S) ->
+    S;
+tick_room(#lane{room = {_, Most}} = S) ->
+    {min_heap_size, Least} = erlang:system_info(min_heap_size),
+    _ = process_flag(min_heap_size, max(Least, Most)),
+    S#lane{room = {Most, 0}}.
 
 is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
@@ -360,6 +470,10 @@ reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
             Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
             large_reply(Parcel, Charge, Request, Reply, S)
     end.
+
+as_term(Charge, {_, {_, Server}, _} = Request, Reply, S) ->
+    _ = trunkline_throttle:suspend(Server),
+    large_reply(trunkline_sender:as_term(Reply, Charge), Charge, Request, Reply, S).
 
 large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
             #lane{gate = Gate, ix = Ix, throttle = Throttle} = S) ->
@@ -456,11 +570,11 @@ send_batch(Charge, Entries, S0) ->
     Messages = trunkline_gate:messages(Charge),
     case Plain of
         0 ->
-            send_batch(Charge, Entries, Messages, ByChannels, S);
+            send_batch(Charge, Entries, Messages, ByChannels, later, S);
         _ ->
             Report = trunkline_gate:packed(0, Plain),
             ok = trunkline_gate:force(S#lane.gate, S#lane.ix, Report),
-            send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels,
+            send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels, later,
                        S#lane{plain = 0})
     end.
 
@@ -479,11 +593,11 @@ is_by_channels(#lane{by = By, plain = N} = S) ->
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
 
-send_batch(Charge, Entries, Messages, ByChannels,
+send_batch(Charge, Entries, Messages, ByChannels, Urgent,
            #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
-    {Ack, Pace} = case trunkline_window:is_open(Window) of
+    {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
                       true -> trunkline_pace:sent(Now, S#lane.pace);
                       false -> {full, S#lane.pace}     % a wait for the window teaches nothing
                   end,
@@ -532,6 +646,11 @@ keep(Charge, Entry, S) ->
 
 %% Sends as much of the backlog as the window lets through. So while the window is
 %% open the backlog is empty.
+flush(#lane{mode = {send, _}, fence = true} = S) ->
+    case has_arrived(S) of
+        true -> pass_fence(S);
+        false -> S
+    end;
 flush(#lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
         {Charge, Entries, Backlog} ->
@@ -695,14 +814,14 @@ control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    tick(tick_asks(S));
+    tick(tick_asks(tick_room(S)));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
 control({probe, _}, S) ->
     S;
 control({timeout, _, tick}, S) ->
-    quiet(tick_asks(S));
+    quiet(tick_asks(tick_room(S)));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= way; element(1, Late) =:= resumed ->
     S;                                       % of an earlier session, or connection
@@ -718,7 +837,7 @@ fetched(none, _, Opener, _, S) ->
     _ = erlang:send(Opener, missing, [noconnect]),
     S;
 fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
-    ok = send_term(To, Wrap, trunkline_parcel:unpack_sent(Term), trunkline_parcel:bytes(Term), S),
+    ok = send_parcel(To, Wrap, Term, S),
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case is_pid(Receiver) of
@@ -753,6 +872,10 @@ is_idle(#lane{backlog = Backlog, window = Window}) ->
     trunkline_backlog:is_empty(Backlog)
         andalso trunkline_gate:is_less_than_a_message(trunkline_window:in_flight(Window)).
 
+%% All batches have, and what is in them has been delivered, except for large messages and what
+%% comes behind them.
+has_arrived(#lane{serial = Serial, arrived = Arrived}) -> Arrived =:= Serial - 1.
+
 %% A command that travels like a message of this sender.
 command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     Charge = trunkline_gate:packed(1, 0),
@@ -769,7 +892,7 @@ change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
     Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, sent = Sent, channels = Channels,
+                     serial = 1, arrived = 0, fence = false, sent = Sent, channels = Channels,
                      turns = trunkline_peers:takes_turns(S#lane.node)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
@@ -837,10 +960,10 @@ without_channels(#lane{channels = Channels} = S) ->
     ok = trunkline_channels:close(Channels),
     S#lane{channels = none, by = undecided}.
 
-arrived(_, #lane{channels = none} = S) ->
-    S;
+arrived(Serial, #lane{channels = none} = S) ->
+    S#lane{arrived = Serial};
 arrived(Serial, #lane{channels = Channels} = S) ->
-    S#lane{channels = trunkline_channels:arrived(Serial, Channels)}.
+    S#lane{arrived = Serial, channels = trunkline_channels:arrived(Serial, Channels)}.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
     %% (Who is not sending any more has been counted by then.)

@@ -20,7 +20,7 @@
 -moduledoc false.
 
 -export([new/0, is_empty/1, are_in_lane/1, is_marked/2, mark/4, leave/3, settle/2]).
--export([under_way/1, under_way/2, under_way_before/2]).
+-export([under_way/1, under_way/2, under_way_before/2, has_under_way/2]).
 -export([keep_term/3, term/2, without_term/2]).
 
 -export_type([notices/0, serial/0, marked/0]).
@@ -106,6 +106,10 @@ under_way(Numbers, #notices{under_way = UnderWay}) ->
 -spec under_way_before(batch(), notices()) -> [serial()].
 under_way_before(Batch, #notices{under_way = UnderWay}) ->
     [N || {N, {_, _, B}} <- maps:to_list(UnderWay), B < Batch].
+
+-spec has_under_way(Sender :: pid(), notices()) -> boolean().
+has_under_way(Sender, #notices{under_way = UnderWay}) ->
+    lists:keymember(Sender, 1, maps:values(UnderWay)).
 
 %% --- terms that stay here until they are fetched ---------------------------------------
 
