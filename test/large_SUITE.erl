@@ -27,8 +27,8 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           reply_behind_large_message, replies_wait_no_longer, many_large_replies, killed_senders,
           killed_callers, stays_disconnected, ends_killed, carriers_killed, two_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued,
-          connection_breaks, new_incarnation, stops, stops_by_distribution, memory, memory_after_one,
-          idle_connection].
+          connection_breaks, new_incarnation, stops, stops_by_distribution, memory,
+          memory_after_one, idle_connection].
 
 -define(KB, 1024).
 -define(MB, 1048576).

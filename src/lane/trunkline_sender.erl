@@ -112,9 +112,9 @@ is_known(To) ->
     is_pid(To) orelse is_atom(To).
 
 %% Whether the calling process should make a call to that node by the distribution: everything that
-%% it has sent before has been delivered, and no lane is better. If so the call begins. called/3
-%% follows when a call has ended.
--spec begin_bypass(node(), term()) -> boolean().
+%% it has sent before has been delivered, and no lane is better. If so the call begins, with a
+%% message of about that many bytes. called/3 follows when a call has ended.
+-spec begin_bypass(node(), term()) -> {true, Bytes :: non_neg_integer()} | false.
 begin_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
@@ -130,8 +130,9 @@ begin_bypass(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrenc
     case is_plain_suited(Charge, Message, Route)
         andalso trunkline_concurrency:bypass(Charge >= ?LONG, Concurrency) of
         true ->
-            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-            true;
+            Bytes = trunkline_gate:bytes(Charge),
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes),
+            {true, Bytes};
         false ->
             false
     end.

@@ -42,15 +42,15 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
--dialyzer({no_improper_lists, [bypass/2, delivered/1, spawned/4, await/2, known/2]}).
+-dialyzer({no_improper_lists, [bypass/3, delivered/1, spawned/4, await/2, known/2]}).
 %% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
-           [bypass/2, spawned/4, receive_response/1, receive_response/2, wait_response/1,
+           [bypass/3, spawned/4, receive_response/1, receive_response/2, wait_response/1,
             wait_response/2, check_response/2, outcome/2, abandon/1, reference/1]}).
 %% OTP 25 has no options.
 -dialyzer({nowarn_function, call_deadline/1}).
 %% These always raise. (Of erpc's functions Dialyzer only thinks so.)
--dialyzer({no_return, [badarg/0, raise/2, outcome/2, bypass/2]}).
+-dialyzer({no_return, [badarg/0, raise/2, outcome/2, bypass/3]}).
 
 -doc "
 How long to wait: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
@@ -98,6 +98,8 @@ Request ids, each with a label. See `reqids_new/0`. A collection of `erpc` is on
 -define(NAMED(Args, Expression), ?NAMED({erpc, badarg}, Args, Expression)).
 %% The options of erpc's own spawn requests.
 -define(SPAWN_OPTIONS, [{reply, error_only}, monitor]).
+%% Bytes of arguments for which an executor gets a larger heap.
+-define(LONG, 4096).
 
 %% --- calls --------------------------------------------------------------------
 
@@ -168,8 +170,8 @@ call(Node, M, F, A, Timeout) ->
 %% A busy connection suspends a caller that bypasses the lanes for as long as it takes.
 one(Node, MFA, Deadline) ->
     case Deadline =:= infinity andalso trunkline_sender:begin_bypass(Node, MFA) of
-        true ->
-            {bypass, bypass(Node, MFA)};
+        {true, Bytes} ->
+            {bypass, bypass(Node, MFA, Bytes)};
         false ->
             [Outcome] = collect([Node], MFA, Deadline),
             {lane, Outcome}
@@ -271,9 +273,10 @@ ask(timeout, _, _, Others, _, _) ->
     {{error, {erpc, timeout}}, Others()}.
 
 %% The outcome comes as it does by erpc, or by lane. (See trunkline_executor.)
-bypass(Node, {M, F, A}) ->
+bypass(Node, {M, F, A}, Bytes) ->
     Mark = alias([reply]),
-    Ref = spawn_request(Node, trunkline_executor, execute_call, [Mark, M, F, A], ?SPAWN_OPTIONS),
+    Ref = spawn_request(Node, trunkline_executor, execute_call, [Mark, M, F, A],
+                        executor_options(Bytes)),
     receive
         {spawn_reply, Ref, error, _} = Message ->
             _ = unalias(Mark),
@@ -286,6 +289,11 @@ bypass(Node, {M, F, A}) ->
                     end,
             outcome({'DOWN', Ref, process, Executor, Ended}, [Mark | Ref])
     end.
+
+%% The arguments arrive outside of the executor's heap. If it has room for them (a word for two
+%% bytes of the encoding is ample), no garbage collection copies them.
+executor_options(Bytes) when Bytes < ?LONG -> ?SPAWN_OPTIONS;
+executor_options(Bytes) -> [{min_heap_size, Bytes div 2} | ?SPAWN_OPTIONS].
 
 delivered(Mark) ->
     receive
