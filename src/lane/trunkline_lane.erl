@@ -91,6 +91,8 @@
 %% The most messages of a batch: the receiving side should start on a batch while
 %% the next one is being made (measured in docs/lab/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
+%% A batch up to this size needs no more heap than a process has.
+-define(ROOM, (trunkline_gate:limit(1024))).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
 
@@ -131,8 +133,9 @@
          turns = false :: boolean(),
          %% Nothing is sent until everything that is in flight has been delivered.
          fence = false :: boolean(),
-         %% Bytes of replies for which the heap has room, and of the longest since the last tick.
-         room = {0, 0} :: {non_neg_integer(), non_neg_integer()},
+         %% The largest batch or reply for which the heap has room, and since the last tick.
+         room = ?ROOM :: trunkline_gate:charge(),
+         largest = ?ROOM :: trunkline_gate:charge(),
          channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
@@ -365,28 +368,6 @@ send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
             ok
     end.
 
-%% While long replies go by plain distribution the heap has room for a few. Otherwise each would
-%% cause a garbage collection, which would copy it. (A term takes two to three times the bytes of
-%% its encoding, and a word eight.)
-roomy(Charge, #lane{room = {Room, Most}} = S) ->
-    case trunkline_gate:bytes(Charge) of
-        Bytes when Bytes > Room ->
-            _ = process_flag(min_heap_size, Bytes),
-            S#lane{room = {Bytes, Bytes}};
-        Bytes when Bytes > Most ->
-            S#lane{room = {Room, Bytes}};
-        _ ->
-            S
-    end.
-
-%% As much as the last second has needed.
-tick_room(#lane{room = {0, 0}} = S) ->
-    S;
-tick_room(#lane{room = {_, Most}} = S) ->
-    {min_heap_size, Least} = erlang:system_info(min_heap_size),
-    _ = process_flag(min_heap_size, max(Least, Most)),
-    S#lane{room = {Most, 0}}.
-
 is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
 is_news([To | _]) -> trunkline_command:is_news(To).
@@ -593,8 +574,9 @@ is_by_channels(#lane{by = By, plain = N} = S) ->
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
 
-send_batch(Charge, Entries, Messages, ByChannels, Urgent,
-           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
+send_batch(Charge, Entries, Messages, ByChannels, Urgent, S0) ->
+    #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S =
+        roomy(Charge, S0),
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
@@ -616,6 +598,21 @@ send_batch(Charge, Entries, Messages, ByChannels, Urgent,
                          ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
                          S1
                  end).
+
+%% The heap has room for a few batches, or long replies, like the largest of the last second: a word
+%% for a byte, and a term takes some three bytes for each byte of its encoding. Otherwise each
+%% message that comes causes a garbage collection, which copies it.
+roomy(Charge, #lane{room = Room} = S) when Charge > Room ->
+    _ = process_flag(min_heap_size, trunkline_gate:bytes(Charge)),
+    S#lane{room = Charge, largest = Charge};
+roomy(Charge, #lane{largest = Largest} = S) when Charge > Largest ->
+    S#lane{largest = Charge};
+roomy(_, S) ->
+    S.
+
+tick_room(#lane{room = Room, largest = Largest} = S) ->
+    _ = Largest < Room andalso process_flag(min_heap_size, trunkline_gate:bytes(Largest)),
+    S#lane{room = Largest, largest = ?ROOM}.
 
 report(#lane{mode = {send, _}} = S) ->
     case bypassed(S) of
