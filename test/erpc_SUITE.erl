@@ -14,14 +14,14 @@
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
 -export([by_lane/1, not_started/1, order/1, direct_outcome/1, direct_with_large_outcome/1,
-         direct_burst/1, direct_and_waits/1, direct_calls/1, behind_large/1,
-         large_is_killed/1,
-         long_mailbox/1, many/1, no_process_left/1, dead_caller/1, killed_there/1, killed_here/1,
-         disconnected/1, stopped_and_continued/1, restarted/1, leaves/1, casts_on_the_way/1,
-         nothing_remembered/1, silent_node/1, full_nodes/1, odd_arguments/1]).
+         direct_burst/1, direct_and_waits/1, direct_calls/1, direct_to_limited_heaps/1,
+         behind_large/1, large_is_killed/1, long_mailbox/1, many/1, no_process_left/1,
+         dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
+         restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1, silent_node/1,
+         full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0, with_mail/1, rows/0, say_before/2, direct_call/2]).
+         start_counter/0, with_mail/1, rows/0, say_before/2, direct_call/2, heap/1]).
 -export([mixed/1, waiting/0, throw_large/0, and_linked/1, asks_once/1]).
 
 -define(LARGE, 1_000_000).
@@ -34,7 +34,7 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           by_lane, not_started, order, direct_outcome, direct_with_large_outcome, direct_burst,
-          direct_and_waits, direct_calls, behind_large, large_is_killed,
+          direct_and_waits, direct_calls, direct_to_limited_heaps, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
           silent_node, full_nodes, odd_arguments].
@@ -888,6 +888,31 @@ count_direct(B, Fun) ->
 say_before(To, Rows) ->
     hold_lane(To, fun(_, _) -> ok end),
     Rows.
+
+%% The executor of a call with long arguments has a heap that has room for them, unless its node
+%% limits the heaps of its processes to less.
+direct_to_limited_heaps(_) ->
+    Env = [{lanes, 1}, {lane_transport, dist}],
+    {A, B} = cluster:pair(Env, Env, ["+hmax", "900000", "+hmaxk", "false", "+hmaxel", "false"
+                                     | cluster:dist_arguments()]),
+    Large = lists:duplicate(180_000, 1 bsl 58),
+    Heap = fun(List) ->
+                   cluster:call(A, fun() ->
+                                           trunkline_erpc:call(cluster:node_of(B), ?MODULE, heap,
+                                                               [List])
+                                   end)
+           end,
+    Least = Heap([]),
+    2 = count_direct(B, fun() ->
+                                ?assert(Heap(lists:sublist(Large, 50_000)) > 250_000),
+                                ?assertEqual(Least, Heap(Large))
+                        end),
+    cluster:stop_all([A, B]).
+
+heap(_) ->
+    {garbage_collection, Options} = process_info(self(), garbage_collection),
+    proplists:get_value(min_heap_size, Options).
+
 
 %% They end as erpc's calls do, and leave nothing behind; also while Trunkline stops at either node.
 direct_calls(_) ->

@@ -38,7 +38,7 @@ exceptions() ->
      {trunkline_dock, trunkline_inlet},
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_monitors},
-     {trunkline_lane, trunkline_agent},
+     {trunkline_leftovers, trunkline_agent},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},
      %% A link says what kind of node it has greeted: one of 0.5.0 is told of all inboxes.

@@ -11,6 +11,7 @@
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
          waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
+         reply_behind_what_waits/1,
          replies_wait_no_longer/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, stays_disconnected/1, ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
@@ -24,7 +25,8 @@ suite() -> [{timetrap, {minutes, 10}}].
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
-          reply_behind_large_message, replies_wait_no_longer, many_large_replies, killed_senders,
+          reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
+          many_large_replies, killed_senders,
           killed_callers, stays_disconnected, ends_killed, carriers_killed, two_carriers_killed,
           processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued,
           connection_breaks, new_incarnation, stops, stops_by_distribution, memory,
@@ -780,22 +782,13 @@ reply_behind_large_message(_) ->
                      || _ <- [1, 2]],
     [Slower, Quicker] = [cluster:call(A, fun() -> spawn(fun() -> calling(Server) end) end)
                          || Server <- [Slow, Quick]],
-    Got = fun(Pid) -> cluster:call(A, fun() ->
-                                              Pid ! {got, self()},
-                                              receive {got, Kinds} -> Kinds end
-                                      end)
-          end,
-    Do = fun(Server, Step) ->
-                 ok = cluster:call(B, fun() ->
-                                              Server ! {Step, self()},
-                                              receive {done, Server} -> ok end
-                                      end)
-         end,
+    Got = fun(Pid) -> kinds(A, Pid) end,
+    Do = fun(Server, Step) -> ok = do(B, Server, Step) end,
+    %% The lane gets to know that both callers' mailboxes are on the heap, for a second.
+    [Do(Server, reply) || Server <- [Quick, Slow]],
+    cluster:await(fun() -> [Got(Quicker), Got(Slower)] =:= [[list], [list]] end),
     hold(A, B, dock),
     Do(Slow, {send, Slower, <<0:2_000_000/unit:8>>}),
-    cluster:await(fun() -> level(B, A) > 0 end),
-    Do(Quick, reply),
-    cluster:await(fun() -> Got(Quicker) =:= [list] end),
     Inlet = fun() -> order_SUITE:suspended(find(inlet, cluster:node_of(B))) end,
     Suspender = cluster:call(A, Inlet),
     Do(Quick, {send, Quicker, small}),
@@ -803,19 +796,66 @@ reply_behind_large_message(_) ->
     Do(Slow, reply),
     cluster:call(A, fun() -> Suspender ! resume end),
     cluster:await(fun() -> Got(Quicker) =:= [list, small, list] end),
-    ?assertEqual([], Got(Slower)),
+    ?assertEqual([list], Got(Slower)),
     release(A),
-    cluster:await(fun() -> Got(Slower) =:= [binary, list] end),
+    cluster:await(fun() -> Got(Slower) =:= [list, binary, list] end),
     cluster:stop_all([A, B]).
+
+%% A server's large message has been delivered, and the inlet begins to deliver what waits behind
+%% it. When the lane hears of that, the server's reply may go past the lane, but not before these.
+reply_behind_what_waits(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Kinds = [list, binary] ++ lists:duplicate(6000, small) ++ [list],
+    [begin
+         Server = cluster:call(B, fun() -> spawn(fun() -> replying_with_maps(A) end) end),
+         Caller = cluster:call(A, fun() -> spawn(fun() -> calling(Server) end) end),
+         Got = fun() -> kinds(A, Caller) end,
+         ok = do(B, Server, reply),
+         cluster:await(fun() -> Got() =:= [list] end),
+         hold(A, B, dock),
+         ok = do(B, Server, {send, Caller, <<0:2_000_000/unit:8>>}),
+         ok = do(B, Server, {send, 6000, Caller, small}),
+         %% Another sender's message is acknowledged, and with it that all batches have arrived.
+         ok = cluster:call(B, fun() -> _ = trunkline:send(Caller, other), ok end),
+         cluster:await(fun() -> in_flight(B, A) =:= 6001 orelse in_flight(B, A) end),
+         cluster:call(B, fun() -> Server ! {reply_when_settled, self()} end),
+         release(A),
+         cluster:await(fun() -> length(Got()) =:= length(Kinds) end),
+         ?assertEqual(Kinds, Got())
+     end || _ <- lists:seq(1, 5)],
+    cluster:stop_all([A, B]).
+
+do(B, Server, Step) ->
+    cluster:call(B, fun() ->
+                            Server ! {Step, self()},
+                            receive {done, Server} -> ok end
+                    end).
+
+kinds(A, Caller) ->
+    cluster:call(A, fun() ->
+                            Caller ! {got, self()},
+                            receive {got, Kinds} -> Kinds end
+                    end).
+
+in_flight(B, A) ->
+    #{lanes := [#{in_flight_messages := N}]} =
+        cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+    N.
 
 %% Replies, or sends something, when it is told so. Then the lane has got that.
 replying_with_maps(A) ->
     Lane = find(lane, cluster:node_of(A)),
+    Reply = [#{key => N} || N <- lists:seq(1, 5000)],
+    From = fun() -> receive {'$gen_call', Next, _} -> Next end end,
     {Step, Test} = receive {_, To} = Told when is_pid(To) -> Told end,
     _ = case Step of
-            reply -> gen_server:reply(receive {'$gen_call', From, _} -> From end,
-                                      [#{key => N} || N <- lists:seq(1, 5000)]);
-            {send, Pid, Message} -> trunkline:send(Pid, Message)
+            reply -> gen_server:reply(From(), Reply);
+            reply_when_settled ->
+                Next = From(),
+                ok = wait_until_settled(trunkline_route:lookup(cluster:node_of(A))),
+                gen_server:reply(Next, Reply);
+            {send, Pid, Message} -> trunkline:send(Pid, Message);
+            {send, N, Pid, Message} -> [trunkline:send(Pid, Message) || _ <- lists:seq(1, N)]
         end,
     cluster:await(fun() ->
                           process_info(Lane, [message_queue_len, status])
@@ -823,6 +863,13 @@ replying_with_maps(A) ->
                   end),
     Test ! {done, self()},
     replying_with_maps(A).
+
+%% Until the lane has heard that its large message has been delivered: it replies at once.
+wait_until_settled(#route{gate = Gate} = Route) ->
+    case trunkline_gate:level(Gate, trunkline_route:bulk_ix(Route)) of
+        0 -> ok;
+        _ -> wait_until_settled(Route)
+    end.
 
 %% What the caller of two requests has got, in this order.
 calling(Server) ->
@@ -833,6 +880,7 @@ got(Kinds) ->
     receive
         {got, To} -> To ! {got, lists:reverse(Kinds)}, got(Kinds);
         small -> got([small | Kinds]);
+        other -> got(Kinds);
         Binary when is_binary(Binary) -> got([binary | Kinds]);
         {_, [_ | _]} -> got([list | Kinds])
     end.

@@ -9,7 +9,7 @@
 
 -export([all/0, suite/0]).
 -export([long_terms/1, in_turn/1, past_an_idle_lane/1, reply_in_the_lane/1, not_in_turn/1]).
--export([reply_behind_messages/1]).
+-export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
@@ -20,9 +20,9 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, reply_behind_messages,
-          not_in_turn, late_term, any_traffic, replies_among_messages, lanes_come_up,
-          peer_stops_and_starts, sender_stops_and_starts, both_stop, connection_breaks,
-          lane_connections_break, mailboxes_off_heap, replies_at_the_start].
+          reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
+          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
+          connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
@@ -165,17 +165,58 @@ reply_between() ->
 %% A long reply goes by plain distribution, but only when everything has been delivered that its
 %% server has sent before. What the server sends behind it waits, too.
 reply_behind_messages(_) ->
+    lists:foreach(fun({A, B}) ->
+                          Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
+                          Reply = fun() -> reply_behind(Server) end,
+                          kept_once(B, fun() -> ok = cluster:call(A, Reply) end),
+                          cluster:stop_all([A, B])
+                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+
+pair_on_connections() ->
+    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, tcp}]),
+    await_lane_connection(A, B),
+    await_lane_connection(B, A),
+    {A, B}.
+
+%% The lane keeps replies for their turn. That to a mailbox off the heap goes by lane then.
+reply_to_mailbox_off_heap(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
-    Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
+    Servers = [cluster:call(B, erlang, spawn, [?MODULE, replying, []]) || _ <- [1, 2]],
+    kept_once(B, fun() -> ok = cluster:call(A, fun() -> replies_kept(Servers) end) end),
+    cluster:stop_all([A, B]).
+
+%% The lane at B sends one reply that it has kept, and not more. (None, and then this is done again,
+%% if the lane has just forgotten that the caller's mailbox is on the heap.)
+kept_once(B, Fun) ->
     Kept = {trunkline_lane, send_kept, 2},
     1 = cluster:call(B, erlang, trace_pattern, [Kept, true, [local, call_count]]),
-    %% It takes another way if the lane has just forgotten that the caller's mailbox is on the heap.
     cluster:await(fun() ->
-                          ok = cluster:call(A, fun() -> reply_behind(Server) end),
+                          Fun(),
                           {call_count, N} = cluster:call(B, erlang, trace_info, [Kept, call_count]),
-                          N > 0
-                  end),
-    cluster:stop_all([A, B]).
+                          ?assert(N =< 1),
+                          N =:= 1
+                  end).
+
+%% Runs at the callers' node, as reply_behind/1.
+replies_kept([Server1, Server2]) ->
+    [_ | _] = trunkline:call(Server1, [reply]),
+    [Inlet] = cluster:by_module(trunkline_inlet),
+    Suspender = suspended(Inlet),
+    Id = trunkline:send_request(Server1, [before, reply]),
+    receive has_replied -> ok end,
+    Self = self(),
+    Ask = fun() ->
+                  Id2 = trunkline:send_request(Server2, [reply, behind]),
+                  receive has_replied -> Self ! has_replied end,
+                  Self ! trunkline:receive_response(Id2, infinity)
+          end,
+    _ = spawn_opt(Ask, [{message_queue_data, off_heap}]),
+    receive has_replied -> ok end,
+    Suspender ! resume,
+    ?assertEqual({reply, long()}, trunkline:receive_response(Id, infinity)),
+    receive before -> ok end,
+    receive {reply, Reply} -> ?assertEqual(long(), Reply) end,
+    ok.
 
 %% Runs at the caller's node, whose inlet stands still until the server has done everything.
 reply_behind(Server) ->

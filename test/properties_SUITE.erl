@@ -5,10 +5,11 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, bypass/1, concurrency/1, window/1, window_link/1, distance/1,
-         way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, bypass/1, concurrency/1, heap/1, window/1, window_link/1,
+         distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1,
+         stats/1]).
 
-all() -> [stats, gate, gate_shared, bypass, concurrency, window, window_link, distance, way,
+all() -> [stats, gate, gate_shared, bypass, concurrency, heap, window, window_link, distance, way,
           waiters, rests, backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
@@ -246,6 +247,37 @@ ended([{Ended, _} | _], Until, _) when Ended > Until ->
 ended([{Ended, Time} | Callers], Until, Concurrency) ->
     ok = trunkline_concurrency:ended(lane, Ended - Time, Ended, Concurrency),
     ended(lists:sort([{Ended + Time, Time} | Callers]), Until, Concurrency).
+
+%% --- heap: it has room for what was passed on in the last two seconds ----------------
+
+heap(_) ->
+    Sizes = [1, 500, 1100, 5000, 40_000, 70_000, 300_000, 900_000],
+    check(300, ?FORALL(Steps, list(oneof([tick, {room_for, elements(Sizes)}])),
+                       begin
+                           {Pid, Ref} = spawn_monitor(fun() -> exit(rooms(Steps)) end),
+                           receive {'DOWN', Ref, process, Pid, Wrong} -> Wrong =:= [] end
+                       end)).
+
+%% Where the process has less room than it should have, or much more.
+rooms(Steps) ->
+    {_, _, Wrong} =
+        lists:foldl(fun(tick, {Heap, [Now, _], Wrong}) ->
+                            Heap1 = trunkline_heap:tick(Heap),
+                            {Heap1, [0, Now], wrong(tick, Now, Wrong)};
+                       ({room_for, Bytes}, {Heap, [Now, Before], Wrong}) ->
+                            Heap1 = trunkline_heap:room_for(trunkline_gate:limit(Bytes), Heap),
+                            Most = max(Bytes, Now),
+                            {Heap1, [Most, Before], wrong(Bytes, max(Most, Before), Wrong)}
+                    end, {trunkline_heap:new(), [0, 0], []}, Steps),
+    Wrong.
+
+wrong(Step, Bytes, Wrong) ->
+    {garbage_collection, Options} = process_info(self(), garbage_collection),
+    Room = proplists:get_value(min_heap_size, Options),
+    %% (A little is always there, and there is a limit. The runtime system rounds up.)
+    [{Step, Bytes, Room} || Bytes > 1024 andalso Room < min(Bytes, 524_288)
+                                orelse Room > min(2 * max(Bytes, 1100), 1_000_000)]
+        ++ Wrong.
 
 %% --- window: two ends and the messages between them ---------------------------------
 

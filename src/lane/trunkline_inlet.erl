@@ -478,18 +478,19 @@ ended(Number, #inlet{large = All} = S) ->
     #{Number := Large} = All,
     turn(Number, S#inlet{large = All#{Number := Large#large{opener = ended}}}).
 
-%% It is the turn of those behind it.
+%% It is the turn of those behind it. (They are delivered before the lane is told: a reply of the
+%% same sender, which the lane may send by the distribution then, must not overtake them.)
 done(Number, #inlet{large = All} = S) ->
     {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
         maps:take(Number, All),
     {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
-    S1 = tell(Number, trunkline_opener:bytes(Sizes), S#inlet{large = All1, turns = Turns}),
-    S2 = acknowledge(Charge, S1),
-    items(Items, case Sizes of
-                     %% If the lane is idle now, the next term need not wait for its turn.
-                     {term, _} -> acknowledge_rest(S2);
-                     _ -> S2
-                 end).
+    S1 = items(Items, S#inlet{large = All1, turns = Turns}),
+    S2 = acknowledge(Charge, tell(Number, trunkline_opener:bytes(Sizes), S1)),
+    case Sizes of
+        %% If the lane is idle now, the next term need not wait for its turn.
+        {term, _} -> acknowledge_rest(S2);
+        _ -> S2
+    end.
 
 %% The lane is told of many at a time if they are not so large: to tell of one costs
 %% as much as the message itself.

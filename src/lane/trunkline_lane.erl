@@ -56,7 +56,16 @@
 %% Senders of long terms ask for their turn here, and then use plain distribution. The next batch
 %% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides. A long
 %% term that is handed over here, a reply above all, is a large message, but it stays here until its
-%% opener asks for it (trunkline_opener). A reply that nothing is ahead of is sent at once.
+%% opener asks for it (trunkline_opener).
+%%
+%% A long reply goes by plain distribution, too, when everything has been delivered that its server
+%% has sent before. If that is not known, an empty batch, the fence, asks the inlet:
+%%
+%%     server                     lane                     inlet             caller
+%%       | -- reply ------------> | ══ fence ═════════════> |                  |
+%%                                |  what comes now waits   |                  |
+%%                                | <------------------ ack |                  |
+%%                                | ─────────────── the reply, by `!' ───────> |
 %%
 %% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
 %% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
@@ -74,7 +83,7 @@
 -export_type([entry/0, to/0, mode/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, collected/5, reply/4, large_reply/5, dispose/3, notice/2, control/2]}).
+           [loop/1, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -91,8 +100,8 @@
 %% The most messages of a batch: the receiving side should start on a batch while
 %% the next one is being made (measured in docs/lab/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% A batch up to this size needs no more heap than a process has.
--define(ROOM, (trunkline_gate:limit(1024))).
+%% Bytes of replies that are sent one after another when a fence is passed.
+-define(AT_ONCE, 2_100_000).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
 
@@ -123,7 +132,9 @@
          throttle :: trunkline_throttle:throttle(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          serial = 1 :: pos_integer(),                  % of the next batch
-         arrived = 0 :: non_neg_integer(),             % the last one that has
+         %% The last one that has arrived, with all before it: what is in them has been delivered,
+         %% except for large messages and what comes behind these.
+         arrived = 0 :: non_neg_integer(),
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          %% Messages that senders have sent by plain distribution, and that no batch has reported.
@@ -131,11 +142,9 @@
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          turns = false :: boolean(),
-         %% Nothing is sent until everything that is in flight has been delivered.
-         fence = false :: boolean(),
-         %% The largest batch or reply for which the heap has room, and since the last tick.
-         room = ?ROOM :: trunkline_gate:charge(),
-         largest = ?ROOM :: trunkline_gate:charge(),
+         %% Nothing is sent until this batch has arrived.
+         fence = none :: none | pos_integer(),
+         heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
          channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
@@ -207,11 +216,9 @@ loop(S) ->
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
             loop(data(Charge, Entry1, S1));
-        {[[alias | _] | {Caller, Whose, Agent}], Reply}
+        {[[alias | _] | {_, _, Agent} = Request], Reply}
           when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
-            Route = trunkline_route:lookup(S#lane.node),
-            ok = trunkline_agent:pass_on(Route, Caller, Whose, Reply, S#lane.node),
-            ok = trunkline_inlet:answered(Agent, [{Caller, element(2, Whose)}]),
+            ok = trunkline_leftovers:pass_on(Request, Reply, S#lane.node),
             loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             loop(replied(measured(Reply), Request, Reply, S));
@@ -224,7 +231,7 @@ loop(S) ->
             loop(control(Control, S))
     end.
 
-data(Charge, Entry, #lane{mode = {send, _}, fence = true} = S) ->
+data(Charge, Entry, #lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
     keep(Charge, Entry, S);
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) of
@@ -234,7 +241,7 @@ data(Charge, Entry, #lane{mode = {send, _}} = S) ->
 data(Charge, Entry, #lane{mode = Mode} = S) when Mode =:= hold; element(1, Mode) =:= suspended ->
     keep(Charge, Entry, S);
 data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
-    case is_of_session(Entry) of
+    case trunkline_leftovers:is_of_session(Entry) of
         true ->
             {_, S1} = dispose(Entry, lost_queued, S),
             left(Charge, S1);
@@ -255,14 +262,19 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
     case is_for_plain(Charge, Reply, S) andalso trunkline_asks:known(Pid, S#lane.asks) of
         go ->
-            S1 = roomy(Charge, S),
+            S1 = S#lane{heap = trunkline_heap:room_for(Charge, S#lane.heap)},
             case send_reply(turn(Server, S1), Charge, Request, Reply, S1) of
                 no -> by_lane(Size, Request, Reply, S1);
                 S2 -> S2
             end;
         unknown ->
-            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
-            data(Place, Entry, S1);
+            case trunkline_in_turn:may_wait(Charge) andalso turn(Server, S) =/= late of
+                true ->
+                    {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
+                    data(Place, Entry, S1);
+                false ->
+                    by_lane(Size, Request, Reply, S)
+            end;
         _ ->
             by_lane(Size, Request, Reply, S)
     end.
@@ -279,18 +291,14 @@ is_for_plain(_, _, _) ->
     false.
 
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
-turn(_, #lane{fence = true}) ->
+turn(_, #lane{fence = Fence}) when Fence =/= none ->
     soon;
-turn(Server, #lane{backlog = Backlog, notices = Notices} = S) ->
-    case trunkline_backlog:is_empty(Backlog)
+turn(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) ->
+    case trunkline_backlog:is_empty(Backlog) andalso trunkline_window:is_open(Window)
         andalso not trunkline_notices:is_marked(Server, Notices) of
-        true ->
-            case has_arrived(S) of
-                true -> now;
-                false -> soon
-            end;
-        false ->
-            late
+        true when S#lane.arrived =:= S#lane.serial - 1 -> now;
+        true -> soon;
+        false -> late
     end.
 
 %% `no': a longer one waits for its turn, or suspends its server while the distribution is busy, or
@@ -315,8 +323,8 @@ send_reply(now, Charge, {Caller, {_, Server}, Agent}, Reply, S) ->
 send_reply(soon, Charge, Request, Reply, S) ->
     case trunkline_in_turn:may_wait(Charge) of
         true ->
-            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
-            fence(keep(Place, Entry, S1));
+            {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(S)),
+            keep(Place, Entry, S1);
         false ->
             no
     end;
@@ -326,16 +334,17 @@ send_reply(late, _, _, _, _) ->
 sent_reply(Agent, Caller, Server, #lane{plain = Plain} = S) ->
     to_report(tell_agents(answered(Agent, Caller, Server, S#lane{plain = Plain + 1}))).
 
-%% The inlet acknowledges the batch that ends here at once. Until then all that comes is kept.
-fence(#lane{fence = true} = S) -> S;
-fence(S) -> send_batch(0, [], 0, is_by_channels(S), full, S#lane{fence = true}).
+%% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
+fence(#lane{fence = none, serial = Serial} = S) ->
+    send_batch(0, [], 0, is_by_channels(S), full, S#lane{fence = Serial});
+fence(S) ->
+    S.
 
 %% Everything that was sent before the fence has arrived.
-pass_fence(#lane{backlog = Backlog, notices = Notices} = S) ->
+pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = lists:splitwith(fun(Entry) -> is_reply_in_turn(Entry, Notices) end,
-                                        Entries),
-    S1 = lists:foldl(fun send_kept/2, S#lane{fence = false, backlog = Backlog1}, Replies),
+    {Replies, Others} = in_turn(Entries, 0, S),
+    S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
              [] -> S1;
@@ -343,10 +352,21 @@ pass_fence(#lane{backlog = Backlog, notices = Notices} = S) ->
          end,
     flush(before_probe(-trunkline_gate:messages(Charge), S2)).
 
-is_reply_in_turn([{parcel, _, _, Server, {reply, _, _}} | Parcel], Notices) ->
-    trunkline_parcel:is_term(Parcel) andalso not trunkline_notices:has_under_way(Server, Notices);
-is_reply_in_turn(_, _) ->
-    false.
+%% The replies at the beginning that may be sent now. (The others go as large messages do: so many
+%% would hold up what comes behind them. So do those to a caller whose mailbox is not known.)
+in_turn([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Bytes, S)
+  when Bytes < ?AT_ONCE ->
+    case trunkline_parcel:is_term(Parcel)
+        andalso not trunkline_notices:has_under_way(Server, S#lane.notices)
+        andalso trunkline_asks:known(Pid, S#lane.asks) =:= go of
+        true ->
+            {Replies, Others} = in_turn(Entries, Bytes + trunkline_parcel:bytes(Parcel), S),
+            {[Entry | Replies], Others};
+        false ->
+            {[], All}
+    end;
+in_turn(Entries, _, _) ->
+    {[], Entries}.
 
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{plain = Plain} = S) ->
     ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
@@ -367,20 +387,6 @@ send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
             trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
             ok
     end.
-
-is_news([{parcel, _, _, _, To} | _]) -> trunkline_command:is_news(To);
-is_news([{behind, _, _, To} | _]) -> trunkline_command:is_news(To);
-is_news([To | _]) -> trunkline_command:is_news(To).
-
-%% Whether it concerns a session that has ended. (A request does not: its caller may watch a
-%% stand-in.)
-is_of_session([{parcel, _, _, _, To} | _]) -> is_of_session(To);
-is_of_session([{behind, _, _, To} | _]) -> is_of_session(To);
-is_of_session([To | _]) -> is_of_session(To);
-is_of_session({each, _}) -> false;
-is_of_session({exit, _, _}) -> false;
-is_of_session(To) when element(1, To) =:= call; element(1, To) =:= apply -> false;
-is_of_session(To) -> is_tuple(To).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the
 %% backlog is empty: see flush/1.)
@@ -574,9 +580,8 @@ is_by_channels(#lane{by = By, plain = N} = S) ->
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
 
-send_batch(Charge, Entries, Messages, ByChannels, Urgent, S0) ->
-    #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S =
-        roomy(Charge, S0),
+send_batch(Charge, Entries, Messages, ByChannels, Urgent,
+           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
     Now = erlang:monotonic_time(nanosecond),
     Window = trunkline_window:sent(Now, Charge, S#lane.window),
     {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
@@ -590,7 +595,8 @@ send_batch(Charge, Entries, Messages, ByChannels, Urgent, S0) ->
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     in_flight(Window, S),
     Batch = {Serial, Ack, Charge, Entries},
-    S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1},
+    S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1,
+                heap = trunkline_heap:room_for(Charge, S#lane.heap)},
     left(Charge, case ByChannels of
                      true ->
                          S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
@@ -598,21 +604,6 @@ send_batch(Charge, Entries, Messages, ByChannels, Urgent, S0) ->
                          ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
                          S1
                  end).
-
-%% The heap has room for a few batches, or long replies, like the largest of the last second: a word
-%% for a byte, and a term takes some three bytes for each byte of its encoding. Otherwise each
-%% message that comes causes a garbage collection, which copies it.
-roomy(Charge, #lane{room = Room} = S) when Charge > Room ->
-    _ = process_flag(min_heap_size, trunkline_gate:bytes(Charge)),
-    S#lane{room = Charge, largest = Charge};
-roomy(Charge, #lane{largest = Largest} = S) when Charge > Largest ->
-    S#lane{largest = Charge};
-roomy(_, S) ->
-    S.
-
-tick_room(#lane{room = Room, largest = Largest} = S) ->
-    _ = Largest < Room andalso process_flag(min_heap_size, trunkline_gate:bytes(Largest)),
-    S#lane{room = Largest, largest = ?ROOM}.
 
 report(#lane{mode = {send, _}} = S) ->
     case bypassed(S) of
@@ -630,11 +621,11 @@ to_report(S) ->
 
 %% So many messages will not be reported: they were sent in a session that has ended. Returns how
 %% many are lost: none if the connection is not.
-unreported(N, How, #lane{stats = Stats, ix = Ix} = S) ->
+unreported(N, How, #lane{stats = Stats, ix = Ix}) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, N),
     case How of
         direct -> 0;
-        Lost -> lost(N, Lost, S)
+        Field -> trunkline_leftovers:lost(N, Field, Stats)
     end.
 
 %% The window is full, or there is no inlet to send to.
@@ -643,10 +634,9 @@ keep(Charge, Entry, S) ->
 
 %% Sends as much of the backlog as the window lets through. So while the window is
 %% open the backlog is empty.
-flush(#lane{mode = {send, _}, fence = true} = S) ->
-    case has_arrived(S) of
-        true -> pass_fence(S);
-        false -> S
+flush(#lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
+    if S#lane.arrived >= Fence -> pass_fence(S);
+       true -> S
     end;
 flush(#lane{mode = {send, _}} = S) ->
     case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
@@ -811,14 +801,14 @@ control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    tick(tick_asks(tick_room(S)));
+    tick(tick_asks(tick_heap(S)));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
 control({probe, _}, S) ->
     S;
 control({timeout, _, tick}, S) ->
-    quiet(tick_asks(tick_room(S)));
+    quiet(tick_asks(tick_heap(S)));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= way; element(1, Late) =:= resumed ->
     S;                                       % of an earlier session, or connection
@@ -837,9 +827,10 @@ fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = A
     ok = send_parcel(To, Wrap, Term, S),
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
-    case is_pid(Receiver) of
-        true -> ticking(S1#lane{asks = trunkline_asks:know(Receiver, go, Asks)});
-        false -> S1
+    case Receiver of
+        {no, Pid} -> ticking(S1#lane{asks = trunkline_asks:know(Pid, no, Asks)});
+        Pid when is_pid(Pid) -> ticking(S1#lane{asks = trunkline_asks:know(Pid, go, Asks)});
+        any -> S1
     end.
 
 down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
@@ -849,6 +840,8 @@ down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
     end;
 down(Down, S) ->
     channels(Down, S).
+
+tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
 %% Senders that have been killed count as having sent.
 tick_asks(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks} = S0) ->
@@ -869,10 +862,6 @@ is_idle(#lane{backlog = Backlog, window = Window}) ->
     trunkline_backlog:is_empty(Backlog)
         andalso trunkline_gate:is_less_than_a_message(trunkline_window:in_flight(Window)).
 
-%% All batches have, and what is in them has been delivered, except for large messages and what
-%% comes behind them.
-has_arrived(#lane{serial = Serial, arrived = Arrived}) -> Arrived =:= Serial - 1.
-
 %% A command that travels like a message of this sender.
 command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     Charge = trunkline_gate:packed(1, 0),
@@ -889,7 +878,7 @@ change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
     Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, arrived = 0, fence = false, sent = Sent, channels = Channels,
+                     serial = 1, arrived = 0, fence = none, sent = Sent, channels = Channels,
                      turns = trunkline_peers:takes_turns(S#lane.node)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
@@ -910,11 +899,16 @@ resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, stats = Stats} =
                                       S#lane.window),
     in_flight(Window, S),
     Delivered = trunkline_notices:under_way_before(Expects, S#lane.notices) -- Missing,
-    S1 = settle_all(Delivered, S#lane{window = Window}),
+    S1 = settle_all(Delivered, S#lane{window = Window, arrived = Expects - 1}),
     drained(flush(case S1#lane.channels of
                       none -> S1;
                       Channels -> by(trunkline_channels:resume(Expects - 1, Channels), S1)
                   end)).
+
+%% Returns how many messages were lost.
+dispose(Entry, How, #lane{node = Node, stats = Stats} = S) ->
+    {Lost, Parcels} = trunkline_leftovers:dispose(Entry, How, Node, Stats),
+    {Lost, lists:foldl(fun settle/2, S, Parcels)}.
 
 dispose_all(How, #lane{backlog = Backlog} = S) ->
     case trunkline_backlog:take(Backlog) of
@@ -981,49 +975,6 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
     end;
 drained(S) ->
     S.
-
-%% Delivers an entry by plain distribution, or counts it as lost in that field. Returns how many
-%% messages were lost.
-dispose(Entry, retired, S) ->
-    dispose(Entry, case is_news(Entry) of
-                       true -> direct;
-                       false -> lost_queued
-                   end, S);
-dispose([{parcel, _, N, _, To} | Parcel], How, S) ->
-    Message = case How of
-                  direct -> trunkline_parcel:unpack_sent(Parcel);
-                  _ -> []
-              end,
-    dispose(trunkline_multicast:entry(To, Message), How, settle(N, S));
-dispose([{behind, _, _, To} | Message], How, S) ->
-    dispose([To | Message], How, S);
-dispose([{each, Tos} | Encoded], direct, S) ->
-    Message = trunkline_multicast:decode(Encoded),
-    {Lost, S1} = lists:mapfoldl(fun(To, S0) -> dispose([To | Message], direct, S0) end, S, Tos),
-    {lists:sum(Lost), S1};
-dispose([{each, Tos} | _], Lost, S) ->
-    {lost(length(Tos), Lost, S), S};
-dispose([To | Message], direct, #lane{node = Node} = S) ->
-    case direct(To, Message, Node) of
-        ok -> {0, S};
-        noconnect -> dispose([To], lost_queued, S)
-    end;
-dispose([To | _], Lost, S) ->
-    case trunkline_command:is_missed(To) of
-        true -> {lost(1, Lost, S), S};
-        false -> {0, S}
-    end.
-
-lost(Messages, Field, #lane{stats = Stats}) ->
-    trunkline_stats:add(Stats, peer, Field, Messages),
-    Messages.
-
-direct(To, Message, _) when is_pid(To); is_reference(To) ->
-    erlang:send(To, Message, [noconnect]);
-direct(Name, Message, Node) when is_atom(Name) ->
-    erlang:send({Name, Node}, Message, [noconnect]);
-direct(Command, Message, Node) ->
-    trunkline_agent:direct(Command, Message, Node).
 
 in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     Charge = trunkline_window:in_flight(Window),

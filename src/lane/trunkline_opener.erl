@@ -27,7 +27,8 @@
 %%       | <---- delivered- | <------------- sent- |
 %%
 %% The connection keeps the order of what the lane sends, so the message is there before `sent' is.
-%% If this process may not deliver to that mailbox (see above), the lane sends the term here.
+%% If this process may not deliver to that mailbox (see above), the lane sends the term here. In
+%% both cases it learns where the mailbox is.
 %%
 %% A function that is to be executed (trunkline_erpc) is executed here: this process has all that
 %% the function needs, and nothing is copied.
@@ -134,11 +135,14 @@ missing(Inlet) -> Inlet ! {missing, self()}.
 
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
-    IsDirect = is_tuple(Address) andalso tuple_size(Address) =:= 3
-        andalso may_deliver_to(element(2, Address)),
-    {How, What} = case IsDirect of
-                      true -> {Address, direct};
-                      false -> {{self(), any, {reply, Ref}}, Address}
+    {How, What} = case Address of
+                      {_, Receiver, _} when is_pid(Receiver) ->
+                          case may_deliver_to(Receiver) of
+                              true -> {Address, direct};
+                              false -> {{self(), {no, Receiver}, {reply, Ref}}, Address}
+                          end;
+                      _ ->
+                          {{self(), any, {reply, Ref}}, Address}
                   end,
     case trunkline_process:monitor_connected(Lane) of
         noconnection ->

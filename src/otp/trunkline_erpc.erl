@@ -278,6 +278,10 @@ bypass(Node, {M, F, A}, Bytes) ->
     Ref = spawn_request(Node, trunkline_executor, execute_call, [Mark, M, F, A],
                         executor_options(Bytes)),
     receive
+        {spawn_reply, Ref, error, badopt} when Bytes >= ?LONG ->
+            %% That node limits the heaps of its processes (`erl +hmax').
+            _ = unalias(Mark),
+            bypass(Node, {M, F, A}, 0);
         {spawn_reply, Ref, error, _} = Message ->
             _ = unalias(Mark),
             outcome(Message, [Mark | Ref]);
@@ -290,8 +294,8 @@ bypass(Node, {M, F, A}, Bytes) ->
             outcome({'DOWN', Ref, process, Executor, Ended}, [Mark | Ref])
     end.
 
-%% The arguments arrive outside of the executor's heap. If it has room for them (a word for two
-%% bytes of the encoding is ample), no garbage collection copies them.
+%% The arguments arrive outside of the executor's heap. If it has room for them, no garbage
+%% collection copies them. (A word for two bytes of the encoding is enough for lists of maps.)
 executor_options(Bytes) when Bytes < ?LONG -> ?SPAWN_OPTIONS;
 executor_options(Bytes) -> [{min_heap_size, Bytes div 2} | ?SPAWN_OPTIONS].
 

@@ -1,0 +1,84 @@
+%% What becomes of messages in a lane that has no inlet to send them to: they go by plain
+%% distribution, one by one, in the order in which they were sent, or they are lost, and counted.
+%%
+%%     direct      the lane's session has ended, and the connection has not
+%%     retired     the same, but nobody sends by this lane any more: only what a caller waits for
+%%     lost_...    the connection is lost; this is where to count
+%%
+%% What concerns a session is of no use when the session has ended. A request does not: its caller
+%% may watch a stand-in until there is another session.
+-module(trunkline_leftovers).
+-moduledoc false.
+
+-export([dispose/4, is_of_session/1, pass_on/3, lost/3]).
+
+-export_type([how/0]).
+
+-dialyzer({no_improper_lists, [dispose/4]}).
+
+-type how() :: direct | retired | trunkline_room:lost().
+-type entry() :: trunkline_lane:entry().
+
+%% Returns how many messages were lost, and which large messages the lane has no more.
+-spec dispose(entry(), how(), node(), trunkline_stats:stats()) ->
+          {non_neg_integer(), [trunkline_notices:serial()]}.
+dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
+    Message = case How =:= direct orelse How =:= retired of
+                  true -> trunkline_parcel:unpack_sent(Parcel);
+                  false -> []
+              end,
+    {Lost, []} = dispose(trunkline_multicast:entry(To, Message), How, Node, Stats),
+    {Lost, [N]};
+dispose([{behind, _, _, To} | Message], How, Node, Stats) ->
+    dispose([To | Message], How, Node, Stats);
+dispose([To | Message], retired, Node, Stats) ->
+    dispose([To | Message], case trunkline_command:is_news(To) of
+                                true -> direct;
+                                false -> lost_queued
+                            end, Node, Stats);
+dispose([{each, Tos} | Encoded], direct, Node, Stats) ->
+    Message = trunkline_multicast:decode(Encoded),
+    Lost = [element(1, dispose([To | Message], direct, Node, Stats)) || To <- Tos],
+    {lists:sum(Lost), []};
+dispose([{each, Tos} | _], Field, _, Stats) ->
+    {lost(length(Tos), Field, Stats), []};
+dispose([To | Message], direct, Node, Stats) ->
+    case direct(To, Message, Node) of
+        ok -> {0, []};
+        noconnect -> dispose([To], lost_queued, Node, Stats)
+    end;
+dispose([To | _], Field, _, Stats) ->
+    case trunkline_command:is_missed(To) of
+        true -> {lost(1, Field, Stats), []};
+        false -> {0, []}
+    end.
+
+-spec lost(Messages, trunkline_room:lost(), trunkline_stats:stats()) -> Messages
+              when Messages :: non_neg_integer().
+lost(Messages, Field, Stats) ->
+    trunkline_stats:add(Stats, peer, Field, Messages),
+    Messages.
+
+direct(To, Message, _) when is_pid(To); is_reference(To) ->
+    erlang:send(To, Message, [noconnect]);
+direct(Name, Message, Node) when is_atom(Name) ->
+    erlang:send({Name, Node}, Message, [noconnect]);
+direct(Command, Message, Node) ->
+    trunkline_agent:direct(Command, Message, Node).
+
+%% Whether it concerns the session in which it was sent.
+-spec is_of_session(entry()) -> boolean().
+is_of_session([{parcel, _, _, _, To} | _]) -> is_command_of_session(To);
+is_of_session([{behind, _, _, To} | _]) -> is_command_of_session(To);
+is_of_session([To | _]) -> is_command_of_session(To).
+
+is_command_of_session({each, _}) -> false;
+is_command_of_session({exit, _, _}) -> false;
+is_command_of_session(To) when element(1, To) =:= call; element(1, To) =:= apply -> false;
+is_command_of_session(To) -> is_tuple(To).
+
+%% A server has replied to a lane that has retired.
+-spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.
+pass_on({Caller, {_, Server} = Whose, Agent}, Reply, Node) ->
+    ok = trunkline_agent:pass_on(trunkline_route:lookup(Node), Caller, Whose, Reply, Node),
+    trunkline_inlet:answered(Agent, [{Caller, Server}]).
