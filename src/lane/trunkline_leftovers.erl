@@ -53,7 +53,7 @@ dispose([To | _], Field, _, Stats) ->
         false -> {0, []}
     end.
 
--spec lost(Messages, trunkline_room:lost(), trunkline_stats:stats()) -> Messages
+-spec lost(Messages, trunkline_room:lost() | lost_unconfirmed, trunkline_stats:stats()) -> Messages
               when Messages :: non_neg_integer().
 lost(Messages, Field, Stats) ->
     trunkline_stats:add(Stats, peer, Field, Messages),
