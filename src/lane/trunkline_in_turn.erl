@@ -39,7 +39,7 @@
 
 -include("trunkline_route.hrl").
 
--export([is_short_enough/1, is_near/1, is_suited_reply/1, may_wait/1, are_terms_suited/2]).
+-export([is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -77,12 +77,9 @@
 is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
 
 %% Whether the size of a reply is one for which `!' is best.
--spec is_suited_reply(trunkline_gate:charge()) -> boolean().
-is_suited_reply(Charge) -> trunkline_gate:bytes(Charge) >= ?FROM andalso is_short_enough(Charge).
-
-%% The same if it has to wait for its turn.
--spec may_wait(trunkline_gate:charge()) -> boolean().
-may_wait(Charge) -> trunkline_gate:bytes(Charge) >= ?REQUEST_FROM.
+-spec is_long_reply(trunkline_gate:charge()) -> boolean().
+is_long_reply(Charge) ->
+    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso is_short_enough(Charge).
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().

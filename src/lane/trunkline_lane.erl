@@ -260,31 +260,26 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 %% has been delivered that its server has sent before. If it is not known whether the caller's
 %% mailbox is on the heap, an opener finds out.
 replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
-    case is_for_plain(Charge, Reply, S) andalso trunkline_asks:known(Pid, S#lane.asks) of
+    Turn = case is_for_plain(Charge, Reply, S) of
+               true -> turn(Server, S);
+               false -> late
+           end,
+    case Turn =/= late andalso trunkline_asks:known(Pid, S#lane.asks) of
+        go when Turn =:= now ->
+            send_reply(Charge, Request, Reply, with_room(Charge, S));
         go ->
-            S1 = S#lane{heap = trunkline_heap:room_for(Charge, S#lane.heap)},
-            case send_reply(turn(Server, S1), Charge, Request, Reply, S1) of
-                no -> by_lane(Size, Request, Reply, S1);
-                S2 -> S2
-            end;
+            {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(with_room(Charge, S))),
+            keep(Place, Entry, S1);
         unknown ->
-            case trunkline_in_turn:may_wait(Charge) andalso turn(Server, S) =/= late of
-                true ->
-                    {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
-                    data(Place, Entry, S1);
-                false ->
-                    by_lane(Size, Request, Reply, S)
-            end;
+            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
+            data(Place, Entry, S1);
         _ ->
-            by_lane(Size, Request, Reply, S)
+            {Place, Entry, S1} = reply(Size, Request, Reply, S),
+            data(Place, Entry, S1)
     end.
 
-by_lane(Size, Request, Reply, S) ->
-    {Charge, Entry, S1} = reply(Size, Request, Reply, S),
-    data(Charge, Entry, S1).
-
 is_for_plain(Charge, Reply, #lane{mode = {send, _}, turns = true} = S) ->
-    trunkline_in_turn:is_suited_reply(Charge)
+    trunkline_in_turn:is_long_reply(Charge)
         andalso trunkline_shape:shape(Reply) =/= binaries
         andalso trunkline_in_turn:is_near(S#lane.stats);
 is_for_plain(_, _, _) ->
@@ -301,38 +296,24 @@ turn(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) -
         false -> late
     end.
 
-%% `no': a longer one waits for its turn, or suspends its server while the distribution is busy, or
-%% more is waiting here. Others go by lane.
-send_reply(now, Charge, {Caller, {_, Server}, Agent}, Reply, S) ->
+%% Its server is suspended if the distribution is busy, or more is waiting here.
+send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
+           #lane{plain = Plain, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
                              Options, S)
            end,
     IsNext = process_info(self(), message_queue_len) =:= {message_queue_len, 0},
-    case {IsNext andalso Send([nosuspend]), trunkline_in_turn:may_wait(Charge)} of
-        {ok, _} ->
-            sent_reply(Agent, Caller, Server, S);
-        {_, true} ->
-            _ = trunkline_throttle:suspend(Server),
-            ok = Send([]),
-            Throttle = trunkline_throttle:long_term(Server, Charge, S#lane.throttle),
-            sent_reply(Agent, Caller, Server, S#lane{throttle = Throttle});
-        {_, false} ->
-            no
-    end;
-send_reply(soon, Charge, Request, Reply, S) ->
-    case trunkline_in_turn:may_wait(Charge) of
-        true ->
-            {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(S)),
-            keep(Place, Entry, S1);
-        false ->
-            no
-    end;
-send_reply(late, _, _, _, _) ->
-    no.
-
-sent_reply(Agent, Caller, Server, #lane{plain = Plain} = S) ->
-    to_report(tell_agents(answered(Agent, Caller, Server, S#lane{plain = Plain + 1}))).
+    Throttle1 = case IsNext andalso Send([nosuspend]) of
+                    ok ->
+                        Throttle;
+                    _ ->
+                        _ = trunkline_throttle:suspend(Server),
+                        ok = Send([]),
+                        trunkline_throttle:long_term(Server, Charge, Throttle)
+                end,
+    S1 = answered(Agent, Caller, Server, S#lane{plain = Plain + 1, throttle = Throttle1}),
+    to_report(tell_agents(S1)).
 
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
 fence(#lane{fence = none, serial = Serial} = S) ->
@@ -840,6 +821,9 @@ down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
     end;
 down(Down, S) ->
     channels(Down, S).
+
+with_room(Charge, #lane{heap = Heap} = S) ->
+    S#lane{heap = trunkline_heap:room_for(Charge, Heap)}.
 
 tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
