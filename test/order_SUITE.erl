@@ -15,7 +15,7 @@
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
--export([last_words/0, stop_at_opened/3, suspended/1, replying/0]).
+-export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
@@ -167,8 +167,8 @@ reply_between() ->
 reply_behind_messages(_) ->
     lists:foreach(fun({A, B}) ->
                           Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
-                          Reply = fun() -> reply_behind(Server) end,
-                          kept_once(B, fun() -> ok = cluster:call(A, Reply) end),
+                          kept(A, B, fun() -> [cluster:call(A, fun() -> reply_behind(Server) end)]
+                                     end),
                           cluster:stop_all([A, B])
                   end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
 
@@ -182,20 +182,43 @@ pair_on_connections() ->
 reply_to_mailbox_off_heap(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Servers = [cluster:call(B, erlang, spawn, [?MODULE, replying, []]) || _ <- [1, 2]],
-    kept_once(B, fun() -> ok = cluster:call(A, fun() -> replies_kept(Servers) end) end),
+    kept(A, B, fun() -> cluster:call(A, fun() -> replies_kept(Servers) end) end),
     cluster:stop_all([A, B]).
 
-%% The lane at B sends one reply that it has kept, and not more. (None, and then this is done again,
-%% if the lane has just forgotten that the caller's mailbox is on the heap.)
-kept_once(B, Fun) ->
-    Kept = {trunkline_lane, send_kept, 2},
-    1 = cluster:call(B, erlang, trace_pattern, [Kept, true, [local, call_count]]),
+%% Fun returns a caller whose reply the lane at B should keep for its turn, and callers for whom it
+%% should not. (It may not have kept the first: it had just forgotten that the caller's mailbox is
+%% on the heap. Then this is done again.)
+kept(A, B, Fun) ->
+    Tracer = cluster:call(B, erlang, spawn, [?MODULE, callers, [[]]]),
+    Lane = cluster:call(B, fun() ->
+                                   #route{lanes = {Lane}} =
+                                       trunkline_route:lookup(cluster:node_of(A)),
+                                   1 = erlang:trace_pattern({trunkline_lane, send_kept, 2}, true,
+                                                            [local]),
+                                   1 = erlang:trace(Lane, true, [call, {tracer, Tracer}]),
+                                   Lane
+                           end),
     cluster:await(fun() ->
-                          Fun(),
-                          {call_count, N} = cluster:call(B, erlang, trace_info, [Kept, call_count]),
-                          ?assert(N =< 1),
-                          N =:= 1
+                          [Caller | Others] = Fun(),
+                          Callers = cluster:call(B, fun() -> traced(Lane, Tracer) end),
+                          ?assertEqual([], [Pid || Pid <- Others, lists:member(Pid, Callers)]),
+                          lists:member(Caller, Callers)
                   end).
+
+traced(Lane, Tracer) ->
+    Ref = erlang:trace_delivered(Lane),
+    receive {trace_delivered, Lane, Ref} -> ok end,
+    Tracer ! {get, self()},
+    receive {Tracer, Callers} -> Callers end.
+
+callers(Callers) ->
+    receive
+        {trace, _, call, {_, send_kept, [[{parcel, _, _, _, {reply, _, Pid}} | _], _]}} ->
+            callers([Pid | Callers]);
+        {get, From} ->
+            From ! {self(), Callers},
+            callers(Callers)
+    end.
 
 %% Runs at the callers' node, as reply_behind/1.
 replies_kept([Server1, Server2]) ->
@@ -210,13 +233,13 @@ replies_kept([Server1, Server2]) ->
                   receive has_replied -> Self ! has_replied end,
                   Self ! trunkline:receive_response(Id2, infinity)
           end,
-    _ = spawn_opt(Ask, [{message_queue_data, off_heap}]),
+    OffHeap = spawn_opt(Ask, [{message_queue_data, off_heap}]),
     receive has_replied -> ok end,
     Suspender ! resume,
     ?assertEqual({reply, long()}, trunkline:receive_response(Id, infinity)),
     receive before -> ok end,
     receive {reply, Reply} -> ?assertEqual(long(), Reply) end,
-    ok.
+    [Self, OffHeap].
 
 %% Runs at the caller's node, whose inlet stands still until the server has done everything.
 reply_behind(Server) ->
@@ -230,7 +253,7 @@ reply_behind(Server) ->
     [Before, Reply, Behind] = lists:delete(other(), Got),
     ?assertEqual([before, behind], [Before, Behind]),
     ?assertEqual({reply, long()}, trunkline:check_response(Reply, Id)),
-    ok.
+    self().
 
 %% Does in this order what it is asked for; the lane has got each before the next comes.
 replying() ->

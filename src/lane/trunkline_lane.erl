@@ -142,7 +142,7 @@
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          turns = false :: boolean(),
-         %% Nothing is sent until this batch has arrived.
+         %% No message is sent until this batch has arrived.
          fence = none :: none | pos_integer(),
          heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
          channels = none :: none | trunkline_channels:channels(),
@@ -270,7 +270,7 @@ replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
         go ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(with_room(Charge, S))),
             keep(Place, Entry, S1);
-        unknown ->
+        unknown when Turn =:= now ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
         _ ->
@@ -823,7 +823,7 @@ down(Down, S) ->
     channels(Down, S).
 
 with_room(Charge, #lane{heap = Heap} = S) ->
-    S#lane{heap = trunkline_heap:room_for(Charge, Heap)}.
+    S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
 
 tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 

@@ -2,7 +2,8 @@
 %% distribution, one by one, in the order in which they were sent, or they are lost, and counted.
 %%
 %%     direct      the lane's session has ended, and the connection has not
-%%     retired     the same, but nobody sends by this lane any more: only what a caller waits for
+%%     retired     the same, but the link does not use this lane any more: only what a caller waits
+%%                 for goes, the rest counts as lost
 %%     lost_...    the connection is lost; this is where to count
 %%
 %% What concerns a session is of no use when the session has ended. A request does not: its caller
@@ -23,7 +24,7 @@
 -spec dispose(entry(), how(), node(), trunkline_stats:stats()) ->
           {non_neg_integer(), [trunkline_notices:serial()]}.
 dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
-    Message = case How =:= direct orelse How =:= retired of
+    Message = case How =:= direct orelse How =:= retired andalso trunkline_command:is_news(To) of
                   true -> trunkline_parcel:unpack_sent(Parcel);
                   false -> []
               end,

@@ -276,12 +276,8 @@ ask(timeout, _, _, Others, _, _) ->
 bypass(Node, {M, F, A}, Bytes) ->
     Mark = alias([reply]),
     Ref = spawn_request(Node, trunkline_executor, execute_call, [Mark, M, F, A],
-                        executor_options(Bytes)),
+                        executor_options(Node, Bytes)),
     receive
-        {spawn_reply, Ref, error, badopt} when Bytes >= ?LONG ->
-            %% That node limits the heaps of its processes (`erl +hmax').
-            _ = unalias(Mark),
-            bypass(Node, {M, F, A}, 0);
         {spawn_reply, Ref, error, _} = Message ->
             _ = unalias(Mark),
             outcome(Message, [Mark | Ref]);
@@ -295,9 +291,12 @@ bypass(Node, {M, F, A}, Bytes) ->
     end.
 
 %% The arguments arrive outside of the executor's heap. If it has room for them, no garbage
-%% collection copies them. (A word for two bytes of the encoding is enough for lists of maps.)
-executor_options(Bytes) when Bytes < ?LONG -> ?SPAWN_OPTIONS;
-executor_options(Bytes) -> [{min_heap_size, Bytes div 2} | ?SPAWN_OPTIONS].
+%% collection copies them. (Lists of maps take about a word for two bytes of the encoding.)
+executor_options(Node, Bytes) ->
+    case Bytes >= ?LONG andalso trunkline_peers:can(Node, heaps) of
+        true -> [{min_heap_size, Bytes div 2} | ?SPAWN_OPTIONS];
+        false -> ?SPAWN_OPTIONS
+    end.
 
 delivered(Mark) ->
     receive

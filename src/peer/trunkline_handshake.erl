@@ -47,6 +47,9 @@
 %% `resume': a session may outlive its connection.
 %% `turn': inlets answer senders that ask for their turn (trunkline_in_turn).
 -define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
+%% `heaps': the node does not limit the heaps of its processes (`erl +hmax'), so that a process
+%% which is started there may get one of any size.
+-define(HEAPS, heaps).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 
@@ -57,8 +60,12 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk,
                   {ok, Vsn} -> Vsn;
                   undefined -> ""
               end,
-    #{protocol => ?PROTOCOL, capabilities => ?REQUIRED ++ ?CAPABILITIES, lanes => Lanes,
+    #{protocol => ?PROTOCOL, capabilities => capabilities(), lanes => Lanes,
       window_bytes => Window, bulk_bytes => Bulk, resume_time => ResumeTime, release => Release}.
+
+capabilities() ->
+    {max_heap_size, #{size := Limit}} = process_info(self(), max_heap_size),
+    ?REQUIRED ++ ?CAPABILITIES ++ [?HEAPS || Limit =:= 0].
 
 %% The hello of a node that wants no lanes now.
 -spec no_hello(trunkline_options:options()) -> hello().
