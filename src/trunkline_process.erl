@@ -11,7 +11,7 @@
 -moduledoc false.
 
 -export([start/1, start_all/1, ask/4, label/1, other/3, system/4, unexpected/2]).
--export([outlive/1, monitor_connected/1, is_on_heap/1]).
+-export([outlive/1, monitor_connected/1, is_on_heap/1, is_heap_limited/0]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
@@ -172,3 +172,9 @@ monitor_connected(Object) ->
 %% matters). `false' if the process has ended.
 -spec is_on_heap(pid()) -> boolean().
 is_on_heap(Pid) -> process_info(Pid, message_queue_data) =:= {message_queue_data, on_heap}.
+
+%% Whether the calling process is killed when its heap becomes too large (`erl +hmax').
+-spec is_heap_limited() -> boolean().
+is_heap_limited() ->
+    {max_heap_size, #{size := Size}} = process_info(self(), max_heap_size),
+    Size > 0.

@@ -77,11 +77,8 @@ is_blocked(Node, Senders) ->
                                        [{status, waiting},
                                         {current_function, {trunkline_process, ask, 4}}]
                          end, Senders) end,
-    Waiting() andalso lists:all(fun is_idle/1, tuple_to_list(element(3, Route)))
-        andalso is_idle(Link) andalso Waiting().
-
-is_idle(Pid) ->
-    process_info(Pid, [message_queue_len, status]) =:= [{message_queue_len, 0}, {status, waiting}].
+    Waiting() andalso lists:all(fun cluster:is_at_rest/1, tuple_to_list(element(3, Route)))
+        andalso cluster:is_at_rest(Link) andalso Waiting().
 
 %% How many senders wait, and how long they have done so, is told while they do, and forgets those
 %% who were killed.

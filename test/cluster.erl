@@ -9,7 +9,7 @@
          pair_on_the_distribution/0, with_and_without/0, stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         by_module/1, in_loop/1]).
+         by_module/1, in_loop/1, is_at_rest/1, count_calls/3]).
 -export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
@@ -242,6 +242,19 @@ by_module(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
+
+%% Whether it has taken everything out of its mailbox. Runs at the node.
+is_at_rest(Pid) ->
+    process_info(Pid, [message_queue_len, status]) =:= [{message_queue_len, 0}, {status, waiting}].
+
+%% How often these functions are called at that node while Fun is executed.
+count_calls(A, Functions, Fun) ->
+    Trace = fun(F, How) -> 1 = call(A, erlang, trace_pattern, [F, How, [local, call_count]]) end,
+    [Trace(F, true) || F <- Functions],
+    _ = Fun(),
+    Counts = [call(A, erlang, trace_info, [F, call_count]) || F <- Functions],
+    [Trace(F, false) || F <- Functions],
+    lists:sum([N || {call_count, N} <- Counts]).
 
 %% Of carriers and writers: those whose connection has been made. Runs at the node.
 in_loop(Module) ->

@@ -878,12 +878,7 @@ waiting() ->
 
 %% How many calls have been made so while Fun ran.
 count_direct(B, Fun) ->
-    Function = {trunkline_executor, execute_call, 4},
-    1 = cluster:call(B, erlang, trace_pattern, [Function, true, [call_count]]),
-    _ = Fun(),
-    {call_count, N} = cluster:call(B, erlang, trace_info, [Function, call_count]),
-    1 = cluster:call(B, erlang, trace_pattern, [Function, false, [call_count]]),
-    N.
+    cluster:count_calls(B, [{trunkline_executor, execute_call, 4}], Fun).
 
 say_before(To, Rows) ->
     hold_lane(To, fun(_, _) -> ok end),

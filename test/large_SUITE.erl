@@ -11,8 +11,7 @@
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
          waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
-         reply_behind_what_waits/1,
-         replies_wait_no_longer/1, many_large_replies/1,
+         reply_behind_what_waits/1, replies_wait_no_longer/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, stays_disconnected/1, ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
@@ -831,15 +830,7 @@ served(A, B) ->
 %% Again if no reply has gone past the lane, which may have just forgotten what it knew.
 past_the_lane(B, Fun) ->
     Functions = [{trunkline_lane, send_kept, 2}, {trunkline_lane, send_reply, 4}],
-    Calls = fun(F) ->
-                    {call_count, N} = cluster:call(B, erlang, trace_info, [F, call_count]),
-                    N
-            end,
-    [1 = cluster:call(B, erlang, trace_pattern, [F, true, [local, call_count]]) || F <- Functions],
-    cluster:await(fun() ->
-                          Fun(),
-                          lists:sum([Calls(F) || F <- Functions]) > 0
-                  end).
+    cluster:await(fun() -> cluster:count_calls(B, Functions, Fun) > 0 end).
 
 do(B, Server, Step) ->
     cluster:call(B, fun() ->
@@ -873,10 +864,7 @@ replying_with_maps(A) ->
             {send, Pid, Message} -> trunkline:send(Pid, Message);
             {send, N, Pid, Message} -> [trunkline:send(Pid, Message) || _ <- lists:seq(1, N)]
         end,
-    cluster:await(fun() ->
-                          process_info(Lane, [message_queue_len, status])
-                              =:= [{message_queue_len, 0}, {status, waiting}]
-                  end),
+    cluster:await(fun() -> cluster:is_at_rest(Lane) end),
     Test ! {done, self()},
     replying_with_maps(A).
 

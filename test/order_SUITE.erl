@@ -284,10 +284,7 @@ other() -> [other | long()].
 %% Until it has taken everything out of its mailbox.
 wait_for_lane(Node) ->
     #route{lanes = {Lane}} = trunkline_route:lookup(Node),
-    cluster:await(fun() ->
-                          process_info(Lane, [message_queue_len, status])
-                              =:= [{message_queue_len, 0}, {status, waiting}]
-                  end).
+    cluster:await(fun() -> cluster:is_at_rest(Lane) end).
 
 another_may_bypass(To) ->
     {Pid, Ref} = spawn_monitor(fun() -> exit(may_bypass(To)) end),
@@ -408,12 +405,7 @@ send_both(A, To, Term) ->
 %% Runs Fun, and returns how many messages A has sent by plain distribution in their turn.
 count_sent_plain(A, Fun) ->
     Functions = [{trunkline_in_turn, sent_plain, 2}, {trunkline_in_turn, bypassed, 3}],
-    Trace = fun(F, How) -> 1 = cluster:call(A, erlang, trace_pattern, [F, How, [call_count]]) end,
-    [Trace(F, true) || F <- Functions],
-    _ = Fun(),
-    Sent = [cluster:call(A, erlang, trace_info, [F, call_count]) || F <- Functions],
-    [Trace(F, false) || F <- Functions],
-    lists:sum([N || {call_count, N} <- Sent]).
+    cluster:count_calls(A, Functions, Fun).
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.

@@ -49,12 +49,8 @@ tick(#heap{most = Most}) ->
     #heap{room = Most, most = ?LITTLE}.
 
 set(Charge) ->
-    case process_info(self(), max_heap_size) of
-        {max_heap_size, #{size := 0}} ->
-            {min_heap_size, Least} = erlang:system_info(min_heap_size),
-            Words = min(trunkline_gate:bytes(Charge), ?MOST_WORDS),
-            _ = process_flag(min_heap_size, max(Least, Words)),
-            ok;
-        _ ->
-            ok
-    end.
+    {min_heap_size, Least} = erlang:system_info(min_heap_size),
+    Words = min(trunkline_gate:bytes(Charge), ?MOST_WORDS),
+    _ = trunkline_process:is_heap_limited()
+        orelse process_flag(min_heap_size, max(Least, Words)),
+    ok.

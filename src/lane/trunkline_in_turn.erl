@@ -39,7 +39,7 @@
 
 -include("trunkline_route.hrl").
 
--export([is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
+-export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -72,7 +72,10 @@
 %% `noproc': there is no such server, and the caller has been told.
 -type answer() :: go() | noproc | {no, go()}.
 
-%% Longer terms would keep the distribution busy.
+%% Bytes that may go by the distribution at a time: more would keep it busy.
+-spec most() -> pos_integer().
+most() -> ?MOST.
+
 -spec is_short_enough(trunkline_gate:charge()) -> boolean().
 is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
 

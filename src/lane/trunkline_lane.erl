@@ -100,8 +100,6 @@
 %% The most messages of a batch: the receiving side should start on a batch while
 %% the next one is being made (measured in docs/lab/how-it-works.md).
 -define(BATCH_MESSAGES, 256).
-%% Bytes of replies that are sent one after another when a fence is passed.
--define(AT_ONCE, 2_100_000).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
 
@@ -324,7 +322,7 @@ fence(S) ->
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = in_turn(Entries, 0, S),
+    {Replies, Others} = in_turn(Entries, trunkline_in_turn:most(), S),
     S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
@@ -335,13 +333,13 @@ pass_fence(#lane{backlog = Backlog} = S) ->
 
 %% The replies at the beginning that may be sent now. (The others go as large messages do: so many
 %% would hold up what comes behind them. So do those to a caller whose mailbox is not known.)
-in_turn([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Bytes, S)
-  when Bytes < ?AT_ONCE ->
+in_turn([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Left, S)
+  when Left > 0 ->
     case trunkline_parcel:is_term(Parcel)
         andalso not trunkline_notices:has_under_way(Server, S#lane.notices)
         andalso trunkline_asks:known(Pid, S#lane.asks) =:= go of
         true ->
-            {Replies, Others} = in_turn(Entries, Bytes + trunkline_parcel:bytes(Parcel), S),
+            {Replies, Others} = in_turn(Entries, Left - trunkline_parcel:bytes(Parcel), S),
             {[Entry | Replies], Others};
         false ->
             {[], All}

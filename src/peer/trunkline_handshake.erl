@@ -47,9 +47,6 @@
 %% `resume': a session may outlive its connection.
 %% `turn': inlets answer senders that ask for their turn (trunkline_in_turn).
 -define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
-%% `heaps': the node does not limit the heaps of its processes (`erl +hmax'), so that a process
-%% which is started there may get one of any size.
--define(HEAPS, heaps).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 
@@ -63,9 +60,10 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk,
     #{protocol => ?PROTOCOL, capabilities => capabilities(), lanes => Lanes,
       window_bytes => Window, bulk_bytes => Bulk, resume_time => ResumeTime, release => Release}.
 
+%% `heaps': the node does not limit the heaps of its processes, so that a process which is started
+%% there may get one of any size.
 capabilities() ->
-    {max_heap_size, #{size := Limit}} = process_info(self(), max_heap_size),
-    ?REQUIRED ++ ?CAPABILITIES ++ [?HEAPS || Limit =:= 0].
+    ?REQUIRED ++ ?CAPABILITIES ++ [heaps || not trunkline_process:is_heap_limited()].
 
 %% The hello of a node that wants no lanes now.
 -spec no_hello(trunkline_options:options()) -> hello().
