@@ -53,7 +53,7 @@ cost(Node) ->
                       monitors => length([M || {process, M} <- Monitors, is_elsewhere(M)]),
                       monitored_by => length([M || M <- By, is_elsewhere(M)]),
                       memory => Memory + ets:info(?TABLE, memory) * erlang:system_info(wordsize),
-                      filter => persistent_term:get(trunkline_bounded, none) =/= none}
+                      filter => trunkline_bounded:are_there()}
             end).
 
 is_elsewhere({_, Node}) -> Node =/= node();

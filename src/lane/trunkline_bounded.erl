@@ -2,13 +2,14 @@
 %%
 %% Most destinations do not, and sending to these should cost next to nothing extra. So an array is
 %% asked first: it counts the bounded destinations with each hash. Reading a table would cost three
-%% times as much. A node that has never heard of a bounded destination does not even have the array.
+%% times as much. There are two arrays: one for the pids and names of this node, and one for all
+%% others. A node that has never heard of a bounded destination of a kind does not even have its array.
 %%
 %%     how many have this hash? ── none ──> send as usual
 %%         │ some
 %%         └──────────────────────────────> the module that keeps them: see the callbacks
 %%
-%% The array has two slots or more for each destination. When it becomes too small it is replaced by
+%% An array has two slots or more for each destination. When it becomes too small it is replaced by
 %% another one, four times as large. That replaces a persistent term, which makes every process of
 %% the node collect its garbage: it happens some five times in the life of a node with 100,000
 %% inboxes.
@@ -40,6 +41,9 @@
 %% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 
+%% The persistent terms that have the arrays.
+-define(HERE, trunkline_bounded_here).
+-define(ELSEWHERE, trunkline_bounded_elsewhere).
 -define(SLOTS, 1024).
 %% The last slot counts all destinations.
 -define(ALL(Slots), ((Slots) + 1)).
@@ -49,7 +53,7 @@
 %% To be called before each message is sent.
 -spec enter(key(), Message :: term(), patience()) -> entered().
 enter(Key, Message, Patience) ->
-    case persistent_term:get(?MODULE, none) of
+    case persistent_term:get(kind(Key), none) of
         none ->
             none;
         {Filter, Slots, Module} ->
@@ -61,41 +65,47 @@ enter(Key, Message, Patience) ->
 
 -spec cancel(pid(), Wrapped :: term()) -> ok.
 cancel(Pid, Wrapped) ->
-    {_, _, Module} = persistent_term:get(?MODULE),
+    {_, _, Module} = persistent_term:get(kind(Pid)),
     Module:cancel(Pid, Wrapped).
 
 %% Whether this node has ever heard of a bounded destination.
 -spec are_there() -> boolean().
-are_there() -> persistent_term:get(?MODULE, none) =/= none.
+are_there() -> lists:any(fun are_there/1, [?HERE, ?ELSEWHERE]).
+
+are_there(Kind) -> persistent_term:get(Kind, none) =/= none.
 
 %% `false': it is certainly not bounded.
 -spec may_be(key()) -> boolean().
 may_be(Key) ->
-    case persistent_term:get(?MODULE, none) of
+    case persistent_term:get(kind(Key), none) of
         none -> false;
         {Filter, Slots, _} -> is_set(Key, Filter, Slots)
     end.
 
 -spec is_bounded(key()) -> boolean().
 is_bounded(Key) ->
-    case persistent_term:get(?MODULE, none) of
+    case persistent_term:get(kind(Key), none) of
         none -> false;
         {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_bounded(Key)
     end.
 
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
-    case persistent_term:get(?MODULE, none) of
+    case persistent_term:get(kind(Key), none) of
         none -> false;
         {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_refusing(Key)
     end.
 
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 arrived(Node, Entries) ->
-    case persistent_term:get(?MODULE, none) of
+    case persistent_term:get(?HERE, none) of
         none -> Entries;
         {_, _, Module} -> Module:arrived(Node, Entries)
     end.
+
+kind(Pid) when is_pid(Pid), node(Pid) =:= node() -> ?HERE;
+kind(Name) when is_atom(Name) -> ?HERE;
+kind(_) -> ?ELSEWHERE.
 
 is_set(Key, Filter, Slots) -> atomics:get(Filter, slot(Key, Slots)) > 0.
 
@@ -105,8 +115,10 @@ slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 
 %% No bounded destination is left.
 -spec clear() -> ok.
-clear() ->
-    case persistent_term:get(?MODULE, none) of
+clear() -> lists:foreach(fun clear/1, [?HERE, ?ELSEWHERE]).
+
+clear(Kind) ->
+    case persistent_term:get(Kind, none) of
         none -> ok;
         {Filter, Slots, _} ->
             lists:foreach(fun(Slot) -> atomics:put(Filter, Slot, 0) end, lists:seq(1, ?ALL(Slots)))
@@ -117,7 +129,8 @@ new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).
 %% To be called before others can look up the destination in that module.
 -spec add(key(), module()) -> ok.
 add(Key, Module) ->
-    are_there() orelse persistent_term:put(?MODULE, {new(?SLOTS), ?SLOTS, Module}),
+    Kind = kind(Key),
+    are_there(Kind) orelse persistent_term:put(Kind, {new(?SLOTS), ?SLOTS, Module}),
     count(Key, 1).
 
 %% To be called as often as the destination was added.
@@ -125,7 +138,7 @@ add(Key, Module) ->
 remove(Key) -> count(Key, -1).
 
 count(Key, N) ->
-    {Filter, Slots, _} = persistent_term:get(?MODULE),
+    {Filter, Slots, _} = persistent_term:get(kind(Key)),
     count(Key, N, Filter, Slots).
 
 count(Key, N, Filter, Slots) ->
@@ -133,14 +146,22 @@ count(Key, N, Filter, Slots) ->
     atomics:add(Filter, ?ALL(Slots), N).
 
 -spec is_crowded() -> boolean().
-is_crowded() ->
-    {Filter, Slots, _} = persistent_term:get(?MODULE),
-    atomics:get(Filter, ?ALL(Slots)) * 2 > Slots.
+is_crowded() -> lists:any(fun is_crowded/1, [?HERE, ?ELSEWHERE]).
+
+is_crowded(Kind) ->
+    case persistent_term:get(Kind, none) of
+        none -> false;
+        {Filter, Slots, _} -> atomics:get(Filter, ?ALL(Slots)) * 2 > Slots
+    end.
 
 %% Takes all destinations, each as often as it was added.
 -spec grow([key()]) -> ok.
 grow(Keys) ->
-    {_, Slots, Module} = persistent_term:get(?MODULE),
+    lists:foreach(fun(Kind) -> grow(Kind, [Key || Key <- Keys, kind(Key) =:= Kind]) end,
+                  [Kind || Kind <- [?HERE, ?ELSEWHERE], is_crowded(Kind)]).
+
+grow(Kind, Keys) ->
+    {_, Slots, Module} = persistent_term:get(Kind),
     Filter = new(4 * Slots),
     lists:foreach(fun(Key) -> count(Key, 1, Filter, 4 * Slots) end, Keys),
-    persistent_term:put(?MODULE, {Filter, 4 * Slots, Module}).
+    persistent_term:put(Kind, {Filter, 4 * Slots, Module}).

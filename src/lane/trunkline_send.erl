@@ -18,7 +18,7 @@ send_on(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), nod
 send_on({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
     send_lane(Node, Name, To, Message);
 send_on(To, Message) ->
-    erlang:send(To, Message).
+    To ! Message.                            % faster than erlang:send/2
 
 send_lane(Node, Addressee, To, Message) ->
     case trunkline_sender:hand_over(Node, Addressee, Message) of
