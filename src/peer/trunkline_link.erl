@@ -428,7 +428,7 @@ carry_out({refused, Why, Hello}, #link{node = Node} = D) ->
     ok = trunkline_log:write(refused, #{peer => Node, reason => Why, hello => Hello}),
     D;
 carry_out(forget, #link{node = Node} = D) ->
-    ok = trunkline_links:forget(Node),
+    ok = gen_server:cast(trunkline_links, {forget, Node}),
     D;
 carry_out(stop, D) ->
     D.                                 % see handle_info/2

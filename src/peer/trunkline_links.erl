@@ -9,11 +9,14 @@
 %% If this process is killed its mailbox is lost. Its successor tells each link whether the node is
 %% connected, and by which connection. A link that knew that connection says hello again, and
 %% repeats what its peer may have missed; the peer's link answers. For the other links it is news.
+%%
+%% A link whose node has been gone for a long time says so, by a message, and is ended from here: a
+%% link that ended by itself could miss what is passed to it at that moment.
 -module(trunkline_links).
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start_link/1, forget/1, links/1, close/0]).
+-export([start_link/1, links/1, close/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type state() :: trunkline_options:options() | closed.
@@ -22,11 +25,6 @@
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options,
                           [{spawn_opt, [{message_queue_data, on_heap}]}]).
-
-%% The node has been gone for a long time: its link should end.
--spec forget(node()) -> ok.
-forget(Node) ->
-    gen_server:cast(?MODULE, {forget, Node}).
 
 %% The links of these nodes, or of all, that are connected, or whose session is suspended. By the
 %% time of the answer each link has been told of its connection. `stopped': Trunkline does not run.
