@@ -13,9 +13,10 @@ whichever function has sent them. There is no order between them and messages se
 ```erlang
 1> {ok, _} = application:ensure_all_started(trunkline).
 2> net_kernel:connect_node('b@host').
+true
 3> trunkline:await_up('b@host', 5000).
 ok
-4> trunkline:send({logger_proxy, 'b@host'}, hello).
+4> trunkline:send({prices, 'b@host'}, hello).
 hello
 5> trunkline:call({stock, 'b@host'}, {take, apples, 3}).
 {ok, 3}
@@ -174,7 +175,8 @@ What is going on between this node and another one:
 - `lanes`, `batches` and `large`: see their types;
 - `inboxes`: how many senders wait now for room in inboxes of the other node, and how long all have
   waited in all (`wait_time`, us);
-- `fallbacks`: messages that were sent by plain distribution;
+- `fallbacks`: messages that were sent by plain distribution since this node first had lanes to that
+  one (before, they count in the `fallbacks` of `info/0`);
 - `sessions`: how many there have been;
 - `resumed`: how often one went on over a new connection;
 - `lost`: messages that were accepted and not delivered. `queued`: they were in a lane when the

@@ -114,7 +114,7 @@ text(#{what := missing_modules, modules := Modules}) ->
 
 why(connection_lost) -> "the connection was lost";
 why(peer_restarted) -> "Trunkline starts again there";
-why(peer_left) -> "Trunkline has stopped there, or was drained from there";
+why(peer_left) -> "Trunkline has stopped there, or that node has drained this one";
 why(drained) -> "it was drained here";
 why(stopped) -> "Trunkline stops here";
 why(crashed) -> "a process of Trunkline was killed here".

@@ -57,10 +57,12 @@ who_waits(Waited, Peer) ->
 why(#{large_pending := Pending}, #{bulk_bytes := Limit}) when Pending >= ?FULL * Limit ->
     text("as many large messages are pending as bulk_bytes allows (~ts)",
          [trunkline_screen:bytes(Limit)]);
+why(#{state := State}, _) when State =:= down; State =:= suspended ->
+    "while a connection is made";
 why(#{state := State}, _) when State =/= up ->
     "until the two nodes have agreed";
-why(#{in_flight_bytes := InFlight, window_bytes := Window, messages_out := Out}, _)
-  when InFlight >= ?FULL * Window, Out < 1 ->
+%% (A lane may be suspended on the busy connection before its window is full.)
+why(#{in_flight_bytes := InFlight, messages_out := Out}, _) when InFlight > 0, Out < 1 ->
     "it acknowledges nothing. Does it stand still?";
 why(#{in_flight_bytes := InFlight, window_bytes := Window}, _) when InFlight >= ?FULL * Window ->
     "it is slow to acknowledge. Its receivers or the network are slow";
