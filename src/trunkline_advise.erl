@@ -16,7 +16,7 @@
 
 -export([are_options/1, advise/1, look/2, judge/1]).
 
--export_type([options/0, advice/0, figures/0]).
+-export_type([advice/0]).
 
 -type options() :: #{time => 1..60_000,              % ms to look
                      nodes => [node()]}.             % default: all connected nodes
@@ -108,14 +108,12 @@ counters(Port) ->
     end.
 
 lanes(Node) ->
-    try trunkline_info:peer(Node) of
+    case trunkline_info:peer(Node) of
         #{state := up, lanes := [_ | _] = Lanes} ->
             Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
             #{messages => Sum(messages), batches => Sum(batches), waits => Sum(waits)};
         _ ->
-            undefined
-    catch
-        error:badarg -> undefined              % Trunkline does not run
+            undefined                        % or Trunkline does not run
     end.
 
 figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, socket := Socket},
@@ -161,7 +159,7 @@ suspended(Until) ->
                 {'DOWN', Ref, process, Pid, _} -> unknown
             end;
         _ ->
-            receive after left(Until) -> unknown end
+            receive after trunkline_deadline:left(Until) -> unknown end
     end.
 
 %% (The system monitor's role ends with the process, unless another process has taken it over.)
@@ -175,8 +173,8 @@ watch(Until, Waiting, Sum, 0) ->
 watch(Until, Waiting, Sum, Budget) ->
     %% If no process is suspended, only a suspension needs to wake this process before the end.
     Pause = case map_size(Waiting) of
-                0 -> left(Until);
-                _ -> min(?POLL, left(Until))
+                0 -> trunkline_deadline:left(Until);
+                _ -> min(?POLL, trunkline_deadline:left(Until))
             end,
     Now = erlang:monotonic_time(microsecond),
     receive
@@ -186,7 +184,7 @@ watch(Until, Waiting, Sum, Budget) ->
                   add(Now, Waiting, Sum#{Port => {Times + 1, Waited}}), Budget - 1)
     after Pause ->
             Sum1 = add(Now, Waiting, Sum),
-            case left(Until) of
+            case trunkline_deadline:left(Until) of
                 0 -> maps:map(fun(_, {Times, Waited}) -> {Times, Waited / 1000} end, Sum1);
                 _ ->
                     watch(Until, maps:filter(fun(Pid, _) -> is_suspended(Pid) end, Waiting),
@@ -204,8 +202,6 @@ add(Before, Waiting, Sum) ->
                 end, Sum, lists:usort(maps:values(Waiting))).
 
 is_suspended(Pid) -> process_info(Pid, status) =:= {status, suspended}.
-
-left(Until) -> max(0, Until - erlang:monotonic_time(millisecond)).
 
 %% --- judging --------------------------------------------------------------------
 

@@ -11,7 +11,7 @@
 -export([median/1, percentile/2]).
 -export([counter/1, server/0, sink/1]).
 
--export_type([options/0, report/0, result/0, error/0]).
+-export_type([report/0, error/0]).
 
 -type options() :: #{time => 1000..10_000,             % ms in all
                      bytes => pos_integer(),           % of large messages in all

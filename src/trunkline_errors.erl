@@ -7,9 +7,10 @@
 
 -export([format_error/2]).
 
--type kind() :: any | atom | list | node | other_node | nodes | name | boolean | function | count
-              | pid | destination | destinations | manager | send_options | {options, module()}
-              | inbox | top | server_name | proper_list | time | deadline | statem_time | call_time
+-type kind() :: any | applications | atom | list | node | other_node | nodes | name | boolean
+              | function | count | pid | destination | destinations | manager | send_options
+              | {options, module()} | inbox | top | server_name | proper_list | time | deadline
+              | statem_time | call_time
               | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
@@ -45,6 +46,12 @@ kinds(trunkline_erpc, Function, Args) ->
                   _ -> Kind
               end || Kind <- kinds(Function, length(Args))]
     end;
+kinds(trunkline_adopt, report, [Names]) when not is_list(Names) ->
+    [any];
+kinds(trunkline_adopt, write, [_, _]) ->
+    [applications, any];
+kinds(trunkline_adopt, _, [_]) ->
+    [applications];
 kinds(trunkline_top, start, [_]) ->
     [top];
 kinds(trunkline_top, start, [_, _]) ->
@@ -66,6 +73,7 @@ kinds(multicast, 3) -> [destinations, any, send_options];
 kinds(multi_call, 4) -> [nodes, name, any, time];
 kinds(call, 3) -> [any, any, statem_time];
 kinds(notify, 2) -> [manager, any];
+kinds(Wait, 1) when Wait =:= wait_response; Wait =:= receive_response -> [request];
 kinds(Wait, 2) when Wait =:= wait_response; Wait =:= receive_response -> [request, deadline];
 kinds(Wait, 3) when Wait =:= wait_response; Wait =:= receive_response ->
     [requests, deadline, boolean];
@@ -85,6 +93,7 @@ kinds(close, 1) -> [pid].
 -spec is_right(kind(), term()) -> boolean().
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
+is_right(applications, Value) -> is_list_of(fun trunkline_beams:is_adoptable/1, Value);
 is_right(nodes, Value) -> is_list_of(fun is_atom/1, Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
@@ -170,6 +179,7 @@ text(atom) -> "not an atom";
 text(list) -> "not a list";
 text(proper_list) -> "not a list";
 text(server_name) -> "invalid server name";
+text(applications) -> "not a list of applications that can be adopted";
 text(node) -> "not a node";
 text(other_node) -> "not another node";
 text(nodes) -> "not a list of nodes";

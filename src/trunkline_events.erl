@@ -24,8 +24,6 @@
 -export([table/0, start/0, start_link/0, are_wanted/0, execute/3, tell/3, connection/1, dropped/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([name/0]).
-
 -type name() :: [atom(), ...].               % without `trunkline'
 -type measurements() :: #{atom() => number()}.
 -type metadata() :: #{atom() => term()}.

@@ -33,7 +33,7 @@ peer(Node) ->
 %% drained it, or the two are still agreeing.
 -spec whether_up(node()) -> up | stopped | noconnection | no_trunkline | drained | opening.
 whether_up(Node) ->
-    IsConnected = lists:member(Node, nodes(connected)),
+    IsConnected = trunkline_process:is_connected(Node),
     case is_running() andalso trunkline_peers:lookup(Node) of
         false -> stopped;
         _ when not IsConnected -> noconnection;

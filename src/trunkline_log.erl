@@ -14,8 +14,6 @@
 
 -export([show/0, write/2, text/1]).
 
--export_type([what/0, data/0, report/0]).
-
 -type what() :: up | down | suspended | resumed
               | lost | unconfirmed | lanes_ended | lanes_killed
               | no_connection | refused | missing_applications | adopted | not_adopted

@@ -10,7 +10,7 @@
 
 -export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
 
--export_type([options/0, entry/0, type/0]).
+-export_type([options/0, type/0]).
 
 -type options() ::
         #{lanes := 1..64,

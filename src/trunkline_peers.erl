@@ -7,7 +7,7 @@
 -moduledoc false.
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         takes_turns/1, is_suspended/1, is_audience/1, audience/0, has_spoken/1, states/0,
+         takes_turns/1, is_suspended/1, is_audience/1, has_spoken/1, states/0,
          of_link/1, monitor_connections/0, connection_of/1, connection/1, connections/0]).
 
 -export_type([peer/0, state/0, connection/0]).
@@ -99,10 +99,6 @@ of_link(Link) ->
 -spec is_audience(node()) -> boolean().
 is_audience(Node) ->
     not lists:member(Node, nodes(hidden)) orelse has_spoken(Node).
-
-%% All connected nodes for which is_audience/1 holds.
--spec audience() -> [node()].
-audience() -> nodes() ++ lists:filter(fun has_spoken/1, nodes(hidden)).
 
 %% OTP numbers connections since release 25.1. On older releases each lookup returns another value.
 -spec monitor_connections() -> ok.

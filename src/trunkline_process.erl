@@ -11,7 +11,9 @@
 -moduledoc false.
 
 -export([start/1, start_all/1, ask/4, label/1, other/3, system/4, unexpected/2]).
--export([outlive/1, monitor_connected/1, is_on_heap/1, is_heap_limited/0]).
+-export([outlive/1, resume/1, is_on_heap/1, is_heap_limited/0]).
+-export([is_connected/1, monitor_connected/1, send_connected/2]).
+-export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
@@ -121,6 +123,17 @@ format_status(_, [_, Status, Parent, _, {Loop, _}]) ->
     [{header, lists:concat(["Status for ", Module])},
      {data, [{"Status", Status}, {"Parent", Parent}]}].
 
+%% For format_status/1 of processes that have users' data: what may be shown of the state, and no
+%% messages.
+-spec without_data(fun((State :: term()) -> Shown :: term()), gen_server:format_status()) ->
+          gen_server:format_status().
+without_data(Shown, Status) ->
+    maps:map(fun(state, State) -> Shown(State);
+                (message, _) -> not_shown;
+                (log, _) -> [];
+                (_, Value) -> Value
+             end, Status).
+
 %% --- other messages -----------------------------------------------------------------
 
 %% The calling process, which runs Module, has received this message and ignores it.
@@ -154,6 +167,24 @@ outlive(Pid) ->
         error:badarg -> ok
     end.
 
+%% Resumes a process that the calling one has suspended. (It may have ended already.)
+-spec resume(pid()) -> ok.
+resume(Pid) ->
+    try erlang:resume_process(Pid) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
+
+-spec is_connected(node()) -> boolean().
+is_connected(Node) -> lists:member(Node, nodes(connected)).
+
+%% Sends a message that is lost if the nodes are not connected.
+-spec send_connected(pid() | reference() | {atom(), node()}, Message :: term()) -> ok.
+send_connected(To, Message) ->
+    _ = erlang:send(To, Message, [noconnect]),
+    ok.
+
 %% Monitors a process at another node only if the nodes are connected. A monitor would connect
 %% them, and a node that has just been disconnected on purpose must not come back because of that.
 %% (There is no option to prevent it: if the connection is lost right here, it is made again.)
@@ -163,7 +194,7 @@ monitor_connected(Object) ->
                {_, At} -> At;
                _ -> node(Object)
            end,
-    case lists:member(Node, nodes(connected)) of
+    case is_connected(Node) of
         true -> monitor(process, Object);
         false -> noconnection
     end.

@@ -9,7 +9,7 @@
 -export([new/1, add/4, put/4, clear/2, get/3, sum/2, lost/1, peak/4, observe/4, read/2]).
 -export([fields/0, histograms/0, lanes/1]).
 
--export_type([stats/0, scope/0, field/0, metric/0, histogram/0, lost/0]).
+-export_type([stats/0, scope/0, field/0, histogram/0, lost/0]).
 
 -opaque stats() :: counters:counters_ref().
 -type scope() :: peer | {lane, pos_integer()}.

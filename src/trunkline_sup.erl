@@ -8,7 +8,8 @@
 %%      │         ├── trunkline_lane, linked, one or more, and its writers
 %%      │         ├── trunkline_trunk, linked, and its carriers
 %%      │         ├── trunkline_inlet, linked, one for each lane of the peer
-%%      │         └── trunkline_dock, linked, and its receivers
+%%      │         ├── trunkline_dock, linked
+%%      │         └── trunkline_speaker, linked
 %%      ├── trunkline_links
 %%      ├── trunkline_listener
 %%      ├── trunkline_inboxes

@@ -5,11 +5,11 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
--export([trunkline/1, erpc/1, inbox/1, gen/1, gen_server/1, gen_statem/1, gen_event/1]).
+-export([trunkline/1, erpc/1, inbox/1, gen/1, gen_server/1, gen_statem/1, gen_event/1, adopt/1]).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
-all() -> [trunkline, erpc, inbox, gen, gen_server, gen_statem, gen_event].
+all() -> [trunkline, erpc, inbox, gen, gen_server, gen_statem, gen_event, adopt].
 
 init_per_suite(Config) ->
     {A, B} = cluster:pair([]),
@@ -112,7 +112,7 @@ gen_statem(Config) ->
                   Args = [{silent, Node}, ?SOME],
                   Response = M:send_request({no_such_name, Node}, x),
                   [{call, Args}, {call, Args ++ [20]}, {cast, Args},
-                   {wait_response, [{just, Response}]}, {receive_response, [{just, Response}]}
+                   {wait_response, [Response]}, {receive_response, [Response]}
                    | requests(Args, M)]
           end).
 
@@ -128,6 +128,12 @@ gen_event(Config) ->
                       ++ [{which_handlers, [To]},
                           {call, [{silent, Node}, {just, handler}, ?SOME, 20]}
                           | requests([{silent, Node}, {just, handler}, ?SOME], M)]
+          end).
+
+adopt(Config) ->
+    named(Config, trunkline_adopt,
+          fun(_, _) -> [{check, []}, {report, [[]]}, {load, [[]]},
+                           {write, [[], {just, "no_such_folder/x"}]}]
           end).
 
 %% Every badarg of that module names the argument that is odd, and says something about it.

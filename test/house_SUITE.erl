@@ -1,6 +1,6 @@
 %% The shape of the source: which folder of src/ may call which, that no modules call each other
-%% in a circle, and that lines are short. What is allowed all the same stands in `exceptions/0', with
-%% the reason.
+%% in a circle, and that lines are short. What is allowed all the same stands in `exceptions/0',
+%% with the reason.
 -module(house_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
@@ -35,8 +35,8 @@ api() ->
 %% {Caller, Called}, both modules.
 exceptions() ->
     [%% Both ends of a lane have to know requests. An inlet is the agent of those that it delivers;
-     %% what is for an opener may be a function to execute, or an exit signal; and what a lane leaves
-     %% behind may be a request whose caller waits.
+     %% what is for an opener may be a function to execute, or an exit signal; and what a lane
+     %% leaves behind may be a request whose caller waits.
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_monitors},
      {trunkline_leftovers, trunkline_agent},

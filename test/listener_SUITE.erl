@@ -855,7 +855,7 @@ no_port(_) ->
                         {[{bulk_transport, dist}], [{bulk_transport, dist}]}]).
 
 %% Invitations that lead nowhere: a port where nobody is, one that drops what
-%% comes, one where nobody ever says anything, one that closes.
+%% comes, one where nobody ever says anything, one that closes. The log says what to do.
 unreachable_port(_) ->
     {ok, Nobody} = gen_tcp:listen(0, []),
     {ok, NobodysPort} = inet:port(Nobody),
@@ -865,9 +865,10 @@ unreachable_port(_) ->
     {ok, SilentPort} = inet:port(Silent),
     {Closing, ClosingPort} = answering(fun(S) -> gen_tcp:close(S) end),
     lists:foreach(
-      fun({Why, Port, Sizes}) ->
+      fun({Why, Port, Sizes, Advice}) ->
               {A, B} = misled_pair(Why, Port, 5),
               exchange:both_ways(A, B, Sizes),
+              cluster:await(fun() -> is_logged(A, Advice) end),
               ?assertEqual({{distribution, 0}, {distribution, 0}},
                            {exchange:by(A, B), exchange:by(B, A)}),
               ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
@@ -877,16 +878,23 @@ unreachable_port(_) ->
               exchange:await_connection(A, B),
               exchange:both_ways(A, B),
               cluster:stop_all([A, B])
-      end, [{nobody, NobodysPort, ?ALL_SIZES}, {full, FullPort, [1, 70_000, 2]},
-          {silent, SilentPort, [1, 700_000, 2]}, {closing, ClosingPort, [1, 70_000, 2]}]),
+      end, [{nobody, NobodysPort, ?ALL_SIZES, "Nobody listens there at port "},
+            {full, FullPort, [1, 70_000, 2], "Nothing reaches port "},
+            {silent, SilentPort, [1, 700_000, 2], "Look at the log and the network of "},
+            {closing, ClosingPort, [1, 70_000, 2], "Look at the log and the network of "}]),
     Full ! stop,
     gen_tcp:close(Silent),
     Closing ! stop.
+
+is_logged(Node, Words) ->
+    Texts = [Text || {_, warning, Text} <- cluster:call(Node, ?MODULE, logged, [])],
+    lists:any(fun(Text) -> string:find(Text, Words) =/= nomatch end, Texts) orelse Texts.
 
 %% The attempt to connect has five seconds; messages do not wait for it. (A machine that
 %% is slow may have been so slow with one of them, and with the next one not.)
 misled_pair(Why, Port, Tries) ->
     {A, B} = cluster:pair([?KEPT]),
+    ok = cluster:call(A, ?MODULE, install_log, []),
     ok = misled(A, Port),
     ok = misled(B, Port),
     Start = now_ms(),

@@ -16,8 +16,6 @@
 -export([start/2, send/2]).
 -export([loop/1]).
 
--export_type([settings/0]).
-
 -type settings() :: #{transport := auto | tcp | tls,
                       timeout := pos_integer(),        % ms
                       is_far := boolean() | unknown,

@@ -58,8 +58,6 @@
 -define(VALID, 60_000).              % longer than an invitation is valid at the listener
 %% Bytes.
 -define(MUCH, 1 bsl 20).
-%% Frames that are read from a socket before this process asks for more (see trunkline_inlet).
--define(FRAMES, 1000).
 -define(IS_LANE(Lane, S), is_integer(Lane), Lane > 0, Lane =< tuple_size((S)#dock.inlets)).
 
 -spec start_link(Inlets :: [pid()], trunkline_stats:stats()) -> pid().
@@ -77,7 +75,7 @@ start_link(Inlets, Stats) ->
 -spec fragment(pid(), pid() | {Trunk :: pid(), Number :: pos_integer()},
                trunkline_fragments:fragment()) -> ok.
 fragment(Dock, Name, {Id, Size, Offset, _, Data}) ->
-    tell(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}).
+    trunkline_process:send_connected(Dock, {fragment, Name, Id, Size, Offset, whole(Data)}).
 
 whole([Binary]) -> Binary;
 whole(Data) -> iolist_to_binary(Data).
@@ -85,11 +83,11 @@ whole(Data) -> iolist_to_binary(Data).
 %% Asks how many fragments of that carrier have arrived. The calling trunk gets
 %% {cut, Carrier, Received}.
 -spec cut(pid(), carrier()) -> ok.
-cut(Dock, Carrier) -> tell(Dock, {cut, self(), Carrier}).
+cut(Dock, Carrier) -> trunkline_process:send_connected(Dock, {cut, self(), Carrier}).
 
 %% The trunk has had that answer.
 -spec forget(pid(), carrier()) -> ok.
-forget(Dock, Carrier) -> tell(Dock, {forget, Carrier}).
+forget(Dock, Carrier) -> trunkline_process:send_connected(Dock, {forget, Carrier}).
 
 %% --- the process ----------------------------------------------------------------
 
@@ -113,11 +111,11 @@ handle_cast(Unexpected, S) ->
               | {stop, {shutdown, link}, #dock{}}.
 handle_info({fragment, Carrier, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Carrier), ?IS_LANE(Lane, S), is_binary(Data) ->
-    tell(Carrier, {taken, self()}),
+    trunkline_process:send_connected(Carrier, {taken, self()}),
     {noreply, fragment(Carrier, Id, Size, Offset, Data, S)};
 handle_info({fragment, {Trunk, N}, {Lane, _} = Id, Size, Offset, Data}, S)
   when is_pid(Trunk), is_integer(N), ?IS_LANE(Lane, S), is_binary(Data) ->
-    tell(Trunk, {taken, self()}),
+    trunkline_process:send_connected(Trunk, {taken, self()}),
     case maps:get(Trunk, S#dock.received, 0) of
         Before when N =:= Before + 1 ->
             {noreply, fragment(Trunk, Id, Size, Offset, Data, S)};
@@ -139,7 +137,8 @@ handle_info({socket, Token, Transport, Socket},
   when is_map_key(Token, Invited) ->
     S1 = S#dock{invited = maps:remove(Token, Invited),
                 connections = Connections#{Socket => {Transport, Token}}},
-    {noreply, case Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES) of
+    {noreply, case Transport:frames(Socket, trunkline_wire:longest_frame(),
+                                    trunkline_wire:at_a_time()) of
                   ok -> S1;
                   {error, _} -> closed(Socket, S1)
               end};
@@ -184,7 +183,7 @@ event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
     end;
 event({passive, Transport, Socket}, _, #dock{connections = Connections} = S) ->
     _ = is_map_key(Socket, Connections)
-        andalso Transport:more(Socket, ?FRAMES),       % if it cannot, it is closed
+        andalso Transport:more(Socket, trunkline_wire:at_a_time()),      % or it is closed
     S;
 event({closed, Socket}, _, S) ->
     closed(Socket, S);
@@ -237,21 +236,15 @@ arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
 
 %% Tells the final count of a carrier. A trunk that does not resume sessions does not ask again.
 tell_count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
-    tell(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
+    trunkline_process:send_connected(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
     case trunkline_peers:can(node(Trunk), resume) of
         true -> S;
         false -> S#dock{received = maps:remove(Carrier, Received)}
     end.
 
-tell(Pid, What) ->
-    _ = erlang:send(Pid, What, [noconnect]),
-    ok.
-
 %% Keeps the users' data out of all reports.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
-    maps:map(fun(state, #dock{connections = Connections}) -> {dock, maps:size(Connections)};
-                (message, _) -> not_shown;
-                (log, _) -> [];
-                (_, Value) -> Value
-             end, Status).
+    trunkline_process:without_data(fun(#dock{connections = Connections}) ->
+                                           {dock, maps:size(Connections)}
+                                   end, Status).

@@ -36,7 +36,6 @@
 %% ms
 -define(PATIENCE, 200).              % until fragments go by the distribution meanwhile
 -define(QUIET, 1000).
--define(FAR_AT_ONCE, 4).
 -define(MORE, 5).                    % of too much to send, before more connections are made
 %% Bytes of a large message that a connection to a far peer gets at once: the message
 %% should use all connections.
@@ -203,8 +202,7 @@ count(Parcel, #trunk{stats = Stats}) ->
 
 ready(Pid, Token, CongestionControl,
       #trunk{opening = Opening, carriers = Carriers, stats = Stats} = S) ->
-    <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
-    trunkline_stats:put(Stats, peer, bulk_congestion_control, Name),
+    ok = trunkline_connection:show(Stats, bulk_congestion_control, CongestionControl),
     %% Fragments need no longer go by the distribution.
     Others = maps:remove(self(), Carriers),
     Carrier = #carrier{name = Token},
@@ -308,7 +306,7 @@ more(S) ->
 %% Making a connection takes three round trips: to a far peer several are made at a time.
 more_connections(Connections, S) ->
     case is_far(S) of
-        true -> min(max(?FAR_AT_ONCE, Connections), most(S) - Connections);
+        true -> min(trunkline_connection:more(Connections), most(S) - Connections);
         false -> 1
     end.
 
@@ -330,13 +328,7 @@ open(#trunk{dock = Dock, options = Options} = S) ->
 
 is_far(#trunk{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
-%% A connection has at most 4 MB under way (Linux), and with loss-based congestion control
-%% much less after a packet was lost, so a far peer needs several.
-most(#trunk{options = #{far_connections := Far, bulk_connections := Near}} = S) ->
-    case is_far(S) of
-        true -> max(Far, Near);
-        false -> Near
-    end.
+most(#trunk{options = Options} = S) -> trunkline_connection:most(is_far(S), Options).
 
 connections(#trunk{carriers = Carriers}) -> map_size(maps:remove(self(), Carriers)).
 
@@ -351,8 +343,7 @@ may_connect(#trunk{retry = Retry}) -> trunkline_retry:may(Retry).
 
 not_connected(Reason, #trunk{retry = Retry, node = Node, carriers = Carriers} = S) ->
     trunkline_retry:is_first(Retry) andalso map_size(Carriers) =:= 0
-        andalso Reason =/= {shutdown, noconnection} andalso
-        trunkline_log:write(no_connection, #{peer => Node, cargo => large, reason => Reason}),
+        andalso trunkline_connection:not_made(Reason, Node, large),
     S#trunk{retry = trunkline_retry:failed(Retry)}.
 
 %% One connection less. If no carrier is left, fragments start to wait for one again.
@@ -420,8 +411,6 @@ show(#trunk{carriers = Carriers, stats = Stats} = S) ->
 %% Keeps the users' data out of all reports.
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->
-    maps:map(fun(state, #trunk{node = Node, carriers = Carriers}) -> {Node, maps:keys(Carriers)};
-                (message, _) -> not_shown;
-                (log, _) -> [];
-                (_, Value) -> Value
-             end, Status).
+    trunkline_process:without_data(fun(#trunk{node = Node, carriers = Carriers}) ->
+                                           {Node, maps:keys(Carriers)}
+                                   end, Status).

@@ -16,7 +16,8 @@
 -module(trunkline_connection).
 -moduledoc false.
 
--export([settings/2, is_far/1, connect/3, invited/3, send/2, other/2, beat/1, pause/1, beats/1]).
+-export([settings/2, is_far/1, most/2, more/1, show/3, connect/3, invited/3, not_made/3]).
+-export([send/2, other/2, beat/1, pause/1, beats/1]).
 
 -export_type([connection/0, settings/0]).
 
@@ -32,6 +33,7 @@
                         congestion_control := binary(),
                         must_beat := boolean()}.
 
+-define(AT_ONCE, 4).
 %% ms
 -define(INVITE, 5000).
 -define(CONNECT, 5000).
@@ -56,6 +58,23 @@ settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
 %% Whether the link has found the peer to be far.
 -spec is_far(trunkline_stats:stats()) -> boolean().
 is_far(Stats) -> trunkline_stats:get(Stats, peer, far) =:= 1.
+
+%% How many connections there may be, at most. One has at most 4 MB under way (Linux), and with
+%% loss-based congestion control much less after a packet was lost, so a far peer needs several.
+-spec most(IsFar :: boolean(), trunkline_options:options()) -> pos_integer().
+most(true, #{far_connections := Far, bulk_connections := Near}) -> max(Far, Near);
+most(false, #{bulk_connections := Near}) -> Near.
+
+%% How many more to make to a far peer that has so many. To make one takes three round trips, so
+%% several are made at a time.
+-spec more(non_neg_integer()) -> pos_integer().
+more(Connections) -> max(?AT_ONCE, Connections).
+
+%% The counter of a congestion control has the first eight bytes of its name (see trunkline_info).
+-spec show(trunkline_stats:stats(), atom(), CongestionControl :: binary()) -> ok.
+show(Stats, Field, CongestionControl) ->
+    <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
+    trunkline_stats:put(Stats, peer, Field, Name).
 
 %% To is the process at the peer that gives the invitation. Owner is the process there that reads
 %% what the connection carries; or, if To is a dock, the trunk here that wants the connection.
@@ -83,8 +102,17 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
 -spec invited(Connecting :: pid(), reference(),
               {ok, trunkline_listener:invitation()} | {error, term()}) -> ok.
 invited(Connecting, Ref, Invitation) ->
-    _ = erlang:send(Connecting, {invitation, Ref, Invitation}, [noconnect]),
-    ok.
+    trunkline_process:send_connected(Connecting, {invitation, Ref, Invitation}).
+
+%% Logs for which reason a process that called connect/3 has ended. That the nodes are not connected
+%% is no news.
+-spec not_made(Reason :: term(), node(), Cargo :: batches | large) -> ok.
+not_made({shutdown, noconnection}, _, _) ->
+    ok;
+not_made({shutdown, Reason}, Peer, Cargo) ->
+    not_made(Reason, Peer, Cargo);
+not_made(Reason, Peer, Cargo) ->
+    trunkline_log:write(no_connection, #{peer => Peer, cargo => Cargo, reason => Reason}).
 
 use(Node, #{address := Address, port := Port, transport := Name} = Invitation, Settings) ->
     %% Never plaintext beside TLS, whatever the peer says.

@@ -20,8 +20,6 @@
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
 -export([distribution/1, received/1, round_trip/1, accepts/1, offered/0, is_own/1]).
 
--export_type([settings/0]).
-
 -type settings() :: #{timeout := pos_integer(),               % ms
                       cargo => batches | large,               % on the sending side
                       congestion_control => atom()}.

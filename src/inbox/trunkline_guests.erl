@@ -26,7 +26,7 @@
 -export([new/0, met/4, named/3, changed/2, ended/2, down/2, speaks_of/3]).
 -export([due/1, told/3, monitored/3, is_away/2, who_knows/2]).
 
--export_type([guests/0, visit/0, news/0]).
+-export_type([guests/0, visit/0]).
 
 -type visit() :: reference().
 -type inbox() :: pid().

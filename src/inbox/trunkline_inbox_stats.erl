@@ -7,7 +7,7 @@
 
 -export([new/0, passed/2, show/3, times/1, level/1, read/1, sum/1, fields/0, histogram/0]).
 
--export_type([stats/0, values/0]).
+-export_type([stats/0]).
 
 -opaque stats() :: counters:counters_ref().
 -type values() :: #{queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),

@@ -343,7 +343,7 @@ init([]) ->
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Inbox, Work, Stats, Server}, _, S) ->
-    {reply, ok, own(Inbox, #own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
+    {reply, ok, own(#own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
     {reply, case Accounts of
                 #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
@@ -395,7 +395,7 @@ handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
 handle_info({register, Inbox, Work, Stats, Server}, S) ->
-    {noreply, own(Inbox, #own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
+    {noreply, own(#own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
 handle_info({inboxes, Visit, Host, Inboxes}, S) when is_reference(Visit), is_pid(Host) ->
     {noreply, heard(Host, Visit, Inboxes, S)};
 handle_info({visiting, Visit, Node}, #state{guests = Guests} = S) when is_reference(Visit) ->
@@ -467,7 +467,7 @@ refresh_timer(S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-own({Keeper, Name, Policy, _} = Inbox, Own, #state{guests = Guests} = S) ->
+own(#own{inbox = {Keeper, Name, Policy, _} = Inbox} = Own, #state{guests = Guests} = S) ->
     true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
@@ -671,8 +671,7 @@ greeted(Node, #state{old = Old} = S) ->
     end.
 
 introduce_all(Node, #state{old = Old} = S) ->
-    All = ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}]),
-    case [Inbox || #own{inbox = Inbox} <- All] of
+    case [Inbox || #own{inbox = Inbox} <- owns()] of
         [] -> ok;
         Inboxes -> tell(Node, {introduced, Inboxes})
     end,

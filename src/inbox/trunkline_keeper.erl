@@ -1,9 +1,9 @@
 %% The process of an inbox. It receives the messages for another process, the consumer, keeps
 %% them in order and within bounds, and passes on a few at a time.
 %%
-%%     senders ──> keeper [ calls │ urgent │ others ] ── at most WORK ──> consumer
-%%                   │ ^                                                      │
-%%       credit <────┘ └──────────── more: half of them are done ─────────────┘
+%%     senders ──> keeper [ urgent │ normal ] ── at most `work' ──> consumer
+%%                   │ ^                                                │
+%%       credit <────┘ └───────── more: half of them are done ──────────┘
 %%
 %% The keeper's mailbox stays short because the keeper does nothing that takes time. The
 %% consumer's stays short because the keeper limits what it passes on (trunkline_work).
@@ -17,12 +17,10 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, open/2, info/1, infos/2]).
+-export([start_link/3, info/1, infos/2]).
 -export([init/2, loop/1]).
 
 -dialyzer({no_improper_lists, [ask/2]}).
-
--export_type([name/0, options/0, what/0]).
 
 -type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
 -type options() :: #{policy := trunkline_mail:policy(),
@@ -89,11 +87,6 @@ where(none) -> undefined;
 where({local, Name}) -> whereis(Name);
 where({global, Name}) -> global:whereis_name(Name);
 where({via, Module, Name}) -> Module:whereis_name(Name).
-
-%% Starts a keeper in front of the calling process.
--spec open(name(), options()) -> {ok, pid()} | {error, term()}.
-open(Name, Options) ->
-    start_link(Name, {process, self()}, Options).
 
 -spec info(pid()) -> map().
 info(Keeper) ->

@@ -18,7 +18,7 @@
 -export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
          take_dropped/1]).
 
--export_type([mail/0, policy/0, class/0, kind/0, item/1]).
+-export_type([mail/0, policy/0]).
 
 -type policy() :: block | reject | drop_newest | drop_oldest.
 -type class() :: urgent | normal.
@@ -29,8 +29,7 @@
 -type queues() :: {queue:queue(numbered(any())), queue:queue(numbered(any()))}.
 
 -record(mail,
-        {bytes :: pos_integer(),
-         messages :: pos_integer(),
+        {bound :: {Bytes :: pos_integer(), Messages :: pos_integer()},
          policy :: policy(),
          next = 1 :: pos_integer(),
          level = 0 :: charge(),
@@ -41,7 +40,7 @@
 -opaque mail() :: #mail{}.
 
 -spec new({Bytes :: pos_integer(), Messages :: pos_integer()}, policy()) -> mail().
-new({Bytes, Messages}, Policy) -> #mail{bytes = Bytes, messages = Messages, policy = Policy}.
+new(Bound, Policy) -> #mail{bound = Bound, policy = Policy}.
 
 %% Returns what had to be dropped. If the new message is not among these, it is in the queue.
 -spec in(class(), kind(), item(Any), mail()) -> {Dropped :: [item(Any)], mail()}.
@@ -131,11 +130,10 @@ set_class(normal, Queues, M) -> M#mail{normal = Queues}.
 level(#mail{level = Level}) -> Level.
 
 -spec is_full(mail()) -> boolean().
-is_full(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
-    not trunkline_gate:is_below(Level, {Bytes, Messages}).
+is_full(#mail{level = Level, bound = Bound}) -> not trunkline_gate:is_below(Level, Bound).
 
 -spec is_half_empty(mail()) -> boolean().
-is_half_empty(#mail{level = Level, bytes = Bytes, messages = Messages}) ->
+is_half_empty(#mail{level = Level, bound = {Bytes, Messages}}) ->
     trunkline_gate:bytes(Level) * 2 =< Bytes andalso trunkline_gate:messages(Level) * 2 =< Messages.
 
 %% How many messages have been dropped since the last call.

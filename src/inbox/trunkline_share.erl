@@ -35,7 +35,7 @@
 -export([new/3, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
 -export([stranger/1, is_stranger/1, is_granted/2]).
 
--export_type([share/0, source/0, window/0, credit/0]).
+-export_type([share/0, source/0, window/0]).
 
 -type charge() :: trunkline_gate:charge().
 -type milliseconds() :: integer().

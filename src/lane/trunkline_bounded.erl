@@ -3,7 +3,7 @@
 %% Most destinations do not, and sending to these should cost next to nothing extra. So an array is
 %% asked first: it counts the bounded destinations with each hash. Reading a table would cost three
 %% times as much. There are two arrays: one for the pids and names of this node, and one for all
-%% others. A node that has never heard of a bounded destination of a kind does not even have its array.
+%% others. A node that has never heard of a bounded destination of a kind does not have its array.
 %%
 %%     how many have this hash? ── none ──> send as usual
 %%         │ some

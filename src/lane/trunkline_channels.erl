@@ -68,7 +68,6 @@
 
 %% ms
 -define(MORE, 5).                    % of too much to send, before more connections are made
--define(FAR_AT_ONCE, 4).
 %% Bytes that may wait in a writer. What is there waits for that connection, even when others have
 %% nothing to do.
 -define(FAR_BYTES, 65536).
@@ -154,10 +153,12 @@ suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
                     outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox,
                                          [distribution | Writers])}).
 
-%% There is another connection, and batches up to that number have arrived.
+%% There is another connection, and batches up to that number have arrived. (If connections could
+%% not be made, or ended, that was due to the same break.)
 -spec resume(non_neg_integer(), channels()) -> channels().
 resume(Serial, C) ->
-    #channels{table = Table} = C1 = arrived(Serial, C#channels{suspended = false}),
+    Retry = trunkline_retry:new({channels, retry}),
+    #channels{table = Table} = C1 = arrived(Serial, C#channels{suspended = false, retry = Retry}),
     Table =:= none orelse send_again(ets:first(Table), Table, C1),
     pump(C1).
 
@@ -179,8 +180,8 @@ event({channel, Pid, {written, Bytes}}, #channels{ready = Ready} = C) ->
 event({channel, Pid, {ready, CongestionControl}}, #channels{opening = Opening} = C) ->
     case lists:member(Pid, Opening) of
         true ->
-            <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
-            trunkline_stats:put(C#channels.stats, peer, lane_congestion_control, Name),
+            ok = trunkline_connection:show(C#channels.stats, lane_congestion_control,
+                                           CongestionControl),
             pump(idle(show(C#channels{opening = lists:delete(Pid, Opening),
                                       ready = C#channels.ready ++ [{Pid, #channel{}}]})));
         false ->
@@ -298,8 +299,7 @@ more(#channels{waiting = none} = C) ->
     C#channels{waiting = erlang:monotonic_time(millisecond)};
 more(#channels{waiting = Since, ready = Ready, opening = []} = C) ->
     case erlang:monotonic_time(millisecond) - Since >= ?MORE andalso is_far(C) of
-        %% Making a connection takes three round trips, so several are made at a time.
-        true -> open(max(?FAR_AT_ONCE, length(Ready)), C#channels{waiting = none});
+        true -> open(trunkline_connection:more(length(Ready)), C#channels{waiting = none});
         false -> C
     end;
 more(C) ->
@@ -320,9 +320,9 @@ open(N, #channels{ready = Ready, opening = Opening, retry = Retry} = C) ->
     end.
 
 %% The limit is for all lanes together.
-is_room(#channels{stats = Stats, options = #{far_connections := Far, bulk_connections := Near}}) ->
+is_room(#channels{stats = Stats, options = Options}) ->
     trunkline_stats:sum(Stats, connections) + trunkline_stats:sum(Stats, connecting)
-        < max(Far, Near).
+        < trunkline_connection:most(true, Options).
 
 settings(#channels{inlet = Inlet, options = #{lane_transport := Transport} = Options} = C) ->
     Settings = trunkline_connection:settings(Options, C#channels.stats),
@@ -332,9 +332,8 @@ is_far(#channels{stats = Stats}) -> trunkline_connection:is_far(Stats).
 
 %% (All lanes connect to the same place, so only the first one logs.)
 not_connected(Reason, #channels{retry = Retry, inlet = Inlet, ready = Ready} = C) ->
-    trunkline_retry:is_first(Retry) andalso Ready =:= [] andalso C#channels.ix =:= 1 andalso
-        trunkline_log:write(no_connection,
-                            #{peer => node(Inlet), cargo => batches, reason => Reason}),
+    trunkline_retry:is_first(Retry) andalso Ready =:= [] andalso C#channels.ix =:= 1
+        andalso trunkline_connection:not_made(Reason, node(Inlet), batches),
     C#channels{retry = trunkline_retry:failed(Retry)}.
 
 %% --- unused connections -------------------------------------------------------------

@@ -43,7 +43,7 @@
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
--export_type([addressee/0, go/0, answer/0]).
+-export_type([addressee/0, answer/0]).
 
 %% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
 %% distribution.
@@ -89,7 +89,7 @@ is_long_reply(Charge) ->
 are_terms_suited(Node, Stats) -> trunkline_peers:takes_turns(Node) andalso is_near(Stats).
 
 -spec is_near(trunkline_stats:stats()) -> boolean().
-is_near(Stats) -> not trunkline_distance:is_far(trunkline_stats:get(Stats, peer, round_trip)).
+is_near(Stats) -> not trunkline_connection:is_far(Stats).
 
 %% `no': it was not sent, and has to go another way: because of its size, or of the peer, or because
 %% its turn has not come.
@@ -258,8 +258,7 @@ look(Lane, Ref, Receiver, Go) ->
 not_used({no, Go}) ->
     not_used(Go);
 not_used({go, Server, {call, _, {_, [_ | {Caller, _, Agent}]}}}) ->
-    _ = erlang:send(Agent, {answered, [{Caller, Server}]}, [noconnect]),
-    ok;
+    trunkline_process:send_connected(Agent, {answered, [{Caller, Server}]});
 not_used(_) ->
     ok.
 
@@ -268,5 +267,4 @@ not_used(_) ->
 noproc(Lane, Ref) -> tell(Lane, Ref, noproc).
 
 tell(Lane, Ref, Answer) ->
-    _ = erlang:send(Lane, {answer, Ref, Answer}, [noconnect]),
-    ok.
+    trunkline_process:send_connected(Lane, {answer, Ref, Answer}).

@@ -59,10 +59,6 @@
 -define(AWAITED, 500).
 %% Until an opener is tried again when there was no process left.
 -define(AGAIN, 100).
-%% Frames that are read from a connection before this process asks for more. The window bounds
-%% what is read; and a socket that is read without a break costs much less: the runtime system then
-%% polls it within a scheduler, and not in a separate thread (see docs/lab/tried.md).
--define(FRAMES, 1000).
 %% Bytes of delivered large messages of which the lane need not be told at once.
 -define(TELL, 524288).
 
@@ -130,8 +126,7 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
 %% not been delivered although their notice has come. The question may be lost with a connection.
 -spec resume(pid(), reference()) -> ok.
 resume(Inlet, Ref) ->
-    _ = erlang:send(Inlet, {resume, Ref}, [noconnect]),
-    ok.
+    trunkline_process:send_connected(Inlet, {resume, Ref}).
 
 %% Lets the inlet deliver what has arrived, and then end with reason normal.
 -spec finish(pid()) -> ok.
@@ -207,7 +202,8 @@ loop(S) ->
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         {socket, _, Transport, Socket} ->
-            _ = Transport:frames(Socket, trunkline_wire:longest_frame(), ?FRAMES),
+            _ = Transport:frames(Socket, trunkline_wire:longest_frame(),
+                                 trunkline_wire:at_a_time()),
             loop(timer(quiet, S));
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
@@ -221,7 +217,7 @@ event({frame, Transport, Socket, Frame}, _, #inlet{stats = Stats} = S) ->
     trunkline_stats:add(Stats, peer, batches_arrived_bytes, byte_size(Frame)),
     frame({Transport, Socket}, Frame, S);
 event({passive, Transport, Socket}, _, S) ->
-    _ = Transport:more(Socket, ?FRAMES),
+    _ = Transport:more(Socket, trunkline_wire:at_a_time()),
     S;
 event({closed, _}, _, S) ->
     S;

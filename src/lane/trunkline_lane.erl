@@ -75,12 +75,10 @@
 -module(trunkline_lane).
 -moduledoc false.
 
--include("trunkline_route.hrl").
-
 -export([start_link/3, set_mode/3, way/2, drain/2, retire/2]).
 -export([init/2, loop/1]).
 
--export_type([entry/0, to/0, mode/0]).
+-export_type([entry/0, to/0]).
 
 -dialyzer({no_improper_lists,
            [loop/1, collected/5, reply/4, large_reply/5, notice/2, control/2]}).

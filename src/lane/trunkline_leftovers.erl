@@ -13,8 +13,6 @@
 
 -export([dispose/4, is_of_session/1, pass_on/3, lost/3]).
 
--export_type([how/0]).
-
 -dialyzer({no_improper_lists, [dispose/4]}).
 
 -type how() :: direct | retired | trunkline_room:lost().

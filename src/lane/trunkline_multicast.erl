@@ -19,7 +19,7 @@
 
 -export([send/3, deliver/2, entry/2, decode/1]).
 
--export_type([command/0, not_sent/0]).
+-export_type([command/0]).
 
 -dialyzer({no_improper_lists, [entry/2]}).
 

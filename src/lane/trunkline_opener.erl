@@ -38,7 +38,7 @@
 -export([start/2, deliver/2, finish/1, bytes/1]).
 -export([await/1]).
 
--export_type([address/0, parts/0, sizes/0]).
+-export_type([sizes/0]).
 
 %% The addressee, whose mailbox that is, and in which form; `nobody': no process gets the message;
 %% `executor': this process executes it; `signal': it is the reason of an exit signal.

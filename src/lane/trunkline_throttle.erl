@@ -101,7 +101,7 @@ looked_through(_, #throttle{long_terms = Terms} = T) ->
 ended(Ref, #throttle{at_bound = AtBound} = T) ->
     case maps:take(Ref, AtBound) of
         {Server, AtBound1} ->
-            _ = resume(Server),
+            ok = trunkline_process:resume(Server),
             T#throttle{at_bound = AtBound1};
         error ->
             unknown
@@ -110,13 +110,8 @@ ended(Ref, #throttle{at_bound = AtBound} = T) ->
 %% So much must be free for another reply.
 resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
     T1 = at_bound(Server, Another, BulkIx, Bound - Free, T),
-    _ = resume(Server),
+    ok = trunkline_process:resume(Server),
     T1.
-
-resume(Server) ->
-    try erlang:resume_process(Server)
-    catch error:badarg -> false
-    end.
 
 %% Suspends the server if the level is at the bound. If no process is left to wait for room, the
 %% next reply tries again. (A process that is suspended twice must be resumed twice.)

@@ -8,7 +8,7 @@
 
 -export([new/3, set/2, refresh/1, size/1]).
 
--export_type([wait_time/0, fields/0]).
+-export_type([wait_time/0]).
 
 %% The number of senders that wait now, and the sum of all waiting times (us).
 -type fields() :: {Gauge :: trunkline_stats:field(), Time :: trunkline_stats:field()}.

@@ -16,9 +16,8 @@
 hints(#{running := false, node := Node}) ->
     [text("Trunkline does not run on ~ts: all messages go by plain distribution", [Node])];
 hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
-    lists:append([Hints || Hint <- [fun lost/2, fun suspended/2, fun waits/2,
-                                   fun waits_for_inboxes/2],
-                           Hints <- [[T || Peer <- Peers, T <- Hint(Peer, Limits)]]])
+    [T || Hint <- [fun lost/2, fun suspended/2, fun waits/2, fun waits_for_inboxes/2],
+          Peer <- Peers, T <- Hint(Peer, Limits)]
         ++ [T || Inbox <- Inboxes, T <- inbox(Inbox)]
         ++ [T || Hint <- [fun by_distribution/2, fun sent_again/2, fun plain/2],
                  Peer <- Peers, T <- Hint(Peer, Limits)]

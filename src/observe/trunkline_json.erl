@@ -5,8 +5,6 @@
 
 -export([encode/1]).
 
--export_type([value/0]).
-
 %% Binaries are text in UTF-8. Keys and other atoms become strings.
 -type value() :: #{atom() | binary() => value()} | [value()] | number() | binary() | boolean()
                | undefined | atom().

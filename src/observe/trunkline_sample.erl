@@ -11,7 +11,7 @@
 
 -export([take/1, here/0, view/2]).
 
--export_type([sample/0, view/0, peer/0, lane/0, inbox/0]).
+-export_type([sample/0, view/0]).
 
 -type sample() :: #{node := node(), at := integer(),               % us, monotonic
                     time := integer(),                             % ms, system time

@@ -11,7 +11,7 @@
 
 -export([lines/3, help/1, are_options/1, sorts/1, short/1, bytes/1, time/1, name/2]).
 
--export_type([settings/0, show/0, sort/0]).
+-export_type([show/0, sort/0]).
 
 -type show() :: peers | lanes | inboxes.
 -type sort() :: name | atom().
@@ -259,7 +259,7 @@ time(T) -> text("~.1fs", [T / 1_000_000]).
 
 %% The name of an inbox, or its pid.
 -spec name(atom(), pid()) -> string().
-name(Name, _) when Name =/= undefined, Name =/= none -> atom_to_list(Name);
-name(_, Pid) -> pid_to_list(Pid).
+name(undefined, Pid) -> pid_to_list(Pid);
+name(Name, _) -> atom_to_list(Name).
 
 text(Format, Args) -> lists:flatten(io_lib:format(Format, Args)).

@@ -15,8 +15,6 @@
 
 -export([write/2, build/3, main/1]).
 
--export_type([result/0]).
-
 %% `written' are the modules that the directory has now, `compiled' those that were made just now.
 -type result() :: #{written := [module()],
                     compiled := [module()],

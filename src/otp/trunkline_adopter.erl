@@ -62,7 +62,8 @@ init(Names) ->
     All = lists:usort(Names ++ persistent_term:get(?MODULE, [])),
     {ok, timer(look(#state{names = All}))}.
 
--spec handle_call(term(), gen_server:from(), #state{}) -> {reply, status(), #state{}}.
+-spec handle_call(term(), gen_server:from(), #state{}) ->
+          {reply, status() | {error, badarg}, #state{}}.
 handle_call({adopt, New}, _, #state{names = Names} = State) ->
     All = lists:usort(Names ++ New),
     ok = persistent_term:put(?MODULE, All),
@@ -71,7 +72,9 @@ handle_call({adopt, New}, _, #state{names = Names} = State) ->
     {reply, status(State1), State1};
 handle_call(status, _, State) ->
     State1 = look(State),                    % the status must be up to date
-    {reply, status(State1), State1}.
+    {reply, status(State1), State1};
+handle_call(_, _, State) ->
+    {reply, {error, badarg}, State}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast(Message, State) ->

@@ -13,7 +13,7 @@
 -export([is_name/1, is_adoptable/1, is_otp/1, application/1, modules/1]).
 -export([adopt/1, load/1, is_free/1, look/1, adopted/0, stock/1, mark/1, each/2]).
 
--export_type([name/0, stock/0, changed/0, problem/0, look/0, found/0]).
+-export_type([name/0, stock/0, problem/0]).
 
 %% An application of OTP is accepted only if it is named as such.
 -type name() :: atom() | {otp, atom()}.

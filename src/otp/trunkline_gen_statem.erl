@@ -145,7 +145,7 @@ Waits for the response to a request without a limit in time, as `gen_statem:wait
 -doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id()) -> response().
 wait_response(RequestId) ->
-    trunkline_call:wait_response(RequestId, infinity).
+    ?NAMED(badarg, [RequestId], trunkline_call:wait_response(RequestId, infinity)).
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as

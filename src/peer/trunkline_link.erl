@@ -29,8 +29,6 @@
 -export([start_link/2, notify/2, leave/1, drain/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
--export_type([event/0]).
-
 -type event() :: {nodeup, trunkline_peers:connection()} | nodedown
                | connect                        % a lane has a message for a node that is down
                | leave                          % end, once everything is delivered
@@ -753,7 +751,7 @@ stand_in(_, #link{route = none, stand_in = none} = D) ->
     D;
 stand_in(State, #link{inlets = [], stand_in = none} = D)
   when State =:= down; State =:= holding; State =:= opening ->
-    D#link{stand_in = trunkline_stand_in:start(self())};
+    D#link{stand_in = trunkline_stand_in:start()};
 stand_in(_, #link{stand_in = none} = D) ->
     D;
 stand_in(State, #link{inlets = [_ | _] = Inlets, stand_in = StandIn} = D)

@@ -68,7 +68,7 @@ handle_call(_, _, Options) ->
 
 -spec handle_cast(term(), state()) -> {noreply, state()}.
 handle_cast({forget, Node}, Options) ->
-    lists:member(Node, nodes(connected)) orelse trunkline_link_sup:forget(Node),
+    trunkline_process:is_connected(Node) orelse trunkline_link_sup:forget(Node),
     {noreply, Options};
 handle_cast(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),

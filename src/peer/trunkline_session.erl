@@ -118,7 +118,7 @@
 -export([new/1, step/2]).
 -export([phase/1, peer/1, agreement/1, capabilities/1]).
 
--export_type([session/0, phase/0, event/0, effect/0, shape/0, request/0, what/0, role/0, timer/0]).
+-export_type([session/0, phase/0, event/0, role/0]).
 
 -type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
                | drained | ended.
@@ -235,10 +235,10 @@
          mode = hold :: hold | direct | absent | send,
          is_ready = true :: boolean(),
          opening = none :: none | reference(),
-         opened = none :: none | {Inlets :: [pid()], Dock :: pid() | none},
+         opened = none :: none | {Inlets :: [pid()], Dock :: pid()},
          %% The peer's lanes, and our inlets for them.
          wanted = none :: none | {reference(), [pid()]},
-         inlets = none :: none | {[pid()], Dock :: pid() | none},
+         inlets = none :: none | {[pid()], Dock :: pid()},
          is_finishing = false :: boolean(),          % inlets of earlier sessions are left
          %% Goodbyes that have not been answered: ours, and the peer's.
          ours = none :: none | reference(),

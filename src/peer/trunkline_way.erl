@@ -24,7 +24,7 @@
 
 -export([new/0, look/3]).
 
--export_type([way/0, sample/0]).
+-export_type([way/0]).
 
 -type milliseconds() :: integer().
 %% The bytes sent to the peer either way, and the kernel's figures for the distribution's connection

@@ -38,13 +38,11 @@
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
 -export([await/1]).
 
--export_type([agent/0, tag/0, request/0]).
+-export_type([agent/0, request/0]).
 
 -dialyzer({no_improper_lists, [address/2, ask/6]}).
 
-%% The tag in From, beside the caller's pid.
--type tag() ::
-          nonempty_improper_list(nonempty_improper_list(alias, Lane :: reference()), request()).
+%% The tag in From, beside the caller's pid, is [[alias | Lane] | Request].
 -type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 -record(server,
         {monitor :: reference(),
@@ -349,7 +347,7 @@ direct({call, Server, Pid, Caller, Label}, Message, Node) ->
     Sender = self(),
     Sent = make_ref(),
     Ask = fun() -> ask(Object, Label, Pid, Caller, Message, fun() -> Sender ! Sent end) end,
-    case lists:member(Node, nodes(connected))
+    case trunkline_process:is_connected(Node)
         andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
         {ok, {_, Monitor}} ->
             %% The request keeps its place among the messages of the calling process.
@@ -364,7 +362,7 @@ direct({call, Server, Pid, Caller, Label}, Message, Node) ->
     end;
 direct({apply, nobody, Leader}, {M, F, A}, Node) ->
     %% The function runs with the caller's group leader. (This must not make another connection.)
-    _ = lists:member(Node, nodes(connected)) andalso cast_for(Leader, Node, M, F, A),
+    _ = trunkline_process:is_connected(Node) andalso cast_for(Leader, Node, M, F, A),
     ok;
 direct({exit, _, _} = Command, Reason, Node) ->
     trunkline_exit:direct(Command, Reason, Node);
@@ -378,7 +376,7 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
                              end,
                    Caller ! trunkline_command:wrap({reply, Caller}, Outcome)
            end,
-    case lists:member(Node, nodes(connected))
+    case trunkline_process:is_connected(Node)
         andalso trunkline_process:start(fun() -> spawn(Call) end) of
         {ok, _} ->
             ok;
@@ -387,17 +385,18 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
             ok
     end;
 direct({reply, Caller}, Message, _) ->
-    tell(Caller, trunkline_command:wrap({reply, Caller}, Message));
+    trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
 direct({reply, Caller, _}, Message, _) ->
-    tell(Caller, trunkline_command:wrap({reply, Caller}, Message));
+    trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
 direct({down, Server, Caller}, Reason, _) ->
-    tell(Caller, trunkline_command:wrap({down, Server, Caller}, Reason));
+    trunkline_process:send_connected(Caller,
+                                     trunkline_command:wrap({down, Server, Caller}, Reason));
 direct({ended, Object, _, Ref}, Reason, _) ->
-    tell(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
+    trunkline_process:send_connected(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
 direct({tell, Pid}, Message, _) when is_pid(Pid) ->
-    tell(Pid, Message);
+    trunkline_process:send_connected(Pid, Message);
 direct({tell, Name}, Message, Node) ->
-    tell({Name, Node}, Message);
+    trunkline_process:send_connected({Name, Node}, Message);
 direct(_, _, _) ->
     ok.
 
@@ -432,10 +431,6 @@ pass_on(none, Caller, _, Reply, Node) ->
     direct({reply, Caller}, Reply, Node);
 pass_on(Route, Caller, {Pid, Server}, Reply, _) ->
     trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server).
-
-tell(To, Message) ->
-    _ = erlang:send(To, Message, [noconnect]),
-    ok.
 
 %% The calling process makes the cast, because it may be impossible to start another process.
 cast_for(Leader, Node, M, F, A) ->

@@ -21,7 +21,7 @@
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
 -export([watch/2, submit/6]).
 
--export_type([request_id/0, request_id_collection/0, response/0, who/0]).
+-export_type([request_id/0, request_id_collection/0]).
 
 -dialyzer({no_improper_lists, [call_lane/5, reply_or/2, send_plain/4]}).
 %% These also take OTP's own ids, and arguments that are not valid.

@@ -31,15 +31,6 @@
 -export([start/2, run/2, is_done/2]).
 -export([execute_call/4, is_by_lane/2]).
 
--export_type([outcome/0]).
-
-%% As erpc:multicall/5 returns it.
--type outcome() :: {ok, term()}
-                 | {throw, term()}
-                 | {exit, {exception, Reason :: term()} | {signal, Reason :: term()}}
-                 | {error,
-                    {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
-
 %% More arguments than a function can have.
 -define(MAX_ARITY, 255).
 

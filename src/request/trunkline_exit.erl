@@ -90,7 +90,7 @@ signal(Sender, Pid, Reason) ->
                     [{trap_exit, false}, _] -> erlang:exit(Pid, Reason);
                     undefined -> ended
                 end,
-            resume(Pid)
+            trunkline_process:resume(Pid)
     catch
         error:badarg -> ok                   % it has ended
     end,
@@ -98,19 +98,12 @@ signal(Sender, Pid, Reason) ->
     _ = process_flag(priority, Priority),
     ok.
 
-resume(Pid) ->
-    try erlang:resume_process(Pid) of
-        true -> ok
-    catch
-        error:badarg -> ok                   % it has ended
-    end.
-
 %% Called by the lane, at the sender's node, when there is no session any more, or the peer has
 %% another release.
 -spec direct(trunkline_command:exit(), Reason :: term(), node()) -> ok.
 direct({exit, Pid, Sender}, Reason, Node) ->
     %% (This must not make another connection.)
-    case lists:member(Node, nodes(connected)) of
+    case trunkline_process:is_connected(Node) of
         true -> direct(Pid, Sender, Reason, Node);
         false -> ok
     end.

@@ -14,8 +14,6 @@
 
 -export([each/5]).
 
--export_type([way/0]).
-
 %% The process that waits returns its result as its exit reason.
 -dialyzer({nowarn_function, wait/3}).
 

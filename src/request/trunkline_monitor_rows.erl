@@ -17,7 +17,7 @@
 
 -export([create/0, delete/0, give_away/1, size/0, foldl/2, lost/0]).
 -export([enter/3, lookup/1, leave/2, of_caller/1, of_session/1, move/3, node_of/1]).
--export([down/4, ended/5, ended_before/3, forgotten/2, is_plain/3, reason/3, witness/2]).
+-export([down/4, ended/4, ended_before/3, forgotten/2, is_plain/2, reason/3, witness/2]).
 
 -export_type([object/0, session/0, monitor/0]).
 
@@ -117,10 +117,10 @@ tell(Ref, Object, Reason) ->
     Ref ! {'DOWN', Ref, process, Object, Reason},
     ok.
 
-%% Watcher has seen the process end.
--spec ended(Caller :: pid(), reference(), Watcher :: pid(), object(), Reason :: term()) -> ok.
-ended(Caller, Ref, Watcher, Object, Reason) ->
-    case is_plain(Caller, Ref, Watcher) of
+%% The calling watcher has seen the process end.
+-spec ended(Caller :: pid(), reference(), object(), Reason :: term()) -> ok.
+ended(Caller, Ref, Object, Reason) ->
+    case is_plain(Caller, Ref) of
         true ->
             down(Caller, Ref, Object, reason(Caller, Ref, Reason));
         false when Reason =:= noproc; Reason =:= noconnection ->
@@ -142,7 +142,7 @@ known(Caller, Ref, Known) ->
 %% The watcher that may know how the process has ended, but has not recorded it yet.
 -spec witness(Caller :: pid(), reference()) -> pid() | none.
 witness(Caller, Ref) ->
-    try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of
+    case field(4, Caller, Ref) of
         {watched_by, Watcher} ->
             case is_process_alive(Watcher) of
                 true -> Watcher;
@@ -150,8 +150,11 @@ witness(Caller, Ref) ->
             end;
         _ ->
             none
-    catch
-        error:badarg -> none
+    end.
+
+field(Position, Caller, Ref) ->
+    try ets:lookup_element(?ROWS, {Caller, Ref}, Position)
+    catch error:badarg -> none
     end.
 
 %% The process had ended before the lanes could monitor it, and the watcher has recorded what it
@@ -160,22 +163,17 @@ witness(Caller, Ref) ->
 ended_before(Caller, Ref, Object) ->
     down(Caller, Ref, Object, reason(Caller, Ref, noproc)).
 
-%% Whether this watcher has the monitor: no lane has it, and it was not demonitored.
--spec is_plain(Caller :: pid(), reference(), Watcher :: pid()) -> boolean().
-is_plain(Caller, Ref, Watcher) ->
-    try ets:lookup_element(?ROWS, {Caller, Ref}, 2) =:= {plain, Watcher}
-    catch error:badarg -> false
-    end.
+%% Whether the calling watcher has the monitor: no lane has it, and it was not demonitored.
+-spec is_plain(Caller :: pid(), reference()) -> boolean().
+is_plain(Caller, Ref) -> field(2, Caller, Ref) =:= {plain, self()}.
 
 %% The reason for which the process has ended. If its own node says noproc, this node may know the
 %% reason.
 -spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
 reason(Caller, Ref, noproc) ->
-    try ets:lookup_element(?ROWS, {Caller, Ref}, 4) of
+    case field(4, Caller, Ref) of
         {ended, Reason} -> Reason;
         _ -> noproc
-    catch
-        error:badarg -> noproc
     end;
 reason(_, _, Reason) ->
     Reason.

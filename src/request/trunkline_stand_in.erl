@@ -10,7 +10,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start/1, session/2, plain/2, stop/1]).
+-export([start/0, session/2, plain/2, stop/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% ms
@@ -21,8 +21,9 @@
 -record(stand_in, {watched :: #{pid() => reference()}}).
 
 %% Starts a stand-in for the calling link. `none': no process could be started.
--spec start(Link :: pid()) -> pid() | none.
-start(Link) ->
+-spec start() -> pid() | none.
+start() ->
+    Link = self(),
     case trunkline_process:start(fun() ->
                                          gen_server:start(?MODULE, Link,
                                                           [{hibernate_after, ?HIBERNATE}])
@@ -62,7 +63,7 @@ handle_cast({session, Inlets}, S) ->
     {noreply, watch(Inlets)};
 handle_cast({plain, Node}, S) ->
     %% Monitoring a node that is not connected would connect it.
-    case lists:member(Node, nodes(connected)) of
+    case trunkline_process:is_connected(Node) of
         true ->
             look(),
             ok = unwatch(S),

@@ -112,14 +112,13 @@ handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
     Connection =:= connection(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                                       %% A process that demonitors deletes the row first.
-                                      trunkline_monitor_rows:is_plain(Caller, Ref, self())
+                                      trunkline_monitor_rows:is_plain(Caller, Ref)
                                           andalso watch(Monitor, S)
                               end, Monitors),
     Connection =:= connection(Node)
         orelse lists:foreach(fun({Caller, Ref, Object}) ->
                                      forget(Ref, S),
-                                     trunkline_monitor_rows:ended(Caller, Ref, self(), Object,
-                                                              noconnection)
+                                     trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
                              end, Monitors),
     {noreply, S};
 handle_cast({demonitor, Ref}, S) ->
@@ -152,7 +151,7 @@ handle_info({ended_before, _, _, _} = Asked, S) ->
     handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _}) ->
-                          trunkline_monitor_rows:is_plain(Caller, Ref, self())
+                          trunkline_monitor_rows:is_plain(Caller, Ref)
                               orelse moved_away(Caller, Ref, S)
                   end, Monitors),
     {noreply, S};
@@ -187,9 +186,9 @@ down(Monitor, Reason, S) ->
             case ets:take(Monitors, Monitor) of
                 [{Monitor, Caller, Ref, Object}] ->
                     true = ets:delete(Monitors, Ref),
-                    Session =:= open andalso trunkline_monitor_rows:is_plain(Caller, Ref, self())
+                    Session =:= open andalso trunkline_monitor_rows:is_plain(Caller, Ref)
                         andalso Module:lanes(Node),
-                    trunkline_monitor_rows:ended(Caller, Ref, self(), Object, Reason);
+                    trunkline_monitor_rows:ended(Caller, Ref, Object, Reason);
                 [] ->
                     ok
             end,
