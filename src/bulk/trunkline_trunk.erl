@@ -341,8 +341,8 @@ by_distribution(S) ->
 may_connect(#trunk{options = #{bulk_transport := dist}}) -> false;
 may_connect(#trunk{retry = Retry}) -> trunkline_retry:may(Retry).
 
-not_connected(Reason, #trunk{retry = Retry, node = Node, carriers = Carriers} = S) ->
-    trunkline_retry:is_first(Retry) andalso map_size(Carriers) =:= 0
+not_connected(Reason, #trunk{retry = Retry, node = Node} = S) ->
+    trunkline_retry:is_first(Retry) andalso connections(S) =:= 0
         andalso trunkline_connection:not_made(Reason, Node, large),
     S#trunk{retry = trunkline_retry:failed(Retry)}.
 
