@@ -79,5 +79,5 @@ is_command_of_session(To) -> is_tuple(To).
 %% A server has replied to a lane that has retired.
 -spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.
 pass_on({Caller, {_, Server} = Whose, Agent}, Reply, Node) ->
-    ok = trunkline_agent:pass_on(trunkline_route:lookup(Node), Caller, Whose, Reply, Node),
+    ok = trunkline_agent:pass_on(Caller, Whose, Reply, Node),
     trunkline_inlet:answered(Agent, [{Caller, Server}]).

@@ -35,7 +35,7 @@
 
 -export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
          sweep/1, ended/1]).
--export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/5]).
+-export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/4]).
 -export([await/1]).
 
 -export_type([agent/0, request/0]).
@@ -425,12 +425,13 @@ await({Ref, Its, Object, Caller} = S) ->
 
 %% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
 %% the lane of the server's messages.
--spec pass_on(trunkline_route:route() | none, trunkline_command:caller(),
-              {Pid :: pid(), Server :: pid()}, Reply :: term(), node()) -> ok.
-pass_on(none, Caller, _, Reply, Node) ->
-    direct({reply, Caller}, Reply, Node);
-pass_on(Route, Caller, {Pid, Server}, Reply, _) ->
-    trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server).
+-spec pass_on(trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(),
+              node()) -> ok.
+pass_on(Caller, {Pid, Server}, Reply, Node) ->
+    case trunkline_route:lookup(Node) of
+        none -> direct({reply, Caller}, Reply, Node);
+        Route -> trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server)
+    end.
 
 %% The calling process makes the cast, because it may be impossible to start another process.
 cast_for(Leader, Node, M, F, A) ->
