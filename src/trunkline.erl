@@ -105,7 +105,7 @@ Why a drain was not complete; see `drain/1`.
 
 -doc "
 Options of `advise/1`: `time`, how long to look (1 to 60,000 ms; the default is 5,000), and `nodes`
-(default: all that are connected).
+(default: all that are connected, and not hidden).
 ".
 -doc #{since => <<"0.6.0">>}.
 -type advise_options() :: #{time => 1..60_000, nodes => [node()]}.

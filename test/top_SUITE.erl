@@ -165,6 +165,12 @@ hints(_) ->
     Full = #{wait_time => 740_000, in_flight_bytes => 900},
     ?assertEqual(["senders to c@far wait 37 % of the time: it acknowledges nothing. "
                   "Does it stand still?"], Hints(Up, peer(up, [lane(Full)]))),
+    %% The connection may be full before the window is.
+    ?assertEqual(["senders to c@far wait 37 % of the time: it acknowledges nothing. "
+                  "Does it stand still?"],
+                 Hints(Up, peer(up, [lane(Full#{in_flight_bytes => 90})]))),
+    ?assertEqual(["senders to c@far wait 37 % of the time: while a connection is made"],
+                 Hints(Up, peer(down, [lane(#{wait_time => 740_000})]))),
     ?assertEqual(["senders to c@far wait 37 % of the time: it is slow to acknowledge. "
                   "Its receivers or the network are slow"],
                  Hints(Up, peer(up, [lane(Full#{messages => 9, batches => 1})]))),

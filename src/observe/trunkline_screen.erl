@@ -175,7 +175,9 @@ lane_name(#{peer := Peer, lane := Ix}) -> text("~ts ~b", [Peer, Ix]).
 
 table(Columns, What, Name, Rows, More, #{columns := Width, sort := Sort}, Room) ->
     Named = [{name_of(Name, Row), Row} || Row <- Rows],
-    First = max(?SHORTEST, Width - lists:sum([W || {_, _, W, _} <- Columns])),
+    %% As wide as the longest name, and not wider than the rest of the line.
+    Longest = lists:max([length(Text) || {Text, _} <- [{What, title} | Named]]) + 1,
+    First = max(?SHORTEST, min(Longest, Width - lists:sum([W || {_, _, W, _} <- Columns]))),
     Titles = [above(Columns, First),
               titles([{What, -First} | [{Title, W} || {_, Title, W, _} <- Columns]])],
     {Shown, Hidden} = fit(sorted(Sort, Named), Room, length(Titles)),
