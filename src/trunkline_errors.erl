@@ -46,8 +46,6 @@ kinds(trunkline_erpc, Function, Args) ->
                   _ -> Kind
               end || Kind <- kinds(Function, length(Args))]
     end;
-kinds(trunkline_adopt, report, [Names]) when not is_list(Names) ->
-    [any];
 kinds(trunkline_adopt, write, [_, _]) ->
     [applications, any];
 kinds(trunkline_adopt, _, [_]) ->
@@ -179,7 +177,7 @@ text(atom) -> "not an atom";
 text(list) -> "not a list";
 text(proper_list) -> "not a list";
 text(server_name) -> "invalid server name";
-text(applications) -> "not a list of applications that can be adopted";
+text(applications) -> "no such application, or one that is not adopted";
 text(node) -> "not a node";
 text(other_node) -> "not another node";
 text(nodes) -> "not a list of nodes";

@@ -41,7 +41,7 @@ open(B, N) ->
                     end).
 
 %% What a node pays for inboxes: rows of its table, monitors, memory of the process and of the
-%% table and the filter.
+%% table; and whether it has a filter at all, and one that its own processes have to pass.
 cost(Node) ->
     cluster:call(
       Node, fun() ->
@@ -53,7 +53,8 @@ cost(Node) ->
                       monitors => length([M || {process, M} <- Monitors, is_elsewhere(M)]),
                       monitored_by => length([M || M <- By, is_elsewhere(M)]),
                       memory => Memory + ets:info(?TABLE, memory) * erlang:system_info(wordsize),
-                      filter => trunkline_bounded:are_there()}
+                      filter => trunkline_bounded:are_there(),
+                      own_filter => persistent_term:get(trunkline_bounded_here, none) =/= none}
             end).
 
 is_elsewhere({_, Node}) -> Node =/= node();
@@ -97,12 +98,12 @@ many(_) ->
     Inboxes = [First, Second | _] = open(B, ?MANY),
     ?MANY = length(Inboxes),
     [costs(N, #{rows => 0, monitors => 0, monitored_by => 0, filter => false}) || N <- [A, C]],
-    costs(B, #{monitors => 0, monitored_by => 0}),
+    costs(B, #{monitors => 0, monitored_by => 0, own_filter => true}),
     %% (It has monitors of its own inboxes only while it is told of their end.)
     [?assert(maps:get(memory, cost(N)) =< maps:get(memory, Cost) + 10_000)
      || {N, Cost} <- [{A, CostA}, {C, CostC}]],
     gets_known(A, First),
-    costs(A, #{rows => 1, monitors => 1, monitored_by => 1}),
+    costs(A, #{rows => 1, monitors => 1, monitored_by => 1, filter => true, own_filter => false}),
     gets_known(A, Second),
     costs(A, #{rows => 2, monitors => 1, monitored_by => 1}),
     costs(C, #{rows => 0, monitors => 0, monitored_by => 0, filter => false}),

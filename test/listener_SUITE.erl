@@ -880,8 +880,8 @@ unreachable_port(_) ->
               cluster:stop_all([A, B])
       end, [{nobody, NobodysPort, ?ALL_SIZES, "Nobody listens there at port "},
             {full, FullPort, [1, 70_000, 2], "Nothing reaches port "},
-            {silent, SilentPort, [1, 700_000, 2], "Look at the log and the network of "},
-            {closing, ClosingPort, [1, 70_000, 2], "Look at the log and the network of "}]),
+            {silent, SilentPort, [1, 700_000, 2], "by distribution: timeout. Look at the log"},
+            {closing, ClosingPort, [1, 70_000, 2], "by distribution: closed. Look at the log"}]),
     Full ! stop,
     gen_tcp:close(Silent),
     Closing ! stop.

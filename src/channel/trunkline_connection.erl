@@ -104,8 +104,8 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
 invited(Connecting, Ref, Invitation) ->
     trunkline_process:send_connected(Connecting, {invitation, Ref, Invitation}).
 
-%% Logs for which reason a process that called connect/3 has ended. That the nodes are not connected
-%% is no news.
+%% Logs why a connection could not be made: the reason for which the process that called connect/3
+%% has ended, or could not be started. That the nodes are not connected is no news.
 -spec not_made(Reason :: term(), node(), Cargo :: batches | large) -> ok.
 not_made({shutdown, noconnection}, _, _) ->
     ok;

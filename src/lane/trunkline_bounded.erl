@@ -2,8 +2,8 @@
 %%
 %% Most destinations do not, and sending to these should cost next to nothing extra. So an array is
 %% asked first: it counts the bounded destinations with each hash. Reading a table would cost three
-%% times as much. There are two arrays: one for the pids and names of this node, and one for all
-%% others. A node that has never heard of a bounded destination of a kind does not have its array.
+%% times as much. There are two arrays: one for this node's pids, and for names without a node; and
+%% one for all others. A node that has never heard of such a destination does not have the array.
 %%
 %%     how many have this hash? ── none ──> send as usual
 %%         │ some
@@ -11,7 +11,7 @@
 %%
 %% An array has two slots or more for each destination. When it becomes too small it is replaced by
 %% another one, four times as large. That replaces a persistent term, which makes every process of
-%% the node collect its garbage: it happens some five times in the life of a node with 100,000
+%% the node collect its garbage: it happens up to nine times in the life of a node with 100,000
 %% inboxes.
 %%
 %% The lanes depend on this module, and not on the one that keeps the destinations.

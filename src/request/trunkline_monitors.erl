@@ -63,7 +63,7 @@
 -define(WATCHED, trunkline_monitors_watched).
 
 -record(overseer,
-        {watched = #{} :: #{pid() => caller | {inlet_of, session()} | retired},     % monitored
+        {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()} | retired}},
          sessions = #{} :: #{session() => Inlets :: pos_integer()}}).     % that have not ended
 
 %% The tables from before the last stop of the application may still exist.
@@ -78,7 +78,7 @@ create() ->
             ok;
         Owner ->
             Ref = monitor(process, Owner),
-            Owner ! {give_back, self()},
+            Owner ! {give_back, self(), Ref},
             receive
                 {'DOWN', Ref, process, _, _} -> create()
             end
@@ -307,7 +307,7 @@ handle_info(look, S) ->
             look(),
             {noreply, S}
     end;
-handle_info({give_back, Pid}, S) ->
+handle_info({give_back, Pid, _}, S) ->
     ok = give_away(Pid),
     {stop, normal, S};
 handle_info({'ETS-TRANSFER', _, _, _}, S) ->
@@ -318,12 +318,12 @@ handle_info(Unexpected, S) ->
 
 ended(Pid, #overseer{watched = Watched} = S) ->
     case maps:take(Pid, Watched) of
-        {caller, Watched1} ->
+        {{_, caller}, Watched1} ->
             caller_ended(Pid),
             S#overseer{watched = Watched1};
-        {{inlet_of, Session}, Watched1} ->
+        {{_, {inlet_of, Session}}, Watched1} ->
             inlet_ended(Session, S#overseer{watched = Watched1});
-        {retired, Watched1} ->
+        {{_, retired}, Watched1} ->
             true = ets:delete(?WATCHED, {retired, Pid}),
             S#overseer{watched = Watched1};
         error ->
@@ -331,25 +331,26 @@ ended(Pid, #overseer{watched = Watched} = S) ->
     end.
 
 inlet_retired(Inlet, #overseer{watched = Watched} = S) ->
-    ok = ensure_monitored(Inlet, Watched),
-    S1 = S#overseer{watched = Watched#{Inlet => retired}},
+    S1 = S#overseer{watched = Watched#{Inlet => {monitor_of(Inlet, Watched), retired}}},
     case Watched of
-        #{Inlet := {inlet_of, Session}} -> inlet_ended(Session, S1);
+        #{Inlet := {_, {inlet_of, Session}}} -> inlet_ended(Session, S1);
         #{} -> S1
     end.
 
-ensure_monitored(Pid, Watched) ->
-    _ = is_map_key(Pid, Watched) orelse monitor(process, Pid),
-    ok.
+monitor_of(Pid, Watched) ->
+    case Watched of
+        #{Pid := {Monitor, _}} -> Monitor;
+        #{} -> monitor(process, Pid)
+    end.
 
 look() -> erlang:send_after(?LOOK, self(), look).
 
 watch_caller(Caller, #overseer{watched = Watched} = S) when is_map_key(Caller, Watched) ->
     S;
 watch_caller(Caller, #overseer{watched = Watched} = S) ->
-    _ = monitor(process, Caller),
+    Monitor = monitor(process, Caller),
     true = ets:insert(?WATCHED, {Caller, {}}),
-    S#overseer{watched = Watched#{Caller => caller}}.
+    S#overseer{watched = Watched#{Caller => {Monitor, caller}}}.
 
 watch_session(Session, Inlets, Node, S) ->
     watch_session(Session, Inlets, Node, mark(Session, Node), S).
@@ -384,19 +385,19 @@ watch_session(Session, Inlets, Node, Mark,
         [] ->
             S;
         New ->
-            lists:foreach(fun(Inlet) -> ok = ensure_monitored(Inlet, Watched) end, New),
-            Inlets1 = maps:from_list([{Inlet, {inlet_of, Session}} || Inlet <- New]),
+            Monitors =
+                maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}}
+                                || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Mark}),
             _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
-            S#overseer{watched = maps:merge(Watched, Inlets1),
-                       sessions =
-                           Sessions#{Session => maps:get(Session, Sessions, 0)
-                                         + map_size(Inlets1)}}
+            S#overseer{watched = maps:merge(Watched, Monitors),
+                     sessions =
+                         Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
     end.
 
 is_of_session(Inlet, Watched) ->
     case Watched of
-        #{Inlet := {inlet_of, _}} -> true;
+        #{Inlet := {_, {inlet_of, _}}} -> true;
         #{} -> false
     end.
 
