@@ -91,7 +91,10 @@ in_turn(_) ->
 %% though the lane does not run. While something waits in the lane, or at the inlet, the term waits
 %% behind it.
 past_an_idle_lane(_) ->
-    {A, B} = cluster:pair_on_the_distribution(),
+    [past_an_idle_lane(A, B) || {A, B} <- [cluster:pair_on_the_distribution(),
+                                           pair_on_connections()]].
+
+past_an_idle_lane(A, B) ->
     To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
     #{lanes := [#{messages := Before}]} = cluster:call(A, trunkline, info, [node(To)]),
     Sent = cluster:call(
@@ -142,7 +145,10 @@ send_past(To, N) ->
 %% Nothing but the lane knows of a reply of gen_server:reply/2. What the server sends behind it
 %% waits, too.
 reply_in_the_lane(_) ->
-    {A, B} = cluster:pair_on_the_distribution(),
+    [reply_in_the_lane(A, B) || {A, B} <- [cluster:pair_on_the_distribution(),
+                                           pair_on_connections()]].
+
+reply_in_the_lane(A, B) ->
     Server = cluster:call(B, fun() -> spawn(fun reply_between/0) end),
     ok = cluster:call(A, fun() ->
                                  Id = trunkline:send_request(Server, reply),

@@ -964,8 +964,7 @@ in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
 
 %% Whether senders may bypass the lane while it is empty.
-may_bypass(InFlight, #lane{mode = {send, _}, turns = true, by = By, exact = true} = S)
-  when By =/= connections ->
+may_bypass(InFlight, #lane{mode = {send, _}, turns = true, exact = true} = S) ->
     case trunkline_gate:is_less_than_a_message(InFlight) of
         true -> trunkline_bypass:set(S#lane.ix, S#lane.bypass);
         false -> trunkline_bypass:clear(S#lane.ix, S#lane.bypass)
