@@ -117,7 +117,9 @@ table() ->
        what => "How batches travel. `auto`: by the distribution's own connection, and to a far "
                "peer by other connections when the distribution is the limit.",
        touch => "Use `dist` if peers can reach no port but the distribution's. "
-                "Use `tcp` or `tls` to keep batches away from the distribution's connection."},
+                "Use `tcp` or `tls` to keep batches away from the distribution's connection. "
+                "(Long terms, and what meets an idle lane, may go by the distribution all the "
+                "same.)"},
      #{name => congestion_control, type => congestion_control, default => auto,
        unit => "", since => "0.3.0",
        what => "Congestion control of the connections to far peers. `auto`: BBR where the kernel "
