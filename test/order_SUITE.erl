@@ -8,7 +8,8 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([long_terms/1, in_turn/1, past_an_idle_lane/1, reply_in_the_lane/1, not_in_turn/1]).
+-export([long_terms/1, in_turn/1, past_an_idle_lane/1, counted_early/1, reply_in_the_lane/1,
+         not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
@@ -19,7 +20,8 @@
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, past_an_idle_lane, reply_in_the_lane, reply_behind_messages,
+all() -> [long_terms, in_turn, past_an_idle_lane, counted_early, reply_in_the_lane,
+          reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
           lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
           connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
@@ -141,6 +143,54 @@ send_past(To, N) ->
             cluster:await(fun() -> length(got(To)) =:= N + 2 end),
             send_past(To, N + 2)
     end.
+
+%% A sender stands still before it sends past its lane, and counts as having sent after a second or
+%% two. Then it sends, or cannot send, and a later message takes its place in the count. What is
+%% sent behind that one waits all the same.
+counted_early(_) ->
+    [begin
+         [begin
+              To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+              ?assertEqual({How, [long, behind]},
+                           {How, cluster:call(A, fun() -> counted_early(How, To) end)})
+          end || How <- [late, never]],
+         cluster:stop_all([A, B])
+     end || {A, B} <- [cluster:pair_on_the_distribution(), pair_on_connections()]].
+
+counted_early(How, To) ->
+    #route{gate = Gate, bypass = Bypass} = trunkline_route:lookup(node(To)),
+    Long = [#{key => N, value => [N, N + 1, foo]} || N <- lists:seq(1, 40_000)],
+    ok = ask_and_report(To),
+    Before = sent_by_lane(To),
+    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, Bypass) end),
+    spawn(trunkline, send, [To, other]),
+    cluster:await(fun() -> sent_by_lane(To) =:= Before + 2 orelse sent_by_lane(To) end),
+    case How of
+        late ->
+            _ = erlang:send(To, Long),
+            _ = trunkline_bypass:sent(1, Bypass);
+        never ->
+            ok = trunkline_bypass:cancel(1, Bypass),
+            ok = ask_and_report(To),
+            _ = trunkline:send(To, Long)
+    end,
+    _ = trunkline:send(To, behind),
+    All = case How of
+              late -> 5;
+              never -> 7
+          end,
+    cluster:await(fun() -> length(got(To)) =:= All orelse got(To) end),
+    lists:nthtail(All - 2, got(To)).
+
+%% From here on this process may send past its lane, for a second.
+ask_and_report(To) ->
+    _ = trunkline:send(To, long()),
+    _ = trunkline:send(To, other),
+    cluster:await(fun() -> may_bypass(To) end).
+
+sent_by_lane(To) ->
+    #{lanes := [#{messages := Messages}]} = trunkline:info(node(To)),
+    Messages.
 
 %% Nothing but the lane knows of a reply of gen_server:reply/2. What the server sends behind it
 %% waits, too.

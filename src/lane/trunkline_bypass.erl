@@ -29,7 +29,7 @@
 -export([new/1, may/3, start/3, sent/2, cancel/2]).
 -export([called/3]).
 -export([clear/2, set/2, ticks/3]).
--export([new_taken/0, take/3, take_all/3, is_sending/3, tick/3]).
+-export([new_taken/0, take/3, take_all/3, is_sending/3, tick/3, all_sent/2]).
 
 -export_type([bypass/0, taken/0]).
 
@@ -121,6 +121,11 @@ take_all(Ix, Bypass, Taken) -> taken_all(counts(Ix, Bypass), Taken).
 is_sending(Ix, Bypass, Taken) ->
     {Started, Sent} = counts(Ix, Bypass),
     Started - Sent > ghosts(Sent, Taken).
+
+%% How many have been sent in all. It grows before the sender sends anything else: what a lane has
+%% got by then is not behind any other message.
+-spec all_sent(Ix :: pos_integer(), bypass()) -> non_neg_integer().
+all_sent(Ix, Bypass) -> atomics:get(Bypass, ?SENT(Ix)).
 
 %% To be called once a second.
 -spec tick(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.

@@ -135,6 +135,9 @@
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          %% Messages that senders have sent by plain distribution, and that no batch has reported.
          plain = 0 :: non_neg_integer(),
+         %% How many had been sent past the lane in all when a batch went by the distribution that
+         %% connections could have carried.
+         behind = 0 :: non_neg_integer(),
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          turns = false :: boolean(),
@@ -530,16 +533,16 @@ send_batch(Charge, Entries, S0) ->
                                    #lane{by = connections} -> bypassed(S0);
                                    #lane{} -> S0
                                end,
-    ByChannels = is_by_channels(S),
+    {ByChannels, S1} = by_channels(S),
     Messages = trunkline_gate:messages(Charge),
     case Plain of
         0 ->
-            send_batch(Charge, Entries, Messages, ByChannels, later, S);
+            send_batch(Charge, Entries, Messages, ByChannels, later, S1);
         _ ->
             Report = trunkline_gate:packed(0, Plain),
             ok = trunkline_gate:force(S#lane.gate, S#lane.ix, Report),
             send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels, later,
-                       S#lane{plain = 0})
+                       S1#lane{plain = 0})
     end.
 
 %% With what senders have sent without asking.
@@ -549,9 +552,24 @@ bypassed(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
 more_plain({0, Taken}, #lane{taken = Taken} = S) -> S;
 more_plain({Sent, Taken}, #lane{plain = N} = S) -> S#lane{plain = N + Sent, taken = Taken}.
 
-is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
+%% A message that was counted as sent too early, or in vain, hides a later one in `plain'. So a
+%% batch goes by the distribution also if any message has been sent past the lane since the last one
+%% that did. The batch may be behind that message, and what comes later is behind the batch.
+by_channels(#lane{ix = Ix, bypass = Bypass, by = connections, behind = Before} = S) ->
+    case trunkline_bypass:all_sent(Ix, Bypass) of
+        Before -> {is_by_channels(S), S};
+        Sent -> {is_kept(S), S#lane{behind = Sent}}
+    end;
+by_channels(S) ->
+    {is_by_channels(S), S}.
+
+%% The channels keep what goes by the distribution, too, if the session may outlive its connection.
+is_kept(#lane{sent = again, channels = Channels}) -> Channels =/= none;
+is_kept(_) -> false.
+
 is_by_channels(#lane{by = By, plain = N} = S) ->
-    By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
+    is_kept(S)
+        orelse By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
 
 %% Whether a sender may be sending by plain distribution.
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
