@@ -10,8 +10,7 @@
 -type kind() :: any | applications | atom | list | node | other_node | nodes | name | boolean
               | function | count | pid | destination | destinations | manager | send_options
               | {options, module()} | inbox | top | server_name | proper_list | time | deadline
-              | statem_time | call_time
-              | request | erpc_request | requests.
+              | statem_time | call_time | request | erpc_request | requests.
 
 -spec format_error(Reason :: term(), erlang:stacktrace()) -> #{pos_integer() => unicode:chardata()}.
 format_error(_, [{Module, Function, Args, _} | _]) when is_list(Args) ->

@@ -74,7 +74,7 @@ connections(_) ->
                             {not_wanted, "set the same here"},
                             {tls_wanted, "the same TLS options"},
                             {{tls, no_certificate}, "the same TLS options"},
-                            {[x], "Look at the log"},
+                            {{shutdown, noconnection}, "Look at the log"}, {[x], "Look at the log"},
                             {{}, "Look at the log"}]].
 
 %% A fresh node, whose default handler nobody has configured, shows the text, and what is shown is a

@@ -21,10 +21,10 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [long_terms, in_turn, past_an_idle_lane, counted_early, reply_in_the_lane,
-          reply_behind_messages,
-          reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
-          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts, both_stop,
-          connection_breaks, lane_connections_break, mailboxes_off_heap, replies_at_the_start].
+          reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic,
+          replies_among_messages, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
+          both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
+          replies_at_the_start].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.

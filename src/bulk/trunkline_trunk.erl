@@ -303,7 +303,6 @@ more(#trunk{opening = [], carriers = Carriers} = S) ->
 more(S) ->
     S.
 
-%% Making a connection takes three round trips: to a far peer several are made at a time.
 more_connections(Connections, S) ->
     case is_far(S) of
         true -> min(trunkline_connection:more(Connections), most(S) - Connections);

@@ -499,7 +499,7 @@ tell(Number, Bytes, #inlet{delivered = Numbers, delivered_bytes = Sum} = S) ->
 tell(#inlet{delivered = []} = S) ->
     S;
 tell(#inlet{lane = Lane, delivered = Numbers} = S) ->
-    _ = erlang:send(Lane, {delivered, self(), Numbers}, [noconnect]),
+    ok = trunkline_process:send_connected(Lane, {delivered, self(), Numbers}),
     S#inlet{delivered = [], delivered_bytes = 0}.
 
 %% What is not here now will not come any more.
@@ -542,12 +542,12 @@ acknowledge_rest(S0) ->
 %% all large messages, too.
 ack(Ack, Charge, S0) ->
     #inlet{lane = Lane, next = Next} = S = tell(S0),
-    _ = erlang:send(Lane, {ack, Ack, self(), Charge, Next - 1}, [noconnect]),
+    ok = trunkline_process:send_connected(Lane, {ack, Ack, self(), Charge, Next - 1}),
     S.
 
 resumed(Ref, #inlet{lane = Lane, next = Next, window = Window, large = Large} = S) ->
     Answer = {resumed, Ref, Next, trunkline_window:acknowledged(Window), maps:keys(Large)},
-    _ = erlang:send(Lane, Answer, [noconnect]),
+    ok = trunkline_process:send_connected(Lane, Answer),
     S#inlet{delivered = [], delivered_bytes = 0}.
 
 timer(ack, #inlet{ack_timer = false} = S) ->

@@ -528,11 +528,7 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
 %% sending: meanwhile all batches go by the distribution.
-send_batch(Charge, Entries, S0) ->
-    #lane{plain = Plain} = S = case S0 of
-                                   #lane{by = connections} -> bypassed(S0);
-                                   #lane{} -> S0
-                               end,
+send_batch(Charge, Entries, #lane{plain = Plain} = S) ->
     {ByChannels, S1} = by_channels(S),
     Messages = trunkline_gate:messages(Charge),
     case Plain of
@@ -552,24 +548,20 @@ bypassed(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
 more_plain({0, Taken}, #lane{taken = Taken} = S) -> S;
 more_plain({Sent, Taken}, #lane{plain = N} = S) -> S#lane{plain = N + Sent, taken = Taken}.
 
-%% A message that was counted as sent too early, or in vain, hides a later one in `plain'. So a
-%% batch goes by the distribution also if any message has been sent past the lane since the last one
-%% that did. The batch may be behind that message, and what comes later is behind the batch.
-by_channels(#lane{ix = Ix, bypass = Bypass, by = connections, behind = Before} = S) ->
+%% If anything has been sent past the lane since a batch last went by the distribution, this one
+%% does: it may be behind that message, and what comes later is behind the batch. (`plain' does not
+%% tell that. A message that was counted too early, or in vain, hides a later one there.)
+by_channels(#lane{ix = Ix, bypass = Bypass, sent = once, by = connections, behind = Before} = S) ->
     case trunkline_bypass:all_sent(Ix, Bypass) of
         Before -> {is_by_channels(S), S};
-        Sent -> {is_kept(S), S#lane{behind = Sent}}
+        Sent -> {false, S#lane{behind = Sent}}
     end;
 by_channels(S) ->
     {is_by_channels(S), S}.
 
-%% The channels keep what goes by the distribution, too, if the session may outlive its connection.
-is_kept(#lane{sent = again, channels = Channels}) -> Channels =/= none;
-is_kept(_) -> false.
-
+is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
 is_by_channels(#lane{by = By, plain = N} = S) ->
-    is_kept(S)
-        orelse By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
+    By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
 
 %% Whether a sender may be sending by plain distribution.
 is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
@@ -816,7 +808,7 @@ control(Unexpected, S) ->
 %% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
 %% knows of the receiver's mailbox, senders may know, too.
 fetched(none, _, Opener, _, S) ->
-    _ = erlang:send(Opener, missing, [noconnect]),
+    ok = trunkline_process:send_connected(Opener, missing),
     S;
 fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
     ok = send_parcel(To, Wrap, Term, S),
