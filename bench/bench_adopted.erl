@@ -72,7 +72,7 @@ with_cost(Load, N, Pair) ->
     [Rate | Latencies] = Load(),
     [Rate, (used(Pair) - Before) / N | Latencies].
 
-used(Pair) -> lists:sum([bench:used(Pid) || #{pid := Pid} <- Pair]).
+used(Pair) -> bench:used([Pid || #{pid := Pid} <- Pair]).
 
 units() -> ["operations/s", "us of CPU", "us p50", "us p99"].
 

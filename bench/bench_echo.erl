@@ -332,7 +332,7 @@ handle_call(go, _, {Workers, _} = State) ->
 handle_call(counts, _, {_, Counters} = State) ->
     {reply,
      {erlang:monotonic_time(microsecond),
-      [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [bench:used(os:getpid())]}, State};
+      [counters:get(Counters, I) || I <- lists:seq(1, 4)] ++ [bench:used([os:getpid()])]}, State};
 handle_call(rest, _, {Workers, Counters}) ->
     Monitors = [monitor(process, Worker) || Worker <- Workers],
     lists:foreach(fun(Worker) -> unlink(Worker), exit(Worker, kill) end, Workers),

@@ -312,7 +312,7 @@ thin(At, Cases) ->
     [#case_of{group = "thin traffic, sent until received", row = "",
               column = lists:concat([Thousands, ",000/s"]), first = 500 * Thousands,
               measure = fun(V, _) ->
-                                Each = max(500, round(1000 * bench:seconds())),
+                                Each = max(1000, round(1000 * bench:seconds())),
                                 {Each * Thousands, thin(V, Thousands, At(V), Each)}
                         end}
      || Thousands <- Cases].

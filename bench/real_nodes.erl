@@ -193,7 +193,7 @@ figures(Nodes, Seconds, Taken) ->
     [N * 1000 / Took, (UsedNow - Used) / N,
      bench:percentile(50, Times) / 1000, bench:percentile(99, Times) / 1000].
 
-processors(Nodes) -> lists:sum([bench:used(Pid) || #{pid := Pid} <- Nodes]).
+processors(Nodes) -> bench:used([Pid || #{pid := Pid} <- Nodes]).
 
 %% A table of each case and unit, and the JSON object. Without rates there is nothing to show.
 -spec show_rates(System :: string(), Cases :: [string()],
