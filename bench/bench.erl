@@ -213,9 +213,9 @@ collect_garbage() ->
 -spec processors(node()) -> non_neg_integer().
 processors(Node) -> used([os:getpid(), erpc:call(Node, os, getpid, [])]).
 
-%% The same of these processes of the operating system. The kernel counts the nanoseconds of each thread.
-%% (What it says of the whole process is in ticks of 10 ms. Another process reads it, so that this one
-%% does not count the time for that.)
+%% The same of these processes of the operating system. The kernel counts the nanoseconds of each
+%% thread. (What it says of the whole process is in ticks of 10 ms. Another process reads it, so
+%% that this one does not count the time for that.)
 -spec used(Pids :: [string()]) -> non_neg_integer().
 used(Pids) ->
     Files = [["/proc/", Pid, "/task/*/schedstat "] || Pid <- Pids],

@@ -12,7 +12,7 @@
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
          waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
          reply_behind_what_waits/1, replies_wait_no_longer/1, many_large_replies/1,
-         killed_senders/1, killed_callers/1, stays_disconnected/1, ends_killed/1,
+         killed_senders/1, killed_callers/1, given_up/1, stays_disconnected/1, ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
          connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
@@ -26,8 +26,9 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
           many_large_replies, killed_senders,
-          killed_callers, stays_disconnected, ends_killed, carriers_killed, two_carriers_killed,
-          processes_killed, link_killed_while_opening, nothing_in_the_log, stopped_and_continued,
+          killed_callers, given_up, stays_disconnected, ends_killed, carriers_killed,
+          two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
+          stopped_and_continued,
           connection_breaks, new_incarnation, stops, stops_by_distribution, memory,
           memory_after_one, idle_connection].
 
@@ -1083,13 +1084,60 @@ killed_callers(_) ->
                   end),
     true = cluster:call(A, erlang, exit, [Last, kill]),
     cluster:continue(B),
+    %% And one that has a lease, and has announced a request.
+    cluster:call(A, fun() ->
+                            {Pid, Ref} = spawn_monitor(fun() -> announce(To, lease(To)) end),
+                            receive {'DOWN', Ref, process, Pid, normal} -> ok end
+                    end),
+    await_no_callers(A, B),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% A caller announces a request with its lease, and gives up. The agent hears of that first by the
+%% lane of the caller, and does not wait though the caller lives.
+given_up(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    Caller = cluster:call(A, fun() ->
+                                     Self = self(),
+                                     Pid = spawn(fun() ->
+                                                         ok = give_up(To),
+                                                         Self ! {given_up, self()},
+                                                         receive after infinity -> ok end
+                                                 end),
+                                     receive {given_up, Pid} -> Pid end
+                             end),
+    await_no_callers(A, B),
+    true = cluster:call(A, erlang, is_process_alive, [Caller]),
+    cluster:stop_all([A, B]).
+
+give_up(To) ->
+    {Lane, Agent} = lease(To),
+    Suspender = erpc:call(node(To), order_SUITE, suspended_lane, [self()]),
+    Ref = announce(To, {Lane, Agent}),
+    ok = trunkline_sender:force(trunkline_route:lookup(node(To)), {{cancel, To, Ref}, []}, self()),
+    ok = trunkline_sender:await_delivery(Lane),
+    Suspender ! resume,
+    ok.
+
+lease(To) ->
+    Message = {answer, 1, freight:message(1, 1, {rows, 200_000})},
+    {freight, _, _, _, _} = trunkline:call(To, Message, infinity),
+    {lease, To, _, {Lane, Agent, _}} = get({trunkline_lease, node(To)}),
+    {Lane, Agent}.
+
+announce(To, {Lane, Agent}) ->
+    Ref = make_ref(),
+    Lane ! {relay, Agent, {called, {call, To, self(), Ref}}},
+    Ref.
+
+%% The agents at B wait for no reply.
+await_no_callers(A, B) ->
     Inlets = tuple_to_list(cluster:call(B, trunkline_peers, session, [cluster:node_of(A)])),
     cluster:await(fun() ->
                           States = [cluster:call(B, sys, get_state, [P]) || P <- Inlets],
                           not lists:any(fun is_awaited/1, States)
-                  end, ?LONG),
-    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
-    cluster:stop_all([A, B]).
+                  end, ?LONG).
 
 is_awaited(Inlet) ->
     [Agent] = [Part || Part <- tuple_to_list(Inlet), is_tuple(Part), element(1, Part) =:= agent],

@@ -9,18 +9,21 @@
 
 -export([all/0, suite/0]).
 -export([long_terms/1, in_turn/1, past_an_idle_lane/1, counted_early/1, reply_in_the_lane/1,
-         not_in_turn/1]).
+         with_a_lease/1, reply_to_a_lease/1, lease_ends/1,
+         lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
--export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1]).
+-export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1, serving/0,
+         resumed_at_the_end/2, suspended_lane/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [long_terms, in_turn, past_an_idle_lane, counted_early, reply_in_the_lane,
+          with_a_lease, reply_to_a_lease, lease_ends, lease_of_another_session,
           reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic,
           replies_among_messages, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
@@ -218,6 +221,153 @@ reply_between() ->
     _ = trunkline:send(Caller, long()),
     true = erlang:resume_process(Lane).
 
+%% A caller that has had a long request for a server need not ask for the next: it arrives though
+%% the lane does not run. While something waits in the lane the request waits behind it.
+with_a_lease(_) ->
+    lists:foreach(fun({A, B}) ->
+                          Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+                          [before] = cluster:call(A, fun() -> call_past(Server) end),
+                          cluster:stop_all([A, B])
+                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+
+call_past(Server) ->
+    Lane = suspended_with_lease(Server),
+    Id = trunkline:send_request(Server, {reply, long()}),
+    Response = trunkline:wait_response(Id, 1000),
+    true = erlang:resume_process(Lane),
+    case Response of
+        {reply, ok} ->
+            Lane = suspended_with_lease(Server),
+            _ = trunkline:send(Server, before),
+            Id1 = trunkline:send_request(Server, {got, long()}),
+            true = erlang:resume_process(Lane),
+            {reply, Got} = trunkline:receive_response(Id1, infinity),
+            Got;
+        timeout ->                           % the lease had ended, or the lane was not idle
+            {reply, ok} = trunkline:receive_response(Id, infinity),
+            call_past(Server)
+    end.
+
+%% Returns the lane of this process, which is the only one.
+suspended_with_lease(Server) ->
+    ok = trunkline:call(Server, {reply, long()}),
+    cluster:await(fun() -> may_bypass(Server) end),
+    suspend_lane(Server).
+
+%% Such a request has come, and its agent has not heard of it. What the server sends behind the
+%% reply waits all the same.
+reply_to_a_lease(_) ->
+    lists:foreach(fun({A, B}) ->
+                          Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+                          [long, reply, long] =
+                              cluster:call(A, fun() -> agent_suspended(Server) end),
+                          cluster:stop_all([A, B])
+                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+
+agent_suspended(Server) ->
+    ok = trunkline:call(Server, {reply, long()}),
+    [Inlet] = erpc:call(node(Server), cluster, by_module, [trunkline_inlet]),
+    Suspender = erpc:call(node(Server), ?MODULE, suspended, [Inlet]),
+    cluster:await(fun() -> may_bypass(Server) end),
+    Id = trunkline:send_request(Server, {between, long()}),
+    Got = fun() ->
+                  receive
+                      [_ | _] -> long;
+                      Message -> ?assertEqual({reply, ok}, trunkline:check_response(Message, Id)),
+                                 reply
+                  end
+          end,
+    HasLease = has_come(2000),
+    _ = HasLease orelse (Suspender ! resume),
+    case [Got() || _ <- [1, 2, 3]] of
+        All when HasLease -> Suspender ! resume, All;
+        _ -> agent_suspended(Server)
+    end.
+
+%% Whether a message comes in that time (ms).
+has_come(Left) ->
+    case process_info(self(), message_queue_len) of
+        {message_queue_len, 0} when Left > 0 -> receive after 1 -> has_come(Left - 1) end;
+        {message_queue_len, N} -> N > 0
+    end.
+
+%% The server ends when it gets such a request, and its caller hears of that, though the agent
+%% hears of the request last. The next caller hears that there is no server.
+lease_ends(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    [begin
+         Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+         ?assertMatch([{exit, {because, _}}, {exit, {noproc, _}}],
+                      cluster:call(A, fun() -> call_until_it_ends(Server) end))
+     end || _ <- lists:seq(1, 10)],
+    cluster:stop_all([A, B]).
+
+%% The session ends before a lease does.
+lease_of_another_session(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+    Request = {call, Server, self(), make_ref()},
+    Start = fun() ->
+                    ok = trunkline:call(Server, {reply, long()}),
+                    {lease, Server, _, {_, _, Inlet} = Way} = get({trunkline_lease, node(Server)}),
+                    {Inlet, Way}
+            end,
+    {Inlet, {Lane, Agent, Inlet}} = cluster:call(A, Start),
+    From = {self(), [[alias | Lane] | {make_ref(), {self(), Server}, Agent}]},
+    Keep = fun() ->
+                   Asked = {erlang:monotonic_time(millisecond), Inlet},
+                   ok = trunkline_lease:keep({go, Server, {call, '$gen_call', From}}, Request,
+                                             node(Server), Asked),
+                   trunkline_lease:is_held(Request, node(Server))
+           end,
+    true = cluster:call(A, Keep),
+    cluster:call(B, cluster, stop_trunkline, []),
+    cluster:call(B, cluster, start_trunkline, [[{lanes, 1}, {lane_transport, dist}]]),
+    cluster:await_lanes(A, B),
+    false = cluster:call(A, Keep),
+    cluster:stop_all([A, B]).
+
+call_until_it_ends(Server) ->
+    Call = fun(What) -> traffic:attempt(fun() -> trunkline:call(Server, {What, long()}) end) end,
+    {ok, ok} = Call(reply),
+    cluster:await(fun() -> may_bypass(Server) end),
+    _ = erpc:call(node(Server), ?MODULE, resumed_at_the_end, [self(), Server]),
+    End = Call(exit),
+    [End, Call(reply)].
+
+%% The lane to that node does not run as long as that process lives.
+resumed_at_the_end(Caller, Pid) ->
+    Suspender = suspended_lane(Caller),
+    spawn(fun() ->
+                  Ref = monitor(process, Pid),
+                  receive {'DOWN', Ref, process, Pid, _} -> Suspender ! resume end
+          end).
+
+%% A server that gets long requests.
+serving() -> serving([]).
+
+serving(Got) ->
+    receive
+        {'$gen_call', From, {reply, _}} ->
+            gen_server:reply(From, ok),
+            serving(Got);
+        {'$gen_call', From, {got, _}} ->
+            gen_server:reply(From, lists:reverse(Got)),
+            serving([]);
+        {'$gen_call', {Caller, _} = From, {between, _}} ->
+            _ = trunkline:send(Caller, long()),
+            cluster:await(fun() -> another_may_bypass(Caller) end),
+            Lane = suspend_lane(Caller),
+            gen_server:reply(From, ok),
+            _ = trunkline:send(Caller, long()),
+            true = erlang:resume_process(Lane),
+            serving(Got);
+        {'$gen_call', _, {exit, _}} ->
+            exit(because);
+        Message ->
+            serving([Message | Got])
+    end.
+
 %% A long reply goes by plain distribution, but only when everything has been delivered that its
 %% server has sent before. What the server sends behind it waits, too.
 reply_behind_messages(_) ->
@@ -367,8 +517,14 @@ suspended(Pid) ->
     receive {Suspender, suspended} -> Suspender end.
 
 suspend_lane(To) ->
-    #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
+    Lane = lane_to(To),
     true = erlang:suspend_process(Lane),
+    Lane.
+
+suspended_lane(To) -> suspended(lane_to(To)).
+
+lane_to(Pid) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(node(Pid)),
     Lane.
 
 got(To) ->

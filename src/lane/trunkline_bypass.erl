@@ -8,8 +8,9 @@
 %%                        its mark before it subtracts a batch from the level, and a sender reads
 %%                        the level first. So the sender sees one of the two
 %%     no replies         a reply of gen_server:reply/2 passes no gate, so only the lane knows of
-%%                        it. A process that owes a reply has to ask. (The marks of these are
-%%                        counted by hash: another process may have to ask, too)
+%%                        it. A process that owes a reply, or may get a request unseen
+%%                        (trunkline_lease), has to ask. (The marks of these are counted by hash:
+%%                        another process may have to ask, too)
 %%
 %%     sender                                       lane
 %%       | started + 1
@@ -85,8 +86,8 @@ cancel(Ix, Bypass) -> atomics:sub(Bypass, ?STARTED(Ix), 1).
 
 %% --- for the inlets ---------------------------------------------------------------
 
-%% A caller waits for a reply of that process by lane, the first one of this inlet (1), or no caller
-%% does any more (-1). By then the reply has left the lane.
+%% From now on that process may owe a reply to a caller of this inlet (1), or it does not any more
+%% (-1). By then its replies have left the lane.
 -spec called(pid(), 1 | -1, bypass()) -> ok.
 called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
 

@@ -6,7 +6,7 @@
 -module(trunkline_command).
 -moduledoc false.
 
--export([wrap/2, is_request/1, is_news/1, is_missed/1]).
+-export([wrap/2, request/1, is_request/1, is_news/1, is_missed/1]).
 
 -export_type([command/0, apply/0, exit/0, caller/0, label/0, object/0, wrap/0]).
 
@@ -54,6 +54,10 @@ wrap(plain, Message) -> Message;
 wrap({call, Label, From}, Request) -> {Label, From, Request};
 wrap({reply, Caller}, Reply) -> {[alias | Caller], Reply};
 wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
+
+-spec request(command()) -> {server(), Pid :: pid(), caller(), label()}.
+request({call, Server, Pid, Caller}) -> {Server, Pid, Caller, '$gen_call'};
+request({call, Server, Pid, Caller, Label}) -> {Server, Pid, Caller, Label}.
 
 -spec is_request(trunkline_lane:to()) -> boolean().
 is_request(To) -> is_one_of(To, [call]).

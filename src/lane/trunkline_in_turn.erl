@@ -25,8 +25,9 @@
 %% not large, are sent so, too. If something is ahead of one, it goes by lane.
 %%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
-%% its reply, and the answer says in which form the server gets the request. If the caller does not
-%% send it, the lane cancels it. If there is no such server, the caller has been told. A process
+%% its reply, and the answer says in which form the server gets the request. For a while it holds
+%% for further requests to that server, too (trunkline_lease). If the caller does not send the
+%% request, the lane cancels it. If there is no such server, the caller has been told. A process
 %% that has executed a function for trunkline_erpc asks so about its outcome.
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
@@ -48,8 +49,8 @@
 %% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
 %% distribution.
 -define(FROM, 16000).
-%% The same for a request, or for the outcome of one, because its turn may cost a round trip between
-%% the nodes for each.
+%% The same for the outcome of a request, and for a request if the caller has to ask and may get no
+%% lease: that costs a round trip between the nodes for each.
 -define(REQUEST_FROM, 48000).
 -define(MOST, 2_100_000).
 %% The same for binaries: a batch of the default size has no room for two. From `large_bytes' on
@@ -101,10 +102,12 @@ send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
         now ->
             case send_now(To, Node, Message, Deadline) of
                 ok -> bypassed(Route, Ix, Charge);
+                announced -> bypassed(Route, Ix, 0), no;     % and what comes by lane is behind it
                 _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
             end;
         ask ->
-            case trunkline_gate:path(Route#route.gate) =:= lanes
+            case is_worth_asking(To, Charge, Node)
+                andalso trunkline_gate:path(Route#route.gate) =:= lanes
                 andalso are_terms_suited(Node, Route#route.stats) of
                 true -> ask(Route, Ix, Node, To, Message, Charge, Deadline);
                 false -> no
@@ -119,8 +122,14 @@ is_suited(binaries, To, Charge, #route{large = Large}) ->
 is_suited(_, To, Charge, _) ->
     trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge).
 
-from(To) when is_tuple(To) -> ?REQUEST_FROM;
+from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
 from(_) -> ?FROM.
+
+%% One request gains less than the question costs, unless it is long. With a lease many gain.
+is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
+    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM orelse trunkline_lease:is_wanted(Request, Node);
+is_worth_asking(_, _, _) ->
+    true.
 
 %% A binary for which the sender has to ask is as fast by lane. But the answer tells of the
 %% receiver's mailbox, too.
@@ -143,8 +152,9 @@ turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
+    Asked = {erlang:monotonic_time(millisecond), trunkline_peers:watch(Node)},
     {Answer, Ref} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
-    ok = know(Answer, To, Node, Route),
+    ok = know(Answer, To, Node, Asked, Route),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
                {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
@@ -179,6 +189,8 @@ ask(Lane, To, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
                           fun(Ref) -> {not_sent, Ref} end, Timeout).
 
+send_now(To, Node, Request, Deadline) when element(1, To) =:= call ->
+    trunkline_lease:send(To, Node, Request, options(Deadline));
 send_now(To, _, Message, Deadline) when is_tuple(To) ->
     send({reply, element(2, To)}, element(2, To), Message, Deadline);
 send_now(To, Node, Message, Deadline) ->
@@ -186,8 +198,9 @@ send_now(To, Node, Message, Deadline) ->
 
 %% A caller that waits until some time must not be suspended beyond that.
 send(Wrap, To, Message, Deadline) ->
-    erlang:send(To, trunkline_command:wrap(Wrap, Message),
-                [noconnect | [nosuspend || Deadline =/= infinity]]).
+    erlang:send(To, trunkline_command:wrap(Wrap, Message), options(Deadline)).
+
+options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
 
 bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
     _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
@@ -199,9 +212,11 @@ sent_plain(Lane, Ref) ->
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of another receiver at that node the lane has said so not long
-%% ago. `has_asked': that was another one.
+%% ago, and of the server of a request its agent. `has_asked': that was another one.
 knows({reply, _}, _, #route{stats = Stats}) ->
     is_near(Stats);
+knows(Request, Node, _) when element(1, Request) =:= call ->
+    trunkline_lease:is_held(Request, Node);
 knows(To, Node, #route{link = Link}) ->
     case get({?MODULE, Node}) of
         {Known, Link, Until} -> erlang:monotonic_time(millisecond) < Until
@@ -210,13 +225,15 @@ knows(To, Node, #route{link = Link}) ->
     end.
 
 %% (Another process may have a name at any time.)
-know(_, Command, _, _) when is_tuple(Command) ->
+know(Answer, Request, Node, Asked, _) when element(1, Request) =:= call ->
+    trunkline_lease:keep(Answer, Request, Node, Asked);
+know(_, Outcome, _, _, _) when is_tuple(Outcome) ->
     ok;
-know(Answer, To, Node, #route{link = Link}) ->
+know(Answer, To, Node, {Asked, _}, #route{link = Link}) ->
     Known = if Answer =:= go, is_pid(To) -> To;
                true -> []
             end,
-    _ = put({?MODULE, Node}, {Known, Link, erlang:monotonic_time(millisecond) + ?KNOWN_FOR}),
+    _ = put({?MODULE, Node}, {Known, Link, Asked + ?KNOWN_FOR}),
     ok.
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that

@@ -169,6 +169,11 @@ loop(S) ->
             loop(S#inlet{early = (S#inlet.early)#{Serial => {Ack, Charge, Entries}}});
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
+        {called, Request} ->
+            Agent = trunkline_agent:called(Request, S#inlet.agent),
+            loop(timer(quiet, S#inlet{agent = Agent, active = true}));
+        {server_ended, Server, Reason} ->
+            loop(S#inlet{agent = trunkline_agent:server_ended(Server, Reason, S#inlet.agent)});
         {arrived, Number, Parts} ->
             loop(timer(quiet, open(Number, Parts, S)));
         {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
@@ -569,11 +574,18 @@ timeout(awaited, S) ->
         false ->
             S#inlet{retired = over}
     end;
-timeout(quiet, #inlet{active = true} = S) ->
-    timer(quiet, S#inlet{active = false, quiet_timer = false});
-timeout(quiet, S) ->
-    Agent = trunkline_agent:sweep(S#inlet.agent),
-    proc_lib:hibernate(?MODULE, loop, [S#inlet{quiet_timer = false, agent = Agent}]).
+timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
+    {Unanswered, HasLeases, Agent} = trunkline_agent:tick(S#inlet.agent),
+    %% The lane knows whether the callers live.
+    _ = Unanswered =:= []
+        orelse trunkline_process:send_connected(Lane, {unanswered, Unanswered}),
+    S1 = S#inlet{active = false, quiet_timer = false, agent = Agent},
+    case Active orelse HasLeases of
+        true -> timer(quiet, S1);
+        false ->
+            S2 = S1#inlet{agent = trunkline_agent:sweep(Agent)},
+            proc_lib:hibernate(?MODULE, loop, [S2])
+    end.
 
 %% --- after the session --------------------------------------------------------
 

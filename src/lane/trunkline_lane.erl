@@ -46,6 +46,9 @@
 %% it is counted when the lane takes it, and beyond the bound its server is suspended until there is
 %% room (trunkline_throttle).
 %%
+%% Messages to an agent that must be in order with the news of replies are relayed by the lane, too
+%% (trunkline_lease).
+%%
 %% The link, which owns the lane, gets {lane_mode, ...} when the lane has changed its mode,
 %% {lane_drained, ...} when nothing is left in it, and `connect' when it has a message for a node
 %% that is down.
@@ -402,6 +405,8 @@ collected({fetch, _, _, _, _} = Fetch, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Fetch, S));
 collected({sent_plain, _} = Sent, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Sent, S));
+collected({relay, _, _} = Relay, More, Charge, Entries, S) ->
+    collect(More, Charge, Entries, control(Relay, S));
 collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
     control(Ask, transmit(Charge, lists:reverse(Entries), S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
@@ -709,6 +714,12 @@ control({answer, Ref, Answer}, S) ->
     end;
 control(bypassed, S) ->
     ticking(S);
+control({relay, Agent, Message}, S) ->
+    Agent ! Message,
+    S;
+control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
+    lists:foldl(fun cancel/2, S, [Request || {call, _, Caller, _} = Request <- Requests,
+                                             not is_process_alive(Caller)]);
 control({sent_plain, Ref}, #lane{plain = N} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
@@ -797,7 +808,8 @@ control({probe, _}, S) ->
 control({timeout, _, tick}, S) ->
     quiet(tick_asks(tick_heap(S)));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= way; element(1, Late) =:= resumed ->
+                      element(1, Late) =:= way; element(1, Late) =:= resumed;
+                      element(1, Late) =:= unanswered ->
     S;                                       % of an earlier session, or connection
 control({timeout, _, {channels, _}}, S) ->
     S;

@@ -46,7 +46,8 @@
 %% `channels': inlets can read connections of their lane's own (trunkline_channel).
 %% `resume': a session may outlive its connection.
 %% `turn': inlets answer senders that ask for their turn (trunkline_in_turn).
--define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
+%% `lease': callers need not ask for each request (trunkline_lease).
+-define(CAPABILITIES, [exit, inboxes, channels, resume, turn, lease]).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 

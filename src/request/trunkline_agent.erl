@@ -33,8 +33,8 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([new/1, step/3, address/2, delivered/1, broken/2, answered/2, executed_by/3, down/4,
-         sweep/1, ended/1]).
+-export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
+         executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
 -export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/4]).
 -export([await/1]).
 
@@ -44,10 +44,16 @@
 
 %% The tag in From, beside the caller's pid, is [[alias | Lane] | Request].
 -type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
+%% Two seconds at least.
+-define(LEASED, 3).
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         callers = #{} :: #{trunkline_command:caller() => []}}).       % that wait for a reply
+         %% Ticks in which a caller may use a lease (trunkline_lease).
+         leased = 0 :: 0..?LEASED,
+         %% Those that wait for a reply. One that has announced a request, because it has a lease,
+         %% may be killed before it has sent it: it is there with its pid.
+         callers = #{} :: #{trunkline_command:caller() => [] | pid()}}).
 -record(agent,
         {route :: trunkline_route:route(),
          retired = false :: boolean(),               % its session has ended
@@ -99,7 +105,7 @@ step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
                            _ -> To
                        end,
             ok = trunkline_in_turn:answer(Lane, Ref, Receiver, {go, To, Wrap}, What),
-            Agent1
+            leased(Command, Agent1)
     end;
 step({turn, To, Ref, Lane}, What, Agent) ->
     ok = trunkline_in_turn:answer(Lane, Ref, To, go, What),
@@ -118,6 +124,42 @@ step(Command, Message, Agent) ->
             ok = delivered(Command),
             Agent1
     end.
+
+%% The answer to a question about a request may become a lease.
+leased(Request, #agent{servers = Servers} = Agent)
+  when element(1, Request) =:= call, is_pid(element(2, Request)) ->
+    #{element(2, Request) := Known} = Servers,
+    case trunkline_peers:can(node(element(3, Request)), lease) of
+        true -> Agent#agent{servers = Servers#{element(2, Request) :=
+                                                   Known#server{leased = ?LEASED}}};
+        false -> Agent
+    end;
+leased(_, Agent) ->
+    Agent.
+
+%% A caller with a lease is sending this request.
+-spec called(trunkline_command:command(), agent()) -> agent().
+called(Request, Agent) ->
+    {Server, Pid, Caller, _} = trunkline_command:request(Request),
+    {_, _, #agent{servers = Servers} = Agent1} = address(Request, Agent),
+    #{Server := #server{callers = Callers} = Known} = Servers,
+    Agent1#agent{servers = Servers#{Server := Known#server{leased = ?LEASED,
+                                                           callers = Callers#{Caller := Pid}}}}.
+
+%% To be called once a second. Returns the requests that have been announced, and not answered, and
+%% whether there are leases.
+-spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
+tick(#agent{servers = Servers} = Agent) ->
+    Leased = maps:filter(fun(_, #server{leased = Ticks}) -> Ticks > 0 end, Servers),
+    Left = maps:map(fun(Server, #server{leased = Ticks} = Known) ->
+                            Known1 = Known#server{leased = Ticks - 1},
+                            owes_reply(Known1) orelse mark(Server, -1, Agent),
+                            Known1
+                    end, Leased),
+    {[{call, Server, Pid, Caller}
+      || {Server, #server{callers = Callers}} <- maps:to_list(Leased),
+         {Caller, Pid} <- maps:to_list(Callers), is_pid(Pid)],
+     map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
 
 %% The message of this command has been delivered.
 -spec delivered(trunkline_lane:to()) -> ok.
@@ -142,7 +184,7 @@ address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Ro
             #{} -> #server{monitor = monitor(process, Server),
                            lane = trunkline_sender:alias_of_lane(Route, Server)}
         end,
-    map_size(Callers) =:= 0 andalso called(Server, 1, Agent),
+    owes_reply(Known) orelse mark(Server, 1, Agent),
     Agent1 =
         Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
     {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
@@ -154,8 +196,15 @@ address({call, Name, Pid, Caller, Label}, Agent) ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
     end;
-address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
-    {nobody, settle({Caller, Server}, Agent)};
+address({cancel, Server, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
+    Request = {Caller, Server},
+    case Servers of
+        #{Server := #server{leased = Ticks, lane = Lane}} when Ticks > 0 ->
+            Lane ! {relay, self(), {answered, [Request]}},
+            {nobody, Agent};
+        #{} ->
+            {nobody, settle(Request, Agent)}
+    end;
 address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until the former
     %% one replies or ends. A late reply does no harm.
@@ -257,10 +306,10 @@ answered(Requests, Agent) ->
 
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = #{Caller := []} = Callers} = Known} ->
-            map_size(Callers) =:= 1 andalso called(Server, -1, Agent),
-            Agent#agent{servers = Servers#{Server := Known#server{callers =
-                                                              maps:remove(Caller, Callers)}}};
+        #{Server := #server{callers = #{Caller := _} = Callers} = Known} ->
+            Known1 = Known#server{callers = maps:remove(Caller, Callers)},
+            owes_reply(Known1) orelse mark(Server, -1, Agent),
+            Agent#agent{servers = Servers#{Server := Known1}};
         #{} ->
             Agent
     end.
@@ -291,10 +340,20 @@ no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
 no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
+    case Servers of
+        #{Server := #server{leased = Ticks, lane = Lane}} when Ticks > 0 ->
+            Lane ! {relay, self(), {server_ended, Server, Reason}},
+            Agent;
+        #{} ->
+            server_ended(Server, Reason, Agent)
+    end.
+
+-spec server_ended(pid(), Reason :: term(), agent()) -> agent().
+server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
-        {#server{callers = Callers}, Servers1} ->
-            map_size(Callers) > 0 andalso called(Server, -1, Agent),
-            maps:foreach(fun(Caller, []) -> send({down, Server, Caller}, Reason, Server, Agent) end,
+        {#server{callers = Callers} = Known, Servers1} ->
+            _ = owes_reply(Known) andalso mark(Server, -1, Agent),
+            maps:foreach(fun(Caller, _) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
             Agent#agent{servers = Servers1};
         error ->
@@ -302,7 +361,7 @@ no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
     end.
 
 %% Forgets servers that no caller waits for. (This is not done at every reply, because the next call
-%% is most often to the same server.)
+%% is most often to the same server.) There are no leases.
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
     Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
@@ -315,11 +374,13 @@ sweep(#agent{servers = Servers} = Agent) ->
 %% The inlet ends. Who replies now replies to no caller.
 -spec ended(agent()) -> ok.
 ended(#agent{servers = Servers} = Agent) ->
-    maps:foreach(fun(Server, #server{callers = Callers}) ->
-                         map_size(Callers) > 0 andalso called(Server, -1, Agent)
-                 end, Servers).
+    maps:foreach(fun(Server, Known) -> owes_reply(Known) andalso mark(Server, -1, Agent) end,
+                 Servers).
 
-called(Server, N, #agent{route = #route{bypass = Bypass}}) ->
+%% Or may owe one, for all that the agent knows.
+owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks > 0 orelse map_size(Callers) > 0.
+
+mark(Server, N, #agent{route = #route{bypass = Bypass}}) ->
     trunkline_bypass:called(Server, N, Bypass).
 
 %% The session has ended, but its requests go on.
