@@ -12,8 +12,8 @@
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
-         never_refused/1]).
--export([late/1, kill/2, find/2, answering/1, watching/3, fill/1]).
+         by_a_later_session/1, never_refused/1]).
+-export([late/1, kill/2, find/2, answering/1, watching/3, fill/1, has_looked/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -24,7 +24,8 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
-          senders_wait, busy_connection, nobody_misses, one_patience, late_answer, never_refused].
+          senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
+          by_a_later_session, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -756,6 +757,50 @@ one_patience(_) ->
     ?assert(erlang:monotonic_time(millisecond) - Start < 20_000),
     cluster:continue(B),
     cluster:stop_all([A, B]).
+
+%% A reply to a request of a session that has ended takes the lanes of a later one. It may be under
+%% way for long: meanwhile no process at the server's node knows that anybody waits for it.
+by_a_later_session(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Answer = fun() ->
+                     From = receive {'$gen_call', F, question} -> F end,
+                     receive go -> gen_server:reply(From, answer) end
+             end,
+    Server = cluster:call(B, erlang, spawn, [Answer]),
+    Self = self(),
+    Call = fun() -> traffic:attempt(fun() -> trunkline:call(Server, question, infinity) end) end,
+    spawn_link(fun() -> Self ! {answered, cluster:call(A, Call)} end),
+    [AtA, AtB] = [Inlet || {X, Y} <- [{A, B}, {B, A}],
+                           {Inlet} <- [cluster:call(X, trunkline_peers, session,
+                                                    [cluster:node_of(Y)])]],
+    cluster:await(fun() -> is_awaited(AtB, B) end),
+    cluster:call(B, cluster, stop_trunkline, []),
+    cluster:call(B, cluster, start_trunkline, [[{lanes, 1}, {lane_transport, dist}]]),
+    true = cluster:await_lanes(A, B),
+    true = cluster:await_lanes(B, A),
+    Suspender = cluster:call(B, order_SUITE, suspended_lane, [AtA]),
+    true = cluster:call(B, fun() -> Server ! go, true end),
+    cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [AtB]) end),
+    %% The inlet at A hears of that, too.
+    ok = cluster:call(B, erpc, call, [cluster:node_of(A), ?MODULE, has_looked, [AtA]]),
+    cluster:call(B, fun() -> Suspender ! resume end),
+    receive {answered, Reply} -> ?assertEqual({ok, answer}, Reply) end,
+    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [AtA]) end),
+    cluster:stop_all([A, B]).
+
+is_awaited(Inlet, B) ->
+    [Agent] = [Part || Part <- tuple_to_list(cluster:call(B, sys, get_state, [Inlet])),
+                       is_tuple(Part), element(1, Part) =:= agent],
+    trunkline_agent:is_awaited(Agent).
+
+%% That process has taken out of its mailbox what was there before.
+has_looked(Pid) ->
+    try sys:get_state(Pid) of
+        _ -> ok
+    catch
+        exit:{Reason, _} when Reason =:= noproc; Reason =:= normal -> ok
+    end.
+
 
 %% Trunkline stops and starts, at either node in turn. Who sends with `nosuspend' is not refused for
 %% that, as by `!' it would not be. (ejabberd drops what is refused.)

@@ -37,8 +37,9 @@
 %% connected, nothing has happened to the servers. Then the inlet retires (retire/2). It goes on as
 %% agent, and as what callers watch, together with its counterpart: the inlet at the peer to which
 %% their requests went. It stays as long as the connection and the counterpart last, and a process
-%% waits at either. Its lanes retire, too, and pass on replies by plain distribution. So an inlet
-%% may outlive its link, and the application.
+%% waits at either. Its lanes retire, too, and pass on replies by plain distribution, or by the
+%% lanes of a later session. If such a reply may still come when the counterpart has ended, the
+%% inlet stays as long as that session. So an inlet may outlive its link, and the application.
 %%
 %% The mailbox is off heap, because very many monitored processes may end at once, and each garbage
 %% collection would look at everything in a mailbox on the heap. An off-heap mailbox keeps the order
@@ -464,8 +465,25 @@ fetched(_, _) ->
 %% A server has ended, or an executor, or one of the processes with which a retired inlet ends.
 down(Monitor, Pid, Reason, #inlet{agent = Agent, retired = Others} = S) ->
     case is_list(Others) andalso lists:member(Pid, Others) of
+        true when Reason =:= normal, node(Pid) =/= node() ->
+            counterpart_ended({'DOWN', Monitor, process, Pid, Reason}, S);
         true -> S#inlet{retired = over};
         false -> S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}
+    end.
+
+%% No process waits at the counterpart any more. But its last replies may be on their way by the
+%% lanes of a later session, with which this inlet ends then. (Without lanes they have come before.)
+counterpart_ended({_, _, _, Pid, _} = Down, #inlet{retired = Others} = S) ->
+    case {trunkline_peers:session(node(Pid)), trunkline_peers:lookup(node(Pid))} of
+        {none, #{state := State}} when State =:= greeting; State =:= opening ->
+            _ = erlang:send_after(?AWAITED, self(), Down),
+            S;
+        {none, _} ->
+            S#inlet{retired = over};
+        {Inlets, _} ->
+            Later = tuple_to_list(Inlets),
+            lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Later),
+            S#inlet{retired = Later ++ lists:delete(Pid, Others)}
     end.
 
 %% The opener has delivered its message, or is dead: maybe before its turn.
