@@ -10,7 +10,7 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         by_module/1, in_loop/1, is_at_rest/1, count_calls/3]).
+         by_module/1, in_loop/1, is_at_rest/1, is_awaited/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
@@ -249,6 +249,12 @@ by_module(Module) ->
 %% Whether it has taken everything out of its mailbox. Runs at the node.
 is_at_rest(Pid) ->
     process_info(Pid, [message_queue_len, status]) =:= [{message_queue_len, 0}, {status, waiting}].
+
+%% Whether that inlet at B, as an agent, waits for a reply.
+is_awaited(Inlet, B) ->
+    [Agent] = [Part || Part <- tuple_to_list(call(B, sys, get_state, [Inlet])),
+                       is_tuple(Part), element(1, Part) =:= agent],
+    trunkline_agent:is_awaited(Agent).
 
 %% How often these functions are called at that node while Fun is executed.
 count_calls(A, Functions, Fun) ->

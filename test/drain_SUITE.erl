@@ -773,7 +773,7 @@ by_a_later_session(_) ->
     [AtA, AtB] = [Inlet || {X, Y} <- [{A, B}, {B, A}],
                            {Inlet} <- [cluster:call(X, trunkline_peers, session,
                                                     [cluster:node_of(Y)])]],
-    cluster:await(fun() -> is_awaited(AtB, B) end),
+    cluster:await(fun() -> cluster:is_awaited(AtB, B) end),
     cluster:call(B, cluster, stop_trunkline, []),
     cluster:call(B, cluster, start_trunkline, [[{lanes, 1}, {lane_transport, dist}]]),
     true = cluster:await_lanes(A, B),
@@ -788,11 +788,6 @@ by_a_later_session(_) ->
     cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [AtA]) end),
     cluster:stop_all([A, B]).
 
-is_awaited(Inlet, B) ->
-    [Agent] = [Part || Part <- tuple_to_list(cluster:call(B, sys, get_state, [Inlet])),
-                       is_tuple(Part), element(1, Part) =:= agent],
-    trunkline_agent:is_awaited(Agent).
-
 %% That process has taken out of its mailbox what was there before.
 has_looked(Pid) ->
     try sys:get_state(Pid) of
@@ -800,7 +795,6 @@ has_looked(Pid) ->
     catch
         exit:{Reason, _} when Reason =:= noproc; Reason =:= normal -> ok
     end.
-
 
 %% Trunkline stops and starts, at either node in turn. Who sends with `nosuspend' is not refused for
 %% that, as by `!' it would not be. (ejabberd drops what is refused.)

@@ -1135,13 +1135,8 @@ announce(To, {Lane, Agent}) ->
 await_no_callers(A, B) ->
     Inlets = tuple_to_list(cluster:call(B, trunkline_peers, session, [cluster:node_of(A)])),
     cluster:await(fun() ->
-                          States = [cluster:call(B, sys, get_state, [P]) || P <- Inlets],
-                          not lists:any(fun is_awaited/1, States)
+                          not lists:any(fun(Inlet) -> cluster:is_awaited(Inlet, B) end, Inlets)
                   end, ?LONG).
-
-is_awaited(Inlet) ->
-    [Agent] = [Part || Part <- tuple_to_list(Inlet), is_tuple(Part), element(1, Part) =:= agent],
-    trunkline_agent:is_awaited(Agent).
 
 %% The turn of a long term comes when its node has been disconnected on purpose. That stays so.
 stays_disconnected(_) ->

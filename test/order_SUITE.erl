@@ -95,9 +95,7 @@ in_turn(_) ->
 %% A sender that has asked once need not ask again while its lane is idle: its long term arrives
 %% though the lane does not run. While something waits in the lane, or at the inlet, the term waits
 %% behind it.
-past_an_idle_lane(_) ->
-    [past_an_idle_lane(A, B) || {A, B} <- [cluster:pair_on_the_distribution(),
-                                           pair_on_connections()]].
+past_an_idle_lane(_) -> on_both_ways(fun past_an_idle_lane/2).
 
 past_an_idle_lane(A, B) ->
     To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
@@ -128,8 +126,20 @@ past_an_idle_lane(A, B) ->
                           #{lanes := [#{messages := Now, in_flight_messages := InFlight}]} =
                               cluster:call(A, trunkline, info, [node(To)]),
                           {Now - Before, InFlight} =:= {Sent + 3, 0} orelse {Now, InFlight}
-                  end),
-    cluster:stop_all([A, B]).
+                  end).
+
+%% With batches that go by the distribution, and by connections. There is one lane.
+on_both_ways(Fun) ->
+    lists:foreach(fun({A, B}) ->
+                          Fun(A, B),
+                          cluster:stop_all([A, B])
+                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+
+pair_on_connections() ->
+    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, tcp}]),
+    await_lane_connection(A, B),
+    await_lane_connection(B, A),
+    {A, B}.
 
 %% Returns the suspended lane, and how many that receiver has got. (It tries again if the lane was
 %% not idle any more, or if it is a second since the sender has asked.)
@@ -151,14 +161,14 @@ send_past(To, N) ->
 %% two. Then it sends, or cannot send, and a later message takes its place in the count. What is
 %% sent behind that one waits all the same.
 counted_early(_) ->
-    [begin
-         [begin
-              To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
-              ?assertEqual({How, [long, behind]},
-                           {How, cluster:call(A, fun() -> counted_early(How, To) end)})
-          end || How <- [late, never]],
-         cluster:stop_all([A, B])
-     end || {A, B} <- [cluster:pair_on_the_distribution(), pair_on_connections()]].
+    on_both_ways(
+      fun(A, B) ->
+              [begin
+                   To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+                   ?assertEqual({How, [long, behind]},
+                                {How, cluster:call(A, fun() -> counted_early(How, To) end)})
+               end || How <- [late, never]]
+      end).
 
 counted_early(How, To) ->
     #route{gate = Gate, bypass = Bypass} = trunkline_route:lookup(node(To)),
@@ -197,9 +207,7 @@ sent_by_lane(To) ->
 
 %% Nothing but the lane knows of a reply of gen_server:reply/2. What the server sends behind it
 %% waits, too.
-reply_in_the_lane(_) ->
-    [reply_in_the_lane(A, B) || {A, B} <- [cluster:pair_on_the_distribution(),
-                                           pair_on_connections()]].
+reply_in_the_lane(_) -> on_both_ways(fun reply_in_the_lane/2).
 
 reply_in_the_lane(A, B) ->
     Server = cluster:call(B, fun() -> spawn(fun reply_between/0) end),
@@ -209,8 +217,7 @@ reply_in_the_lane(A, B) ->
                                      [receive Message -> Message end || _ <- [1, 2, 3]],
                                  ?assertEqual({reply, ok}, trunkline:check_response(Reply, Id)),
                                  ok
-                         end),
-    cluster:stop_all([A, B]).
+                         end).
 
 reply_between() ->
     {Caller, _} = From = receive {'$gen_call', F, reply} -> F end,
@@ -224,11 +231,10 @@ reply_between() ->
 %% A caller that has had a long request for a server need not ask for the next: it arrives though
 %% the lane does not run. While something waits in the lane the request waits behind it.
 with_a_lease(_) ->
-    lists:foreach(fun({A, B}) ->
-                          Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
-                          [before] = cluster:call(A, fun() -> call_past(Server) end),
-                          cluster:stop_all([A, B])
-                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+    on_both_ways(fun(A, B) ->
+                         Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+                         [before] = cluster:call(A, fun() -> call_past(Server) end)
+                 end).
 
 call_past(Server) ->
     Lane = suspended_with_lease(Server),
@@ -257,12 +263,11 @@ suspended_with_lease(Server) ->
 %% Such a request has come, and its agent has not heard of it. What the server sends behind the
 %% reply waits all the same.
 reply_to_a_lease(_) ->
-    lists:foreach(fun({A, B}) ->
-                          Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
-                          [long, reply, long] =
-                              cluster:call(A, fun() -> agent_suspended(Server) end),
-                          cluster:stop_all([A, B])
-                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
+    on_both_ways(fun(A, B) ->
+                         Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+                         [long, reply, long] =
+                             cluster:call(A, fun() -> agent_suspended(Server) end)
+                 end).
 
 agent_suspended(Server) ->
     ok = trunkline:call(Server, {reply, long()}),
@@ -335,7 +340,7 @@ call_until_it_ends(Server) ->
     End = Call(exit),
     [End, Call(reply)].
 
-%% The lane to that node does not run as long as that process lives.
+%% The lane to the caller's node does not run as long as that process lives.
 resumed_at_the_end(Caller, Pid) ->
     Suspender = suspended_lane(Caller),
     spawn(fun() ->
@@ -371,18 +376,11 @@ serving(Got) ->
 %% A long reply goes by plain distribution, but only when everything has been delivered that its
 %% server has sent before. What the server sends behind it waits, too.
 reply_behind_messages(_) ->
-    lists:foreach(fun({A, B}) ->
-                          Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
-                          kept(A, B, fun() -> [cluster:call(A, fun() -> reply_behind(Server) end)]
-                                     end),
-                          cluster:stop_all([A, B])
-                  end, [cluster:pair_on_the_distribution(), pair_on_connections()]).
-
-pair_on_connections() ->
-    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, tcp}]),
-    await_lane_connection(A, B),
-    await_lane_connection(B, A),
-    {A, B}.
+    on_both_ways(fun(A, B) ->
+                         Server = cluster:call(B, erlang, spawn, [?MODULE, replying, []]),
+                         kept(A, B, fun() -> [cluster:call(A, fun() -> reply_behind(Server) end)]
+                                    end)
+                 end).
 
 %% The lane keeps replies for their turn. That to a mailbox off the heap goes by lane then.
 reply_to_mailbox_off_heap(_) ->
@@ -397,8 +395,7 @@ reply_to_mailbox_off_heap(_) ->
 kept(A, B, Fun) ->
     Tracer = cluster:call(B, erlang, spawn, [?MODULE, callers, [[]]]),
     Lane = cluster:call(B, fun() ->
-                                   #route{lanes = {Lane}} =
-                                       trunkline_route:lookup(cluster:node_of(A)),
+                                   Lane = lane_to(cluster:node_of(A)),
                                    1 = erlang:trace_pattern({trunkline_lane, send_kept, 2}, true,
                                                             [local]),
                                    1 = erlang:trace(Lane, true, [call, {tracer, Tracer}]),
@@ -489,7 +486,7 @@ other() -> [other | long()].
 
 %% Until it has taken everything out of its mailbox.
 wait_for_lane(Node) ->
-    #route{lanes = {Lane}} = trunkline_route:lookup(Node),
+    Lane = lane_to(Node),
     cluster:await(fun() -> cluster:is_at_rest(Lane) end).
 
 another_may_bypass(To) ->
@@ -517,14 +514,14 @@ suspended(Pid) ->
     receive {Suspender, suspended} -> Suspender end.
 
 suspend_lane(To) ->
-    Lane = lane_to(To),
+    Lane = lane_to(node(To)),
     true = erlang:suspend_process(Lane),
     Lane.
 
-suspended_lane(To) -> suspended(lane_to(To)).
+suspended_lane(To) -> suspended(lane_to(node(To))).
 
-lane_to(Pid) ->
-    #route{lanes = {Lane}} = trunkline_route:lookup(node(Pid)),
+lane_to(Node) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(Node),
     Lane.
 
 got(To) ->

@@ -152,7 +152,7 @@ turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
-    Asked = {erlang:monotonic_time(millisecond), trunkline_peers:watch(Node)},
+    Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
     {Answer, Ref} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = know(Answer, To, Node, Asked, Route),
     Sent = case Answer of

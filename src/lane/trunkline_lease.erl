@@ -26,7 +26,7 @@
 -module(trunkline_lease).
 -moduledoc false.
 
--export([is_held/2, is_wanted/2, keep/4, send/4]).
+-export([is_held/2, is_wanted/2, session/2, keep/4, send/4]).
 
 -dialyzer({no_improper_lists, [keep/4, send/4]}).
 
@@ -63,11 +63,18 @@ is_wanted(Request, Node) ->
                     _ -> false
                 end.
 
-%% The agent's answer to that request. When the calling process asked, it was that time, and the
-%% session had that inlet.
+%% An inlet of the session in which the calling process asks, if the answer may become a lease.
+-spec session(trunkline_in_turn:addressee(), node()) -> Inlet :: pid() | none.
+session(Request, Node) when element(1, Request) =:= call, is_pid(element(2, Request)) ->
+    trunkline_peers:watch(Node);
+session(_, _) ->
+    none.
+
+%% The agent's answer to that request. When the calling process asked, it was that time, and that
+%% session.
 -spec keep(trunkline_in_turn:answer(), trunkline_command:command(), node(),
            {milliseconds(), Inlet :: pid() | none}) -> ok.
-keep(Answer, Request, Node, {Asked, Inlet}) when is_pid(element(2, Request)), is_pid(Inlet) ->
+keep(Answer, Request, Node, {Asked, Inlet}) when is_pid(Inlet) ->
     Way = case Answer of
               {go, _, {call, _, {_, [[alias | Lane] | {_, _, Agent}]}}} -> {Lane, Agent, Inlet};
               _ -> none

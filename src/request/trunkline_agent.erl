@@ -196,15 +196,12 @@ address({call, Name, Pid, Caller, Label}, Agent) ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
     end;
-address({cancel, Server, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
+address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
     Request = {Caller, Server},
-    case Servers of
-        #{Server := #server{leased = Ticks, lane = Lane}} when Ticks > 0 ->
-            Lane ! {relay, self(), {answered, [Request]}},
-            {nobody, Agent};
-        #{} ->
-            {nobody, settle(Request, Agent)}
-    end;
+    {nobody, case is_relayed(Server, {answered, [Request]}, Agent) of
+                 true -> Agent;
+                 false -> settle(Request, Agent)
+             end};
 address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until the former
     %% one replies or ends. A late reply does no harm.
@@ -258,9 +255,8 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
 
 %% The message of this command was lost at this node, so the caller need not wait for a reply.
 -spec broken(trunkline_command:command(), agent()) -> agent().
-broken({call, Server, Pid, Caller}, Agent) ->
-    broken({call, Server, Pid, Caller, '$gen_call'}, Agent);
-broken({call, Server, _, Caller, _}, Agent) ->
+broken(Command, Agent) when element(1, Command) =:= call ->
+    {Server, _, Caller, _} = trunkline_command:request(Command),
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
@@ -339,13 +335,20 @@ no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
     trunkline_executor:is_done(Executor, Reason)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
-no_reply(Server, Reason, #agent{servers = Servers} = Agent) ->
+no_reply(Server, Reason, Agent) ->
+    case is_relayed(Server, {server_ended, Server, Reason}, Agent) of
+        true -> Agent;
+        false -> server_ended(Server, Reason, Agent)
+    end.
+
+%% What must come behind the requests that may have been announced takes their way, and comes back.
+is_relayed(Server, Message, #agent{servers = Servers}) ->
     case Servers of
         #{Server := #server{leased = Ticks, lane = Lane}} when Ticks > 0 ->
-            Lane ! {relay, self(), {server_ended, Server, Reason}},
-            Agent;
+            Lane ! {relay, self(), Message},
+            true;
         #{} ->
-            server_ended(Server, Reason, Agent)
+            false
     end.
 
 -spec server_ended(pid(), Reason :: term(), agent()) -> agent().
@@ -398,9 +401,8 @@ is_awaited(#agent{servers = Servers, executors = Executors}) ->
 %% Carries out a command at the sending node, because it can no longer reach an agent. Its caller
 %% may still be waiting for a reply.
 -spec direct(trunkline_command:command(), Message :: term(), node()) -> ok.
-direct({call, Server, Pid, Caller}, Message, Node) ->
-    direct({call, Server, Pid, Caller, '$gen_call'}, Message, Node);
-direct({call, Server, Pid, Caller, Label}, Message, Node) ->
+direct(Command, Message, Node) when element(1, Command) =:= call ->
+    {Server, Pid, Caller, Label} = trunkline_command:request(Command),
     Object = case Server of
                  _ when is_pid(Server) -> Server;
                  _ -> {Server, Node}
