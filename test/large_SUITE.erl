@@ -12,7 +12,8 @@
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
          waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
          reply_behind_what_waits/1, replies_wait_no_longer/1, many_large_replies/1,
-         killed_senders/1, killed_callers/1, given_up/1, stays_disconnected/1, ends_killed/1,
+         killed_senders/1, killed_callers/1, given_up/1, asked_in_vain/1, stays_disconnected/1,
+         ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
          connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
@@ -26,7 +27,7 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
           many_large_replies, killed_senders,
-          killed_callers, given_up, stays_disconnected, ends_killed, carriers_killed,
+          killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
           two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
           stopped_and_continued,
           connection_breaks, new_incarnation, stops, stops_by_distribution, memory,
@@ -1130,6 +1131,36 @@ announce(To, {Lane, Agent}) ->
     Ref = make_ref(),
     Lane ! {relay, Agent, {called, {call, To, self(), Ref}}},
     Ref.
+
+%% A caller asks for the turn of its request in vain, and so the request goes by lane. The agent
+%% still tells the caller when the server has ended.
+asked_in_vain(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Server = cluster:call(B, fun() -> spawn_opt(fun() -> receive after infinity -> ok end end,
+                                                [{message_queue_data, off_heap}])
+                             end),
+    AtA = cluster:call(A, erlang, self, []),
+    Suspender = cluster:call(B, order_SUITE, suspended_lane, [AtA]),
+    Asked = cluster:call(
+              A, fun() ->
+                         Request = freight:message(1, 1, {rows, 200_000}),
+                         Call = fun() -> trunkline:call(Server, Request, infinity) end,
+                         spawn(fun() ->
+                                       Attempt = traffic:attempt(Call),
+                                       receive {tell, Self} -> Self ! {self(), Attempt} end
+                               end)
+                 end),
+    cluster:await(fun() ->
+                          cluster:call(B, erlang, process_info, [Server, message_queue_len])
+                              =:= {message_queue_len, 1}
+                  end, ?LONG),
+    resume = cluster:call(B, erlang, send, [Suspender, resume]),
+    true = cluster:call(B, erlang, exit, [Server, kill]),
+    {exit, {killed, _}} = cluster:call(A, fun() ->
+                                                  Asked ! {tell, self()},
+                                                  receive {Asked, Attempt} -> Attempt end
+                                          end),
+    cluster:stop_all([A, B]).
 
 %% The agents at B wait for no reply.
 await_no_callers(A, B) ->

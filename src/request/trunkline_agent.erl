@@ -196,11 +196,17 @@ address({call, Name, Pid, Caller, Label}, Agent) ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
     end;
-address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
+address({cancel, Server, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
     Request = {Caller, Server},
-    {nobody, case is_relayed(Server, {answered, [Request]}, Agent) of
-                 true -> Agent;
-                 false -> settle(Request, Agent)
+    {nobody, case Servers of
+                 #{Server := #server{callers = #{Caller := []}}} ->
+                     %% (The same request may follow at once, by lane.)
+                     settle(Request, Agent);
+                 #{} ->
+                     case is_relayed(Server, {answered, [Request]}, Agent) of
+                         true -> Agent;
+                         false -> settle(Request, Agent)
+                     end
              end};
 address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until the former
