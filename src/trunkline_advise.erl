@@ -164,13 +164,20 @@ suspended(Until) ->
                 {'DOWN', Ref, process, Pid, _} -> unknown
             end;
         _ ->
-            receive after trunkline_deadline:left(Until) -> unknown end
+            unknown(Until)
     end.
+
+unknown(Until) -> receive after trunkline_deadline:left(Until) -> unknown end.
 
 %% (The system monitor's role ends with the process, unless another process has taken it over.)
 watch(Until) ->
-    undefined = erlang:system_monitor(self(), [busy_dist_port]),
-    watch(Until, #{}, #{}, ?SUSPENSIONS).
+    case erlang:system_monitor(self(), [busy_dist_port]) of
+        undefined ->
+            watch(Until, #{}, #{}, ?SUSPENSIONS);
+        {Other, Options} ->                    % has taken the role meanwhile, and keeps it
+            _ = erlang:system_monitor(Other, Options),
+            unknown(Until)
+    end.
 
 watch(Until, Waiting, Sum, 0) ->
     _ = erlang:system_monitor(undefined),

@@ -82,6 +82,7 @@ kinds(drain, 2) -> [other_node, time];
 kinds(await_up, 2) -> [node, time];
 kinds(start_link, 3) -> [atom, any, proper_list];
 kinds(start_link, 4) -> [server_name, atom, any, proper_list];
+kinds(open, 2) -> [server_name, any];
 kinds(done, 2) -> [inbox, count];
 kinds(info, 1) -> [inbox];
 kinds(close, 1) -> [pid].

@@ -10,7 +10,7 @@
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, ask/4, label/1, other/3, system/4, unexpected/2]).
+-export([start/1, start_all/1, ask/4, ask_all/3, label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, resume/1, is_on_heap/1, is_heap_limited/0]).
 -export([is_connected/1, monitor_connected/1, send_connected/2]).
 -export([without_data/2]).
@@ -58,6 +58,23 @@ ask(Where, Question, GiveUp, Timeout) ->
                     ok = tell(Where, GiveUp(Ref)),
                     {timeout, Ref}
             end
+    end.
+
+%% Asks these processes, all at the same time. The answers, {Ref, Answer}, are in their order.
+-spec ask_all([pid()], Question :: fun((reference()) -> term()), trunkline_deadline:deadline()) ->
+          [{ok, Answer :: term()} | {down, Reason :: term()} | timeout].
+ask_all(Pids, Question, Deadline) ->
+    Asked = [{Pid, monitor(process, Pid, [{alias, reply_demonitor}])} || Pid <- Pids],
+    lists:foreach(fun({Pid, Ref}) -> Pid ! Question(Ref) end, Asked),
+    [answer(Ref, Deadline) || {_, Ref} <- Asked].
+
+answer(Ref, Deadline) ->
+    receive
+        {Ref, Answer} -> {ok, Answer};
+        {'DOWN', Ref, process, _, Reason} -> {down, Reason}
+    after trunkline_deadline:left(Deadline) ->
+            demonitor(Ref, [flush]),
+            receive {Ref, Answer} -> {ok, Answer} after 0 -> timeout end
     end.
 
 %% If no process has that name any more, the monitor says so.

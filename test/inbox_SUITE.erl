@@ -1131,6 +1131,12 @@ bad_options(_) ->
                       {error, not_started} =
                           mailroom:own(fun() -> trunkline_inbox:open({local, ?NAME}, #{}) end),
                       {error, not_started} = mailroom:start({local, ?NAME}, #{}, #{}),
+                      %% (A process that does not trap exits lives on, too.)
+                      {_, Ref} = spawn_monitor(
+                                   fun() -> exit({has, trunkline_inbox:open(#{})}) end),
+                      receive
+                          {'DOWN', Ref, process, _, {has, {error, not_started}}} -> ok
+                      end,
                       cluster:await(fun() -> whereis(?NAME) =:= undefined end)
               end),
     cluster:stop(B).

@@ -116,7 +116,10 @@ open(Name, Options) ->
     own(fun() ->
                 Self = self(),
                 Pid = spawn_link(fun() ->
-                                         {ok, Inbox} = trunkline_inbox:open(Name, Options),
+                                         {ok, Inbox} = case Name of
+                                                           none -> trunkline_inbox:open(Options);
+                                                           _ -> trunkline_inbox:open(Name, Options)
+                                                       end,
                                          Self ! {self(), Inbox},
                                          consume(Inbox, [], 0, 0, stop)
                                  end),

@@ -105,8 +105,9 @@ Starts a gen_server or a gen_statem without a name behind an inbox, as their own
 `Options` may have `{inbox, Map}` with the options of the inbox. The pid of the result is the
 inbox's.
 
-The result is `{error, {bad_option, Key, Value}}` for an option of the inbox that cannot be. Other
-errors are those of `gen_server:start_link/3`.
+The result is `{error, {bad_option, Key, Value}}` for an option of the inbox that cannot be, and
+`{error, not_started}` if Trunkline does not run. Other errors are those of
+`gen_server:start_link/3`.
 
 ```erlang
 1> {ok, Inbox} = trunkline_inbox:start_link(counter, [], [{inbox, #{policy => reject}}]).
@@ -167,7 +168,7 @@ behaviour(Module) ->
 -doc "
 Opens an inbox for the calling process, linked to it. The process gets the messages as they were
 sent, and never has more than `work` of them that it is not done with. The result is `{ok, Inbox}`,
-or `{error, {bad_option, Key, Value}}`.
+`{error, {bad_option, Key, Value}}`, or `{error, not_started}` if Trunkline does not run.
 
 ```erlang
 loop(Inbox) ->
@@ -186,7 +187,8 @@ open(Options) -> open_named(none, Options).
 
 -doc "
 Like `open/1`, with a name for the inbox: `{local, Name}`, `{global, Name}` or `{via, Module,
-Name}`.
+Name}`. If a process has that name, the result is `{error, {already_started, Pid}}`. The error is
+`badarg` if this is no such name.
 
 ```erlang
 1> {ok, Inbox} = trunkline_inbox:open({local, feed}, #{messages => 1000}).
@@ -194,7 +196,11 @@ Name}`.
 ".
 -doc #{since => <<"0.4.0">>}.
 -spec open(gen_server:server_name(), options()) -> {ok, Inbox :: pid()} | {error, term()}.
-open(Name, Options) -> open_named(Name, Options).
+open({local, Name}, Options) when is_atom(Name) -> open_named({local, Name}, Options);
+open({global, Name}, Options) -> open_named({global, Name}, Options);
+open({via, Registry, Name}, Options) when is_atom(Registry) ->
+    open_named({via, Registry, Name}, Options);
+open(Name, Options) -> ?BAD_ARGUMENT(badarg, [Name, Options]).
 
 open_named(Name, Options) ->
     case check(Options, ?PROCESS) of

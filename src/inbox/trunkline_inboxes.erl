@@ -389,14 +389,16 @@ handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{accounts = Accounts} = S
                   #{} ->
                       S
               end};
-handle_info({credit, Keeper, Source, Left, Window}, S) when is_integer(Left) ->
+handle_info({credit, Keeper, Source, Left, {Bytes, Messages} = Window}, S)
+  when is_integer(Left), is_integer(Bytes), is_integer(Messages) ->
     {noreply, credit(Keeper, Source, Left, Window, S)};
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
 handle_info({register, Inbox, Work, Stats, Server}, S) ->
     {noreply, own(#own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
-handle_info({inboxes, Visit, Host, Inboxes}, S) when is_reference(Visit), is_pid(Host) ->
+handle_info({inboxes, Visit, Host, Inboxes}, S)
+  when is_reference(Visit), is_pid(Host), length(Inboxes) >= 0 ->        % a proper list
     {noreply, heard(Host, Visit, Inboxes, S)};
 handle_info({visiting, Visit, Node}, #state{guests = Guests} = S) when is_reference(Visit) ->
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};

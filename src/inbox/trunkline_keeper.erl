@@ -91,30 +91,19 @@ where({via, Module, Name}) -> Module:whereis_name(Name).
 -spec info(pid()) -> map().
 info(Keeper) ->
     case ask([Keeper], infinity) of
-        [{Keeper, {ok, Info}}] -> Info;
-        [{Keeper, {down, Reason}}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
+        [{ok, Info}] -> Info;
+        [{down, Reason}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
 
 %% The keepers that answer within Time ms.
 -spec infos([pid()], Time :: non_neg_integer()) -> #{pid() => map()}.
 infos(Keepers, Time) ->
-    maps:from_list([{Keeper, Info} || {Keeper, {ok, Info}} <- ask(Keepers, Time)]).
+    maps:from_list([{Keeper, Info}
+                    || {Keeper, {ok, Info}} <- lists:zip(Keepers, ask(Keepers, Time))]).
 
-%% All are asked at the same time.
 ask(Keepers, Time) ->
-    Deadline = trunkline_deadline:in(Time),
-    Asked = [{Keeper, monitor(process, Keeper, [{alias, reply_demonitor}])} || Keeper <- Keepers],
-    lists:foreach(fun({Keeper, Ref}) -> Keeper ! ['$inbox_info' | Ref] end, Asked),
-    [{Keeper, answer(Ref, Deadline)} || {Keeper, Ref} <- Asked].
-
-answer(Ref, Deadline) ->
-    receive
-        {Ref, Info} -> {ok, Info};
-        {'DOWN', Ref, process, _, Reason} -> {down, Reason}
-    after trunkline_deadline:left(Deadline) ->
-            demonitor(Ref, [flush]),
-            receive {Ref, Info} -> {ok, Info} after 0 -> timeout end
-    end.
+    trunkline_process:ask_all(Keepers, fun(Ref) -> ['$inbox_info' | Ref] end,
+                              trunkline_deadline:in(Time)).
 
 %% --- start ----------------------------------------------------------------------------
 
@@ -146,7 +135,7 @@ init(Parent, {Name, What, Options}) ->
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
                             element(1, What) =:= server andalso exit(Consumer, kill),
-                            fail(Name, Parent, {error, Reason}, Reason)
+                            fail(Name, Parent, {error, Reason}, normal)
                     end;
                 ignore ->
                     fail(Name, Parent, ignore, normal);

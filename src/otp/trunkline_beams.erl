@@ -104,7 +104,7 @@ modules_of(Name) ->
 -spec adopt(module()) -> {changed, changed()} | adopted | unchanged | {error, problem()}.
 adopt(Module) ->
     try adopt_forms(Module)
-    catch error:Reason -> {error, {not_compiled, Reason}}
+    catch _:Reason -> {error, {not_compiled, Reason}}
     end.
 
 adopt_forms(Module) ->
@@ -193,7 +193,7 @@ is_free(Module) -> not erlang:check_old_code(Module) orelse code:soft_purge(Modu
 -spec look(module()) -> {ok, look()} | {error, problem()}.
 look(Module) ->
     try look_at_forms(Module)
-    catch error:Reason -> {error, {not_compiled, Reason}}
+    catch _:Reason -> {error, {not_compiled, Reason}}
     end.
 
 look_at_forms(Module) ->

@@ -90,20 +90,10 @@ leave(Links) ->
 %% Drains these links, all at the same time. A drain whose time is over goes on.
 -spec drain([pid()], trunkline_deadline:deadline()) -> [ok | {error, Reason :: term()}].
 drain(Links, Deadline) ->
-    Refs = [monitor(process, Link, [{alias, reply_demonitor}]) || Link <- Links],
-    lists:foreach(fun({Link, Ref}) -> notify(Link, {drain, Ref}) end, lists:zip(Links, Refs)),
-    [await_drain(Ref, Deadline) || Ref <- Refs].
-
-await_drain(Ref, Deadline) ->
-    receive
-        {Ref, ok} -> ok;
-        {Ref, Why} -> {error, Why};
-        {'DOWN', Ref, process, _, Reason} -> {error, Reason}
-    after trunkline_deadline:left(Deadline) ->
-            demonitor(Ref, [flush]),
-            receive {Ref, _} -> ok after 0 -> ok end,
-            {error, timeout}
-    end.
+    lists:map(fun({ok, ok}) -> ok;
+                 ({_, Why}) -> {error, Why};
+                 (timeout) -> {error, timeout}
+              end, trunkline_process:ask_all(Links, fun(Ref) -> {drain, Ref} end, Deadline)).
 
 -spec init({trunkline_options:options(), node()}) -> {ok, #link{}} | ignore.
 init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
@@ -127,9 +117,9 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                       session = none, room = trunkline_room:new(Stats),
                       reach = trunkline_reach:new(Node, Options, Stats),
                       told = trunkline_stats:lost(Stats)},
-            ok = went_before(Before, Node),
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
+                    ok = went_before(Before, Node),
                     IsAudience = trunkline_peers:is_audience(Node),
                     Config = #{link => self(),
                                hello => trunkline_handshake:hello(Options),

@@ -52,11 +52,11 @@ init(Options) ->
     {ok, Options}.
 
 -spec handle_call(term(), gen_server:from(), state()) ->
-          {reply, [{node(), pid()}] | ok | {error, badarg}, state()}.
+          {reply, [{node(), pid()}] | stopped | ok | {error, badarg}, state()}.
 handle_call(close, _, _) ->
     {reply, ok, closed};
 handle_call({links, _}, _, closed) ->
-    {reply, [], closed};
+    {reply, stopped, closed};
 handle_call({links, Which}, _, Options) ->
     Suspended = [Node || {Node, #{state := suspended}} <- maps:to_list(trunkline_peers:all())],
     {reply, [{Node, Link} || Node <- lists:usort(nodes(connected) ++ Suspended),
