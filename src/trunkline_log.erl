@@ -96,8 +96,8 @@ text(#{what := strangers, connections := Connections}) ->
     {"trunkline: ~b connections to Trunkline's port ended before they had proved to be invited. "
      "Let health checks and load balancers use another port", [Connections]};
 text(#{what := unexpected, module := Module, pid := Pid, message := Message}) ->
-    {"trunkline: ~ts ~tp got a message that means nothing to it: ~ts. It ignores this one, and all "
-     "such that come later without a word. Look for who sends to all processes",
+    {"trunkline: ~ts ~tp got an unexpected message: ~ts. It ignores this one and later ones, and "
+     "logs only the first. Find the program that sends to all processes",
      [Module, Pid, Message]};
 text(#{what := not_executed, event := Event, reason := Reason}) ->
     {"trunkline: telemetry has not executed ~0tp: ~0tP. Look at its handlers",
@@ -111,7 +111,7 @@ text(#{what := missing_modules, modules := Modules}) ->
      "twice at the same time?", [Modules]}.
 
 why(connection_lost) -> "the connection was lost";
-why(peer_restarted) -> "Trunkline starts again there";
+why(peer_restarted) -> "a process of Trunkline ended there, and starts again";
 why(peer_left) -> "Trunkline has stopped there, or that node has drained this one";
 why(drained) -> "it was drained here";
 why(stopped) -> "Trunkline stops here";
@@ -122,8 +122,8 @@ cure({connect, _, Port, Reason}, Peer, Option) when Reason =:= timeout; Reason =
     io_lib:format("Nothing reaches port ~p of ~ts: set listen_ports there and open them, or set "
                   "~ts to dist", [Port, Peer, Option]);
 cure({connect, _, Port, econnrefused}, Peer, _) ->
-    io_lib:format("Nobody listens there at port ~p. Behind a proxy or an address translation, set "
-                  "advertise_address and advertise_port of ~ts", [Port, Peer]);
+    io_lib:format("No process listens there at port ~p. Behind a proxy or an address translation, "
+                  "set advertise_address and advertise_port of ~ts", [Port, Peer]);
 cure({listen, eaddrinuse}, Peer, _) ->
     io_lib:format("All listen_ports of ~ts are taken: give it more", [Peer]);
 cure(not_wanted, Peer, Option) ->

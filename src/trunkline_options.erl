@@ -360,7 +360,7 @@ text({time, _, _}, Ms) -> quantity_text(Ms, [{?DAY, "d"}, {1000, "s"}, {1, "ms"}
 text(_, Value) -> io_lib:format("~0tp", [Value]).
 
 quantity_text(N, Units) ->
-    {Factor, Unit} = hd([U || {F, _} = U <- Units, N rem F =:= 0]),
+    {Factor, Unit} = hd([U || {F, _} = U <- Units, N rem F =:= 0, N >= F orelse F =:= 1]),
     io_lib:format("\"~b~ts\"", [N div Factor, Unit]).
 
 %% --- options in use -----------------------------------------------------------------------

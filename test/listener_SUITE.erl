@@ -878,7 +878,7 @@ unreachable_port(_) ->
               exchange:await_connection(A, B),
               exchange:both_ways(A, B),
               cluster:stop_all([A, B])
-      end, [{nobody, NobodysPort, ?ALL_SIZES, "Nobody listens there at port "},
+      end, [{nobody, NobodysPort, ?ALL_SIZES, "No process listens there at port "},
             {full, FullPort, [1, 70_000, 2], "Nothing reaches port "},
             {silent, SilentPort, [1, 700_000, 2], "by distribution: timeout. Look at the log"},
             {closing, ClosingPort, [1, 70_000, 2], "by distribution: closed. Look at the log"}]),

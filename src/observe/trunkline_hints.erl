@@ -92,7 +92,7 @@ plain(_, _) -> [].
 
 refused(#{refused_now := 0}) -> [];
 refused(#{refused_now := Refused}) ->
-    [text("~b connections to Trunkline's port came from somebody who was not invited", [Refused])].
+    [text("~b connections to Trunkline's port were refused: they had no invitation", [Refused])].
 
 seconds(Time) -> text("~.1f s", [Time / 1000]).
 

@@ -31,9 +31,9 @@ Where the page is, and who may see it:
 
 - `address`: where to listen, as a tuple or a text; `{0, 0, 0, 0}` or `\"::\"` is everywhere (the
   default is `{127, 0, 0, 1}`);
-- `port`: 0 is one that is free (9669);
-- `password`: who wants to see the page needs it, with the user name `trunkline`. At least eight
-  characters. Without one the address must be of this host.
+- `port`: 0 means any free port (9669);
+- `password`: required to see the page; the user name is `trunkline`. At least eight characters.
+  Without one the address must be of this host.
 ".
 -doc #{since => <<"1.0.0">>}.
 -type options() :: #{address => inet:ip_address() | string() | binary(),

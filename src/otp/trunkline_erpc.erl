@@ -4,9 +4,9 @@ Remote procedure calls: the functions of `erpc`, by lane.
 
 They have the arguments, results and exceptions of those of `erpc`; the reasons are `{erpc,
 noconnection}`, `{erpc, timeout}` and so on. At a node that runs Trunkline a function is executed
-after everything that the caller has sent to that node before by Trunkline. Requests to other nodes,
-and to this one, are what `erpc` sends. So is a call without a time-out while its lane is idle, if
-few callers call at a time or if its arguments are long.
+after everything that the caller has sent to that node before by Trunkline. To other nodes, and to
+this one, requests go as those of `erpc` do. So does a call without a time-out, while its lane is
+idle, if only few callers call at a time or if its arguments are long.
 
 As with `erpc`, giving up does not stop the execution. A result that comes too late is dropped
 before it reaches the mailbox. A caller waits for room in the lane, and a call's time includes that.

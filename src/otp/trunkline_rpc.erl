@@ -208,7 +208,7 @@ sbcast(Name, Message) ->
 -doc "
 Sends a message to a name at each of these nodes, and waits until it is there, as `rpc:sbcast/3`
 does. The result is `{GoodNodes, BadNodes}`. Bad nodes are those that are not connected, or where
-nobody has the name.
+no process has the name.
 
 ```erlang
 1> trunkline_rpc:sbcast(['b@host', 'c@host'], stock, hello).
