@@ -187,8 +187,8 @@ attempts(Pid) ->
     [begin
          {ok, {Process, Monitor}} = Open(),
          receive {'DOWN', Monitor, process, Process, Reason} -> Reason end
-     end || Open <- [fun() -> trunkline_writer:open(Settings#{inlet => Pid}) end,
-                     fun() -> trunkline_carrier:start(Pid, Settings) end]].
+     end || Open <- [fun() -> trunkline_writer:open(Pid, Settings#{cargo => batches}) end,
+                     fun() -> trunkline_carrier:start(Pid, Settings#{cargo => large}) end]].
 
 %% Where the listener has gone and nobody can connect, batches go by the distribution, with what the
 %% connections had not delivered; and back again.

@@ -659,7 +659,7 @@ receiver() -> frequency([{6, range(1, 4)}, {1, any}]).
 %% The model: {N, Sender, Receiver, Takes, State}, oldest first, until delivered; its
 %% state is that it waits, or that it is being delivered.
 run_turns([], Turns, [], _) ->
-    trunkline_turns:is_empty(Turns);
+    Turns =:= trunkline_turns:new();
 run_turns([], Turns, Model, N) ->
     run_turns([{done, N}], Turns, Model, N);
 run_turns([{enter, S, R, Takes} | Commands], Turns, Model, N) ->
@@ -667,7 +667,7 @@ run_turns([{enter, S, R, Takes} | Commands], Turns, Model, N) ->
     {Expected, Model1} = deliver(process(S), Model ++ [{N, process(S), process(R), Takes, waits}]),
     {Now, Turns1} = trunkline_turns:enter(process(S), process(R), {Takes, N}, Turns),
     Now =:= Expected
-        andalso trunkline_turns:is_empty(Turns1) =:= (Model1 =:= [])
+        andalso (Turns1 =:= trunkline_turns:new()) =:= (Model1 =:= [])
         andalso run_turns(Commands, Turns1, Model1, N + 1);
 run_turns([{done, K} | Commands], Turns, Model, N) ->
     case [Message || {_, _, _, _, delivering} = Message <- Model] of
@@ -678,7 +678,7 @@ run_turns([{done, K} | Commands], Turns, Model, N) ->
             {Expected, Model1} = deliver(Sender, lists:delete(Message, Model)),
             {Now, Turns1} = trunkline_turns:done(Sender, Receiver, Turns),
             Now =:= Expected
-                andalso trunkline_turns:is_empty(Turns1) =:= (Model1 =:= [])
+                andalso (Turns1 =:= trunkline_turns:new()) =:= (Model1 =:= [])
                 andalso run_turns(Commands, Turns1, Model1, N)
     end.
 

@@ -16,11 +16,6 @@
 -export([start/2, send/2]).
 -export([loop/1]).
 
--type settings() :: #{transport := auto | tcp | tls,
-                      timeout := pos_integer(),        % ms
-                      is_far := boolean() | unknown,
-                      far := default | atom()}.        % the congestion control, if the peer is far
-
 -record(carrier,
         {trunk :: pid(),
          connection :: trunkline_connection:connection(),
@@ -28,7 +23,8 @@
 
 %% The calling process is the trunk, and monitors the carrier, whose exit reason
 %% says why there is no connection.
--spec start(Dock :: pid(), settings()) -> {ok, {pid(), reference()}} | {error, system_limit}.
+-spec start(Dock :: pid(), trunkline_connection:settings()) ->
+          {ok, {pid(), reference()}} | {error, system_limit}.
 start(Dock, Settings) ->
     Trunk = self(),
     trunkline_process:start(
@@ -38,7 +34,7 @@ start(Trunk, Dock, Settings) ->
     ok = trunkline_process:label({trunkline_carrier, node(Dock)}),
     _ = monitor(process, Trunk),
     #{token := Token, congestion_control := CongestionControl} = Connection =
-        trunkline_connection:connect(Dock, Trunk, Settings#{cargo => large}),
+        trunkline_connection:connect(Dock, Trunk, Settings),
     Trunk ! {ready, self(), Token, CongestionControl},
     loop(#carrier{trunk = Trunk, connection = Connection}).
 

@@ -319,8 +319,8 @@ open(0, S) ->
 
 open(#trunk{dock = Dock, options = Options} = S) ->
     #{bulk_transport := Transport} = Options,
-    Settings = trunkline_connection:settings(Options, S#trunk.stats),
-    case trunkline_carrier:start(Dock, Settings#{transport => Transport}) of
+    Settings = trunkline_connection:settings(large, Transport, Options, S#trunk.stats),
+    case trunkline_carrier:start(Dock, Settings) of
         {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
         {error, Reason} -> not_connected(Reason, S)
     end.

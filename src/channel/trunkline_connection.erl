@@ -16,17 +16,16 @@
 -module(trunkline_connection).
 -moduledoc false.
 
--export([settings/2, is_far/1, most/2, more/1, show/3, connect/3, invited/3, not_made/3]).
+-export([settings/4, is_far/1, most/2, more/1, show/3, connect/3, invited/3, not_made/3]).
 -export([send/2, other/2, beat/1, pause/1, beats/1]).
 
 -export_type([connection/0, settings/0]).
 
 -type settings() :: #{cargo := batches | large,
                       transport := auto | trunkline_transport:name(),
-                      timeout := pos_integer(),        % ms
+                      timeout := pos_integer(),        % ms, until a dead path is noticed
                       is_far := boolean() | unknown,
-                      far := default | atom(),         % the congestion control, if the peer is far
-                      _ => _}.
+                      far := default | atom()}.        % the congestion control, if the peer is far
 -type connection() :: #{transport := module(),
                         socket := trunkline_transport:socket(),
                         token := trunkline_wire:token(),
@@ -41,11 +40,11 @@
 -define(HEARTBEAT, 100).
 -define(HEARTBEATS, 100).              % for ten seconds
 
-%% The settings of a connection to that peer that do not depend on what it carries.
--spec settings(trunkline_options:options(), trunkline_stats:stats()) ->
-          #{timeout := pos_integer(), is_far := boolean() | unknown, far := default | atom()}.
-settings(#{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
-    #{timeout => Timeout,
+%% The settings of a connection to that peer.
+-spec settings(Cargo :: batches | large, Transport :: auto | trunkline_transport:name(),
+               trunkline_options:options(), trunkline_stats:stats()) -> settings().
+settings(Cargo, Transport, #{connection_timeout := Timeout, congestion_control := Name}, Stats) ->
+    #{cargo => Cargo, transport => Transport, timeout => Timeout,
       is_far => case trunkline_stats:get(Stats, peer, round_trip) of
                     0 -> unknown;
                     _ -> is_far(Stats)

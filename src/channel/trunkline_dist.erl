@@ -1,28 +1,26 @@
-%% The distribution's connection, as a channel: always ready, until the session ends. A send may
-%% suspend the caller when the connection is busy.
+%% The distribution's connection, as the way of a lane's batches. It is always ready, until the
+%% session ends. A send may suspend the caller when the connection is busy.
 -module(trunkline_dist).
 -moduledoc false.
--behaviour(trunkline_channel).
 
--export([open/1, send/3, close/1]).
--export([protocol/0]).
+-export([send_batch/2, send_frame/2, protocol/0]).
 
--spec open(trunkline_channel:settings()) -> {ok, {trunkline_channel:channel(), none}}.
-open(#{inlet := Inlet}) -> {ok, {Inlet, none}}.
+-export_type([batch/0]).
+
+%% A batch's number in its lane, how to acknowledge it, what it was charged, and its messages.
+-type batch() :: {Serial :: pos_integer(), Ack :: atom(), Charge :: non_neg_integer(),
+                  Entries :: [term()]}.
 
 %% Without a connection this sends nothing: the batch stays unconfirmed, and the link is about to
 %% hear that the node is gone.
--spec send(trunkline_channel:channel(), Batch, tell | silent) -> ok
-              when Batch :: {batch, trunkline_channel:batch()} | {frame, trunkline_channel:frame()}.
-send(Inlet, {batch, {Serial, Ack, Charge, Entries}}, _) ->
-    _ = erlang:send(Inlet, {batch, Serial, Ack, Charge, Entries}, [noconnect]),
-    ok;
-send(Inlet, {frame, {_, Frame}}, _) ->
-    _ = erlang:send(Inlet, {frame, iolist_to_binary(Frame)}, [noconnect]),
-    ok.
+-spec send_batch(Inlet :: pid(), batch()) -> ok.
+send_batch(Inlet, {Serial, Ack, Charge, Entries}) ->
+    trunkline_process:send_connected(Inlet, {batch, Serial, Ack, Charge, Entries}).
 
--spec close(trunkline_channel:channel()) -> ok.
-close(_) -> ok.
+%% The same for a batch that was encoded for a connection.
+-spec send_frame(Inlet :: pid(), trunkline_writer:frame()) -> ok.
+send_frame(Inlet, {_, Frame}) ->
+    trunkline_process:send_connected(Inlet, {frame, iolist_to_binary(Frame)}).
 
 %% The protocol of the distribution, as `-proto_dist' names it.
 -spec protocol() -> string().

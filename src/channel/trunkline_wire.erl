@@ -101,7 +101,7 @@ is_proof(_, _) -> false.
 frame({{Stream, Number}, Size, Offset, Length, Data}) ->
     [<<(26 + Length):32, Stream:16, Number:64, Size:64, Offset:64>> | Data].
 
--spec batch(trunkline_channel:frame()) -> iodata().
+-spec batch(trunkline_writer:frame()) -> iodata().
 batch({Bytes, Frame}) -> [<<Bytes:32>> | Frame].
 
 -spec heartbeat() -> binary().

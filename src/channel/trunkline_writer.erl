@@ -1,4 +1,4 @@
-%% A connection of a lane's own, as a channel: makes the connection, and writes frames to it.
+%% A connection of a lane's own: makes it, and writes frames to it (trunkline_dictionary).
 %%
 %%     lane               writer                       the peer
 %%       | -- open ------> |                              |
@@ -16,10 +16,14 @@
 %% A writer ends with its lane, and with the connection, which the inlet owns at the other end.
 -module(trunkline_writer).
 -moduledoc false.
--behaviour(trunkline_channel).
 
--export([open/1, send/3, close/1]).
+-export([open/2, send/3, close/1]).
 -export([loop/1]).
+
+-export_type([frame/0]).
+
+%% A batch, encoded, and how many bytes that is. It can go any way, and more than once.
+-type frame() :: {Bytes :: pos_integer(), iodata()}.
 
 %% Bytes that are written at once.
 -define(AT_ONCE, 262144).
@@ -33,30 +37,35 @@
          beats = 0 :: non_neg_integer(),                   % how many more heartbeats
          quiet = true :: boolean()}).
 
--spec open(trunkline_channel:settings()) ->
-          {ok, {trunkline_channel:channel(), reference()}} | {error, system_limit}.
-open(Settings) ->
+%% A writer for the calling process, the lane, which gets
+%%
+%%     {channel, Writer, {ready, CongestionControl}}     frames may come
+%%     {channel, Writer, {written, Bytes}}               so much has left, in all
+%%     {'DOWN', Monitor, process, Writer, Reason}        it is broken, or was never ready
+-spec open(Inlet :: pid(), trunkline_connection:settings()) ->
+          {ok, {pid(), Monitor :: reference()}} | {error, system_limit}.
+open(Inlet, Settings) ->
     Lane = self(),
-    trunkline_process:start(
-      fun() -> spawn_opt(fun() -> init(Lane, Settings) end, [monitor, {fullsweep_after, 10}]) end).
+    Start = fun() -> init(Lane, Inlet, Settings) end,
+    trunkline_process:start(fun() -> spawn_opt(Start, [monitor, {fullsweep_after, 10}]) end).
 
--spec send(trunkline_channel:channel(), {frame, trunkline_channel:frame()}, tell | silent) -> ok.
-send(Writer, {frame, Frame}, Tell) ->
+%% `tell': the lane is told when that has been `written'. `silent': it need not be.
+-spec send(pid(), frame(), tell | silent) -> ok.
+send(Writer, Frame, Tell) ->
     Writer ! {write, Frame, Tell},
     ok.
 
 %% What the writer still has is not needed.
--spec close(trunkline_channel:channel()) -> ok.
+-spec close(pid()) -> ok.
 close(Writer) ->
     exit(Writer, kill),
     ok.
 
-init(Lane, #{inlet := Inlet} = Settings) ->
+init(Lane, Inlet, Settings) ->
     ok = trunkline_process:label({trunkline_writer, node(Inlet)}),
     _ = monitor(process, Lane),
     #{congestion_control := CongestionControl} = Connection =
-        trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet,
-                                     Settings#{cargo => batches}),
+        trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet, Settings),
     Lane ! {channel, self(), {ready, CongestionControl}},
     loop(#writer{lane = Lane, connection = Connection}).
 

@@ -21,6 +21,19 @@
 %% `far_connections' (for all lanes together, but one for each). Connections that have had nothing
 %% to do for a while are closed.
 %%
+%% A connection is written by a process of its own, the writer:
+%%
+%%     lane                      writer                        inlet
+%%       | -- open -------------> |                              |
+%%       | <-------------- ready - |                              |
+%%       | -- frame of batch 17 -> | ═════════ batch 17 ════════> |
+%%       | <------------ written - |                              |
+%%       | <--------------- DOWN - |                              |
+%%
+%% Neither way promises much: what it delivers is whole, and unchanged. A connection may break, and
+%% then it is not known which of its last batches have arrived. They are sent again by another one,
+%% and the inlet drops those that it has had.
+%%
 %% This module is a part of the lane. The lane's process calls it, starts writers, sends to them,
 %% and gets their messages (event/2).
 -module(trunkline_channels).
@@ -44,7 +57,6 @@
 -record(channels,
         {ix :: pos_integer(),
          inlet :: pid(),
-         distribution :: trunkline_channel:channel(),
          sent :: sent(),
          suspended = false :: boolean(),
          options :: trunkline_options:options(),
@@ -55,11 +67,10 @@
          opening = [] :: [pid()],
          outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
          dictionary = trunkline_dictionary:new() :: trunkline_dictionary:dictionary(),
-         %% Batches that went by the distribution and may not have arrived, if they are kept; their
-         %% bytes; and the number of the last one that has arrived.
+         %% Batches that went by the distribution and may not have arrived, if they are kept; and
+         %% their bytes.
          table = none :: none | ets:table(),
          bytes = 0 :: non_neg_integer(),
-         arrived = 0 :: non_neg_integer(),
          %% Since when there is more to send than the connections take (monotonic, ms).
          waiting = none :: none | integer(),
          retry = trunkline_retry:new({channels, retry}) :: trunkline_retry:retry(),
@@ -82,9 +93,7 @@ none(Ix, Stats) ->
 -spec new(pos_integer(), Inlet :: pid(), sent(), trunkline_options:options(),
           trunkline_stats:stats()) -> channels().
 new(Ix, Inlet, Sent, Options, Stats) ->
-    {ok, {Distribution, none}} = trunkline_dist:open(#{inlet => Inlet}),
-    #channels{ix = Ix, inlet = Inlet, distribution = Distribution, sent = Sent, options = Options,
-              stats = Stats,
+    #channels{ix = Ix, inlet = Inlet, sent = Sent, options = Options, stats = Stats,
               table = case Sent of
                           once -> none;
                           again -> ets:new(?MODULE, [ordered_set, private])
@@ -100,12 +109,12 @@ way(Way, C) ->
 by(#channels{way = connections, ready = [_ | _]}) -> connections;
 by(_) -> distribution.
 
--spec send(trunkline_channel:batch(), channels()) -> channels().
+-spec send(trunkline_dist:batch(), channels()) -> channels().
 send(Batch, C) -> send(by(C), Batch, C).
 
 send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table} = C) when Table =/= none ->
     true = ets:insert(Table, Batch),
-    ok = trunkline_dist:send(C#channels.distribution, {batch, Batch}, silent),
+    ok = trunkline_dist:send_batch(C#channels.inlet, Batch),
     kept(C#channels{bytes = C#channels.bytes + trunkline_gate:bytes(Charge)});
 send(_, {Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
     {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
@@ -123,25 +132,15 @@ arrived(Serial, #channels{outbox = Outbox, bytes = Bytes} = C) ->
 
 forget(_, #channels{table = none} = C) ->
     C;
-forget(Serial, #channels{arrived = Arrived, bytes = Bytes, table = Table} = C)
-  when Serial > Arrived ->
-    C#channels{arrived = Serial, bytes = forget(Arrived + 1, Serial, Table, Bytes)};
-forget(_, C) ->
-    C.
-
-%% (Some went by connections.)
-forget(From, To, Table, Bytes) when From =< To ->
-    Left = case ets:member(Table, From) of
-               true ->
-                   Charge = ets:lookup_element(Table, From, 3),
-                   true = ets:delete(Table, From),
-                   Bytes - trunkline_gate:bytes(Charge);
-               false ->
-                   Bytes
-           end,
-    forget(From + 1, To, Table, Left);
-forget(_, _, _, Bytes) ->
-    Bytes.
+forget(Serial, #channels{bytes = Bytes, table = Table} = C) ->
+    case ets:first(Table) of
+        First when is_integer(First), First =< Serial ->
+            Charge = ets:lookup_element(Table, First, 3),
+            true = ets:delete(Table, First),
+            forget(Serial, C#channels{bytes = Bytes - trunkline_gate:bytes(Charge)});
+        _ ->
+            C
+    end.
 
 %% The distribution's connection is lost. What may not have arrived waits again.
 -spec suspend(channels()) -> channels().
@@ -164,10 +163,10 @@ resume(Serial, C) ->
 
 send_again('$end_of_table', _, _) ->
     ok;
-send_again(Serial, Table, #channels{distribution = Distribution} = C) ->
+send_again(Serial, Table, #channels{inlet = Inlet} = C) ->
     [Batch] = ets:lookup(Table, Serial),
     count(again, C),
-    ok = trunkline_dist:send(Distribution, {batch, Batch}, silent),
+    ok = trunkline_dist:send_batch(Inlet, Batch),
     send_again(ets:next(Table, Serial), Table, C).
 
 %% A message that the lane has got. `unknown': it is not from one of these connections.
@@ -247,8 +246,8 @@ pump(connections, C) ->
            end,
     give(least(C#channels.ready), Most, C).
 
-distribute(Frame, #channels{distribution = Distribution}) ->
-    ok = trunkline_dist:send(Distribution, {frame, Frame}, silent).
+distribute(Frame, #channels{inlet = Inlet}) ->
+    ok = trunkline_dist:send_frame(Inlet, Frame).
 
 count(first, _) -> ok;
 count(again, #channels{ix = Ix, stats = Stats}) ->
@@ -265,7 +264,7 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
             Tell = if 2 * (Given + Bytes - Written) >= ?FAR_BYTES -> tell;
                       true -> silent
                    end,
-            ok = trunkline_writer:send(Pid, {frame, Frame}, Tell),
+            ok = trunkline_writer:send(Pid, Frame, Tell),
             C1 = put_channel(Pid, Channel#channel{given = Given + Bytes, used = true},
                              C#channels{outbox = Outbox1}),
             give(least(C1#channels.ready), Most, C1);
@@ -307,11 +306,14 @@ more(C) ->
 
 open(0, C) ->
     C;
-open(N, #channels{ready = Ready, opening = Opening, retry = Retry} = C) ->
+open(N, #channels{ready = Ready, opening = Opening, retry = Retry, options = Options,
+                  stats = Stats} = C) ->
     case trunkline_retry:may(Retry)
         andalso (Ready =:= [] andalso Opening =:= [] orelse is_room(C)) of
         true ->
-            case trunkline_writer:open(settings(C)) of
+            Transport = map_get(lane_transport, Options),
+            Settings = trunkline_connection:settings(batches, Transport, Options, Stats),
+            case trunkline_writer:open(C#channels.inlet, Settings) of
                 {ok, {Pid, _}} -> open(N - 1, show(C#channels{opening = [Pid | Opening]}));
                 {error, Reason} -> not_connected(Reason, C)
             end;
@@ -323,10 +325,6 @@ open(N, #channels{ready = Ready, opening = Opening, retry = Retry} = C) ->
 is_room(#channels{stats = Stats, options = Options}) ->
     trunkline_stats:sum(Stats, connections) + trunkline_stats:sum(Stats, connecting)
         < trunkline_connection:most(true, Options).
-
-settings(#channels{inlet = Inlet, options = #{lane_transport := Transport} = Options} = C) ->
-    Settings = trunkline_connection:settings(Options, C#channels.stats),
-    Settings#{inlet => Inlet, transport => Transport}.
 
 is_far(#channels{stats = Stats}) -> trunkline_connection:is_far(Stats).
 

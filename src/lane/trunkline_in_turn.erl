@@ -106,9 +106,9 @@ send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
                 _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
             end;
         ask ->
-            case is_worth_asking(To, Charge, Node)
-                andalso trunkline_gate:path(Route#route.gate) =:= lanes
-                andalso are_terms_suited(Node, Route#route.stats) of
+            case trunkline_gate:path(Route#route.gate) =:= lanes
+                andalso are_terms_suited(Node, Route#route.stats)
+                andalso is_worth_asking(To, Charge, Node) of
                 true -> ask(Route, Ix, Node, To, Message, Charge, Deadline);
                 false -> no
             end;

@@ -15,7 +15,7 @@
 %% wait, so the window bounds them.
 %%
 %% Batches come by the distribution, or by connections of the lane's own, whose sockets this process
-%% owns (trunkline_channel). They are numbered. A batch that comes before its turn waits. A batch
+%% owns (trunkline_channels). They are numbered. A batch that comes before its turn waits. A batch
 %% that has arrived before, and was sent again because that was not known, is dropped. A connection
 %% that brings anything but batches is closed; the lane sends again what may be lost by that.
 %%

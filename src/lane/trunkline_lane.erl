@@ -397,16 +397,12 @@ collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entrie
   when is_pid(Agent) ->
     {C, Entry, S1} = reply(measured(Reply), Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
-collected({ack, _, _, _, _} = Ack, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, control(Ack, S));
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Written, S));
-collected({fetch, _, _, _, _} = Fetch, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, control(Fetch, S));
-collected({sent_plain, _} = Sent, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, control(Sent, S));
-collected({relay, _, _} = Relay, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, control(Relay, S));
+collected(Control, More, Charge, Entries, S)
+  when element(1, Control) =:= ack; element(1, Control) =:= fetch;
+       element(1, Control) =:= sent_plain; element(1, Control) =:= relay ->
+    collect(More, Charge, Entries, control(Control, S));
 collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
     control(Ask, transmit(Charge, lists:reverse(Entries), S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
@@ -593,7 +589,7 @@ send_batch(Charge, Entries, Messages, ByChannels, Urgent,
                      true ->
                          S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
                      false ->
-                         ok = trunkline_dist:send(Inlet, {batch, Batch}, silent),
+                         ok = trunkline_dist:send_batch(Inlet, Batch),
                          S1
                  end).
 

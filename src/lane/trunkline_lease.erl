@@ -57,7 +57,7 @@ is_held(Request, Node) ->
 -spec is_wanted(trunkline_command:command(), node()) -> boolean().
 is_wanted(Request, Node) ->
     Server = element(2, Request),
-    is_pid(Server) andalso trunkline_peers:can(Node, lease)
+    is_pid(Server)
         andalso case put(?LEASE(Node), #lease{server = Server, until = now_ms() + ?VALID_FOR}) of
                     #lease{server = Server, until = Until} -> now_ms() < Until + ?VALID_FOR;
                     _ -> false
@@ -79,9 +79,8 @@ keep(Answer, Request, Node, {Asked, Inlet}) when is_pid(Inlet) ->
               {go, _, {call, _, {_, [[alias | Lane] | {_, _, Agent}]}}} -> {Lane, Agent, Inlet};
               _ -> none
           end,
-    _ = trunkline_peers:can(Node, lease)
-        andalso put(?LEASE(Node), #lease{server = element(2, Request), way = Way,
-                                         until = Asked + ?VALID_FOR}),
+    _ = put(?LEASE(Node), #lease{server = element(2, Request), way = Way,
+                                 until = Asked + ?VALID_FOR}),
     ok;
 keep(_, _, _, _) ->
     ok.

@@ -28,7 +28,7 @@
 
 -type serial() :: pos_integer().
 -type channel() :: pid() | distribution.
--type frame() :: trunkline_channel:frame().
+-type frame() :: trunkline_writer:frame().
 
 -record(outbox,
         {kept = #{} :: #{serial() => frame()},

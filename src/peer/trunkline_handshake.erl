@@ -43,11 +43,11 @@
 -define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
 %% `exit': exit signals go by lane.
 %% `inboxes': the node does not ask for news of inboxes to which it has not sent.
-%% `channels': inlets can read connections of their lane's own (trunkline_channel).
+%% `channels': inlets can read connections of their lane's own (trunkline_channels).
 %% `resume': a session may outlive its connection.
-%% `turn': inlets answer senders that ask for their turn (trunkline_in_turn).
-%% `lease': callers need not ask for each request (trunkline_lease).
--define(CAPABILITIES, [exit, inboxes, channels, resume, turn, lease]).
+%% `turn': inlets answer senders that ask for their turn (trunkline_in_turn), and the answer may
+%% become a lease.
+-define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 

@@ -129,11 +129,7 @@ step(Command, Message, Agent) ->
 leased(Request, #agent{servers = Servers} = Agent)
   when element(1, Request) =:= call, is_pid(element(2, Request)) ->
     #{element(2, Request) := Known} = Servers,
-    case trunkline_peers:can(node(element(3, Request)), lease) of
-        true -> Agent#agent{servers = Servers#{element(2, Request) :=
-                                                   Known#server{leased = ?LEASED}}};
-        false -> Agent
-    end;
+    Agent#agent{servers = Servers#{element(2, Request) := Known#server{leased = ?LEASED}}};
 leased(_, Agent) ->
     Agent.
 
@@ -170,10 +166,8 @@ delivered(_) -> ok.
 %% message is for, and how it should be wrapped.
 -spec address(trunkline_command:command(), agent()) ->
           {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
-address({reply, Caller}, Agent) ->
-    {Caller, {reply, Caller}, Agent};
-address({reply, Caller, _}, Agent) ->
-    {Caller, {reply, Caller}, Agent};
+address(Command, Agent) when element(1, Command) =:= reply ->
+    {element(2, Command), {reply, element(2, Command)}, Agent};
 address({call, Server, Pid, Caller}, Agent) ->
     address({call, Server, Pid, Caller, '$gen_call'}, Agent);
 address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Route} = Agent)
@@ -294,12 +288,10 @@ pid_or_name(Name) -> {name, Name}.
 
 %% The same command, addressed to the process that has the name.
 -spec for(pid(), trunkline_command:command()) -> trunkline_command:command().
-for(Server, {call, _, Pid, Caller}) -> {call, Server, Pid, Caller};
-for(Server, {call, _, Pid, Caller, Label}) -> {call, Server, Pid, Caller, Label};
-for(Server, {cancel, _, Caller}) -> {cancel, Server, Caller};
 for(Server, {turn, Command, Ref, Lane}) when is_tuple(Command) ->
     {turn, for(Server, Command), Ref, Lane};
-for(_, {turn, _, _, _} = Command) -> Command.        % looks up the name itself
+for(_, {turn, _, _, _} = Command) -> Command;        % looks up the name itself
+for(Server, Command) -> setelement(2, Command, Server).
 
 %% A lane reports that these servers have replied to these callers.
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
@@ -453,9 +445,8 @@ direct({apply, Caller, Leader}, {M, F, A}, Node) ->
             Caller ! {'DOWN', Caller, process, self(), noconnection},
             ok
     end;
-direct({reply, Caller}, Message, _) ->
-    trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
-direct({reply, Caller, _}, Message, _) ->
+direct(Command, Message, _) when element(1, Command) =:= reply ->
+    Caller = element(2, Command),
     trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
 direct({down, Server, Caller}, Reason, _) ->
     trunkline_process:send_connected(Caller,

@@ -23,7 +23,7 @@
 -module(trunkline_turns).
 -moduledoc false.
 
--export([new/0, enter/4, done/3, is_free/3, is_empty/1]).
+-export([new/0, enter/4, done/3, is_free/3]).
 
 -export_type([turns/1, receiver/0]).
 
@@ -38,9 +38,6 @@
 
 -spec new() -> turns(_).
 new() -> #{}.
-
--spec is_empty(turns(_)) -> boolean().
-is_empty(Turns) -> map_size(Turns) =:= 0.
 
 %% Whether a message of this sender for that process could be delivered now.
 -spec is_free(Sender :: pid(), pid(), turns(_)) -> boolean().
