@@ -137,9 +137,9 @@ has_spoken(Node) ->
         none -> false
     end.
 
-%% The process that the caller should monitor while a request of its own is in a lane to Node: the
-%% inlet that will bring the answer, or a stand-in as long as it is not clear whether there will be
-%% a session. It ends when the session ends. `none': there are no lanes.
+%% The process that the caller should monitor while a request of its own is in a lane to Node: an
+%% inlet, or a stand-in as long as it is not clear whether there will be a session. It ends when the
+%% session has ended, and all that had arrived is delivered. `none': there are no lanes.
 -spec watch(node()) -> pid() | none.
 watch(Node) ->
     case of_session(Node) of

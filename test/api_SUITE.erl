@@ -10,17 +10,15 @@
          init_per_group/2, end_per_group/2, init_per_testcase/2, end_per_testcase/2]).
 -export([send/1, send_errors/1, send_options/1, send_alias/1, cast/1, call/1, call_exits/1,
          call_names/1, call_timeout/1, replies/1, requests/1, request_errors/1, check/1]).
--export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, long_mailbox/1,
-         options/1, loaded/1, info/1, info_without/1,
-         send_options_down/1]).
--export([here/3]).
+-export([second_reply/1, not_started/1, abandoned_calls/1, session_ends/1, reply_at_the_end/1,
+         long_mailbox/1, options/1, loaded/1, info/1, info_without/1, send_options_down/1]).
+-export([here/3, has_request/1]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          not_started, abandoned_calls, session_ends, long_mailbox, options, loaded, info,
-          info_without,
-          send_options_down].
+          not_started, abandoned_calls, session_ends, reply_at_the_end, long_mailbox, options,
+          loaded, info, info_without, send_options_down].
 
 groups() ->
     Cases = [send, send_errors, send_options, send_alias, cast, call, call_exits, call_names,
@@ -478,6 +476,75 @@ session_ends(_) ->
        end,
        fun(A, B) -> cluster:call(B, fun() -> kill_link(cluster:node_of(A)) end) end,
        fun(A, B) -> cluster:call(A, fun() -> kill_link(cluster:node_of(B)) end) end]).
+
+%% A reply has arrived when the session ends, but the inlet that brings it is not the one that its
+%% caller watches. The caller gets it.
+reply_at_the_end(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    NodeB = cluster:node_of(B),
+    Server = cluster:call(B, fun() -> spawn(fun reply_when_told/0) end),
+    Lane = erlang:phash2(Server, 2),
+    {Caller, Inlet, Other} =
+        cluster:call(
+          A, fun() ->
+                     Inlets = trunkline_peers:session(NodeB),
+                     [Caller | Others] =
+                         lists:filter(fun(P) -> erlang:phash2(P, 2) =/= Lane end,
+                                      [spawn(fun() -> call_when_told(Server) end)
+                                       || _ <- lists:seq(1, 50)]),
+                     [exit(P, kill) || P <- Others],
+                     {Caller, element(Lane + 1, Inlets), element(2 - Lane, Inlets)}
+             end),
+    Caller = cluster:call(A, erlang, apply, [fun() -> Caller ! call, Caller end, []]),
+    cluster:await(fun() -> cluster:call(B, ?MODULE, has_request, [Server]) end),
+    Holder = cluster:call(A, fun() -> hold(Inlet) end),
+    reply = cluster:call(B, erlang, send, [Server, reply]),
+    cluster:await(fun() ->
+                          cluster:call(A, erlang, process_info, [Inlet, message_queue_len])
+                              > {message_queue_len, 0}
+                  end),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await(fun() -> maps:get(state, cluster:call(A, trunkline, info, [NodeB])) =:= down end),
+    %% The other inlet has delivered everything by the third answer.
+    [_ = cluster:call(A, fun() -> catch sys:get_state(Other) end) || _ <- [1, 2, 3]],
+    true = cluster:call(A, erlang, exit, [Holder, kill]),
+    ?assertEqual({ok, late}, cluster:call(A, fun() ->
+                                                     Caller ! {tell, self()},
+                                                     receive {Caller, Result} -> Result end
+                                             end)),
+    %% Both end.
+    cluster:await(fun() ->
+                          not cluster:call(A, erlang, is_process_alive, [Inlet])
+                              andalso not cluster:call(A, erlang, is_process_alive, [Other])
+                  end),
+    cluster:stop_all([A, B]).
+
+reply_when_told() ->
+    receive
+        {'$gen_call', From, _} ->
+            put(request, From),
+            receive reply -> gen_server:reply(From, late) end,
+            receive after infinity -> ok end
+    end.
+
+has_request(Server) ->
+    {dictionary, Dictionary} = process_info(Server, dictionary),
+    lists:keymember(request, 1, Dictionary).
+
+call_when_told(Server) ->
+    receive call -> ok end,
+    Result = traffic:attempt(fun() -> trunkline:call(Server, hello, infinity) end),
+    receive {tell, To} -> To ! {self(), Result} end.
+
+%% Suspends a process for as long as the returned one lives.
+hold(Pid) ->
+    Self = self(),
+    Holder = spawn(fun() ->
+                           true = erlang:suspend_process(Pid),
+                           Self ! {self(), holds},
+                           receive after infinity -> ok end
+                   end),
+    receive {Holder, holds} -> Holder end.
 
 %% The dialogue of session_ends/1 at the nodes.
 waiters(Pid) ->

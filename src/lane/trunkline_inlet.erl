@@ -30,8 +30,8 @@
 %% An inlet lives for one session of a link, which may outlive its connection. Then what the inlet
 %% said to its lane may have been lost, and the lane asks for the inlet's state (resume/2). Nothing
 %% else changes. At the end of the session finish/1 lets the inlet deliver what has arrived. Local
-%% callers watch the inlet while they wait for a reply from that node: when the session ends the
-%% inlet ends, and so does their wait.
+%% callers watch any inlet of the session while they wait for a reply from that node, which may come
+%% by another one. So the inlets end together, when all have delivered, and so does every wait.
 %%
 %% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
 %% connected, nothing has happened to the servers. Then the inlet retires (retire/2). It goes on as
@@ -49,7 +49,7 @@
 
 -include("trunkline_route.hrl").
 
--export([start_link/4, resume/2, finish/1, retire/2, arrived/3, answered/2]).
+-export([start_link/4, resume/2, finish/1, over/1, retire/2, arrived/3, answered/2]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged after ACK_DELAY if not before, and an inlet that is idle
@@ -97,7 +97,7 @@
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
          %% After the session: its counterpart at the peer; and the processes with which it ends.
-         retires = none :: none | pid(),
+         retires = none :: none | told | pid(),
          retired = none :: none | over | [pid()],
          next = 1 :: serial(),                                     % the next batch
          early = #{} :: #{serial() => batch() | {from(), binary()}},     % batches behind it
@@ -129,14 +129,20 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
 resume(Inlet, Ref) ->
     trunkline_process:send_connected(Inlet, {resume, Ref}).
 
-%% Lets the inlet deliver what has arrived, and then end with reason normal.
+%% Lets the inlet deliver what has arrived. Then it sends {finished, self()} to the link.
 -spec finish(pid()) -> ok.
 finish(Inlet) ->
     Inlet ! {finish, 2},
     ok.
 
-%% The same, but the inlet does not end while a process waits. It sends {retired, self()} to the
-%% link when everything is delivered.
+%% Ends the inlet, with reason normal.
+-spec over(pid()) -> ok.
+over(Inlet) ->
+    Inlet ! over,
+    ok.
+
+%% Like finish/1, but the inlet does not end while a process waits, and what it sends to the link is
+%% {retired, self()}.
 -spec retire(pid(), Counterpart :: pid()) -> ok.
 retire(Inlet, Counterpart) ->
     Inlet ! {retire, Counterpart},
@@ -155,10 +161,12 @@ answered(Inlet, Requests) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{finishing = true, openers = Openers, retires = none, agent = Agent})
+loop(#inlet{finishing = true, openers = Openers, retires = none, route = Route} = S)
   when map_size(Openers) =:= 0 ->
-    trunkline_agent:ended(Agent);
-loop(#inlet{finishing = true, openers = Openers} = S) when map_size(Openers) =:= 0 ->
+    Route#route.link ! {finished, self()},
+    loop(S#inlet{retires = told});
+loop(#inlet{finishing = true, openers = Openers, retires = Counterpart} = S)
+  when map_size(Openers) =:= 0, is_pid(Counterpart) ->
     loop(retired(S));
 loop(#inlet{retired = over, agent = Agent}) ->
     trunkline_agent:ended(Agent);
@@ -193,6 +201,8 @@ loop(S) ->
             loop(resumed(Ref, S));
         {retire, Counterpart} ->
             loop(S#inlet{retires = Counterpart});
+        over ->
+            loop(S#inlet{retired = over});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
             %% Once a second, at least, it moves on to code that has been loaded meanwhile.
             ?MODULE:loop(timeout(Timer, S));

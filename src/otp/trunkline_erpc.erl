@@ -27,9 +27,8 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 -compile({parse_transform, trunkline_docs}).
 
 %% A request by lane is executed by a process of its own (trunkline_executor draws the way there and
-%% back). The caller monitors only a local process, as in trunkline_call: the inlet that brings the
-%% outcome. Arguments that this module does not know are passed to erpc, so that the errors are
-%% those of the OTP release in use.
+%% back). The caller monitors only a local process, as in trunkline_call. Arguments that this module
+%% does not know are passed to erpc, so that the errors are those of the OTP release in use.
 
 -include("../trunkline_errors.hrl").
 

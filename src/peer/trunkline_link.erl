@@ -60,7 +60,8 @@
          inlets = [] :: [pid()],
          dock = none :: none | pid(),
          trunk = none :: none | pid(),
-         finishing = [] :: [pid()],                  % inlets of earlier sessions
+         finishing = [] :: [pid()],                  % inlets of earlier sessions,
+         finished = [] :: [pid()],                   % and those that have delivered everything
          retired = [] :: [pid()],                    % inlets that are done, and stay for callers
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
@@ -230,6 +231,8 @@ message({lane_mode, Ref, Lane, {Queued, Unconfirmed}}, #link{lost = {Q, U}} = D)
         #link{order = {Ref, _}} -> lane_ready(Lane, D1);
         _ -> D1
     end;
+message({finished, Inlet}, #link{finished = Finished} = D) when is_pid(Inlet) ->
+    end_together(D#link{finished = [Inlet | Finished]});
 message({retired, Inlet}, #link{finishing = Finishing, retired = Retired} = D) ->
     case lists:member(Inlet, Finishing) of
         true ->
@@ -300,8 +303,18 @@ lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
 
 finished(Inlet, #link{finishing = Finishing} = D) ->
     case lists:delete(Inlet, Finishing) of
-        [] -> step(finished, D#link{finishing = []});
-        Left -> D#link{finishing = Left}
+        [] -> step(finished, D#link{finishing = [], finished = []});
+        Left -> end_together(D#link{finishing = Left})
+    end.
+
+%% (A caller that waits for a reply by one inlet may watch another one.)
+end_together(#link{finishing = Finishing, finished = Finished} = D) ->
+    case Finishing -- Finished of
+        [] ->
+            lists:foreach(fun trunkline_inlet:over/1, Finished),
+            D#link{finished = []};
+        _ ->
+            D
     end.
 
 timeout(recheck, _, #link{route = Route, room = Room} = D) ->

@@ -2,11 +2,11 @@
 %% gets an answer: requests, remote procedure calls, monitors. Exit signals are here, too.)
 %%
 %% A request to a peer goes by lane to the agent at the server's node (see trunkline_agent), and the
-%% reply comes back by lane. The caller monitors only a local process: the inlet that brings the
-%% reply, which ends when the session with that node ends. The monitor is also the alias to which
-%% the reply is sent, so that a late reply is dropped before it reaches the mailbox. Requests to
-%% local servers, and to nodes without lanes, are gen_server's own: the caller monitors the server
-%% itself.
+%% reply comes back by lane. The caller monitors only a local process: an inlet of the session. It
+%% ends when the session has ended and all that had arrived is delivered. The monitor is also the
+%% alias to which the reply is sent, so that a late reply is dropped before it reaches the mailbox.
+%% Requests to local servers, and to nodes without lanes, are gen_server's own: the caller monitors
+%% the server itself.
 %%
 %% The requests of gen_server, gen_statem and gen_event differ only in their label, and in the exit
 %% reason of a call that fails.
