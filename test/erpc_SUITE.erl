@@ -1416,15 +1416,15 @@ casts_on_the_way(_) ->
                  cluster:call(
                    A, fun() ->
                               ok =
-                                  trunkline_agent:direct({apply, nobody, Leader},
+                                  trunkline_direct:send({apply, nobody, Leader},
                                                          {?MODULE, add, [1, 2]}, Node),
                               ok =
-                                  trunkline_agent:direct({apply, nobody, Leader},
+                                  trunkline_direct:send({apply, nobody, Leader},
                                                          {erlang, send,
                                                           [Counter, {cast, direct, x}]}, Node),
                               Alias = alias(),
                               ok =
-                                  trunkline_agent:direct({apply, Alias, Leader},
+                                  trunkline_direct:send({apply, Alias, Leader},
                                                          {?MODULE, add, [1, 2]}, Node),
                               receive {[alias | Alias], Outcome} -> Outcome end
                       end)),

@@ -1114,10 +1114,10 @@ start_opener(Message) ->
 
 %% A process asks the server on behalf of this one. (The server does not know such a request.)
 ask(Server, Node) ->
-    Before = processes_of(trunkline_agent),
+    Before = processes_of(trunkline_direct),
     Caller = alias(),
-    ok = trunkline_agent:direct({call, Server, self(), Caller, '$not_known'}, request, Node),
-    [{_, Asker}] = processes_of(trunkline_agent) -- Before,
+    ok = trunkline_direct:send({call, Server, self(), Caller, '$not_known'}, request, Node),
+    [{_, Asker}] = processes_of(trunkline_direct) -- Before,
     {Caller, Asker}.
 
 %% Two nodes with connections for batches and for large messages, which stay, and no more of them

@@ -39,7 +39,7 @@ exceptions() ->
      %% leaves behind may be a request whose caller waits.
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_monitors},
-     {trunkline_leftovers, trunkline_agent},
+     {trunkline_leftovers, trunkline_direct},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},
      %% Large messages have to find their place in the lane.

@@ -6,7 +6,7 @@
 -module(trunkline_command).
 -moduledoc false.
 
--export([wrap/2, request/1, is_request/1, is_news/1, is_missed/1]).
+-export([wrap/2, request/1, receiver/1, for/2, is_request/1, is_news/1, is_missed/1]).
 
 -export_type([command/0, apply/0, exit/0, caller/0, label/0, object/0, wrap/0]).
 
@@ -58,6 +58,31 @@ wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 -spec request(command()) -> {server(), Pid :: pid(), caller(), label()}.
 request({call, Server, Pid, Caller}) -> {Server, Pid, Caller, '$gen_call'};
 request({call, Server, Pid, Caller, Label}) -> {Server, Pid, Caller, Label}.
+
+%% The process that gets the message of this command. `unknown': it may be any process, or it is not
+%% known before the command's turn.
+-spec receiver(command()) -> pid() | {name, atom()} | unknown.
+receiver({call, Server, _, _}) -> pid_or_name(Server);
+receiver({call, Server, _, _, _}) -> pid_or_name(Server);
+receiver({cancel, Server, _}) -> pid_or_name(Server);
+receiver({reply, _, Pid}) -> Pid;
+receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
+receiver({ended, _, Caller, _}) -> Caller;
+receiver({exit, Pid, _}) -> Pid;
+receiver({tell, Pid}) when is_pid(Pid) -> Pid;
+receiver({turn, Command, _, _}) when is_tuple(Command) -> receiver(Command);
+receiver({turn, To, _, _}) -> pid_or_name(To);
+receiver(_) -> unknown.
+
+pid_or_name(Pid) when is_pid(Pid) -> Pid;
+pid_or_name(Name) -> {name, Name}.
+
+%% The same command, addressed to the process that has the name.
+-spec for(pid(), command()) -> command().
+for(Server, {turn, Command, Ref, Lane}) when is_tuple(Command) ->
+    {turn, for(Server, Command), Ref, Lane};
+for(_, {turn, _, _, _} = Command) -> Command;        % looks up the name itself
+for(Server, Command) -> setelement(2, Command, Server).
 
 -spec is_request(trunkline_lane:to()) -> boolean().
 is_request(To) -> is_one_of(To, [call]).

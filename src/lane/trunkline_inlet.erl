@@ -331,7 +331,7 @@ deliver_opened(To, Message, S) ->
 receiver(To) when is_pid(To) -> To;
 receiver(To) when is_reference(To); is_atom(To) -> any;
 receiver(Command) ->
-    case trunkline_agent:receiver(Command) of
+    case trunkline_command:receiver(Command) of
         Receiver when is_pid(Receiver) -> Receiver;
         _ -> any
     end.
@@ -349,11 +349,11 @@ receiver_now(Name, Sender, Turns) when is_atom(Name) ->
             {Name, any}
     end;
 receiver_now(To, Sender, Turns) when is_tuple(To) ->
-    case trunkline_agent:receiver(To) of
+    case trunkline_command:receiver(To) of
         {name, Name} ->
             case receiver_now(Name, Sender, Turns) of
                 {_, any} -> {To, any};
-                {Pid, Pid} -> {trunkline_agent:for(Pid, To), Pid}
+                {Pid, Pid} -> {trunkline_command:for(Pid, To), Pid}
             end;
         _ ->
             {To, receiver(To)}

@@ -24,9 +24,10 @@
 %%     direct                  plain `!', one by one, in order
 %%     retired                 replies by plain `!', and nothing else (the link no longer uses it)
 %%
-%% The mailbox may be long, so every receive here takes the first message, whatever it is. Only what
-%% is sent to the peer by the distribution may suspend the process, on a busy port; the gate bounds
-%% what queues up meanwhile.
+%% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
+%% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
+%% what is sent to the peer by the distribution may suspend the process, on a busy port; the gate
+%% bounds what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
 %% (trunkline_channels), which make no promise about the order: the inlet restores it. A batch that

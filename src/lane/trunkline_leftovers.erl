@@ -63,7 +63,7 @@ direct(To, Message, _) when is_pid(To); is_reference(To) ->
 direct(Name, Message, Node) when is_atom(Name) ->
     erlang:send({Name, Node}, Message, [noconnect]);
 direct(Command, Message, Node) ->
-    trunkline_agent:direct(Command, Message, Node).
+    trunkline_direct:send(Command, Message, Node).
 
 %% Whether it concerns the session in which it was sent.
 -spec is_of_session(entry()) -> boolean().
@@ -79,5 +79,5 @@ is_command_of_session(To) -> is_tuple(To).
 %% A server has replied to a lane that has retired.
 -spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.
 pass_on({Caller, {_, Server} = Whose, Agent}, Reply, Node) ->
-    ok = trunkline_agent:pass_on(Caller, Whose, Reply, Node),
+    ok = trunkline_direct:pass_on(Caller, Whose, Reply, Node),
     trunkline_inlet:answered(Agent, [{Caller, Server}]).

@@ -35,12 +35,11 @@
 
 -export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
          executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
--export([receiver/1, for/2, direct/3, is_awaited/1, retired/1, pass_on/4]).
--export([await/1]).
+-export([is_awaited/1, retired/1]).
 
 -export_type([agent/0, request/0]).
 
--dialyzer({no_improper_lists, [address/2, ask/6]}).
+-dialyzer({no_improper_lists, [address/2]}).
 
 %% The tag in From, beside the caller's pid, is [[alias | Lane] | Request].
 -type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
@@ -268,31 +267,6 @@ broken(Command, Agent) when element(1, Command) =:= apply, element(2, Command) =
 broken(_, Agent) ->
     Agent.
 
-%% The process that gets the message of this command. `unknown': it may be any process, or it is not
-%% known before the command's turn.
--spec receiver(trunkline_command:command()) -> pid() | {name, atom()} | unknown.
-receiver({call, Server, _, _}) -> pid_or_name(Server);
-receiver({call, Server, _, _, _}) -> pid_or_name(Server);
-receiver({cancel, Server, _}) -> pid_or_name(Server);
-receiver({reply, _, Pid}) -> Pid;
-receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
-receiver({ended, _, Caller, _}) -> Caller;
-receiver({exit, Pid, _}) -> Pid;
-receiver({tell, Pid}) when is_pid(Pid) -> Pid;
-receiver({turn, Command, _, _}) when is_tuple(Command) -> receiver(Command);
-receiver({turn, To, _, _}) -> pid_or_name(To);
-receiver(_) -> unknown.
-
-pid_or_name(Pid) when is_pid(Pid) -> Pid;
-pid_or_name(Name) -> {name, Name}.
-
-%% The same command, addressed to the process that has the name.
--spec for(pid(), trunkline_command:command()) -> trunkline_command:command().
-for(Server, {turn, Command, Ref, Lane}) when is_tuple(Command) ->
-    {turn, for(Server, Command), Ref, Lane};
-for(_, {turn, _, _, _} = Command) -> Command;        % looks up the name itself
-for(Server, Command) -> setelement(2, Command, Server).
-
 %% A lane reports that these servers have replied to these callers.
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
 answered(Requests, Agent) ->
@@ -395,111 +369,6 @@ is_awaited(#agent{servers = Servers, executors = Executors}) ->
     map_size(Executors) > 0
         orelse lists:any(fun(#server{callers = Callers}) -> map_size(Callers) > 0 end,
                          maps:values(Servers)).
-
-%% Carries out a command at the sending node, because it can no longer reach an agent. Its caller
-%% may still be waiting for a reply.
--spec direct(trunkline_command:command(), Message :: term(), node()) -> ok.
-direct(Command, Message, Node) when element(1, Command) =:= call ->
-    {Server, Pid, Caller, Label} = trunkline_command:request(Command),
-    Object = case Server of
-                 _ when is_pid(Server) -> Server;
-                 _ -> {Server, Node}
-             end,
-    Sender = self(),
-    Sent = make_ref(),
-    Ask = fun() -> ask(Object, Label, Pid, Caller, Message, fun() -> Sender ! Sent end) end,
-    case trunkline_process:is_connected(Node)
-        andalso trunkline_process:start(fun() -> spawn_monitor(Ask) end) of
-        {ok, {_, Monitor}} ->
-            %% The request keeps its place among the messages of the calling process.
-            receive
-                Sent -> demonitor(Monitor, [flush]);
-                {'DOWN', Monitor, process, _, _} -> true
-            end,
-            ok;
-        _ ->
-            Caller ! {'DOWN', Caller, process, Server, noconnection},
-            ok
-    end;
-direct({apply, nobody, Leader}, {M, F, A}, Node) ->
-    %% The function runs with the caller's group leader. (This must not make another connection.)
-    _ = trunkline_process:is_connected(Node) andalso cast_for(Leader, Node, M, F, A),
-    ok;
-direct({exit, _, _} = Command, Reason, Node) ->
-    trunkline_exit:direct(Command, Reason, Node);
-direct({apply, Caller, Leader, _}, Message, Node) ->
-    direct({apply, Caller, Leader}, Message, Node);
-direct({apply, Caller, Leader}, {M, F, A}, Node) ->
-    Call = fun() ->
-                   true = group_leader(Leader, self()),
-                   Outcome = try {ok, erpc:call(Node, M, F, A)}
-                             catch Class:Reason -> {Class, Reason}
-                             end,
-                   Caller ! trunkline_command:wrap({reply, Caller}, Outcome)
-           end,
-    case trunkline_process:is_connected(Node)
-        andalso trunkline_process:start(fun() -> spawn(Call) end) of
-        {ok, _} ->
-            ok;
-        _ ->
-            Caller ! {'DOWN', Caller, process, self(), noconnection},
-            ok
-    end;
-direct(Command, Message, _) when element(1, Command) =:= reply ->
-    Caller = element(2, Command),
-    trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
-direct({down, Server, Caller}, Reason, _) ->
-    trunkline_process:send_connected(Caller,
-                                     trunkline_command:wrap({down, Server, Caller}, Reason));
-direct({ended, Object, _, Ref}, Reason, _) ->
-    trunkline_process:send_connected(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
-direct({tell, Pid}, Message, _) when is_pid(Pid) ->
-    trunkline_process:send_connected(Pid, Message);
-direct({tell, Name}, Message, Node) ->
-    trunkline_process:send_connected({Name, Node}, Message);
-direct(_, _, _) ->
-    ok.
-
-%% Run by a process for this one request: it asks by OTP's means, and passes on the outcome.
-ask(Object, Label, Pid, Caller, Message, Sent) ->
-    Ref = monitor(process, Object, [{alias, reply_demonitor}]),
-    _ = erlang:send(Object, {Label, {Pid, [alias | Ref]}, Message}, [noconnect]),
-    Sent(),
-    ok = trunkline_process:outlive(self()),
-    await({Ref, monitor(process, Pid), Object, Caller}).
-
-%% It may take long until the server replies.
--spec await({reference(), reference(), trunkline_command:object(), trunkline_command:caller()}) ->
-          term().
-await({Ref, Its, Object, Caller} = S) ->
-    receive
-        {[alias | Ref], Reply} ->
-            Caller ! trunkline_command:wrap({reply, Caller}, Reply);
-        {'DOWN', Ref, process, _, Reason} ->
-            Caller ! trunkline_command:wrap({down, Object, Caller}, Reason);
-        {'DOWN', Its, process, _, _} ->
-            ok;
-        Other ->
-            trunkline_process:other(Other, fun ?MODULE:await/1, S)
-    end.
-
-%% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
-%% the lane of the server's messages.
--spec pass_on(trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(),
-              node()) -> ok.
-pass_on(Caller, {Pid, Server}, Reply, Node) ->
-    case trunkline_route:lookup(Node) of
-        none -> direct({reply, Caller}, Reply, Node);
-        Route -> trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server)
-    end.
-
-%% The calling process makes the cast, because it may be impossible to start another process.
-cast_for(Leader, Node, M, F, A) ->
-    Own = group_leader(),
-    true = group_leader(Leader, self()),
-    try erpc:cast(Node, M, F, A)
-    after group_leader(Own, self())
-    end.
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could wait for each
 %% other for ever.
