@@ -18,7 +18,6 @@
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([begin_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
 -export([await_session/2, await_change/1, await_room/4]).
--export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([patience/0, how/0, packed/0]).
 
@@ -476,33 +475,4 @@ tell(Node, To, Message) ->
             erlang:send(To, Message, [noconnect, nosuspend]);
         _ ->
             erlang:send({To, Node}, Message, [noconnect, nosuspend])
-    end.
-
-%% Fallbacks to nodes that never had a link are counted together, here.
--define(FALLBACKS, trunkline_fallbacks).
-
--spec count_fallbacks() -> ok.
-count_fallbacks() ->
-    case persistent_term:get(?FALLBACKS, none) of
-        none -> persistent_term:put(?FALLBACKS, counters:new(1, [write_concurrency]));
-        _ -> ok
-    end.
-
--spec fallback(node()) -> ok.
-fallback(Node) ->
-    case trunkline_route:lookup(Node) of
-        #route{stats = Stats} ->
-            trunkline_stats:add(Stats, peer, fallbacks, 1);
-        none ->
-            case persistent_term:get(?FALLBACKS, none) of
-                none -> ok;
-                Counter -> counters:add(Counter, 1, 1)
-            end
-    end.
-
--spec fallbacks() -> non_neg_integer().
-fallbacks() ->
-    case persistent_term:get(?FALLBACKS, none) of
-        none -> 0;
-        Counter -> counters:get(Counter, 1)
     end.

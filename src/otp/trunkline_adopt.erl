@@ -190,7 +190,7 @@ comparison(_, _) ->
 
 plain() ->
     Peers = maps:values(trunkline_peers:all()),
-    trunkline_sender:fallbacks()
+    trunkline_fallbacks:others()
         + lists:sum([trunkline_stats:get(Stats, peer, fallbacks) || #{stats := Stats} <- Peers]).
 
 -doc "

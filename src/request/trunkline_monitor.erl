@@ -87,7 +87,7 @@ refused(_, Node, Object, Ref) ->
     end.
 
 plain(Node, Object, Ref) ->
-    trunkline_sender:fallback(Node),
+    trunkline_fallbacks:add(Node),
     case trunkline_monitors:enter_plain(Ref, Object, Node) of
         true ->
             Ref;
