@@ -105,7 +105,7 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 %% --- for senders ------------------------------------------------------------------
 
--spec enter(key(), term(), trunkline_bounded:patience()) -> trunkline_bounded:entered().
+-spec enter(key(), term(), trunkline_refused:patience()) -> trunkline_bounded:entered().
 enter(Key, Message, Patience) -> find_and_enter(Key, Message, Patience, new).
 
 find_and_enter(Key, Message, Patience, Ticket) ->

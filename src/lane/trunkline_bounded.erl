@@ -21,17 +21,16 @@
 -export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
 -export([clear/0, add/2, remove/1, is_crowded/0, grow/1]).
 
--export_type([key/0, patience/0, entered/0]).
+-export_type([key/0, entered/0]).
 
 -type key() :: pid() | atom() | {atom(), node()}.
--type patience() :: nosuspend | infinity | integer().     % monotonic ms
 %% `none': the destination does not bound its senders: send as usual. A pair: there is room, and the
 %% process gets the wrapped message. `refused': there is no room, and the destination does not want
 %% its senders to wait.
 -type entered() :: none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
 
 %% Waits for room.
--callback enter(key(), Message :: term(), patience()) -> entered().
+-callback enter(key(), Message :: term(), trunkline_refused:patience()) -> entered().
 %% The message could not be sent after all.
 -callback cancel(pid(), Wrapped :: term()) -> ok.
 %% Whether the destination bounds its senders, so that they have to ask for room.
@@ -51,7 +50,7 @@
 %% --- for senders and inlets -------------------------------------------------------------
 
 %% To be called before each message is sent.
--spec enter(key(), Message :: term(), patience()) -> entered().
+-spec enter(key(), Message :: term(), trunkline_refused:patience()) -> entered().
 enter(Key, Message, Patience) ->
     case persistent_term:get(kind(Key), none) of
         none ->

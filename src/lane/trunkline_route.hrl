@@ -13,3 +13,7 @@
 
 %% The persistent term that holds the route.
 -define(ROUTE(Node), {trunkline, Node}).
+
+%% The number of the lane that a process's messages take. All that concerns their order must take
+%% that one. (A macro, because this is the hot path.)
+-define(LANE_OF(Pid, Lanes), (erlang:phash2(Pid, tuple_size(Lanes)) + 1)).

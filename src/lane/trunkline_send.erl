@@ -70,7 +70,7 @@ send_lane(Node, Addressee, To, Message, How) ->
 hand_over(Node, Addressee, Message, {Patience, Connect}) ->
     case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
         nosuspend ->
-            case trunkline_sender:await_change(Node) of
+            case trunkline_refused:await_change(Node) of
                 true -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect);
                 false -> nosuspend
             end;

@@ -1,13 +1,8 @@
 %% Hands a message to a lane, in the process of the sender.
 %%
 %% The hot path is one lookup of the route, one hash of the sender's pid, one atomic addition, one
-%% local send. A sender that is refused at the gate takes the slow path: it either learns that there
-%% are no lanes now and falls back to plain distribution, or waits at the link until there is room.
-%% The hot path is the same to a peer that is not connected: the lane keeps the message and asks for
-%% a connection.
-%%
-%% A sender may have a long mailbox. It waits for a reference that was made after those messages
-%% came, so the runtime system need not search them.
+%% local send. It is the same to a peer that is not connected: the lane keeps the message and asks
+%% for a connection. A sender that is refused at the gate takes the slow path (trunkline_refused).
 -module(trunkline_sender).
 -moduledoc false.
 
@@ -17,17 +12,13 @@
          as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([begin_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
--export([await_session/2, await_change/1, await_room/4]).
 
--export_type([patience/0, how/0, packed/0]).
+-export_type([how/0, packed/0]).
 
--compile({inline, [lane_of/2]}).
 -dialyzer({no_improper_lists, [offer/5, entry/3, force/3, send_parcel/6, enter_packed/7]}).
 
-%% How long to wait for room: not at all, or until a deadline.
--type patience() :: nosuspend | trunkline_deadline:deadline().
 -type connect() :: connect | noconnect.
--type how() :: {patience(), connect()}.
+-type how() :: {trunkline_refused:patience(), connect()}.
 %% A message that is encoded once, for many destinations.
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
@@ -36,10 +27,6 @@
 -define(LONG, (trunkline_gate:limit(4096))).
 %% ms between two looks at the route table after the link itself has died.
 -define(AGAIN, 1).
-%% ms that a request waits for lanes, at most, if it could go by plain distribution.
--define(OPENING, 1000).
-%% ms that a sender which must not be suspended waits while a node leaves, at most.
--define(CHANGE, 1000).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -50,7 +37,7 @@ hand_over(Node, To, Message) ->
 %% be made, while the sender waited for room; the message is lost, and counted. `nosuspend': there
 %% is no room. `noconnect': there is no connection, and none is being made. `timeout': there was no
 %% room in time.
--spec hand_over(node(), trunkline_lane:to(), term(), patience(), connect()) ->
+-spec hand_over(node(), trunkline_lane:to(), term(), trunkline_refused:patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
     case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
@@ -61,14 +48,14 @@ hand_over(Node, To, Message, Patience, Connect) ->
 %% As the calling process sees it: if its lane keeps something, that has asked for a connection.
 is_down(#route{gate = Gate, lanes = Lanes}) ->
     trunkline_gate:path(Gate) =:= down
-        andalso trunkline_gate:level(Gate, lane_of(self(), Lanes)) =< 0;
+        andalso trunkline_gate:level(Gate, ?LANE_OF(self(), Lanes)) =< 0;
 is_down(none) ->
     false.
 
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
-            Ix = lane_of(self(), Lanes),
+            Ix = ?LANE_OF(self(), Lanes),
             Entered = case trunkline_shape:long_list(Message) of
                           none -> trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
                           Bytes -> {about, trunkline_gate:limit(Bytes)}
@@ -117,7 +104,7 @@ is_known(To) ->
 begin_bypass(Node, Message) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
-            Ix = lane_of(self(), Lanes),
+            Ix = ?LANE_OF(self(), Lanes),
             trunkline_bypass:may(Gate, Ix, Bypass)
                 andalso trunkline_in_turn:is_near(Stats)
                 andalso begin_bypass(about(Message), Message, Ix, Route);
@@ -169,7 +156,7 @@ await_delivery(Caller) ->
     Node = node(Caller),
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
-            Ix = lane_of(self(), Lanes),
+            Ix = ?LANE_OF(self(), Lanes),
             case trunkline_bypass:may(Gate, Ix, Bypass)
                 orelse trunkline_gate:path(Gate) =:= direct
                 orelse trunkline_gate:path(Gate) =:= down
@@ -214,7 +201,7 @@ offer_apart(Node, To, Message, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
             Charge = trunkline_gate:charge(Message),
-            case large(Route, lane_of(self(), Lanes), Node, To, Message, Charge, How, Ticket) of
+            case large(Route, ?LANE_OF(self(), Lanes), Node, To, Message, Charge, How, Ticket) of
                 {again, Ticket1} -> offer_apart(Node, To, Message, How, Ticket1);
                 Answer -> Answer
             end;
@@ -301,7 +288,7 @@ hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
 offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
-            Ix = lane_of(self(), Lanes),
+            Ix = ?LANE_OF(self(), Lanes),
             case enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket) of
                 {again, Ticket1} -> offer_packed(Node, To, Addressees, Packed, How, Ticket1);
                 Answer -> Answer
@@ -320,123 +307,20 @@ enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) -
     Together = trunkline_gate:with_addressees(Addressees, Charge),
     parcel(Route, Ix, To, Addressees, Parcel, Together, How, Ticket).
 
-%% The level numbered Full has refused a sender whose lane is Ix.
-refused(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, {Patience, _}, Ticket) ->
-    case trunkline_gate:path(Gate) of
-        direct ->
-            direct;
-        _ when Patience =:= nosuspend ->
-            trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
-            nosuspend;
-        _ ->
-            trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
-            wait_for_room(Link, Full, Charge, Ticket, Patience, Stats)
-    end.
-
-%% If the node goes meanwhile the message is lost, and counted.
-wait_for_room(Link, Full, Charge, Ticket, Patience, Stats) ->
-    case wait(Link, {room, Full, trunkline_gate:bytes(Charge), Ticket}, Patience) of
-        {gone, Lost} ->
-            trunkline_stats:add(Stats, peer, Lost, trunkline_gate:messages(Charge)),
-            unreachable;
-        Answer ->
-            Answer
-    end.
-
-wait(Link, What, Patience) ->
-    case trunkline_room:wait(Link, What, Patience) of
-        down ->
-            %% Another link takes over within milliseconds, and publishes
-            %% another route.
-            receive after ?AGAIN -> {again, new} end;
-        Answer ->
-            Answer
-    end.
-
-%% Waits until it is clear whether there are lanes to that node.
--spec await_session(node(), patience()) -> ok | direct | unreachable | nosuspend | timeout.
-await_session(Node, Patience) ->
-    case trunkline_route:lookup(Node) of
-        none ->
-            direct;
-        #route{gate = Gate, link = Link} ->
-            Answer = case trunkline_gate:path(Gate) of
-                         direct -> await_opening(Node, Link, Patience);
-                         _ when Patience =:= nosuspend -> nosuspend;
-                         _ -> wait(Link, session, Patience)
-                     end,
-            case Answer of
-                {again, _} -> ok;
-                {gone, _} -> unreachable;
-                _ -> Answer
-            end
-    end.
-
-%% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
-%% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
-%% CHANGE at most. Returns whether it should try again.
--spec await_change(node()) -> boolean().
-await_change(Node) ->
-    case trunkline_route:lookup(Node) of
-        #route{gate = Gate, link = Link} ->
-            trunkline_gate:path(Gate) =:= wait
-                andalso wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
-        none ->
-            true
-    end.
-
-%% Waits until that process, which was refused, may try again.
--spec await_room(node(), Sender :: pid(), trunkline_gate:charge(), trunkline_deadline:deadline()) ->
-          ok | direct | unreachable | timeout.
-await_room(Node, Sender, Charge, Deadline) ->
-    case trunkline_route:lookup(Node) of
-        none ->
-            direct;
-        #route{lanes = Lanes, link = Link, large = Large, stats = Stats} = Route ->
-            Full = case Charge < Large of
-                       true -> lane_of(Sender, Lanes);
-                       false -> trunkline_route:bulk_ix(Route)
-                   end,
-            case wait_for_room(Link, Full, Charge, new, Deadline, Stats) of
-                {again, _} -> ok;
-                Answer -> Answer
-            end
-    end.
-
-%% Messages go by plain distribution until the lanes are up. A request waits for the lanes, once the
-%% peer has said that it will have some: that takes a round trip or two. By plain distribution the
-%% reply could overtake what the server has sent before by its lanes, which may be up earlier than
-%% ours.
-await_opening(Node, Link, Patience) ->
-    case trunkline_peers:lookup(Node) of
-        #{state := opening} when Patience =/= nosuspend ->
-            case wait(Link, session, min(Patience, trunkline_deadline:in(?OPENING))) of
-                timeout ->
-                    case trunkline_deadline:has_passed(Patience) of
-                        true -> timeout;
-                        false -> direct
-                    end;
-                Answer ->
-                    Answer
-            end;
-        _ ->
-            direct
-    end.
+refused(Route, Ix, Full, Charge, {Patience, _}, Ticket) ->
+    trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket).
 
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().
 alias_of_lane(#route{aliases = Aliases}, Pid) ->
-    element(lane_of(Pid, Aliases), Aliases).
-
-%% All that concerns the order of one process's messages must take one lane.
-lane_of(Pid, Lanes) -> erlang:phash2(Pid, tuple_size(Lanes)) + 1.
+    element(?LANE_OF(Pid, Aliases), Aliases).
 
 %% Hands over what must not wait, in whatever state the lanes are, as if Sender
 %% had sent it.
 -spec force(trunkline_route:route(), {trunkline_lane:to(), Message :: term()}, Sender :: pid()) ->
           ok.
 force(#route{lanes = Lanes, gate = Gate, large = Large} = Route, {To, Message}, Sender) ->
-    Ix = lane_of(Sender, Lanes),
+    Ix = ?LANE_OF(Sender, Lanes),
     case forced(To, trunkline_gate:charge(Message)) of
         Charge when Charge < Large ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
@@ -455,7 +339,7 @@ forced(To, Charge) ->
 -spec force_apart(trunkline_route:route(), {trunkline_lane:to(), Message :: term()},
                   Sender :: pid()) -> ok.
 force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) ->
-    Ix = lane_of(Sender, Lanes),
+    Ix = ?LANE_OF(Sender, Lanes),
     Charge = trunkline_gate:charge(Message),
     Parcel = trunkline_parcel:pack(Message),
     Place = take_place(Gate, Ix, 1, Parcel),

@@ -134,5 +134,5 @@ start(Node, Server, Charge) ->
 -spec await(node(), pid(), trunkline_gate:charge()) -> ok.
 await(Node, Server, Charge) ->
     Wanted = trunkline_gate:without_message(Charge),
-    _ = trunkline_sender:await_room(Node, Server, Wanted, infinity),
+    _ = trunkline_refused:await_room(Node, Server, Wanted, infinity),
     ok.

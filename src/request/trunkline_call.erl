@@ -30,7 +30,7 @@
 
 -type server_ref() :: gen_server:server_ref().
 -type label() :: trunkline_command:label().
--type patience() :: trunkline_sender:patience().
+-type patience() :: trunkline_refused:patience().
 %% If the caller monitors the server, the id is OTP's own. Otherwise the server is at that node, and
 %% the caller monitors an inlet.
 -type request_id() :: reference()
@@ -318,7 +318,7 @@ reply_or(Ref, Else) ->
 watch(Node, Patience) ->
     case trunkline_peers:watch(Node) of
         none ->
-            case trunkline_sender:await_session(Node, Patience) of
+            case trunkline_refused:await_session(Node, Patience) of
                 ok -> watch(Node, Patience);
                 Other -> Other
             end;

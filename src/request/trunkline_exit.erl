@@ -37,7 +37,7 @@ exit(Process, Reason) ->
 %% already. The signal has to come behind that monitor, and the caller's next message behind the
 %% signal. So this waits until the lanes open, as a request does.
 when_clear(Node, Command, Reason) ->
-    case trunkline_sender:await_session(Node, infinity) of
+    case trunkline_refused:await_session(Node, infinity) of
         ok ->
             case hand_over(Node, Command, Reason) of
                 direct -> when_clear(Node, Command, Reason);

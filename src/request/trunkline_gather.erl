@@ -20,11 +20,11 @@
 %% How to ask a node: by lane (a pid is the inlet to monitor meanwhile), or by plain distribution.
 %% Otherwise, why it cannot be asked.
 -type way() :: pid() | lane | direct | unreachable | timeout.
--type watch() :: fun((node(), trunkline_sender:patience()) -> way() | nosuspend).
+-type watch() :: fun((node(), trunkline_refused:patience()) -> way() | nosuspend).
 %% Asks a node, calls Others to ask the rest, and then waits for the answer. Or it returns that the
 %% node cannot be asked in this way.
 -type ask(Answer) ::
-          fun((way(), node(), trunkline_sender:patience(), Others :: fun(() -> answers(Answer))) ->
+          fun((way(), node(), trunkline_refused:patience(), Others :: fun(() -> answers(Answer))) ->
                      {Answer, answers(Answer)} | way() | nosuspend).
 -type answers(Answer) :: [{pos_integer(), Answer}].
 -type place() :: {pos_integer(), node()}.          % in the list of nodes
@@ -80,7 +80,7 @@ wait(What, Node, #each{message = Message, deadline = Deadline}) ->
     Sender = self(),
     Charge = trunkline_gate:charge(Message),
     Wait = case What of
-               session -> fun() -> trunkline_sender:await_session(Node, Deadline) end;
-               room -> fun() -> trunkline_sender:await_room(Node, Sender, Charge, Deadline) end
+               session -> fun() -> trunkline_refused:await_session(Node, Deadline) end;
+               room -> fun() -> trunkline_refused:await_room(Node, Sender, Charge, Deadline) end
            end,
     trunkline_process:start(fun() -> spawn_monitor(fun() -> exit(Wait()) end) end).
