@@ -1117,7 +1117,7 @@ give_up(To) ->
     Suspender = erpc:call(node(To), order_SUITE, suspended_lane, [self()]),
     Ref = announce(To, {Lane, Agent}),
     ok = trunkline_sender:force(trunkline_route:lookup(node(To)), {{cancel, To, Ref}, []}, self()),
-    ok = trunkline_sender:await_delivery(Lane),
+    ok = trunkline_plain_call:await_delivery(Lane),
     Suspender ! resume,
     ok.
 

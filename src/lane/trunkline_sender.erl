@@ -11,7 +11,6 @@
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5,
          as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
--export([begin_bypass/2, called/3, is_plain_suited/2, await_delivery/1]).
 
 -export_type([how/0, packed/0]).
 
@@ -25,8 +24,6 @@
 
 %% From this charge on it pays to look at what a message is made of.
 -define(LONG, (trunkline_gate:limit(4096))).
-%% ms between two looks at the route table after the link itself has died.
--define(AGAIN, 1).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -96,78 +93,6 @@ is_known(To) when is_tuple(To) ->
     trunkline_command:is_request(To) orelse element(1, To) =:= reply;
 is_known(To) ->
     is_pid(To) orelse is_atom(To).
-
-%% Whether the calling process should make a call to that node by the distribution: everything that
-%% it has sent before has been delivered, and no lane is better. If so the call begins, with a
-%% message of about that many bytes. called/3 follows when a call has ended.
--spec begin_bypass(node(), term()) -> {true, Bytes :: non_neg_integer()} | false.
-begin_bypass(Node, Message) ->
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
-            Ix = ?LANE_OF(self(), Lanes),
-            trunkline_bypass:may(Gate, Ix, Bypass)
-                andalso trunkline_in_turn:is_near(Stats)
-                andalso begin_bypass(about(Message), Message, Ix, Route);
-        none ->
-            false
-    end.
-
-begin_bypass(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
-    case is_plain_suited(Charge, Message, Route)
-        andalso trunkline_concurrency:bypass(Charge >= ?LONG, Concurrency) of
-        true ->
-            Bytes = trunkline_gate:bytes(Charge),
-            trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes),
-            {true, Bytes};
-        false ->
-            false
-    end.
-
-is_plain_suited(Charge, Message, #route{large = Large}) ->
-    Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
-                           andalso trunkline_shape:shape(Message) =/= binaries).
-
-%% Whether a message to that node would not keep the distribution busy.
--spec is_plain_suited(node(), term()) -> boolean().
-is_plain_suited(Node, Message) ->
-    case trunkline_route:lookup(Node) of
-        #route{} = Route -> is_plain_suited(about(Message), Message, Route);
-        none -> true
-    end.
-
-%% A call to that node has ended, which had begun then.
--spec called(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
-called(Node, Way, Started) ->
-    case trunkline_route:lookup(Node) of
-        #route{concurrency = Concurrency} -> trunkline_concurrency:ended(Way, Started, Concurrency);
-        none -> ok
-    end.
-
-about(Message) ->
-    case trunkline_shape:long_list(Message) of
-        none -> trunkline_gate:charge(Message);
-        Bytes -> trunkline_gate:limit(Bytes)
-    end.
-
-%% Waits until everything has been delivered that the calling process has sent to the node of that
-%% caller, or is lost.
--spec await_delivery(trunkline_command:caller()) -> ok.
-await_delivery(Caller) ->
-    Node = node(Caller),
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
-            Ix = ?LANE_OF(self(), Lanes),
-            case trunkline_bypass:may(Gate, Ix, Bypass)
-                orelse trunkline_gate:path(Gate) =:= direct
-                orelse trunkline_gate:path(Gate) =:= down
-                orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
-                orelse not trunkline_peers:takes_turns(Node) of
-                true -> ok;
-                false -> receive after ?AGAIN -> await_delivery(Caller) end
-            end;
-        none ->
-            ok
-    end.
 
 %% A long list is measured only if it must be.
 charge({long, Charge}, _) -> Charge;

@@ -161,14 +161,14 @@ call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
     Started = trunkline_concurrency:clock(),
     {Way, Outcome} = one(Node, {M, F, A}, Deadline),
-    ok = trunkline_sender:called(Node, Way, Started),
+    ok = trunkline_plain_call:ended(Node, Way, Started),
     value(Outcome);
 call(Node, M, F, A, Timeout) ->
     ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).
 
 %% A busy connection suspends a caller that bypasses the lanes for as long as it takes.
 one(Node, MFA, Deadline) ->
-    case Deadline =:= infinity andalso trunkline_sender:begin_bypass(Node, MFA) of
+    case Deadline =:= infinity andalso trunkline_plain_call:start(Node, MFA) of
         {true, Bytes} ->
             {bypass, bypass(Node, MFA, Bytes)};
         false ->

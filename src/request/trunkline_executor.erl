@@ -110,8 +110,8 @@ execute_call(Mark, M, F, A) ->
         exit:Outcome ->
             %% The function has ended. So what it has linked to itself must not change the outcome.
             _ = process_flag(trap_exit, true),
-            Reason = outcome(trunkline_sender:is_plain_suited(node(Mark), Outcome), Mark, Outcome),
-            ok = trunkline_sender:await_delivery(Mark),
+            Reason = outcome(trunkline_plain_call:is_suited(node(Mark), Outcome), Mark, Outcome),
+            ok = trunkline_plain_call:await_delivery(Mark),
             exit(Reason)
     end.
 

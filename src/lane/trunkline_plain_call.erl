@@ -1,0 +1,91 @@
+%% Calls of trunkline_erpc that go by plain distribution, past the lanes.
+%%
+%% A call may do so if everything that its caller has sent before has been delivered. Its executor
+%% (trunkline_executor) ends, with the outcome as its exit reason, when all that it has sent itself
+%% has been delivered. So these calls keep their order with what goes by lane.
+%%
+%% A call does so if no lane is better: if it is long, or if few callers call at a time
+%% (trunkline_concurrency). One that would keep the distribution busy goes by lane.
+-module(trunkline_plain_call).
+-moduledoc false.
+
+-include("trunkline_route.hrl").
+
+-export([start/2, ended/3, is_suited/2, await_delivery/1]).
+
+%% Bytes of a long call. For that the lanes are no better, however many callers there are.
+-define(LONG, 4096).
+%% ms between two looks at whether everything has been delivered.
+-define(AGAIN, 1).
+
+%% Whether the calling process should make a call to that node by the distribution: everything that
+%% it has sent before has been delivered, and no lane is better. If so the call begins, with a
+%% message of about that many bytes. ended/3 follows when a call has ended.
+-spec start(node(), Message :: term()) -> {true, Bytes :: non_neg_integer()} | false.
+start(Node, Message) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
+            Ix = ?LANE_OF(self(), Lanes),
+            trunkline_bypass:may(Gate, Ix, Bypass)
+                andalso trunkline_in_turn:is_near(Stats)
+                andalso start(about(Message), Message, Ix, Route);
+        none ->
+            false
+    end.
+
+start(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
+    Bytes = trunkline_gate:bytes(Charge),
+    case is_suited(Charge, Message, Route)
+        andalso trunkline_concurrency:bypass(Bytes >= ?LONG, Concurrency) of
+        true ->
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes),
+            {true, Bytes};
+        false ->
+            false
+    end.
+
+%% A call to that node has ended, whichever way it went. Started is when it began.
+-spec ended(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
+ended(Node, Way, Started) ->
+    case trunkline_route:lookup(Node) of
+        #route{concurrency = Concurrency} -> trunkline_concurrency:ended(Way, Started, Concurrency);
+        none -> ok
+    end.
+
+%% Whether a message to that node would not keep the distribution busy.
+-spec is_suited(node(), Message :: term()) -> boolean().
+is_suited(Node, Message) ->
+    case trunkline_route:lookup(Node) of
+        #route{} = Route -> is_suited(about(Message), Message, Route);
+        none -> true
+    end.
+
+is_suited(Charge, Message, #route{large = Large}) ->
+    Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
+                           andalso trunkline_shape:shape(Message) =/= binaries).
+
+about(Message) ->
+    case trunkline_shape:long_list(Message) of
+        none -> trunkline_gate:charge(Message);
+        Bytes -> trunkline_gate:limit(Bytes)
+    end.
+
+%% Waits until everything has been delivered that the calling process has sent to the node of that
+%% caller, or is lost.
+-spec await_delivery(trunkline_command:caller()) -> ok.
+await_delivery(Caller) ->
+    Node = node(Caller),
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
+            Ix = ?LANE_OF(self(), Lanes),
+            case trunkline_bypass:may(Gate, Ix, Bypass)
+                orelse trunkline_gate:path(Gate) =:= direct
+                orelse trunkline_gate:path(Gate) =:= down
+                orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
+                orelse not trunkline_peers:takes_turns(Node) of
+                true -> ok;
+                false -> receive after ?AGAIN -> await_delivery(Caller) end
+            end;
+        none ->
+            ok
+    end.
