@@ -120,14 +120,18 @@ again(Other, _, _, _, _) -> Other.
 %% process of its own delivers it.
 -spec hand_over_apart(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over_apart(Node, To, Message) ->
-    offer_apart(Node, To, Message, {infinity, connect}, new).
+    How = {infinity, connect},
+    enter_by(fun(Route, Ix, Ticket) ->
+                     Charge = trunkline_gate:charge(Message),
+                     large(Route, Ix, Node, To, Message, Charge, How, Ticket)
+             end, Node, new).
 
-offer_apart(Node, To, Message, How, Ticket) ->
+%% What offer/5 does, off the hot path: Enter tries to enter the calling process's lane.
+enter_by(Enter, Node, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
-            Charge = trunkline_gate:charge(Message),
-            case large(Route, ?LANE_OF(self(), Lanes), Node, To, Message, Charge, How, Ticket) of
-                {again, Ticket1} -> offer_apart(Node, To, Message, How, Ticket1);
+            case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
+                {again, Ticket1} -> enter_by(Enter, Node, Ticket1);
                 Answer -> Answer
             end;
         none ->
@@ -207,19 +211,9 @@ pack(#route{large = Large}, Message) ->
 hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
     case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
         true -> noconnect;
-        false -> offer_packed(Node, To, Addressees, Packed, How, new)
-    end.
-
-offer_packed(Node, To, Addressees, Packed, How, Ticket) ->
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes} = Route ->
-            Ix = ?LANE_OF(self(), Lanes),
-            case enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket) of
-                {again, Ticket1} -> offer_packed(Node, To, Addressees, Packed, How, Ticket1);
-                Answer -> Answer
-            end;
-        none ->
-            direct
+        false -> enter_by(fun(Route, Ix, Ticket) ->
+                                  enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
+                          end, Node, new)
     end.
 
 enter_packed(Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
