@@ -23,26 +23,33 @@
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
 %% senders count as having sent. If they were only suspended, their messages still count once.
 %%
-%% This module has the shared words, and decides. What the lane remembers is `taken/0'.
+%% This module has the shared words, and decides. What the lane remembers is `past/0': also of
+%% messages that went past it in other ways, how many no batch has reported yet.
 -module(trunkline_bypass).
 -moduledoc false.
 
 -export([new/1, may/3, start/3, sent/2, cancel/2]).
 -export([called/3]).
--export([clear/2, set/2, ticks/3]).
--export([new_taken/0, take/3, take_all/3, is_sending/3, tick/3, all_sent/2]).
+-export([past/2, clear/1, set/1, ticks/2]).
+-export([take/1, take_all/1, tick/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
 
--export_type([bypass/0, taken/0]).
+-export_type([bypass/0, past/0]).
 
 -opaque bypass() :: atomics:atomics_ref().
-%% What the lane has taken; `ghosts': of these, how many had not said that they have sent, when as
-%% many as `sent' had. And what the counts were at the last tick.
--record(taken,
-        {all = 0 :: non_neg_integer(),
+-record(past,
+        {ix :: pos_integer(),
+         bypass :: bypass(),
+         %% How many the lane has taken; of these, how many had not said that they have sent, when
+         %% as many as `sent' had.
+         all = 0 :: non_neg_integer(),
          ghosts = 0 :: non_neg_integer(),
          sent = 0 :: non_neg_integer(),
-         last = {0, 0} :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}}).
--opaque taken() :: #taken{}.
+         %% The counts at the last tick.
+         last = {0, 0} :: {Started :: non_neg_integer(), Sent :: non_neg_integer()},
+         unreported = 0 :: non_neg_integer(),
+         %% How many had been sent when is_ahead/1 was last asked.
+         behind = 0 :: non_neg_integer()}).
+-opaque past() :: #past{}.
 
 %% 8 kB. While a thousand servers owe replies, most processes have to ask.
 -define(MARKS, 1024).
@@ -93,62 +100,78 @@ called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
 
 %% --- for lane Ix ------------------------------------------------------------------
 
+-spec past(Ix :: pos_integer(), bypass()) -> past().
+past(Ix, Bypass) -> #past{ix = Ix, bypass = Bypass}.
+
 %% Something may be in flight.
--spec clear(Ix :: pos_integer(), bypass()) -> ok.
-clear(Ix, Bypass) -> atomics:put(Bypass, ?IDLE(Ix), 0).
+-spec clear(past()) -> ok.
+clear(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 0).
 
 %% Nothing is.
--spec set(Ix :: pos_integer(), bypass()) -> ok.
-set(Ix, Bypass) -> atomics:put(Bypass, ?IDLE(Ix), 1).
+-spec set(past()) -> ok.
+set(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 1).
 
 %% Whether the lane ticks by itself. (If it stops, it has to look once more.)
--spec ticks(boolean(), Ix :: pos_integer(), bypass()) -> ok.
-ticks(true, Ix, Bypass) -> atomics:put(Bypass, ?TICKS(Ix), 1);
-ticks(false, Ix, Bypass) -> atomics:put(Bypass, ?TICKS(Ix), 0).
+-spec ticks(boolean(), past()) -> ok.
+ticks(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 1);
+ticks(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 0).
 
--spec new_taken() -> taken().
-new_taken() -> #taken{}.
+%% Takes what has been sent since the last time.
+-spec take(past()) -> past().
+take(Past) -> taken(counts(Past), Past).
 
-%% How many messages have been sent since the last time.
--spec take(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
-take(Ix, Bypass, Taken) -> taken(counts(Ix, Bypass), Taken).
+%% Also what is being sent, of which it is not known what becomes of it.
+-spec take_all(past()) -> past().
+take_all(Past) -> taken_all(counts(Past), Past).
 
-%% The same with those that are being sent, of which it is not known what becomes of them.
--spec take_all(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
-take_all(Ix, Bypass, Taken) -> taken_all(counts(Ix, Bypass), Taken).
+%% Takes what has been sent. To be called once a second.
+-spec tick(past()) -> past().
+tick(#past{last = Last} = Past) ->
+    case counts(Past) of
+        Last -> taken_all(Last, Past);
+        Counts -> taken(Counts, Past#past{last = Counts})
+    end.
+
+%% So many more have been sent past the lane, in another way.
+-spec more(non_neg_integer(), past()) -> past().
+more(N, #past{unreported = Before} = Past) -> Past#past{unreported = Before + N}.
+
+-spec unreported(past()) -> non_neg_integer().
+unreported(#past{unreported = N}) -> N.
+
+%% A batch reports all of them.
+-spec reported(past()) -> past().
+reported(Past) -> Past#past{unreported = 0}.
 
 %% Whether a sender may be sending.
--spec is_sending(Ix :: pos_integer(), bypass(), taken()) -> boolean().
-is_sending(Ix, Bypass, Taken) ->
-    {Started, Sent} = counts(Ix, Bypass),
-    Started - Sent > ghosts(Sent, Taken).
+-spec is_sending(past()) -> boolean().
+is_sending(Past) ->
+    {Started, Sent} = counts(Past),
+    Started - Sent > ghosts(Sent, Past).
 
-%% How many have been sent in all. It grows before the sender sends anything else: what a lane has
-%% got by then is not behind any other message.
--spec all_sent(Ix :: pos_integer(), bypass()) -> non_neg_integer().
-all_sent(Ix, Bypass) -> atomics:get(Bypass, ?SENT(Ix)).
-
-%% To be called once a second.
--spec tick(Ix :: pos_integer(), bypass(), taken()) -> {non_neg_integer(), taken()}.
-tick(Ix, Bypass, #taken{last = Last} = Taken) ->
-    case counts(Ix, Bypass) of
-        Last -> taken_all(Last, Taken);
-        Counts -> taken(Counts, Taken#taken{last = Counts})
+%% Whether any message has been sent since the last such question: what the lane has got by now may
+%% be behind it. (The count grows before its sender sends anything else. What is unreported does not
+%% tell that: a message that was counted too early, or in vain, hides a later one there.)
+-spec is_ahead(past()) -> {boolean(), past()}.
+is_ahead(#past{ix = Ix, bypass = Bypass, behind = Before} = Past) ->
+    case atomics:get(Bypass, ?SENT(Ix)) of
+        Before -> {false, Past};
+        Sent -> {true, Past#past{behind = Sent}}
     end.
 
 %% (Sent is read first: what is sent has been started.)
-counts(Ix, Bypass) ->
+counts(#past{ix = Ix, bypass = Bypass}) ->
     Sent = atomics:get(Bypass, ?SENT(Ix)),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-taken({Started, Sent}, Taken) -> up_to(Sent, min(Started - Sent, ghosts(Sent, Taken)), Taken).
+taken({Started, Sent}, Past) -> up_to(Sent, min(Started - Sent, ghosts(Sent, Past)), Past).
 
-taken_all({Started, Sent}, Taken) -> up_to(Sent, Started - Sent, Taken).
+taken_all({Started, Sent}, Past) -> up_to(Sent, Started - Sent, Past).
 
-%% Whoever has sent meanwhile may have been a ghost.
-ghosts(Sent, #taken{ghosts = Ghosts, sent = Before}) -> max(0, Ghosts - (Sent - Before)).
+%% One that has sent meanwhile may have been a ghost.
+ghosts(Sent, #past{ghosts = Ghosts, sent = Before}) -> max(0, Ghosts - (Sent - Before)).
 
 %% (If it was none, or a ghost could not send, another message has been taken too early.)
-up_to(Sent, Ghosts, #taken{all = Before} = Taken) ->
+up_to(Sent, Ghosts, #past{all = Before} = Past) ->
     All = max(Before, Sent + Ghosts),
-    {All - Before, Taken#taken{all = All, ghosts = Ghosts, sent = Sent}}.
+    more(All - Before, Past#past{all = All, ghosts = Ghosts, sent = Sent}).

@@ -112,8 +112,7 @@
         {ix :: pos_integer(),
          link :: pid(),
          gate :: trunkline_gate:gate(),
-         bypass :: trunkline_bypass:bypass(),
-         taken = trunkline_bypass:new_taken() :: trunkline_bypass:taken(),
+         past :: trunkline_bypass:past(),       % messages that went past the lane, unreported
          %% Whether the level is that of what is in the lane (see quiet/1).
          exact = true :: boolean(),
          low :: trunkline_gate:charge(),        % level below which waiting senders may go on
@@ -137,11 +136,6 @@
          arrived = 0 :: non_neg_integer(),
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
-         %% Messages that senders have sent by plain distribution, and that no batch has reported.
-         plain = 0 :: non_neg_integer(),
-         %% How many had been sent past the lane in all when a batch went by the distribution that
-         %% connections could have carried.
-         behind = 0 :: non_neg_integer(),
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          turns = false :: boolean(),
@@ -167,7 +161,8 @@
 start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, Limit},
                        stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
-    Lane = #lane{ix = Ix, link = self(), gate = Gate, bypass = Bypass, stats = Stats, node = Node,
+    Lane = #lane{ix = Ix, link = self(), gate = Gate, past = trunkline_bypass:past(Ix, Bypass),
+                 stats = Stats, node = Node,
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  throttle = trunkline_throttle:new(
@@ -301,7 +296,7 @@ turn(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) -
 
 %% Its server is suspended if the distribution is busy, or more is waiting here.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
-           #lane{plain = Plain, throttle = Throttle} = S) ->
+           #lane{past = Past, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
                              Options, S)
@@ -315,7 +310,8 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
                         ok = Send([]),
                         trunkline_throttle:long_term(Server, Charge, Throttle)
                 end,
-    S1 = answered(Agent, Caller, Server, S#lane{plain = Plain + 1, throttle = Throttle1}),
+    S1 = answered(Agent, Caller, Server, S#lane{past = trunkline_bypass:more(1, Past),
+                                                throttle = Throttle1}),
     to_report(tell_agents(S1)).
 
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
@@ -352,9 +348,9 @@ in_turn([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] =
 in_turn(Entries, _, _) ->
     {[], Entries}.
 
-send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{plain = Plain} = S) ->
+send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{past = Past} = S) ->
     ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
-    left(Place, settle(N, S#lane{plain = Plain + 1})).
+    left(Place, settle(N, S#lane{past = trunkline_bypass:more(1, Past)})).
 
 send_parcel(To, Wrap, Parcel, S) ->
     Term = trunkline_parcel:unpack_sent(Parcel),
@@ -530,44 +526,37 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
 %% The report of messages that went by plain distribution goes by the distribution, behind them. The
 %% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
 %% sending: meanwhile all batches go by the distribution.
-send_batch(Charge, Entries, #lane{plain = Plain} = S) ->
-    {ByChannels, S1} = by_channels(S),
+send_batch(Charge, Entries, S) ->
+    {ByChannels, #lane{past = Past} = S1} = by_channels(S),
     Messages = trunkline_gate:messages(Charge),
-    case Plain of
+    case trunkline_bypass:unreported(Past) of
         0 ->
             send_batch(Charge, Entries, Messages, ByChannels, later, S1);
-        _ ->
+        Plain ->
             Report = trunkline_gate:packed(0, Plain),
             ok = trunkline_gate:force(S#lane.gate, S#lane.ix, Report),
             send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels, later,
-                       S1#lane{plain = 0})
+                       S1#lane{past = trunkline_bypass:reported(Past)})
     end.
 
-%% With what senders have sent without asking.
-bypassed(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
-    more_plain(trunkline_bypass:take(Ix, Bypass, Taken), S).
-
-more_plain({0, Taken}, #lane{taken = Taken} = S) -> S;
-more_plain({Sent, Taken}, #lane{plain = N} = S) -> S#lane{plain = N + Sent, taken = Taken}.
-
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
-%% does: it may be behind that message, and what comes later is behind the batch. (`plain' does not
-%% tell that. A message that was counted too early, or in vain, hides a later one there.)
-by_channels(#lane{ix = Ix, bypass = Bypass, sent = once, by = connections, behind = Before} = S) ->
-    case trunkline_bypass:all_sent(Ix, Bypass) of
-        Before -> {is_by_channels(S), S};
-        Sent -> {false, S#lane{behind = Sent}}
+%% does: it may be behind that message, and what comes later is behind the batch.
+by_channels(#lane{sent = once, by = connections, past = Past} = S) ->
+    case trunkline_bypass:is_ahead(Past) of
+        {true, Past1} -> {false, S#lane{past = Past1}};
+        {false, Past} -> {is_by_channels(S), S}
     end;
 by_channels(S) ->
     {is_by_channels(S), S}.
 
 is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
-is_by_channels(#lane{by = By, plain = N} = S) ->
-    By =:= connections andalso N =:= 0 andalso not is_plain_sending(S).
+is_by_channels(#lane{by = By, past = Past} = S) ->
+    By =:= connections andalso trunkline_bypass:unreported(Past) =:= 0
+        andalso not is_plain_sending(S).
 
 %% Whether a sender may be sending by plain distribution.
-is_plain_sending(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks}) ->
-    trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Ix, Bypass, Taken).
+is_plain_sending(#lane{past = Past, asks = Asks}) ->
+    trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Past).
 
 send_batch(Charge, Entries, Messages, ByChannels, Urgent,
            #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
@@ -594,19 +583,22 @@ send_batch(Charge, Entries, Messages, ByChannels, Urgent,
                          S1
                  end).
 
-report(#lane{mode = {send, _}} = S) ->
-    case bypassed(S) of
-        #lane{plain = 0} -> S;
-        S1 -> send_batch(0, [], S1)
+report(#lane{mode = {send, _}, past = Past} = S) ->
+    Past1 = trunkline_bypass:take(Past),
+    S1 = S#lane{past = Past1},
+    case trunkline_bypass:unreported(Past1) of
+        0 -> S1;
+        _ -> send_batch(0, [], S1)
     end;
 report(S) ->
     S.
 
 %% A report can wait for a batch, or for the next tick.
-to_report(#lane{plain = N, drain = Drain} = S) when N >= ?BATCH_MESSAGES; Drain =/= none ->
-    report(S);
-to_report(S) ->
-    ticking(S).
+to_report(#lane{past = Past, drain = Drain} = S) ->
+    case Drain =/= none orelse trunkline_bypass:unreported(Past) >= ?BATCH_MESSAGES of
+        true -> report(S);
+        false -> ticking(S)
+    end.
 
 %% So many messages will not be reported: they were sent in a session that has ended. Returns how
 %% many are lost: none if the connection is not.
@@ -717,9 +709,9 @@ control({relay, Agent, Message}, S) ->
 control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
     lists:foldl(fun cancel/2, S, [Request || {call, _, Caller, _} = Request <- Requests,
                                              not is_process_alive(Caller)]);
-control({sent_plain, Ref}, #lane{plain = N} = S) ->
+control({sent_plain, Ref}, #lane{past = Past} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
-        {granted, Asks} -> to_report(S#lane{asks = Asks, plain = N + 1});
+        {granted, Asks} -> to_report(S#lane{asks = Asks, past = trunkline_bypass:more(1, Past)});
         {unknown, _} ->
             %% Its turn was in an earlier session.
             _ = unreported(1, case S#lane.mode of
@@ -764,11 +756,11 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, Before) ->
-    #lane{plain = Sent} = S0 = end_bypass(Before),
-    Plain = unreported(Sent, case Mode of
-                                 {absent, _} -> lost_unconfirmed;
-                                 _ -> direct
-                             end, S0),
+    #lane{past = Past} = S0 = end_bypass(Before),
+    Plain = unreported(trunkline_bypass:unreported(Past), case Mode of
+                                                              {absent, _} -> lost_unconfirmed;
+                                                              _ -> direct
+                                                          end, S0),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
@@ -783,8 +775,8 @@ control({drain, Ref}, S) ->
     drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    #lane{plain = Sent} = S0 = end_bypass(S),
-    _ = unreported(Sent, direct, S0),
+    #lane{past = Past} = S0 = end_bypass(S),
+    _ = unreported(trunkline_bypass:unreported(Past), direct, S0),
     {_, S1} = dispose_all(retired, (without_asks(S0))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _} = Down, S) ->
@@ -843,10 +835,10 @@ with_room(Charge, #lane{heap = Heap} = S) ->
 tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
 %% Senders that have been killed count as having sent.
-tick_asks(#lane{ix = Ix, bypass = Bypass, taken = Taken, asks = Asks} = S0) ->
-    #lane{plain = N} = S = more_plain(trunkline_bypass:tick(Ix, Bypass, Taken), S0),
+tick_asks(#lane{past = Past, asks = Asks} = S) ->
     {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
-    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, plain = N + length(Killed)}), Killed).
+    Past1 = trunkline_bypass:more(length(Killed), trunkline_bypass:tick(Past)),
+    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, past = Past1}), Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
@@ -868,10 +860,10 @@ command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     {Entry, S1} = mark(Charge, Sender, Command, S),
     flush(keep(Charge, Entry, S1)).
 
-without_asks(#lane{asks = Asks} = S) ->
+without_asks(#lane{asks = Asks, past = Past} = S) ->
     {Refs, Asks1} = trunkline_asks:refuse(Asks),
     lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
-    S#lane{asks = Asks1, plain = 0}.
+    S#lane{asks = Asks1, past = trunkline_bypass:reported(Past)}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
@@ -985,22 +977,22 @@ in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
 %% Whether senders may bypass the lane while it is empty.
 may_bypass(InFlight, #lane{mode = {send, _}, turns = true, exact = true} = S) ->
     case trunkline_gate:is_less_than_a_message(InFlight) of
-        true -> trunkline_bypass:set(S#lane.ix, S#lane.bypass);
-        false -> trunkline_bypass:clear(S#lane.ix, S#lane.bypass)
+        true -> trunkline_bypass:set(S#lane.past);
+        false -> trunkline_bypass:clear(S#lane.past)
     end;
 may_bypass(_, S) ->
-    trunkline_bypass:clear(S#lane.ix, S#lane.bypass).
+    trunkline_bypass:clear(S#lane.past).
 
 %% From here on no sender starts to bypass the lane. Those that have started count as having sent.
-end_bypass(#lane{ix = Ix, bypass = Bypass, taken = Taken} = S) ->
-    ok = trunkline_bypass:clear(Ix, Bypass),
-    more_plain(trunkline_bypass:take_all(Ix, Bypass, Taken), S).
+end_bypass(#lane{past = Past} = S) ->
+    ok = trunkline_bypass:clear(Past),
+    S#lane{past = trunkline_bypass:take_all(Past)}.
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
 
 tick(S) ->
-    ok = trunkline_bypass:ticks(true, S#lane.ix, S#lane.bypass),
+    ok = trunkline_bypass:ticks(true, S#lane.past),
     _ = erlang:start_timer(?QUIET, self(), tick),
     S#lane{ticking = true, active = false}.
 
@@ -1023,17 +1015,19 @@ quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
     end.
 
 inexact(S) ->
-    ok = trunkline_bypass:clear(S#lane.ix, S#lane.bypass),
+    ok = trunkline_bypass:clear(S#lane.past),
     S#lane{exact = false}.
 
 %% A sender that has sent before it could see that the lane does not tick any more has not told it.
-rest(#lane{ix = Ix, bypass = Bypass, window = Window, plain = Before} = S) ->
-    ok = trunkline_bypass:ticks(false, Ix, Bypass),
+rest(#lane{past = Past, window = Window} = S) ->
+    ok = trunkline_bypass:ticks(false, Past),
     in_flight(Window, S),
-    case bypassed(S) of
-        #lane{plain = Before} = S1 ->
+    Past1 = trunkline_bypass:take(Past),
+    S1 = S#lane{past = Past1},
+    case trunkline_bypass:unreported(Past1) =:= trunkline_bypass:unreported(Past) of
+        true ->
             S2 = drained(S1#lane{ticking = false, active = false}),
             proc_lib:hibernate(?MODULE, loop, [S2]);
-        S1 ->
+        false ->
             tick(S1)
     end.
