@@ -12,11 +12,16 @@
 
 -export([start/1, start_all/1, ask/4, ask_all/3, label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, resume/1, is_on_heap/1, is_heap_limited/0]).
--export([is_connected/1, monitor_connected/1, send_connected/2]).
+-export([is_connected/1, controller/1, monitor_connected/1, send_connected/2]).
 -export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
 
+-export_type([controller/0]).
+
+%% What carries the signals to a node. Each connection has another one. `none': there is no
+%% connection.
+-type controller() :: port() | pid() | none.
 -type loop() :: fun((State :: term()) -> term()).
 
 %% Calls Start, which starts one process, and returns its result.
@@ -195,6 +200,14 @@ resume(Pid) ->
 
 -spec is_connected(node()) -> boolean().
 is_connected(Node) -> lists:member(Node, nodes(connected)).
+
+%% The controller of the distribution's connection to a node.
+-spec controller(node()) -> controller().
+controller(Node) ->
+    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
+        {Node, Controller} -> Controller;
+        false -> none
+    end.
 
 %% Sends a message that is lost if the nodes are not connected.
 -spec send_connected(pid() | reference() | {atom(), node()}, Message :: term()) -> ok.

@@ -82,15 +82,13 @@ congestion_control(Socket) ->
 %% controller is also linked to net_kernel, which has the socket that listens.)
 -spec distribution(node()) -> port() | none.
 distribution(Node) ->
-    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
-        {_, Port} when is_port(Port) ->
-            Port;
-        {_, Pid} ->
+    case trunkline_process:controller(Node) of
+        Pid when is_pid(Pid) ->
             Near = processes(Pid),
             Processes = lists:append([Near | [processes(P) || P <- Near]]),
             hd([Port || P <- lists:usort(Processes), Port <- links(P), is_port(Port)] ++ [none]);
-        false ->
-            none
+        PortOrNone ->
+            PortOrNone
     end.
 
 processes(Pid) -> [P || P <- links(Pid), is_pid(P), P =/= whereis(net_kernel)].
@@ -172,8 +170,8 @@ is_own(Address) ->
             receiver_limited := non_neg_integer(), unacked_bytes := non_neg_integer()}
         | unknown.
 sample(Node) ->
-    case {os:type(), lists:keyfind(Node, 1, erlang:system_info(dist_ctrl))} of
-        {{unix, linux}, {_, Port}} when is_port(Port) ->
+    case {os:type(), trunkline_process:controller(Node)} of
+        {{unix, linux}, Port} when is_port(Port) ->
             case inet:getopts(Port, [{raw, ?TCP, ?TCP_INFO, 192}]) of
                 {ok, [{raw, _, _, <<_:16/binary, Mss:32/native, _:32, Unacked:32/native,
                                     _:72/binary, Retransmitted:32/native, _:72/binary,

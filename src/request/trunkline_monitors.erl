@@ -52,7 +52,7 @@
 
 -type object() :: trunkline_monitor_rows:object().
 -type session() :: trunkline_monitor_rows:session().
--type mark() :: trunkline_watcher:connection() | {resumes, trunkline_watcher:connection()}.
+-type mark() :: trunkline_process:controller() | {resumes, trunkline_process:controller()}.
 
 %% ms
 -define(AGAIN, 1).                 % until the overseer is asked again after it has died
@@ -173,10 +173,10 @@ watcher(Node) ->
 %% may outlive the connection it would not.)
 -spec is_present(session(), node()) -> boolean().
 is_present(Session, Node) ->
-    case {trunkline_watcher:connection(Node), ets:lookup(?WATCHED, Session)} of
+    case {trunkline_process:controller(Node), ets:lookup(?WATCHED, Session)} of
         {_, [{_, _, _, {resumes, _}}]} -> true;
         {none, _} -> false;
-        {Connection, [{_, _, _, Connection}]} -> true;
+        {Controller, [{_, _, _, Controller}]} -> true;
         {_, Marks} -> Marks =:= []
     end.
 
@@ -297,8 +297,8 @@ handle_info({'DOWN', _, process, Pid, _}, S) ->
     {noreply, ended(Pid, S)};
 handle_info({retired, Inlet}, S) ->
     {noreply, inlet_retired(Inlet, S)};
-handle_info({later, Session, Node, Connection}, S) ->
-    {noreply, session_ended(Session, Node, Connection, S)};
+handle_info({later, Session, Node, Controller}, S) ->
+    {noreply, session_ended(Session, Node, Controller, S)};
 handle_info(look, S) ->
     case trunkline_monitor_rows:size() of
         0 ->
@@ -357,20 +357,20 @@ watch_session(Session, Inlets, Node, S) ->
 
 -spec mark(session(), node()) -> mark().
 mark(Session, Node) ->
-    Connection = trunkline_watcher:connection(Node),
+    Controller = trunkline_process:controller(Node),
     case is_pid(Session) andalso trunkline_peers:resumes(Node) of
-        true -> {resumes, Connection};
-        false -> Connection
+        true -> {resumes, Controller};
+        false -> Controller
     end.
 
 %% Updates the mark of a session. If there is no connection now, the session will come up again
 %% later.
 marked_anew(Node, S) ->
-    case {trunkline_peers:session(Node), trunkline_watcher:connection(Node)} of
-        {Inlets, Connection} when is_tuple(Inlets), Connection =/= none ->
+    case {trunkline_peers:session(Node), trunkline_process:controller(Node)} of
+        {Inlets, Controller} when is_tuple(Inlets), Controller =/= none ->
             case ets:lookup(?WATCHED, element(1, Inlets)) of
                 [{Session, _, _, {resumes, _}}] ->
-                    true = ets:update_element(?WATCHED, Session, {4, {resumes, Connection}}),
+                    true = ets:update_element(?WATCHED, Session, {4, {resumes, Controller}}),
                     S;
                 _ ->
                     S
@@ -437,7 +437,7 @@ caller_ended(Caller) ->
 %% session.
 session_ended(Session, S) ->
     [{_, _, Node, Mark}] = ets:take(?WATCHED, Session),
-    Connection = case Mark of
+    Controller = case Mark of
                      {resumes, Last} -> Last;
                      _ -> Mark
                  end,
@@ -445,14 +445,14 @@ session_ended(Session, S) ->
         {plain, Watcher} -> true = ets:delete_object(?WATCHED, {{node, Node}, Watcher});
         _ -> true
     end,
-    session_ended(Session, Node, Connection, S).
+    session_ended(Session, Node, Controller, S).
 
-session_ended(Session, Node, Connection, S) ->
-    case {trunkline_watcher:connection(Node), Session} of
+session_ended(Session, Node, Controller, S) ->
+    case {trunkline_process:controller(Node), Session} of
         {none, _} -> lost(Session, S);
         %% The watcher was killed, and it is not known which connection it had.
         {Now, {plain, _}} -> go_on(Session, Node, Now, S);
-        {Connection, _} -> go_on(Session, Node, Connection, S);
+        {Controller, _} -> go_on(Session, Node, Controller, S);
         {_, _} -> lost(Session, S)
     end.
 
@@ -464,7 +464,7 @@ lost(Session, S) ->
     S.
 
 %% The monitored processes are alive, as far as is known.
-go_on(Session, Node, Connection, S) ->
+go_on(Session, Node, Controller, S) ->
     case trunkline_monitor_rows:of_session(Session) of
         [] ->
             S;
@@ -474,17 +474,17 @@ go_on(Session, Node, Connection, S) ->
                     _ = move_to_lanes(Monitors, Session, Inlets, Route),
                     watch_session(element(1, Inlets), Inlets, Node, S);
                 _ ->
-                    to_watcher(watcher(Node, S), Monitors, Session, Node, Connection)
+                    to_watcher(watcher(Node, S), Monitors, Session, Node, Controller)
             end
     end.
 
-to_watcher({system_limit, S}, _, Session, Node, Connection) ->
-    _ = erlang:send_after(?LATER, self(), {later, Session, Node, Connection}),
+to_watcher({system_limit, S}, _, Session, Node, Controller) ->
+    _ = erlang:send_after(?LATER, self(), {later, Session, Node, Controller}),
     S;
-to_watcher({Watcher, S}, Monitors, Session, _, Connection) ->
+to_watcher({Watcher, S}, Monitors, Session, _, Controller) ->
     Moved = [Monitor || Monitor <- Monitors,
                         trunkline_monitor_rows:move(Monitor, Session, {plain, Watcher})],
-    ok = trunkline_watcher:take(Watcher, Connection, Moved),
+    ok = trunkline_watcher:take(Watcher, Controller, Moved),
     S.
 
 to_lanes(Node, S) ->

@@ -22,13 +22,9 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([start/2, monitor/3, take/3, demonitor/2, moved/2, ended_before/4, connection/1]).
+-export([start/2, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([connection/0]).
-
-%% What carries the signals to a node. Each connection to a node has another value.
--type connection() :: port() | pid() | none.
 -type object() :: trunkline_monitor_rows:object().
 -type monitor() :: trunkline_monitor_rows:monitor().
 
@@ -64,10 +60,10 @@ monitor(Watcher, Ref, Object) ->
     catch exit:_ -> gone
     end.
 
-%% Takes over monitors from lanes. If the connection is another one by now, they are lost.
--spec take(pid(), connection(), [monitor()]) -> ok.
-take(Watcher, Connection, Monitors) ->
-    gen_server:cast(Watcher, {take, Connection, Monitors}).
+%% Takes over monitors from lanes. If the connection has another controller by now, they are lost.
+-spec take(pid(), trunkline_process:controller(), [monitor()]) -> ok.
+take(Watcher, Controller, Monitors) ->
+    gen_server:cast(Watcher, {take, Controller, Monitors}).
 
 -spec demonitor(pid(), reference()) -> ok.
 demonitor(Watcher, Ref) ->
@@ -85,13 +81,6 @@ moved(Watcher, Monitors) ->
 ended_before(Watcher, Caller, Ref, Object) ->
     gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
 
--spec connection(node()) -> connection().
-connection(Node) ->
-    case lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)) of
-        {Node, Connection} -> Connection;
-        false -> none
-    end.
-
 -spec init({node(), module()}) -> {ok, #watcher{}}.
 init({Node, Module}) ->
     ok = trunkline_process:outlive(self()),
@@ -107,15 +96,15 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
-handle_cast({take, Connection, Monitors}, #watcher{node = Node} = S) ->
+handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
     %% Monitoring would make a connection, if there is none.
-    Connection =:= connection(Node)
+    Controller =:= trunkline_process:controller(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                                       %% A process that demonitors deletes the row first.
                                       trunkline_monitor_rows:is_plain(Caller, Ref)
                                           andalso watch(Monitor, S)
                               end, Monitors),
-    Connection =:= connection(Node)
+    Controller =:= trunkline_process:controller(Node)
         orelse lists:foreach(fun({Caller, Ref, Object}) ->
                                      forget(Ref, S),
                                      trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
@@ -205,7 +194,7 @@ session(#watcher{node = Node, module = Module}) ->
                 false -> opening
             end;
         {none, #route{gate = Gate}} ->
-            case connection(Node) =/= none andalso trunkline_gate:path(Gate) of
+            case trunkline_process:controller(Node) =/= none andalso trunkline_gate:path(Gate) of
                 Path when Path =:= false; Path =:= direct -> none;
                 _ -> opening
             end;
