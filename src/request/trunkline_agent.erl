@@ -81,17 +81,14 @@ step(Command, Message, Agent) when element(1, Command) =:= apply ->
         {Executor, _} ->
             executed_by(Executor, Command, Agent)
     end;
-step({ended, Object, Caller, Ref} = Command, Message, Agent) ->
+step({ended, Object, Caller, Ref}, Message, Agent) ->
     case Message =:= noproc andalso trunkline_monitor_rows:witness(Caller, Ref) of
         Watcher when is_pid(Watcher) ->
-            ok = trunkline_watcher:ended_before(Watcher, Caller, Ref, Object),
-            Agent;
+            ok = trunkline_watcher:ended_before(Watcher, Caller, Ref, Object);
         _ ->
-            {Ref, Wrap, Agent1} = address(Command, Agent),
-            Ref ! trunkline_command:wrap(Wrap, trunkline_monitor_rows:reason(Caller, Ref, Message)),
-            ok = delivered(Command),
-            Agent1
-    end;
+            ok = trunkline_monitor_rows:down(Caller, Ref, Object, Message)
+    end,
+    Agent;
 step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
     case address(Command, Agent) of
         {nobody, Agent1} ->
@@ -120,7 +117,6 @@ step(Command, Message, Agent) ->
             Agent1;
         {To, Wrap, Agent1} ->
             To ! trunkline_command:wrap(Wrap, Message),
-            ok = delivered(Command),
             Agent1
     end.
 

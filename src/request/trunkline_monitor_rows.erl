@@ -17,7 +17,7 @@
 
 -export([create/0, delete/0, give_away/1, size/0, foldl/2, lost/0]).
 -export([enter/3, lookup/1, leave/2, of_caller/1, of_session/1, move/3, node_of/1]).
--export([down/4, ended/4, ended_before/3, forgotten/2, is_plain/2, reason/3, witness/2]).
+-export([down/4, ended/4, forgotten/2, is_plain/2, witness/2]).
 
 -export_type([object/0, session/0, monitor/0]).
 
@@ -107,11 +107,20 @@ move({Caller, Ref, Object}, From, To) ->
 node_of({_, Node}) -> Node;
 node_of(Pid) -> node(Pid).
 
-%% The process has ended: the caller is told.
+%% The process has ended: the caller is told. If the process's own node says noproc, this node may
+%% know the reason.
 -spec down(Caller :: pid(), reference(), object(), Reason :: term()) -> ok.
 down(Caller, Ref, Object, Reason) ->
-    tell(Ref, Object, Reason),
+    tell(Ref, Object, reason(Caller, Ref, Reason)),
     leave(Caller, Ref).
+
+reason(Caller, Ref, noproc) ->
+    case field(4, Caller, Ref) of
+        {ended, Reason} -> Reason;
+        _ -> noproc
+    end;
+reason(_, _, Reason) ->
+    Reason.
 
 tell(Ref, Object, Reason) ->
     Ref ! {'DOWN', Ref, process, Object, Reason},
@@ -122,7 +131,7 @@ tell(Ref, Object, Reason) ->
 ended(Caller, Ref, Object, Reason) ->
     case is_plain(Caller, Ref) of
         true ->
-            down(Caller, Ref, Object, reason(Caller, Ref, Reason));
+            down(Caller, Ref, Object, Reason);
         false when Reason =:= noproc; Reason =:= noconnection ->
             forgotten(Caller, Ref);
         false ->
@@ -157,23 +166,6 @@ field(Position, Caller, Ref) ->
     catch error:badarg -> none
     end.
 
-%% The process had ended before the lanes could monitor it, and the watcher has recorded what it
-%% knows.
--spec ended_before(Caller :: pid(), reference(), object()) -> ok.
-ended_before(Caller, Ref, Object) ->
-    down(Caller, Ref, Object, reason(Caller, Ref, noproc)).
-
 %% Whether the calling watcher has the monitor: no lane has it, and it was not demonitored.
 -spec is_plain(Caller :: pid(), reference()) -> boolean().
 is_plain(Caller, Ref) -> field(2, Caller, Ref) =:= {plain, self()}.
-
-%% The reason for which the process has ended. If its own node says noproc, this node may know the
-%% reason.
--spec reason(Caller :: pid(), reference(), Reason :: term()) -> Reason :: term().
-reason(Caller, Ref, noproc) ->
-    case field(4, Caller, Ref) of
-        {ended, Reason} -> Reason;
-        _ -> noproc
-    end;
-reason(_, _, Reason) ->
-    Reason.

@@ -120,7 +120,7 @@ handle_cast({ended_before, Caller, Ref, Object} = Asked, #watcher{monitors = Mon
             _ = erlang:send_after(?SOON, self(), Asked),
             {noreply, S};
         false ->
-            ok = trunkline_monitor_rows:ended_before(Caller, Ref, Object),
+            ok = trunkline_monitor_rows:down(Caller, Ref, Object, noproc),
             {noreply, S}
     end;
 handle_cast({moved, Monitors}, S) ->
