@@ -19,9 +19,9 @@
 -export([enter/3, lookup/1, leave/2, of_caller/1, of_session/1, move/3, node_of/1]).
 -export([down/4, ended/4, forgotten/2, is_plain/2, witness/2]).
 
--export_type([object/0, session/0, monitor/0]).
+-export_type([session/0, monitor/0]).
 
--type object() :: pid() | {RegisteredName :: atom(), node()}.
+-type object() :: trunkline_command:object().
 -type session() :: pid() | {plain, Watcher :: pid()}.
 -type monitor() :: {Caller :: pid(), reference(), object()}.
 

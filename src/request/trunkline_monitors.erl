@@ -50,7 +50,7 @@
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--type object() :: trunkline_monitor_rows:object().
+-type object() :: trunkline_command:object().
 -type session() :: trunkline_monitor_rows:session().
 -type mark() :: trunkline_process:controller() | {resumes, trunkline_process:controller()}.
 

@@ -25,7 +25,7 @@
 -export([start/2, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--type object() :: trunkline_monitor_rows:object().
+-type object() :: trunkline_command:object().
 -type monitor() :: trunkline_monitor_rows:monitor().
 
 %% The module for which it watches. is_present/2: whether the nodes still have the connection of
