@@ -25,6 +25,8 @@
 -type session() :: pid() | {plain, Watcher :: pid()}.
 -type monitor() :: {Caller :: pid(), reference(), object()}.
 
+%% The name is that of trunkline_monitors, which had this table once. It cannot change: the table
+%% outlives a stop of the application, in which the code may be replaced.
 -define(ROWS, trunkline_monitors).
 
 %% The calling process owns the table.
