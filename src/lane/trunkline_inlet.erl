@@ -618,7 +618,7 @@ timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
 %% --- after the session --------------------------------------------------------
 
 retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}} = S) ->
-    ok = trunkline_monitors:retired(self()),
+    ok = trunkline_watched:retired(self()),
     Lanes1 = tuple_to_list(Lanes),
     lists:foreach(fun(Lane) -> monitor(process, Lane) end, Lanes1),
     unlink(Link),

@@ -489,7 +489,7 @@ start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats}
     case trunkline_process:start_all(Start) of
         {ok, {Inlets, Dock} = Started} ->
             D1 = show(D#link{inlets = Inlets, dock = Dock}),
-            ok = trunkline_monitors:lanes(Node),
+            ok = trunkline_watched:lanes(Node),
             {{started, inlets, Started}, D1};
         {error, system_limit} ->
             {{system_limit, inlets}, D}
@@ -527,7 +527,7 @@ end_with_session(Pid) ->
     exit(Pid, kill).
 
 enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
-    ok = trunkline_monitors:connected(Node),
+    ok = trunkline_watched:connected(Node),
     Lanes = lanes(D),
     Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
                true ->

@@ -1,13 +1,8 @@
 %% Makes sure that every monitor of a process at another node (trunkline_monitor) gets its 'DOWN'.
 %%
-%% The monitors are the rows of trunkline_monitor_rows. This module has another table, which is
-%% small and read often. It has a row for everything that the overseer, a process of this module,
-%% watches:
-%%
-%%     {Caller, {}}                       when it ends, its monitors are demonitored
-%%     {Session, Inlets, Node, Mark}      the session ends when all of its inlets have ended
-%%     {{node, Node}, Watcher}            the trunkline_watcher for that node
-%%     {{retired, Inlet}}                 an inlet that goes on after its session has ended
+%% The monitors are the rows of trunkline_monitor_rows. The overseer, a process of this module,
+%% watches callers, sessions and watchers. It has a row for each of them in another table
+%% (trunkline_watched).
 %%
 %% A session of lanes is identified by its first inlet. Inlets deliver what has arrived before they
 %% end or retire, but in no particular order. Therefore a session has ended only when all of them
@@ -18,9 +13,6 @@
 %% everything, so that the 'DOWN' still comes last. (If a process was killed, the 'DOWN' may come
 %% before messages that were in flight.) If the monitored process ends while no process watches it,
 %% the reason is noproc.
-%%
-%% The mark of a session says which connection it has. A session that may outlive its connection
-%% keeps its row, and when it goes on over another connection its mark is changed (connected/1).
 %%
 %% Without lanes, the session is {plain, Watcher}. As soon as lanes open, the monitors move to them,
 %% before the peer can send anything by lane. From then on the watcher only records for a while why
@@ -40,12 +32,11 @@
 -module(trunkline_monitors).
 -moduledoc false.
 -behaviour(gen_server).
--behaviour(trunkline_watcher).
 
 -include("../lane/trunkline_route.hrl").
+-include("trunkline_watched.hrl").
 
 -export([create/0, close/0, enter/4, enter_plain/3, take_back/3]).
--export([lanes/1, connected/1, retired/1, is_present/2]).
 -export([command/3, force/4, cancel/3]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -56,11 +47,8 @@
 
 %% ms
 -define(AGAIN, 1).                 % until the overseer is asked again after it has died
--define(LANES, 5_000).             % that a link waits for the overseer
 -define(LOOK, 1_000).              % between two checks for monitors after a stop
 -define(LATER, 100).               % until the next try when no process could be started
-
--define(WATCHED, trunkline_monitors_watched).
 
 -record(overseer,
         {watched = #{} :: #{pid() => {reference(), caller | {inlet_of, session()} | retired}},
@@ -128,11 +116,11 @@ enter(Ref, Object, Node, Inlets) ->
     try
         %% Watched before the row is entered: this process may be killed, and the session needs
         %% its mark.
-        is_watched(self()) andalso is_watched(Session) orelse watch(Session, Inlets, Node),
-        is_present(Session, Node) andalso begin
+        trunkline_watched:is_watched(self()) andalso trunkline_watched:is_watched(Session)
+            orelse ask({watch, self(), Session, Inlets, Node}),
+        trunkline_watched:is_present(Session, Node) andalso begin
             ok = trunkline_monitor_rows:enter(Ref, Session, Object),
-            %% Checked again afterwards: the session may have ended.
-            is_watched(Session) orelse watch(Session, Inlets, Node),
+            ensure_watched(Session, Inlets, Node),
             true
         end
     catch
@@ -143,15 +131,15 @@ enter(Ref, Object, Node, Inlets) ->
 -spec enter_plain(reference(), object(), node()) -> boolean().
 enter_plain(Ref, Object, Node) ->
     try
-        is_running() orelse error(badarg),
+        trunkline_watched:is_running() orelse error(badarg),
         case watcher(Node) of
             Watcher when is_pid(Watcher) ->
-                Session = {plain, Watcher},
-                ok = trunkline_monitor_rows:enter(Ref, Session, Object),
+                ok = trunkline_monitor_rows:enter(Ref, {plain, Watcher}, Object),
                 _ = trunkline_watcher:monitor(Watcher, Ref, Object),
-                is_watched(Session) orelse watch(Session, {Watcher}, Node),
+                ensure_watched({plain, Watcher}, {Watcher}, Node),
                 %% Lanes may have opened before this row was there.
-                trunkline_peers:session(Node) =:= none orelse ask({lanes, Node}, infinity),
+                trunkline_peers:session(Node) =:= none
+                    orelse trunkline_watched:ask({lanes, Node}, infinity),
                 true;
             system_limit ->
                 ok = trunkline_monitor_rows:leave(self(), Ref),
@@ -162,45 +150,25 @@ enter_plain(Ref, Object, Node) ->
     end.
 
 watcher(Node) ->
-    case {ets:lookup(?WATCHED, {node, Node}), is_watched(self())} of
-        {[{_, Watcher}], true} -> Watcher;
-        _ -> ask({plain, self(), Node})
+    Watcher = trunkline_watched:watcher(Node),
+    case is_pid(Watcher) andalso trunkline_watched:is_watched(self()) of
+        true -> Watcher;
+        false -> ask({plain, self(), Node})
     end.
 
-%% Whether the nodes still have the connection in the session's mark. The link learns only later
-%% that this connection is lost, and until then its session is found here. A monitor that joined the
-%% session now would be lost with it, although the nodes have a new connection. (With a session that
-%% may outlive the connection it would not.)
--spec is_present(session(), node()) -> boolean().
-is_present(Session, Node) ->
-    case {trunkline_process:controller(Node), ets:lookup(?WATCHED, Session)} of
-        {_, [{_, _, _, {resumes, _}}]} -> true;
-        {none, _} -> false;
-        {Controller, [{_, _, _, Controller}]} -> true;
-        {_, Marks} -> Marks =:= []
-    end.
-
-is_watched(Key) -> ets:member(?WATCHED, Key).
-
-is_running() -> not ets:member(?WATCHED, stopped).
-
-watch(Session, Inlets, Node) ->
-    ask({watch, self(), Session, Inlets, Node}).
+%% Checked after the row was entered: the session may have ended meanwhile.
+ensure_watched(Session, Inlets, Node) ->
+    trunkline_watched:is_watched(Session) orelse ask({watch, self(), Session, Inlets, Node}).
 
 %% If the overseer has died, waits for the next one. It is an error if Trunkline has stopped.
 ask(Request) ->
-    case ask(Request, infinity) of
+    case trunkline_watched:ask(Request, infinity) of
         down ->
             receive after ?AGAIN -> ok end,
-            is_running() orelse error(badarg),
+            trunkline_watched:is_running() orelse error(badarg),
             ask(Request);
         Answer ->
             Answer
-    end.
-
-ask(Request, Timeout) ->
-    try gen_server:call(?MODULE, Request, Timeout)
-    catch exit:_ -> down
     end.
 
 %% The caller does not need the monitor any more. (If it has been moved since its row was read, this
@@ -211,29 +179,6 @@ take_back(Caller, Ref, Session) ->
     case Session of
         {plain, Watcher} -> trunkline_watcher:demonitor(Watcher, Ref);
         _ -> ok
-    end.
-
-%% There are inlets for that node's lanes, but the node does not know them yet. From here on the
-%% monitors belong to the lanes. The link waits for that, but not for ever: only the order would be
-%% lost.
--spec lanes(node()) -> ok.
-lanes(Node) ->
-    _ = ask({lanes, Node}, ?LANES),
-    ok.
-
-%% The session with that node is up, possibly over another connection than before.
--spec connected(node()) -> ok.
-connected(Node) -> gen_server:cast(?MODULE, {connected, Node}).
-
-%% The session of the calling inlet has ended. The row for that is deleted when the inlet ends.
--spec retired(Inlet :: pid()) -> ok.
-retired(Inlet) ->
-    try
-        true = ets:insert(?WATCHED, {{retired, Inlet}}),
-        ?MODULE ! {retired, Inlet},
-        ok
-    catch
-        error:badarg -> ok                   % there is no overseer: the next one will see the row
     end.
 
 %% --- the overseer -------------------------------------------------------------------
@@ -264,7 +209,7 @@ init(How) ->
            fun(Session, Object, S) ->
                    %% If the session has no row it has ended, or the caller is about to ask for it.
                    Node = trunkline_monitor_rows:node_of(Object),
-                   case is_watched(Session) of
+                   case trunkline_watched:is_watched(Session) of
                        true -> S;
                        false -> watch_session(Session, {first(Session)}, Node, S)
                    end
@@ -287,7 +232,8 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #overseer{}) -> {noreply, #overseer{}}.
 handle_cast({connected, Node}, S) ->
-    {noreply, to_lanes(Node, marked_anew(Node, S))};
+    _ = mark_anew(Node),
+    {noreply, to_lanes(Node, S)};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -365,18 +311,17 @@ mark(Session, Node) ->
 
 %% Updates the mark of a session. If there is no connection now, the session will come up again
 %% later.
-marked_anew(Node, S) ->
+mark_anew(Node) ->
     case {trunkline_peers:session(Node), trunkline_process:controller(Node)} of
         {Inlets, Controller} when is_tuple(Inlets), Controller =/= none ->
             case ets:lookup(?WATCHED, element(1, Inlets)) of
                 [{Session, _, _, {resumes, _}}] ->
-                    true = ets:update_element(?WATCHED, Session, {4, {resumes, Controller}}),
-                    S;
+                    ets:update_element(?WATCHED, Session, {4, {resumes, Controller}});
                 _ ->
-                    S
+                    false
             end;
         _ ->
-            S
+            false
     end.
 
 watch_session(Session, Inlets, Node, Mark,
@@ -389,7 +334,8 @@ watch_session(Session, Inlets, Node, Mark,
                 maps:from_list([{Inlet, {monitor_of(Inlet, Watched), {inlet_of, Session}}}
                                 || Inlet <- New]),
             true = ets:insert(?WATCHED, {Session, Inlets, Node, Mark}),
-            _ = [self() ! {retired, Inlet} || Inlet <- New, is_watched({retired, Inlet})],
+            _ = [self() ! {retired, Inlet}
+                 || Inlet <- New, trunkline_watched:is_watched({retired, Inlet})],
             S#overseer{watched = maps:merge(Watched, Monitors),
                      sessions =
                          Sessions#{Session => maps:get(Session, Sessions, 0) + map_size(Monitors)}}
@@ -402,18 +348,18 @@ is_of_session(Inlet, Watched) ->
     end.
 
 watcher(Node, S) ->
-    case ets:lookup(?WATCHED, {node, Node}) of
-        [{_, Watcher}] ->
-            {Watcher, S};
-        [] ->
-            case trunkline_process:start(fun() -> trunkline_watcher:start(Node, ?MODULE) end) of
+    case trunkline_watched:watcher(Node) of
+        none ->
+            case trunkline_process:start(fun() -> trunkline_watcher:start(Node) end) of
                 {ok, Watcher} ->
                     S1 = watch_session({plain, Watcher}, {Watcher}, Node, S),
                     true = ets:insert(?WATCHED, {{node, Node}, Watcher}),
                     {Watcher, S1};
                 {error, system_limit} ->
                     {system_limit, S}
-            end
+            end;
+        Watcher ->
+            {Watcher, S}
     end.
 
 inlet_ended(Session, #overseer{sessions = Sessions} = S) ->
@@ -488,8 +434,8 @@ to_watcher({Watcher, S}, Monitors, Session, _, Controller) ->
     S.
 
 to_lanes(Node, S) ->
-    case {ets:lookup(?WATCHED, {node, Node}), lanes_of(Node)} of
-        {[{_, Watcher}], {Inlets, Route}} ->
+    case {trunkline_watched:watcher(Node), lanes_of(Node)} of
+        {Watcher, {Inlets, Route}} when is_pid(Watcher) ->
             case trunkline_monitor_rows:of_session({plain, Watcher}) of
                 [] ->
                     S;
@@ -508,7 +454,7 @@ lanes_of(Node) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, #route{} = Route} when is_tuple(Inlets) ->
             Session = element(1, Inlets),
-            case is_process_alive(Session) andalso is_present(Session, Node) of
+            case is_process_alive(Session) andalso trunkline_watched:is_present(Session, Node) of
                 true -> {Inlets, Route};
                 false -> none
             end;

@@ -22,16 +22,11 @@
 
 -include("../lane/trunkline_route.hrl").
 
--export([start/2, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
+-export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type object() :: trunkline_command:object().
 -type monitor() :: trunkline_monitor_rows:monitor().
-
-%% The module for which it watches. is_present/2: whether the nodes still have the connection of
-%% that session. lanes/1: the lanes to that node are open, and should take over its monitors.
--callback is_present(trunkline_monitor_rows:session(), node()) -> boolean().
--callback lanes(node()) -> ok.
 
 %% ms
 -define(IDLE, 5_000).
@@ -41,13 +36,13 @@
 
 -record(watcher,
         {node :: node(),
-         module :: module(),                                 % for which it watches
+         unused = none :: term(),      % a watcher may outlive a change of the code, with its state
          held = [] :: [{reference(), Reason :: term()}],     % ends that have not been reported yet
          monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
 
--spec start(node(), module()) -> pid().
-start(Node, Module) ->
-    {ok, Watcher} = gen_server:start(?MODULE, {Node, Module},
+-spec start(node()) -> pid().
+start(Node) ->
+    {ok, Watcher} = gen_server:start(?MODULE, Node,
                                      [{hibernate_after, ?HIBERNATE},
                                       {spawn_opt, [{message_queue_data, off_heap}]}]),
     Watcher.
@@ -81,11 +76,11 @@ moved(Watcher, Monitors) ->
 ended_before(Watcher, Caller, Ref, Object) ->
     gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
 
--spec init({node(), module()}) -> {ok, #watcher{}}.
-init({Node, Module}) ->
+-spec init(node()) -> {ok, #watcher{}}.
+init(Node) ->
     ok = trunkline_process:outlive(self()),
     rest(false),
-    {ok, #watcher{node = Node, module = Module, monitors = ets:new(?MODULE, [private])}}.
+    {ok, #watcher{node = Node, monitors = ets:new(?MODULE, [private])}}.
 
 -spec handle_call(term(), gen_server:from(), #watcher{}) ->
           {reply, ok | {error, badarg}, #watcher{}}.
@@ -166,7 +161,7 @@ watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
 %% The messages of the ended process have arrived, unless they are in lanes that are about to open.
 %% Then the 'DOWN' has to wait as well.
 down(Monitor, Reason, S) ->
-    #watcher{node = Node, module = Module, monitors = Monitors, held = Held} = S,
+    #watcher{node = Node, monitors = Monitors, held = Held} = S,
     case Reason =/= noconnection andalso session(S) of
         opening ->
             Held =:= [] andalso erlang:send_after(?SOON, self(), held),
@@ -176,7 +171,7 @@ down(Monitor, Reason, S) ->
                 [{Monitor, Caller, Ref, Object}] ->
                     true = ets:delete(Monitors, Ref),
                     Session =:= open andalso trunkline_monitor_rows:is_plain(Caller, Ref)
-                        andalso Module:lanes(Node),
+                        andalso trunkline_watched:lanes(Node),
                     trunkline_monitor_rows:ended(Caller, Ref, Object, Reason);
                 [] ->
                     ok
@@ -186,10 +181,10 @@ down(Monitor, Reason, S) ->
 
 %% The state of the session. `opening': it is not clear yet whether there will be a session. Until
 %% then the peer's lanes hold what they have, as do the lanes of this node.
-session(#watcher{node = Node, module = Module}) ->
+session(#watcher{node = Node}) ->
     case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
         {Inlets, _} when is_tuple(Inlets) ->
-            case is_present(Module, element(1, Inlets), Node) of
+            case trunkline_watched:is_present(element(1, Inlets), Node) of
                 true -> open;
                 false -> opening
             end;
@@ -200,12 +195,6 @@ session(#watcher{node = Node, module = Module}) ->
             end;
         _ ->
             none
-    end.
-
-%% (After a stop the table of sessions may be gone.)
-is_present(Module, Session, Node) ->
-    try Module:is_present(Session, Node)
-    catch error:badarg -> true
     end.
 
 forget(Ref, #watcher{monitors = Monitors}) ->
