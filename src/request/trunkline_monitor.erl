@@ -25,6 +25,8 @@
 
 -type object() :: pid() | atom() | {RegisteredName :: atom(), node()}.
 
+-define(AGAIN, 1).                 % ms until the overseer is asked again after it has died
+
 -spec monitor(object()) -> reference().
 monitor(Pid) when is_pid(Pid), node(Pid) =/= node() -> elsewhere(node(Pid), Pid);
 monitor({Name, Node} = Object) when is_atom(Name), is_atom(Node), Node =/= node() ->
@@ -59,8 +61,7 @@ force(Node, Object, Ref) ->
 
 by_lane(Node, Object, Inlets, HandOver) ->
     Ref = alias([reply]),
-    case trunkline_monitors:enter(Ref, Object, Node, Inlets)
-        andalso HandOver(Node, Object, Ref) of
+    case enter(Ref, Object, Node, Inlets) andalso HandOver(Node, Object, Ref) of
         ok ->
             %% If the connection was lost meanwhile, the caller may have had its 'DOWN' already, and
             %% the next session would begin with a monitor that no process needs.
@@ -88,13 +89,74 @@ refused(_, Node, Object, Ref) ->
 
 plain(Node, Object, Ref) ->
     trunkline_fallbacks:add(Node),
-    case trunkline_monitors:enter_plain(Ref, Object, Node) of
+    case enter_plain(Ref, Object, Node) of
         true ->
             Ref;
         false ->
             %% Trunkline does not run.
             unalias(Ref),
             erlang:monitor(process, Object)
+    end.
+
+%% Enters a monitor in the session with these inlets. `false': Trunkline has stopped, or the session
+%% belongs to a connection that is not the present one.
+enter(Ref, Object, Node, Inlets) ->
+    Session = element(1, Inlets),
+    try
+        %% Watched before the row is entered: this process may be killed, and the session needs
+        %% its mark.
+        trunkline_watched:is_watched(self()) andalso trunkline_watched:is_watched(Session)
+            orelse ask({watch, self(), Session, Inlets, Node}),
+        trunkline_watched:is_present(Session, Node) andalso begin
+            ok = trunkline_monitor_rows:enter(Ref, Session, Object),
+            ensure_watched(Session, Inlets, Node),
+            true
+        end
+    catch
+        error:badarg -> false
+    end.
+
+%% Enters a monitor without a session. `false' also means that no process could be started.
+enter_plain(Ref, Object, Node) ->
+    try
+        trunkline_watched:is_running() orelse error(badarg),
+        case watcher(Node) of
+            Watcher when is_pid(Watcher) ->
+                ok = trunkline_monitor_rows:enter(Ref, {plain, Watcher}, Object),
+                _ = trunkline_watcher:monitor(Watcher, Ref, Object),
+                ensure_watched({plain, Watcher}, {Watcher}, Node),
+                %% Lanes may have opened before this row was there.
+                trunkline_peers:session(Node) =:= none
+                    orelse trunkline_watched:ask({lanes, Node}, infinity),
+                true;
+            system_limit ->
+                ok = trunkline_monitor_rows:leave(self(), Ref),
+                false
+        end
+    catch
+        error:badarg -> false
+    end.
+
+watcher(Node) ->
+    Watcher = trunkline_watched:watcher(Node),
+    case is_pid(Watcher) andalso trunkline_watched:is_watched(self()) of
+        true -> Watcher;
+        false -> ask({plain, self(), Node})
+    end.
+
+%% Checked after the row was entered: the session may have ended meanwhile.
+ensure_watched(Session, Inlets, Node) ->
+    trunkline_watched:is_watched(Session) orelse ask({watch, self(), Session, Inlets, Node}).
+
+%% If the overseer has died, waits for the next one. It is an error if Trunkline has stopped.
+ask(Request) ->
+    case trunkline_watched:ask(Request, infinity) of
+        down ->
+            receive after ?AGAIN -> ok end,
+            trunkline_watched:is_running() orelse error(badarg),
+            ask(Request);
+        Answer ->
+            Answer
     end.
 
 %% As erlang:demonitor/2. It also takes OTP's own monitors, so that the caller need not know which

@@ -36,8 +36,8 @@
 -include("../lane/trunkline_route.hrl").
 -include("trunkline_watched.hrl").
 
--export([create/0, close/0, enter/4, enter_plain/3, take_back/3]).
--export([command/3, force/4, cancel/3]).
+-export([create/0, close/0]).
+-export([command/3, force/4, cancel/3, take_back/3]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -46,7 +46,6 @@
 -type mark() :: trunkline_process:controller() | {resumes, trunkline_process:controller()}.
 
 %% ms
--define(AGAIN, 1).                 % until the overseer is asked again after it has died
 -define(LOOK, 1_000).              % between two checks for monitors after a stop
 -define(LATER, 100).               % until the next try when no process could be started
 
@@ -107,69 +106,6 @@ give_away(Pid) ->
     ok = trunkline_monitor_rows:give_away(Pid),
     true = ets:give_away(?WATCHED, Pid, none),
     ok.
-
-%% Enters a monitor of the calling process, in the session with these inlets. `false': Trunkline has
-%% stopped, or the session belongs to a connection that is not the present one.
--spec enter(reference(), object(), node(), Inlets :: tuple()) -> boolean().
-enter(Ref, Object, Node, Inlets) ->
-    Session = element(1, Inlets),
-    try
-        %% Watched before the row is entered: this process may be killed, and the session needs
-        %% its mark.
-        trunkline_watched:is_watched(self()) andalso trunkline_watched:is_watched(Session)
-            orelse ask({watch, self(), Session, Inlets, Node}),
-        trunkline_watched:is_present(Session, Node) andalso begin
-            ok = trunkline_monitor_rows:enter(Ref, Session, Object),
-            ensure_watched(Session, Inlets, Node),
-            true
-        end
-    catch
-        error:badarg -> false
-    end.
-
-%% Enters a monitor without a session. `false' also means that no process could be started.
--spec enter_plain(reference(), object(), node()) -> boolean().
-enter_plain(Ref, Object, Node) ->
-    try
-        trunkline_watched:is_running() orelse error(badarg),
-        case watcher(Node) of
-            Watcher when is_pid(Watcher) ->
-                ok = trunkline_monitor_rows:enter(Ref, {plain, Watcher}, Object),
-                _ = trunkline_watcher:monitor(Watcher, Ref, Object),
-                ensure_watched({plain, Watcher}, {Watcher}, Node),
-                %% Lanes may have opened before this row was there.
-                trunkline_peers:session(Node) =:= none
-                    orelse trunkline_watched:ask({lanes, Node}, infinity),
-                true;
-            system_limit ->
-                ok = trunkline_monitor_rows:leave(self(), Ref),
-                false
-        end
-    catch
-        error:badarg -> false
-    end.
-
-watcher(Node) ->
-    Watcher = trunkline_watched:watcher(Node),
-    case is_pid(Watcher) andalso trunkline_watched:is_watched(self()) of
-        true -> Watcher;
-        false -> ask({plain, self(), Node})
-    end.
-
-%% Checked after the row was entered: the session may have ended meanwhile.
-ensure_watched(Session, Inlets, Node) ->
-    trunkline_watched:is_watched(Session) orelse ask({watch, self(), Session, Inlets, Node}).
-
-%% If the overseer has died, waits for the next one. It is an error if Trunkline has stopped.
-ask(Request) ->
-    case trunkline_watched:ask(Request, infinity) of
-        down ->
-            receive after ?AGAIN -> ok end,
-            trunkline_watched:is_running() orelse error(badarg),
-            ask(Request);
-        Answer ->
-            Answer
-    end.
 
 %% The caller does not need the monitor any more. (If it has been moved since its row was read, this
 %% goes to a watcher that has it no longer, and has no effect.)
