@@ -17,7 +17,7 @@ start(_, _) ->
                 ok ->
                     ok = trunkline_options:use(Options),
                     ok = trunkline_events:start(),
-                    ok = trunkline_fallbacks:start(),
+                    ok = trunkline_sender:count_fallbacks(),
                     ok = trunkline_monitors:create(),
                     trunkline_sup:start_link(Options);
                 {error, _} = Error ->

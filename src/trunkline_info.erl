@@ -18,7 +18,7 @@ all() ->
                      listener := #{ports := #{tcp | tls => inet:port_number()},
                                    refused := non_neg_integer()}}.
 of_node() ->
-    #{running => is_running(), release => release(), fallbacks => trunkline_fallbacks:others(),
+    #{running => is_running(), release => release(), fallbacks => trunkline_sender:fallbacks(),
       listener => trunkline_listener:info()}.
 
 -spec peer(node()) -> trunkline:peer_info() | undefined.

@@ -25,7 +25,7 @@ send_lane(Node, Addressee, To, Message) ->
         ok ->
             Message;
         direct ->
-            trunkline_fallbacks:add(Node),
+            trunkline_sender:fallback(Node),
             erlang:send(To, Message);
         unreachable ->
             Message                          % dropped, as `!' does
@@ -59,7 +59,7 @@ send_on(To, Message, How) ->
 send_lane(Node, Addressee, To, Message, How) ->
     case hand_over(Node, Addressee, Message, How) of
         direct ->
-            trunkline_fallbacks:add(Node),
+            trunkline_sender:fallback(Node),
             erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does

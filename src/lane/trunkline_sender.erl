@@ -3,6 +3,8 @@
 %% The hot path is one lookup of the route, one hash of the sender's pid, one atomic addition, one
 %% local send. It is the same to a peer that is not connected: the lane keeps the message and asks
 %% for a connection. A sender that is refused at the gate takes the slow path (trunkline_refused).
+%% What cannot go by lane is counted here, too. (While the code of release 0.5.0 is replaced, its
+%% senders call fallback/1.)
 -module(trunkline_sender).
 -moduledoc false.
 
@@ -11,6 +13,7 @@
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5,
          as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
+-export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([how/0, packed/0]).
 
@@ -278,4 +281,33 @@ tell(Node, To, Message) ->
             erlang:send(To, Message, [noconnect, nosuspend]);
         _ ->
             erlang:send({To, Node}, Message, [noconnect, nosuspend])
+    end.
+
+%% Fallbacks to nodes that never had a link are counted together, here.
+-define(FALLBACKS, trunkline_fallbacks).
+
+-spec count_fallbacks() -> ok.
+count_fallbacks() ->
+    case persistent_term:get(?FALLBACKS, none) of
+        none -> persistent_term:put(?FALLBACKS, counters:new(1, [write_concurrency]));
+        _ -> ok
+    end.
+
+-spec fallback(node()) -> ok.
+fallback(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{stats = Stats} ->
+            trunkline_stats:add(Stats, peer, fallbacks, 1);
+        none ->
+            case persistent_term:get(?FALLBACKS, none) of
+                none -> ok;
+                Counter -> counters:add(Counter, 1, 1)
+            end
+    end.
+
+-spec fallbacks() -> non_neg_integer().
+fallbacks() ->
+    case persistent_term:get(?FALLBACKS, none) of
+        none -> 0;
+        Counter -> counters:get(Counter, 1)
     end.

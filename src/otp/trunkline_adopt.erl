@@ -190,7 +190,7 @@ comparison(_, _) ->
 
 plain() ->
     Peers = maps:values(trunkline_peers:all()),
-    trunkline_fallbacks:others()
+    trunkline_sender:fallbacks()
         + lists:sum([trunkline_stats:get(Stats, peer, fallbacks) || #{stats := Stats} <- Peers]).
 
 -doc "

@@ -777,7 +777,7 @@ watch(Node, _) when Node =:= node() -> direct;
 watch(Node, Deadline) -> trunkline_call:watch(Node, Deadline).
 
 fallback(Node) when Node =:= node() -> ok;
-fallback(Node) -> trunkline_fallbacks:add(Node).
+fallback(Node) -> trunkline_sender:fallback(Node).
 
 -spec deadline(timeout_time()) -> trunkline_deadline:deadline().
 deadline(Timeout) ->

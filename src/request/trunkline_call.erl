@@ -75,7 +75,7 @@ call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
         {error, Reason} ->
             fail(gen_reason(Reason, Node, ServerRef), Who);
         direct ->
-            trunkline_fallbacks:add(Node),
+            trunkline_sender:fallback(Node),
             call_plain(Process, ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
     end.
 
@@ -133,7 +133,7 @@ send_request(ServerRef, Label, Request) ->
         {at, Node, Server} when Node =/= node() ->
             case request(Node, Server, Label, Request) of
                 direct ->
-                    trunkline_fallbacks:add(Node),
+                    trunkline_sender:fallback(Node),
                     plain(process(Node, Server), Label, Request);
                 unreachable ->
                     failed(process(Node, Server), noconnection);
@@ -187,7 +187,7 @@ send_plain(Process, Ref, Label, Request) ->
 -spec submit(direct | pid(), reference(), node(), Name :: atom(), Request :: term(), patience()) ->
           {ok, request_id()} | direct | unreachable | nosuspend | timeout.
 submit(direct, Ref, Node, Name, Request, _) ->
-    Node =:= node() orelse trunkline_fallbacks:add(Node),
+    Node =:= node() orelse trunkline_sender:fallback(Node),
     ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
     {ok, Ref};
 submit(_, Ref, Node, Name, Request, Patience) ->

@@ -59,7 +59,7 @@ without_lanes(Peer, Route, Node, {exit, Pid, _} = Command, Reason) ->
     end.
 
 plain(Node, Pid, Reason) ->
-    trunkline_fallbacks:add(Node),
+    trunkline_sender:fallback(Node),
     erlang:exit(Pid, Reason).
 
 hand_over(Node, Command, kill) -> trunkline_sender:hand_over(Node, Command, kill);

@@ -88,7 +88,7 @@ refused(_, Node, Object, Ref) ->
     end.
 
 plain(Node, Object, Ref) ->
-    trunkline_fallbacks:add(Node),
+    trunkline_sender:fallback(Node),
     case enter_plain(Ref, Object, Node) of
         true ->
             Ref;
