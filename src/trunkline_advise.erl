@@ -161,7 +161,7 @@ suspended(Until) ->
             {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), watch(Until)} end),
             receive
                 {Pid, Suspended} -> demonitor(Ref, [flush]), Suspended;
-                {'DOWN', Ref, process, Pid, _} -> unknown
+                {'DOWN', Ref, process, Pid, _} -> unknown(Until)
             end;
         _ ->
             unknown(Until)
@@ -175,12 +175,16 @@ watch(Until) ->
         undefined ->
             watch(Until, #{}, #{}, ?SUSPENSIONS);
         {Other, Options} ->                    % has taken the role meanwhile, and keeps it
-            _ = erlang:system_monitor(Other, Options),
+            _ = is_process_alive(Other) andalso erlang:system_monitor(Other, Options),
             unknown(Until)
     end.
 
 watch(Until, Waiting, Sum, 0) ->
-    _ = erlang:system_monitor(undefined),
+    Self = self(),
+    _ = case erlang:system_monitor() of
+            {Self, _} -> erlang:system_monitor(undefined);
+            Other -> Other
+        end,
     watch(Until, Waiting, Sum, enough);
 watch(Until, Waiting, Sum, Budget) ->
     %% If no process is suspended, only a suspension needs to wake this process before the end.

@@ -65,7 +65,8 @@ ask(Where, Question, GiveUp, Timeout) ->
             end
     end.
 
-%% Asks these processes, all at the same time. The answers, {Ref, Answer}, are in their order.
+%% Asks these processes, all at the same time. Each of them answers {Ref, Answer}. The results have
+%% the order of Pids.
 -spec ask_all([pid()], Question :: fun((reference()) -> term()), trunkline_deadline:deadline()) ->
           [{ok, Answer :: term()} | {down, Reason :: term()} | timeout].
 ask_all(Pids, Question, Deadline) ->

@@ -500,8 +500,9 @@ reply_at_the_end(_) ->
     Holder = cluster:call(A, fun() -> hold(Inlet) end),
     reply = cluster:call(B, erlang, send, [Server, reply]),
     cluster:await(fun() ->
-                          cluster:call(A, erlang, process_info, [Inlet, message_queue_len])
-                              > {message_queue_len, 0}
+                          {messages, Messages} =
+                              cluster:call(A, erlang, process_info, [Inlet, messages]),
+                          [] =/= [M || M <- Messages, element(1, M) =:= batch]
                   end),
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await(fun() -> maps:get(state, cluster:call(A, trunkline, info, [NodeB])) =:= down end),

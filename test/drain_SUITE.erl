@@ -456,6 +456,10 @@ nothing_to_drain(_) ->
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await_state(A, B, down),
     ?assertEqual({error, noconnection}, Drain([NodeB])),
+    %% Trunkline begins to stop, and has stopped.
+    ok = cluster:call(A, trunkline_links, close, []),
+    ?assertEqual({error, stopped}, Drain([NodeB])),
+    ?assertEqual({error, stopped}, Drain([])),
     ok = cluster:call(A, cluster, stop_trunkline, []),
     ?assertEqual({error, stopped}, Drain([NodeB])),
     ?assertEqual({error, stopped}, Drain([])),

@@ -1137,6 +1137,11 @@ bad_options(_) ->
                       receive
                           {'DOWN', Ref, process, _, {has, {error, not_started}}} -> ok
                       end,
+                      StartLink = fun() -> trunkline_inbox:start_link(mailroom, #{}, []) end,
+                      {_, Ref2} = spawn_monitor(fun() -> exit({has, StartLink()}) end),
+                      receive
+                          {'DOWN', Ref2, process, _, {has, {error, not_started}}} -> ok
+                      end,
                       cluster:await(fun() -> whereis(?NAME) =:= undefined end)
               end),
     cluster:stop(B).

@@ -8,7 +8,7 @@
 -export([all/0, suite/0]).
 -export([many/1, node_gone/1, ends/1, same_name/1, process_killed/1, application_stopped/1,
          keeper_killed/1, disconnected/1, at_once/1, first_messages/1, first_of_all_kinds/1,
-         callers_are_told/1, leak_that_is_refused/1]).
+         callers_are_told/1, leak_that_is_refused/1, wrong_terms/1]).
 
 -define(MANY, 10_000).
 -define(TABLE, trunkline_inboxes).
@@ -20,7 +20,7 @@ suite() -> [{timetrap, {minutes, 5}}].
 all() ->
     [many, node_gone, ends, same_name, process_killed, application_stopped, keeper_killed,
      disconnected, at_once, first_messages, first_of_all_kinds, callers_are_told,
-     leak_that_is_refused].
+     leak_that_is_refused, wrong_terms].
 
 %% --- nodes --------------------------------------------------------------------------------
 
@@ -433,3 +433,23 @@ leak_that_is_refused(_) ->
     nosuspend = cluster:call(A, trunkline, send, [Keeper, x, [nosuspend]]),
     cluster:await(fun() -> cluster:call(A, trunkline, send, [Keeper, x, [nosuspend]]) =:= ok end),
     cluster:stop_all([A, B]).
+
+%% Terms that no release sends change nothing. (Another node may send what it likes.)
+wrong_terms(_) ->
+    {[A | _] = Nodes, [Inbox]} = three(1),
+    gets_known(A, Inbox),
+    ok = cluster:call(
+           A, fun() ->
+                      Pid = whereis(?PROCESS),
+                      Ref = make_ref(),
+                      [Pid ! Term
+                       || Term <- [{credit, Inbox, {x, 1}, 1, x}, {credit, Inbox, {x, 1}, 1, {x, 1}},
+                                   {inboxes, Ref, self(), x}, {inboxes, Ref, self(), [x | y]},
+                                   {inboxes, Ref, self(), [{Inbox, n, block, {1, 1}, full}]},
+                                   {introduced, [x | y]}, {visiting, Ref, "x"}]],
+                      _ = sys:get_state(Pid),
+                      Pid = whereis(?PROCESS),
+                      ok
+              end),
+    true = is_known(A, Inbox),
+    cluster:stop_all(Nodes).

@@ -1154,6 +1154,8 @@ asked_in_vain(_) ->
                           cluster:call(B, erlang, process_info, [Server, message_queue_len])
                               =:= {message_queue_len, 1}
                   end, ?LONG),
+    %% The lane of the server brings the agent news of the question that was in vain.
+    ?assertMatch([_ | _], cluster:call(B, fun() -> relays(node(AtA)) end)),
     resume = cluster:call(B, erlang, send, [Suspender, resume]),
     true = cluster:call(B, erlang, exit, [Server, kill]),
     {exit, {killed, _}} = cluster:call(A, fun() ->
@@ -1161,6 +1163,11 @@ asked_in_vain(_) ->
                                                   receive {Asked, Attempt} -> Attempt end
                                           end),
     cluster:stop_all([A, B]).
+
+relays(Node) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(Node),
+    {messages, Messages} = process_info(Lane, messages),
+    [M || {relay, _, _} = M <- Messages].
 
 %% The agents at B wait for no reply.
 await_no_callers(A, B) ->

@@ -400,13 +400,14 @@ handle_info({register, Inbox, Work, Stats, Server}, S) ->
 handle_info({inboxes, Visit, Host, Inboxes}, S)
   when is_reference(Visit), is_pid(Host), length(Inboxes) >= 0 ->        % a proper list
     {noreply, heard(Host, Visit, Inboxes, S)};
-handle_info({visiting, Visit, Node}, #state{guests = Guests} = S) when is_reference(Visit) ->
+handle_info({visiting, Visit, Node}, #state{guests = Guests} = S)
+  when is_reference(Visit), is_atom(Node) ->
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
 handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
     {noreply, forget(trunkline_hosts:over(Visit, Hosts), S)};
 handle_info({introduce, Node}, S) when is_atom(Node) ->
     {noreply, introduce_all(Node, S)};
-handle_info({introduced, Inboxes}, S) when is_list(Inboxes) ->
+handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
     {noreply, down(Monitor, Object, Reason, S)};
@@ -522,7 +523,8 @@ heard(Host, Visit, Inboxes, #state{hosts = Hosts} = S) ->
 
 heard_of({Keeper, ended}, Node, #state{hosts = Hosts} = S) ->
     forget({[Keeper], trunkline_hosts:forgets(Node, Keeper, Hosts)}, S);
-heard_of({Keeper, Name, Policy, Bound, Full}, Node, #state{hosts = Hosts} = S) ->
+heard_of({Keeper, Name, Policy, Bound, Full}, Node, #state{hosts = Hosts} = S)
+  when is_integer(Full) ->
     S1 = row({Keeper, Name, Policy, Bound}, S),
     ok = set_full(Keeper, Full),
     S1#state{hosts = trunkline_hosts:knows(Node, Keeper, Hosts)};

@@ -134,7 +134,10 @@ init(Parent, {Name, What, Options}) ->
                                          share = trunkline_share:new(Bound, Policy, IsAway),
                                          inboxes = monitor(process, trunkline_inboxes)});
                         {error, Reason} ->
-                            element(1, What) =:= server andalso exit(Consumer, kill),
+                            element(1, What) =:= server andalso begin
+                                unlink(Consumer),
+                                exit(Consumer, kill)
+                            end,
                             fail(Name, Parent, {error, Reason}, normal)
                     end;
                 ignore ->

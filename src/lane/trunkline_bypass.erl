@@ -23,8 +23,8 @@
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
 %% senders count as having sent. If they were only suspended, their messages still count once.
 %%
-%% This module has the shared words, and decides. What the lane remembers is `past/0': also of
-%% messages that went past it in other ways, how many no batch has reported yet.
+%% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
+%% how many messages have gone past it, in this way or in another, and no batch has reported yet.
 -module(trunkline_bypass).
 -moduledoc false.
 

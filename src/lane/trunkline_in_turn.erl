@@ -153,11 +153,11 @@ turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
     Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
-    {Answer, Ref} = ask(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
+    {Answer, Ref} = question(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = know(Answer, To, Node, Asked, Route),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
-               {go, Receiver, Wrap} -> send(Wrap, Receiver, Message, Deadline);
+               {go, Receiver, Wrap} -> send_wrapped(Wrap, Receiver, Message, Deadline);
                noproc -> noproc;
                _ -> no
            end,
@@ -177,7 +177,7 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
 %% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
-    case ask(Lane, {reply, Caller}, infinity) of
+    case question(Lane, {reply, Caller}, infinity) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
@@ -185,19 +185,19 @@ await(Lane, Caller) ->
             false
     end.
 
-ask(Lane, To, Timeout) ->
+question(Lane, To, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
                           fun(Ref) -> {not_sent, Ref} end, Timeout).
 
 send_now(To, Node, Request, Deadline) when element(1, To) =:= call ->
     trunkline_lease:send(To, Node, Request, options(Deadline));
 send_now(To, _, Message, Deadline) when is_tuple(To) ->
-    send({reply, element(2, To)}, element(2, To), Message, Deadline);
+    send_wrapped({reply, element(2, To)}, element(2, To), Message, Deadline);
 send_now(To, Node, Message, Deadline) ->
-    send(plain, trunkline_by_node:destination(To, Node), Message, Deadline).
+    send_wrapped(plain, trunkline_by_node:destination(To, Node), Message, Deadline).
 
 %% A caller that waits until some time must not be suspended beyond that.
-send(Wrap, To, Message, Deadline) ->
+send_wrapped(Wrap, To, Message, Deadline) ->
     erlang:send(To, trunkline_command:wrap(Wrap, Message), options(Deadline)).
 
 options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].

@@ -31,7 +31,8 @@
 %% said to its lane may have been lost, and the lane asks for the inlet's state (resume/2). Nothing
 %% else changes. At the end of the session finish/1 lets the inlet deliver what has arrived. Local
 %% callers watch any inlet of the session while they wait for a reply from that node, which may come
-%% by another one. So the inlets end together, when all have delivered, and so does every wait.
+%% by another one. So the inlets end together, when all have delivered, and so does every wait. (If
+%% one takes long to deliver, the others do not wait for it.)
 %%
 %% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
 %% connected, nothing has happened to the servers. Then the inlet retires (retire/2). It goes on as
@@ -96,8 +97,9 @@
          delivered = [] :: [serial()],                             % the lane has not been told yet
          delivered_bytes = 0 :: non_neg_integer(),
          finishing = false :: boolean(),
+         told = false :: boolean(),             % the link knows that everything is delivered
          %% After the session: its counterpart at the peer; and the processes with which it ends.
-         retires = none :: none | told | pid(),
+         retires = none :: none | pid(),
          retired = none :: none | over | [pid()],
          next = 1 :: serial(),                                     % the next batch
          early = #{} :: #{serial() => batch() | {from(), binary()}},     % batches behind it
@@ -129,20 +131,21 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
 resume(Inlet, Ref) ->
     trunkline_process:send_connected(Inlet, {resume, Ref}).
 
-%% Lets the inlet deliver what has arrived. Then it sends {finished, self()} to the link.
+%% Lets the inlet deliver what has arrived. Then it sends {finished, self()} to the link, and waits
+%% until it is over/1.
 -spec finish(pid()) -> ok.
 finish(Inlet) ->
     Inlet ! {finish, 2},
     ok.
 
-%% Ends the inlet, with reason normal.
+%% Ends the inlet, with reason normal, or retires it.
 -spec over(pid()) -> ok.
 over(Inlet) ->
     Inlet ! over,
     ok.
 
-%% Like finish/1, but the inlet does not end while a process waits, and what it sends to the link is
-%% {retired, self()}.
+%% Like finish/1, but the inlet does not end while a process waits. When it is over/1, it sends
+%% {retired, self()} to the link.
 -spec retire(pid(), Counterpart :: pid()) -> ok.
 retire(Inlet, Counterpart) ->
     Inlet ! {retire, Counterpart},
@@ -161,13 +164,10 @@ answered(Inlet, Requests) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{finishing = true, openers = Openers, retires = none, route = Route} = S)
+loop(#inlet{finishing = true, told = false, openers = Openers, route = Route} = S)
   when map_size(Openers) =:= 0 ->
     Route#route.link ! {finished, self()},
-    loop(S#inlet{retires = told});
-loop(#inlet{finishing = true, openers = Openers, retires = Counterpart} = S)
-  when map_size(Openers) =:= 0, is_pid(Counterpart) ->
-    loop(retired(S));
+    loop(S#inlet{told = true});
 loop(#inlet{retired = over, agent = Agent}) ->
     trunkline_agent:ended(Agent);
 loop(S) ->
@@ -201,8 +201,12 @@ loop(S) ->
             loop(resumed(Ref, S));
         {retire, Counterpart} ->
             loop(S#inlet{retires = Counterpart});
+        over when S#inlet.retires =:= none ->
+            trunkline_agent:ended(S#inlet.agent);
         over ->
-            loop(S#inlet{retired = over});
+            loop(retired(S));
+        {unannounced, Request} ->
+            loop(S#inlet{agent = trunkline_agent:unannounced(Request, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
             %% Once a second, at least, it moves on to code that has been loaded meanwhile.
             ?MODULE:loop(timeout(Timer, S));

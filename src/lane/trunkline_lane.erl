@@ -138,7 +138,7 @@
          by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
          sent = once :: trunkline_channels:sent(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
-         turns = false :: boolean(),
+         takes_turns = false :: boolean(),
          %% No message is sent until this batch has arrived.
          fence = none :: none | pos_integer(),
          heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
@@ -259,7 +259,7 @@ data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
 %% mailbox is on the heap, an opener finds out.
 replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
     Turn = case is_for_plain(Charge, Reply, S) of
-               true -> turn(Server, S);
+               true -> when_to_reply(Server, S);
                false -> late
            end,
     case Turn =/= late andalso trunkline_asks:known(Pid, S#lane.asks) of
@@ -276,7 +276,7 @@ replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
             data(Place, Entry, S1)
     end.
 
-is_for_plain(Charge, Reply, #lane{mode = {send, _}, turns = true} = S) ->
+is_for_plain(Charge, Reply, #lane{mode = {send, _}, takes_turns = true} = S) ->
     trunkline_in_turn:is_long_reply(Charge)
         andalso trunkline_shape:shape(Reply) =/= binaries
         andalso trunkline_in_turn:is_near(S#lane.stats);
@@ -284,9 +284,9 @@ is_for_plain(_, _, _) ->
     false.
 
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
-turn(_, #lane{fence = Fence}) when Fence =/= none ->
+when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
     soon;
-turn(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) ->
+when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso trunkline_window:is_open(Window)
         andalso not trunkline_notices:is_marked(Server, Notices) of
         true when S#lane.arrived =:= S#lane.serial - 1 -> now;
@@ -323,7 +323,7 @@ fence(S) ->
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = in_turn(Entries, trunkline_in_turn:most(), S),
+    {Replies, Others} = first_replies(Entries, trunkline_in_turn:most(), S),
     S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
@@ -334,18 +334,18 @@ pass_fence(#lane{backlog = Backlog} = S) ->
 
 %% The replies at the beginning that may be sent now. (The others go as large messages do: so many
 %% would hold up what comes behind them. So do those to a caller whose mailbox is not known.)
-in_turn([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Left, S)
+first_replies([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Left, S)
   when Left > 0 ->
     case trunkline_parcel:is_term(Parcel)
         andalso not trunkline_notices:has_under_way(Server, S#lane.notices)
         andalso trunkline_asks:known(Pid, S#lane.asks) =:= go of
         true ->
-            {Replies, Others} = in_turn(Entries, Left - trunkline_parcel:bytes(Parcel), S),
+            {Replies, Others} = first_replies(Entries, Left - trunkline_parcel:bytes(Parcel), S),
             {[Entry | Replies], Others};
         false ->
             {[], All}
     end;
-in_turn(Entries, _, _) ->
+first_replies(Entries, _, _) ->
     {[], Entries}.
 
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{past = Past} = S) ->
@@ -672,7 +672,7 @@ control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S
                _ -> S#lane.pace
            end,
     drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({ask, Ref, Sender, To}, #lane{mode = {send, _}, turns = true} = S) ->
+control({ask, Ref, Sender, To}, #lane{mode = {send, _}, takes_turns = true} = S) ->
     case trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
         {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
@@ -870,7 +870,7 @@ change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
     Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
     {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
                      serial = 1, arrived = 0, fence = none, sent = Sent, channels = Channels,
-                     turns = trunkline_peers:takes_turns(S#lane.node)})};
+                     takes_turns = trunkline_peers:takes_turns(S#lane.node)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -975,7 +975,7 @@ in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
 
 %% Whether senders may bypass the lane while it is empty.
-may_bypass(InFlight, #lane{mode = {send, _}, turns = true, exact = true} = S) ->
+may_bypass(InFlight, #lane{mode = {send, _}, takes_turns = true, exact = true} = S) ->
     case trunkline_gate:is_less_than_a_message(InFlight) of
         true -> trunkline_bypass:set(S#lane.past);
         false -> trunkline_bypass:clear(S#lane.past)

@@ -4,8 +4,8 @@
 %% (trunkline_executor) ends, with the outcome as its exit reason, when all that it has sent itself
 %% has been delivered. So these calls keep their order with what goes by lane.
 %%
-%% A call does so if no lane is better: if it is long, or if few callers call at a time
-%% (trunkline_concurrency). One that would keep the distribution busy goes by lane.
+%% That is as fast as a lane, or faster, for long calls, and while few callers call at a time
+%% (trunkline_concurrency). A call that would keep the distribution busy goes by lane.
 -module(trunkline_plain_call).
 -moduledoc false.
 

@@ -1,4 +1,4 @@
-%% What a sender does that was refused.
+%% What a refused sender does.
 %%
 %% It learns that there are no lanes now, and falls back to plain distribution. Or it waits at the
 %% link until there is room, or until it is clear whether there are lanes. How long it waits at most

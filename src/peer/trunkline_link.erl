@@ -39,6 +39,7 @@
 
 %% ms
 -define(RECHECK, 100).             % a sender that was woken may have died
+-define(TOGETHER, 500).            % inlets that have delivered wait for those that have not
 -define(REPORT, 10_000).           % between two reports of losses
 -define(LOST, 100).                % dismissed senders count their own losses first
 
@@ -121,6 +122,7 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
                     ok = went_before(Before, Node),
+                    D2 = tell_lost(D1),
                     IsAudience = trunkline_peers:is_audience(Node),
                     Config = #{link => self(),
                                hello => trunkline_handshake:hello(Options),
@@ -132,7 +134,7 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                                        end,
                                lanes => OurLanes, capabilities => Capabilities,
                                has_met => trunkline_stats:get(Stats, peer, sessions) > 0},
-                    {ok, carried_out(trunkline_session:new(Config), D1)};
+                    {ok, carried_out(trunkline_session:new(Config), D2)};
                 {error, system_limit} ->
                     ignore
             end;
@@ -157,11 +159,13 @@ succeed(Route, true, D) ->
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false, D) ->
     D1 = set_path(wait, D#link{route = Route}),
     lists:foreach(fun await_end/1, lanes(D1)),
-    count_lost(lost_crashed, dead, D1),
     Shape = {tuple_size(Lanes), Large, Limit},
-    case make_lanes(Shape, tell_lost(D1#link{route = none})) of
-        {ok, Pids, D2} -> {ok, {Shape, Pids}, D2};
-        {error, system_limit} = Error -> Error
+    case make_lanes(Shape, D1#link{route = none}) of
+        {ok, Pids, D2} ->
+            count_lost(lost_crashed, dead, D1),
+            {ok, {Shape, Pids}, D2};
+        {error, system_limit} = Error ->
+            Error
     end.
 
 %% --- messages -------------------------------------------------------------
@@ -231,8 +235,11 @@ message({lane_mode, Ref, Lane, {Queued, Unconfirmed}}, #link{lost = {Q, U}} = D)
         #link{order = {Ref, _}} -> lane_ready(Lane, D1);
         _ -> D1
     end;
-message({finished, Inlet}, #link{finished = Finished} = D) when is_pid(Inlet) ->
-    end_together(D#link{finished = [Inlet | Finished]});
+message({finished, Inlet}, #link{finishing = Finishing, finished = Finished} = D) ->
+    case lists:member(Inlet, Finishing) of
+        true -> end_together(D#link{finished = [Inlet | Finished]});
+        false -> D
+    end;
 message({retired, Inlet}, #link{finishing = Finishing, retired = Retired} = D) ->
     case lists:member(Inlet, Finishing) of
         true ->
@@ -307,13 +314,14 @@ finished(Inlet, #link{finishing = Finishing} = D) ->
         Left -> end_together(D#link{finishing = Left})
     end.
 
-%% (A caller that waits for a reply by one inlet may watch another one.)
-end_together(#link{finishing = Finishing, finished = Finished} = D) ->
-    case Finishing -- Finished of
-        [] ->
+%% A caller that waits for a reply by one inlet may watch another one. So all inlets end together,
+%% unless one takes long to deliver.
+end_together(#link{finishing = Finishing, finished = Finished, timers = Timers} = D) ->
+    case Finishing -- Finished =:= [] orelse not is_map_key(together, Timers) of
+        true ->
             lists:foreach(fun trunkline_inlet:over/1, Finished),
             D#link{finished = []};
-        _ ->
+        false ->
             D
     end.
 
@@ -328,6 +336,8 @@ timeout(ping, _, #link{reach = Reach} = D) ->
 timeout(look, _, #link{reach = Reach} = D) ->
     Reach1 = trunkline_reach:look(Reach),
     wake([T || {look, _} = T <- trunkline_reach:timers(Reach1)], D#link{reach = Reach1});
+timeout(together, _, D) ->
+    end_together(D);
 timeout(lost, _, D) ->
     tell_lost(D);
 timeout(report, _, D) ->
@@ -506,8 +516,9 @@ end_session(How, #link{inlets = Inlets, finishing = Finishing} = D0) ->
     ok = end_inlets(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
-    write(out_of_reach(D#link{inlets = [], finishing = Inlets ++ Finishing, trunk = none,
-                              dock = none})).
+    write(out_of_reach(timer(together, ?TOGETHER,
+                             D#link{inlets = [], finishing = Inlets ++ Finishing, trunk = none,
+                                    dock = none}))).
 
 out_of_reach(#link{reach = Reach} = D) ->
     cancel(ping, cancel(look, D#link{reach = trunkline_reach:down(Reach)})).

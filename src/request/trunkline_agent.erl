@@ -34,7 +34,7 @@
 -include("../lane/trunkline_route.hrl").
 
 -export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
-         executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
+         unannounced/2, executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
 -export([is_awaited/1, retired/1]).
 
 -export_type([agent/0, request/0]).
@@ -185,18 +185,11 @@ address({call, Name, Pid, Caller, Label}, Agent) ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
     end;
-address({cancel, Server, Caller}, #agent{servers = Servers} = Agent) when is_pid(Server) ->
+address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
     Request = {Caller, Server},
-    {nobody, case Servers of
-                 #{Server := #server{callers = #{Caller := []}}} ->
-                     %% (The same request may follow at once, by lane.)
-                     settle(Request, Agent);
-                 #{} ->
-                     case is_relayed(Server, {answered, [Request]}, Agent) of
-                         true -> Agent;
-                         false -> settle(Request, Agent)
-                     end
-             end};
+    %% It may have been announced, and the agent has not heard of that yet.
+    _ = is_relayed(Server, {unannounced, Request}, Agent),
+    {nobody, settle(Request, Agent)};
 address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until the former
     %% one replies or ends. A late reply does no harm.
@@ -267,6 +260,15 @@ broken(_, Agent) ->
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
 answered(Requests, Agent) ->
     lists:foldl(fun settle/2, Agent, Requests).
+
+%% The caller of a request that was announced has given up. (If the same request has come by lane
+%% meanwhile, it stays.)
+-spec unannounced({trunkline_command:caller(), Server :: pid()}, agent()) -> agent().
+unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
+    case Servers of
+        #{Server := #server{callers = #{Caller := Pid}}} when is_pid(Pid) -> settle(Request, Agent);
+        #{} -> Agent
+    end.
 
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of

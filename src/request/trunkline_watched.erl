@@ -24,7 +24,7 @@
 -define(OVERSEER, trunkline_monitors).
 -define(LANES, 5_000).             % ms that a link waits for the overseer
 
-%% If there is no table, is_present/2 is true, and the others fail with badarg.
+%% If there is no table, is_present/2 is true, and what else reads it fails with badarg.
 -spec is_running() -> boolean().
 is_running() -> not is_watched(stopped).
 
