@@ -443,7 +443,8 @@ wrong_terms(_) ->
                       Pid = whereis(?PROCESS),
                       Ref = make_ref(),
                       [Pid ! Term
-                       || Term <- [{credit, Inbox, {x, 1}, 1, x}, {credit, Inbox, {x, 1}, 1, {x, 1}},
+                       || Term <- [{credit, Inbox, {x, 1}, 1, x},
+                                   {credit, Inbox, {x, 1}, 1, {x, 1}},
                                    {inboxes, Ref, self(), x}, {inboxes, Ref, self(), [x | y]},
                                    {inboxes, Ref, self(), [{Inbox, n, block, {1, 1}, full}]},
                                    {introduced, [x | y]}, {visiting, Ref, "x"}]],
