@@ -16,8 +16,6 @@ demo: ## two real nodes, and what Trunkline gains between them, in under a minut
 	@bench/run bench_demo
 
 compare: ## the same between a node here and your own: make compare NODE=b@host COOKIE=...
-	@tools/need erlang rebar3
-	@rebar3 compile >/dev/null
 	@tools/compare "$(NODE)" "$(COOKIE)"
 
 test: ## compiler warnings, xref, Dialyzer, all suites on real nodes, and Elixir

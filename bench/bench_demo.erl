@@ -27,7 +27,7 @@ run() ->
 %% Any port will do. Without inets the demo goes on.
 page() ->
     case trunkline_web:start(#{port => 0}) of
-        {ok, Url} -> bench:say("~nWhile they run, ~ts shows what they do.~n~n", [Url]);
+        {ok, Url} -> bench:say("~nFor the next ten seconds, ~ts shows what they do.~n~n", [Url]);
         {error, _} -> ok
     end.
 

@@ -22,7 +22,7 @@
 -type report() :: #{one_way := result(),               % messages a second
                     calls := result(),                 % calls a second
                     ping := result()}.                 % us, 99th percentile
--type error() :: not_alive | stopped | noconnection | no_trunkline | busy | timeout
+-type error() :: not_alive | stopped | noconnection | no_trunkline | drained | busy | timeout
                | {failed, term()}.
 
 -define(TIME, 10_000).
@@ -96,7 +96,6 @@ may(Node, Force) ->
         up when Force -> ok;
         up -> is_quiet(Node);
         opening -> no_trunkline;
-        drained -> no_trunkline;
         Why -> Why
     end.
 
@@ -256,12 +255,13 @@ percentile(Percent, Values) ->
 
 %% Two lines for each result: medians, and lowest .. highest. They fit into 80 columns.
 print(Node, #{one_way := OneWay, calls := Calls, ping := Ping} = Report) ->
-    io:format("~ts and ~ts, ~b rounds in turn:~nmedians, and lowest .. highest~n~n",
+    io:format("~ts and ~ts, ~b rounds each.~n"
+              "First line: the median. Second line: lowest .. highest.~n~n",
               [node(), Node, ?ROUNDS]),
     line("", ["OTP", "Trunkline"], "  ratio"),
     row("messages/s", ["~b senders; higher is better", ?SENDERS], OneWay),
     row("calls/s", ["~b callers; higher is better", ?CALLERS], Calls),
-    row("us, 99th percentile of calls", ["beside 10 MB; lower is better"], Ping),
+    row("microseconds, 99% of calls", ["beside 10 MB; lower is better"], Ping),
     [io:format("* The ranges overlap: no clear difference. The nodes may be too busy to tell.~n")
      || lists:any(fun(#{clear := Clear}) -> not Clear end, maps:values(Report))],
     ok.

@@ -190,7 +190,7 @@ text(inbox) -> "not an inbox";
 text(top) -> "neither a node nor a map";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
 text(destinations) -> "not a list of destinations";
-text(send_options) -> "invalid option in list";
+text(send_options) -> "invalid option in list: the options are nosuspend and noconnect";
 text(call_time) -> "invalid time value, or invalid option in map";
 text(Kind) when Kind =:= time; Kind =:= deadline; Kind =:= statem_time -> "invalid time value";
 text(Kind) when Kind =:= request; Kind =:= erpc_request ->

@@ -51,7 +51,7 @@ level(_) -> warning.
 text(#{what := up, peer := Peer, release := Release, lanes := Lanes}) ->
     {"trunkline: ~ts is up, with release ~ts: messages go by ~b lanes", [Peer, Release, Lanes]};
 text(#{what := down, peer := Peer, reason := Reason}) ->
-    {"trunkline: ~ts is not up any more: ~ts", [Peer, why(Reason)]};
+    {"trunkline: messages to ~ts no longer go by lane: ~ts", [Peer, why(Reason)]};
 text(#{what := suspended, peer := Peer, resume_time := Time}) ->
     {"trunkline: the connection to ~ts is lost; its lanes keep what they have for up to ~b ms",
      [Peer, Time]};
@@ -113,7 +113,7 @@ text(#{what := missing_modules, modules := Modules}) ->
 why(connection_lost) -> "the connection was lost";
 why(peer_restarted) -> "a process of Trunkline ended there, and starts again";
 why(peer_left) -> "Trunkline has stopped there, or that node has drained this one";
-why(drained) -> "it was drained here";
+why(drained) -> "this node has drained it";
 why(stopped) -> "Trunkline stops here";
 why(crashed) -> "a process of Trunkline was killed here".
 

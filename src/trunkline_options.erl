@@ -9,6 +9,7 @@
 -moduledoc false.
 
 -export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
+-export([ip_address/1]).
 
 -export_type([options/0, type/0]).
 
@@ -295,6 +296,8 @@ size_units() ->
 time_units() ->
     #{"" => 1, "ms" => 1, "s" => 1000, "min" => 60_000, "h" => 3_600_000, "d" => ?DAY}.
 
+%% An address, or a text that is one.
+-spec ip_address(term()) -> inet:ip_address() | error.
 ip_address(Value) when is_list(Value); is_binary(Value) ->
     try inet:parse_strict_address(unicode:characters_to_list(Value)) of
         {ok, Address} -> Address;

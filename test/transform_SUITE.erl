@@ -351,10 +351,16 @@ bad_options(_) ->
          {error, [{_, [{none, trunkline_transform, Problem}]}], []} =
              compile:forms(Forms, [return | transform() ++ [Option]]),
          ?assertEqual({bad_option, Bad}, Problem),
-         ?assert(is_list(lists:flatten(trunkline_transform:format_error(Problem))))
+         Said = lists:flatten(trunkline_transform:format_error(Problem)),
+         [?assertNotEqual(nomatch, string:find(Said, Word))
+          || Word <- [atom_to_list(Bad), "gen_server, "]]
      end || {Option, Bad} <- [{{trunkline_transform, [send, gen_servr]}, gen_servr},
                               {{trunkline_transform, erpc}, erpc},
-                              {{trunkline_transform, [nowarn]}, nowarn}]].
+                              {{trunkline_transform, [nowarn]}, nowarn}]],
+    %% With the line of the attribute.
+    {error, [{_, [{{2, 2}, trunkline_transform, {bad_option, sned}}]}], []} =
+        compile:forms(forms("-module(m).\n-compile({trunkline_transform, [sned]}).\n"
+                            "-export([f/1]).\nf(P) -> P ! x.\n"), [return | transform()]).
 
 %% A module that says nothing to anybody stays as it is, term for term.
 untouched(Config) ->

@@ -44,27 +44,13 @@
 
 -spec are_options(term()) -> boolean().
 are_options(Options) when is_map(Options) ->
-    lists:all(fun({address, Address}) -> address(Address) =/= error;
+    lists:all(fun({address, Address}) -> trunkline_options:ip_address(Address) =/= error;
                  ({port, Port}) -> is_integer(Port) andalso Port >= 0 andalso Port < 65536;
                  ({password, Password}) -> password(Password) =/= error;
                  (_) -> false
               end, maps:to_list(Options));
 are_options(_) ->
     false.
-
-address(Address) when is_tuple(Address) ->
-    case inet:ntoa(Address) of
-        {error, einval} -> error;
-        _ -> Address
-    end;
-address(Text) when is_list(Text); is_binary(Text) ->
-    try inet:parse_address(unicode:characters_to_list(Text)) of
-        {ok, Address} -> Address;
-        {error, einval} -> error
-    catch
-        error:_ -> error
-    end;
-address(_) -> error.
 
 password(Password) when is_list(Password); is_binary(Password) ->
     try unicode:characters_to_binary(Password) of
@@ -77,7 +63,7 @@ password(_) -> error.
 
 -spec start(trunkline_web:options()) -> {ok, string()} | {error, trunkline_web:start_error()}.
 start(Options) ->
-    Address = address(maps:get(address, Options, {127, 0, 0, 1})),
+    Address = trunkline_options:ip_address(maps:get(address, Options, {127, 0, 0, 1})),
     Password = case Options of
                    #{password := Given} -> password(Given);
                    #{} -> none

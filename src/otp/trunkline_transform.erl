@@ -144,7 +144,7 @@ parse_transform(Forms, Options) ->
     Own = lists:append([lists:flatten([Option]) || {attribute, _, compile, Option} <- Forms]),
     case classes(Own ++ Options) of
         {bad_option, _} = Bad ->
-            {error, [{file(Forms), [{none, ?MODULE, Bad}]}], []};
+            {error, [{file(Forms), [{line(Forms), ?MODULE, Bad}]}], []};
         Classes ->
             %% What holds in the whole module: what to transform, and the module of each function
             %% that is called without one.
@@ -157,6 +157,12 @@ parse_transform(Forms, Options) ->
 
 file([{attribute, _, file, {File, _}} | _]) -> File;
 file(_) -> "nofile".
+
+%% Of the attribute with the option, if there is one.
+line(Forms) ->
+    hd([Line || {attribute, Line, compile, Option} <- Forms,
+                lists:keymember(trunkline_transform, 1, lists:flatten([Option]))]
+       ++ [none]).
 
 classes(Options) ->
     case lists:keyfind(trunkline_transform, 1, Options) of
@@ -479,7 +485,8 @@ format_error({unknown_function, M}) ->
 format_error(options_of_monitor) ->
     "monitor/3 is not transformed: its 'DOWN' has no order against messages by Trunkline";
 format_error({bad_option, Bad}) ->
-    io_lib:format("option trunkline_transform: ~tw is none of ~0tw", [Bad, all()]).
+    io_lib:format("option trunkline_transform: there is no class ~0tp; the classes are ~ts",
+                  [Bad, lists:join(", ", [atom_to_list(Class) || Class <- all()])]).
 
 meaning(message) ->
     "it goes by the distribution, and has no order against what goes to the same process by "

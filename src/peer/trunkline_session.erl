@@ -305,7 +305,7 @@ event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase 
   when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
        Phase =:= closing, S#session.leaving =:= none;
        Phase =:= closing, S#session.peer =/= none ->
-    say_open(hail(S#session{is_audience = IsAudience}));
+    say_open(hello_or_probe(S#session{is_audience = IsAudience}));
 event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
     case S of
         #session{phase = drained, peer = none, is_finishing = false} -> decline(S);
@@ -336,7 +336,7 @@ event(connect, S) ->
 event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
     lost(S);
 event({down, peer, _}, #session{peer = #peer{}} = S) ->
-    bereaved(S);
+    peer_link_down(S);
 event({down, absence, noconnection}, #session{phase = down} = S) ->
     down(lost_unreachable, S#session{absence = none});
 event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
@@ -344,7 +344,7 @@ event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} 
     effect({timer, connect, Pause}, effect(is_gone, S1));
 event({down, absence, noconnection}, #session{phase = holding, absence = connecting} = S) ->
     %% Our attempt to connect has failed, and another connection was made meanwhile.
-    expect(S#session{absence = none});
+    watch_supervisor(S#session{absence = none});
 event({down, absence, noconnection}, S) ->
     disconnected(S#session{absence = none});
 event({down, absence, _}, #session{phase = Phase} = S) ->
@@ -375,7 +375,7 @@ event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session
         _ -> say_open(say_hello(false, S))
     end;
 event({hello, _, _, _, _} = Hello, #session{phase = drained, peer = #peer{}} = S) ->
-    event(Hello, bereaved(S));         % the news that the peer's link has died is under way
+    event(Hello, peer_link_down(S));         % the news that the peer's link has died is under way
 event({hello, _, _, _, true}, #session{phase = drained, is_finishing = false} = S) ->
     decline(S#session{is_audience = true});
 event({hello, _, _, _, _}, #session{phase = drained} = S) ->
@@ -394,7 +394,7 @@ event({opened, Ref, Inlets, _}, #session{opening = Ref, opened = {Others, _}} = 
   when Inlets =/= Others ->
     %% The peer began again, and what it said of that was lost.
     event({nodeup, S#session.connection, S#session.is_audience},
-          (bereaved(S))#session{name = make_ref()});
+          (peer_link_down(S))#session{name = make_ref()});
 event({opened, _, _, _}, S) ->
     S;
 
@@ -417,7 +417,7 @@ event({goodbye_ok, _}, S) ->
 event(stop, #session{requests = Requests} = S) ->
     S#session{requests = Requests ++ [stop]};
 event({drain, Caller}, #session{leaving = {drain, Callers}} = S) ->
-    shut(S#session{leaving = {drain, [Caller | Callers]}});
+    wait_again(S#session{leaving = {drain, [Caller | Callers]}});
 event({drain, Caller}, #session{requests = Requests} = S) ->
     S#session{requests = case lists:keytake(drain, 1, Requests) of
                              {value, {drain, Callers}, _} ->
@@ -478,18 +478,18 @@ next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = 
   when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
     next(leave(Request, S#session{requests = Requests}));
 next(#session{leaving = {drain, []}, requests = [Request | Requests]} = S) ->
-    next(shut(S#session{leaving = Request, requests = Requests}));
+    next(wait_again(S#session{leaving = Request, requests = Requests}));
 next(#session{requests = [{drain, []} | [_ | _] = Requests]} = S) ->
     next(S#session{requests = Requests});
 next(S) ->
-    patience(quieten(S)).
+    patience(hold_senders(S)).
 
 %% Senders that use plain distribution while the session opens may fill the connection, so that the
 %% peer is heard too late. Once a request to leave waits, they wait as well, as they do when the
 %% link leaves in phase up.
-quieten(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
+hold_senders(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
     path(wait, S);
-quieten(S) ->
+hold_senders(S) ->
     S.
 
 %% In force while a request waits, or while senders wait for lanes that deliver.
@@ -526,25 +526,25 @@ reopen(S) ->
     S.
 
 %% and wait again, until what they have sent meanwhile is delivered, too.
-shut(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
-shut(S) -> S.
+wait_again(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
+wait_again(S) -> S.
 
 %% --- the connection -------------------------------------------------------
 
 set_connection(Connection, IsAudience, S) ->
     S#session{connection = Connection, is_audience = IsAudience}.
 
-connected(S) -> hold(hail(S)).
+connected(S) -> hold(hello_or_probe(S)).
 
 %% Says hello to a node that may have a link, too. A hidden node may not be an Erlang node but, for
 %% example, a C node. Such nodes do not know monitors, and the runtime system sends them none. An
 %% Erlang node answers at once that it has no process of this name, which no process can have.
-hail(#session{is_audience = true} = S) -> say_hello(true, unwatch(asked, S));
-hail(S) -> watch(asked, nobody, S).
+hello_or_probe(#session{is_audience = true} = S) -> say_hello(true, unwatch(asked, S));
+hello_or_probe(S) -> watch(asked, nobody, S).
 
 %% Waits until the peer says hello, or until it is clear that it will not.
 hold(#session{lanes = none} = S) -> enter(greeting, S);
-hold(S) -> enter(holding, expect(order(hold, path(lanes, S)))).
+hold(S) -> enter(holding, watch_supervisor(order(hold, path(lanes, S)))).
 
 %% The connection is lost. The session may outlive it, unless one side is leaving; but lanes that
 %% deliver by plain distribution must not go on with that on the next connection.
@@ -564,12 +564,12 @@ suspend(Time, #session{phase = Phase} = S) ->
     connect(effect({timer, resume, Time}, S3)).
 
 %% There is another connection. What was meant for the one before is not done on this one.
-reconnected(S) -> hail(expect(connection(S#session{is_connected = true}))).
+reconnected(S) -> hello_or_probe(watch_supervisor(connection(S#session{is_connected = true}))).
 
 %% The peer goes on with the session.
 resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S0) ->
     S = S0#session{is_resumed = true},
-    S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unexpect(S)))),
+    S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unwatch_supervisor(S)))),
     case Before of
         opening ->
             proceed(say_open(enter(opening, S1)));
@@ -591,7 +591,7 @@ over(#session{is_connected = IsConnected} = S) ->
 disconnected(#session{phase = down} = S) ->
     S;
 disconnected(#session{leaving = Leaving} = S) ->
-    S1 = connection(unwatch(asked, unexpect(end_session(finish, S)))),
+    S1 = connection(unwatch(asked, unwatch_supervisor(end_session(finish, S)))),
     S2 = S1#session{name = make_ref(), leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
@@ -610,20 +610,20 @@ forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
 %% there it will not; otherwise its link says hello.
-expect(#session{phase = down, absence = connecting} = S) -> S;   % it may make a connection yet
-expect(S) -> watch(absence, supervisor, S#session{absence = watched}).
+watch_supervisor(#session{phase = down, absence = connecting} = S) -> S;   % it may connect yet
+watch_supervisor(S) -> watch(absence, supervisor, S#session{absence = watched}).
 
 %% The same for a peer that is down: makes a connection. If that fails, event
 %% {down, absence, noconnection} says so. (Nothing else connects: a node that was disconnected on
 %% purpose stays disconnected.)
 connect(S) -> effect({connect, absence}, S#session{absence = connecting}).
 
-unexpect(#session{absence = none} = S) -> S;
-unexpect(S) -> unwatch(absence, S#session{absence = none}).
+unwatch_supervisor(#session{absence = none} = S) -> S;
+unwatch_supervisor(S) -> unwatch(absence, S#session{absence = none}).
 
 %% Trunkline does not run at the peer, or no longer.
 absent(drained, S) ->
-    hail(enter(greeting, S));          % it may have started again, and been declined
+    hello_or_probe(enter(greeting, S));          % it may have started again, and been declined
 absent(Phase, S) when Phase =:= greeting; Phase =:= holding ->
     without_lanes(S);
 absent(suspended, S) ->
@@ -641,17 +641,18 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
             effect({refused, malformed, Hello}, S);        % no link says that
         {_, #peer{}} ->
             %% The news that the session before has ended is still under way.
-            event(Event, bereaved(S));
+            event(Event, peer_link_down(S));
         {_, none} when Leaving =/= none ->
             S;                         % the peer is told in the end, or finds out
         {{ok, Agreement}, none} ->
             Agreed = #peer{link = Link, session = Name, agreement = Agreement},
-            agreed(watch(peer, Link, unexpect(reply(Answer, S#session{peer = Agreed}))));
+            agreed(watch(peer, Link, unwatch_supervisor(reply(Answer, S#session{peer = Agreed}))));
         {{error, drained}, none} ->
-            without_lanes(unexpect(reply(Answer, S)));
+            without_lanes(unwatch_supervisor(reply(Answer, S)));
         {{error, Why}, none} ->
             %% An older release agrees to our hello, and would wait for lanes.
-            without_lanes(unexpect(decline(effect({refused, Why, Hello}, reply(Answer, S)))))
+            S1 = decline(effect({refused, Why, Hello}, reply(Answer, S))),
+            without_lanes(unwatch_supervisor(S1))
     end.
 
 reply(true, S) -> say_hello(false, S);
@@ -723,22 +724,22 @@ shape(#session{config = #{large_bytes := LargeBytes},
 
 %% The peer's link is gone, but the connection is not. After a goodbye callers go on waiting for
 %% replies, if the counterpart of their inlet is still there.
-bereaved(#session{phase = closing} = S) ->
+peer_link_down(#session{phase = closing} = S) ->
     closing(order(direct, end_session(retire, S)));
-bereaved(#session{phase = drained} = S) ->
+peer_link_down(#session{phase = drained} = S) ->
     %% The hello of its successor may have been missed. If that used plain distribution now it could
     %% overtake what our inlets have: see event finished.
     case enter(drained, order(direct, end_session(retire, S))) of
         #session{is_finishing = true} = S1 -> S1;
         S1 -> decline(S1)
     end;
-bereaved(#session{phase = greeting} = S) ->
+peer_link_down(#session{phase = greeting} = S) ->
     plain(order(direct, end_session(retire, S)));
-bereaved(#session{phase = suspended} = S) ->
+peer_link_down(#session{phase = suspended} = S) ->
     over(S);
-bereaved(#session{path = direct} = S) ->
+peer_link_down(#session{path = direct} = S) ->
     plain(order(direct, end_session(finish, S)));
-bereaved(S) ->
+peer_link_down(S) ->
     hold(end_session(finish, S)).
 
 %% The peer will not have lanes. Senders use plain distribution, once lanes that hold messages have
@@ -769,7 +770,7 @@ leave({drain, Callers}, #session{phase = greeting, peer = #peer{}} = S) ->
 leave(Request, #session{phase = Phase} = S) ->
     S1 = case Phase of
              down -> S;                % what the lanes keep needs the connection that is being made
-             _ -> unexpect(shut(S))
+             _ -> unwatch_supervisor(wait_again(S))
          end,
     S2 = farewell(Request, S1#session{leaving = Request}),
     closing(enter(closing, S2)).
@@ -796,25 +797,25 @@ wait(S) -> path(wait, S).
 
 %% Goes on when our lanes are done, and the peer has answered our goodbye, if there was one.
 closing(#session{path = lanes} = S) ->
-    shut(S);
+    wait_again(S);
 closing(#session{is_ready = false} = S) ->
     S;
 closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when is_reference(Theirs) ->
     closing(say(Link, {goodbye_ok, Theirs}, S#session{theirs = answered}));
 closing(#session{ours = none} = S) ->
-    through(S);
+    delivered(S);
 closing(S) ->
     S.
 
-through(#session{leaving = none} = S) ->
+delivered(#session{leaving = none} = S) ->
     plain(S);
-through(#session{leaving = stop} = S) ->
+delivered(#session{leaving = stop} = S) ->
     %% From here on no sender needs the lanes. Inlets may have to deliver, and to wait for replies.
     S1 = dismiss(again, enter(drained, path(direct, S))),
     finish(?RETIRE, end_session(retire, S1));
-through(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
+delivered(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
     answer(Callers, ok, be_drained(S#session{leaving = none}));
-through(S) ->
+delivered(S) ->
     finish(?FINISH, S).
 
 %% Waits until everything that has arrived is delivered, but no longer than that.
@@ -830,7 +831,7 @@ has_left(#session{leaving = {drain, Callers}} = S) ->
     decline(answer(Callers, ok, be_drained(S#session{leaving = none}))).
 
 %% Lasts until the connection is lost, or Trunkline stops at the peer.
-be_drained(S) -> enter(drained, expect(dismiss(again, path(direct, S)))).
+be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S)))).
 
 %% Ends what is left of the session. After a goodbye that was answered, or will not be, the inlets
 %% retire.
