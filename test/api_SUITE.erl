@@ -480,7 +480,10 @@ session_ends(_) ->
 %% A reply has arrived when the session ends, but the inlet that brings it is not the one that its
 %% caller watches. The caller gets it.
 reply_at_the_end(_) ->
-    {A, B} = cluster:pair([{lanes, 2}, {lane_transport, dist}]),
+    Env = [{lanes, 2}, {lane_transport, dist}],
+    [A, B] = cluster:start_all([Env, Env], cluster:dist_arguments()),
+    cluster:connect(A, B),
+    [cluster:await_up(X, Y) || {X, Y} <- [{A, B}, {B, A}]],
     NodeB = cluster:node_of(B),
     Server = cluster:call(B, fun() -> spawn(fun reply_when_told/0) end),
     Lane = erlang:phash2(Server, 2),
