@@ -483,7 +483,7 @@ reply_at_the_end(_) ->
     Env = [{lanes, 2}, {lane_transport, dist}],
     [A, B] = cluster:start_all([Env, Env], cluster:dist_arguments()),
     cluster:connect(A, B),
-    [cluster:await_up(X, Y) || {X, Y} <- [{A, B}, {B, A}]],
+    [cluster:await_lanes(X, Y) || {X, Y} <- [{A, B}, {B, A}]],
     NodeB = cluster:node_of(B),
     Server = cluster:call(B, fun() -> spawn(fun reply_when_told/0) end),
     Lane = erlang:phash2(Server, 2),
