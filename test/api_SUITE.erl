@@ -510,7 +510,8 @@ reply_at_the_end(_) ->
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await(fun() -> maps:get(state, cluster:call(A, trunkline, info, [NodeB])) =:= down end),
     %% The other inlet has delivered everything by the third answer.
-    [_ = cluster:call(A, fun() -> catch sys:get_state(Other) end) || _ <- [1, 2, 3]],
+    [_ = cluster:call(A, traffic, attempt, [fun() -> sys:get_state(Other) end])
+     || _ <- [1, 2, 3]],
     true = cluster:call(A, erlang, exit, [Holder, kill]),
     ?assertEqual({ok, late}, cluster:call(A, fun() ->
                                                      Caller ! {tell, self()},
