@@ -500,7 +500,7 @@ reply_at_the_end(_) ->
              end),
     Caller = cluster:call(A, erlang, apply, [fun() -> Caller ! call, Caller end, []]),
     cluster:await(fun() -> cluster:call(B, ?MODULE, has_request, [Server]) end),
-    Holder = cluster:call(A, fun() -> hold(Inlet) end),
+    Suspender = cluster:call(A, order_SUITE, suspended, [Inlet]),
     reply = cluster:call(B, erlang, send, [Server, reply]),
     cluster:await(fun() ->
                           {messages, Messages} =
@@ -512,7 +512,7 @@ reply_at_the_end(_) ->
     %% The other inlet has delivered everything by the third answer.
     [_ = cluster:call(A, traffic, attempt, [fun() -> sys:get_state(Other) end])
      || _ <- [1, 2, 3]],
-    true = cluster:call(A, erlang, exit, [Holder, kill]),
+    resume = cluster:call(A, erlang, send, [Suspender, resume]),
     ?assertEqual({ok, late}, cluster:call(A, fun() ->
                                                      Caller ! {tell, self()},
                                                      receive {Caller, Result} -> Result end
@@ -540,16 +540,6 @@ call_when_told(Server) ->
     receive call -> ok end,
     Result = traffic:attempt(fun() -> trunkline:call(Server, hello, infinity) end),
     receive {tell, To} -> To ! {self(), Result} end.
-
-%% Suspends a process for as long as the returned one lives.
-hold(Pid) ->
-    Self = self(),
-    Holder = spawn(fun() ->
-                           true = erlang:suspend_process(Pid),
-                           Self ! {self(), holds},
-                           receive after infinity -> ok end
-                   end),
-    receive {Holder, holds} -> Holder end.
 
 %% The dialogue of session_ends/1 at the nodes.
 waiters(Pid) ->

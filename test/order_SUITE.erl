@@ -18,7 +18,7 @@
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1, serving/0,
-         resumed_at_the_end/2, suspended_lane/1]).
+         resumed_at_the_end/2, suspended_lane/1, lane_to/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 

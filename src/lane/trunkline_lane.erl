@@ -756,11 +756,10 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({mode, Ref, Mode}, Before) ->
-    #lane{past = Past} = S0 = end_bypass(Before),
-    Plain = unreported(trunkline_bypass:unreported(Past), case Mode of
-                                                              {absent, _} -> lost_unconfirmed;
-                                                              _ -> direct
-                                                          end, S0),
+    {Plain, S0} = end_bypass(case Mode of
+                                 {absent, _} -> lost_unconfirmed;
+                                 _ -> direct
+                             end, Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
@@ -775,8 +774,7 @@ control({drain, Ref}, S) ->
     drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
-    #lane{past = Past} = S0 = end_bypass(S),
-    _ = unreported(trunkline_bypass:unreported(Past), direct, S0),
+    {_, S0} = end_bypass(direct, S),
     {_, S1} = dispose_all(retired, (without_asks(S0))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _} = Down, S) ->
@@ -860,10 +858,10 @@ command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     {Entry, S1} = mark(Charge, Sender, Command, S),
     flush(keep(Charge, Entry, S1)).
 
-without_asks(#lane{asks = Asks, past = Past} = S) ->
+without_asks(#lane{asks = Asks} = S) ->
     {Refs, Asks1} = trunkline_asks:refuse(Asks),
     lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
-    S#lane{asks = Asks1, past = trunkline_bypass:reported(Past)}.
+    S#lane{asks = Asks1}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, stats = Stats} = S) ->
@@ -984,9 +982,12 @@ may_bypass(_, S) ->
     trunkline_bypass:clear(S#lane.past).
 
 %% From here on no sender starts to bypass the lane. Those that have started count as having sent.
-end_bypass(#lane{past = Past} = S) ->
+%% Returns how many of those that no batch reports are lost.
+end_bypass(How, #lane{past = Past} = S) ->
     ok = trunkline_bypass:clear(Past),
-    S#lane{past = trunkline_bypass:take_all(Past)}.
+    Past1 = trunkline_bypass:take_all(Past),
+    {unreported(trunkline_bypass:unreported(Past1), How, S),
+     S#lane{past = trunkline_bypass:reported(Past1)}}.
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
