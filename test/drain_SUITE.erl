@@ -597,7 +597,7 @@ stands_still(_) ->
                                        end),
               ?assertEqual(before, cluster:call(A, fun() -> ask(Sender) end)),
               ?assertEqual({error, timeout}, cluster:call(A, trunkline, drain, [NodeB | Args])),
-              ?assertMatch(#{state := closing}, info(A, B)),
+              cluster:await_state(A, B, closing),
               %% Senders do not wait for a node that is silent. (This is one of another order.)
               Late = {late, Round},
               cluster:await(fun() ->
@@ -762,8 +762,9 @@ one_patience(_) ->
     cluster:continue(B),
     cluster:stop_all([A, B]).
 
-%% A reply to a request of a session that has ended takes the lanes of a later one. It may be under
-%% way for long: meanwhile no process at the server's node knows that anybody waits for it.
+%% A reply to a request of a session that has ended takes the lanes of a later one, before the news
+%% that the server has ended. It may be under way for long: meanwhile no process at the server's
+%% node knows that anybody waits for it.
 by_a_later_session(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Answer = fun() ->
@@ -778,15 +779,20 @@ by_a_later_session(_) ->
                            {Inlet} <- [cluster:call(X, trunkline_peers, session,
                                                     [cluster:node_of(Y)])]],
     cluster:await(fun() -> cluster:is_awaited(AtB, B) end),
+    Retiring = cluster:call(B, order_SUITE, lane_to, [cluster:node_of(A)]),
     cluster:call(B, cluster, stop_trunkline, []),
     cluster:call(B, cluster, start_trunkline, [[{lanes, 1}, {lane_transport, dist}]]),
     true = cluster:await_lanes(A, B),
     true = cluster:await_lanes(B, A),
     Suspender = cluster:call(B, order_SUITE, suspended_lane, [AtA]),
+    %% The lane to which the server replies does not run until the inlet knows of the server's end.
+    First = cluster:call(B, order_SUITE, suspended, [Retiring]),
     true = cluster:call(B, fun() -> Server ! go, true end),
     cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [AtB]) end),
     %% The inlet at A hears of that, too.
     ok = cluster:call(B, erpc, call, [cluster:node_of(A), ?MODULE, has_looked, [AtA]]),
+    cluster:call(B, fun() -> First ! resume end),
+    cluster:await(fun() -> not cluster:call(B, erlang, is_process_alive, [Retiring]) end),
     cluster:call(B, fun() -> Suspender ! resume end),
     receive {answered, Reply} -> ?assertEqual({ok, answer}, Reply) end,
     cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [AtA]) end),

@@ -632,8 +632,7 @@ retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}
             retired = case trunkline_process:monitor_connected(Counterpart) of
                           noconnection -> over;
                           _ -> [Counterpart | Lanes1]
-                      end,
-            agent = trunkline_agent:retired(S#inlet.agent)}.
+                      end}.
 
 %% The lanes and the counterpart monitor this inlet for their own sake, and trunkline_monitors only
 %% waits for its end: none of these is a caller.

@@ -22,7 +22,8 @@
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
-%%     retired                 replies by plain `!', and nothing else (the link no longer uses it)
+%%     retired                 passes on what callers wait for, by the lanes of a later session or by
+%%                             plain `!', and nothing else (the link no longer uses it)
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
 %% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
@@ -211,6 +212,10 @@ loop({system, From, Request, S}) ->
     trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 loop(S) ->
     receive
+        [Charge, Sender | Entry] when element(1, S#lane.mode) =:= retired ->
+            {Entry1, S1} = mark(Charge, Sender, Entry, S),
+            {_, S2} = dispose(Entry1, {retired, Sender}, S1),
+            loop(left(Charge, S2));
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
             loop(data(Charge, Entry1, S1));
@@ -249,9 +254,6 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
     end;
 data(Charge, Entry, #lane{mode = direct} = S) ->
     {_, S1} = dispose(Entry, direct, S),
-    left(Charge, S1);
-data(Charge, Entry, #lane{mode = {retired, _}} = S) ->
-    {_, S1} = dispose(Entry, retired, S),
     left(Charge, S1).
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
@@ -775,7 +777,7 @@ control({drain, Ref}, S) ->
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S0} = end_bypass(direct, S),
-    {_, S1} = dispose_all(retired, (without_asks(S0))#lane{mode = {retired, Inlets}}),
+    {_, S1} = dispose_all({retired, none}, (without_asks(S0))#lane{mode = {retired, Inlets}}),
     S1;
 control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of

@@ -3,7 +3,8 @@
 %%
 %%     direct      the lane's session has ended, and the connection has not
 %%     retired     the same, but the link does not use this lane any more: only what a caller waits
-%%                 for goes, the rest counts as lost
+%%                 for goes, the rest counts as lost. If there are lanes again, it takes the lane
+%%                 that the messages of the same sender take
 %%     lost_...    the connection is lost; this is where to count
 %%
 %% What concerns a session is of no use when the session has ended. A request does not: its caller
@@ -15,14 +16,14 @@
 
 -dialyzer({no_improper_lists, [dispose/4]}).
 
--type how() :: direct | retired | trunkline_room:lost().
+-type how() :: direct | {retired, Sender :: none | pid()} | trunkline_room:lost().
 -type entry() :: trunkline_lane:entry().
 
 %% Returns how many messages were lost, and which large messages the lane has no more.
 -spec dispose(entry(), how(), node(), trunkline_stats:stats()) ->
           {non_neg_integer(), [trunkline_notices:serial()]}.
 dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
-    Message = case How =:= direct orelse How =:= retired andalso trunkline_command:is_news(To) of
+    Message = case How =:= direct orelse is_passed_on(To, How) of
                   true -> trunkline_parcel:unpack_sent(Parcel);
                   false -> []
               end,
@@ -30,11 +31,16 @@ dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
     {Lost, [N]};
 dispose([{behind, _, _, To} | Message], How, Node, Stats) ->
     dispose([To | Message], How, Node, Stats);
-dispose([To | Message], retired, Node, Stats) ->
-    dispose([To | Message], case trunkline_command:is_news(To) of
-                                true -> direct;
-                                false -> lost_queued
-                            end, Node, Stats);
+dispose([To | Message], {retired, Sender} = How, Node, Stats) ->
+    case is_passed_on(To, How) of
+        true when Sender =:= none ->
+            dispose([To | Message], direct, Node, Stats);
+        true ->
+            ok = trunkline_direct:pass_on(To, Message, Sender, Node),
+            {0, []};
+        false ->
+            dispose([To | Message], lost_queued, Node, Stats)
+    end;
 dispose([{each, Tos} | Encoded], direct, Node, Stats) ->
     Message = trunkline_multicast:decode(Encoded),
     Lost = [element(1, dispose([To | Message], direct, Node, Stats)) || To <- Tos],
@@ -51,6 +57,8 @@ dispose([To | _], Field, _, Stats) ->
         true -> {lost(1, Field, Stats), []};
         false -> {0, []}
     end.
+
+is_passed_on(To, How) -> is_tuple(How) andalso trunkline_command:is_news(To).
 
 -spec lost(Messages, trunkline_room:lost() | lost_unconfirmed, trunkline_stats:stats()) -> Messages
               when Messages :: non_neg_integer().
@@ -78,6 +86,6 @@ is_command_of_session(To) -> is_tuple(To).
 
 %% A server has replied to a lane that has retired.
 -spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.
-pass_on({Caller, {_, Server} = Whose, Agent}, Reply, Node) ->
-    ok = trunkline_direct:pass_on(Caller, Whose, Reply, Node),
+pass_on({Caller, {Pid, Server}, Agent}, Reply, Node) ->
+    ok = trunkline_direct:pass_on({reply, Caller, Pid}, Reply, Server, Node),
     trunkline_inlet:answered(Agent, [{Caller, Server}]).

@@ -35,7 +35,7 @@
 
 -export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
          unannounced/2, executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
--export([is_awaited/1, retired/1]).
+-export([is_awaited/1]).
 
 -export_type([agent/0, request/0]).
 
@@ -55,7 +55,6 @@
          callers = #{} :: #{trunkline_command:caller() => [] | pid()}}).
 -record(agent,
         {route :: trunkline_route:route(),
-         retired = false :: boolean(),               % its session has ended
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => trunkline_command:caller()},
          %% {caller's reference, monitor} and
@@ -356,11 +355,6 @@ owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks > 0 orelse map_s
 mark(Server, N, #agent{route = #route{bypass = Bypass}}) ->
     trunkline_bypass:called(Server, N, Bypass).
 
-%% The session has ended, but its requests go on.
--spec retired(agent()) -> agent().
-retired(Agent) ->
-    Agent#agent{retired = true}.
-
 %% Whether a caller waits for a reply or an outcome, as far as is known.
 -spec is_awaited(agent()) -> boolean().
 is_awaited(#agent{servers = Servers, executors = Executors}) ->
@@ -369,16 +363,7 @@ is_awaited(#agent{servers = Servers, executors = Executors}) ->
                          maps:values(Servers)).
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could wait for each
-%% other for ever.
-send(Command, Message, Server, #agent{route = Route, retired = Retired}) ->
-    %% The server's messages may take other lanes by now.
-    Now = case Retired andalso trunkline_route:lookup(node(caller(Command))) of
-              false -> Route;
-              none -> Route;
-              Another -> Another
-          end,
-    trunkline_sender:force(Now, {Command, Message}, Server).
-
-caller({ended, _, _, Ref}) -> Ref;
-caller({down, _, Caller}) -> Caller;
-caller({reply, Caller}) -> Caller.
+%% other for ever. It takes the lane to which the server has replied, also when both have retired:
+%% what the lane passes on keeps its order.
+send(Command, Message, Server, #agent{route = Route}) ->
+    trunkline_sender:force(Route, {Command, Message}, Server).

@@ -105,12 +105,11 @@ cast_for(Leader, Node, M, F, A) ->
     after group_leader(Own, self())
     end.
 
-%% A server has replied to a lane that has retired. If there are new lanes by now, the reply takes
-%% the lane of the server's messages.
--spec pass_on(trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Reply :: term(),
-              node()) -> ok.
-pass_on(Caller, {Pid, Server}, Reply, Node) ->
+%% What a lane that has retired still gets for callers. If there are new lanes by now, it takes the
+%% lane of that server's messages.
+-spec pass_on(trunkline_command:command(), Message :: term(), Server :: pid(), node()) -> ok.
+pass_on(Command, Message, Server, Node) ->
     case trunkline_route:lookup(Node) of
-        none -> send({reply, Caller}, Reply, Node);
-        Route -> trunkline_sender:force(Route, {{reply, Caller, Pid}, Reply}, Server)
+        none -> send(Command, Message, Node);
+        Route -> trunkline_sender:force(Route, {Command, Message}, Server)
     end.
