@@ -11,7 +11,7 @@
 -moduledoc false.
 
 -export([start/1, start_all/1, ask/4, ask_all/3, label/1, other/3, system/4, unexpected/2]).
--export([outlive/1, resume/1, is_on_heap/1, is_heap_limited/0]).
+-export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
 -export([is_connected/1, controller/1, monitor_connected/1, send_connected/2]).
 -export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
@@ -189,6 +189,13 @@ outlive(Pid) ->
     catch
         error:badarg -> ok
     end.
+
+%% Kills that process, and returns when it has ended. (It may have ended already.)
+-spec kill(pid()) -> ok.
+kill(Pid) ->
+    exit(Pid, kill),
+    Ref = monitor(process, Pid),
+    receive {'DOWN', Ref, process, Pid, _} -> ok end.
 
 %% Resumes a process that the calling one has suspended. (It may have ended already.)
 -spec resume(pid()) -> ok.

@@ -40,7 +40,7 @@
 %% ms
 -define(RECHECK, 100).             % a sender that was woken may have died
 -define(TOGETHER, 500).            % inlets that have delivered wait for those that have not
--define(REPORT, 10_000).           % between two reports of losses
+-define(LOG_LOST, 10_000).         % between two lines of the log about losses
 -define(LOST, 100).                % dismissed senders count their own losses first
 
 -record(link,
@@ -68,10 +68,7 @@
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
          room :: trunkline_room:room(),
-         up = none :: none | integer(),              % when the session came up (native)
-         told :: trunkline_stats:lost(),             % losses for which there was an event
-         %% Losses that are not in the log yet.
-         lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}}).
+         news :: trunkline_news:news()}).
 
 -spec start_link(trunkline_options:options(), node()) -> gen_server:start_ret().
 start_link(Options, Node) ->
@@ -106,8 +103,9 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
     {Stats, Drained, Capabilities} =
         case Before of
             #{state := State, stats := Kept, inlets := Inlets, finishing := Finishing} ->
-                %% Nothing must overtake what the inlets of the previous link deliver.
-                lists:foreach(fun await_end/1, Inlets ++ Finishing),
+                %% Nothing must overtake what the inlets of the previous link deliver. (They may
+                %% outlive for a moment the link that was killed.)
+                lists:foreach(fun trunkline_process:kill/1, Inlets ++ Finishing),
                 {Kept, Connection =/= none andalso State =:= drained,
                  maps:get(capabilities, Before)};
             none ->
@@ -118,10 +116,10 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
             D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
                       session = none, room = trunkline_room:new(Stats),
                       reach = trunkline_reach:new(Node, Options, Stats),
-                      told = trunkline_stats:lost(Stats)},
+                      news = trunkline_news:new(Node, Stats)},
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
-                    ok = went_before(Before, Node),
+                    ok = crashed(Before, D1),
                     D2 = tell_lost(D1),
                     IsAudience = trunkline_peers:is_audience(Node),
                     Config = #{link => self(),
@@ -143,12 +141,6 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
             ignore
     end.
 
-%% An inlet or a lane may outlive for a moment the link that was killed, or the signal to end.
-await_end(Pid) ->
-    exit(Pid, kill),
-    Ref = monitor(process, Pid),
-    receive {'DOWN', Ref, process, Pid, _} -> ok end.
-
 %% The previous link was killed and left its route behind, with dead lanes. No sender enters its
 %% gates from here on; what is inside is lost. If no processes are left for new lanes the link does
 %% not start, and trunkline_links tries again.
@@ -158,14 +150,11 @@ succeed(Route, true, D) ->
     {ok, none, without_route(lost_crashed, D#link{route = Route})};
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false, D) ->
     D1 = set_path(wait, D#link{route = Route}),
-    lists:foreach(fun await_end/1, lanes(D1)),
+    lists:foreach(fun trunkline_process:kill/1, trunkline_lanes:pids(Route)),
     Shape = {tuple_size(Lanes), Large, Limit},
-    case make_lanes(Shape, D1#link{route = none}) of
-        {ok, Pids, D2} ->
-            count_lost(lost_crashed, dead, D1),
-            {ok, {Shape, Pids}, D2};
-        {error, system_limit} = Error ->
-            Error
+    case make_lanes(lost_crashed, Shape, D1) of
+        {ok, Pids, D2} -> {ok, {Shape, Pids}, D2};
+        {error, system_limit} = Error -> Error
     end.
 
 %% --- messages -------------------------------------------------------------
@@ -206,7 +195,7 @@ message(Event, D) when Event =:= nodedown; Event =:= connect ->
     step(Event, D);
 message(leave, D) ->
     %% If a lane has just got a message, its request to connect may still be on the way.
-    step(stop, case is_empty(D) of
+    step(stop, case trunkline_lanes:is_empty(D#link.route) of
                    true -> D;
                    false -> step(connect, D)
                end);
@@ -228,9 +217,9 @@ message({goodbye_ok, _} = Goodbye, D) ->
 %% From processes that this link has started, or watches.
 message({lane_drained, Ref, Lane}, #link{order = {Ref, _}} = D) ->
     lane_ready(Lane, D);
-message({lane_mode, Ref, Lane, {Queued, Unconfirmed}}, #link{lost = {Q, U}} = D)
+message({lane_mode, Ref, Lane, Lost}, #link{news = News} = D)
   when is_pid(Lane), node(Lane) =:= node() ->
-    D1 = D#link{lost = {Q + Queued, U + Unconfirmed}},
+    D1 = D#link{news = trunkline_news:lost(Lost, News)},
     case D1 of
         #link{order = {Ref, _}} -> lane_ready(Lane, D1);
         _ -> D1
@@ -254,7 +243,7 @@ message({'EXIT', Pid, Reason}, #link{finishing = Finishing} = D) ->
             finished(Pid, D);
         false ->
             case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker
-                                    | lanes(D) ++ D#link.inlets]) of
+                                    | trunkline_lanes:pids(D#link.route) ++ D#link.inlets]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> D
             end
@@ -304,7 +293,7 @@ is_late(_) ->
 
 lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
-        [] -> step(lanes_ready, tell_lost(report(D#link{order = none})));
+        [] -> step(lanes_ready, tell_lost(log_lost(D#link{order = none})));
         Left -> D#link{order = {Ref, Left}}
     end.
 
@@ -340,8 +329,8 @@ timeout(together, _, D) ->
     end_together(D);
 timeout(lost, _, D) ->
     tell_lost(D);
-timeout(report, _, D) ->
-    report(D);
+timeout(log_lost, _, D) ->
+    log_lost(D);
 timeout(patience, Patience, D) ->
     patience(Patience, D);
 timeout(Name, _, D) ->
@@ -434,9 +423,8 @@ carry_out({timer, Name, Time}, D) ->
 carry_out({answer, Ref, Result}, D) ->
     Ref ! {Ref, Result},
     D;
-carry_out({refused, Why, Hello}, #link{node = Node} = D) ->
-    ok = trunkline_events:tell([peer, refused], #{}, #{peer => Node, reason => Why}),
-    ok = trunkline_log:write(refused, #{peer => Node, reason => Why, hello => Hello}),
+carry_out({refused, Why, Hello}, #link{news = News} = D) ->
+    ok = trunkline_news:refused(Why, Hello, News),
     D;
 carry_out(forget, #link{node = Node} = D) ->
     ok = gen_server:cast(trunkline_links, {forget, Node}),
@@ -466,28 +454,26 @@ unwatch(Role, #link{watched = Watched, speaker = Speaker} = D) ->
     end.
 
 %% A newer order supersedes one that has not been carried out.
-order(Order, #link{route = #route{}} = D) ->
+order(Order, #link{route = #route{} = Route} = D) ->
     Ref = make_ref(),
     ok = order(Order, Ref, D),
-    D#link{order = {Ref, lanes(D)}}.
+    D#link{order = {Ref, trunkline_lanes:pids(Route)}}.
 
-order(drain, Ref, D) ->
-    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, lanes(D));
-order({send, Inlets, Window, Sent}, Ref, #link{trunk = Trunk} = D) ->
-    lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
-                  end, lists:zip(lanes(D), Inlets));
-order(Mode, Ref, #link{trunk = Trunk} = D) ->
+order(drain, Ref, #link{route = Route}) ->
+    trunkline_lanes:drain(Ref, Route);
+order({send, Inlets, Window, Sent}, Ref, #link{trunk = Trunk, route = Route}) ->
+    trunkline_lanes:send(Ref, Inlets, Trunk, {Window, Sent}, Route);
+order(Mode, Ref, #link{trunk = Trunk, route = Route}) ->
     ok = case Mode of
              suspend when Trunk =/= none -> trunkline_trunk:suspend(Trunk);
              resume when Trunk =/= none -> trunkline_trunk:resume(Trunk);
              _ -> ok
          end,
-    lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, lanes(D)).
+    trunkline_lanes:set_mode(Ref, Mode, Route).
 
 start({lanes, Shape}, D) ->
-    case make_lanes(Shape, D) of
-        {ok, Lanes, D1} -> {{started, lanes, Lanes}, show(D1)};
+    case make_lanes(lost_queued, Shape, D) of
+        {ok, Lanes, D1} -> {{started, lanes, Lanes}, show(tell_lost(D1))};
         {error, system_limit} -> {{system_limit, lanes}, D}
     end;
 start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats} = D) ->
@@ -539,7 +525,7 @@ end_with_session(Pid) ->
 
 enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
     ok = trunkline_watched:connected(Node),
-    Lanes = lanes(D),
+    Lanes = trunkline_lanes:pids(D#link.route),
     Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
                true ->
                    fun(Way) -> lists:foreach(fun(L) -> trunkline_lane:way(L, Way) end, Lanes) end;
@@ -551,13 +537,8 @@ enter(opening, #link{node = Node} = D) ->
     %% After show/2 has published it: if trunkline_inboxes is just starting it looks there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
-enter(suspended, #link{up = none} = D) ->
-    show(suspended, out_of_reach(D));
-enter(suspended, #link{node = Node, session = Session, up = Since} = D) ->
-    #{resume_time := Time} = trunkline_session:agreement(Session),
-    ok = trunkline_events:tell([session, suspended], #{duration => since(Since)},
-                               #{peer => Node}),
-    ok = trunkline_log:write(suspended, #{peer => Node, resume_time => Time}),
+enter(suspended, #link{session = Session, news = News} = D) ->
+    ok = trunkline_news:suspended(trunkline_session:agreement(Session), News),
     show(suspended, out_of_reach(D));
 enter(finishing, D) ->
     D;
@@ -615,26 +596,14 @@ progress(Stats) ->
 
 %% --- the lanes ------------------------------------------------------------
 
-%% The previous lanes, if there are any, end.
-make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stats} = D) ->
-    Gate = trunkline_gate:new(N),
-    Bypass = trunkline_bypass:new(N),
-    Start = fun() ->
-                    Settings = #{gate => Gate, bypass => Bypass, bulk => {N + 1, Large, Limit},
-                                 stats => Stats, options => Options},
-                    [trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)]
-            end,
-    case trunkline_process:start_all(Start) of
-        {ok, Started} ->
-            {Lanes, Aliases} = lists:unzip(Started),
-            Route = #route{link = self(), gate = Gate, stats = Stats,
-                           lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
-                           limit = trunkline_gate:limit(maps:get(queue_bytes, Options)),
-                           large = Large, bulk_limit = Limit, bypass = Bypass,
-                           concurrency = trunkline_concurrency:new()},
-            D1 = end_lanes(D),
+%% The previous lanes, if there are any, end. Their gates have been closed, and they are empty,
+%% unless a sender has been on its way in all this time, or the previous link was killed.
+make_lanes(Why, Shape, #link{node = Node, options = Options, stats = Stats} = D) ->
+    case trunkline_lanes:start(Shape, Node, Options, Stats) of
+        {ok, Route} ->
+            D1 = end_lanes(Why, set_path(wait, D)),
             ok = trunkline_route:publish(Node, Route),
-            {ok, Lanes, D1#link{route = Route, order = none}};
+            {ok, trunkline_lanes:pids(Route), D1#link{route = Route, order = none}};
         {error, system_limit} = Error ->
             Error
     end.
@@ -643,65 +612,20 @@ make_lanes({N, Large, Limit}, #link{node = Node, options = Options, stats = Stat
 without_route(_, #link{route = none} = D) ->
     D;
 without_route(Why, #link{node = Node} = D) ->
-    count_lost(Why, do_without_lanes(D), D),
+    D1 = end_lanes(Why, D),
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
-    tell_lost(D#link{route = none, order = none}).
+    tell_lost(D1#link{order = none}).
 
-%% Only for lanes whose gates have been closed and that are empty, unless a sender has been on its
-%% way in all this time.
-end_lanes(#link{route = none} = D) ->
+%% They end, or retire.
+end_lanes(_, #link{route = none} = D) ->
     D;
-end_lanes(#link{route = #route{gate = Gate}} = D) ->
-    ok = trunkline_gate:set_path(Gate, wait),
-    count_lost(lost_queued, do_without_lanes(D), D),
-    tell_lost(D#link{route = none}).
-
-%% Servers reply to a lane, so the lanes stay as long as retired inlets need replies. Otherwise they
-%% end here, before it is counted what they leave behind.
-do_without_lanes(#link{retired = Retired} = D) ->
-    Inlets = lists:filter(fun is_process_alive/1, Retired),
-    lists:foreach(fun(Lane) when Inlets =:= [] ->
-                          unlink(Lane),
-                          await_end(Lane);
-                     (Lane) ->
-                          ok = trunkline_process:outlive(Lane),
-                          unlink(Lane),
-                          trunkline_lane:retire(Lane, Inlets)
-                  end, lanes(D)),
-    case Inlets of
-        [] -> dead;
-        _ -> retired
-    end.
-
-%% Counts what dead lanes leave behind. Lanes that retire pass on what they can, and count the rest
-%% themselves. What they have sent last has not been acknowledged yet, and may well arrive.
-count_lost(Field, Are, #link{node = Node, stats = Stats, route = Route}) ->
-    #route{gate = Gate, lanes = Lanes} = Route,
-    Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
-    InFlight = lists:sum([F || {F, _} <- Left]),
-    Lost = InFlight + lists:sum([Inside || {_, Inside} <- Left]),
-    case Are of
-        retired ->
-            trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight);
-        dead when Lost > 0 ->
-            trunkline_stats:add(Stats, peer, Field, Lost),
-            trunkline_log:write(lanes_ended, #{peer => Node, messages => Lost});
-        dead ->
-            ok
-    end.
-
-left_behind(Gate, Ix, Stats) ->
-    InFlight = trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages),
-    trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, 0),
-    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
-    {InFlight, trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))}.
-
-lanes(#link{route = #route{lanes = Lanes}}) -> tuple_to_list(Lanes);
-lanes(_) -> [].
-
-is_empty(#link{route = Route}) ->
-    lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
+end_lanes(Why, #link{route = Route, retired = Retired, news = News} = D) ->
+    case trunkline_lanes:finish(Why, Route, lists:filter(fun is_process_alive/1, Retired)) of
+        0 -> ok;
+        Lost -> ok = trunkline_news:lanes_ended(Lost, News)
+    end,
+    D#link{route = none}.
 
 path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
 path(_) -> direct.
@@ -786,70 +710,34 @@ no_stand_in(#link{stand_in = StandIn} = D) ->
     ok = trunkline_stand_in:stop(StandIn),
     D#link{stand_in = none}.
 
-%% --- events -----------------------------------------------------------------
+%% --- what operators hear -----------------------------------------------------
 
 %% The peer is up, or up again over another connection.
-came(sessions, #link{node = Node, session = Session} = D) ->
-    #{release := Release, protocol := Protocol} = trunkline_session:agreement(Session),
-    Lanes = length(lanes(D)),
-    ok = trunkline_events:tell([peer, up], #{lanes => Lanes},
-                               #{peer => Node, release => Release, protocol => Protocol}),
-    ok = trunkline_log:write(up, #{peer => Node, release => Release, lanes => Lanes}),
-    D#link{up = erlang:monotonic_time()};
-came(resumed, #link{node = Node, shown = {_, Since}} = D) ->
-    Time = erlang:system_time(millisecond) - Since,
-    ok = trunkline_events:tell([session, resumed], #{duration => native(Time)}, #{peer => Node}),
-    ok = trunkline_log:write(resumed, #{peer => Node, milliseconds => Time}),
+came(sessions, #link{session = Session, route = Route, news = News} = D) ->
+    Lanes = length(trunkline_lanes:pids(Route)),
+    D#link{news = trunkline_news:up(trunkline_session:agreement(Session), Lanes, News)};
+came(resumed, #link{shown = {_, Since}, news = News} = D) ->
+    ok = trunkline_news:resumed(erlang:system_time(millisecond) - Since, News),
     D.
 
-%% The session ends: the phase that follows says why.
-went(#link{up = none} = D) ->
-    D;
-went(#link{node = Node, session = Session, up = Since} = D) ->
-    ok = tell_down(Node, since(Since), why(trunkline_session:phase(Session))),
-    D#link{up = none}.
-
-why(down) -> connection_lost;
-why(suspended) -> connection_lost;
-why(opening) -> peer_restarted;
-why(holding) -> peer_restarted;
-why(greeting) -> peer_left;
-why(drained) -> drained;
-why(_) -> stopped.
+%% The session ends.
+went(#link{session = Session, news = News} = D) ->
+    D#link{news = trunkline_news:down(trunkline_session:phase(Session), News)}.
 
 %% The previous link was killed during a session.
-went_before(#{state := State, since := Since}, Node) when State =:= up; State =:= suspended ->
-    tell_down(Node, native(erlang:system_time(millisecond) - Since), crashed);
-went_before(_, _) ->
+crashed(#{state := State, since := Since}, #link{news = News})
+  when State =:= up; State =:= suspended ->
+    trunkline_news:crashed(erlang:system_time(millisecond) - Since, News);
+crashed(_, _) ->
     ok.
 
-tell_down(Node, Duration, Why) ->
-    ok = trunkline_events:tell([peer, down], #{duration => Duration},
-                               #{peer => Node, reason => Why}),
-    trunkline_log:write(down, #{peer => Node, reason => Why}).
+tell_lost(#link{news = News} = D) -> D#link{news = trunkline_news:lost(News)}.
 
-since(Then) -> erlang:monotonic_time() - Then.
-
-native(Milliseconds) -> erlang:convert_time_unit(Milliseconds, millisecond, native).
-
-%% Tells of the losses counted since the last such event.
-tell_lost(#link{node = Node, stats = Stats, told = Told} = D) ->
-    Lost = trunkline_stats:lost(Stats),
-    Lost =:= Told
-        orelse trunkline_events:tell([peer, lost],
-                                     maps:map(fun(Why, N) -> N - maps:get(Why, Told) end, Lost),
-                                     #{peer => Node}),
-    D#link{told = Lost}.
-
-%% Logs losses as soon as they are known, but at most once every REPORT ms.
-report(#link{lost = {0, 0}} = D) ->
+%% As soon as losses are known, but at most once every LOG_LOST ms.
+log_lost(#link{timers = #{log_lost := _}} = D) ->
     D;
-report(#link{timers = #{report := _}} = D) ->
-    D;
-report(#link{node = Node, lost = {Queued, Unconfirmed}} = D) ->
-    ok = case Queued of
-             0 -> trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed});
-             _ -> trunkline_log:write(lost, #{peer => Node, queued => Queued,
-                                              unconfirmed => Unconfirmed})
-         end,
-    timer(report, ?REPORT, D#link{lost = {0, 0}}).
+log_lost(#link{news = News} = D) ->
+    case trunkline_news:log_lost(News) of
+        none -> D;
+        News1 -> timer(log_lost, ?LOG_LOST, D#link{news = News1})
+    end.

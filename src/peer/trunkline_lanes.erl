@@ -1,0 +1,98 @@
+%% The lanes to one peer, all together: how they start and end, and the orders that they get.
+%%
+%% What they share is a route (trunkline_route). Lanes that end are killed, and what is left in them
+%% is counted: a gate knows how much has been admitted. But servers reply to a lane. So lanes do not
+%% end, and retire, while inlets that have retired need them.
+-module(trunkline_lanes).
+-moduledoc false.
+
+-include("../lane/trunkline_route.hrl").
+
+-export([start/4, finish/3, pids/1, is_empty/1]).
+-export([drain/2, send/5, set_mode/3]).
+
+%% Starts the lanes of that shape, whose owner is the calling process. No sender knows the route
+%% yet.
+-spec start(trunkline_session:shape(), node(), trunkline_options:options(),
+            trunkline_stats:stats()) -> {ok, trunkline_route:route()} | {error, system_limit}.
+start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
+    Gate = trunkline_gate:new(N),
+    Bypass = trunkline_bypass:new(N),
+    Settings = #{gate => Gate, bypass => Bypass, bulk => {N + 1, Large, Limit},
+                 stats => Stats, options => Options},
+    Start = fun() ->
+                    [trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)]
+            end,
+    case trunkline_process:start_all(Start) of
+        {ok, Started} ->
+            {Lanes, Aliases} = lists:unzip(Started),
+            {ok, #route{link = self(), gate = Gate, stats = Stats,
+                        lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
+                        limit = trunkline_gate:limit(QueueBytes),
+                        large = Large, bulk_limit = Limit, bypass = Bypass,
+                        concurrency = trunkline_concurrency:new()}};
+        {error, system_limit} = Error ->
+            Error
+    end.
+
+%% Ends the lanes of that route, or lets them retire for these inlets. Returns how many messages the
+%% dead lanes leave behind, which count as Field. (Lanes that retire pass on what they can, and count
+%% the rest themselves.) What has been sent last has not been acknowledged yet, and may well arrive.
+-spec finish(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
+          Lost :: non_neg_integer().
+finish(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
+    lists:foreach(fun(Lane) -> finish_lane(Lane, Inlets) end, tuple_to_list(Lanes)),
+    Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
+    InFlight = lists:sum([F || {F, _} <- Left]),
+    case Inlets of
+        [] ->
+            Lost = InFlight + lists:sum([Inside || {_, Inside} <- Left]),
+            trunkline_stats:add(Stats, peer, Field, Lost),
+            Lost;
+        _ ->
+            trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight),
+            0
+    end.
+
+finish_lane(Lane, []) ->
+    unlink(Lane),
+    trunkline_process:kill(Lane);
+finish_lane(Lane, Inlets) ->
+    ok = trunkline_process:outlive(Lane),
+    unlink(Lane),
+    trunkline_lane:retire(Lane, Inlets).
+
+left_behind(Gate, Ix, Stats) ->
+    InFlight = trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, 0),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
+    {InFlight, trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))}.
+
+-spec pids(trunkline_route:route() | none) -> [pid()].
+pids(#route{lanes = Lanes}) -> tuple_to_list(Lanes);
+pids(none) -> [].
+
+%% Whether everything that was admitted has left.
+-spec is_empty(trunkline_route:route() | none) -> boolean().
+is_empty(Route) ->
+    lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
+
+%% --- orders ---------------------------------------------------------------------------
+%% The lanes answer with that reference: see trunkline_lane.
+
+-spec drain(reference(), trunkline_route:route()) -> ok.
+drain(Ref, Route) ->
+    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, pids(Route)).
+
+%% Each to its inlet.
+-spec send(reference(), Inlets :: [pid()], Trunk :: pid(),
+           {WindowBytes :: pos_integer(), trunkline_channels:sent()}, trunkline_route:route()) -> ok.
+send(Ref, Inlets, Trunk, {Window, Sent}, Route) ->
+    lists:foreach(fun({Lane, Inlet}) ->
+                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
+                  end, lists:zip(pids(Route), Inlets)).
+
+-spec set_mode(reference(), suspend | resume | hold | {absent, trunkline_room:lost()} | direct,
+               trunkline_route:route()) -> ok.
+set_mode(Ref, Mode, Route) ->
+    lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, pids(Route)).
