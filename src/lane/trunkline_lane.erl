@@ -22,8 +22,8 @@
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
-%%     retired                 passes on what callers wait for, by the lanes of a later session or by
-%%                             plain `!', and nothing else (the link no longer uses it)
+%%     retired                 passes on what callers wait for, by plain `!' or the lanes of a later
+%%                             session, and nothing else (the link no longer uses it)
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
 %% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
