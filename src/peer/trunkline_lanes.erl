@@ -36,8 +36,8 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
     end.
 
 %% Ends the lanes of that route, or lets them retire for these inlets. Returns how many messages the
-%% dead lanes leave behind, which count as Field. (Lanes that retire pass on what they can, and count
-%% the rest themselves.) What has been sent last has not been acknowledged yet, and may well arrive.
+%% dead lanes leave behind, which count as Field. (Lanes that retire pass on what they can, and
+%% count the rest themselves.) What has been sent last is not acknowledged yet, and may well arrive.
 -spec finish(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
           Lost :: non_neg_integer().
 finish(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
@@ -86,7 +86,8 @@ drain(Ref, Route) ->
 
 %% Each to its inlet.
 -spec send(reference(), Inlets :: [pid()], Trunk :: pid(),
-           {WindowBytes :: pos_integer(), trunkline_channels:sent()}, trunkline_route:route()) -> ok.
+           {WindowBytes :: pos_integer(), trunkline_channels:sent()},
+            trunkline_route:route()) -> ok.
 send(Ref, Inlets, Trunk, {Window, Sent}, Route) ->
     lists:foreach(fun({Lane, Inlet}) ->
                           trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
