@@ -95,10 +95,12 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
 %% `no': it was not sent, and has to go another way: because of its size, or of the peer, or because
 %% its turn has not come.
 -spec send(trunkline_route:route(), Ix :: pos_integer(), node(), addressee(), term(),
-           {trunkline_shape:shape(), trunkline_gate:charge()}, trunkline_deadline:deadline()) ->
+           trunkline_shape:size(), trunkline_deadline:deadline()) ->
           ok | no.
-send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
-    case is_suited(Shape, To, Charge, Route) andalso turn(Shape, To, Node, Ix, Route) of
+send(Route, Ix, Node, To, Message, Size, Deadline) ->
+    Charge = element(2, Size),
+    case trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge)
+        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
         now ->
             case send_now(To, Node, Message, Deadline) of
                 ok -> bypassed(Route, Ix, Charge);
@@ -116,12 +118,6 @@ send(Route, Ix, Node, To, Message, {Shape, Charge}, Deadline) ->
             no
     end.
 
-%% Whether the size is one for which `!' is best.
-is_suited(binaries, To, Charge, #route{large = Large}) ->
-    is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large;
-is_suited(_, To, Charge, _) ->
-    trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge).
-
 from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
 from(_) -> ?FROM.
 
@@ -133,22 +129,29 @@ is_worth_asking(_, _, _) ->
 
 %% A binary for which the sender has to ask is as fast by lane. But the answer tells of the
 %% receiver's mailbox, too.
-turn(Shape, To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
-    case knows(To, Node, Route) of
-        true ->
+turn(terms, To, Node, Ix, _, #route{gate = Gate, bypass = Bypass} = Route) ->
+    case knows(To, Node, Route) =:= true andalso trunkline_bypass:start(Gate, Ix, Bypass) of
+        true -> now;
+        false -> ask
+    end;
+turn(binaries, To, Node, Ix, Charge, #route{gate = Gate, bypass = Bypass, large = Large} = Route)
+  when is_pid(To), Charge < Large ->
+    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso {known, knows(To, Node, Route)} of
+        {known, true} ->
             case trunkline_bypass:start(Gate, Ix, Bypass) of
                 true -> now;
-                false when Shape =:= binaries -> no;
-                false -> ask
+                false -> no
             end;
-        HasAsked when Shape =:= binaries ->
-            case HasAsked =:= false andalso trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
+        {known, false} ->
+            case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
                 true -> ask;
                 false -> no
             end;
         _ ->
-            ask
-    end.
+            no
+    end;
+turn(binaries, _, _, _, _, _) ->
+    no.
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),

@@ -224,7 +224,7 @@ loop(S) ->
             ok = trunkline_leftovers:pass_on(Request, Reply, S#lane.node),
             loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
-            loop(replied(measured(Reply), Request, Reply, S));
+            loop(replied(trunkline_shape:size(Reply), Request, Reply, S));
         {system, From, Request} ->
             loop({system, From, Request, S});
         {timeout, _, tick} = Tick ->
@@ -259,8 +259,9 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
 %% has been delivered that its server has sent before. If it is not known whether the caller's
 %% mailbox is on the heap, an opener finds out.
-replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
-    Turn = case is_for_plain(Charge, Reply, S) of
+replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
+    Charge = element(2, Size),
+    Turn = case is_for_plain(Size, Reply, S) of
                true -> when_to_reply(Server, S);
                false -> late
            end,
@@ -278,9 +279,9 @@ replied({_, Charge} = Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
             data(Place, Entry, S1)
     end.
 
-is_for_plain(Charge, Reply, #lane{mode = {send, _}, takes_turns = true} = S) ->
-    trunkline_in_turn:is_long_reply(Charge)
-        andalso trunkline_shape:shape(Reply) =/= binaries
+is_for_plain(Size, Reply, #lane{mode = {send, _}, takes_turns = true} = S) ->
+    trunkline_in_turn:is_long_reply(element(2, Size))
+        andalso trunkline_shape:kind(Size, Reply) =:= terms
         andalso trunkline_in_turn:is_near(S#lane.stats);
 is_for_plain(_, _, _) ->
     false.
@@ -394,7 +395,7 @@ collected([C, Sender | Entry], More, Charge, Entries, S) ->
     end;
 collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S)
   when is_pid(Agent) ->
-    {C, Entry, S1} = reply(measured(Reply), Request, Reply, S),
+    {C, Entry, S1} = reply(trunkline_shape:size(Reply), Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
 collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
     collect(More, Charge, Entries, control(Written, S));
@@ -462,16 +463,9 @@ large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
 answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
     S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}}.
 
-%% To measure the encoding of a long list takes as long as to copy it. So it is estimated first.
-measured(Reply) ->
-    case trunkline_shape:long_list(Reply) of
-        none -> {exactly, trunkline_gate:charge(Reply)};
-        Bytes -> {about, trunkline_gate:charge(Bytes, 1)}
-    end.
-
 %% The estimate is enough if the reply is large anyway: what counts then is the term.
-charge({about, Charge}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
-charge({_, Charge}, _, _) -> Charge.
+charge({about, Charge, _}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
+charge(Size, _, _) -> element(2, Size).
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
     case trunkline_notices:mark(Charge, Sender, Entry, Notices) of

@@ -28,14 +28,14 @@ start(Node, Message) ->
             Ix = ?LANE_OF(self(), Lanes),
             trunkline_bypass:may(Gate, Ix, Bypass)
                 andalso trunkline_in_turn:is_near(Stats)
-                andalso start(about(Message), Message, Ix, Route);
+                andalso start(trunkline_shape:size(Message), Message, Ix, Route);
         none ->
             false
     end.
 
-start(Charge, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
-    Bytes = trunkline_gate:bytes(Charge),
-    case is_suited(Charge, Message, Route)
+start(Size, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
+    Bytes = trunkline_gate:bytes(element(2, Size)),
+    case is_suited(Size, Message, Route)
         andalso trunkline_concurrency:bypass(Bytes >= ?LONG, Concurrency) of
         true ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes),
@@ -56,19 +56,14 @@ ended(Node, Way, Started) ->
 -spec is_suited(node(), Message :: term()) -> boolean().
 is_suited(Node, Message) ->
     case trunkline_route:lookup(Node) of
-        #route{} = Route -> is_suited(about(Message), Message, Route);
+        #route{} = Route -> is_suited(trunkline_shape:size(Message), Message, Route);
         none -> true
     end.
 
-is_suited(Charge, Message, #route{large = Large}) ->
+is_suited(Size, Message, #route{large = Large}) ->
+    Charge = element(2, Size),
     Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
-                           andalso trunkline_shape:shape(Message) =/= binaries).
-
-about(Message) ->
-    case trunkline_shape:long_list(Message) of
-        none -> trunkline_gate:charge(Message);
-        Bytes -> trunkline_gate:limit(Bytes)
-    end.
+                           andalso trunkline_shape:kind(Size, Message) =:= terms).
 
 %% Waits until everything has been delivered that the calling process has sent to the node of that
 %% caller, or is lost.

@@ -17,7 +17,7 @@
 
 -export_type([how/0, packed/0]).
 
--dialyzer({no_improper_lists, [offer/5, entry/3, force/3, send_parcel/6, enter_packed/7]}).
+-dialyzer({no_improper_lists, [offer/5, entry/2, force/3, send_parcel/6, enter_packed/7]}).
 
 -type connect() :: connect | noconnect.
 -type how() :: {trunkline_refused:patience(), connect()}.
@@ -58,7 +58,7 @@ offer(Node, To, Message, How, Ticket) ->
             Ix = ?LANE_OF(self(), Lanes),
             Entered = case trunkline_shape:long_list(Message) of
                           none -> trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
-                          Bytes -> {about, trunkline_gate:limit(Bytes)}
+                          Size -> Size
                       end,
             case Entered of
                 Charge when is_integer(Charge) ->
@@ -66,8 +66,11 @@ offer(Node, To, Message, How, Ticket) ->
                     ok;
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                Long ->
-                    again(long(Route, Ix, Node, To, Message, Long, How, Ticket),
+                {long, Charge} ->
+                    again(long(Route, Ix, Node, To, Message, {exactly, Charge}, How, Ticket),
+                          Node, To, Message, How);
+                {about, _, _} = About ->
+                    again(long(Route, Ix, Node, To, Message, About, How, Ticket),
                           Node, To, Message, How)
             end;
         none ->
@@ -77,18 +80,16 @@ offer(Node, To, Message, How, Ticket) ->
 %% The best way for a long message depends on what it is made of. Messages whose receiver is not
 %% known, and commands other than requests and replies, must go by lane. A sender that has waited
 %% for room takes it at once.
-long(Route, Ix, Node, To, Message, Long, {Patience, _} = How, Ticket) ->
-    Shape = trunkline_shape:shape(Message),
+long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
     case is_known(To) andalso Patience =/= nosuspend andalso Ticket =:= new
-        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, {Shape, element(2, Long)},
-                                       Patience) of
+        andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Size, Patience) of
         ok ->
             ok;
         _ ->
-            Charge = charge(Long, Message),
+            Charge = charge(Size, Message),
             case Charge >= Route#route.large of
                 true -> large(Route, Ix, Node, To, Message, Charge, How, Ticket);
-                false -> by_lane(Route, Ix, entry(Shape, To, Message), Charge, How, Ticket)
+                false -> by_lane(Route, Ix, entry(To, Message), Charge, How, Ticket)
             end
     end.
 
@@ -98,13 +99,16 @@ is_known(To) ->
     is_pid(To) orelse is_atom(To).
 
 %% A long list is measured only if it must be.
-charge({long, Charge}, _) -> Charge;
-charge({about, _}, Message) -> trunkline_gate:charge(Message).
+charge({exactly, Charge}, _) -> Charge;
+charge({about, _, _}, Message) -> trunkline_gate:charge(Message).
 
 %% A flat term is more than its encoding, and would be copied into the lane. (A command goes by lane
 %% as it is.)
-entry(flat, To, Message) when not is_tuple(To) -> [{each, [To]} | term_to_binary(Message)];
-entry(_, To, Message) -> [To | Message].
+entry(To, Message) ->
+    case is_tuple(To) orelse trunkline_shape:shape(Message) of
+        flat -> [{each, [To]} | term_to_binary(Message)];
+        _ -> [To | Message]
+    end.
 
 by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Charge, How,
         Ticket) ->

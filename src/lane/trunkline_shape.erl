@@ -16,11 +16,15 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, long_list/1]).
+-export([shape/1, kind/2, size/1, long_list/1]).
 
--export_type([shape/0]).
+-export_type([kind/0, size/0]).
 
 -type shape() :: binaries | flat | mixed.
+%% Whether most of it are binaries that are not copied.
+-type kind() :: binaries | terms.
+%% What a term is charged as a message.
+-type size() :: {exactly, trunkline_gate:charge()} | {about, trunkline_gate:charge(), kind()}.
 -record(seen,
         {more :: integer(),                  % how many parts may still be looked at
          atoms = 0 :: non_neg_integer(),
@@ -44,12 +48,12 @@
 -define(SAMPLE, 8).
 -define(FURTHER, 512).                   % of integers
 
-%% About how many bytes, if the message is a long list, or ends with one, as in {Tag, List} or
-%% {'$gen_cast', {Tag, List}}. This is asked of every message. To measure a long list takes a third
-%% of the time that it takes to encode it. So elements from its beginning and its middle stand for
-%% all of them. (The middle of a list of integers is too far away: to go there would take as long as
-%% to measure the list.)
--spec long_list(term()) -> Bytes :: pos_integer() | none.
+%% The size of a message that is a long list, or ends with one, as in {Tag, List} or {'$gen_cast',
+%% {Tag, List}}. This is asked of every message. To measure a long list takes a third of the time
+%% that it takes to encode it. So elements from its beginning and its middle stand for all of them.
+%% (The middle of a list of integers is too far away: to go there would take as long as to measure
+%% the list.)
+-spec long_list(term()) -> {about, trunkline_gate:charge(), kind()} | none.
 long_list(Message) ->
     case last(Message) of
         [Head | _] = List when is_map(Head); is_tuple(Head); is_list(Head) ->
@@ -65,10 +69,16 @@ long_list(Many, Furthest, List, Message) ->
         Length when Length >= Many ->
             Further = lists:nthtail(min(Length div 2, Furthest), List),
             Sample = lists:sublist(List, ?SAMPLE) ++ lists:sublist(Further, ?SAMPLE),
-            case erlang:external_size(others(Message))
-                + erlang:external_size(Sample) * Length div (2 * ?SAMPLE) of
-                Bytes when Bytes >= ?LONG -> Bytes;
-                _ -> none
+            Others = erlang:external_size(others(Message)),
+            Sampled = erlang:external_size(Sample),
+            case Others + Sampled * Length div (2 * ?SAMPLE) of
+                Bytes when Bytes < ?LONG ->
+                    none;
+                Bytes ->
+                    {about, trunkline_gate:charge(Bytes, 1),
+                     if Others + Sampled < ?ALONE -> terms;           % nearly always
+                        true -> kind(Message)
+                     end}
             end;
         _ ->
             none
@@ -89,6 +99,23 @@ others({A, _}) -> A;
 others({A, B, _}) -> {A, B};
 others({A, B, C, _}) -> {A, B, C};
 others(_) -> [].
+
+-spec size(term()) -> size().
+size(Term) ->
+    case long_list(Term) of
+        none -> {exactly, trunkline_gate:charge(Term)};
+        About -> About
+    end.
+
+-spec kind(size(), term()) -> kind().
+kind({about, _, Kind}, _) -> Kind;
+kind({exactly, _}, Term) -> kind(Term).
+
+kind(Term) ->
+    case shape(Term) of
+        binaries -> binaries;
+        _ -> terms
+    end.
 
 %% Takes less than 1 us. For short terms that is too much.
 -spec shape(term()) -> shape().

@@ -118,7 +118,7 @@
 -export([new/1, step/2]).
 -export([phase/1, peer/1, agreement/1, capabilities/1]).
 
--export_type([session/0, phase/0, event/0, role/0]).
+-export_type([session/0, phase/0, event/0, role/0, shape/0]).
 
 -type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
                | drained | ended.
