@@ -428,7 +428,8 @@ leak_that_is_refused(_) ->
     await_calm(A),
     ok = cluster:call(A, fun() ->
                                  [Row] = ets:lookup(?TABLE, Keeper),
-                                 atomics:add(element(4, Row), 1, 10 * trunkline_gate:charge(x))
+                                 trunkline_inbox_gate:force(10 * trunkline_gate:charge(x),
+                                                            element(4, Row))
                          end),
     nosuspend = cluster:call(A, trunkline, send, [Keeper, x, [nosuspend]]),
     cluster:await(fun() -> cluster:call(A, trunkline, send, [Keeper, x, [nosuspend]]) =:= ok end),

@@ -10,9 +10,9 @@
 %%       | ── wait ──────────────> |                               |
 %%       | <───────── try again ── |                               |
 %%
-%% Each node has a gate of its own for each inbox that it knows. So a sender waits at its own node,
-%% before it sends, and its message does not wait in a lane. The gate's window is what the keeper
-%% grants (trunkline_share).
+%% Each node has a gate of its own for each inbox that it knows (trunkline_inbox_gate). So a sender
+%% waits at its own node, before it sends, and its message does not wait in a lane. The gate's window
+%% is what the keeper grants (trunkline_share).
 %%
 %% A node knows its own inboxes, and those to which it has sent. A message by lane from a node that
 %% does not know the inbox yet is marked as a stranger's when it arrives (arrived/2). The keeper
@@ -53,16 +53,6 @@
 %% ms from one update of the waiting times to the next.
 -define(REFRESH, 100).
 
-%% Cells of a gate: the level as trunkline_gate packs it, the window, whether the inbox is full (an
-%% odd number), how many messages have been refused, and 1 while the gate is checked from time to
-%% time.
--define(LEVEL, 1).
--define(BYTES, 2).
--define(MESSAGES, 3).
--define(FULL, 4).
--define(REFUSED, 5).
--define(WATCHED, 6).
-
 -type key() :: trunkline_bounded:key().
 -type policy() :: trunkline_mail:policy().
 -type inbox() :: {Keeper :: pid(), Name :: atom(), policy(), Bound :: trunkline_share:window()}.
@@ -70,7 +60,7 @@
 -record(row,
         {key :: key(),
          keeper :: pid(),
-         gate :: atomics:atomics_ref(),
+         gate :: trunkline_inbox_gate:gate(),
          source :: trunkline_share:source(),
          policy :: policy()}).
 -record(own,
@@ -117,23 +107,21 @@ find_and_enter(Key, Message, Patience, Ticket) ->
 enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy}, Key, Message,
            Patience, Ticket) ->
     Charge = trunkline_gate:charge(Message),
-    Level = atomics:add_get(Gate, ?LEVEL, Charge) - Charge,
-    case is_below(Level, Gate) andalso not (Policy =:= reject andalso is_full(Gate)) of
+    case trunkline_inbox_gate:enter(Charge, Policy, Gate) of
         true ->
             {Keeper, ['$inbox', Source, Charge | Message]};
         false ->
-            atomics:sub(Gate, ?LEVEL, Charge),
             IsOwn = is_own(Keeper),
             if Patience =:= nosuspend ->
                     ok = watch_full(Keeper, Gate),
                     nosuspend;
                Policy =:= reject ->
-                    atomics:add(Gate, ?REFUSED, 1),
+                    ok = trunkline_inbox_gate:refuse(Gate),
                     ok = watch_full(Keeper, Gate),
                     refused;
                IsOwn ->
                     %% The owner may always send to itself: only it can make room.
-                    atomics:add(Gate, ?LEVEL, Charge),
+                    ok = trunkline_inbox_gate:force(Charge, Gate),
                     {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
                     What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
@@ -149,19 +137,11 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
             end
     end.
 
-%% (A level below zero borrows from the bytes, so that its number of messages means nothing.)
-is_below(Level, _) when Level < 0 ->
-    true;
-is_below(Level, Gate) ->
-    trunkline_gate:is_below(Level, {atomics:get(Gate, ?BYTES), atomics:get(Gate, ?MESSAGES)}).
-
-is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
-
 %% What is outstanding may be lost. Then no credit comes, which would start the checks.
 watch_full(Keeper, Gate) ->
-    case atomics:get(Gate, ?WATCHED) of
-        0 -> gen_server:cast(?MODULE, {watch, Keeper});
-        _ -> ok
+    case trunkline_inbox_gate:is_watched(Gate) of
+        true -> ok;
+        false -> gen_server:cast(?MODULE, {watch, Keeper})
     end.
 
 %% Whether the inbox is the calling process's own.
@@ -172,7 +152,7 @@ is_own(Keeper) ->
 -spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.
 cancel(Keeper, ['$inbox', Source, Charge | _]) ->
     case lookup(Keeper) of
-        #row{gate = Gate, source = Source} -> atomics:sub(Gate, ?LEVEL, Charge);
+        #row{gate = Gate, source = Source} -> trunkline_inbox_gate:leave(Charge, Gate);
         _ -> ok
     end.
 
@@ -184,10 +164,8 @@ is_bounded(Key) -> lookup(Key) =/= none.
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
     case lookup(Key) of
-        #row{policy = reject, gate = Gate} ->
-            is_full(Gate) orelse not is_below(atomics:get(Gate, ?LEVEL), Gate);
-        _ ->
-            false
+        #row{policy = reject, gate = Gate} -> trunkline_inbox_gate:is_refusing(Gate);
+        _ -> false
     end.
 
 lookup(Key) ->
@@ -306,7 +284,7 @@ keeper(Key) ->
 senders(Keeper) ->
     #{waiting => gen_server:call(?MODULE, {waiting, Keeper}),
       refused => case lookup(Keeper) of
-                     #row{gate = Gate} -> atomics:get(Gate, ?REFUSED);
+                     #row{gate = Gate} -> trunkline_inbox_gate:refused(Gate);
                      none -> 0
                  end}.
 
@@ -537,10 +515,7 @@ heard_of(_, _, S) ->
 row({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
        not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
-    Gate = atomics:new(?WATCHED, [{signed, true}]),
-    {B, M} = trunkline_share:first(Bound, Policy),
-    atomics:put(Gate, ?BYTES, B),
-    atomics:put(Gate, ?MESSAGES, M),
+    Gate = trunkline_inbox_gate:new(Bound, Policy),
     Keys = [Keeper | names(Name, node(Keeper))],
     lists:foreach(fun(Key) -> ok = trunkline_bounded:add(Key, ?MODULE) end, Keys),
     Row = #row{key = Keeper, keeper = Keeper, gate = Gate, policy = Policy, source = source()},
@@ -564,10 +539,9 @@ source() ->
 all_keys(#state{accounts = Accounts}) ->
     lists:append([Keys || #account{keys = Keys} <- maps:values(Accounts)]).
 
-%% Changes may overtake each other. Therefore each has a number, and the greatest counts.
 set_full(Keeper, Number) ->
     case lookup(Keeper) of
-        #row{gate = Gate} -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL)));
+        #row{gate = Gate} -> trunkline_inbox_gate:set_full(Number, Gate);
         none -> ok
     end.
 
@@ -712,13 +686,11 @@ tell_later(Node, What) ->
 
 %% --- outstanding messages -------------------------------------------------------------
 
-credit(Keeper, Source, Left, {Bytes, Messages}, #state{accounts = Accounts} = S) ->
+credit(Keeper, Source, Left, Window, #state{accounts = Accounts} = S) ->
     case lookup(Keeper) of
         #row{gate = Gate, source = Source} ->
             #{Keeper := Account} = Accounts,
-            Level = atomics:sub_get(Gate, ?LEVEL, Left),
-            atomics:put(Gate, ?BYTES, Bytes),
-            atomics:put(Gate, ?MESSAGES, Messages),
+            Level = trunkline_inbox_gate:credit(Left, Window, Gate),
             S1 = update(Keeper, release(Keeper, Account), S),
             if Level =:= 0 -> S1;
                true -> watch(Keeper, S1)
@@ -731,7 +703,7 @@ watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
     S;
 watch(Keeper, #state{watched = Watched} = S) ->
     #row{gate = Gate} = lookup(Keeper),
-    atomics:put(Gate, ?WATCHED, 1),
+    ok = trunkline_inbox_gate:watch(true, Gate),
     audit_timer(S#state{watched = Watched#{Keeper => []}}).
 
 audit_timer(#state{audit_timer = false, watched = Watched} = S) when map_size(Watched) > 0 ->
@@ -747,9 +719,9 @@ audit(#state{watched = Watched} = S) ->
 look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
     #row{gate = Gate, source = Source} = lookup(Keeper),
-    case {atomics:get(Gate, ?LEVEL), trunkline_waiters:is_empty(Waiters)} of
+    case {trunkline_inbox_gate:level(Gate), trunkline_waiters:is_empty(Waiters)} of
         {0, true} ->
-            atomics:put(Gate, ?WATCHED, 0),
+            ok = trunkline_inbox_gate:watch(false, Gate),
             update(Keeper, Account#account{missing = none},
                    S#state{watched = maps:remove(Keeper, Watched)});
         {0, false} ->
@@ -761,7 +733,7 @@ look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
 
 audited(Held, #row{gate = Gate} = Row, #account{missing = Missing} = Account) ->
     Now = erlang:monotonic_time(millisecond),
-    case atomics:get(Gate, ?LEVEL) of
+    case trunkline_inbox_gate:level(Gate) of
         Held -> Account#account{missing = none};
         _ -> missing(Now, Missing, Row, Account)
     end.
@@ -775,11 +747,8 @@ missing(Now, {Since, Seen}, Row, Account) when Now - Seen < ?SILENCE ->
 missing(Now, _, _, Account) ->
     Account#account{missing = {Now, Now}}.
 
-%% A sender that has read the old row still enters the old gate, once.
 begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
-    New = atomics:new(?WATCHED, [{signed, true}]),
-    lists:foreach(fun(Cell) -> atomics:put(New, Cell, atomics:get(Gate, Cell)) end,
-                  [?BYTES, ?MESSAGES, ?FULL, ?REFUSED, ?WATCHED]),
+    New = trunkline_inbox_gate:again(Gate),
     Source = source(),
     lists:foreach(fun(Key) ->
                           case lookup(Key) of
@@ -798,11 +767,7 @@ release(Keeper, #account{waiters = Waiters} = Account) ->
             Account;
         false ->
             #row{gate = Gate} = lookup(Keeper),
-            Level = max(0, atomics:get(Gate, ?LEVEL)),
-            Room = case trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES) of
-                       true -> atomics:get(Gate, ?BYTES) - trunkline_gate:bytes(Level);
-                       false -> 0
-                   end,
+            Room = trunkline_inbox_gate:room(Gate),
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end,
                           Released),
