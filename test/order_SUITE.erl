@@ -8,8 +8,8 @@
 -include("../src/lane/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([long_terms/1, in_turn/1, past_an_idle_lane/1, counted_early/1, reply_in_the_lane/1,
-         with_a_lease/1, reply_to_a_lease/1, lease_ends/1,
+-export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,
+         counted_early/1, reply_in_the_lane/1, with_a_lease/1, reply_to_a_lease/1, lease_ends/1,
          lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
@@ -22,12 +22,43 @@
 
 suite() -> [{timetrap, {minutes, 5}}].
 
-all() -> [long_terms, in_turn, past_an_idle_lane, counted_early, reply_in_the_lane,
-          with_a_lease, reply_to_a_lease, lease_ends, lease_of_another_session,
+all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
+          counted_early, reply_in_the_lane, with_a_lease, reply_to_a_lease, lease_ends,
+          lease_of_another_session,
           reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic,
           replies_among_messages, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
+
+%% A long list is not measured, and its size is estimated all the same. What is known of its
+%% elements says of which kind it is.
+sizes(_) ->
+    Binary = binary:copy(<<"x">>, 5000),
+    Near = fun(Charge, Term) ->
+                   Ratio = trunkline_gate:bytes(Charge) / erlang:external_size(Term),
+                   Ratio > 0.7 andalso Ratio < 1.4
+           end,
+    [begin
+         {about, Charge, Kind} = Size = trunkline_shape:size(Term),
+         ?assert(Near(Charge, Term)),
+         ?assertEqual(Charge, trunkline_shape:charge(Size)),
+         ?assertEqual(Kind, trunkline_shape:kind(Size, Term))
+     end || {Kind, Terms} <- [{terms, [lists:seq(1, 9999), [#{key => N} || N <- lists:seq(1, 9999)],
+                                       [{N, <<"value">>} || N <- lists:seq(1, 9999)]]},
+                              {binaries, [[{N, Binary} || N <- lists:seq(1, 99)]]}],
+            List <- Terms, Term <- [List, {row, List}, {'$gen_cast', {row, List}}, {m, f, [List]}]],
+    [begin
+         {exactly, Charge} = Size = trunkline_shape:size(Term),
+         ?assertEqual(trunkline_gate:charge(Term), Charge),
+         ?assertEqual(Charge, trunkline_shape:charge(Size)),
+         ?assertEqual(Kind, trunkline_shape:kind(Size, Term))
+     end || {Kind, Terms} <- [{terms, [x, [], [1, 2, 3], #{key => lists:seq(1, 9999)},
+                                       [#{key => N} || N <- lists:seq(1, 64)]]},
+                              {binaries, [Binary, {row, Binary}, [Binary], [Binary | Binary]]}],
+            Term <- Terms],
+    %% A binary beside a long list of short elements.
+    Beside = {Binary, lists:seq(1, 9999)},
+    ?assertMatch({about, _, binaries}, trunkline_shape:size(Beside)).
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
@@ -102,7 +133,7 @@ past_an_idle_lane(A, B) ->
     #{lanes := [#{messages := Before}]} = cluster:call(A, trunkline, info, [node(To)]),
     Sent = cluster:call(
              A, fun() ->
-                        {Lane, N} = send_past(To, 0),
+                        {Lane, N} = send_past(To, long(), 0),
                         _ = [trunkline:send(To, Message) || Message <- [before, long(), behind]],
                         true = erlang:resume_process(Lane),
                         cluster:await(fun() -> length(got(To)) =:= N + 3 end),
@@ -128,6 +159,17 @@ past_an_idle_lane(A, B) ->
                           {Now - Before, InFlight} =:= {Sent + 3, 0} orelse {Now, InFlight}
                   end).
 
+%% The same for a binary that is not large.
+binary_past_an_idle_lane(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, dist}, {large_bytes, 10_000_000}]),
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    Binary = binary:copy(<<"x">>, 3_000_000),
+    true = cluster:call(A, fun() ->
+                                   {Lane, _} = send_past(To, Binary, 0),
+                                   erlang:resume_process(Lane)
+                           end),
+    cluster:stop_all([A, B]).
+
 %% With batches that go by the distribution, and by connections. There is one lane.
 on_both_ways(Fun) ->
     lists:foreach(fun({A, B}) ->
@@ -143,18 +185,18 @@ pair_on_connections() ->
 
 %% Returns the suspended lane, and how many that receiver has got. (It tries again if the lane was
 %% not idle any more, or if it is a second since the sender has asked.)
-send_past(To, N) ->
-    _ = trunkline:send(To, long()),
+send_past(To, Message, N) ->
+    _ = trunkline:send(To, Message),
     cluster:await(fun() -> may_bypass(To) end),
     Lane = suspend_lane(To),
-    _ = trunkline:send(To, long()),
+    _ = trunkline:send(To, Message),
     case length(got(To)) - N of
         2 ->
             {Lane, N + 2};
         _ ->
             true = erlang:resume_process(Lane),
             cluster:await(fun() -> length(got(To)) =:= N + 2 end),
-            send_past(To, N + 2)
+            send_past(To, Message, N + 2)
     end.
 
 %% A sender stands still before it sends past its lane, and counts as having sent after a second or

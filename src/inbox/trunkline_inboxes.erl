@@ -11,8 +11,8 @@
 %%       | <───────── try again ── |                               |
 %%
 %% Each node has a gate of its own for each inbox that it knows (trunkline_inbox_gate). So a sender
-%% waits at its own node, before it sends, and its message does not wait in a lane. The gate's window
-%% is what the keeper grants (trunkline_share).
+%% waits at its own node, before it sends, and its message does not wait in a lane. The gate's
+%% window is what the keeper grants (trunkline_share).
 %%
 %% A node knows its own inboxes, and those to which it has sent. A message by lane from a node that
 %% does not know the inbox yet is marked as a stranger's when it arrives (arrived/2). The keeper

@@ -98,8 +98,8 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
            trunkline_shape:size(), trunkline_deadline:deadline()) ->
           ok | no.
 send(Route, Ix, Node, To, Message, Size, Deadline) ->
-    Charge = element(2, Size),
-    case trunkline_gate:bytes(Charge) >= from(To) andalso is_short_enough(Charge)
+    Charge = trunkline_shape:charge(Size),
+    case trunkline_gate:bytes(Charge) >= from(To)
         andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
         now ->
             case send_now(To, Node, Message, Deadline) of
@@ -127,31 +127,39 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-%% A binary for which the sender has to ask is as fast by lane. But the answer tells of the
-%% receiver's mailbox, too.
-turn(terms, To, Node, Ix, _, #route{gate = Gate, bypass = Bypass} = Route) ->
-    case knows(To, Node, Route) =:= true andalso trunkline_bypass:start(Gate, Ix, Bypass) of
-        true -> now;
-        false -> ask
-    end;
-turn(binaries, To, Node, Ix, Charge, #route{gate = Gate, bypass = Bypass, large = Large} = Route)
-  when is_pid(To), Charge < Large ->
-    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso {known, knows(To, Node, Route)} of
-        {known, true} ->
+turn(terms, To, Node, Ix, Charge, #route{gate = Gate, bypass = Bypass} = Route) ->
+    case is_short_enough(Charge) andalso {is_known, knows(To, Node, Route)} of
+        false -> no;
+        {is_known, true} ->
             case trunkline_bypass:start(Gate, Ix, Bypass) of
                 true -> now;
-                false -> no
+                false -> ask
             end;
-        {known, false} ->
-            case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
-                true -> ask;
-                false -> no
-            end;
-        _ ->
-            no
+        {is_known, _} -> ask
+    end;
+turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
+  when is_pid(To), Charge < Large ->
+    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM of
+        true -> turn_of_binary(knows(To, Node, Route), Ix, Route);
+        false -> no
     end;
 turn(binaries, _, _, _, _, _) ->
     no.
+
+%% If the sender has to ask, a binary is as fast by lane. But the answer tells of the receiver's
+%% mailbox, too.
+turn_of_binary(true, Ix, #route{gate = Gate, bypass = Bypass}) ->
+    case trunkline_bypass:start(Gate, Ix, Bypass) of
+        true -> now;
+        false -> no
+    end;
+turn_of_binary(has_asked, _, _) ->
+    no;
+turn_of_binary(false, Ix, #route{gate = Gate}) ->
+    case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
+        true -> ask;
+        false -> no
+    end.
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),

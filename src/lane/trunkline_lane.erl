@@ -22,8 +22,8 @@
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
-%%     retired                 passes on what callers wait for, by plain `!' or the lanes of a later
-%%                             session, and nothing else (the link no longer uses it)
+%%     retired                 passes on only what callers wait for, by plain `!' or the lanes of a
+%%                             later session (the link no longer uses it)
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
 %% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
@@ -260,7 +260,7 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
 %% has been delivered that its server has sent before. If it is not known whether the caller's
 %% mailbox is on the heap, an opener finds out.
 replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
-    Charge = element(2, Size),
+    Charge = trunkline_shape:charge(Size),
     Turn = case is_for_plain(Size, Reply, S) of
                true -> when_to_reply(Server, S);
                false -> late
@@ -280,7 +280,7 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
     end.
 
 is_for_plain(Size, Reply, #lane{mode = {send, _}, takes_turns = true} = S) ->
-    trunkline_in_turn:is_long_reply(element(2, Size))
+    trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
         andalso trunkline_shape:kind(Size, Reply) =:= terms
         andalso trunkline_in_turn:is_near(S#lane.stats);
 is_for_plain(_, _, _) ->
@@ -465,7 +465,7 @@ answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
 
 %% The estimate is enough if the reply is large anyway: what counts then is the term.
 charge({about, Charge, _}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
-charge(Size, _, _) -> element(2, Size).
+charge(Size, _, _) -> trunkline_shape:charge(Size).
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
     case trunkline_notices:mark(Charge, Sender, Entry, Notices) of

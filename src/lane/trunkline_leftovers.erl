@@ -2,9 +2,9 @@
 %% distribution, one by one, in the order in which they were sent, or they are lost, and counted.
 %%
 %%     direct      the lane's session has ended, and the connection has not
-%%     retired     the same, but the link does not use this lane any more: only what a caller waits
-%%                 for goes, the rest counts as lost. If there are lanes again, it takes the lane
-%%                 that the messages of the same sender take
+%%     retired     the same, but the link does not use this lane any more: what no caller waits for
+%%                 counts as lost. What comes after the lane has retired takes the lane of its
+%%                 sender's messages, if there are lanes again
 %%     lost_...    the connection is lost; this is where to count
 %%
 %% What concerns a session is of no use when the session has ended. A request does not: its caller
@@ -16,6 +16,7 @@
 
 -dialyzer({no_improper_lists, [dispose/4]}).
 
+%% Sender is not known of what came before the lane retired.
 -type how() :: direct | {retired, Sender :: none | pid()} | trunkline_room:lost().
 -type entry() :: trunkline_lane:entry().
 

@@ -34,7 +34,7 @@ start(Node, Message) ->
     end.
 
 start(Size, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Route) ->
-    Bytes = trunkline_gate:bytes(element(2, Size)),
+    Bytes = trunkline_gate:bytes(trunkline_shape:charge(Size)),
     case is_suited(Size, Message, Route)
         andalso trunkline_concurrency:bypass(Bytes >= ?LONG, Concurrency) of
         true ->
@@ -61,7 +61,7 @@ is_suited(Node, Message) ->
     end.
 
 is_suited(Size, Message, #route{large = Large}) ->
-    Charge = element(2, Size),
+    Charge = trunkline_shape:charge(Size),
     Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
                            andalso trunkline_shape:kind(Size, Message) =:= terms).
 

@@ -16,14 +16,14 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, kind/2, size/1, long_list/1]).
+-export([shape/1, size/1, long_list/1, charge/1, kind/2]).
 
 -export_type([kind/0, size/0]).
 
 -type shape() :: binaries | flat | mixed.
-%% Whether most of it are binaries that are not copied.
+%% Whether most of it is binaries that are not copied.
 -type kind() :: binaries | terms.
-%% What a term is charged as a message.
+%% What a message is charged: exactly, or about so much, and then its kind is known, too.
 -type size() :: {exactly, trunkline_gate:charge()} | {about, trunkline_gate:charge(), kind()}.
 -record(seen,
         {more :: integer(),                  % how many parts may still be looked at
@@ -52,7 +52,7 @@
 %% {Tag, List}}. This is asked of every message. To measure a long list takes a third of the time
 %% that it takes to encode it. So elements from its beginning and its middle stand for all of them.
 %% (The middle of a list of integers is too far away: to go there would take as long as to measure
-%% the list.)
+%% the list.) If all of these are shorter than a large binary, none of them has one.
 -spec long_list(term()) -> {about, trunkline_gate:charge(), kind()} | none.
 long_list(Message) ->
     case last(Message) of
@@ -76,7 +76,7 @@ long_list(Many, Furthest, List, Message) ->
                     none;
                 Bytes ->
                     {about, trunkline_gate:charge(Bytes, 1),
-                     if Others + Sampled < ?ALONE -> terms;           % nearly always
+                     if Others + Sampled < ?ALONE -> terms;
                         true -> kind(Message)
                      end}
             end;
@@ -106,6 +106,10 @@ size(Term) ->
         none -> {exactly, trunkline_gate:charge(Term)};
         About -> About
     end.
+
+-spec charge(size()) -> trunkline_gate:charge().
+charge({exactly, Charge}) -> Charge;
+charge({about, Charge, _}) -> Charge.
 
 -spec kind(size(), term()) -> kind().
 kind({about, _, Kind}, _) -> Kind;

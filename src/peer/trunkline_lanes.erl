@@ -1,19 +1,18 @@
 %% The lanes to one peer, all together: how they start and end, and the orders that they get.
 %%
 %% What they share is a route (trunkline_route). Lanes that end are killed, and what is left in them
-%% is counted: a gate knows how much has been admitted. But servers reply to a lane. So lanes do not
-%% end, and retire, while inlets that have retired need them.
+%% is counted: a gate knows how much has been admitted. But servers reply to a lane. So lanes retire
+%% instead while inlets that have retired need them.
 -module(trunkline_lanes).
 -moduledoc false.
 
 -include("../lane/trunkline_route.hrl").
 
--export([start/4, finish/3, pids/1, is_empty/1]).
--export([drain/2, send/5, set_mode/3]).
+-export([start/4, end_all/3, pids/1, is_empty/1]).
+-export([drain/2, start_sending/5, set_mode/3]).
 
-%% Starts the lanes of that shape, whose owner is the calling process. No sender knows the route
-%% yet.
--spec start(trunkline_session:shape(), node(), trunkline_options:options(),
+%% Starts lanes of that layout. The calling process owns them. No sender knows their route yet.
+-spec start(trunkline_session:layout(), node(), trunkline_options:options(),
             trunkline_stats:stats()) -> {ok, trunkline_route:route()} | {error, system_limit}.
 start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
     Gate = trunkline_gate:new(N),
@@ -35,13 +34,13 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
             Error
     end.
 
-%% Ends the lanes of that route, or lets them retire for these inlets. Returns how many messages the
-%% dead lanes leave behind, which count as Field. (Lanes that retire pass on what they can, and
-%% count the rest themselves.) What has been sent last is not acknowledged yet, and may well arrive.
--spec finish(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
+%% Ends the lanes of that route. If there are inlets that need them, they retire. Returns how many
+%% messages the dead lanes leave behind, which count as Field. (Lanes that retire pass on what they
+%% can, and count the rest themselves.) What has been sent last is not acknowledged yet, and may well arrive.
+-spec end_all(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
           Lost :: non_neg_integer().
-finish(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
-    lists:foreach(fun(Lane) -> finish_lane(Lane, Inlets) end, tuple_to_list(Lanes)),
+end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
+    lists:foreach(fun(Lane) -> end_lane(Lane, Inlets) end, tuple_to_list(Lanes)),
     Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
     InFlight = lists:sum([F || {F, _} <- Left]),
     case Inlets of
@@ -54,10 +53,10 @@ finish(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
             0
     end.
 
-finish_lane(Lane, []) ->
+end_lane(Lane, []) ->
     unlink(Lane),
     trunkline_process:kill(Lane);
-finish_lane(Lane, Inlets) ->
+end_lane(Lane, Inlets) ->
     ok = trunkline_process:outlive(Lane),
     unlink(Lane),
     trunkline_lane:retire(Lane, Inlets).
@@ -85,10 +84,10 @@ drain(Ref, Route) ->
     lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, pids(Route)).
 
 %% Each to its inlet.
--spec send(reference(), Inlets :: [pid()], Trunk :: pid(),
-           {WindowBytes :: pos_integer(), trunkline_channels:sent()},
-            trunkline_route:route()) -> ok.
-send(Ref, Inlets, Trunk, {Window, Sent}, Route) ->
+-spec start_sending(reference(), Inlets :: [pid()], Trunk :: pid(),
+                    {WindowBytes :: pos_integer(), trunkline_channels:sent()},
+                    trunkline_route:route()) -> ok.
+start_sending(Ref, Inlets, Trunk, {Window, Sent}, Route) ->
     lists:foreach(fun({Lane, Inlet}) ->
                           trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
                   end, lists:zip(pids(Route), Inlets)).

@@ -16,7 +16,7 @@
 %%
 %% The link also looks after what is not part of the protocol: senders that wait for room
 %% (trunkline_room), callers that wait for a session (trunkline_stand_in), how far the peer is
-%% (trunkline_reach), and reports of losses.
+%% (trunkline_reach), and what operators hear (trunkline_report).
 %%
 %% If a lane, an inlet, the trunk or the dock dies, which takes a bug or a kill, the link dies with
 %% it. The supervisor starts another link, which counts what was lost.
@@ -68,7 +68,7 @@
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
          room :: trunkline_room:room(),
-         news :: trunkline_news:news()}).
+         report :: trunkline_report:report()}).
 
 -spec start_link(trunkline_options:options(), node()) -> gen_server:start_ret().
 start_link(Options, Node) ->
@@ -116,7 +116,7 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
             D = #link{node = Node, options = Options, stats = Stats, speaker = Speaker,
                       session = none, room = trunkline_room:new(Stats),
                       reach = trunkline_reach:new(Node, Options, Stats),
-                      news = trunkline_news:new(Node, Stats)},
+                      report = trunkline_report:new(Node, Stats)},
             case succeed(trunkline_route:lookup(Node), Drained, D) of
                 {ok, OurLanes, D1} ->
                     ok = crashed(Before, D1),
@@ -151,9 +151,9 @@ succeed(Route, true, D) ->
 succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false, D) ->
     D1 = set_path(wait, D#link{route = Route}),
     lists:foreach(fun trunkline_process:kill/1, trunkline_lanes:pids(Route)),
-    Shape = {tuple_size(Lanes), Large, Limit},
-    case make_lanes(lost_crashed, Shape, D1) of
-        {ok, Pids, D2} -> {ok, {Shape, Pids}, D2};
+    Layout = {tuple_size(Lanes), Large, Limit},
+    case make_lanes(lost_crashed, Layout, D1) of
+        {ok, Pids, D2} -> {ok, {Layout, Pids}, D2};
         {error, system_limit} = Error -> Error
     end.
 
@@ -217,9 +217,9 @@ message({goodbye_ok, _} = Goodbye, D) ->
 %% From processes that this link has started, or watches.
 message({lane_drained, Ref, Lane}, #link{order = {Ref, _}} = D) ->
     lane_ready(Lane, D);
-message({lane_mode, Ref, Lane, Lost}, #link{news = News} = D)
+message({lane_mode, Ref, Lane, Lost}, #link{report = Report} = D)
   when is_pid(Lane), node(Lane) =:= node() ->
-    D1 = D#link{news = trunkline_news:lost(Lost, News)},
+    D1 = D#link{report = trunkline_report:add_lost(Lost, Report)},
     case D1 of
         #link{order = {Ref, _}} -> lane_ready(Lane, D1);
         _ -> D1
@@ -423,8 +423,8 @@ carry_out({timer, Name, Time}, D) ->
 carry_out({answer, Ref, Result}, D) ->
     Ref ! {Ref, Result},
     D;
-carry_out({refused, Why, Hello}, #link{news = News} = D) ->
-    ok = trunkline_news:refused(Why, Hello, News),
+carry_out({refused, Why, Hello}, #link{report = Report} = D) ->
+    ok = trunkline_report:refused(Why, Hello, Report),
     D;
 carry_out(forget, #link{node = Node} = D) ->
     ok = gen_server:cast(trunkline_links, {forget, Node}),
@@ -462,7 +462,7 @@ order(Order, #link{route = #route{} = Route} = D) ->
 order(drain, Ref, #link{route = Route}) ->
     trunkline_lanes:drain(Ref, Route);
 order({send, Inlets, Window, Sent}, Ref, #link{trunk = Trunk, route = Route}) ->
-    trunkline_lanes:send(Ref, Inlets, Trunk, {Window, Sent}, Route);
+    trunkline_lanes:start_sending(Ref, Inlets, Trunk, {Window, Sent}, Route);
 order(Mode, Ref, #link{trunk = Trunk, route = Route}) ->
     ok = case Mode of
              suspend when Trunk =/= none -> trunkline_trunk:suspend(Trunk);
@@ -471,8 +471,8 @@ order(Mode, Ref, #link{trunk = Trunk, route = Route}) ->
          end,
     trunkline_lanes:set_mode(Ref, Mode, Route).
 
-start({lanes, Shape}, D) ->
-    case make_lanes(lost_queued, Shape, D) of
+start({lanes, Layout}, D) ->
+    case make_lanes(lost_queued, Layout, D) of
         {ok, Lanes, D1} -> {{started, lanes, Lanes}, show(tell_lost(D1))};
         {error, system_limit} -> {{system_limit, lanes}, D}
     end;
@@ -537,8 +537,8 @@ enter(opening, #link{node = Node} = D) ->
     %% After show/2 has published it: if trunkline_inboxes is just starting it looks there.
     ok = trunkline_inboxes:has_spoken(Node),
     D1;
-enter(suspended, #link{session = Session, news = News} = D) ->
-    ok = trunkline_news:suspended(trunkline_session:agreement(Session), News),
+enter(suspended, #link{session = Session, report = Report} = D) ->
+    ok = trunkline_report:suspended(trunkline_session:agreement(Session), Report),
     show(suspended, out_of_reach(D));
 enter(finishing, D) ->
     D;
@@ -597,12 +597,14 @@ progress(Stats) ->
 %% --- the lanes ------------------------------------------------------------
 
 %% The previous lanes, if there are any, end. Their gates have been closed, and they are empty,
-%% unless a sender has been on its way in all this time, or the previous link was killed.
-make_lanes(Why, Shape, #link{node = Node, options = Options, stats = Stats} = D) ->
-    case trunkline_lanes:start(Shape, Node, Options, Stats) of
+%% unless a sender has been on its way in all this time, or the previous link was killed. A sender
+%% that they refuse now waits here, and then finds the new lanes.
+make_lanes(Field, Layout, #link{node = Node, options = Options, stats = Stats} = D) ->
+    case trunkline_lanes:start(Layout, Node, Options, Stats) of
         {ok, Route} ->
-            D1 = end_lanes(Why, set_path(wait, D)),
+            _ = set_path(wait, D),
             ok = trunkline_route:publish(Node, Route),
+            D1 = end_lanes(Field, D),
             {ok, trunkline_lanes:pids(Route), D1#link{route = Route, order = none}};
         {error, system_limit} = Error ->
             Error
@@ -611,19 +613,19 @@ make_lanes(Why, Shape, #link{node = Node, options = Options, stats = Stats} = D)
 %% From here on senders use plain distribution.
 without_route(_, #link{route = none} = D) ->
     D;
-without_route(Why, #link{node = Node} = D) ->
-    D1 = end_lanes(Why, D),
+without_route(Field, #link{node = Node} = D) ->
     _ = set_path(direct, D),
     _ = trunkline_route:withdraw(Node),
-    tell_lost(D1#link{order = none}).
+    tell_lost((end_lanes(Field, D))#link{order = none}).
 
-%% They end, or retire.
+%% They end, or retire. Lanes that retire look for the route to the lanes that come after them:
+%% their own must not be there any more.
 end_lanes(_, #link{route = none} = D) ->
     D;
-end_lanes(Why, #link{route = Route, retired = Retired, news = News} = D) ->
-    case trunkline_lanes:finish(Why, Route, lists:filter(fun is_process_alive/1, Retired)) of
+end_lanes(Field, #link{route = Route, retired = Retired, report = Report} = D) ->
+    case trunkline_lanes:end_all(Field, Route, lists:filter(fun is_process_alive/1, Retired)) of
         0 -> ok;
-        Lost -> ok = trunkline_news:lanes_ended(Lost, News)
+        Lost -> ok = trunkline_report:lanes_ended(Lost, Report)
     end,
     D#link{route = none}.
 
@@ -713,31 +715,31 @@ no_stand_in(#link{stand_in = StandIn} = D) ->
 %% --- what operators hear -----------------------------------------------------
 
 %% The peer is up, or up again over another connection.
-came(sessions, #link{session = Session, route = Route, news = News} = D) ->
+came(sessions, #link{session = Session, route = Route, report = Report} = D) ->
     Lanes = length(trunkline_lanes:pids(Route)),
-    D#link{news = trunkline_news:up(trunkline_session:agreement(Session), Lanes, News)};
-came(resumed, #link{shown = {_, Since}, news = News} = D) ->
-    ok = trunkline_news:resumed(erlang:system_time(millisecond) - Since, News),
+    D#link{report = trunkline_report:up(trunkline_session:agreement(Session), Lanes, Report)};
+came(resumed, #link{shown = {_, Since}, report = Report} = D) ->
+    ok = trunkline_report:resumed(erlang:system_time(millisecond) - Since, Report),
     D.
 
 %% The session ends.
-went(#link{session = Session, news = News} = D) ->
-    D#link{news = trunkline_news:down(trunkline_session:phase(Session), News)}.
+went(#link{session = Session, report = Report} = D) ->
+    D#link{report = trunkline_report:down(trunkline_session:phase(Session), Report)}.
 
 %% The previous link was killed during a session.
-crashed(#{state := State, since := Since}, #link{news = News})
+crashed(#{state := State, since := Since}, #link{report = Report})
   when State =:= up; State =:= suspended ->
-    trunkline_news:crashed(erlang:system_time(millisecond) - Since, News);
+    trunkline_report:crashed(erlang:system_time(millisecond) - Since, Report);
 crashed(_, _) ->
     ok.
 
-tell_lost(#link{news = News} = D) -> D#link{news = trunkline_news:lost(News)}.
+tell_lost(#link{report = Report} = D) -> D#link{report = trunkline_report:tell_lost(Report)}.
 
 %% As soon as losses are known, but at most once every LOG_LOST ms.
 log_lost(#link{timers = #{log_lost := _}} = D) ->
     D;
-log_lost(#link{news = News} = D) ->
-    case trunkline_news:log_lost(News) of
+log_lost(#link{report = Report} = D) ->
+    case trunkline_report:log_lost(Report) of
         none -> D;
-        News1 -> timer(log_lost, ?LOG_LOST, D#link{news = News1})
+        Report1 -> timer(log_lost, ?LOG_LOST, D#link{report = Report1})
     end.

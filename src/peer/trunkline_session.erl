@@ -118,14 +118,14 @@
 -export([new/1, step/2]).
 -export([phase/1, peer/1, agreement/1, capabilities/1]).
 
--export_type([session/0, phase/0, event/0, role/0, shape/0]).
+-export_type([session/0, phase/0, event/0, role/0, layout/0]).
 
 -type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
                | drained | ended.
 
 %% The number of lanes, the charge from which on a message is large, and the limit of all large
 %% messages together.
--type shape() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge(),
+-type layout() :: {Lanes :: pos_integer(), Large :: trunkline_gate:charge(),
                   Limit :: trunkline_gate:charge()}.
 
 -type config() ::
@@ -135,7 +135,7 @@
           large_bytes := pos_integer(),
           node := down | {connected | drained, trunkline_peers:connection(),
                           IsAudience :: boolean()},
-          lanes := none | {shape(), [pid()]},            % empty ones
+          lanes := none | {layout(), [pid()]},            % empty ones
           capabilities := [trunkline_handshake:capability()],   % the last agreed
           has_met := boolean()}.                         % there was a session with the peer
 
@@ -188,7 +188,7 @@
               | {send, Inlets :: [pid()], WindowBytes :: pos_integer(),
                  trunkline_channels:sent()}}
         %% Answered by an event, before any other event. Existing lanes end, new ones hold.
-      | {start, {lanes, shape()}
+      | {start, {lanes, layout()}
               | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
               | {trunk, Dock :: pid()}}
         %% The inlets deliver and end, or outlive the session with their counterparts, for callers
@@ -230,7 +230,7 @@
          capabilities :: [trunkline_handshake:capability()],
          %% Our lanes; their last order, and whether they have carried it out; our request that the
          %% peer open inlets for them, and the inlets that it has opened.
-         lanes = none :: none | {shape(), [pid()]},
+         lanes = none :: none | {layout(), [pid()]},
          path = direct :: trunkline_gate:path(),
          mode = hold :: hold | direct | absent | send,
          is_ready = true :: boolean(),
@@ -430,7 +430,7 @@ event(stalled, S) ->
 
 %% Outcomes of effects.
 event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
-    S1 = S#session{lanes = {shape(S), Lanes}, mode = hold, is_ready = true},
+    S1 = S#session{lanes = {layout(S), Lanes}, mode = hold, is_ready = true},
     proceed(path(case Path of
                      direct -> direct;
                      _ -> lanes
@@ -671,7 +671,7 @@ agreed(#session{capabilities = Before} = S) ->
 proceed(#session{is_ready = false} = S) ->
     S;
 proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
-    case {shape(S), Lanes} of
+    case {layout(S), Lanes} of
         {Shape, {Shape, _}} -> open(S);
         {Shape, none} -> effect({start, {lanes, Shape}}, S);
         {Shape, _} when Mode =:= direct, Path =/= lanes -> effect({start, {lanes, Shape}}, S);
@@ -715,8 +715,8 @@ window(#session{peer = #peer{agreement = #{window_bytes := Window}}}) -> Window.
 sent(#session{peer = #peer{agreement = #{resume_time := 0}}}) -> once;
 sent(#session{peer = #peer{}}) -> again.
 
-%% The shape that the lanes to this peer must have.
-shape(#session{config = #{large_bytes := LargeBytes},
+%% The layout that the lanes to this peer must have.
+layout(#session{config = #{large_bytes := LargeBytes},
                peer = #peer{agreement = #{lanes := N, bulk_bytes := BulkBytes}}}) ->
     {N, trunkline_gate:least(LargeBytes), trunkline_gate:limit(BulkBytes)}.
 

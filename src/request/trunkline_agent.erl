@@ -363,7 +363,7 @@ is_awaited(#agent{servers = Servers, executors = Executors}) ->
                          maps:values(Servers)).
 
 %% This never waits for room: the inlet must go on delivering, or two nodes could wait for each
-%% other for ever. It takes the lane to which the server has replied, also when both have retired:
-%% what the lane passes on keeps its order.
+%% other for ever. It takes the lane to which the server has replied, also when inlet and lane have
+%% retired: what the lane passes on keeps its order.
 send(Command, Message, Server, #agent{route = Route}) ->
     trunkline_sender:force(Route, {Command, Message}, Server).

@@ -105,11 +105,12 @@ cast_for(Leader, Node, M, F, A) ->
     after group_leader(Own, self())
     end.
 
-%% What a lane that has retired still gets for callers. If there are new lanes by now, it takes the
-%% lane of that server's messages.
--spec pass_on(trunkline_command:command(), Message :: term(), Server :: pid(), node()) -> ok.
-pass_on(Command, Message, Server, Node) ->
+%% Sends what a lane that has retired still gets for callers. If there are new lanes by now, it
+%% takes the lane of that sender's messages. (A very large reply may still be under way by plain
+%% distribution then, and what its server sends next may overtake it.)
+-spec pass_on(trunkline_command:command(), Message :: term(), Sender :: pid(), node()) -> ok.
+pass_on(Command, Message, Sender, Node) ->
     case trunkline_route:lookup(Node) of
         none -> send(Command, Message, Node);
-        Route -> trunkline_sender:force(Route, {Command, Message}, Server)
+        Route -> trunkline_sender:force(Route, {Command, Message}, Sender)
     end.

@@ -1,56 +1,56 @@
 %% What operators hear of a peer: events (trunkline_events) and lines of the log (trunkline_log)
 %% when its session comes and goes, and when messages to it are lost. Its link says what happens;
 %% this module knows what has been told already.
--module(trunkline_news).
+-module(trunkline_report).
 -moduledoc false.
 
 -export([new/2, up/3, suspended/2, resumed/2, down/2, crashed/2, refused/3]).
--export([lost/1, lost/2, log_lost/1, lanes_ended/2]).
+-export([tell_lost/1, add_lost/2, log_lost/1, lanes_ended/2]).
 
--export_type([news/0]).
+-export_type([report/0]).
 
--record(news,
+-record(report,
         {node :: node(),
          stats :: trunkline_stats:stats(),
          up = none :: none | integer(),              % when the session came up (native)
          told :: trunkline_stats:lost(),             % losses for which there was an event
          %% Losses that are not in the log yet.
          lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}}).
--opaque news() :: #news{}.
+-opaque report() :: #report{}.
 
 %% Of losses that are counted already there was an event, unless the link before ended without one.
--spec new(node(), trunkline_stats:stats()) -> news().
-new(Node, Stats) -> #news{node = Node, stats = Stats, told = trunkline_stats:lost(Stats)}.
+-spec new(node(), trunkline_stats:stats()) -> report().
+new(Node, Stats) -> #report{node = Node, stats = Stats, told = trunkline_stats:lost(Stats)}.
 
--spec up(trunkline_handshake:agreement(), Lanes :: pos_integer(), news()) -> news().
-up(#{release := Release, protocol := Protocol}, Lanes, #news{node = Node} = N) ->
+-spec up(trunkline_handshake:agreement(), Lanes :: pos_integer(), report()) -> report().
+up(#{release := Release, protocol := Protocol}, Lanes, #report{node = Node} = R) ->
     ok = trunkline_events:tell([peer, up], #{lanes => Lanes},
                                #{peer => Node, release => Release, protocol => Protocol}),
     ok = trunkline_log:write(up, #{peer => Node, release => Release, lanes => Lanes}),
-    N#news{up = erlang:monotonic_time()}.
+    R#report{up = erlang:monotonic_time()}.
 
 %% The connection is lost, and the session may go on by another one.
--spec suspended(trunkline_handshake:agreement(), news()) -> ok.
-suspended(_, #news{up = none}) ->
+-spec suspended(trunkline_handshake:agreement(), report()) -> ok.
+suspended(_, #report{up = none}) ->
     ok;                                              % it had not come up yet
-suspended(#{resume_time := Time}, #news{node = Node, up = Since}) ->
+suspended(#{resume_time := Time}, #report{node = Node, up = Since}) ->
     ok = trunkline_events:tell([session, suspended], #{duration => since(Since)},
                                #{peer => Node}),
     trunkline_log:write(suspended, #{peer => Node, resume_time => Time}).
 
 %% It does, after so many milliseconds.
--spec resumed(Milliseconds :: integer(), news()) -> ok.
-resumed(Time, #news{node = Node}) ->
+-spec resumed(Milliseconds :: integer(), report()) -> ok.
+resumed(Time, #report{node = Node}) ->
     ok = trunkline_events:tell([session, resumed], #{duration => native(Time)}, #{peer => Node}),
     trunkline_log:write(resumed, #{peer => Node, milliseconds => Time}).
 
 %% The session, if it was up, is over. The phase that follows says why.
--spec down(trunkline_session:phase(), news()) -> news().
-down(_, #news{up = none} = N) ->
-    N;
-down(Phase, #news{up = Since} = N) ->
-    ok = tell_down(since(Since), why(Phase), N),
-    N#news{up = none}.
+-spec down(trunkline_session:phase(), report()) -> report().
+down(_, #report{up = none} = R) ->
+    R;
+down(Phase, #report{up = Since} = R) ->
+    ok = tell_down(since(Since), why(Phase), R),
+    R#report{up = none}.
 
 why(down) -> connection_lost;
 why(suspended) -> connection_lost;
@@ -61,51 +61,52 @@ why(drained) -> drained;
 why(_) -> stopped.
 
 %% The previous link was killed during a session, which had been in its state for so long.
--spec crashed(Milliseconds :: integer(), news()) -> ok.
-crashed(Time, N) -> tell_down(native(Time), crashed, N).
+-spec crashed(Milliseconds :: integer(), report()) -> ok.
+crashed(Time, R) -> tell_down(native(Time), crashed, R).
 
-tell_down(Duration, Why, #news{node = Node}) ->
+tell_down(Duration, Why, #report{node = Node}) ->
     ok = trunkline_events:tell([peer, down], #{duration => Duration},
                                #{peer => Node, reason => Why}),
     trunkline_log:write(down, #{peer => Node, reason => Why}).
 
 %% The peer's hello cannot be answered.
--spec refused(malformed | incompatible, Hello :: term(), news()) -> ok.
-refused(Why, Hello, #news{node = Node}) ->
+-spec refused(malformed | incompatible, Hello :: term(), report()) -> ok.
+refused(Why, Hello, #report{node = Node}) ->
     ok = trunkline_events:tell([peer, refused], #{}, #{peer => Node, reason => Why}),
     trunkline_log:write(refused, #{peer => Node, reason => Why, hello => Hello}).
 
 %% Tells of the losses counted since the last such event.
--spec lost(news()) -> news().
-lost(#news{node = Node, stats = Stats, told = Told} = N) ->
+-spec tell_lost(report()) -> report().
+tell_lost(#report{node = Node, stats = Stats, told = Told} = R) ->
     Lost = trunkline_stats:lost(Stats),
     Lost =:= Told
         orelse trunkline_events:tell([peer, lost],
                                      maps:map(fun(Why, More) -> More - maps:get(Why, Told) end,
                                               Lost),
                                      #{peer => Node}),
-    N#news{told = Lost}.
+    R#report{told = Lost}.
 
 %% A lane has lost so many messages, which the next line of the log will say.
--spec lost({Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}, news()) -> news().
-lost({Queued, Unconfirmed}, #news{lost = {Q, U}} = N) ->
-    N#news{lost = {Q + Queued, U + Unconfirmed}}.
+-spec add_lost({Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}, report()) ->
+          report().
+add_lost({Queued, Unconfirmed}, #report{lost = {Q, U}} = R) ->
+    R#report{lost = {Q + Queued, U + Unconfirmed}}.
 
 %% Writes that line. `none': there is nothing to say.
--spec log_lost(news()) -> news() | none.
-log_lost(#news{lost = {0, 0}}) ->
+-spec log_lost(report()) -> report() | none.
+log_lost(#report{lost = {0, 0}}) ->
     none;
-log_lost(#news{node = Node, lost = {Queued, Unconfirmed}} = N) ->
+log_lost(#report{node = Node, lost = {Queued, Unconfirmed}} = R) ->
     ok = case Queued of
              0 -> trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed});
              _ -> trunkline_log:write(lost, #{peer => Node, queued => Queued,
                                               unconfirmed => Unconfirmed})
          end,
-    N#news{lost = {0, 0}}.
+    R#report{lost = {0, 0}}.
 
 %% Dead lanes have left behind so many messages.
--spec lanes_ended(Messages :: pos_integer(), news()) -> ok.
-lanes_ended(Messages, #news{node = Node}) ->
+-spec lanes_ended(Messages :: pos_integer(), report()) -> ok.
+lanes_ended(Messages, #report{node = Node}) ->
     trunkline_log:write(lanes_ended, #{peer => Node, messages => Messages}).
 
 since(Then) -> erlang:monotonic_time() - Then.
