@@ -36,7 +36,8 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
 
 %% Ends the lanes of that route. If there are inlets that need them, they retire. Returns how many
 %% messages the dead lanes leave behind, which count as Field. (Lanes that retire pass on what they
-%% can, and count the rest themselves.) What has been sent last is not acknowledged yet, and may well arrive.
+%% can, and count the rest themselves.) What has been sent last is not acknowledged yet, and may
+%% well arrive.
 -spec end_all(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
           Lost :: non_neg_integer().
 end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
