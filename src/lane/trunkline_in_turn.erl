@@ -127,15 +127,10 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-turn(terms, To, Node, Ix, Charge, #route{gate = Gate, bypass = Bypass} = Route) ->
-    case is_short_enough(Charge) andalso {is_known, knows(To, Node, Route)} of
-        false -> no;
-        {is_known, true} ->
-            case trunkline_bypass:start(Gate, Ix, Bypass) of
-                true -> now;
-                false -> ask
-            end;
-        {is_known, _} -> ask
+turn(terms, To, Node, Ix, Charge, Route) ->
+    case is_short_enough(Charge) of
+        true -> turn_of_term(knows(To, Node, Route), Ix, Route);
+        false -> no
     end;
 turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
   when is_pid(To), Charge < Large ->
@@ -145,6 +140,14 @@ turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
     end;
 turn(binaries, _, _, _, _, _) ->
     no.
+
+turn_of_term(true, Ix, #route{gate = Gate, bypass = Bypass}) ->
+    case trunkline_bypass:start(Gate, Ix, Bypass) of
+        true -> now;
+        false -> ask
+    end;
+turn_of_term(_, _, _) ->
+    ask.
 
 %% If the sender has to ask, a binary is as fast by lane. But the answer tells of the receiver's
 %% mailbox, too.
