@@ -666,7 +666,7 @@ tell_host(_, #world{busy = true} = W) ->
 tell_host({Pid, Visit}, #world{hosts = H, to_here = To, here = #side{process = Now}, there = There,
                               late = {LateThere, LateHere}} = W) ->
     M = make_ref(),
-    W#world{hosts = trunkline_hosts:introduced(Pid, M, H), to_here = To ++ [{visiting, Visit}],
+    W#world{hosts = trunkline_hosts:monitored(Pid, M, H), to_here = To ++ [{visiting, Visit}],
             there = monitors(M, Pid, There),
             late = {LateThere ++ [{'DOWN', M} || Pid =/= Now], LateHere}}.      % it has died
 

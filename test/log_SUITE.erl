@@ -7,12 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([texts/1, connections/1, every_what/1, default_handler/1, no_default_handler/1,
-         come_and_go/1]).
+         come_and_go/1, link_killed/1]).
 -export([log/2, keep/1, kept/0]).
 
 suite() -> [{timetrap, {minutes, 2}}].
 
-all() -> [texts, connections, every_what, default_handler, no_default_handler, come_and_go].
+all() -> [texts, connections, every_what, default_handler, no_default_handler, come_and_go,
+          link_killed].
 
 %% One of each.
 reports() ->
@@ -133,6 +134,28 @@ come_and_go(_) ->
                                        logger:allow(info, trunkline_log)
                                end)),
     cluster:stop(A).
+
+%% A link is killed, and its lanes with it: what is lost is not blamed on the peer.
+link_killed(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    ok = cluster:call(A, ?MODULE, keep, [warning]),
+    NodeB = cluster:node_of(B),
+    cluster:suspend(B),
+    true = cluster:call(A, fun() ->
+                                   [x = trunkline:send({nobody, NodeB}, x)
+                                    || _ <- lists:seq(1, 10)],
+                                   #{link := Link} = trunkline_peers:lookup(NodeB),
+                                   exit(Link, kill)
+                           end),
+    cluster:await(fun() -> cluster:call(A, ?MODULE, kept, []) =/= [] end),
+    ?assertMatch([{warning, #{what := lanes_killed, peer := NodeB, messages := 10}}],
+                 [Line || {_, #{what := What}} = Line <- cluster:call(A, ?MODULE, kept, []),
+                          What =:= lanes_killed orelse What =:= lanes_ended]),
+    #{lost := #{crashed := Crashed, unconfirmed := Unconfirmed}} =
+        cluster:call(A, trunkline, info, [NodeB]),
+    ?assertEqual(10, Crashed + Unconfirmed),
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
 
 %% Keeps what is logged from that level on. Runs at the node.
 keep(Level) ->

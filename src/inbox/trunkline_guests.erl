@@ -37,7 +37,8 @@
         {visit = none :: none | visit(),
          monitor = none :: none | reference(),             % of the process there
          inboxes = #{} :: #{inbox() => []},                % that it knows, or is about to
-         %% The names of all inboxes that it has ever known: it probably needs the next ones, too.
+         %% The names of all inboxes that it has known in this visit: it probably needs the next
+         %% ones, too.
          names = #{} :: #{atom() => []},
          changed = #{} :: #{inbox() => []},
          over = [] :: [visit()]}).

@@ -4,13 +4,13 @@
 %% A visit begins with its first message, which also ends the previous visit: the inboxes of that
 %% one may have ended, or may have registered with another process there. This node then tells the
 %% host which visit it takes for the present one, and monitors the process there. Both wait until
-%% the connection is not busy (due/1, introduced/3).
+%% the connection is not busy (due/1, monitored/3).
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_hosts).
 -moduledoc false.
 
--export([new/0, heard/3, knows/3, forgets/3, over/2, down/2, due/1, introduced/3, is_away/2]).
+-export([new/0, heard/3, knows/3, forgets/3, over/2, down/2, due/1, monitored/3, is_away/2]).
 
 -export_type([hosts/0]).
 
@@ -78,8 +78,8 @@ due(#hosts{nodes = Nodes, due = Due}) ->
     [{Pid, Visit} || Node <- maps:keys(Due),
                      #host{pid = Pid, visit = Visit} <- [maps:get(Node, Nodes)]].
 
--spec introduced(pid(), Monitor :: reference(), hosts()) -> hosts().
-introduced(Pid, Monitor, #hosts{nodes = Nodes, due = Due}) ->
+-spec monitored(pid(), Monitor :: reference(), hosts()) -> hosts().
+monitored(Pid, Monitor, #hosts{nodes = Nodes, due = Due}) ->
     Node = node(Pid),
     #{Node := Host} = Nodes,
     #hosts{nodes = Nodes#{Node := Host#host{monitor = Monitor}}, due = maps:remove(Node, Due)}.

@@ -10,7 +10,7 @@
 -export([new/2, again/1]).
 -export([enter/3, force/2, leave/2, is_refusing/1]).
 -export([credit/3, level/1, room/1, set_full/2]).
--export([refuse/1, refused/1, watch/2, is_watched/1]).
+-export([count_refused/1, refused/1, watch/2, is_watched/1]).
 
 -export_type([gate/0]).
 
@@ -105,8 +105,8 @@ set_full(Number, Gate) -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate,
 %% --- counts and marks ---------------------------------------------------------------
 
 %% A message has been refused.
--spec refuse(gate()) -> ok.
-refuse(Gate) -> atomics:add(Gate, ?REFUSED, 1).
+-spec count_refused(gate()) -> ok.
+count_refused(Gate) -> atomics:add(Gate, ?REFUSED, 1).
 
 -spec refused(gate()) -> non_neg_integer().
 refused(Gate) -> atomics:get(Gate, ?REFUSED).

@@ -24,9 +24,11 @@
 %%
 %% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
 %% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked
-%% every second what it holds. If that has been less than what is outstanding for LOST ms, the node
+%% every second what it holds. If that has differed from what is outstanding for LOST ms, the node
 %% starts to count again, with another gate and another epoch, so that the old count does no harm.
-%% Only gates that have been used since are checked.
+%% (Under dense traffic something is always on its way. Then the node starts again every ten seconds
+%% although nothing is lost, and may have one more window outstanding for a moment.) A gate is
+%% checked until nothing is outstanding.
 %%
 %% Senders that wait for inboxes of another node are counted with that peer (trunkline_wait_time).
 -module(trunkline_inboxes).
@@ -116,7 +118,7 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                     ok = watch_full(Keeper, Gate),
                     nosuspend;
                Policy =:= reject ->
-                    ok = trunkline_inbox_gate:refuse(Gate),
+                    ok = trunkline_inbox_gate:count_refused(Gate),
                     ok = watch_full(Keeper, Gate),
                     refused;
                IsOwn ->
@@ -316,7 +318,7 @@ init([]) ->
     lists:foreach(fun({_, #{stats := Stats}}) ->
                           trunkline_stats:put(Stats, peer, inbox_waiting, 0)
                   end, Peers),
-    {ok, lists:foldl(fun greeted/2, #state{},
+    {ok, lists:foldl(fun has_spoken/2, #state{},
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
@@ -334,7 +336,7 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({met, Keeper, Node}, S) ->
-    {noreply, introduce(Keeper, Node, S)};
+    {noreply, met(Keeper, Node, S)};
 handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
     {noreply, watch(Keeper, S)};
 handle_cast({watch, _}, S) ->
@@ -342,7 +344,7 @@ handle_cast({watch, _}, S) ->
 handle_cast({full, Keeper, Number}, S) ->
     {noreply, own_is_full(Keeper, Number, S)};
 handle_cast({has_spoken, Node}, S) ->
-    {noreply, greeted(Node, S)};
+    {noreply, has_spoken(Node, S)};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -460,7 +462,7 @@ own(#own{inbox = {Keeper, Name, Policy, _} = Inbox} = Own, #state{guests = Guest
 %% An inbox whose policy is to drop does not bound its senders.
 is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
 
-introduce(Keeper, Node, #state{guests = Guests} = S) ->
+met(Keeper, Node, #state{guests = Guests} = S) ->
     case lookup({own, Keeper}) of
         {own, _, #own{inbox = {_, Name, _, _}}} ->
             case trunkline_peers:can(Node, inboxes) of
@@ -631,7 +633,7 @@ tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
     case trunkline_sender:tell(node(Host), ?MODULE, {visiting, Visit, node()}) of
         ok ->
             Monitor = trunkline_monitor:watch(Host),
-            S#state{hosts = trunkline_hosts:introduced(Host, Monitor, Hosts)};
+            S#state{hosts = trunkline_hosts:monitored(Host, Monitor, Hosts)};
         nosuspend -> S;
         noconnect -> forget(trunkline_hosts:is_away(node(Host), Hosts), S)
     end.
@@ -639,7 +641,7 @@ tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
 %% --- nodes of release 0.5.0 -----------------------------------------------------------
 
 %% These nodes introduce all of their inboxes, and monitor all inboxes that are introduced to them.
-greeted(Node, #state{old = Old} = S) ->
+has_spoken(Node, #state{old = Old} = S) ->
     case trunkline_peers:can(Node, inboxes) of
         true ->
             S#state{old = maps:remove(Node, Old)};

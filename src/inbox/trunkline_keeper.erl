@@ -338,7 +338,7 @@ hurry_no_more(S) ->
 calm(#keeper{hurried = false} = S) -> S;
 calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
 
-%% No sender has asked for room. (A name that other processes have may be anybody's.)
+%% No sender has asked for room.
 plain(Kind, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
     accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
@@ -488,8 +488,8 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
 
 %% --- events and counters ------------------------------------------------------------
 
-%% This happens each second, and not for each message. An inbox is too full when it is more than
-%% half full.
+%% Once a second: tells of events, and writes the counters. An inbox is too full when it is more
+%% than half full.
 tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
     ok = trunkline_events:tell([inbox, dropped], #{count => Dropped - Told}, who(S)),
     tell(S#keeper{told = Dropped});
@@ -532,13 +532,14 @@ signal(Reason, _, #keeper{kind = process}) ->
 
 show(#keeper{mail = Mail, share = Share, work = Work, stats = Stats} = S) ->
     Level = trunkline_mail:level(Mail),
-    Sources = maps:to_list(trunkline_share:sources(Share)),
+    Times = trunkline_inbox_stats:times(Stats),
     #{queued_messages => trunkline_gate:messages(Level),
       queued_bytes => trunkline_gate:bytes(Level),
       in_work => trunkline_work:size(Work),
-      passed => S#keeper.serial, dropped => S#keeper.dropped,
+      passed => lists:sum([N || {_, N} <- Times]), dropped => S#keeper.dropped,
       consumer => S#keeper.consumer,
-      nodes => maps:from_list([{Node, #{window => Window,
-                                        queued_messages => trunkline_gate:messages(Held)}}
-                               || {{Node, _}, #{window := Window, held := Held}} <- Sources]),
-      time_in_queue => trunkline_inbox_stats:times(Stats)}.
+      nodes => maps:map(fun(_, #{window := Window, held := Held}) ->
+                                #{window => Window,
+                                  queued_messages => trunkline_gate:messages(Held)}
+                        end, trunkline_share:nodes(Share)),
+      time_in_queue => Times}.

@@ -13,9 +13,9 @@
 %% active nodes have equal shares of the bound, and one more share is left free for the next node.
 %% But no window is larger than what the others leave: making a node's window smaller frees nothing
 %% until its messages have left. So the sum of all windows exceeds the bound by no more than the
-%% initial window of each node, which is a 64th of the bound, and one message of each. When a node
-%% has used up its window, more than three quarters of it are in flight or here, or a credit is on
-%% its way.
+%% initial window of each node, which is a 64th of the bound, and one message of each. A
+%% credit is sent when a quarter of the window has left. So a node that has used up its window has
+%% at least three quarters of it in flight or here, or its credit is on the way.
 %%
 %% If senders do not wait for room (policy `reject') there are no shares: each node may fill the
 %% inbox, which drops what does not fit.
@@ -32,7 +32,8 @@
 -module(trunkline_share).
 -moduledoc false.
 
--export([new/3, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1]).
+-export([new/3, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1,
+         nodes/1]).
 -export([stranger/1, is_stranger/1, is_granted/2]).
 
 -export_type([share/0, source/0, window/0]).
@@ -252,3 +253,13 @@ sources(#share{sources = Sources}) ->
     maps:map(fun(_, #source{window = Window, held = Held}) ->
                      #{window => Window, held => Held}
              end, Sources).
+
+%% The same of each node: the window of its present epoch, and what is here of all of them.
+-spec nodes(share()) -> #{node() => #{window := window(), held := charge()}}.
+nodes(Share) ->
+    %% In the order of the epochs.
+    lists:foldl(fun({{Node, _}, #{window := Window, held := Held}}, Nodes) ->
+                        #{held := Before} = maps:get(Node, Nodes, #{held => 0}),
+                        Nodes#{Node => #{window => Window, held => Before + Held}}
+                end, #{}, lists:sort(maps:to_list(sources(Share)))).
+

@@ -35,22 +35,22 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
     end.
 
 %% Ends the lanes of that route. If there are inlets that need them, they retire. Returns how many
-%% messages the dead lanes leave behind, which count as Field. (Lanes that retire pass on what they
-%% can, and count the rest themselves.) What has been sent last is not acknowledged yet, and may
-%% well arrive.
+%% messages the dead lanes leave behind. What was in a lane counts as Field. What was in flight
+%% counts as unconfirmed: it may well arrive. (Lanes that retire pass on what they can, and count
+%% the rest themselves.)
 -spec end_all(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
           Lost :: non_neg_integer().
 end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
     lists:foreach(fun(Lane) -> end_lane(Lane, Inlets) end, tuple_to_list(Lanes)),
     Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
     InFlight = lists:sum([F || {F, _} <- Left]),
+    trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight),
     case Inlets of
         [] ->
-            Lost = InFlight + lists:sum([Inside || {_, Inside} <- Left]),
-            trunkline_stats:add(Stats, peer, Field, Lost),
-            Lost;
+            Inside = lists:sum([I || {_, I} <- Left]),
+            trunkline_stats:add(Stats, peer, Field, Inside),
+            InFlight + Inside;
         _ ->
-            trunkline_stats:add(Stats, peer, lost_unconfirmed, InFlight),
             0
     end.
 

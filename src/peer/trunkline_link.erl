@@ -625,7 +625,7 @@ end_lanes(_, #link{route = none} = D) ->
 end_lanes(Field, #link{route = Route, retired = Retired, report = Report} = D) ->
     case trunkline_lanes:end_all(Field, Route, lists:filter(fun is_process_alive/1, Retired)) of
         0 -> ok;
-        Lost -> ok = trunkline_report:lanes_ended(Lost, Report)
+        Lost -> ok = trunkline_report:lanes_ended(Field, Lost, Report)
     end,
     D#link{route = none}.
 

@@ -26,8 +26,9 @@ start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options,
                           [{spawn_opt, [{message_queue_data, on_heap}]}]).
 
-%% The links of these nodes, or of all, that are connected, or whose session is suspended. By the
-%% time of the answer each link has been told of its connection. `stopped': Trunkline does not run.
+%% The links to those of these nodes, or of all nodes, that are connected or have a suspended
+%% session. By the time of the answer each link has been told of its connection. `stopped':
+%% Trunkline does not run.
 -spec links([node()] | all) -> [{node(), pid()}] | stopped.
 links(Which) ->
     try gen_server:call(?MODULE, {links, Which}, infinity)

@@ -5,7 +5,7 @@
 -moduledoc false.
 
 -export([new/2, up/3, suspended/2, resumed/2, down/2, crashed/2, refused/3]).
--export([tell_lost/1, add_lost/2, log_lost/1, lanes_ended/2]).
+-export([tell_lost/1, add_lost/2, log_lost/1, lanes_ended/3]).
 
 -export_type([report/0]).
 
@@ -104,9 +104,11 @@ log_lost(#report{node = Node, lost = {Queued, Unconfirmed}} = R) ->
          end,
     R#report{lost = {0, 0}}.
 
-%% Dead lanes have left behind so many messages.
--spec lanes_ended(Messages :: pos_integer(), report()) -> ok.
-lanes_ended(Messages, #report{node = Node}) ->
+%% Dead lanes have left behind so many messages, which count as Field.
+-spec lanes_ended(trunkline_stats:field(), Messages :: pos_integer(), report()) -> ok.
+lanes_ended(lost_crashed, Messages, #report{node = Node}) ->
+    trunkline_log:write(lanes_killed, #{peer => Node, messages => Messages});
+lanes_ended(_, Messages, #report{node = Node}) ->
     trunkline_log:write(lanes_ended, #{peer => Node, messages => Messages}).
 
 since(Then) -> erlang:monotonic_time() - Then.

@@ -96,16 +96,16 @@
 %% was opening the session goes on opening it. If a side is leaving when the connection is lost, the
 %% session ends.
 %%
-%% To stop is to drain, and then to end. Both wait while the session opens: what the peer's inlets
-%% received in the session before may not have been delivered yet, and plain distribution would
-%% overtake it. They wait while the session is suspended, too.
+%% A stop is a drain, after which the link ends. Neither begins while the session opens: what the
+%% peer's inlets received in the session before may not have been delivered yet, and plain
+%% distribution would overtake it. Neither begins while the session is suspended.
 %%
 %% Patience ends when the peer has not been heard for a while (effect patience, event stalled). A
 %% stop then ends the session without it. A drain answers its callers, and goes on: if senders used
-%% plain distribution now they would overtake what the peer has not delivered. But they need not
-%% wait for a peer that stands still. The gates open again, up to their bounds, and close with the
-%% next sign that the drain can be completed. Drains that are asked for meanwhile join the one
-%% that is under way.
+%% plain distribution now they would overtake what the peer has not delivered. But they should
+%% not wait for a peer that stands still. So the gates open again, up to their bounds, and close
+%% with the next sign that the drain can be completed. Drains that are asked for meanwhile join the
+%% one that is under way.
 %%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
@@ -175,8 +175,9 @@
       | {timeout, timer()}.
 
 -type effect() ::
-        {connection, reference()}        % a name for the next one; what is not sent or watched yet
-                                         % belongs to the one before
+        %% What is said and watched from here on is for another connection, with this name. The
+        %% speaker drops what it has not carried out yet.
+        {connection, reference()}
       | is_gone                          % find out whether the node has ended; maybe event gone
       | {say, links | pid(), Message :: tuple()}
         %% `watch' uses the existing connection. `connect' watches the supervisor, over a new

@@ -14,8 +14,8 @@
 %%          └─────────── HOLD later, to see whether it is still so ──────────────┘
 %%
 %% A node that sends as much as it can is always limited by the window, even if its processors would
-%% not let it send more. Hence the trial. Each time that a packet is retransmitted soon after the
-%% return to the distribution, the next stay with connections is twice as long, up to LONGEST. If
+%% not let it send more. Hence the trial. Each time that the distribution has to be left again soon
+%% after the return to it, the next stay with connections is twice as long, up to LONGEST. If
 %% connections did not help against the limit, the limit is ignored for LONGEST.
 %%
 %% This module is pure: it decides, and has no side effects.
