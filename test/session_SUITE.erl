@@ -57,14 +57,14 @@ attempt_fails(_) ->
     Shape = {2, trunkline_gate:least(1000), trunkline_gate:limit(1000)},
     {S1, _} = new(hello(2), down, {Shape, [l1, l2]}),
     {S2, Effects2} = trunkline_session:step(connect, S1),
-    ?assert(lists:member({connect, absence}, Effects2)),
+    ?assert(lists:member({connect, supervisor}, Effects2)),
     {S3, Effects3} = trunkline_session:step({nodeup, one, true}, S2),
     ?assertEqual({holding, false},
                  {trunkline_session:phase(S3), lists:keymember(watch, 1, Effects3)}),
-    {S4, Effects4} = trunkline_session:step({down, absence, noconnection}, S3),
-    ?assertEqual({holding, [{watch, absence, supervisor}]},
+    {S4, Effects4} = trunkline_session:step({down, supervisor, noconnection}, S3),
+    ?assertEqual({holding, [{watch, supervisor, supervisor}]},
                  {trunkline_session:phase(S4), Effects4}),
-    {S5, _} = trunkline_session:step({down, absence, noconnection}, S4),
+    {S5, _} = trunkline_session:step({down, supervisor, noconnection}, S4),
     ?assertEqual(down, trunkline_session:phase(S5)).
 
 %% And the second: a link that drains says hello when it may have missed a question.
@@ -165,7 +165,7 @@ events(#{refs := Refs}) ->
               (hello(2))#{capabilities := [large]}, #{}, Lasting
               | [Lasting#{resume => Ref} || Ref <- Refs]],
     [{nodeup, Connection, Is} || Connection <- [one, two], Is <- [true, false]]
-        ++ [{down, Role, Reason} || Role <- [peer, absence, asked],
+        ++ [{down, Role, Reason} || Role <- [peer, supervisor, asked],
                                     Reason <- [noconnection, noproc, killed]]
         ++ [{hello, Link, Name, Hello, Answer}
             || Link <- Links, Name <- [one, two], Hello <- Hellos, Answer <- [true, false]]

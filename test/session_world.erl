@@ -697,7 +697,7 @@ effect({connection, Name}, X, W) ->
     change_link(X, fun(L) -> L#link{connection = Name} end, W);
 effect({Nothing, _}, _, W) when Nothing =:= count ->
     W;
-effect(is_gone, _, W) ->
+effect(ask_if_gone, _, W) ->
     W;                                       % see the command gone
 effect({say, _, _} = Say, X, W) ->
     said(X, Say, W);

@@ -380,9 +380,9 @@ carry_out({say, Pid, Message}, D) ->
 carry_out({connection, Name}, #link{speaker = Speaker, reach = Reach} = D) ->
     ok = trunkline_speaker:connection(Speaker, Name),
     D#link{connection = Name, asking = none, reach = trunkline_reach:disconnected(Reach)};
-carry_out(is_gone, #link{asking = none, node = Node} = D) ->
+carry_out(ask_if_gone, #link{asking = none, node = Node} = D) ->
     D#link{asking = trunkline_presence:ask(Node)};
-carry_out(is_gone, D) ->
+carry_out(ask_if_gone, D) ->
     D;
 carry_out({watch, Role, Whom}, D) ->
     watch(Role, fun trunkline_speaker:watch/3, Whom, D);

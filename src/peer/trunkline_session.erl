@@ -141,9 +141,9 @@
 
 %% To stop, or to drain and then answer. A drain without callers has stalled, and goes on.
 -type request() :: stop | {drain, Callers :: [reference()]}.
-%% What a link watches: the peer's link; Trunkline's supervisor, whose absence says that the peer
-%% does not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
--type role() :: peer | absence | asked.
+%% What a link watches: the peer's link; Trunkline's supervisor there, without which the peer does
+%% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
+-type role() :: peer | supervisor | asked.
 -type what() :: lanes | inlets | trunk.
 -type timer() :: retry | finish | forget | connect | resume.
 
@@ -178,7 +178,7 @@
         %% What is said and watched from here on is for another connection, with this name. The
         %% speaker drops what it has not carried out yet.
         {connection, reference()}
-      | is_gone                          % find out whether the node has ended; maybe event gone
+      | ask_if_gone                      % find out whether the node has ended; maybe event gone
       | {say, links | pid(), Message :: tuple()}
         %% `watch' uses the existing connection. `connect' watches the supervisor, over a new
         %% connection if there is none.
@@ -226,7 +226,7 @@
          connection = none :: none | trunkline_peers:connection(),
          is_audience = true :: boolean(),            % see event()
          has_met :: boolean(),                       % there was a session
-         absence = none :: none | connecting | watched,   % how it is watched
+         supervisor = none :: none | connecting | watched,   % how the one there is watched
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
          %% Our lanes; their last order, and whether they have carried it out; our request that the
@@ -297,7 +297,7 @@ event(_, #session{phase = ended} = S) ->
 %% The node comes and goes.
 event({nodeup, Connection, IsAudience}, #session{phase = down} = S) ->
     connected(set_connection(Connection, IsAudience, S));
-event(Change, #session{phase = closing, leaving = stop, absence = connecting} = S)
+event(Change, #session{phase = closing, leaving = stop, supervisor = connecting} = S)
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
@@ -328,7 +328,7 @@ event(nodedown, #session{phase = Phase, peer = Peer} = S)
     disconnected(S);
 event(nodedown, S) ->
     S;                                 % the watch on the peer's link will tell
-event(connect, #session{phase = down, absence = none, lanes = {_, _}} = S) ->
+event(connect, #session{phase = down, supervisor = none, lanes = {_, _}} = S) ->
     connect(path(lanes, S));
 event(connect, S) ->
     S;
@@ -338,18 +338,18 @@ event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
     lost(S);
 event({down, peer, _}, #session{peer = #peer{}} = S) ->
     peer_link_down(S);
-event({down, absence, noconnection}, #session{phase = down} = S) ->
-    down(lost_unreachable, S#session{absence = none});
-event({down, absence, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
-    S1 = S#session{absence = none, is_connected = false, pause = min(2 * Pause, ?LONGEST_PAUSE)},
-    effect({timer, connect, Pause}, effect(is_gone, S1));
-event({down, absence, noconnection}, #session{phase = holding, absence = connecting} = S) ->
+event({down, supervisor, noconnection}, #session{phase = down} = S) ->
+    down(lost_unreachable, S#session{supervisor = none});
+event({down, supervisor, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
+    S1 = S#session{supervisor = none, is_connected = false, pause = min(2 * Pause, ?LONGEST_PAUSE)},
+    effect({timer, connect, Pause}, effect(ask_if_gone, S1));
+event({down, supervisor, noconnection}, #session{phase = holding, supervisor = connecting} = S) ->
     %% Our attempt to connect has failed, and another connection was made meanwhile.
-    watch_supervisor(S#session{absence = none});
-event({down, absence, noconnection}, S) ->
-    disconnected(S#session{absence = none});
-event({down, absence, _}, #session{phase = Phase} = S) ->
-    absent(Phase, S#session{absence = none});
+    watch_supervisor(S#session{supervisor = none});
+event({down, supervisor, noconnection}, S) ->
+    disconnected(S#session{supervisor = none});
+event({down, supervisor, _}, #session{phase = Phase} = S) ->
+    no_trunkline(Phase, S#session{supervisor = none});
 event({down, asked, noproc}, #session{phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= suspended ->
     say_hello(true, S);
@@ -458,13 +458,13 @@ event(finished, S) ->
     S#session{is_finishing = false};
 event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
-event({timeout, connect}, #session{phase = suspended, absence = none} = S) ->
+event({timeout, connect}, #session{phase = suspended, supervisor = none} = S) ->
     connect(S);
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
     has_left(S);
-event({timeout, forget}, #session{phase = down, absence = none} = S) ->
+event({timeout, forget}, #session{phase = down, supervisor = none} = S) ->
     %% The runtime system may still list the node as connected: then the link is not ended yet.
     forget_later(effect(forget, S));
 event({timeout, forget}, #session{phase = down} = S) ->
@@ -611,25 +611,25 @@ forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
 %% there it will not; otherwise its link says hello.
-watch_supervisor(#session{phase = down, absence = connecting} = S) -> S;   % it may connect yet
-watch_supervisor(S) -> watch(absence, supervisor, S#session{absence = watched}).
+watch_supervisor(#session{phase = down, supervisor = connecting} = S) -> S;   % it may connect yet
+watch_supervisor(S) -> watch(supervisor, supervisor, S#session{supervisor = watched}).
 
 %% The same for a peer that is down: makes a connection. If that fails, event
-%% {down, absence, noconnection} says so. (Nothing else connects: a node that was disconnected on
+%% {down, supervisor, noconnection} says so. (Nothing else connects: a node that was disconnected on
 %% purpose stays disconnected.)
-connect(S) -> effect({connect, absence}, S#session{absence = connecting}).
+connect(S) -> effect({connect, supervisor}, S#session{supervisor = connecting}).
 
-unwatch_supervisor(#session{absence = none} = S) -> S;
-unwatch_supervisor(S) -> unwatch(absence, S#session{absence = none}).
+unwatch_supervisor(#session{supervisor = none} = S) -> S;
+unwatch_supervisor(S) -> unwatch(supervisor, S#session{supervisor = none}).
 
 %% Trunkline does not run at the peer, or no longer.
-absent(drained, S) ->
+no_trunkline(drained, S) ->
     hello_or_probe(enter(greeting, S));          % it may have started again, and been declined
-absent(Phase, S) when Phase =:= greeting; Phase =:= holding ->
+no_trunkline(Phase, S) when Phase =:= greeting; Phase =:= holding ->
     without_lanes(S);
-absent(suspended, S) ->
+no_trunkline(suspended, S) ->
     over(S);
-absent(_, S) ->
+no_trunkline(_, S) ->
     S.
 
 %% --- the way up -----------------------------------------------------------
