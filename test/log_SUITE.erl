@@ -147,10 +147,10 @@ link_killed(_) ->
                                    #{link := Link} = trunkline_peers:lookup(NodeB),
                                    exit(Link, kill)
                            end),
-    cluster:await(fun() -> cluster:call(A, ?MODULE, kept, []) =/= [] end),
-    ?assertMatch([{warning, #{what := lanes_killed, peer := NodeB, messages := 10}}],
-                 [Line || {_, #{what := What}} = Line <- cluster:call(A, ?MODULE, kept, []),
-                          What =:= lanes_killed orelse What =:= lanes_ended]),
+    Said = fun() -> [Line || {_, #{what := What}} = Line <- cluster:call(A, ?MODULE, kept, []),
+                             What =:= lanes_killed orelse What =:= lanes_ended] end,
+    cluster:await(fun() -> Said() =/= [] end),
+    ?assertMatch([{warning, #{what := lanes_killed, peer := NodeB, messages := 10}}], Said()),
     #{lost := #{crashed := Crashed, unconfirmed := Unconfirmed}} =
         cluster:call(A, trunkline, info, [NodeB]),
     ?assertEqual(10, Crashed + Unconfirmed),

@@ -24,8 +24,8 @@ suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
           counted_early, reply_in_the_lane, with_a_lease, reply_to_a_lease, lease_ends,
-          lease_of_another_session,
-          reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic,
+          lease_of_another_session, reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn,
+          late_term, any_traffic,
           replies_among_messages, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].

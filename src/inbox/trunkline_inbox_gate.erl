@@ -73,7 +73,7 @@ leave(Charge, Gate) -> atomics:sub(Gate, ?LEVEL, Charge).
 
 %% Whether an inbox whose policy is to reject would reject a message.
 -spec is_refusing(gate()) -> boolean().
-is_refusing(Gate) -> is_full(Gate) orelse not is_below(atomics:get(Gate, ?LEVEL), Gate).
+is_refusing(Gate) -> is_full(Gate) orelse not is_below(level(Gate), Gate).
 
 %% --- what the keeper says ---------------------------------------------------------
 

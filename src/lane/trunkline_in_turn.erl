@@ -127,38 +127,31 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-turn(terms, To, Node, Ix, Charge, Route) ->
-    case is_short_enough(Charge) of
-        true -> turn_of_term(knows(To, Node, Route), Ix, Route);
+turn(Kind, To, Node, Ix, Charge, Route) ->
+    case is_suited(Kind, To, Charge, Route) of
+        true -> turn(Kind, knows(To, Node, Route), Ix, Route);
         false -> no
-    end;
-turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
-  when is_pid(To), Charge < Large ->
-    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM of
-        true -> turn_of_binary(knows(To, Node, Route), Ix, Route);
-        false -> no
-    end;
-turn(binaries, _, _, _, _, _) ->
-    no.
+    end.
 
-turn_of_term(true, Ix, #route{gate = Gate, bypass = Bypass}) ->
-    case trunkline_bypass:start(Gate, Ix, Bypass) of
-        true -> now;
-        false -> ask
-    end;
-turn_of_term(_, _, _) ->
-    ask.
+%% Whether the size is one for which `!' is best: it is not too short.
+is_suited(terms, _, Charge, _) ->
+    is_short_enough(Charge);
+is_suited(binaries, To, Charge, #route{large = Large}) ->
+    is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large.
 
 %% If the sender has to ask, a binary is as fast by lane. But the answer tells of the receiver's
 %% mailbox, too.
-turn_of_binary(true, Ix, #route{gate = Gate, bypass = Bypass}) ->
+turn(Kind, true, Ix, #route{gate = Gate, bypass = Bypass}) ->
     case trunkline_bypass:start(Gate, Ix, Bypass) of
         true -> now;
+        false when Kind =:= terms -> ask;
         false -> no
     end;
-turn_of_binary(has_asked, _, _) ->
+turn(terms, _, _, _) ->
+    ask;
+turn(binaries, has_asked, _, _) ->
     no;
-turn_of_binary(false, Ix, #route{gate = Gate}) ->
+turn(binaries, false, Ix, #route{gate = Gate}) ->
     case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
         true -> ask;
         false -> no

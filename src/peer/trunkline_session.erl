@@ -673,9 +673,9 @@ proceed(#session{is_ready = false} = S) ->
     S;
 proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
     case {layout(S), Lanes} of
-        {Shape, {Shape, _}} -> open(S);
-        {Shape, none} -> effect({start, {lanes, Shape}}, S);
-        {Shape, _} when Mode =:= direct, Path =/= lanes -> effect({start, {lanes, Shape}}, S);
+        {Layout, {Layout, _}} -> open(S);
+        {Layout, none} -> effect({start, {lanes, Layout}}, S);
+        {Layout, _} when Mode =:= direct, Path =/= lanes -> effect({start, {lanes, Layout}}, S);
         %% New lanes must not start before the old ones have delivered and no sender enters those.
         _ -> order(direct, wait(S))
     end.
@@ -718,7 +718,7 @@ sent(#session{peer = #peer{}}) -> again.
 
 %% The layout that the lanes to this peer must have.
 layout(#session{config = #{large_bytes := LargeBytes},
-               peer = #peer{agreement = #{lanes := N, bulk_bytes := BulkBytes}}}) ->
+                peer = #peer{agreement = #{lanes := N, bulk_bytes := BulkBytes}}}) ->
     {N, trunkline_gate:least(LargeBytes), trunkline_gate:limit(BulkBytes)}.
 
 %% --- the way down ---------------------------------------------------------
