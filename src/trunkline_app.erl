@@ -4,7 +4,7 @@
 -moduledoc false.
 -behaviour(application).
 
--include("lane/trunkline_route.hrl").
+-include("gate/trunkline_route.hrl").
 
 -export([start/2, prep_stop/1, stop/1]).
 

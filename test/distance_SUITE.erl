@@ -5,7 +5,7 @@
 -module(distance_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -compile([export_all]).
 

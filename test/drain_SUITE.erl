@@ -3,7 +3,7 @@
 -module(drain_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,

@@ -18,14 +18,16 @@ all() -> [folders, no_circles, short_lines].
 %% A folder calls those that are named here, and the modules that lie in src/ itself.
 may_call(channel) -> [];
 may_call(bulk) -> [channel];
-may_call(lane) -> [bulk, channel];
-may_call(request) -> [lane];
-may_call(otp) -> [request, lane, api];           % some of them are only names for the API
-may_call(inbox) -> [request, lane];
-may_call(peer) -> [request, lane, bulk, channel];     % starts and connects all of these
-may_call(observe) -> [peer, inbox, lane, channel, api];   % looks at all these, and steers none
+may_call(gate) -> [];
+may_call(plain) -> [gate, channel];
+may_call(lane) -> [plain, gate, bulk, channel];
+may_call(request) -> [lane, plain, gate];
+may_call(otp) -> [request, lane, plain, api];    % some of them are only names for the API
+may_call(inbox) -> [request, lane, gate];
+may_call(peer) -> [request, lane, plain, gate, bulk, channel];    % starts and connects all of these
+may_call(observe) -> [peer, inbox, gate, channel, api];    % looks at all these, and steers none
 may_call(root) -> [];
-may_call(api) -> [peer, inbox, otp, request, lane, bulk, channel].
+may_call(api) -> [peer, inbox, otp, request, lane, gate, bulk, channel].
 
 %% These of src/ call the folders. The others are what all folders use.
 api() ->

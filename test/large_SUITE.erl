@@ -4,7 +4,7 @@
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,

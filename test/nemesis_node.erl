@@ -5,7 +5,7 @@
 -export([rest/0, keep_counters/0, counted/0, sessions/0]).
 -export([install_log/0, log/2, logged/0]).
 
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 %% The processes of Trunkline that run this module.
 by_kind(Module) -> [Pid || Pid <- processes(), kind(Pid) =:= Module].

@@ -5,7 +5,7 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 -include_lib("proper/include/proper.hrl").
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,

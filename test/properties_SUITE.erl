@@ -2,7 +2,7 @@
 -module(properties_SUITE).
 
 -include_lib("proper/include/proper.hrl").
--include("../src/lane/trunkline_route.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0]).
 -export([gate/1, gate_shared/1, bypass/1, concurrency/1, heap/1, window/1, window_link/1,

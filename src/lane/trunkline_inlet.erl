@@ -48,7 +48,7 @@
 -module(trunkline_inlet).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([start_link/4, resume/2, finish/1, over/1, retire/2, arrived/3, answered/2]).
 -export([init/4, loop/1]).

@@ -1,6 +1,5 @@
 %% A lane: one process that takes messages out of its mailbox and hands them
-%% over in batches. (This folder has the way of a small message: sender, gate, lane, inlet,
-%% receiver; and what bounds it.)
+%% over in batches. (This folder has the way of a small message: sender, lane, inlet, receiver.)
 %%
 %%     sender ── [Charge, Sender, To | Message] ──> lane ══ {batch, ...} ══> inlet
 %%       │ enter                                     │ leave                │

@@ -8,7 +8,7 @@
 -module(trunkline_sender).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5,
          as_term/2]).

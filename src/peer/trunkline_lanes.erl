@@ -6,7 +6,7 @@
 -module(trunkline_lanes).
 -moduledoc false.
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([start/4, end_all/3, pids/1, is_empty/1]).
 -export([drain/2, start_sending/5, set_mode/3]).

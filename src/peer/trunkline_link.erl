@@ -24,7 +24,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([start_link/2, notify/2, leave/1, drain/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).

@@ -31,7 +31,7 @@
 -module(trunkline_agent).
 -moduledoc false.
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
          unannounced/2, executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).

@@ -13,7 +13,7 @@
 -module(trunkline_exit).
 -moduledoc false.
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([exit/2, signal/3, direct/3]).
 

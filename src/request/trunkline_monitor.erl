@@ -19,7 +19,7 @@
 -module(trunkline_monitor).
 -moduledoc false.
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([monitor/1, watch/1, demonitor/2]).
 

@@ -33,7 +33,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 -include("trunkline_watched.hrl").
 
 -export([create/0, close/0]).

@@ -20,7 +20,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--include("../lane/trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).

@@ -1,4 +1,5 @@
-%% The bound of a lane, as one number that senders and the lane share.
+%% The bound of a lane, as one number that senders and the lane share. (This folder has what bounds
+%% senders: how they find the gate, and where they wait when they are refused.)
 %%
 %% A gate counts what has been handed to a lane and has not left it yet. Every
 %% message is charged its external size plus a fixed sum for what the runtime

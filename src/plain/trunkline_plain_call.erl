@@ -9,7 +9,7 @@
 -module(trunkline_plain_call).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([start/2, ended/3, is_suited/2, await_delivery/1]).
 

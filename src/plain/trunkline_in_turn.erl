@@ -1,4 +1,5 @@
-%% Sends a long term by plain distribution, when its turn has come.
+%% Sends a long term by plain distribution, when its turn has come. (This folder has what goes past
+%% the lanes and keeps its order all the same: long terms, and calls of few callers.)
 %%
 %% For a long term no way is better than `!': the sender encodes it, the receiver decodes it, both
 %% with the distribution's atom cache, and no process in between copies it. To keep its order the
@@ -38,7 +39,7 @@
 -module(trunkline_in_turn).
 -moduledoc false.
 
--include("trunkline_route.hrl").
+-include("../gate/trunkline_route.hrl").
 
 -export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
 -export([send/7, await/2, answer/5, noproc/2, not_used/1]).
