@@ -30,8 +30,9 @@
 %% bounds what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
-%% (trunkline_channels), which make no promise about the order: the inlet restores it. A batch that
-%% was given to a connection is kept, encoded, until the inlet has said that it has arrived.
+%% (trunkline_batches, trunkline_channels), which make no promise about the order: the inlet restores
+%% it. A batch that was given to a connection is kept, encoded, until the inlet has said that it has
+%% arrived.
 %%
 %% If the session may outlive its connection, batches that go by the distribution are kept, too:
 %%
@@ -112,9 +113,6 @@
         {ix :: pos_integer(),
          link :: pid(),
          gate :: trunkline_gate:gate(),
-         past :: trunkline_bypass:past(),       % messages that went past the lane, unreported
-         %% Whether the level is that of what is in the lane (see quiet/1).
-         exact = true :: boolean(),
          low :: trunkline_gate:charge(),        % level below which waiting senders may go on
          batch :: trunkline_gate:charge(),      % the limit of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
@@ -123,26 +121,16 @@
          node :: node(),
          mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]}
                       | {suspended, outlets(), Asked :: none | reference()},
-         window = trunkline_window:sender(1) :: trunkline_window:sender(),
-         pace = trunkline_pace:new() :: trunkline_pace:pace(),
+         batches :: trunkline_batches:batches(),       % what has been sent to the inlet
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
          notices = trunkline_notices:new() :: trunkline_notices:notices(),   % of large messages
          throttle :: trunkline_throttle:throttle(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
-         serial = 1 :: pos_integer(),                  % of the next batch
-         %% The last one that has arrived, with all before it: what is in them has been delivered,
-         %% except for large messages and what comes behind these.
-         arrived = 0 :: non_neg_integer(),
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
-         by = undecided :: undecided | trunkline_channels:way(),     % which way batches go
-         sent = once :: trunkline_channels:sent(),
-         %% Whether messages may go to the peer by the distribution when their turn has come.
-         takes_turns = false :: boolean(),
          %% No message is sent until this batch has arrived.
          fence = none :: none | pos_integer(),
          heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
-         channels = none :: none | trunkline_channels:channels(),
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
          drain = none :: none | reference(),    % tell the link when everything is delivered
@@ -161,8 +149,8 @@
 start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, Limit},
                        stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
-    Lane = #lane{ix = Ix, link = self(), gate = Gate, past = trunkline_bypass:past(Ix, Bypass),
-                 stats = Stats, node = Node,
+    Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
+                 batches = trunkline_batches:new(Ix, Node, Bypass, Stats),
                  bulk_ix = BulkIx, large = Large,
                  low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  throttle = trunkline_throttle:new(
@@ -194,9 +182,8 @@ drain(Lane, Ref) ->
     ok.
 
 -spec init(pid(), #lane{}) -> no_return().
-init(Parent, #lane{ix = Ix, stats = Stats} = Lane) ->
+init(Parent, #lane{ix = Ix} = Lane) ->
     ok = trunkline_process:label({trunkline_lane, Lane#lane.node, Ix}),
-    ok = trunkline_channels:none(Ix, Stats),
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     proc_lib:hibernate(?MODULE, loop, [Lane]).
 
@@ -236,7 +223,7 @@ loop(S) ->
 data(Charge, Entry, #lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
     keep(Charge, Entry, S);
 data(Charge, Entry, #lane{mode = {send, _}} = S) ->
-    case trunkline_window:is_open(S#lane.window) of
+    case trunkline_batches:is_open(S#lane.batches) of
         true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
         false -> keep(Charge, Entry, S)
     end;
@@ -278,8 +265,9 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
             data(Place, Entry, S1)
     end.
 
-is_for_plain(Size, Reply, #lane{mode = {send, _}, takes_turns = true} = S) ->
-    trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
+is_for_plain(Size, Reply, #lane{mode = {send, _}} = S) ->
+    trunkline_batches:takes_turns(S#lane.batches)
+        andalso trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
         andalso trunkline_shape:kind(Size, Reply) =:= terms
         andalso trunkline_in_turn:is_near(S#lane.stats);
 is_for_plain(_, _, _) ->
@@ -288,17 +276,21 @@ is_for_plain(_, _, _) ->
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
 when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
     soon;
-when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, window = Window} = S) ->
-    case trunkline_backlog:is_empty(Backlog) andalso trunkline_window:is_open(Window)
+when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batches}) ->
+    case trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_open(Batches)
         andalso not trunkline_notices:is_marked(Server, Notices) of
-        true when S#lane.arrived =:= S#lane.serial - 1 -> now;
-        true -> soon;
-        false -> late
+        true ->
+            case trunkline_batches:have_arrived(Batches) of
+                true -> now;
+                false -> soon
+            end;
+        false ->
+            late
     end.
 
 %% Its server is suspended if the distribution is busy, or more is waiting here.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
-           #lane{past = Past, throttle = Throttle} = S) ->
+           #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
                              Options, S)
@@ -312,13 +304,15 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
                         ok = Send([]),
                         trunkline_throttle:long_term(Server, Charge, Throttle)
                 end,
-    S1 = answered(Agent, Caller, Server, S#lane{past = trunkline_bypass:more(1, Past),
+    S1 = answered(Agent, Caller, Server, S#lane{batches = trunkline_batches:passed(1, Batches),
                                                 throttle = Throttle1}),
     to_report(tell_agents(S1)).
 
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
-fence(#lane{fence = none, serial = Serial} = S) ->
-    send_batch(0, [], 0, is_by_channels(S), full, S#lane{fence = Serial});
+fence(#lane{fence = none, asks = Asks, batches = Batches} = S) ->
+    Fence = trunkline_batches:next(Batches),
+    Batches1 = trunkline_batches:fence(trunkline_asks:are_granted(Asks), Batches),
+    left(0, S#lane{batches = Batches1, fence = Fence});
 fence(S) ->
     S.
 
@@ -350,9 +344,9 @@ first_replies([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entr
 first_replies(Entries, _, _) ->
     {[], Entries}.
 
-send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{past = Past} = S) ->
+send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = Batches} = S) ->
     ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
-    left(Place, settle(N, S#lane{past = trunkline_bypass:more(1, Past)})).
+    left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
 send_parcel(To, Wrap, Parcel, S) ->
     Term = trunkline_parcel:unpack_sent(Parcel),
@@ -376,7 +370,7 @@ collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < 
     receive
         Next -> collected(Next, More, Charge, Entries, S)
     after 0 ->
-            case trunkline_pace:is_waiting(trunkline_gate:messages(Charge), S#lane.pace) of
+            case trunkline_batches:is_waiting(Charge, S#lane.batches) of
                 true -> receive Next -> collected(Next, More, Charge, Entries, S) end;
                 false -> transmit(Charge, lists:reverse(Entries), S)
             end
@@ -474,7 +468,7 @@ mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
 
 %% A large message leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
-    S1 = S#lane{notices = trunkline_notices:leave(N, S#lane.serial, Notices)},
+    S1 = S#lane{notices = trunkline_notices:leave(N, trunkline_batches:next(S#lane.batches), Notices)},
     {Sizes, S2} = leaves(N, Parcel, S1),
     {[{notice, Place, N, Sender, To} | Sizes], S2};
 notice(Entry, S) ->
@@ -518,79 +512,22 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
             send_batch(Charge, Entries, S)
     end.
 
-%% The report of messages that went by plain distribution goes by the distribution, behind them. The
-%% inlet delivers no later batch before it. Nor may news of a sender's end overtake what it was
-%% sending: meanwhile all batches go by the distribution.
-send_batch(Charge, Entries, S) ->
-    {ByChannels, #lane{past = Past} = S1} = by_channels(S),
-    Messages = trunkline_gate:messages(Charge),
-    case trunkline_bypass:unreported(Past) of
-        0 ->
-            send_batch(Charge, Entries, Messages, ByChannels, later, S1);
-        Plain ->
-            Report = trunkline_gate:packed(0, Plain),
-            ok = trunkline_gate:force(S#lane.gate, S#lane.ix, Report),
-            send_batch(Charge + Report, [[{plain}] | Entries], Messages, ByChannels, later,
-                       S1#lane{past = trunkline_bypass:reported(Past)})
-    end.
+send_batch(Charge, Entries, #lane{asks = Asks, batches = Batches, heap = Heap} = S) ->
+    Batches1 = trunkline_batches:send(Charge, Entries, trunkline_asks:are_granted(Asks), Batches),
+    left(Charge, S#lane{batches = Batches1, heap = trunkline_heap:room_for(Charge, Heap)}).
 
-%% If anything has been sent past the lane since a batch last went by the distribution, this one
-%% does: it may be behind that message, and what comes later is behind the batch.
-by_channels(#lane{sent = once, by = connections, past = Past} = S) ->
-    case trunkline_bypass:is_ahead(Past) of
-        {true, Past1} -> {false, S#lane{past = Past1}};
-        {false, Past} -> {is_by_channels(S), S}
-    end;
-by_channels(S) ->
-    {is_by_channels(S), S}.
-
-is_by_channels(#lane{sent = again, channels = Channels}) -> Channels =/= none;
-is_by_channels(#lane{by = By, past = Past} = S) ->
-    By =:= connections andalso trunkline_bypass:unreported(Past) =:= 0
-        andalso not is_plain_sending(S).
-
-%% Whether a sender may be sending by plain distribution.
-is_plain_sending(#lane{past = Past, asks = Asks}) ->
-    trunkline_asks:are_granted(Asks) orelse trunkline_bypass:is_sending(Past).
-
-send_batch(Charge, Entries, Messages, ByChannels, Urgent,
-           #lane{mode = {send, {Inlet, _}}, ix = Ix, stats = Stats, serial = Serial} = S) ->
-    Now = erlang:monotonic_time(nanosecond),
-    Window = trunkline_window:sent(Now, Charge, S#lane.window),
-    {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
-                      true -> trunkline_pace:sent(Now, S#lane.pace);
-                      false -> {full, S#lane.pace}     % a wait for the window teaches nothing
-                  end,
-    Scope = {lane, Ix},
-    trunkline_stats:observe(Stats, Scope, batches, Messages),
-    trunkline_stats:add(Stats, Scope, messages, trunkline_gate:messages(Charge)),
-    trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
-    trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
-    in_flight(Window, S),
-    Batch = {Serial, Ack, Charge, Entries},
-    S1 = S#lane{window = Window, pace = Pace, serial = Serial + 1,
-                heap = trunkline_heap:room_for(Charge, S#lane.heap)},
-    left(Charge, case ByChannels of
-                     true ->
-                         S1#lane{channels = trunkline_channels:send(Batch, S#lane.channels)};
-                     false ->
-                         ok = trunkline_dist:send_batch(Inlet, Batch),
-                         S1
-                 end).
-
-report(#lane{mode = {send, _}, past = Past} = S) ->
-    Past1 = trunkline_bypass:take(Past),
-    S1 = S#lane{past = Past1},
-    case trunkline_bypass:unreported(Past1) of
-        0 -> S1;
-        _ -> send_batch(0, [], S1)
+%% Reports what has gone past the lane.
+report(#lane{mode = {send, _}, asks = Asks, batches = Batches} = S) ->
+    case trunkline_batches:report(trunkline_asks:are_granted(Asks), Batches) of
+        {none, Batches1} -> S#lane{batches = Batches1};
+        {reported, Batches1} -> left(0, S#lane{batches = Batches1})
     end;
 report(S) ->
     S.
 
 %% A report can wait for a batch, or for the next tick.
-to_report(#lane{past = Past, drain = Drain} = S) ->
-    case Drain =/= none orelse trunkline_bypass:unreported(Past) >= ?BATCH_MESSAGES of
+to_report(#lane{batches = Batches, drain = Drain} = S) ->
+    case Drain =/= none orelse trunkline_batches:unreported(Batches) >= ?BATCH_MESSAGES of
         true -> report(S);
         false -> ticking(S)
     end.
@@ -611,11 +548,13 @@ keep(Charge, Entry, S) ->
 %% Sends as much of the backlog as the window lets through. So while the window is
 %% open the backlog is empty.
 flush(#lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
-    if S#lane.arrived >= Fence -> pass_fence(S);
-       true -> S
+    case trunkline_batches:arrived(S#lane.batches) >= Fence of
+        true -> pass_fence(S);
+        false -> S
     end;
 flush(#lane{mode = {send, _}} = S) ->
-    case trunkline_window:is_open(S#lane.window) andalso trunkline_backlog:take(S#lane.backlog) of
+    case trunkline_batches:is_open(S#lane.batches)
+        andalso trunkline_backlog:take(S#lane.backlog) of
         {Charge, Entries, Backlog} ->
             S1 = transmit(Charge, Entries, S#lane{backlog = Backlog}),
             flush(before_probe(-trunkline_gate:messages(Charge), S1));
@@ -643,7 +582,7 @@ left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
         true -> ok = trunkline_room:offer(Link, Ix);
         false -> ok
     end,
-    S1 = tell_agents(if Level < 0 -> inexact(S);
+    S1 = tell_agents(if Level < 0 -> exact(false, S);
                         true -> S
                      end),
     case S1 of
@@ -658,22 +597,19 @@ tell_agents(#lane{answered = Answered} = S) ->
     S#lane{answered = #{}}.
 
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
-    Now = erlang:monotonic_time(nanosecond),
-    RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
-    Window = trunkline_window:acked(Now, Charge, RoundTrip, S#lane.window),
-    in_flight(Window, S),
-    Pace = case Ack of
-               now -> trunkline_pace:arrived(Now, S#lane.pace);
-               _ -> S#lane.pace
-           end,
-    drained(flush(arrived(Arrived, S#lane{window = Window, pace = Pace})));
-control({ask, Ref, Sender, To}, #lane{mode = {send, _}, takes_turns = true} = S) ->
-    case trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
+    Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
+    drained(flush(S#lane{batches = Batches}));
+control({ask, Ref, Sender, To}, #lane{mode = {send, _}} = S) ->
+    case trunkline_batches:takes_turns(S#lane.batches)
+        andalso trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
         {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
             ticking(S#lane{asks = Asks});
         {question, What, Asks} ->
-            command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks})
+            command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks});
+        false ->
+            Ref ! {Ref, no},
+            S
     end;
 control({ask, Ref, _, _}, S) ->
     Ref ! {Ref, no},
@@ -704,9 +640,10 @@ control({relay, Agent, Message}, S) ->
 control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
     lists:foldl(fun cancel/2, S, [Request || {call, _, Caller, _} = Request <- Requests,
                                              not is_process_alive(Caller)]);
-control({sent_plain, Ref}, #lane{past = Past} = S) ->
+control({sent_plain, Ref}, #lane{batches = Batches} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
-        {granted, Asks} -> to_report(S#lane{asks = Asks, past = trunkline_bypass:more(1, Past)});
+        {granted, Asks} ->
+            to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session.
             _ = unreported(1, case S#lane.mode of
@@ -721,28 +658,19 @@ control({not_sent, Ref}, #lane{asks = Asks} = S) ->
         {none, Asks1} -> drained(S#lane{asks = Asks1});
         {To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}))
     end;
-control({way, Way}, #lane{channels = Channels} = S) when Channels =/= none ->
-    by(trunkline_channels:way(Way, Channels), S);
-control({channel, _, _} = Event, S) ->
-    channels(Event, S);
-control({timeout, Timer, {channels, What}}, #lane{channels = Channels} = S)
-  when Channels =/= none ->
-    by(trunkline_channels:timeout(Timer, What, Channels), S);
+control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
+                       element(1, element(3, Event)) =:= channels ->
+    way_event(Event, S);
 control({fetch, Inlet, N, Opener, How}, #lane{mode = {send, {Inlet, _}}} = S) ->
     fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
 control({fetch, _, N, Opener, How}, S) ->
     fetched(none, N, Opener, How, S);                        % of an earlier session
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
-control({mode, Ref, suspend}, #lane{mode = Mode, channels = Channels} = S) ->
-    %% An acknowledgement that was asked for will not come.
-    Suspended = S#lane{mode = {suspended, element(2, Mode), none}, pace = trunkline_pace:new()},
-    S1 = case Channels of
-             none -> Suspended;
-             _ -> by(trunkline_channels:suspend(Channels), Suspended)
-         end,
+control({mode, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
     S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
-    S1;
+    ticking(S#lane{mode = {suspended, element(2, Mode), none},
+                   batches = trunkline_batches:suspend(Batches)});
 control({mode, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
     ok = trunkline_inlet:resume(Inlet, Ref),
     S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
@@ -757,12 +685,10 @@ control({mode, Ref, Mode}, Before) ->
                              end, Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
-    InFlight = trunkline_gate:messages(trunkline_window:in_flight(S#lane.window)),
+    InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
-    S2 = S#lane{window = trunkline_window:sender(1), pace = trunkline_pace:new(), drain = none,
-                probe = none},
-    {Queued, S1} = change(Mode, without_channels(S2)),
-    in_flight(S1#lane.window, S1),
+    {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
+                                       drain = none, probe = none}),
     S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
     ticking(S1);
 control({drain, Ref}, S) ->
@@ -790,11 +716,8 @@ control({probe, _}, S) ->
 control({timeout, _, tick}, S) ->
     quiet(tick_asks(tick_heap(S)));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= way; element(1, Late) =:= resumed;
-                      element(1, Late) =:= unanswered ->
+                      element(1, Late) =:= resumed; element(1, Late) =:= unanswered ->
     S;                                       % of an earlier session, or connection
-control({timeout, _, {channels, _}}, S) ->
-    S;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
@@ -820,7 +743,7 @@ down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
         Left -> S#lane{mode = {retired, Left}}
     end;
 down(Down, S) ->
-    channels(Down, S).
+    way_event(Down, S).
 
 with_room(Charge, #lane{heap = Heap} = S) ->
     S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
@@ -828,10 +751,10 @@ with_room(Charge, #lane{heap = Heap} = S) ->
 tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
 %% Senders that have been killed count as having sent.
-tick_asks(#lane{past = Past, asks = Asks} = S) ->
+tick_asks(#lane{batches = Batches, asks = Asks} = S) ->
     {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
-    Past1 = trunkline_bypass:more(length(Killed), trunkline_bypass:tick(Past)),
-    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, past = Past1}), Killed).
+    Batches1 = trunkline_batches:tick(length(Killed), Batches),
+    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, batches = Batches1}), Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
@@ -842,9 +765,8 @@ cancel(To, S) ->
     end.
 
 %% Everything that has come here before has been delivered.
-is_idle(#lane{backlog = Backlog, window = Window}) ->
-    trunkline_backlog:is_empty(Backlog)
-        andalso trunkline_gate:is_less_than_a_message(trunkline_window:in_flight(Window)).
+is_idle(#lane{backlog = Backlog, batches = Batches}) ->
+    trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_idle(Batches).
 
 %% A command that travels like a message of this sender.
 command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
@@ -859,11 +781,9 @@ without_asks(#lane{asks = Asks} = S) ->
     S#lane{asks = Asks1}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
-       #lane{options = Options, stats = Stats} = S) ->
-    Channels = trunkline_channels:new(S#lane.ix, Inlet, Sent, Options, Stats),
-    {0, flush(S#lane{mode = {send, Outlets}, window = trunkline_window:sender(WindowBytes),
-                     serial = 1, arrived = 0, fence = none, sent = Sent, channels = Channels,
-                     takes_turns = trunkline_peers:takes_turns(S#lane.node)})};
+       #lane{options = Options, batches = Batches} = S) ->
+    Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
+    {0, flush(S#lane{mode = {send, Outlets}, fence = none, batches = Batches1})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -877,17 +797,10 @@ change(direct, S) ->
 
 %% The inlet expects batch number Expects, and has acknowledged so much in all. All large messages
 %% whose notice it has had have been delivered, except for Missing.
-resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, stats = Stats} = S) ->
-    RoundTrip = trunkline_stats:get(Stats, peer, round_trip),
-    Window = trunkline_window:resumed(erlang:monotonic_time(nanosecond), Acknowledged, RoundTrip,
-                                      S#lane.window),
-    in_flight(Window, S),
+resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, batches = Batches} = S) ->
     Delivered = trunkline_notices:under_way_before(Expects, S#lane.notices) -- Missing,
-    S1 = settle_all(Delivered, S#lane{window = Window, arrived = Expects - 1}),
-    drained(flush(case S1#lane.channels of
-                      none -> S1;
-                      Channels -> by(trunkline_channels:resume(Expects - 1, Channels), S1)
-                  end)).
+    Batches1 = trunkline_batches:resumed(Expects, Acknowledged, Batches),
+    drained(flush(settle_all(Delivered, S#lane{batches = Batches1}))).
 
 %% Returns how many messages were lost.
 dispose(Entry, How, #lane{node = Node, stats = Stats} = S) ->
@@ -904,55 +817,26 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             {0, S}
     end.
 
-%% A message from a connection, which may belong to an earlier session.
-channels(Event, #lane{channels = Channels} = S) ->
-    case Channels =/= none andalso trunkline_channels:event(Event, Channels) of
-        Known when Known =/= false, Known =/= unknown -> by(Known, S);
-        _ -> S
+%% Something about the ways of the batches.
+way_event(Event, #lane{batches = Batches} = S) ->
+    case trunkline_batches:event(Event, Batches) of
+        {ok, Batches1} -> ticking(flush(S#lane{batches = Batches1}));
+        unknown -> S
     end.
-
-%% The way of the batches may have changed, and the window with it: without connections to a far
-%% peer the lane uses a careful window.
-by(Channels, #lane{by = Before, window = Window} = S) ->
-    case trunkline_channels:by(Channels) of
-        Before ->
-            ticking(S#lane{channels = Channels});
-        By ->
-            Before =:= undecided
-                orelse trunkline_events:tell([lane, way], #{}, #{peer => S#lane.node,
-                                                                 lane => S#lane.ix,
-                                                                 from => Before, to => By}),
-            RoundTrip = trunkline_stats:get(S#lane.stats, peer, round_trip),
-            Window1 = trunkline_window:by(By, RoundTrip, Window),
-            S1 = S#lane{channels = Channels, by = By, window = Window1},
-            in_flight(Window1, S1),
-            ticking(flush(S1))
-    end.
-
-without_channels(#lane{channels = none} = S) ->
-    S;
-without_channels(#lane{channels = Channels} = S) ->
-    ok = trunkline_channels:close(Channels),
-    S#lane{channels = none, by = undecided}.
-
-arrived(Serial, #lane{channels = none} = S) ->
-    S#lane{arrived = Serial};
-arrived(Serial, #lane{channels = Channels} = S) ->
-    S#lane{arrived = Serial, channels = trunkline_channels:arrived(Serial, Channels)}.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
     %% (Who is not sending any more has been counted by then.)
     IsSending = is_plain_sending(S0),
     S = report(S0),
     case not IsSending
-        andalso trunkline_window:in_flight(S#lane.window) =:= 0
+        andalso trunkline_batches:in_flight(S#lane.batches) =:= 0
         andalso trunkline_backlog:is_empty(S#lane.backlog)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
             S#lane.link ! {lane_drained, Ref, self()},
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
-            without_channels(S#lane{drain = none});
+            S#lane{drain = none, batches = trunkline_batches:close_channels(S#lane.batches)};
         false ->
             %% The level may be kept up by a sender that will never send (see quiet/1).
             ticking(S)
@@ -960,35 +844,20 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
 drained(S) ->
     S.
 
-in_flight(Window, #lane{stats = Stats, ix = Ix} = S) ->
-    Charge = trunkline_window:in_flight(Window),
-    ok = may_bypass(Charge, S),
-    trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, trunkline_gate:messages(Charge)),
-    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(Charge)),
-    trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)).
+%% Whether a sender may be sending by plain distribution.
+is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
+    trunkline_asks:are_granted(Asks) orelse trunkline_batches:is_sending(Batches).
 
-%% Whether senders may bypass the lane while it is empty.
-may_bypass(InFlight, #lane{mode = {send, _}, takes_turns = true, exact = true} = S) ->
-    case trunkline_gate:is_less_than_a_message(InFlight) of
-        true -> trunkline_bypass:set(S#lane.past);
-        false -> trunkline_bypass:clear(S#lane.past)
-    end;
-may_bypass(_, S) ->
-    trunkline_bypass:clear(S#lane.past).
-
-%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
-%% Returns how many of those that no batch reports are lost.
-end_bypass(How, #lane{past = Past} = S) ->
-    ok = trunkline_bypass:clear(Past),
-    Past1 = trunkline_bypass:take_all(Past),
-    {unreported(trunkline_bypass:unreported(Past1), How, S),
-     S#lane{past = trunkline_bypass:reported(Past1)}}.
+%% No sender bypasses the lane any more. Returns how many of those that no batch reports are lost.
+end_bypass(How, #lane{batches = Batches} = S) ->
+    {Unreported, Batches1} = trunkline_batches:end_bypass(Batches),
+    {unreported(Unreported, How, S), S#lane{batches = Batches1}}.
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
 
 tick(S) ->
-    ok = trunkline_bypass:ticks(true, S#lane.past),
+    ok = trunkline_batches:ticks(true, S#lane.batches),
     _ = erlang:start_timer(?QUIET, self(), tick),
     S#lane{ticking = true, active = false}.
 
@@ -1002,28 +871,22 @@ quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
         andalso trunkline_gate:level(Gate, Ix) of
-        0 -> rest(S#lane{exact = true});
+        0 -> rest(exact(true, S));
         false -> tick(S);
         Level ->
-            S1 = inexact(S),
+            S1 = exact(false, S),
             _ = trunkline_gate:leave(Gate, Ix, Level),
             tick(drained(S1))
     end.
 
-inexact(S) ->
-    ok = trunkline_bypass:clear(S#lane.past),
-    S#lane{exact = false}.
+exact(Exact, #lane{batches = Batches} = S) ->
+    S#lane{batches = trunkline_batches:exact(Exact, Batches)}.
 
-%% A sender that has sent before it could see that the lane does not tick any more has not told it.
-rest(#lane{past = Past, window = Window} = S) ->
-    ok = trunkline_bypass:ticks(false, Past),
-    in_flight(Window, S),
-    Past1 = trunkline_bypass:take(Past),
-    S1 = S#lane{past = Past1},
-    case trunkline_bypass:unreported(Past1) =:= trunkline_bypass:unreported(Past) of
-        true ->
-            S2 = drained(S1#lane{ticking = false, active = false}),
-            proc_lib:hibernate(?MODULE, loop, [S2]);
-        false ->
-            tick(S1)
+rest(#lane{batches = Batches} = S) ->
+    case trunkline_batches:rest(Batches) of
+        {rest, Batches1} ->
+            S1 = drained(S#lane{batches = Batches1, ticking = false, active = false}),
+            proc_lib:hibernate(?MODULE, loop, [S1]);
+        {tick, Batches1} ->
+            tick(S#lane{batches = Batches1})
     end.

@@ -1,0 +1,321 @@
+%% What a lane has sent to its inlet in this session.
+%%
+%%     lane                                      inlet
+%%       | ══ 17, what queued up ══════════════>   |      by the distribution, or by connections of
+%%       | ══ 18, and two messages by `!' ═════>   |      the lane's own (trunkline_channels)
+%%       | <─────── ack: so much, up to 17 ──────  |
+%%
+%% Batches are numbered from 1. The lane may send the next one while less than a window is in flight
+%% (trunkline_window), and should if the batch before has not to arrive first (trunkline_pace).
+%%
+%% What has gone past the lane, by plain distribution, is reported by the next batch. This batch goes
+%% by the distribution as well, behind these messages, and the inlet delivers no later batch before it.
+%% Nor may news of a sender's end overtake what that sender was sending. So as long as anybody may be
+%% sending, all batches go by the distribution. While nothing is in flight, a mark lets senders
+%% bypass the lane (trunkline_bypass).
+%%
+%% This module is a part of the lane, which calls it, and gets the messages of its connections.
+-module(trunkline_batches).
+-moduledoc false.
+
+-export([new/4, open/5, close/1, close_channels/1, suspend/1, resumed/3]).
+-export([is_open/1, is_waiting/2, next/1, arrived/1, in_flight/1, is_idle/1, have_arrived/1]).
+-export([send/4, fence/2, acked/4, event/2]).
+-export([takes_turns/1, passed/2, unreported/1, report/2, is_sending/1]).
+-export([end_bypass/1, exact/2, tick/2, ticks/2, rest/1]).
+
+-export_type([batches/0, event/0]).
+
+-record(batches,
+        {ix :: pos_integer(),
+         node :: node(),
+         stats :: trunkline_stats:stats(),
+         inlet = none :: none | pid(),
+         suspended = false :: boolean(),
+         window = trunkline_window:sender(1) :: trunkline_window:sender(),
+         pace = trunkline_pace:new() :: trunkline_pace:pace(),
+         next = 1 :: pos_integer(),                    % the number of the next one
+         %% The last one that has arrived, with all before it: what is in them has been delivered,
+         %% except for large messages and what comes behind these.
+         arrived = 0 :: non_neg_integer(),
+         sent = once :: trunkline_channels:sent(),
+         by = undecided :: undecided | trunkline_channels:way(),     % which way they go
+         channels = none :: none | trunkline_channels:channels(),
+         %% Whether messages may go to the peer by the distribution when their turn has come.
+         takes_turns = false :: boolean(),
+         past :: trunkline_bypass:past(),              % messages that went past the lane, unreported
+         %% Whether the gate's level is that of what is in the lane.
+         exact = true :: boolean()}).
+-opaque batches() :: #batches{}.
+
+-type charge() :: trunkline_gate:charge().
+%% What the lane gets from its link and its connections.
+-type event() :: {way, trunkline_channels:way()}
+               | {channel, pid(), term()}
+               | {timeout, reference(), {channels, term()}}
+               | {'DOWN', reference(), process, pid(), term()}.
+
+%% There is no session.
+-spec new(pos_integer(), node(), trunkline_bypass:bypass(), trunkline_stats:stats()) -> batches().
+new(Ix, Node, Bypass, Stats) ->
+    ok = trunkline_channels:none(Ix, Stats),
+    #batches{ix = Ix, node = Node, stats = Stats, past = trunkline_bypass:past(Ix, Bypass)}.
+
+%% A session begins, of batches that have been closed.
+-spec open(Inlet :: pid(), WindowBytes :: pos_integer(), trunkline_channels:sent(),
+           trunkline_options:options(), batches()) -> batches().
+open(Inlet, WindowBytes, Sent, Options, #batches{ix = Ix, node = Node, stats = Stats} = B) ->
+    show(B#batches{inlet = Inlet, window = trunkline_window:sender(WindowBytes),
+                   next = 1, arrived = 0, sent = Sent,
+                   channels = trunkline_channels:new(Ix, Inlet, Sent, Options, Stats),
+                   takes_turns = trunkline_peers:takes_turns(Node)}).
+
+%% It has ended. What is in flight may have arrived, or not.
+-spec close(batches()) -> batches().
+close(B) ->
+    show((close_channels(B))#batches{inlet = none, suspended = false, takes_turns = false,
+                                     window = trunkline_window:sender(1),
+                                     pace = trunkline_pace:new()}).
+
+%% From here on all batches go by the distribution.
+-spec close_channels(batches()) -> batches().
+close_channels(#batches{channels = none} = B) ->
+    B;
+close_channels(#batches{channels = Channels} = B) ->
+    ok = trunkline_channels:close(Channels),
+    B#batches{channels = none, by = undecided}.
+
+%% The connection is lost. An acknowledgement that was asked for will not come.
+-spec suspend(batches()) -> batches().
+suspend(#batches{channels = Channels} = B) ->
+    B1 = show(B#batches{suspended = true, pace = trunkline_pace:new()}),
+    case Channels of
+        none -> B1;
+        _ -> by(trunkline_channels:suspend(Channels), B1)
+    end.
+
+%% There is another one. The inlet expects batch number Expects, and has acknowledged so much in
+%% all.
+-spec resumed(Expects :: pos_integer(), trunkline_window:total(), batches()) -> batches().
+resumed(Expects, Acknowledged, #batches{window = Window, channels = Channels} = B) ->
+    Now = erlang:monotonic_time(nanosecond),
+    Window1 = trunkline_window:resumed(Now, Acknowledged, round_trip(B), Window),
+    B1 = show(B#batches{suspended = false, window = Window1, arrived = Expects - 1}),
+    case Channels of
+        none -> B1;
+        _ -> by(trunkline_channels:resume(Expects - 1, Channels), B1)
+    end.
+
+%% --- what may be sent -------------------------------------------------------------
+
+%% Whether the window has room for a batch.
+-spec is_open(batches()) -> boolean().
+is_open(#batches{window = Window}) -> trunkline_window:is_open(Window).
+
+%% Whether a batch of so much should wait for more.
+-spec is_waiting(charge(), batches()) -> boolean().
+is_waiting(Charge, #batches{pace = Pace}) ->
+    trunkline_pace:is_waiting(trunkline_gate:messages(Charge), Pace).
+
+-spec next(batches()) -> pos_integer().
+next(#batches{next = Next}) -> Next.
+
+-spec arrived(batches()) -> non_neg_integer().
+arrived(#batches{arrived = Arrived}) -> Arrived.
+
+%% Whether all have arrived, acknowledged or not.
+-spec have_arrived(batches()) -> boolean().
+have_arrived(#batches{next = Next, arrived = Arrived}) -> Arrived =:= Next - 1.
+
+-spec in_flight(batches()) -> charge().
+in_flight(#batches{window = Window}) -> trunkline_window:in_flight(Window).
+
+%% Whether everything has been acknowledged that is more than a command.
+-spec is_idle(batches()) -> boolean().
+is_idle(B) -> trunkline_gate:is_less_than_a_message(in_flight(B)).
+
+%% --- batches ----------------------------------------------------------------------
+
+%% `AreGranted' says whether a sender has been told to send past the lane, and may be doing so.
+-spec send(charge(), [trunkline_lane:entry()], AreGranted :: boolean(), batches()) -> batches().
+send(Charge, Entries, AreGranted, Before) ->
+    {Way, #batches{past = Past} = B} = way(AreGranted, Before),
+    Messages = trunkline_gate:messages(Charge),
+    case trunkline_bypass:unreported(Past) of
+        0 ->
+            send(Charge, Entries, Messages, Way, later, B);
+        Plain ->
+            send(Charge + trunkline_gate:packed(0, Plain), [[{plain}] | Entries], Messages, Way,
+                 later, B#batches{past = trunkline_bypass:reported(Past)})
+    end.
+
+%% An empty one, which the inlet acknowledges at once.
+-spec fence(AreGranted :: boolean(), batches()) -> batches().
+fence(AreGranted, B) -> send(0, [], 0, by_which(AreGranted, B), full, B).
+
+%% If anything has been sent past the lane since a batch last went by the distribution, this one
+%% does: it may be behind that message, and what comes later is behind the batch.
+way(AreGranted, #batches{sent = once, by = connections, past = Past} = B) ->
+    case trunkline_bypass:is_ahead(Past) of
+        {true, Past1} -> {distribution, B#batches{past = Past1}};
+        {false, Past} -> {by_which(AreGranted, B), B}
+    end;
+way(AreGranted, B) ->
+    {by_which(AreGranted, B), B}.
+
+%% Batches that may be sent again are the channels' business, whichever way they go.
+by_which(_, #batches{channels = none}) ->
+    distribution;
+by_which(_, #batches{sent = again}) ->
+    channels;
+by_which(AreGranted, #batches{by = connections, past = Past} = B) ->
+    case trunkline_bypass:unreported(Past) =:= 0 andalso not AreGranted andalso not is_sending(B) of
+        true -> channels;
+        false -> distribution
+    end;
+by_which(_, _) ->
+    distribution.
+
+send(Charge, Entries, Messages, Way, Urgent,
+     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number} = B) ->
+    Now = erlang:monotonic_time(nanosecond),
+    Window = trunkline_window:sent(Now, Charge, B#batches.window),
+    {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
+                      true -> trunkline_pace:sent(Now, B#batches.pace);
+                      false -> {full, B#batches.pace}  % a wait for the window teaches nothing
+                  end,
+    Scope = {lane, Ix},
+    trunkline_stats:observe(Stats, Scope, batches, Messages),
+    trunkline_stats:add(Stats, Scope, messages, trunkline_gate:messages(Charge)),
+    trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
+    trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
+    B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1}),
+    Batch = {Number, Ack, Charge, Entries},
+    case Way of
+        channels ->
+            B1#batches{channels = trunkline_channels:send(Batch, B#batches.channels)};
+        distribution ->
+            ok = trunkline_dist:send_batch(Inlet, Batch),
+            B1
+    end.
+
+%% The inlet has acknowledged so much, as it was asked to, and all up to number Arrived are there.
+-spec acked(trunkline_pace:ack() | full, charge(), Arrived :: non_neg_integer(), batches()) ->
+          batches().
+acked(Ack, Charge, Arrived, #batches{window = Window, pace = Pace, channels = Channels} = B) ->
+    Now = erlang:monotonic_time(nanosecond),
+    show(B#batches{window = trunkline_window:acked(Now, Charge, round_trip(B), Window),
+                   pace = case Ack of
+                              now -> trunkline_pace:arrived(Now, Pace);
+                              _ -> Pace
+                          end,
+                   arrived = Arrived,
+                   channels = case Channels of
+                                  none -> none;
+                                  _ -> trunkline_channels:arrived(Arrived, Channels)
+                              end}).
+
+%% The way of the batches may have changed, or there may be room on a connection. `unknown': a message
+%% of an earlier session's, or none of these.
+-spec event(event(), batches()) -> {ok, batches()} | unknown.
+event(_, #batches{channels = none}) ->
+    unknown;
+event({way, Way}, #batches{channels = Channels} = B) ->
+    {ok, by(trunkline_channels:way(Way, Channels), B)};
+event({timeout, Timer, {channels, What}}, #batches{channels = Channels} = B) ->
+    {ok, by(trunkline_channels:timeout(Timer, What, Channels), B)};
+event(Event, #batches{channels = Channels} = B) ->
+    case trunkline_channels:event(Event, Channels) of
+        false -> unknown;
+        unknown -> unknown;
+        Channels1 -> {ok, by(Channels1, B)}
+    end.
+
+%% With the way the window changes: without connections to a far peer the lane uses a careful one.
+by(Channels, #batches{by = Before, ix = Ix, node = Node, window = Window} = B) ->
+    case trunkline_channels:by(Channels) of
+        Before ->
+            B#batches{channels = Channels};
+        By ->
+            Before =:= undecided
+                orelse trunkline_events:tell([lane, way], #{}, #{peer => Node, lane => Ix,
+                                                                 from => Before, to => By}),
+            show(B#batches{channels = Channels, by = By,
+                           window = trunkline_window:by(By, round_trip(B), Window)})
+    end.
+
+round_trip(#batches{stats = Stats}) -> trunkline_stats:get(Stats, peer, round_trip).
+
+%% --- what goes past the lane ------------------------------------------------------
+
+-spec takes_turns(batches()) -> boolean().
+takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
+
+%% So many messages have, by the distribution.
+-spec passed(non_neg_integer(), batches()) -> batches().
+passed(N, #batches{past = Past} = B) -> B#batches{past = trunkline_bypass:more(N, Past)}.
+
+-spec unreported(batches()) -> non_neg_integer().
+unreported(#batches{past = Past}) -> trunkline_bypass:unreported(Past).
+
+%% Reports what has been sent, in a batch of its own, if there is anything.
+-spec report(AreGranted :: boolean(), batches()) -> {reported | none, batches()}.
+report(AreGranted, #batches{past = Past} = B) ->
+    B1 = B#batches{past = trunkline_bypass:take(Past)},
+    case unreported(B1) of
+        0 -> {none, B1};
+        _ -> {reported, send(0, [], AreGranted, B1)}
+    end.
+
+%% Whether a sender may be bypassing the lane now.
+-spec is_sending(batches()) -> boolean().
+is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
+
+%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
+%% Returns how many no batch has reported.
+-spec end_bypass(batches()) -> {Unreported :: non_neg_integer(), batches()}.
+end_bypass(#batches{past = Past} = B) ->
+    ok = trunkline_bypass:clear(Past),
+    Past1 = trunkline_bypass:take_all(Past),
+    {trunkline_bypass:unreported(Past1),
+     B#batches{past = trunkline_bypass:reported(Past1), takes_turns = false}}.
+
+%% Whether the gate's level is right: if not, it may be zero although a message is in the lane.
+-spec exact(boolean(), batches()) -> batches().
+exact(Exact, B) -> show(B#batches{exact = Exact}).
+
+%% Once a second. Senders that have been killed count as having sent.
+-spec tick(Killed :: non_neg_integer(), batches()) -> batches().
+tick(Killed, #batches{past = Past} = B) ->
+    passed(Killed, B#batches{past = trunkline_bypass:tick(Past)}).
+
+%% Whether tick/2 will be called.
+-spec ticks(boolean(), batches()) -> ok.
+ticks(Ticks, #batches{past = Past}) -> trunkline_bypass:ticks(Ticks, Past).
+
+%% It will not, unless a sender has sent before it could see that. Such a sender has not told the lane.
+-spec rest(batches()) -> {rest | tick, batches()}.
+rest(#batches{past = Past} = B) ->
+    ok = trunkline_bypass:ticks(false, Past),
+    B1 = B#batches{past = trunkline_bypass:take(Past)},
+    case unreported(B1) =:= unreported(B) of
+        true -> {rest, B1};
+        false -> {tick, B1}
+    end.
+
+show(#batches{window = Window, stats = Stats, ix = Ix} = B) ->
+    InFlight = trunkline_window:in_flight(Window),
+    ok = mark(InFlight, B),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_messages, trunkline_gate:messages(InFlight)),
+    trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, trunkline_gate:bytes(InFlight)),
+    trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)),
+    B.
+
+%% Whether senders may bypass the lane while it is empty.
+mark(InFlight, #batches{takes_turns = true, suspended = false, exact = true, past = Past}) ->
+    case trunkline_gate:is_less_than_a_message(InFlight) of
+        true -> trunkline_bypass:set(Past);
+        false -> trunkline_bypass:clear(Past)
+    end;
+mark(_, #batches{past = Past}) ->
+    trunkline_bypass:clear(Past).
