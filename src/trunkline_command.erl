@@ -6,7 +6,8 @@
 -module(trunkline_command).
 -moduledoc false.
 
--export([wrap/2, request/1, receiver/1, for/2, is_request/1, is_news/1, is_missed/1]).
+-export([wrap/2, request/1, receiver/1, for/2]).
+-export([is_request/1, is_news/1, is_missed/1, is_of_session/1]).
 
 -export_type([command/0, apply/0, exit/0, caller/0, label/0, object/0, wrap/0]).
 
@@ -17,7 +18,7 @@
                  | {call, server(), Caller :: pid(), caller(), label()}
                  | {cancel, server(), caller()}
                  | {reply, caller()}
-                 | {reply, caller(), Pid :: pid()}            % behind a large message
+                 | {reply, caller(), Pid :: pid()}            % large, or behind a large message
                  | {down, server(), caller()}
                  | {monitor, server(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
@@ -97,5 +98,9 @@ is_news(To) -> is_one_of(To, [reply, down, ended]).
 %% counts.
 -spec is_missed(trunkline_lane:to()) -> boolean().
 is_missed(To) -> not is_one_of(To, [cancel, monitor, demonitor, down, ended, tell, turn]).
+
+%% Whether it concerns the session in which it was sent.
+-spec is_of_session(trunkline_lane:to()) -> boolean().
+is_of_session(To) -> is_tuple(To) andalso not is_one_of(To, [each, exit, call, apply]).
 
 is_one_of(To, Commands) -> is_tuple(To) andalso lists:member(element(1, To), Commands).

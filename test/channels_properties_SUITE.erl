@@ -44,7 +44,7 @@ prop_resending() ->
                           {nothing_is_kept, trunkline_outbox:bytes(M#model.outbox) =:= 0},
                           {nothing_is_owed,
                            not lists:any(fun(C) -> trunkline_outbox:is_owed(C, M#model.outbox) end,
-                                         maps:keys(M#model.channels))}])
+                                         [distribution | maps:keys(M#model.channels)])}])
          end).
 
 frame(Serial) -> {8, <<Serial:64>>}.
@@ -99,13 +99,21 @@ step({break, R}, M) ->
     end;
 %% All that waits goes by the distribution.
 step(leave, #model{outbox = O, distribution = D} = M) ->
-    {Frames, O1} = trunkline_outbox:take_all(O),
-    Serials = [serial(F) || F <- Frames],
+    {Serials, O1} = take_all(O),
     true = Serials =:= lists:usort(Serials),
     false = trunkline_outbox:is_waiting(O1),
     M#model{outbox = O1, distribution = D ++ Serials};
 step(_, M) ->
     M.
+
+take_all(O) ->
+    case trunkline_outbox:take(distribution, O) of
+        {_, Frame, O1} ->
+            {Serials, O2} = take_all(O1),
+            {[serial(Frame) | Serials], O2};
+        empty ->
+            {[], O}
+    end.
 
 pick(R, #model{channels = Cs}) ->
     case maps:keys(Cs) of
@@ -152,8 +160,7 @@ way_back(_) ->
     O2 = trunkline_outbox:broken(b, trunkline_outbox:broken(a, trunkline_outbox:arrived(2, O1))),
     O2 = trunkline_outbox:broken(b, O2),
     {[again, first], [3, 4, 5, 6, 7], O3} = Takes([c, c, c, c, c], O2),
-    {Left, _} = trunkline_outbox:take_all(O3),
-    [8, 9] = [serial(F) || F <- Left],
+    {[8, 9], _} = take_all(O3),
     %% What has arrived by another way is not sent again.
     {[first], [8], _} = Takes([d], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))).
 

@@ -6,7 +6,7 @@
 -export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1,
          node_of/1, call/4, call/2]).
 -export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3,
-         pair_on_the_distribution/0, pair_on_the_distribution/1, with_and_without/0,
+         pair_on_the_distribution/0, pair_on_the_distribution/2, with_and_without/0,
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
@@ -165,10 +165,10 @@ release(A, B) ->
     Release.
 
 %% Two nodes with one lane each that has no connections of its own, whatever LANES says.
-pair_on_the_distribution() -> pair_on_the_distribution([]).
+pair_on_the_distribution() -> pair_on_the_distribution([], []).
 
-pair_on_the_distribution(Args) ->
-    Env = [{lanes, 1}, {lane_transport, dist}],
+pair_on_the_distribution(Others, Args) ->
+    Env = [{lanes, 1}, {lane_transport, dist} | Others],
     [A, B] = start_all([Env, Env], Args ++ dist_arguments()),
     connect(A, B),
     true = await_lanes(A, B),

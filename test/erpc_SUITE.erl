@@ -889,7 +889,7 @@ say_before(To, Rows) ->
 direct_to_limited_heaps(_) ->
     Rows = [{N, binary:copy(<<"x">>, 120)} || N <- lists:seq(1, 8000)],
     [begin
-         {A, B} = cluster:pair_on_the_distribution(Args),
+         {A, B} = cluster:pair_on_the_distribution([], Args),
          Heap = fun(List) ->
                         cluster:call(A, fun() ->
                                                 trunkline_erpc:call(cluster:node_of(B), ?MODULE,

@@ -83,7 +83,7 @@ cases() ->
               ok = is_there(erlang, P),                % and linked
               R = M:monitor(process, P),
               True = M:exit(P, Reason),
-              {True, reported(M, P, R), Trap andalso receive {'EXIT', P, Why} -> Why end}
+              {True, reported(M, P, R), signal_of(P, Trap)}
       end} || Trap <- [true, false], Reason <- [normal, kill, shutdown]] ++
     [{twice,
       fun(M, Node) ->
@@ -159,6 +159,13 @@ reported(M, P, Ref, Monitor) ->
     receive {P, Got} -> Got;
             {'DOWN', Ref, process, P, Why} -> {down, Why}
     end.
+
+%% The end of the link, which may come before the 'DOWN' or after it, as what has come by lane may.
+signal_of(P, true) ->
+    receive {'EXIT', P, Why} -> Why end;
+signal_of(P, false) ->
+    cluster:await(fun() -> not lists:member(P, element(2, process_info(self(), links))) end),
+    none.
 
 down(Ref) -> receive {'DOWN', Ref, process, _, Why} -> Why after ?DEADLINE -> no_down end.
 

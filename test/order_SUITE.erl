@@ -161,7 +161,7 @@ past_an_idle_lane(A, B) ->
 
 %% The same for a binary that is not large.
 binary_past_an_idle_lane(_) ->
-    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, dist}, {large_bytes, 10_000_000}]),
+    {A, B} = cluster:pair_on_the_distribution([{large_bytes, 10_000_000}], []),
     To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
     Binary = binary:copy(<<"x">>, 3_000_000),
     true = cluster:call(A, fun() ->

@@ -183,10 +183,16 @@ comes_back(Config) ->
     ok = web(Config, stop, []),
     {ok, _} = web(Config, start, [#{port => Port}]),
     cluster:call(A, logger, set_primary_config, [level, none]),
-    Kill = fun(Name) -> Pid = cluster:call(A, erlang, whereis, [Name]),
-                        cluster:call(A, erlang, exit, [Pid, kill]) end,
-    Kill(trunkline_web_server), await_page(Port),
-    Kill(trunkline_monitors), await_page(Port),
+    Server = fun() -> cluster:call(A, erlang, whereis, [trunkline_web_server]) end,
+    %% (The page of the one before may be there a little longer.)
+    ComesBack = fun(Kill) ->
+                        Before = Server(),
+                        cluster:call(A, Kill),
+                        cluster:await(fun() -> not lists:member(Server(), [Before, undefined]) end),
+                        await_page(Port)
+                end,
+    [ComesBack(fun() -> exit(whereis(Name), kill) end)
+     || Name <- [trunkline_web_server, trunkline_monitors]],
     cluster:call(A, fun() ->
                             {links, Links} = process_info(whereis(trunkline_web_server), links),
                             [exit(Pid, kill) || Pid <- Links, Pid =/= whereis(trunkline_sup)]

@@ -223,7 +223,7 @@ listen(Socket, Door, Transport, #listener{sockets = Sockets} = S) ->
             {error, {listen, system_limit}}
     end.
 
-is_ipv6(any) -> lists:prefix("inet6", trunkline_dist:protocol());
+is_ipv6(any) -> lists:prefix("inet6", trunkline_socket:protocol());
 is_ipv6(Address) -> tuple_size(Address) =:= 8.
 
 listen_on(Port, Highest, Options) ->

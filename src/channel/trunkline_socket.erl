@@ -18,7 +18,7 @@
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([distribution/1, received/1, round_trip/1, accepts/1, offered/0, is_own/1]).
+-export([protocol/0, distribution/1, received/1, round_trip/1, accepts/1, offered/0, is_own/1]).
 
 -type settings() :: #{timeout := pos_integer(),               % ms
                       cargo => batches | large,               % on the sending side
@@ -75,6 +75,14 @@ congestion_control(Socket) ->
             end;
         _ ->
             <<>>
+    end.
+
+%% The protocol of the distribution, as `-proto_dist' names it.
+-spec protocol() -> string().
+protocol() ->
+    case init:get_argument(proto_dist) of
+        {ok, Protocols} -> lists:last(lists:last(Protocols));
+        error -> "inet_tcp"
     end.
 
 %% The socket of the distribution's connection to a node. With TLS the controller is a process, and

@@ -11,7 +11,7 @@
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
 is_cluster_private() ->
-    lists:member(trunkline_dist:protocol(), ["inet_tls", "inet6_tls"]).
+    lists:member(trunkline_socket:protocol(), ["inet_tls", "inet6_tls"]).
 
 %% Whether a connection can be made with the settings.
 -spec usable() -> ok | {error, no_settings | no_ssl | no_certificate

@@ -8,11 +8,11 @@
 %% Batches are numbered from 1. The lane may send the next one while less than a window is in flight
 %% (trunkline_window), and should if the batch before has not to arrive first (trunkline_pace).
 %%
-%% What has gone past the lane, by plain distribution, is reported by the next batch. This batch goes
-%% by the distribution as well, behind these messages, and the inlet delivers no later batch before it.
-%% Nor may news of a sender's end overtake what that sender was sending. So as long as anybody may be
-%% sending, all batches go by the distribution. While nothing is in flight, a mark lets senders
-%% bypass the lane (trunkline_bypass).
+%% What has gone past the lane, by plain distribution, is reported by the next batch. This batch
+%% goes by the distribution as well, behind these messages, and the inlet delivers no later batch
+%% before it. Nor may news of a sender's end overtake what that sender was sending. So as long as
+%% anybody may be sending, all batches go by the distribution. While nothing is in flight, a mark
+%% lets senders bypass the lane (trunkline_bypass).
 %%
 %% This module is a part of the lane, which calls it, and gets the messages of its connections.
 -module(trunkline_batches).
@@ -24,7 +24,7 @@
 -export([takes_turns/1, passed/2, unreported/1, report/2, is_sending/1]).
 -export([end_bypass/1, exact/2, tick/2, ticks/2, rest/1]).
 
--export_type([batches/0, event/0]).
+-export_type([batches/0, batch/0, event/0]).
 
 -record(batches,
         {ix :: pos_integer(),
@@ -38,17 +38,18 @@
          %% The last one that has arrived, with all before it: what is in them has been delivered,
          %% except for large messages and what comes behind these.
          arrived = 0 :: non_neg_integer(),
-         sent = once :: trunkline_channels:sent(),
          by = undecided :: undecided | trunkline_channels:way(),     % which way they go
          channels = none :: none | trunkline_channels:channels(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          takes_turns = false :: boolean(),
-         past :: trunkline_bypass:past(),              % messages that went past the lane, unreported
+         past :: trunkline_bypass:past(),              % what has gone past the lane
          %% Whether the gate's level is that of what is in the lane.
          exact = true :: boolean()}).
 -opaque batches() :: #batches{}.
 
 -type charge() :: trunkline_gate:charge().
+-type batch() :: {Number :: pos_integer(), trunkline_window:ack(), charge(),
+                  [trunkline_lane:entry()]}.
 %% What the lane gets from its link and its connections.
 -type event() :: {way, trunkline_channels:way()}
                | {channel, pid(), term()}
@@ -66,7 +67,7 @@ new(Ix, Node, Bypass, Stats) ->
            trunkline_options:options(), batches()) -> batches().
 open(Inlet, WindowBytes, Sent, Options, #batches{ix = Ix, node = Node, stats = Stats} = B) ->
     show(B#batches{inlet = Inlet, window = trunkline_window:sender(WindowBytes),
-                   next = 1, arrived = 0, sent = Sent,
+                   next = 1, arrived = 0,
                    channels = trunkline_channels:new(Ix, Inlet, Sent, Options, Stats),
                    takes_turns = trunkline_peers:takes_turns(Node)}).
 
@@ -155,26 +156,24 @@ fence(AreGranted, B) -> send(0, [], 0, by_which(AreGranted, B), full, B).
 
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
 %% does: it may be behind that message, and what comes later is behind the batch.
-way(AreGranted, #batches{sent = once, by = connections, past = Past} = B) ->
-    case trunkline_bypass:is_ahead(Past) of
+way(AreGranted, #batches{by = connections, past = Past, channels = Channels} = B) ->
+    case not trunkline_channels:keeps_all(Channels) andalso trunkline_bypass:is_ahead(Past) of
         {true, Past1} -> {distribution, B#batches{past = Past1}};
-        {false, Past} -> {by_which(AreGranted, B), B}
+        _ -> {by_which(AreGranted, B), B}
     end;
 way(AreGranted, B) ->
     {by_which(AreGranted, B), B}.
 
-%% Batches that may be sent again are the channels' business, whichever way they go.
+%% Batches that are kept are the channels' business, whichever way they go.
 by_which(_, #batches{channels = none}) ->
     distribution;
-by_which(_, #batches{sent = again}) ->
-    channels;
-by_which(AreGranted, #batches{by = connections, past = Past} = B) ->
-    case trunkline_bypass:unreported(Past) =:= 0 andalso not AreGranted andalso not is_sending(B) of
+by_which(AreGranted, #batches{by = By, channels = Channels} = B) ->
+    case trunkline_channels:keeps_all(Channels)
+        orelse By =:= connections andalso unreported(B) =:= 0
+        andalso not AreGranted andalso not is_sending(B) of
         true -> channels;
         false -> distribution
-    end;
-by_which(_, _) ->
-    distribution.
+    end.
 
 send(Charge, Entries, Messages, Way, Urgent,
      #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number} = B) ->
@@ -195,13 +194,12 @@ send(Charge, Entries, Messages, Way, Urgent,
         channels ->
             B1#batches{channels = trunkline_channels:send(Batch, B#batches.channels)};
         distribution ->
-            ok = trunkline_dist:send_batch(Inlet, Batch),
+            ok = trunkline_inlet:batch(Inlet, Batch),
             B1
     end.
 
 %% The inlet has acknowledged so much, as it was asked to, and all up to number Arrived are there.
--spec acked(trunkline_pace:ack() | full, charge(), Arrived :: non_neg_integer(), batches()) ->
-          batches().
+-spec acked(trunkline_window:ack(), charge(), Arrived :: non_neg_integer(), batches()) -> batches().
 acked(Ack, Charge, Arrived, #batches{window = Window, pace = Pace, channels = Channels} = B) ->
     Now = erlang:monotonic_time(nanosecond),
     show(B#batches{window = trunkline_window:acked(Now, Charge, round_trip(B), Window),
@@ -215,8 +213,8 @@ acked(Ack, Charge, Arrived, #batches{window = Window, pace = Pace, channels = Ch
                                   _ -> trunkline_channels:arrived(Arrived, Channels)
                               end}).
 
-%% The way of the batches may have changed, or there may be room on a connection. `unknown': a message
-%% of an earlier session's, or none of these.
+%% The way of the batches may have changed, or there may be room on a connection. `unknown': a
+%% message of an earlier session's, or none of these.
 -spec event(event(), batches()) -> {ok, batches()} | unknown.
 event(_, #batches{channels = none}) ->
     unknown;
@@ -293,7 +291,8 @@ tick(Killed, #batches{past = Past} = B) ->
 -spec ticks(boolean(), batches()) -> ok.
 ticks(Ticks, #batches{past = Past}) -> trunkline_bypass:ticks(Ticks, Past).
 
-%% It will not, unless a sender has sent before it could see that. Such a sender has not told the lane.
+%% It will not, unless a sender has sent before it could see that. Such a sender has not told the
+%% lane.
 -spec rest(batches()) -> {rest | tick, batches()}.
 rest(#batches{past = Past} = B) ->
     ok = trunkline_bypass:ticks(false, Past),

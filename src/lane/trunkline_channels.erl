@@ -39,7 +39,7 @@
 -module(trunkline_channels).
 -moduledoc false.
 
--export([none/2, new/5, way/2, by/1, send/2, arrived/2, event/2, timeout/3, close/1]).
+-export([none/2, new/5, way/2, by/1, keeps_all/1, send/2, arrived/2, event/2, timeout/3, close/1]).
 -export([suspend/1, resume/2]).
 
 -export_type([channels/0, way/0, sent/0]).
@@ -57,12 +57,12 @@
 -record(channels,
         {ix :: pos_integer(),
          inlet :: pid(),
-         sent :: sent(),
          suspended = false :: boolean(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
-         way = distribution :: way(),
-         wanted = false :: boolean(),                  % a connection should be ready
+         %% What the link has said is better. As soon as it says anything, a connection should be
+         %% ready.
+         way = none :: none | way(),
          ready = [] :: [{pid(), #channel{}}],          % the oldest first
          opening = [] :: [pid()],
          outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
@@ -93,7 +93,7 @@ none(Ix, Stats) ->
 -spec new(pos_integer(), Inlet :: pid(), sent(), trunkline_options:options(),
           trunkline_stats:stats()) -> channels().
 new(Ix, Inlet, Sent, Options, Stats) ->
-    #channels{ix = Ix, inlet = Inlet, sent = Sent, options = Options, stats = Stats,
+    #channels{ix = Ix, inlet = Inlet, options = Options, stats = Stats,
               table = case Sent of
                           once -> none;
                           again -> ets:new(?MODULE, [ordered_set, private])
@@ -102,19 +102,23 @@ new(Ix, Inlet, Sent, Options, Stats) ->
 %% From now on there should be a connection, and batches should go that way.
 -spec way(way(), channels()) -> channels().
 way(Way, C) ->
-    pump(first(show(C#channels{way = Way, wanted = true}))).
+    pump(first(show(C#channels{way = Way}))).
 
 %% Which way batches go now.
 -spec by(channels()) -> way().
 by(#channels{way = connections, ready = [_ | _]}) -> connections;
 by(_) -> distribution.
 
--spec send(trunkline_dist:batch(), channels()) -> channels().
+%% Whether batches are kept whichever way they go.
+-spec keeps_all(channels()) -> boolean().
+keeps_all(#channels{table = Table}) -> Table =/= none.
+
+-spec send(trunkline_batches:batch(), channels()) -> channels().
 send(Batch, C) -> send(by(C), Batch, C).
 
 send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table} = C) when Table =/= none ->
     true = ets:insert(Table, Batch),
-    ok = trunkline_dist:send_batch(C#channels.inlet, Batch),
+    ok = trunkline_inlet:batch(C#channels.inlet, Batch),
     kept(C#channels{bytes = C#channels.bytes + trunkline_gate:bytes(Charge)});
 send(_, {Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
     {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
@@ -147,8 +151,7 @@ forget(Serial, #channels{bytes = Bytes, table = Table} = C) ->
 suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
     Writers = [Pid || {Pid, _} <- Ready],
     lists:foreach(fun trunkline_writer:close/1, Opening ++ Writers),
-    show(C#channels{suspended = true, way = distribution, wanted = false, ready = [],
-                    opening = [], waiting = none,
+    show(C#channels{suspended = true, way = none, ready = [], opening = [], waiting = none,
                     outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox,
                                          [distribution | Writers])}).
 
@@ -166,7 +169,7 @@ send_again('$end_of_table', _, _) ->
 send_again(Serial, Table, #channels{inlet = Inlet} = C) ->
     [Batch] = ets:lookup(Table, Serial),
     count(again, C),
-    ok = trunkline_dist:send_batch(Inlet, Batch),
+    ok = trunkline_inlet:batch(Inlet, Batch),
     send_again(ets:next(Table, Serial), Table, C).
 
 %% A message that the lane has got. `unknown': it is not from one of these connections.
@@ -226,15 +229,11 @@ pump(#channels{outbox = Outbox} = C) ->
         true -> pump(by(C), C)
     end.
 
-pump(distribution, #channels{sent = once, outbox = Outbox} = C) ->
-    {Frames, Outbox1} = trunkline_outbox:take_all(Outbox),
-    lists:foreach(fun(Frame) -> distribute(Frame, C) end, Frames),
-    kept(C#channels{outbox = Outbox1, waiting = none});
-pump(distribution, #channels{sent = again, outbox = Outbox} = C) ->
+pump(distribution, #channels{inlet = Inlet, outbox = Outbox} = C) ->
     case trunkline_outbox:take(distribution, Outbox) of
         {Time, Frame, Outbox1} ->
             count(Time, C),
-            distribute(Frame, C),
+            ok = trunkline_inlet:frame(Inlet, Frame),
             pump(distribution, C#channels{outbox = Outbox1});
         empty ->
             C#channels{waiting = none}
@@ -245,9 +244,6 @@ pump(connections, C) ->
                false -> ?NEAR_BYTES
            end,
     give(least(C#channels.ready), Most, C).
-
-distribute(Frame, #channels{inlet = Inlet}) ->
-    ok = trunkline_dist:send_frame(Inlet, Frame).
 
 count(first, _) -> ok;
 count(again, #channels{ix = Ix, stats = Stats}) ->
@@ -291,7 +287,7 @@ put_channel(Pid, Channel, #channels{ready = Ready} = C) ->
 %% --- making connections -------------------------------------------------------------
 
 %% The next batch should find a connection.
-first(#channels{wanted = true, ready = [], opening = []} = C) -> open(1, C);
+first(#channels{way = Way, ready = [], opening = []} = C) when Way =/= none -> open(1, C);
 first(C) -> C.
 
 more(#channels{waiting = none} = C) ->

@@ -35,7 +35,7 @@
 -spec new() -> dictionary().
 new() -> #{}.
 
--spec encode(trunkline_dist:batch(), dictionary()) -> {trunkline_writer:frame(), dictionary()}.
+-spec encode(trunkline_batches:batch(), dictionary()) -> {trunkline_writer:frame(), dictionary()}.
 encode({Serial, Ack, Charge, Entries}, Ids0) ->
     {Start, Ids} = case map_size(Ids0) < ?MOST of
                        true -> {more, Ids0};

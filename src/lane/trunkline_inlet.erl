@@ -50,7 +50,8 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start_link/4, resume/2, finish/1, over/1, retire/2, arrived/3, answered/2]).
+-export([start_link/4, batch/2, frame/2, resume/2, finish/1, over/1, retire/2, arrived/3]).
+-export([answered/2]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged after ACK_DELAY if not before, and an inlet that is idle
@@ -67,7 +68,7 @@
 -dialyzer({no_improper_lists, [deliver/4, deliver_opened/3]}).
 
 -type serial() :: pos_integer().             % of a large message, or of a batch
--type batch() :: {trunkline_pace:ack() | full, trunkline_gate:charge(), [trunkline_lane:entry()]}.
+-type batch() :: {trunkline_window:ack(), trunkline_gate:charge(), [trunkline_lane:entry()]}.
 %% By which connection a batch has come, if by any.
 -type from() :: distribution | {Transport :: module(), trunkline_transport:socket()}.
 -type receiver() :: trunkline_turns:receiver().
@@ -123,6 +124,18 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
                    window = trunkline_window:receiver(WindowBytes),
                    agent = trunkline_agent:new(Route)},
     proc_lib:hibernate(?MODULE, loop, [Inlet]).
+
+%% Sends a batch by the distribution. That may suspend the caller while the connection is busy.
+%% Without a connection nothing is sent: the batch stays unconfirmed, and the link is about to hear
+%% that the node is gone.
+-spec batch(pid(), trunkline_batches:batch()) -> ok.
+batch(Inlet, {Number, Ack, Charge, Entries}) ->
+    trunkline_process:send_connected(Inlet, {batch, Number, Ack, Charge, Entries}).
+
+%% The same for a batch that was encoded for a connection.
+-spec frame(pid(), trunkline_writer:frame()) -> ok.
+frame(Inlet, {_, Frame}) ->
+    trunkline_process:send_connected(Inlet, {frame, iolist_to_binary(Frame)}).
 
 %% The inlet's lane calls this, and gets {resumed, Ref, Expects, Acknowledged, Missing}: which batch
 %% is next, how much has been acknowledged in all (trunkline_window), and which large messages have

@@ -30,9 +30,9 @@
 %% bounds what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
-%% (trunkline_batches, trunkline_channels), which make no promise about the order: the inlet restores
-%% it. A batch that was given to a connection is kept, encoded, until the inlet has said that it has
-%% arrived.
+%% (trunkline_batches, trunkline_channels), which make no promise about the order: the inlet
+%% restores it. A batch that was given to a connection is kept, encoded, until the inlet has said
+%% that it has arrived.
 %%
 %% If the session may outlive its connection, batches that go by the distribution are kept, too:
 %%
@@ -266,12 +266,15 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
     end.
 
 is_for_plain(Size, Reply, #lane{mode = {send, _}} = S) ->
-    trunkline_batches:takes_turns(S#lane.batches)
-        andalso trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
+    trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
         andalso trunkline_shape:kind(Size, Reply) =:= terms
-        andalso trunkline_in_turn:is_near(S#lane.stats);
+        andalso may_send_terms(S);
 is_for_plain(_, _, _) ->
     false.
+
+%% Whether terms may go to the peer by the distribution.
+may_send_terms(#lane{batches = Batches, stats = Stats}) ->
+    trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats).
 
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
 when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
@@ -468,7 +471,8 @@ mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
 
 %% A large message leaves the lane.
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
-    S1 = S#lane{notices = trunkline_notices:leave(N, trunkline_batches:next(S#lane.batches), Notices)},
+    Batch = trunkline_batches:next(S#lane.batches),
+    S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices)},
     {Sizes, S2} = leaves(N, Parcel, S1),
     {[{notice, Place, N, Sender, To} | Sizes], S2};
 notice(Entry, S) ->
@@ -478,7 +482,7 @@ notice(Entry, S) ->
 leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, notices = Notices} = S) ->
     case trunkline_parcel:is_term(Parcel) of
         true ->
-            case trunkline_in_turn:are_terms_suited(S#lane.node, S#lane.stats) of
+            case may_send_terms(S) of
                 true ->
                     {{term, trunkline_parcel:bytes(Parcel)},
                      S#lane{notices = trunkline_notices:keep_term(N, Parcel, Notices)}};

@@ -76,14 +76,9 @@ direct(Command, Message, Node) ->
 
 %% Whether it concerns the session in which it was sent.
 -spec is_of_session(entry()) -> boolean().
-is_of_session([{parcel, _, _, _, To} | _]) -> is_command_of_session(To);
-is_of_session([{behind, _, _, To} | _]) -> is_command_of_session(To);
-is_of_session([To | _]) -> is_command_of_session(To).
-
-is_command_of_session({each, _}) -> false;
-is_command_of_session({exit, _, _}) -> false;
-is_command_of_session(To) when element(1, To) =:= call; element(1, To) =:= apply -> false;
-is_command_of_session(To) -> is_tuple(To).
+is_of_session([{parcel, _, _, _, To} | _]) -> trunkline_command:is_of_session(To);
+is_of_session([{behind, _, _, To} | _]) -> trunkline_command:is_of_session(To);
+is_of_session([To | _]) -> trunkline_command:is_of_session(To).
 
 %% A server has replied to a lane that has retired.
 -spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.

@@ -14,14 +14,15 @@
 %% Waiting batches are taken in the order of their numbers. Those that are sent again go first,
 %% because the inlet waits for them.
 %%
-%% Batches that go by the distribution are kept only if the session may go on over another
-%% connection: then the distribution is a channel like all others, and breaks as they do.
+%% The distribution is a channel like all others. (It gets what waits here when the connections have
+%% ended, or are no longer the better way.) It breaks only if the session may go on over another
+%% connection.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_outbox).
 -moduledoc false.
 
--export([new/0, add/3, take/2, take_all/1, arrived/2, broken/2, forget/2]).
+-export([new/0, add/3, take/2, arrived/2, broken/2, forget/2]).
 -export([is_waiting/1, is_owed/2, bytes/1]).
 
 -export_type([outbox/0]).
@@ -58,15 +59,6 @@ take(Channel, #outbox{kept = Kept, given = Given} = O) ->
         empty ->
             empty
     end.
-
-%% Takes all waiting batches, in order. They go a way that does not break, and are not kept.
--spec take_all(outbox()) -> {[frame()], outbox()}.
-take_all(#outbox{kept = Kept, again = Again, fresh = Fresh} = O) ->
-    Serials = Again ++ queue:to_list(Fresh),
-    Frames = [map_get(Serial, Kept) || Serial <- Serials],
-    {Frames, O#outbox{kept = maps:without(Serials, Kept), again = [], fresh = queue:new(),
-                      bytes = lists:foldl(fun({Bytes, _}, Sum) -> Sum - Bytes end,
-                                          O#outbox.bytes, Frames)}}.
 
 next(#outbox{again = [Serial | Again]} = O) ->
     {again, Serial, O#outbox{again = Again}};

@@ -39,7 +39,7 @@
 -export([sender/1, by/3, is_open/1, sent/3, acked/4, resumed/4, in_flight/1, bytes/1]).
 -export([receiver/1, delivered/3, flush/1, acknowledged/1]).
 
--export_type([sender/0, receiver/0]).
+-export_type([sender/0, receiver/0, total/0, ack/0]).
 
 -type charge() :: trunkline_gate:charge().
 -type bytes() :: non_neg_integer().
@@ -64,6 +64,9 @@
          period = none :: none | nanoseconds()}).
 -opaque sender() :: #sender{}.
 -opaque receiver() :: {Quarter :: charge(), Unacknowledged :: charge(), Acknowledged :: total()}.
+%% How a batch should be acknowledged: in time, at once since the lane waits for it
+%% (trunkline_pace), or at once since the window is full or the batch is a fence.
+-type ack() :: trunkline_pace:ack() | full.
 %% The sum of all charges that were acknowledged. It wraps around: it stays a small integer, and
 %% what is in flight is always less.
 -type total() :: non_neg_integer().
@@ -163,7 +166,7 @@ bytes(#sender{window = Window}) -> trunkline_gate:bytes(Window).
 receiver(Most) -> {trunkline_gate:limit(max(1, min(?FIRST, Most) div 4)), 0, 0}.
 
 %% A batch has been delivered, whose lane wants to know `now' or `later'.
--spec delivered(trunkline_pace:ack() | full, charge(), receiver()) ->
+-spec delivered(ack(), charge(), receiver()) ->
           {ack, charge(), receiver()} | {later, receiver()}.
 delivered(Ack, Charge, {Quarter, Unacked, Acked})
   when Ack =/= later; Unacked + Charge >= Quarter ->

@@ -50,7 +50,7 @@ answer(Node) ->
 
 %% The address family that the distribution uses.
 family() ->
-    case trunkline_dist:protocol() of
+    case trunkline_socket:protocol() of
         "inet_" ++ Protocol when Protocol =:= "tcp"; Protocol =:= "tls" -> inet;
         "inet6_" ++ Protocol when Protocol =:= "tcp"; Protocol =:= "tls" -> inet6;
         _ -> unknown
