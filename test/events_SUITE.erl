@@ -124,6 +124,16 @@ resumed(_) ->
     [{#{duration := Time}, #{peer := NodeB}}] = await(A, [session, resumed], 1),
     ?assert(Time >= 0),
     ?assertEqual([], events(A, [peer, down])),
+    %% A session whose connection breaks before it is up: neither event is without the other.
+    ok = cluster:call(A, fun() ->
+                                 R = trunkline_report:new(NodeB, trunkline_stats:new(1)),
+                                 ok = trunkline_report:suspended(#{resume_time => 60_000}, R),
+                                 trunkline_report:resumed(10, R)
+                         end),
+    ok = cluster:call(A, trunkline_events, tell, [[peer, refused], #{}, #{peer => NodeB,
+                                                                          reason => malformed}]),
+    [_] = await(A, [peer, refused], 1),
+    ?assertMatch({[_], [_]}, {events(A, [session, suspended]), events(A, [session, resumed])}),
     stop(A, [B]).
 
 %% A connection for large messages, and its end.

@@ -11,7 +11,8 @@
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
          waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
-         reply_behind_what_waits/1, replies_wait_no_longer/1, many_large_replies/1,
+         reply_behind_what_waits/1, replies_wait_no_longer/1, short_terms_wait/1,
+         many_large_replies/1,
          killed_senders/1, killed_callers/1, given_up/1, asked_in_vain/1, stays_disconnected/1,
          ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
@@ -26,7 +27,7 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
           late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
-          many_large_replies, killed_senders,
+          short_terms_wait, many_large_replies, killed_senders,
           killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
           two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
           stopped_and_continued,
@@ -985,6 +986,38 @@ replies_wait_no_longer(_) ->
                             end, ?LONG),
               cluster:stop_all([A, B])
       end, [throttle, killed_server, lane, link, disconnect, stop]).
+
+%% A reply that is kept as a term counts among the large messages, even if it is no large message.
+%% So that is where its server waits, though there is room in the lane.
+short_terms_wait(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    Server = cluster:call(A, fun() -> spawn(fun() -> receive stop -> ok end end) end),
+    Waiting = fun() ->
+                      #{large := #{waiting := N}} = trunkline:info(NodeB),
+                      {N, process_info(Server, status)}
+              end,
+    cluster:call(
+      A, fun() ->
+                 #route{gate = Gate, stats = Stats, link = Link, bulk_limit = Bound} = Route =
+                     trunkline_route:lookup(NodeB),
+                 Level = trunkline_route:bulk_ix(Route),
+                 ok = trunkline_gate:force(Gate, Level, Bound),
+                 Throttle = trunkline_throttle:new(#{node => NodeB, gate => Gate, stats => Stats,
+                                                     small => {1, Bound},
+                                                     large => {Level, Bound}}),
+                 true = trunkline_throttle:suspend(Server),
+                 Waits = trunkline_throttle:packed(Server, trunkline_gate:charge(50_000, 1),
+                                                   Throttle),
+                 cluster:await(fun() -> Waiting() =:= {1, {status, suspended}} end),
+                 _ = trunkline_gate:leave(Gate, Level, Bound),
+                 ok = trunkline_room:offer(Link, Level),
+                 receive
+                     {'DOWN', Ref, process, _, _} -> _ = trunkline_throttle:ended(Ref, Waits)
+                 end,
+                 cluster:await(fun() -> Waiting() =:= {0, {status, waiting}} end)
+         end),
+    cluster:stop_all([A, B]).
 
 %% Until there is room, and not only while a reply is packed.
 is_throttled(B) ->

@@ -115,17 +115,17 @@ await_change(Node) ->
             true
     end.
 
-%% Waits until that process, which was refused, may try again.
--spec await_room(node(), Sender :: pid(), trunkline_gate:charge(), trunkline_deadline:deadline()) ->
-          ok | direct | unreachable | timeout.
-await_room(Node, Sender, Charge, Deadline) ->
+%% Waits until there may be room for so much: at that level, or where a message of that sender goes.
+-spec await_room(node(), Level :: pos_integer() | Sender :: pid(), trunkline_gate:charge(),
+                 trunkline_deadline:deadline()) -> ok | direct | unreachable | timeout.
+await_room(Node, Where, Charge, Deadline) ->
     case trunkline_route:lookup(Node) of
         none ->
             direct;
         #route{lanes = Lanes, link = Link, large = Large, stats = Stats} = Route ->
-            Full = case Charge < Large of
-                       true -> ?LANE_OF(Sender, Lanes);
-                       false -> trunkline_route:bulk_ix(Route)
+            Full = if is_integer(Where) -> Where;
+                      Charge < Large -> ?LANE_OF(Where, Lanes);
+                      true -> trunkline_route:bulk_ix(Route)
                    end,
             case wait_for_room(Link, Full, Charge, new, Deadline, Stats) of
                 {again, _} -> ok;

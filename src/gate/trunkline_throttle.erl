@@ -118,7 +118,7 @@ resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
 at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound} = T) ->
     case trunkline_gate:level(Gate, Level) >= Bound
         andalso not lists:member(Server, maps:values(AtBound))
-        andalso start(T#throttle.node, Server, Charge) of
+        andalso start(T#throttle.node, Level, Charge) of
         {ok, {_, Ref}} ->
             _ = suspend(Server),
             trunkline_stats:add(T#throttle.stats, {lane, T#throttle.ix}, waits, 1),
@@ -127,12 +127,12 @@ at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound
             T
     end.
 
-start(Node, Server, Charge) ->
-    trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Server, Charge]) end).
+start(Node, Level, Charge) ->
+    trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Level, Charge]) end).
 
 %% Waits for the bytes only: if the node goes, it is the lane that counts the reply.
--spec await(node(), pid(), trunkline_gate:charge()) -> ok.
-await(Node, Server, Charge) ->
+-spec await(node(), Level :: pos_integer(), trunkline_gate:charge()) -> ok.
+await(Node, Level, Charge) ->
     Wanted = trunkline_gate:without_message(Charge),
-    _ = trunkline_refused:await_room(Node, Server, Wanted, infinity),
+    _ = trunkline_refused:await_room(Node, Level, Wanted, infinity),
     ok.

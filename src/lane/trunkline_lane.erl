@@ -10,8 +10,7 @@
 %% message that is alone leaves alone. All messages of one sender take the same
 %% lane, so that they stay in order.
 %%
-%% A lane lives as long as its link. What it does with messages is its mode,
-%% which the link sets:
+%% A lane lives as long as its link. What it does with messages is its mode. The link gives orders:
 %%
 %%     {send, Outlets, Window, Sent}
 %%                             batches to the inlet, within a window of at most Window
@@ -21,7 +20,8 @@
 %%     {absent, Lost}          counts what it has as lost (the node is gone). Keeps what comes
 %%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
-%%     retired                 passes on only what callers wait for, by plain `!' or the lanes of a
+%%     drain                   says when nothing is left in it
+%%     retire                  passes on only what callers wait for, by plain `!' or the lanes of a
 %%                             later session (the link no longer uses it)
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
@@ -51,9 +51,8 @@
 %% Messages to an agent that must be in order with the news of replies are relayed by the lane, too
 %% (trunkline_lease).
 %%
-%% The link, which owns the lane, gets {lane_mode, ...} when the lane has changed its mode,
-%% {lane_drained, ...} when nothing is left in it, and `connect' when it has a message for a node
-%% that is down.
+%% The link, which owns the lane, gets {lane_ready, ...} when an order has been carried out, and
+%% `connect' when the lane has a message for a node that is down.
 %%
 %% A large message comes as a parcel, and leaves the lane when its turn comes: the parcel goes to
 %% trunkline_trunk, and a notice takes its place in the batch (trunkline_notices).
@@ -80,10 +79,10 @@
 -module(trunkline_lane).
 -moduledoc false.
 
--export([start_link/3, set_mode/3, way/2, drain/2, retire/2]).
+-export([start_link/3, order/3, way/2, retire/2]).
 -export([init/2, loop/1]).
 
--export_type([entry/0, to/0]).
+-export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
            [loop/1, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
@@ -97,8 +96,8 @@
 -type entry() :: nonempty_improper_list(to() | trunkline_notices:marked(), Message :: term()).
 %% Where messages go. Bulk is the trunk for large messages.
 -type outlets() :: {Inlet :: pid(), Bulk :: pid()}.
--type mode() :: {send, outlets(), WindowBytes :: pos_integer(), trunkline_channels:sent()}
-              | suspend | resume | hold | {absent, trunkline_room:lost()} | direct.
+-type order() :: {send, outlets(), WindowBytes :: pos_integer(), trunkline_channels:sent()}
+               | suspend | resume | hold | {absent, trunkline_room:lost()} | direct | drain.
 
 %% The most messages of a batch: the receiving side should start on a batch while
 %% the next one is being made (measured in docs/lab/how-it-works.md).
@@ -161,24 +160,17 @@ start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, L
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
-%% The lane answers {lane_mode, Ref, Lane, {Queued, Unconfirmed}}, with the numbers
-%% of messages that were lost by the change.
--spec set_mode(pid(), reference(), mode()) -> ok.
-set_mode(Lane, Ref, Mode) ->
-    Lane ! {mode, Ref, Mode},
+%% The lane answers {lane_ready, Ref, Lane, {Queued, Unconfirmed}} when it has done so, with the
+%% numbers of messages that were lost by it.
+-spec order(pid(), reference(), order()) -> ok.
+order(Lane, Ref, Order) ->
+    Lane ! {order, Ref, Order},
     ok.
 
 %% Tells the lane which way batches should go. Not called for a peer that cannot have connections.
 -spec way(pid(), trunkline_channels:way()) -> ok.
 way(Lane, Way) ->
     Lane ! {way, Way},
-    ok.
-
-%% The lane answers {lane_drained, Ref, Lane} once all messages that were
-%% admitted have been acknowledged.
--spec drain(pid(), reference()) -> ok.
-drain(Lane, Ref) ->
-    Lane ! {drain, Ref},
     ok.
 
 -spec init(pid(), #lane{}) -> no_return().
@@ -671,18 +663,20 @@ control({fetch, _, N, Opener, How}, S) ->
     fetched(none, N, Opener, How, S);                        % of an earlier session
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
-control({mode, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
-    S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
+control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
+    ok = ready(Ref, {0, 0}, S),
     ticking(S#lane{mode = {suspended, element(2, Mode), none},
                    batches = trunkline_batches:suspend(Batches)});
-control({mode, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
+control({order, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
     ok = trunkline_inlet:resume(Inlet, Ref),
-    S#lane.link ! {lane_mode, Ref, self(), {0, 0}},
+    ok = ready(Ref, {0, 0}, S),
     S#lane{mode = {suspended, Outlets, Ref}};
 control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
-control({mode, Ref, Mode}, Before) ->
+control({order, Ref, drain}, S) ->
+    drained(S#lane{drain = Ref});
+control({order, Ref, Mode}, Before) ->
     {Plain, S0} = end_bypass(case Mode of
                                  {absent, _} -> lost_unconfirmed;
                                  _ -> direct
@@ -693,10 +687,8 @@ control({mode, Ref, Mode}, Before) ->
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),
-    S#lane.link ! {lane_mode, Ref, self(), {Queued, InFlight + Plain}},
+    ok = ready(Ref, {Queued, InFlight + Plain}, S1),
     ticking(S1);
-control({drain, Ref}, S) ->
-    drained(S#lane{drain = Ref});
 control({retire, Inlets}, S) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S0} = end_bypass(direct, S),
@@ -725,6 +717,10 @@ control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+ready(Ref, Lost, #lane{link = Link}) ->
+    Link ! {lane_ready, Ref, self(), Lost},
+    ok.
 
 %% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
 %% knows of the receiver's mailbox, senders may know, too.
@@ -837,7 +833,7 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
         andalso trunkline_backlog:is_empty(S#lane.backlog)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
-            S#lane.link ! {lane_drained, Ref, self()},
+            ok = ready(Ref, {0, 0}, S),
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
             S#lane{drain = none, batches = trunkline_batches:close_channels(S#lane.batches)};

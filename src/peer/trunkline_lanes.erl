@@ -8,8 +8,12 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/4, end_all/3, pids/1, is_empty/1]).
--export([drain/2, start_sending/5, set_mode/3]).
+-export([start/4, end_all/3, order/3, pids/1, is_empty/1]).
+
+%% As trunkline_lane:order/0, but with the inlets of all lanes.
+-type order() :: {send, Inlets :: [pid()], Trunk :: pid(), WindowBytes :: pos_integer(),
+                  trunkline_channels:sent()}
+               | trunkline_lane:order().
 
 %% Starts lanes of that layout. The calling process owns them. No sender knows their route yet.
 -spec start(trunkline_session:layout(), node(), trunkline_options:options(),
@@ -68,6 +72,15 @@ left_behind(Gate, Ix, Stats) ->
     trunkline_stats:put(Stats, {lane, Ix}, in_flight_bytes, 0),
     {InFlight, trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))}.
 
+%% They answer with that reference: see trunkline_lane:order/3.
+-spec order(reference(), order(), trunkline_route:route()) -> ok.
+order(Ref, {send, Inlets, Trunk, Window, Sent}, Route) ->
+    lists:foreach(fun({Lane, Inlet}) ->
+                          trunkline_lane:order(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
+                  end, lists:zip(pids(Route), Inlets));
+order(Ref, Order, Route) ->
+    lists:foreach(fun(Lane) -> trunkline_lane:order(Lane, Ref, Order) end, pids(Route)).
+
 -spec pids(trunkline_route:route() | none) -> [pid()].
 pids(#route{lanes = Lanes}) -> tuple_to_list(Lanes);
 pids(none) -> [].
@@ -76,24 +89,3 @@ pids(none) -> [].
 -spec is_empty(trunkline_route:route() | none) -> boolean().
 is_empty(Route) ->
     lists:all(fun({_, Level}) -> Level =< 0 end, trunkline_route:levels(Route)).
-
-%% --- orders ---------------------------------------------------------------------------
-%% The lanes answer with that reference: see trunkline_lane.
-
--spec drain(reference(), trunkline_route:route()) -> ok.
-drain(Ref, Route) ->
-    lists:foreach(fun(Lane) -> trunkline_lane:drain(Lane, Ref) end, pids(Route)).
-
-%% Each to its inlet.
--spec start_sending(reference(), Inlets :: [pid()], Trunk :: pid(),
-                    {WindowBytes :: pos_integer(), trunkline_channels:sent()},
-                    trunkline_route:route()) -> ok.
-start_sending(Ref, Inlets, Trunk, {Window, Sent}, Route) ->
-    lists:foreach(fun({Lane, Inlet}) ->
-                          trunkline_lane:set_mode(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
-                  end, lists:zip(pids(Route), Inlets)).
-
--spec set_mode(reference(), suspend | resume | hold | {absent, trunkline_room:lost()} | direct,
-               trunkline_route:route()) -> ok.
-set_mode(Ref, Mode, Route) ->
-    lists:foreach(fun(Lane) -> trunkline_lane:set_mode(Lane, Ref, Mode) end, pids(Route)).

@@ -215,9 +215,7 @@ message({goodbye_ok, _} = Goodbye, D) ->
     step(Goodbye, D);
 
 %% From processes that this link has started, or watches.
-message({lane_drained, Ref, Lane}, #link{order = {Ref, _}} = D) ->
-    lane_ready(Lane, D);
-message({lane_mode, Ref, Lane, Lost}, #link{report = Report} = D)
+message({lane_ready, Ref, Lane, Lost}, #link{report = Report} = D)
   when is_pid(Lane), node(Lane) =:= node() ->
     D1 = D#link{report = trunkline_report:add_lost(Lost, Report)},
     case D1 of
@@ -286,8 +284,8 @@ message(Message, D) ->
 
 %% Whether it belongs to a session that has ended, or to something that has been superseded.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
-    lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_mode,
-                                       lane_drained, room, wait, unwait, drain, timeout, received]);
+    lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_ready,
+                                       room, wait, unwait, drain, timeout, received]);
 is_late(_) ->
     false.
 
@@ -454,22 +452,20 @@ unwatch(Role, #link{watched = Watched, speaker = Speaker} = D) ->
     end.
 
 %% A newer order supersedes one that has not been carried out.
-order(Order, #link{route = #route{} = Route} = D) ->
+order(Order, #link{trunk = Trunk, route = #route{} = Route} = D) ->
     Ref = make_ref(),
-    ok = order(Order, Ref, D),
-    D#link{order = {Ref, trunkline_lanes:pids(Route)}}.
-
-order(drain, Ref, #link{route = Route}) ->
-    trunkline_lanes:drain(Ref, Route);
-order({send, Inlets, Window, Sent}, Ref, #link{trunk = Trunk, route = Route}) ->
-    trunkline_lanes:start_sending(Ref, Inlets, Trunk, {Window, Sent}, Route);
-order(Mode, Ref, #link{trunk = Trunk, route = Route}) ->
-    ok = case Mode of
+    ok = case Order of
              suspend when Trunk =/= none -> trunkline_trunk:suspend(Trunk);
              resume when Trunk =/= none -> trunkline_trunk:resume(Trunk);
              _ -> ok
          end,
-    trunkline_lanes:set_mode(Ref, Mode, Route).
+    ok = trunkline_lanes:order(Ref, case Order of
+                                        {send, Inlets, Window, Sent} ->
+                                            {send, Inlets, Trunk, Window, Sent};
+                                        _ ->
+                                            Order
+                                    end, Route),
+    D#link{order = {Ref, trunkline_lanes:pids(Route)}}.
 
 start({lanes, Layout}, D) ->
     case make_lanes(lost_queued, Layout, D) of

@@ -40,6 +40,8 @@ suspended(#{resume_time := Time}, #report{node = Node, up = Since}) ->
 
 %% It does, after so many milliseconds.
 -spec resumed(Milliseconds :: integer(), report()) -> ok.
+resumed(_, #report{up = none}) ->
+    ok;
 resumed(Time, #report{node = Node}) ->
     ok = trunkline_events:tell([session, resumed], #{duration => native(Time)}, #{peer => Node}),
     trunkline_log:write(resumed, #{peer => Node, milliseconds => Time}).
