@@ -112,7 +112,7 @@ Options of `advise/1`: `time`, how long to look (1 to 60,000 ms; the default is 
 
 -doc "
 What `advise/1` answers for one connection: the `figures`, what there is to `gain` (`none`,
-`batches`, `waits`, `large`; or `in_use`, if Trunkline carries the messages already), and the
+`batches`, `waits`, `large`; or `in_use`, if Trunkline carries most messages already), and the
 `text`, as lines.
 ".
 -doc #{since => <<"0.6.0">>}.
@@ -894,7 +894,8 @@ drain_all(Which, Timeout) ->
     end.
 
 -doc "
-What is going on at this node. No process is asked: the counters are read.
+What is going on at this node, and between this node and each other one (`peers`), whether or not
+that runs Trunkline: see `state` in `t:peer_info/0`. No process is asked: the counters are read.
 
 ```erlang
 1> #{running := true, peers := Peers} = trunkline:info().
@@ -1015,7 +1016,7 @@ The error is `badarg` for an unknown option, or a value that is out of range.
 -doc #{since => <<"0.6.0">>}.
 -spec advise(advise_options()) -> [advice()].
 advise(Options) ->
-    trunkline_advise:are_options(Options) orelse ?BAD_ARGUMENT(badarg, [Options]),
+    trunkline_options:are_valid(trunkline_advise, Options) orelse ?BAD_ARGUMENT(badarg, [Options]),
     trunkline_advise:advise(Options).
 
 -doc "
@@ -1036,7 +1037,8 @@ Measures plain distribution and Trunkline in turn between this node and another 
 and returns the figures. It loads both nodes. On a busy system the result is `{error, busy}`, unless
 `force` is `true`.
 
-The error is `badarg` if this is no node, for an unknown option, or a value that is out of range.
+The error is `badarg` if this is not another node, for an unknown option, or a value that is out of
+range.
 
 ```erlang
 1> {ok, #{calls := #{ratio := Ratio}}} = trunkline:compare('b@host', #{time => 5000}).
@@ -1046,6 +1048,7 @@ The error is `badarg` if this is no node, for an unknown option, or a value that
 -spec compare(node(), compare_options()) ->
           {ok, comparison()} | {error, compare_error()}.
 compare(Node, Options) ->
-    is_atom(Node) andalso trunkline_compare:are_options(Options)
+    is_atom(Node) andalso Node =/= node()
+        andalso trunkline_options:are_valid(trunkline_compare, Options)
         orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
     trunkline_compare:compare(Node, Options).

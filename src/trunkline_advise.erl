@@ -14,7 +14,7 @@
 -module(trunkline_advise).
 -moduledoc false.
 
--export([are_options/1, advise/1, look/2, judge/1]).
+-export([options/1, advise/1, look/2, judge/1]).
 
 -export_type([advice/0]).
 
@@ -73,13 +73,11 @@ advise(Options) ->
     print(Time, Nodes, Advice),
     Advice.
 
--spec are_options(term()) -> boolean().
-are_options(Options) ->
-    is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
-
-is_option({time, Time}) -> is_integer(Time) andalso Time >= 1 andalso Time =< 60_000;
-is_option({nodes, Nodes}) -> is_list(Nodes);
-is_option(_) -> false.
+-spec options(term()) -> [trunkline_options:declared()].
+options(_) ->
+    [{time, "an integer from 1 to 60000",
+      fun(Ms) -> is_integer(Ms) andalso Ms >= 1 andalso Ms =< 60_000 end},
+     {nodes, "a list of nodes", fun is_list/1}].
 
 %% --- looking -------------------------------------------------------------------
 
@@ -225,16 +223,46 @@ is_suspended(Pid) -> process_info(Pid, status) =:= {status, suspended}.
 -spec judge(figures()) -> {none | batches | waits | large | in_use, [string()]}.
 judge(#{socket := undefined, lanes := undefined}) ->
     {none, ["The counters of this connection cannot be read."]};
-judge(#{lanes := #{}} = Figures) ->
-    {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)};
-judge(Figures) ->
-    case {is_busy(Figures), is_large(Figures), is_waiting(Figures)} of
-        {true, _, _} ->
-            {batches, traffic(Figures) ++ batches(Figures) ++ waits(Figures) ++ what_to_do()};
-        {_, true, _} -> {large, traffic(Figures) ++ large() ++ waits(Figures) ++ what_to_do()};
-        {_, _, true} -> {waits, traffic(Figures) ++ waits(Figures) ++ what_to_do()};
-        _ -> {none, traffic(Figures) ++ waits(Figures) ++ ["There is nothing to gain here."]}
+judge(#{lanes := Lanes} = Figures) ->
+    case {gain(Figures), Lanes} of
+        {none, undefined} ->
+            {none, traffic(Figures) ++ waits(Figures) ++ ["There is nothing to gain here."]};
+        {Gain, undefined} ->
+            {Gain, traffic(Figures) ++ by_trunkline(Gain, Figures) ++ waits(Figures)
+             ++ ["Try it: trunkline:compare(Node)." | use_it()]};
+        {Gain, _} when Gain =/= none ->
+            case are_used(Figures) of
+                true -> in_use(Figures);
+                false ->
+                    {Gain, traffic(Figures) ++ by_trunkline(Gain, Figures) ++ waits(Figures)
+                     ++ ["Trunkline runs at both nodes, but little of this goes by lane."
+                         | use_it()]}
+            end;
+        {none, _} ->
+            in_use(Figures)
     end.
+
+in_use(Figures) -> {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)}.
+
+%% Whether most of the traffic goes by lane. (Batches on connections of their own are not among the
+%% writes.)
+are_used(#{socket := #{writes := Writes}, lanes := #{messages := Messages, batches := Batches}}) ->
+    Messages >= Writes - Batches;
+are_used(_) ->
+    true.
+
+%% What there is to gain, if Trunkline carries nothing.
+gain(Figures) ->
+    case {is_busy(Figures), is_large(Figures), is_waiting(Figures)} of
+        {true, _, _} -> batches;
+        {_, true, _} -> large;
+        {_, _, true} -> waits;
+        _ -> none
+    end.
+
+by_trunkline(batches, Figures) -> batches(Figures);
+by_trunkline(large, _) -> large();
+by_trunkline(waits, _) -> [].
 
 is_busy(#{socket := #{writes := Writes}} = Figures) ->
     Writes >= ?BUSY andalso mean(Figures) < ?SMALL;
@@ -285,9 +313,9 @@ waits(#{suspended := #{share := Share}} = Figures) ->
     [text("Senders were suspended ~b % of the time: the connection's buffer was full.",
           [round(Share * 100)]) || is_waiting(Figures)].
 
-what_to_do() ->
-    ["Try it: trunkline:compare(Node); use it: trunkline:send/2, call/2,3 and cast/2, or the",
-     "parse transform trunkline_transform, which needs no edit."].
+use_it() ->
+    ["Use it: trunkline:send/2, call/2,3 and cast/2, or the parse transform trunkline_transform,",
+     "which needs no edit."].
 
 %% The traffic that goes by lane.
 by_lane(#{lanes := #{messages := Messages}}) when Messages == 0 ->
@@ -298,10 +326,10 @@ by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}})
         ++ [text("Senders waited ~ts times a second for room in a lane.",
                  [count(Waits)]) || Waits >= 1].
 
-%% The traffic that does not. (Batches on connections of their own are not among the writes.)
+%% The traffic that does not.
 beside_lanes(#{socket := #{writes := Writes}, lanes := #{batches := Batches}} = Figures)
   when Writes - Batches >= ?BUSY ->
-    [text("Up to ~ts writes/s of ~ts go beside the lanes, by `!' or OTP's own functions.",
+    [text("Up to ~ts writes/s of ~ts go beside the lanes, by `!` or OTP's own functions.",
           [count(Writes - Batches), bytes(mean(Figures))])];
 beside_lanes(_) ->
     [].

@@ -7,7 +7,7 @@
 -module(trunkline_compare).
 -moduledoc false.
 
--export([are_options/1, compare/2]).
+-export([options/1, compare/2]).
 -export([median/1, percentile/2]).
 -export([counter/1, server/0, sink/1]).
 
@@ -80,14 +80,12 @@ measured(Node, Options) ->
         Refused -> {error, Refused}
     end.
 
--spec are_options(term()) -> boolean().
-are_options(Options) ->
-    is_map(Options) andalso lists:all(fun is_option/1, maps:to_list(Options)).
-
-is_option({time, Time}) -> is_integer(Time) andalso Time >= 1000 andalso Time =< ?TIME;
-is_option({bytes, Bytes}) -> is_integer(Bytes) andalso Bytes > 0;
-is_option({force, Force}) -> is_boolean(Force);
-is_option(_) -> false.
+-spec options(term()) -> [trunkline_options:declared()].
+options(_) ->
+    [{time, io_lib:format("an integer from 1000 to ~b", [?TIME]),
+      fun(Ms) -> is_integer(Ms) andalso Ms >= 1000 andalso Ms =< ?TIME end},
+     {bytes, "a positive integer", fun(Bytes) -> is_integer(Bytes) andalso Bytes > 0 end},
+     {force, "a boolean", fun is_boolean/1}].
 
 may(_, _) when node() =:= nonode@nohost ->
     not_alive;

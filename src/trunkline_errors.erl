@@ -60,7 +60,7 @@ kinds(trunkline_top, once, [_]) ->
 kinds(_, advise, [_]) ->
     [{options, trunkline_advise}];
 kinds(_, compare, [_, _]) ->
-    [node, {options, trunkline_compare}];
+    [other_node, {options, trunkline_compare}];
 kinds(_, Function, Args) ->
     kinds(Function, length(Args)).
 
@@ -112,7 +112,7 @@ is_right(manager, Value) -> not is_list(Value);
 is_right(send_options, Value) ->
     is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
 is_right(top, Value) -> is_atom(Value) orelse is_right({options, trunkline_screen}, Value);
-is_right({options, Module}, Value) -> Module:are_options(Value);
+is_right({options, Module}, Value) -> trunkline_options:are_valid(Module, Value);
 is_right(time, Value) ->
     Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
 is_right(deadline, Value) -> trunkline_deadline:until(Value) =/= badarg;
@@ -139,36 +139,29 @@ text(top, Value) when is_map(Value) ->
 text({options, _}, Value) when not is_map(Value) ->
     "not a map";
 text({options, Module}, Options) ->
-    case bad_options(Module, Options) of
-        [{password, _}] -> "invalid password: it must be a text of at least 8 characters";
-        [{Key, Value} | _] ->
-            [io_lib:format("invalid option ~0tp => ~0tP", [Key, Value, 20]),
-             [io_lib:format(" with show => ~0tp", [Show])
-              || Key =:= sort, #{show := Show} <- [Options]]];
-        [] -> "invalid options"
+    Declared = Module:options(Options),
+    Names = [Name || {Name, _, _} <- Declared],
+    Unknown = maps:keys(Options) -- Names,
+    Wrong = [{Name, map_get(Name, Options), What}
+             || {Name, What, IsValid} <- Declared, is_map_key(Name, Options),
+                not IsValid(map_get(Name, Options))],
+    case {Unknown, Wrong} of
+        {[Name | _], _} ->
+            io_lib:format("there is no option ~0tP; there are ~ts",
+                          [Name, 20, lists:join(", ", [atom_to_list(N) || N <- Names])]);
+        %% (The password is not known here: trunkline_web hides it. So it always looks wrong, and is
+        %% blamed only if nothing else is.)
+        {[], [{password, _, What} | _]} -> ["option password must be ", What];
+        {[], [{Name, Value, What} | _]} -> trunkline_options:wrong(Name, Value, What);
+        {[], []} -> "invalid options"
     end;
 text(destinations, [_ | _] = Value) ->
     case [{N, To} || {N, To} <- numbered(Value, 1), not is_right(destination, To)] of
-        [{N, To} | _] -> io_lib:format("element ~b is no destination: ~0tP", [N, To, 20]);
+        [{N, To} | _] -> io_lib:format("element ~b is not a destination: ~0tP", [N, To, 20]);
         [] -> text(destinations)
     end;
 text(Kind, _) ->
     text(Kind).
-
-%% The valid values of `sort' depend on `show'. The password is not known here (trunkline_web hides
-%% it) and always looks wrong. So it comes last, to be blamed only if nothing else is wrong.
-bad_options(Module, Options) ->
-    Shown = maps:with([show], Options),
-    case Module:are_options(Shown) of
-        true ->
-            {Passwords, Others} =
-                lists:partition(fun({Key, _}) -> Key =:= password end,
-                                [Option || {Key, Value} = Option <- maps:to_list(Options),
-                                           not Module:are_options(Shown#{Key => Value})]),
-            Others ++ Passwords;
-        false ->
-            maps:to_list(Shown)
-    end.
 
 numbered([Element | Rest], N) -> [{N, Element} | numbered(Rest, N + 1)];
 numbered(_, _) -> [].                        % the list may be improper

@@ -105,7 +105,7 @@ text(#{what := not_executed, event := Event, reason := Reason}) ->
 text(#{what := no_handle_info, module := Module, message := Message}) ->
     {"~p has no handle_info/2 and got: ~0tP", [Module, Message, ?DEPTH]};
 text(#{what := bad_option, explained := Explained}) ->
-    {"~ts. Trunkline does not start; messages go by plain distribution", [Explained]};
+    {"trunkline: ~ts. Trunkline does not start, nor does a release that contains it", [Explained]};
 text(#{what := missing_modules, modules := Modules}) ->
     {"trunkline: these modules are not in the code path: ~tp. Was the build interrupted, or done "
      "twice at the same time?", [Modules]}.

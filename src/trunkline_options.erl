@@ -5,13 +5,16 @@
 %% With an invalid value the application does not start. The error is `{bad_option, Key, Value}',
 %% with a sentence that says what the value must be. Two nodes may have different settings:
 %% trunkline_handshake says which one counts.
+%%
+%% The options of single functions, as trunkline:compare/2, are declared where they are used, and
+%% checked here (are_valid/2).
 -module(trunkline_options).
 -moduledoc false.
 
 -export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
--export([ip_address/1]).
+-export([ip_address/1, are_valid/2, wrong/3]).
 
--export_type([options/0, type/0]).
+-export_type([options/0, type/0, declared/0]).
 
 -type options() ::
         #{lanes := 1..64,
@@ -40,6 +43,9 @@
 -type type() :: {integer | size | time, Least :: integer(), Most :: integer()}
               | {transport, [atom()]} | congestion_control
               | own_address | address | ports | port | applications.
+
+%% An option of a function: what a value must be, and whether it is that.
+-type declared() :: {Name :: atom(), What :: iolist(), fun((term()) -> boolean())}.
 
 -type entry() :: #{name := atom(),
                    type := type(),
@@ -147,7 +153,8 @@ table() ->
      #{name => listen_ports, type => ports, default => {0, 0},
        unit => "", since => "0.2.0",
        what => "The port where peers connect: the first free one from the lowest to the highest. "
-               "`{0, 0}`: the system chooses.",
+               "`{0, 0}`: the system chooses. If batches and large messages use different "
+               "transports, there must be two ports at least.",
        touch => "Set it where a firewall or a network policy must allow the port."},
      #{name => advertise_address, type => address, default => undefined,
        unit => "", since => "1.0.0",
@@ -158,7 +165,8 @@ table() ->
      #{name => advertise_port, type => port, default => undefined,
        unit => "", since => "1.0.0",
        what => "The port that peers are told to connect to. "
-               "`undefined`: the port where this node listens.",
+               "`undefined`: the port where this node listens. Otherwise `listen_ports` must be "
+               "one port.",
        touch => "Set it if something between the nodes maps the port to another one."},
      #{name => adopt, type => applications, default => [],
        unit => "", since => "1.0.0",
@@ -294,7 +302,20 @@ size_units() ->
       "kib" => 1 bsl 10, "mib" => 1 bsl 20, "gib" => 1 bsl 30}.
 
 time_units() ->
-    #{"" => 1, "ms" => 1, "s" => 1000, "min" => 60_000, "h" => 3_600_000, "d" => ?DAY}.
+    #{"ms" => 1, "s" => 1000, "min" => 60_000, "h" => 3_600_000, "d" => ?DAY}.
+
+%% Whether a map has only options that the module declares, with such values. (What an option may be
+%% can depend on the others.)
+-spec are_valid(module(), Options :: term()) -> boolean().
+are_valid(Module, Options) ->
+    Declared = Module:options(Options),
+    is_map(Options)
+        andalso lists:all(fun({Name, Value}) ->
+                                  case lists:keyfind(Name, 1, Declared) of
+                                      {_, _, IsValid} -> IsValid(Value);
+                                      false -> false
+                                  end
+                          end, maps:to_list(Options)).
 
 %% An address, or a text that is one.
 -spec ip_address(term()) -> inet:ip_address() | error.
@@ -317,13 +338,27 @@ ip_address(Value) ->
 explain({bad_option, Name, Value}) ->
     case entry(Name) of
         #{type := Type} ->
-            io_lib:format("trunkline: option ~ts must be ~ts~ts, and is ~0tp",
-                          [Name, type(Type), offered(Type), Value]);
+            case parse(Name, Value) of
+                {ok, _} -> unfit(Name, Value);
+                error -> wrong(Name, Value, [type(Type), offered(Type)])
+            end;
         none ->
-            io_lib:format("trunkline: there is no option ~tp (with value ~tp); there are ~ts",
+            io_lib:format("there is no option ~tp (with value ~tp); there are ~ts",
                           [Name, Value,
                            lists:join(", ", [atom_to_list(N) || #{name := N} <- table()])])
     end.
+
+%% The value is right in itself, but does not fit another option.
+unfit(listen_ports, Value) ->
+    io_lib:format("option listen_ports is ~0tp, but batches and large messages use different "
+                  "transports: there must be two ports at least", [Value]);
+unfit(advertise_port, Value) ->
+    io_lib:format("option advertise_port is ~0tp, so listen_ports must be one port, too", [Value]).
+
+%% In words for any option: what it is, and what it must be.
+-spec wrong(Name :: atom(), Value :: term(), What :: iolist()) -> iolist().
+wrong(Name, Value, What) ->
+    io_lib:format("option ~tp is ~0tP, but must be ~ts", [Name, Value, 20, What]).
 
 %% What a value of this type must be, in words.
 -spec type(type()) -> iolist().
@@ -340,12 +375,10 @@ type(own_address) ->
     "undefined, or an address of this host, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
 type(address) -> "undefined, or an address to connect to, as \"10.0.0.3\", \"::1\" or {10,0,0,3}";
 type(ports) ->
-    "a port, or a pair {Lowest, Highest}, with two ports at least if batches and large messages "
-    "use different transports";
-type(port) -> "undefined, or a port; listen_ports must then be one port";
+    "a port, or a pair {Lowest, Highest} of ports";
+type(port) -> "undefined, or a port";
 type(applications) ->
-    "a list of applications, as [rabbit, ra]; one of OTP's is {otp, mnesia}. Those that Trunkline "
-    "itself is made of cannot be named".
+    "a list of applications, as [rabbit, {otp, mnesia}], without those that Trunkline itself needs".
 
 offered(congestion_control) ->
     case trunkline_socket:offered() of

@@ -10,7 +10,8 @@
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, ask/4, ask_all/3, label/1, other/3, system/4, unexpected/2]).
+-export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
+-export([label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
 -export([is_connected/1, controller/1, monitor_connected/1, send_connected/2]).
 -export([without_data/2]).
@@ -82,6 +83,32 @@ answer(Ref, Deadline) ->
             demonitor(Ref, [flush]),
             receive {Ref, Answer} -> {ok, Answer} after 0 -> timeout end
     end.
+
+%% As erpc:multicall/5, but the time is kept even if a connection is busy, or is being made: what
+%% may be suspended is a process for each node.
+-spec multicall([node()], module(), Function :: atom(), Args :: [term()],
+                Milliseconds :: non_neg_integer()) ->
+          [{ok, Result :: term()} | {Class :: throw | exit | error, Reason :: term()}].
+multicall(Nodes, M, F, A, Time) ->
+    Deadline = trunkline_deadline:in(Time),
+    Call = fun(Node) ->
+                   try {ok, erpc:call(Node, M, F, A, Time)}
+                   catch Class:Reason -> {Class, Reason}
+                   end
+           end,
+    Called = [start(fun() -> spawn_monitor(fun() -> exit(Call(Node)) end) end) || Node <- Nodes],
+    [outcome(Caller, Deadline) || Caller <- Called].
+
+outcome({ok, {Pid, Ref}}, Deadline) ->
+    receive
+        {'DOWN', Ref, process, Pid, Outcome} -> Outcome
+    after trunkline_deadline:left(Deadline) ->
+            demonitor(Ref, [flush]),
+            exit(Pid, kill),
+            {error, {erpc, timeout}}
+    end;
+outcome({error, system_limit} = Error, _) ->
+    Error.
 
 %% If no process has that name any more, the monitor says so.
 tell(Where, Message) ->

@@ -9,6 +9,7 @@ suite() -> [{timetrap, {minutes, 5}}].
 
 all() ->
     [little_traffic, small_messages, large_messages, suspended_senders, lanes_in_use,
+     lanes_not_in_use,
      unknown_counters, without_trunkline, quiet_connection, observed_by_another, by_lane,
      disconnected, advise_badarg, compared, compare_refuses, compare_badarg, compare_stopped,
      compare_interrupted].
@@ -46,6 +47,19 @@ lanes_in_use(_) ->
     ?assertNot(says("beside the lanes", Text)),
     {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
     ?assert(says("20,000 writes/s of 60 bytes go beside the lanes", Beside)).
+
+%% Trunkline runs, but the code does not use it.
+lanes_not_in_use(_) ->
+    Little = #{messages => 10.0, batches => 10.0, waits => 0.0},
+    [begin
+         {Gain, Text} = judge(Figures#{lanes => Little}),
+         ?assert(says("Trunkline runs at both nodes, but little of this goes by lane", Text)),
+         ?assert(says("trunkline_transform", Text)),
+         ?assertNot(says("Look again", Text))
+     end || {Gain, Figures} <- [{batches, #{socket => socket(400_000, 39)}},
+                                {large, #{socket => socket(500, 3_000_000)}},
+                                {waits, #{socket => socket(500, 1000),
+                                          suspended => #{times => 10.0, share => 0.12}}}]].
 
 unknown_counters(_) ->
     ?assertMatch({none, [_]}, judge(#{socket => undefined})).

@@ -615,7 +615,8 @@ options(_) ->
       end,
       [{congestion_control, nonsense}, {listen_address, {192, 0, 2, 1}},
        {listen_address, "192.0.2.1"}, {advertise_port, 9100}, {lanes, 0}, {lanes, 65}, {lanes, "4"},
-       {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5}, {batch_bytes, 1 bsl 40},
+       {bulk_idle, "1500"}, {queue_bytes, -1}, {queue_bytes, infinity}, {window_bytes, 1.5},
+       {batch_bytes, 1 bsl 40},
        {no_such_option, 1}]),
     %% Sizes, times and addresses as people write them.
     lists:foreach(
@@ -626,7 +627,7 @@ options(_) ->
       end,
       [{queue_bytes, "2048", 2048}, {queue_bytes, "2048 B", 2048}, {queue_bytes, "64KB", 65536},
        {window_bytes, " 64 mb ", 64 bsl 20}, {window_bytes, "64MiB", 64 bsl 20},
-       {bulk_bytes, "2GB", 2 bsl 30}, {bulk_idle, "1500", 1500}, {bulk_idle, "1500ms", 1500},
+       {bulk_bytes, "2GB", 2 bsl 30}, {bulk_idle, "1500ms", 1500},
        {connection_timeout, "10s", 10_000}, {connection_timeout, "2 min", 120_000},
        {bulk_idle, "24h", 86_400_000}, {bulk_idle, "1d", 86_400_000},
        {listen_address, "127.0.0.1", {127, 0, 0, 1}},

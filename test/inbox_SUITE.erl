@@ -1061,6 +1061,11 @@ not_an_inbox(_) ->
                                             catch error:badarg -> badarg
                                             end end,
                       Expected = [badarg || _ <- lists:seq(1, 10)],
+                      ok = trunkline_inbox:close(Inbox),
+                      Consumer = spawn_link(fun() -> receive stop -> ok end end),
+                      [badarg, badarg, badarg] =
+                          [Try(close, [Pid]) || Pid <- [self(), Consumer, whereis(code_server)]],
+                      true = is_process_alive(Consumer),
                       Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server,
                                                           nobody, Inbox]]
                           ++ [Try(done, [P, 1])
@@ -1118,8 +1123,13 @@ bad_options(_) ->
                                 Answer = trunkline_inbox:start_link(
                                            mailroom, #{}, [{inbox, #{bytes => 1000, Key => Value}}])
                         end, Bad),
-                      {error, {bad_option, inbox, [x]}} =
-                          trunkline_inbox:start_link(mailroom, #{}, [{inbox, [x]}]),
+                      [{error, {bad_option, Key, Value}} =
+                           trunkline_inbox:start_link({local, ?NAME}, mailroom, #{}, Options)
+                       || {Key, Value, Options} <- [{inbox, x, [{inbox, x}]},
+                                                    {inbox, [x | y], [{inbox, [x | y]}]},
+                                                    {x, true, [{inbox, [x]}]},
+                                                    {name, ?NAME, [{name, ?NAME}, {inbox, #{}}]},
+                                                    {inbx, #{}, [{timeout, 5000}, {inbx, #{}}]}]],
                       undefined = whereis(?NAME),
                       %% (Others of this node may come and go.)
                       cluster:await(fun() -> case processes() -- Before of

@@ -6,14 +6,14 @@
 
 -export([all/0, suite/0]).
 -export([rates/1, counters_that_begin_again/1, numbers/1, widths/1, heading/1, sorting/1,
-         few_rows/1, hints/1, two_nodes/1, inboxes/1, many_inboxes/1, plugin/1, arguments/1,
-         terminal/1]).
+         few_rows/1, hints/1, two_nodes/1, inboxes/1, many_inboxes/1, stopped_node/1, plugin/1,
+         arguments/1, terminal/1]).
 -export([printed/2, inbox/1, open_many/1]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [rates, counters_that_begin_again, numbers, widths, heading, sorting, few_rows, hints,
-          two_nodes, inboxes, many_inboxes, plugin, arguments, terminal].
+          two_nodes, inboxes, many_inboxes, stopped_node, plugin, arguments, terminal].
 
 %% --- samples that are made up ------------------------------------------------------------
 
@@ -240,6 +240,29 @@ two_nodes(_) ->
     ?assertNotEqual(nomatch, string:find(Stopped, "Trunkline does not run on")),
     cluster:stop_all([A, Plain, B, Hidden]).
 
+%% A node that stands still, behind a busy connection, holds nobody up.
+stopped_node(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    Sink = cluster:call(B, erlang, whereis, [init]),
+    cluster:suspend(B),
+    Sender = cluster:call(A, fun() ->
+                                     Binary = binary:copy(<<0>>, 10_000_000),
+                                     spawn(fun() -> [Sink ! Binary || _ <- lists:seq(1, 100)] end)
+                             end),
+    cluster:await(fun() ->
+                          {status, suspended}
+                              =:= cluster:call(A, erlang, process_info, [Sender, status])
+                  end),
+    ?assertEqual({error, timeout}, cluster:call(A, trunkline_sample, take, [NodeB])),
+    ?assertEqual({error, {erpc, timeout}},
+                 cluster:call(A, fun() ->
+                                         try trunkline_inbox:info({post, NodeB})
+                                         catch error:Reason -> {error, Reason}
+                                         end
+                                 end)),
+    cluster:stop_all([A, B]).
+
 %% What a function of trunkline_top prints; there is no terminal, and no input. Runs at the node.
 printed(Function, Args) ->
     Caller = group_leader(),
@@ -369,14 +392,18 @@ arguments(_) ->
                                                    trunkline_errors:format_error(badarg, Stack)))]
                         end
                 end,
-    ?assertEqual([["neither a node nor a map"], ["invalid option interval => 1"],
+    ?assertEqual([["neither a node nor a map"],
+                  ["option interval is 1, but must be an integer from 100 to 60000"],
                   ["not a node", "not a map"], ["not a node"]],
                  [Explained(start, [7]), Explained(start, [#{interval => 1}]),
                   Explained(start, ["b", 7]), Explained(once, ["b"])]),
     %% What can be sorted by depends on what is shown.
-    ?assertEqual([["invalid option sort => large_pending with show => lanes"],
-                  ["invalid option x => 1"], ["invalid option show => all"],
-                  ["invalid option sort => full"]],
+    ?assertEqual([["option sort is large_pending, but must be one of name, messages_out, "
+                   "messages_in, queued_bytes, in_flight_bytes, waited"],
+                  ["there is no option x; there are show, sort, interval"],
+                  ["option show is all, but must be one of peers, lanes, inboxes"],
+                  ["option sort is full, but must be one of name, messages_out, messages_in, "
+                   "bytes_out, bytes_in, queued_bytes, waited, large_pending, lost"]],
                  [Explained(start, [Options])
                   || Options <- [#{show => lanes, sort => large_pending},
                                  #{show => lanes, sort => in_flight_bytes, x => 1},

@@ -222,9 +222,11 @@ arguments(Config) ->
          ?assertEqual(nomatch, string:find(io_lib:format("~p ~ts", [Stack, Text]), "horse"))
      end || {Options, Said} <-
                 [{#{password => "horse"},
-                  "invalid password: it must be a text of at least 8 characters"},
-                 {#{port => 65536, password => "correct horse"}, "invalid option port => 65536"},
-                 {#{pasword => <<"correct horse">>}, "invalid option pasword => '...'"},
+                  "option password must be a text of at least 8 characters"},
+                 {#{port => 65536, password => "correct horse"},
+                  "option port is 65536, but must be an integer from 0 to 65535"},
+                 {#{pasword => <<"correct horse">>},
+                  "there is no option pasword; there are address, port, password"},
                  {[{password, "correct horse"}], "not a map"}]],
     ?assertMatch({error, stopped}, trunkline_web:start(#{})),          % not at this node
     ok = web(Config, stop, []).

@@ -98,15 +98,19 @@ What `info/1` answers:
 %% with 1).
 -define(SERVER, #{work => 8, tell_dropped => false}).
 -define(PROCESS, #{work => 1, tell_dropped => true}).
--define(ASK, 1000).                % ms: other nodes, for info/1
+%% ms: for info/1, the nodes that send, and the node of the inbox.
+-define(ASK, 1000).
+-define(ASK_INBOX, 5000).
+%% What gen_server and gen_statem know. (They ignore the rest, such as a name in the wrong place.)
+-define(SERVER_OPTIONS, [timeout, debug, spawn_opt, hibernate_after]).
 
 -doc "
 Starts a gen_server or a gen_statem without a name behind an inbox, as their own `start_link/3` do.
-`Options` may have `{inbox, Map}` with the options of the inbox. The pid of the result is the
+`Options` are theirs, and `{inbox, Options}` with those of the inbox. The pid of the result is the
 inbox's.
 
-The result is `{error, {bad_option, Key, Value}}` for an option of the inbox that cannot be, and
-`{error, not_started}` if Trunkline does not run. Other errors are those of
+The result is `{error, {bad_option, Key, Value}}` for an option that does not exist, or cannot have
+this value, and `{error, not_started}` if Trunkline does not run. Other errors are those of
 `gen_server:start_link/3`.
 
 ```erlang
@@ -147,14 +151,18 @@ start_link(Name, Module, Args, Options) ->
            gen_server:start_link(Name, Module, Args, Options)).
 
 start(Name, Module, Args, Options) ->
-    case check(proplists:get_value(inbox, Options, #{}), ?SERVER) of
-        {ok, Checked} ->
-            Rest = [Option || Option <- Options,
-                              not is_tuple(Option) orelse element(1, Option) =/= inbox],
-            What = {server, behaviour(Module), Module, Args, Rest},
-            trunkline_keeper:start_link(Name, What, Checked);
-        Error ->
-            Error
+    {Inbox, Others} = proplists:split(Options, [inbox]),
+    case [{Key, Value} || {Key, Value} <- Others, not lists:member(Key, ?SERVER_OPTIONS)] of
+        [] ->
+            case check(proplists:get_value(inbox, lists:append(Inbox), #{}), ?SERVER) of
+                {ok, Checked} ->
+                    What = {server, behaviour(Module), Module, Args, Others},
+                    trunkline_keeper:start_link(Name, What, Checked);
+                Error ->
+                    Error
+            end;
+        [{Key, Value} | _] ->
+            {error, {bad_option, Key, Value}}
     end.
 
 %% A module that exports callback_mode/0 is a gen_statem.
@@ -247,8 +255,9 @@ pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
 pid(Inbox) -> Inbox.
 
 -doc "
-Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. The
-error is `badarg` if this is no pid.
+Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. If it
+has ended already, the result is `ok`, too. The error is `badarg` if this is another process, or no
+pid of this node.
 
 ```erlang
 1> trunkline_inbox:close(Inbox).
@@ -257,21 +266,26 @@ ok
 ".
 -doc #{since => <<"0.4.0">>}.
 -spec close(Inbox :: pid()) -> ok.
-close(Inbox) when is_pid(Inbox) ->
-    Ref = monitor(process, Inbox),
-    unlink(Inbox),
-    _ = erase({?MODULE, Inbox}),
-    exit(Inbox, kill),
-    receive {'DOWN', Ref, process, _, _} -> ok end;
+close(Inbox) when is_pid(Inbox), node(Inbox) =:= node() ->
+    case is_process_alive(Inbox) andalso not trunkline_keeper:is_keeper(Inbox) of
+        true ->
+            ?BAD_ARGUMENT(badarg, [Inbox]);
+        false ->
+            Ref = monitor(process, Inbox),
+            unlink(Inbox),
+            _ = erase({?MODULE, Inbox}),
+            exit(Inbox, kill),
+            receive {'DOWN', Ref, process, _, _} -> ok end
+    end;
 close(Inbox) ->
     ?BAD_ARGUMENT(badarg, [Inbox]).
 
 -doc "
 What is going on in an inbox, at this node or at another one. The nodes that send are asked, for up
-to a second.
+to a second, and the node of the inbox for up to five.
 
-The error is `badarg` if this is no inbox, and that of `erpc:call/4` if the inbox's node cannot be
-asked.
+The error is `badarg` if this is no inbox, and that of `erpc:call/5` if the inbox's node cannot be
+asked, as `{erpc, timeout}`.
 
 ```erlang
 1> #{queued_messages := N, dropped := 0} = trunkline_inbox:info(counter).
@@ -290,7 +304,7 @@ info(Inbox) ->
         Keeper when is_pid(Keeper) ->
             #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
             All = lists:usort([node() | maps:keys(Nodes)] ++ trunkline_inboxes:who_knows(Keeper)),
-            Senders = erpc:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK),
+            Senders = trunkline_process:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK),
             Merge = fun({Node, {ok, Who}}, Map) ->
                             Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};
                        (_, Map) ->
@@ -302,12 +316,20 @@ info(Inbox) ->
     end.
 
 info_of(Node, There) ->
-    try erpc:call(Node, ?MODULE, info, [There])
-    catch error:{exception, badarg, _} -> error(badarg)
+    case trunkline_process:multicall([Node], ?MODULE, info, [There], ?ASK_INBOX) of
+        [{ok, Info}] -> Info;
+        [{error, {exception, badarg, _}}] -> error(badarg);
+        [{Class, Reason}] -> erlang:raise(Class, Reason, [])
     end.
 
 %% --- options --------------------------------------------------------------------------
 
+check(Options, Own) when is_list(Options) ->
+    try proplists:to_map(Options) of
+        Map -> check(Map, Own)
+    catch
+        error:_ -> {error, {bad_option, inbox, Options}}
+    end;
 check(Options, Own) when is_map(Options) ->
     Defaults = Own#{policy => block, bytes => 8 bsl 20, messages => 100_000, urgent => none},
     case [{Key, Value} || {Key, Value} <- maps:to_list(Options), not is_valid(Key, Value)] of

@@ -17,7 +17,7 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, info/1, infos/2]).
+-export([start_link/3, is_keeper/1, info/1, infos/2]).
 -export([init/2, loop/1]).
 
 -dialyzer({no_improper_lists, [ask/2]}).
@@ -74,6 +74,10 @@ start_link(Name, What, Options) ->
                 Started -> Started
             end
     end.
+
+%% Whether a process of this node is one, registered or not.
+-spec is_keeper(pid()) -> boolean().
+is_keeper(Pid) -> element(1, proc_lib:translate_initial_call(Pid)) =:= ?MODULE.
 
 %% Since OTP 26 a start that fails leaves no 'EXIT' message in the mailbox of the caller.
 forget_exit(Keeper) ->

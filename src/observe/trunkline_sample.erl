@@ -77,11 +77,11 @@
 take(Node) when Node =:= node() ->
     {ok, here()};
 take(Node) ->
-    try {ok, erpc:call(Node, ?MODULE, here, [], ?ASK)}
-    catch
-        error:{exception, undef, [{?MODULE, here, _, _} | _]} -> {error, no_trunkline};
-        error:{erpc, Reason} -> {error, Reason};
-        _:Reason -> {error, Reason}
+    case trunkline_process:multicall([Node], ?MODULE, here, [], ?ASK) of
+        [{ok, Sample}] -> {ok, Sample};
+        [{error, {exception, undef, [{?MODULE, here, _, _} | _]}}] -> {error, no_trunkline};
+        [{error, {erpc, Reason}}] -> {error, Reason};
+        [{_, Reason}] -> {error, Reason}
     end.
 
 %% A sample of this node. This runs at the node that is observed.

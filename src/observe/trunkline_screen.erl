@@ -9,7 +9,7 @@
 -module(trunkline_screen).
 -moduledoc false.
 
--export([lines/3, help/1, are_options/1, sorts/1, short/1, bytes/1, time/1, name/2]).
+-export([lines/3, help/1, options/1, sorts/1, short/1, bytes/1, time/1, name/2]).
 
 -export_type([show/0, sort/0]).
 
@@ -35,18 +35,20 @@ sorts(lanes) -> [name, messages_out, messages_in, queued_bytes, in_flight_bytes,
 sorts(inboxes) -> [name, queued_messages, queued_bytes, full, passed, dropped].
 
 %% Whether trunkline_top:start/2 accepts these options.
--spec are_options(term()) -> boolean().
-are_options(Options) when is_map(Options) ->
-    Show = maps:get(show, Options, peers),
-    lists:member(Show, [peers, lanes, inboxes])
-        andalso lists:all(fun({interval, Ms}) ->
-                                  is_integer(Ms) andalso Ms >= 100 andalso Ms =< 60_000;
-                             ({show, _}) -> true;
-                             ({sort, Sort}) -> lists:member(Sort, sorts(Show));
-                             (_) -> false
-                          end, maps:to_list(Options));
-are_options(_) ->
-    false.
+%% What the rows can be sorted by depends on what is shown.
+-spec options(Given :: term()) -> [trunkline_options:declared()].
+options(Given) ->
+    Shows = [peers, lanes, inboxes],
+    Sorts = case Given of
+                #{show := Show} -> [Sort || lists:member(Show, Shows), Sort <- sorts(Show)];
+                _ -> sorts(peers)
+            end,
+    [{show, one_of(Shows), fun(Show) -> lists:member(Show, Shows) end},
+     {sort, one_of(Sorts), fun(Sort) -> lists:member(Sort, Sorts) end},
+     {interval, "an integer from 100 to 60000",
+      fun(Ms) -> is_integer(Ms) andalso Ms >= 100 andalso Ms =< 60_000 end}].
+
+one_of(Atoms) -> ["one of ", lists:join(", ", [atom_to_list(Atom) || Atom <- Atoms])].
 
 -spec lines(trunkline_sample:view(), Hints :: [string()], settings()) -> [string()].
 lines(View, Hints, #{columns := Columns} = Settings) ->

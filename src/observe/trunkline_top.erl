@@ -78,7 +78,7 @@ ok
 start(Node) when is_atom(Node) ->
     run(Node, #{});
 start(Options) ->
-    case trunkline_screen:are_options(Options) of
+    case trunkline_options:are_valid(trunkline_screen, Options) of
         true -> run(node(), Options);
         false -> ?BAD_ARGUMENT(badarg, [Options])
     end.
@@ -96,7 +96,7 @@ ok
 -doc #{since => <<"1.0.0">>}.
 -spec start(node(), options()) -> ok.
 start(Node, Options) ->
-    case is_atom(Node) andalso trunkline_screen:are_options(Options) of
+    case is_atom(Node) andalso trunkline_options:are_valid(trunkline_screen, Options) of
         true -> run(Node, Options);
         false -> ?BAD_ARGUMENT(badarg, [Node, Options])
     end.

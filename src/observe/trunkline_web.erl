@@ -22,7 +22,7 @@ ok
 
 -include("../trunkline_errors.hrl").
 
--export([start/1, stop/0]).
+-export([start/0, start/1, stop/0]).
 
 -export_type([options/0, start_error/0]).
 
@@ -51,6 +51,18 @@ address and port.
                      | {missing, file:filename_all()} | {listen, Reason :: term()}.
 
 -doc "
+Starts the page at an address of this host that no other host can reach. See `start/1`.
+
+```erlang
+1> trunkline_web:start().
+{ok, \"http://127.0.0.1:9669/\"}
+```
+".
+-doc #{since => <<"1.0.0">>}.
+-spec start() -> {ok, URL :: string()} | {error, start_error()}.
+start() -> start(#{}).
+
+-doc "
 Starts the page, and answers its address. It lasts until `stop/0`, or until Trunkline stops.
 
 The error is `badarg` if the options are not right.
@@ -63,7 +75,7 @@ The error is `badarg` if the options are not right.
 -doc #{since => <<"1.0.0">>}.
 -spec start(options()) -> {ok, URL :: string()} | {error, start_error()}.
 start(Options) ->
-    case trunkline_web_server:are_options(Options) of
+    case trunkline_options:are_valid(trunkline_web_server, Options) of
         true -> trunkline_web_server:start(Options);
         false -> ?BAD_ARGUMENT(badarg, [without_secrets(Options)])
     end.

@@ -12,7 +12,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([start/1, stop/0, are_options/1, since/1, page/0]).
+-export([start/1, stop/0, options/1, since/1, page/0]).
 -export([start_link/1]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
@@ -42,15 +42,14 @@
 
 %% --- for trunkline_web -------------------------------------------------------------------
 
--spec are_options(term()) -> boolean().
-are_options(Options) when is_map(Options) ->
-    lists:all(fun({address, Address}) -> trunkline_options:ip_address(Address) =/= error;
-                 ({port, Port}) -> is_integer(Port) andalso Port >= 0 andalso Port < 65536;
-                 ({password, Password}) -> password(Password) =/= error;
-                 (_) -> false
-              end, maps:to_list(Options));
-are_options(_) ->
-    false.
+-spec options(term()) -> [trunkline_options:declared()].
+options(_) ->
+    [{address, "an address, as \"10.0.0.3\", \"::1\" or {10,0,0,3}",
+      fun(Address) -> trunkline_options:ip_address(Address) =/= error end},
+     {port, "an integer from 0 to 65535",
+      fun(Port) -> is_integer(Port) andalso Port >= 0 andalso Port < 65536 end},
+     {password, io_lib:format("a text of at least ~b characters", [?SHORTEST]),
+      fun(Password) -> password(Password) =/= error end}].
 
 password(Password) when is_list(Password); is_binary(Password) ->
     try unicode:characters_to_binary(Password) of

@@ -498,7 +498,7 @@ meaning(down) ->
 meaning(nodedown) ->
     "what that node has sent by Trunkline before may come after the news that it is down";
 meaning(start) ->
-    "what is started may run before what this process has sent to that node by Trunkline is there";
+    "the new process may run before earlier messages of this process have arrived at that node";
 meaning(halt) ->
     "what this function has sent by Trunkline may still be in this node, and is lost then; "
     "init:stop/0,1 waits for it".
