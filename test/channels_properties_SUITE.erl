@@ -7,9 +7,9 @@
 
 -define(WINDOW, 10_000).
 
--export([all/0, resending/1, way_back/1, resumed/1, dictionary/1, damaged/1]).
+-export([all/0, resending/1, way_back/1, arrivals/1, resumed/1, dictionary/1, damaged/1]).
 
-all() -> [resending, way_back, resumed, dictionary, damaged].
+all() -> [resending, way_back, arrivals, resumed, dictionary, damaged].
 
 check(Tests, Property) -> counterexample:check(Tests, 60, Property).
 
@@ -163,6 +163,58 @@ way_back(_) ->
     {[8, 9], _} = take_all(O3),
     %% What has arrived by another way is not sent again.
     {[first], [8], _} = Takes([d], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))).
+
+%% --- arrivals ------------------------------------------------------------------------
+
+%% Batches come as terms and as frames, early, late, twice and damaged. Each is taken once, in the
+%% order of the numbers, and what is damaged is refused.
+arrivals(_) -> check(1000, prop_arrivals()).
+
+prop_arrivals() ->
+    ?ALL({Batches, Coming},
+         {list({oneof([term, frame]), list({destination(), message()})}),
+          list({nat(), oneof([whole, whole, damaged])})},
+         begin
+             {Sent, _} = lists:mapfoldl(fun sent/2, trunkline_dictionary:new(),
+                                        lists:enumerate(Batches)),
+             At = fun(N) -> lists:nth(1 + N rem length(Sent), Sent) end,
+             All = [{At(N), How} || Sent =/= [], {N, How} <- Coming]
+                 ++ [{Each, whole} || Each <- Sent],
+             {Taken, Refused, A} =
+                 lists:foldl(fun arrives/2, {[], 0, trunkline_arrivals:new()}, All),
+             Expected = [{later, N, [[To | Message] || {To, Message} <- Entries]}
+                         || {N, {_, Entries}} <- lists:enumerate(Batches)],
+             %% (A damaged one is not seen before its turn, and then a whole one may have taken its
+             %% place.)
+             Damaged = length([x || {{_, frame, _}, damaged} <- All]),
+             conjunction([{each_once, lists:reverse(Taken) =:= Expected},
+                          {next, trunkline_arrivals:next(A) =:= length(Batches) + 1},
+                          {refused, Refused =< Damaged}])
+         end).
+
+sent({N, {term, Entries}}, D) ->
+    {{N, term, {later, N, [[To | Message] || {To, Message} <- Entries]}}, D};
+sent({N, {frame, Entries}}, D) ->
+    {{_, Frame}, D1} = trunkline_dictionary:encode({N, later, N, [[To | Message]
+                                                                 || {To, Message} <- Entries]}, D),
+    {{N, frame, iolist_to_binary(Frame)}, D1}.
+
+arrives({{N, term, Batch}, _}, {Taken, Refused, A}) ->
+    taken(Taken, Refused, trunkline_arrivals:batch(N, Batch, A));
+arrives({{_, frame, Frame}, How}, {Taken, Refused, A}) ->
+    Arrived = case How of
+                  whole -> Frame;
+                  damaged -> <<(binary:part(Frame, 0, 8))/binary, "damaged">>
+              end,
+    {ok, A1} = trunkline_arrivals:frame(distribution, Arrived, A),
+    taken(Taken, Refused, A1).
+
+taken(Taken, Refused, A) ->
+    case trunkline_arrivals:take(A) of
+        {batch, Batch, A1} -> taken([Batch | Taken], Refused, A1);
+        {refused, distribution, A1} -> taken(Taken, Refused + 1, A1);
+        none -> {Taken, Refused, A}
+    end.
 
 %% --- resuming ------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@
 %% wait, so the window bounds them.
 %%
 %% Batches come by the distribution, or by connections of the lane's own, whose sockets this process
-%% owns (trunkline_channels). They are numbered. A batch that comes before its turn waits. A batch
-%% that has arrived before, and was sent again because that was not known, is dropped. A connection
-%% that brings anything but batches is closed; the lane sends again what may be lost by that.
+%% owns (trunkline_channels). They are delivered in the order of their numbers (trunkline_arrivals).
+%% A connection that brings anything but batches is closed; the lane sends again what may be lost by
+%% that.
 %%
 %% A registered name is looked up once, as for `!': when the message's turn comes. The turn of a
 %% small message comes when no message of the same sender is in its way to the process that has the
@@ -29,13 +29,13 @@
 %%
 %% An inlet lives for one session of a link, which may outlive its connection. Then what the inlet
 %% said to its lane may have been lost, and the lane asks for the inlet's state (resume/2). Nothing
-%% else changes. At the end of the session finish/1 lets the inlet deliver what has arrived. Local
+%% else changes. At the end of the session finish/2 lets the inlet deliver what has arrived. Local
 %% callers watch any inlet of the session while they wait for a reply from that node, which may come
 %% by another one. So the inlets end together, when all have delivered, and so does every wait. (If
 %% one takes long to deliver, the others do not wait for it.)
 %%
 %% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
-%% connected, nothing has happened to the servers. Then the inlet retires (retire/2). It goes on as
+%% connected, nothing has happened to the servers. Then the inlet retires. It goes on as
 %% agent, and as what callers watch, together with its counterpart: the inlet at the peer to which
 %% their requests went. It stays as long as the connection and the counterpart last, and a process
 %% waits at either. Its lanes retire, too, and pass on replies by plain distribution, or by the
@@ -50,8 +50,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start_link/4, batch/2, frame/2, resume/2, finish/1, over/1, retire/2, arrived/3]).
--export([answered/2]).
+-export([start_link/4, batch/2, frame/2, resume/2, finish/2, over/1, arrived/3, answered/2]).
 -export([init/4, loop/1]).
 
 %% ms: what is delivered is acknowledged after ACK_DELAY if not before, and an inlet that is idle
@@ -67,10 +66,9 @@
 
 -dialyzer({no_improper_lists, [deliver/4, deliver_opened/3]}).
 
--type serial() :: pos_integer().             % of a large message, or of a batch
--type batch() :: {trunkline_window:ack(), trunkline_gate:charge(), [trunkline_lane:entry()]}.
-%% By which connection a batch has come, if by any.
--type from() :: distribution | {Transport :: module(), trunkline_transport:socket()}.
+-type serial() :: pos_integer().             % of a large message
+%% What an inlet does when everything is delivered that had arrived.
+-type then() :: over | {retire, Counterpart :: pid()}.
 -type receiver() :: trunkline_turns:receiver().
 %% What waits for its turn: a message, or a large message.
 -type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}
@@ -83,6 +81,10 @@
          charge :: trunkline_gate:charge(),
          turn = false :: boolean(),
          opener = none :: none | later | pid() | ended}).
+
+%% (An element of an atom makes a guard fail.)
+-define(IS_FINISHING(S), (element(1, S#inlet.ends) =:= finishing
+                          orelse element(1, S#inlet.ends) =:= told)).
 
 -record(inlet,
         {ix :: pos_integer(),
@@ -97,14 +99,10 @@
          openers = #{} :: #{pid() | Later :: reference() => serial()},
          delivered = [] :: [serial()],                             % the lane has not been told yet
          delivered_bytes = 0 :: non_neg_integer(),
-         finishing = false :: boolean(),
-         told = false :: boolean(),             % the link knows that everything is delivered
-         %% After the session: its counterpart at the peer; and the processes with which it ends.
-         retires = none :: none | pid(),
-         retired = none :: none | over | [pid()],
-         next = 1 :: serial(),                                     % the next batch
-         early = #{} :: #{serial() => batch() | {from(), binary()}},     % batches behind it
-         names = trunkline_dictionary:reader() :: trunkline_dictionary:reader(),
+         %% At the end of the session: it delivers; the link knows that everything is delivered; it
+         %% ends together with these processes.
+         ends = no :: no | {finishing, then()} | {told, then()} | {retired, [pid()]} | over,
+         arrivals = trunkline_arrivals:new() :: trunkline_arrivals:arrivals(),
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
          active = false :: boolean()}).         % since the last quiet timer
@@ -146,23 +144,17 @@ resume(Inlet, Ref) ->
 
 %% Lets the inlet deliver what has arrived. Then it sends {finished, self()} to the link, and waits
 %% until it is over/1.
--spec finish(pid()) -> ok.
-finish(Inlet) ->
-    Inlet ! {finish, 2},
+-spec finish(pid(), then()) -> ok.
+finish(Inlet, Then) ->
+    Inlet ! {finish, Then, 2},
     ok.
 
-%% Ends the inlet, with reason normal, or retires it.
+%% The inlet ends, with reason normal. Or it sends {retired, self()} to the link, and lives on while
+%% a process waits.
 -spec over(pid()) -> ok.
 over(Inlet) ->
     Inlet ! over,
     ok.
-
-%% Like finish/1, but the inlet does not end while a process waits. When it is over/1, it sends
-%% {retired, self()} to the link.
--spec retire(pid(), Counterpart :: pid()) -> ok.
-retire(Inlet, Counterpart) ->
-    Inlet ! {retire, Counterpart},
-    finish(Inlet).
 
 %% All fragments of that large message have arrived.
 -spec arrived(pid(), serial(), trunkline_reassembly:parts()) -> ok.
@@ -177,18 +169,17 @@ answered(Inlet, Requests) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{finishing = true, told = false, openers = Openers, route = Route} = S)
+loop(#inlet{ends = {finishing, Then}, openers = Openers, route = Route} = S)
   when map_size(Openers) =:= 0 ->
     Route#route.link ! {finished, self()},
-    loop(S#inlet{told = true});
-loop(#inlet{retired = over, agent = Agent}) ->
+    loop(S#inlet{ends = {told, Then}});
+loop(#inlet{ends = over, agent = Agent}) ->
     trunkline_agent:ended(Agent);
 loop(S) ->
     receive
-        {batch, Serial, Ack, Charge, Entries} when Serial =:= S#inlet.next ->
-            loop(early(batch(Ack, Charge, Entries, S)));
-        {batch, Serial, Ack, Charge, Entries} when Serial > S#inlet.next ->
-            loop(S#inlet{early = (S#inlet.early)#{Serial => {Ack, Charge, Entries}}});
+        {batch, Serial, Ack, Charge, Entries} ->
+            Batch = {Ack, Charge, Entries},
+            loop(arrivals(trunkline_arrivals:batch(Serial, Batch, S#inlet.arrivals), S));
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {called, Request} ->
@@ -212,12 +203,11 @@ loop(S) ->
             loop(down(Monitor, Pid, Reason, S));
         {resume, Ref} when is_reference(Ref) ->
             loop(resumed(Ref, S));
-        {retire, Counterpart} ->
-            loop(S#inlet{retires = Counterpart});
-        over when S#inlet.retires =:= none ->
-            trunkline_agent:ended(S#inlet.agent);
         over ->
-            loop(retired(S));
+            loop(case S#inlet.ends of
+                     {_, {retire, Counterpart}} -> retired(Counterpart, S);
+                     _ -> S#inlet{ends = over}
+                 end);
         {unannounced, Request} ->
             loop(S#inlet{agent = trunkline_agent:unannounced(Request, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
@@ -225,13 +215,15 @@ loop(S) ->
             ?MODULE:loop(timeout(Timer, S));
         {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
             loop(open_again(Timer, Parts, S));
-        {finish, N} when N > 0 ->
+        {finish, Then, N} when N > 0 ->
             %% When the first message to itself is here, so are all batches that had arrived; when
             %% the second one is, these batches have been delivered.
-            self() ! {finish, N - 1},
+            self() ! {finish, Then, N - 1},
             loop(S);
-        {finish, _} ->
-            loop(without_missing(S#inlet{finishing = true, arrived = #{}, early = #{}}));
+        {finish, Then, _} ->
+            Arrivals = trunkline_arrivals:without_early(S#inlet.arrivals),
+            loop(without_missing(S#inlet{ends = {finishing, Then}, arrived = #{},
+                                         arrivals = Arrivals}));
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         {socket, _, Transport, Socket} ->
@@ -240,8 +232,8 @@ loop(S) ->
             loop(timer(quiet, S));
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
-        Late when element(1, Late) =:= batch; element(1, Late) =:= opened ->
-            loop(S);                         % it has been here before, or its opener is dead
+        {opened, _, _, _} ->
+            loop(S);                         % its opener is dead
         Other ->
             loop(event(trunkline_transport:event(Other), Other, S))
     end.
@@ -258,21 +250,10 @@ event(unknown, Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-%% A batch is decoded when its turn comes: it may need names that earlier batches bring.
-frame(From, Frame, #inlet{next = Next, early = Early} = S) ->
-    case trunkline_dictionary:serial(Frame) of
-        {batch, Next, Term} -> early(decoded(From, Term, S));
-        {batch, Serial, Term} when Serial > Next ->
-            S#inlet{early = Early#{Serial => {From, Term}}};
-        {batch, _, _} -> S;
-        heartbeat -> S;
-        error -> refused(From, S)
-    end.
-
-decoded(From, Term, #inlet{names = Names} = S) ->
-    case trunkline_dictionary:decode(Term, Names) of
-        {Ack, Charge, Entries, Names1} -> batch(Ack, Charge, Entries, S#inlet{names = Names1});
-        error -> refused(From, S)
+frame(From, Frame, #inlet{arrivals = Arrivals} = S) ->
+    case trunkline_arrivals:frame(From, Frame, Arrivals) of
+        {ok, Arrivals1} -> arrivals(Arrivals1, S);
+        refused -> refused(From, S)
     end.
 
 refused(distribution, S) ->
@@ -281,21 +262,17 @@ refused({Transport, Socket}, S) ->
     ok = Transport:close(Socket),
     S.
 
-%% The next batch.
-batch(Ack, Charge, Entries, #inlet{next = Next} = S) ->
-    {Waiting, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
-    delivered(Ack, Charge, Waiting, S1#inlet{next = Next + 1}).
-
-%% The batches behind it that are here already.
-early(#inlet{early = Early} = S) when map_size(Early) =:= 0 ->
-    S;
-early(#inlet{early = Early, next = Next} = S) ->
-    case maps:take(Next, Early) of
-        {{Ack, Charge, Entries}, Early1} ->
-            early(batch(Ack, Charge, Entries, S#inlet{early = Early1}));
-        {{From, Term}, Early1} ->
-            early(decoded(From, Term, S#inlet{early = Early1}));
-        error -> S
+%% Delivers the batches whose turn has come.
+arrivals(Arrivals, S) ->
+    case trunkline_arrivals:take(Arrivals) of
+        {batch, {Ack, Charge, Entries}, Arrivals1} ->
+            {Waiting, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
+            S2 = delivered(Ack, Charge, Waiting, S1#inlet{arrivals = Arrivals1}),
+            arrivals(S2#inlet.arrivals, S2);
+        {refused, From, Arrivals1} ->
+            arrivals(Arrivals1, refused(From, S));
+        none ->
+            S#inlet{arrivals = Arrivals}
     end.
 
 %% Returns the charge of what has to wait for its turn.
@@ -384,14 +361,14 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
     S1 = items(Items, S#inlet{turns = Turns, large = (S#inlet.large)#{Number => Large}}),
     case maps:take(Number, S1#inlet.arrived) of
         {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
-        error when S#inlet.finishing -> ended(Number, S1);
+        error when ?IS_FINISHING(S) -> ended(Number, S1);
         error when element(1, Large#large.sizes) =:= term ->
             open(Number, {term, S#inlet.lane, Number}, S1);
         error -> S1
     end.
 
 %% Has it decoded before its turn comes, in parallel with everything else.
-open(Number, {term, _, _}, #inlet{finishing = true} = S) ->
+open(Number, {term, _, _}, S) when ?IS_FINISHING(S) ->
     ended(Number, S);
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
@@ -404,7 +381,7 @@ open(Number, Parts, #inlet{large = All} = S) ->
                                 end,
             turn(Number, S#inlet{large = All#{Number := Large#large{opener = Opener}},
                                  openers = (S#inlet.openers)#{Started => Number}});
-        #{} when S#inlet.finishing; is_map_key(Number, All) ->
+        #{} when ?IS_FINISHING(S); is_map_key(Number, All) ->
             S;
         #{} ->
             S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
@@ -490,27 +467,28 @@ fetched(_, _) ->
     ok.
 
 %% A server has ended, or an executor, or one of the processes with which a retired inlet ends.
-down(Monitor, Pid, Reason, #inlet{agent = Agent, retired = Others} = S) ->
-    case is_list(Others) andalso lists:member(Pid, Others) of
+down(Monitor, Pid, Reason, #inlet{agent = Agent, ends = Ends} = S) ->
+    case is_tuple(Ends) andalso element(1, Ends) =:= retired
+        andalso lists:member(Pid, element(2, Ends)) of
         true when Reason =:= normal, node(Pid) =/= node() ->
             counterpart_ended({'DOWN', Monitor, process, Pid, Reason}, S);
-        true -> S#inlet{retired = over};
+        true -> S#inlet{ends = over};
         false -> S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}
     end.
 
 %% No process waits at the counterpart any more. But its last replies may be on their way by the
 %% lanes of a later session, with which this inlet ends then. (Without lanes they have come before.)
-counterpart_ended({_, _, _, Pid, _} = Down, #inlet{retired = Others} = S) ->
+counterpart_ended({_, _, _, Pid, _} = Down, #inlet{ends = {retired, Others}} = S) ->
     case {trunkline_peers:session(node(Pid)), trunkline_peers:lookup(node(Pid))} of
         {none, #{state := State}} when State =:= greeting; State =:= opening ->
             _ = erlang:send_after(?AWAITED, self(), Down),
             S;
         {none, _} ->
-            S#inlet{retired = over};
+            S#inlet{ends = over};
         {Inlets, _} ->
             Later = tuple_to_list(Inlets),
             lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Later),
-            S#inlet{retired = Later ++ lists:delete(Pid, Others)}
+            S#inlet{ends = {retired, Later ++ lists:delete(Pid, Others)}}
     end.
 
 %% The opener has delivered its message, or is dead: maybe before its turn.
@@ -591,12 +569,14 @@ acknowledge_rest(S0) ->
 %% Tells of large messages first: when everything that a lane has sent is acknowledged, it knows of
 %% all large messages, too.
 ack(Ack, Charge, S0) ->
-    #inlet{lane = Lane, next = Next} = S = tell(S0),
-    ok = trunkline_process:send_connected(Lane, {ack, Ack, self(), Charge, Next - 1}),
+    #inlet{lane = Lane, arrivals = Arrivals} = S = tell(S0),
+    Arrived = trunkline_arrivals:next(Arrivals) - 1,
+    ok = trunkline_process:send_connected(Lane, {ack, Ack, self(), Charge, Arrived}),
     S.
 
-resumed(Ref, #inlet{lane = Lane, next = Next, window = Window, large = Large} = S) ->
-    Answer = {resumed, Ref, Next, trunkline_window:acknowledged(Window), maps:keys(Large)},
+resumed(Ref, #inlet{lane = Lane, arrivals = Arrivals, window = Window, large = Large} = S) ->
+    Answer = {resumed, Ref, trunkline_arrivals:next(Arrivals),
+              trunkline_window:acknowledged(Window), maps:keys(Large)},
     ok = trunkline_process:send_connected(Lane, Answer),
     S#inlet{delivered = [], delivered_bytes = 0}.
 
@@ -617,7 +597,7 @@ timeout(awaited, S) ->
             _ = erlang:start_timer(?AWAITED, self(), awaited),
             proc_lib:hibernate(?MODULE, loop, [S]);
         false ->
-            S#inlet{retired = over}
+            S#inlet{ends = over}
     end;
 timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
     {Unanswered, HasLeases, Agent} = trunkline_agent:tick(S#inlet.agent),
@@ -634,22 +614,21 @@ timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
 
 %% --- after the session --------------------------------------------------------
 
-retired(#inlet{retires = Counterpart, route = #route{link = Link, lanes = Lanes}} = S) ->
+retired(Counterpart, #inlet{route = #route{link = Link, lanes = Lanes}} = S) ->
     ok = trunkline_watched:retired(self()),
     Lanes1 = tuple_to_list(Lanes),
     lists:foreach(fun(Lane) -> monitor(process, Lane) end, Lanes1),
     unlink(Link),
     Link ! {retired, self()},
     _ = erlang:start_timer(?AWAITED, self(), awaited),
-    S#inlet{finishing = false, retires = none,
-            retired = case trunkline_process:monitor_connected(Counterpart) of
-                          noconnection -> over;
-                          _ -> [Counterpart | Lanes1]
-                      end}.
+    S#inlet{ends = case trunkline_process:monitor_connected(Counterpart) of
+                       noconnection -> over;
+                       _ -> {retired, [Counterpart | Lanes1]}
+                   end}.
 
 %% The lanes and the counterpart monitor this inlet for their own sake, and trunkline_monitors only
 %% waits for its end: none of these is a caller.
-is_awaited(#inlet{agent = Agent, retired = Counterparts}) ->
+is_awaited(#inlet{agent = Agent, ends = {retired, Counterparts}}) ->
     Others = [whereis(trunkline_monitors) | Counterparts],
     {monitored_by, By} = process_info(self(), monitored_by),
     trunkline_agent:is_awaited(Agent)

@@ -506,12 +506,12 @@ out_of_reach(#link{reach = Reach} = D) ->
     cancel(ping, cancel(look, D#link{reach = trunkline_reach:down(Reach)})).
 
 end_inlets(finish, Inlets) ->
-    lists:foreach(fun trunkline_inlet:finish/1, Inlets);
+    lists:foreach(fun(Inlet) -> trunkline_inlet:finish(Inlet, over) end, Inlets);
 end_inlets({retire, Counterparts}, Inlets) ->
     %% The nodes stay connected, and everything has been delivered: callers may go on waiting.
     lists:foreach(fun({Inlet, Counterpart}) ->
                           ok = trunkline_process:outlive(Inlet),
-                          trunkline_inlet:retire(Inlet, Counterpart)
+                          trunkline_inlet:finish(Inlet, {retire, Counterpart})
                   end, lists:zip(Inlets, Counterparts)).
 
 %% Its state is of no use in another session.
