@@ -913,11 +913,12 @@ many_large_replies(_) ->
               cluster:await(fun() -> is_still(B) end, ?LONG),
               Most = cluster:call(
                        B, fun() -> Watcher ! {most, self()}, receive {most, M} -> M end end),
-              Kept = memory_of(B, total) - Rest,
+              Kept = fun() -> memory_of(B, total) - Rest end,
               ct:log("~p: ~p replies wait; ~b MB more, ~b MB at the most",
-                     [Make, Waiting(), Kept div ?MB, (Most - Rest) div ?MB]),
+                     [Make, Waiting(), Kept() div ?MB, (Most - Rest) div ?MB]),
               ?assertMatch({message_queue_len, N} when N > 0, Waiting()),
-              ?assert(Kept < 2 * 64 * ?MB),
+              %% (What is garbage by now may still be there.)
+              cluster:await(fun() -> Kept() < 2 * 64 * ?MB orelse Kept() end),
               cluster:stop_all([A, B])
       end, [{10 * ?MB, fun answering/1},
             {{list, 10 * ?MB div 16}, fun answering_the_same/1},
