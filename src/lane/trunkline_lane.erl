@@ -21,8 +21,8 @@
 %%                             from then on, and asks for a connection at the first message
 %%     direct                  plain `!', one by one, in order
 %%     drain                   says when nothing is left in it
-%%     retire                  passes on only what callers wait for, by plain `!' or the lanes of a
-%%                             later session (the link no longer uses it)
+%%
+%% When the link no longer uses it, it may retire (trunkline_retired).
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
 %% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
@@ -118,7 +118,7 @@
          large :: trunkline_gate:charge(),
          stats :: trunkline_stats:stats(),
          node :: node(),
-         mode = hold :: hold | absent | direct | {send, outlets()} | {retired, Inlets :: [pid()]}
+         mode = hold :: hold | absent | direct | {send, outlets()}
                       | {suspended, outlets(), Asked :: none | reference()},
          batches :: trunkline_batches:batches(),       % what has been sent to the inlet
          backlog :: trunkline_backlog:backlog(),
@@ -179,7 +179,7 @@ init(Parent, #lane{ix = Ix} = Lane) ->
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
     proc_lib:hibernate(?MODULE, loop, [Lane]).
 
-%% The lane lives on for these inlets, whose callers wait for replies. No process is linked to it.
+%% The lane lives on for these inlets, whose callers wait for replies (trunkline_retired).
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
 retire(Lane, Inlets) ->
     Lane ! {retire, Inlets},
@@ -190,17 +190,9 @@ loop({system, From, Request, S}) ->
     trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 loop(S) ->
     receive
-        [Charge, Sender | Entry] when element(1, S#lane.mode) =:= retired ->
-            {Entry1, S1} = mark(Charge, Sender, Entry, S),
-            {_, S2} = dispose(Entry1, {retired, Sender}, S1),
-            loop(left(Charge, S2));
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
             loop(data(Charge, Entry1, S1));
-        {[[alias | _] | {_, _, Agent} = Request], Reply}
-          when is_pid(Agent), element(1, S#lane.mode) =:= retired ->
-            ok = trunkline_leftovers:pass_on(Request, Reply, S#lane.node),
-            loop(S);
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             loop(replied(trunkline_shape:size(Reply), Request, Reply, S));
         {system, From, Request} ->
@@ -690,13 +682,14 @@ control({order, Ref, Mode}, Before) ->
     ok = ready(Ref, {Queued, InFlight + Plain}, S1),
     ticking(S1);
 control({retire, Inlets}, S) ->
-    lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
     {_, S0} = end_bypass(direct, S),
-    {_, S1} = dispose_all({retired, none}, (without_asks(S0))#lane{mode = {retired, Inlets}}),
-    S1;
+    {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
+        dispose_all(retired, without_asks(S0)),
+    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
+                               inlets => Inlets});
 control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of
-        unknown -> down(Down, S);
+        unknown -> way_event(Down, S);
         Throttle -> S#lane{throttle = Throttle}
     end;
 control({looked_through, N}, S) ->
@@ -736,14 +729,6 @@ fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = A
         Pid when is_pid(Pid) -> ticking(S1#lane{asks = trunkline_asks:know(Pid, go, Asks)});
         any -> S1
     end.
-
-down({'DOWN', _, process, Inlet, _}, #lane{mode = {retired, Inlets}} = S) ->
-    case lists:delete(Inlet, Inlets) of
-        [] -> exit(normal);
-        Left -> S#lane{mode = {retired, Left}}
-    end;
-down(Down, S) ->
-    way_event(Down, S).
 
 with_room(Charge, #lane{heap = Heap} = S) ->
     S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.

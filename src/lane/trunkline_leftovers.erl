@@ -3,8 +3,7 @@
 %%
 %%     direct      the lane's session has ended, and the connection has not
 %%     retired     the same, but the link does not use this lane any more: what no caller waits for
-%%                 counts as lost. What comes after the lane has retired takes the lane of its
-%%                 sender's messages, if there are lanes again
+%%                 counts as lost
 %%     lost_...    the connection is lost; this is where to count
 %%
 %% What concerns a session is of no use when the session has ended. A request does not: its caller
@@ -12,19 +11,18 @@
 -module(trunkline_leftovers).
 -moduledoc false.
 
--export([dispose/4, is_of_session/1, pass_on/3, lost/3]).
+-export([dispose/4, is_of_session/1, lost/3]).
 
 -dialyzer({no_improper_lists, [dispose/4]}).
 
-%% Sender is not known of what came before the lane retired.
--type how() :: direct | {retired, Sender :: none | pid()} | trunkline_room:lost().
+-type how() :: direct | retired | trunkline_room:lost().
 -type entry() :: trunkline_lane:entry().
 
 %% Returns how many messages were lost, and which large messages the lane has no more.
 -spec dispose(entry(), how(), node(), trunkline_stats:stats()) ->
           {non_neg_integer(), [trunkline_notices:serial()]}.
 dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
-    Message = case How =:= direct orelse is_passed_on(To, How) of
+    Message = case How =:= direct orelse How =:= retired of
                   true -> trunkline_parcel:unpack_sent(Parcel);
                   false -> []
               end,
@@ -32,15 +30,10 @@ dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
     {Lost, [N]};
 dispose([{behind, _, _, To} | Message], How, Node, Stats) ->
     dispose([To | Message], How, Node, Stats);
-dispose([To | Message], {retired, Sender} = How, Node, Stats) ->
-    case is_passed_on(To, How) of
-        true when Sender =:= none ->
-            dispose([To | Message], direct, Node, Stats);
-        true ->
-            ok = trunkline_direct:pass_on(To, Message, Sender, Node),
-            {0, []};
-        false ->
-            dispose([To | Message], lost_queued, Node, Stats)
+dispose([To | Message], retired, Node, Stats) ->
+    case trunkline_command:is_news(To) of
+        true -> dispose([To | Message], direct, Node, Stats);
+        false -> dispose([To | Message], lost_queued, Node, Stats)
     end;
 dispose([{each, Tos} | Encoded], direct, Node, Stats) ->
     Message = trunkline_multicast:decode(Encoded),
@@ -58,8 +51,6 @@ dispose([To | _], Field, _, Stats) ->
         true -> {lost(1, Field, Stats), []};
         false -> {0, []}
     end.
-
-is_passed_on(To, How) -> is_tuple(How) andalso trunkline_command:is_news(To).
 
 -spec lost(Messages, trunkline_room:lost() | lost_unconfirmed, trunkline_stats:stats()) -> Messages
               when Messages :: non_neg_integer().
@@ -79,9 +70,3 @@ direct(Command, Message, Node) ->
 is_of_session([{parcel, _, _, _, To} | _]) -> trunkline_command:is_of_session(To);
 is_of_session([{behind, _, _, To} | _]) -> trunkline_command:is_of_session(To);
 is_of_session([To | _]) -> trunkline_command:is_of_session(To).
-
-%% A server has replied to a lane that has retired.
--spec pass_on(trunkline_agent:request(), Reply :: term(), node()) -> ok.
-pass_on({Caller, {Pid, Server}, Agent}, Reply, Node) ->
-    ok = trunkline_direct:pass_on({reply, Caller, Pid}, Reply, Server, Node),
-    trunkline_inlet:answered(Agent, [{Caller, Server}]).

@@ -1,0 +1,85 @@
+%% A lane that has retired (see trunkline_lanes): its session has ended in good order, and the link
+%% does not use it any more. But callers at the peer may still wait for replies to it.
+%%
+%%     server ── reply ──> retired lane ── the lane of a later session, or plain `!' ──> caller
+%%
+%% It passes on what is for callers: replies, and news of servers. Both take the same way, so that
+%% they stay in order. For anything else that still comes no process waits: it is lost, and counted.
+%% The lane ends together with the inlets that have retired, whose callers these are. No process is
+%% linked to it.
+-module(trunkline_retired).
+-moduledoc false.
+
+-export([become/1, loop/1]).
+
+-export_type([retired/0]).
+
+-dialyzer({no_improper_lists, [handle/2]}).
+
+-type retired() :: #{ix := pos_integer(),
+                     node := node(),
+                     stats := trunkline_stats:stats(),
+                     throttle := trunkline_throttle:throttle(),
+                     inlets := [pid()]}.
+
+%% ms: after so long without a message it gives its memory back.
+-define(QUIET, 1000).
+
+%% For a lane that has nothing more in its queue.
+-spec become(retired()) -> no_return().
+become(#{inlets := Inlets} = R) ->
+    lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
+    proc_lib:hibernate(?MODULE, loop, [R]).
+
+-spec loop(retired()) -> ok | no_return().
+loop(#{inlets := []}) ->
+    ok;
+loop(R) ->
+    receive
+        {system, From, Request} -> trunkline_process:system(From, Request, fun ?MODULE:loop/1, R);
+        Message -> ?MODULE:loop(handle(Message, R))
+    after ?QUIET -> proc_lib:hibernate(?MODULE, loop, [R])
+    end.
+
+handle([_, Sender, {parcel, _, To} | Parcel], R) ->
+    sent(To, fun() -> trunkline_parcel:unpack_sent(Parcel) end, Sender, R);
+handle([_, Sender, To | Message], R) ->
+    sent(To, fun() -> Message end, Sender, R);
+handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, #{node := Node} = R)
+  when is_pid(Agent) ->
+    ok = trunkline_direct:pass_on({reply, Caller, Pid}, Reply, Server, Node),
+    ok = trunkline_inlet:answered(Agent, [{Caller, Server}]),
+    R;
+handle({relay, Agent, Message}, R) ->
+    Agent ! Message,
+    R;
+handle({'DOWN', Ref, process, Pid, _}, #{throttle := Throttle, inlets := Inlets} = R) ->
+    case trunkline_throttle:ended(Ref, Throttle) of
+        unknown -> R#{inlets := lists:delete(Pid, Inlets)};
+        Throttle1 -> R#{throttle := Throttle1}
+    end;
+handle({looked_through, N}, #{throttle := Throttle} = R) ->
+    R#{throttle := trunkline_throttle:looked_through(N, Throttle)};
+%% Senders of long terms, and openers.
+handle({ask, Ref, _, _}, R) ->
+    Ref ! {Ref, no},
+    R;
+handle({answer, _, Answer}, R) ->
+    ok = trunkline_in_turn:not_used(Answer),
+    R;
+handle({sent_plain, _}, #{ix := Ix, stats := Stats} = R) ->
+    trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+    R;
+handle({fetch, _, _, Opener, _}, R) ->
+    ok = trunkline_process:send_connected(Opener, missing),
+    R;
+%% What concerned the session, or means nothing.
+handle(_, R) ->
+    R.
+
+sent(To, Message, Sender, #{node := Node, stats := Stats} = R) ->
+    _ = case trunkline_command:is_news(To) of
+            true -> trunkline_direct:pass_on(To, Message(), Sender, Node);
+            false -> trunkline_leftovers:dispose([To], lost_queued, Node, Stats)
+        end,
+    R.
