@@ -58,12 +58,9 @@
          order = none :: none | {reference(), [pid()]},
          route = none :: none | #route{},
          %% Of the session: inlets and dock for what the peer sends, trunk for large messages to it.
-         inlets = [] :: [pid()],
+         inlets = trunkline_inlets:new() :: trunkline_inlets:inlets(),
          dock = none :: none | pid(),
          trunk = none :: none | pid(),
-         finishing = [] :: [pid()],                  % inlets of earlier sessions,
-         finished = [] :: [pid()],                   % and those that have delivered everything
-         retired = [] :: [pid()],                    % inlets that are done, and stay for callers
          stand_in = none :: none | pid(),            % what callers watch until there are inlets
          shown = {none, 0} :: {trunkline_peers:state() | none, Since :: integer()},
          reach :: trunkline_reach:reach(),
@@ -222,26 +219,22 @@ message({lane_ready, Ref, Lane, Lost}, #link{report = Report} = D)
         #link{order = {Ref, _}} -> lane_ready(Lane, D1);
         _ -> D1
     end;
-message({finished, Inlet}, #link{finishing = Finishing, finished = Finished} = D) ->
-    case lists:member(Inlet, Finishing) of
-        true -> end_together(D#link{finished = [Inlet | Finished]});
-        false -> D
-    end;
-message({retired, Inlet}, #link{finishing = Finishing, retired = Retired} = D) ->
-    case lists:member(Inlet, Finishing) of
-        true ->
-            Alive = lists:filter(fun is_process_alive/1, Retired),
-            finished(Inlet, D#link{retired = [Inlet | Alive]});
-        false ->
+message({finished, Inlet}, #link{inlets = Inlets} = D) ->
+    end_together(D#link{inlets = trunkline_inlets:delivered(Inlet, Inlets)});
+message({retired, Inlet}, #link{inlets = Inlets} = D) ->
+    case trunkline_inlets:ended(Inlet, Inlets) of
+        {Which, Inlets1} ->
+            inlet_ended(Which, D#link{inlets = trunkline_inlets:retired(Inlet, Inlets1)});
+        unknown ->
             D
     end;
-message({'EXIT', Pid, Reason}, #link{finishing = Finishing} = D) ->
-    case lists:member(Pid, Finishing) of
-        true ->
-            finished(Pid, D);
-        false ->
-            case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker
-                                    | trunkline_lanes:pids(D#link.route) ++ D#link.inlets]) of
+message({'EXIT', Pid, Reason}, #link{inlets = Inlets} = D) ->
+    case trunkline_inlets:ended(Pid, Inlets) of
+        {Which, Inlets1} ->
+            inlet_ended(Which, D#link{inlets = Inlets1});
+        unknown ->
+            Others = trunkline_lanes:pids(D#link.route) ++ trunkline_inlets:pids(Inlets),
+            case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker | Others]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> D
             end
@@ -295,22 +288,12 @@ lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
         Left -> D#link{order = {Ref, Left}}
     end.
 
-finished(Inlet, #link{finishing = Finishing} = D) ->
-    case lists:delete(Inlet, Finishing) of
-        [] -> step(finished, D#link{finishing = [], finished = []});
-        Left -> end_together(D#link{finishing = Left})
-    end.
+inlet_ended(last, D) -> step(finished, D);
+inlet_ended(more, D) -> end_together(D).
 
-%% A caller that waits for a reply by one inlet may watch another one. So all inlets end together,
-%% unless one takes long to deliver.
-end_together(#link{finishing = Finishing, finished = Finished, timers = Timers} = D) ->
-    case Finishing -- Finished =:= [] orelse not is_map_key(together, Timers) of
-        true ->
-            lists:foreach(fun trunkline_inlet:over/1, Finished),
-            D#link{finished = []};
-        false ->
-            D
-    end.
+%% (They wait for each other while the timer runs.)
+end_together(#link{inlets = Inlets, timers = Timers} = D) ->
+    D#link{inlets = trunkline_inlets:end_together(is_map_key(together, Timers), Inlets)}.
 
 timeout(recheck, _, #link{route = Route, room = Room} = D) ->
     D1 = D#link{room = trunkline_room:recheck(Route, Room)},
@@ -474,15 +457,14 @@ start({lanes, Layout}, D) ->
     end;
 start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats} = D) ->
     Start = fun() ->
-                    Inlets = [trunkline_inlet:start_link(Ix, Lane, Window, Route)
-                              || {Ix, Lane} <- lists:enumerate(Theirs)],
-                    {Inlets, trunkline_dock:start_link(Inlets, Stats)}
+                    Inlets = trunkline_inlets:start(Theirs, Window, Route, D#link.inlets),
+                    {Inlets, trunkline_dock:start_link(trunkline_inlets:pids(Inlets), Stats)}
             end,
     case trunkline_process:start_all(Start) of
-        {ok, {Inlets, Dock} = Started} ->
+        {ok, {Inlets, Dock}} ->
             D1 = show(D#link{inlets = Inlets, dock = Dock}),
             ok = trunkline_watched:lanes(Node),
-            {{started, inlets, Started}, D1};
+            {{started, inlets, {trunkline_inlets:pids(Inlets), Dock}}, D1};
         {error, system_limit} ->
             {{system_limit, inlets}, D}
     end;
@@ -493,26 +475,16 @@ start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) -
         {error, system_limit} -> {{system_limit, trunk}, D}
     end.
 
-end_session(How, #link{inlets = Inlets, finishing = Finishing} = D0) ->
+end_session(How, #link{inlets = Inlets} = D0) ->
     #link{trunk = Trunk, dock = Dock, stats = Stats} = D = went(D0),
-    ok = end_inlets(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
     write(out_of_reach(timer(together, ?TOGETHER,
-                             D#link{inlets = [], finishing = Inlets ++ Finishing, trunk = none,
-                                    dock = none}))).
+                             D#link{inlets = trunkline_inlets:end_session(How, Inlets),
+                                    trunk = none, dock = none}))).
 
 out_of_reach(#link{reach = Reach} = D) ->
     cancel(ping, cancel(look, D#link{reach = trunkline_reach:down(Reach)})).
-
-end_inlets(finish, Inlets) ->
-    lists:foreach(fun(Inlet) -> trunkline_inlet:finish(Inlet, over) end, Inlets);
-end_inlets({retire, Counterparts}, Inlets) ->
-    %% The nodes stay connected, and everything has been delivered: callers may go on waiting.
-    lists:foreach(fun({Inlet, Counterpart}) ->
-                          ok = trunkline_process:outlive(Inlet),
-                          trunkline_inlet:finish(Inlet, {retire, Counterpart})
-                  end, lists:zip(Inlets, Counterparts)).
 
 %% Its state is of no use in another session.
 end_with_session(Pid) ->
@@ -618,8 +590,8 @@ without_route(Field, #link{node = Node} = D) ->
 %% their own must not be there any more.
 end_lanes(_, #link{route = none} = D) ->
     D;
-end_lanes(Field, #link{route = Route, retired = Retired, report = Report} = D) ->
-    case trunkline_lanes:end_all(Field, Route, lists:filter(fun is_process_alive/1, Retired)) of
+end_lanes(Field, #link{route = Route, inlets = Inlets, report = Report} = D) ->
+    case trunkline_lanes:end_all(Field, Route, trunkline_inlets:retired(Inlets)) of
         0 -> ok;
         Lost -> ok = trunkline_report:lanes_ended(Field, Lost, Report)
     end,
@@ -636,7 +608,8 @@ set_path(Path, #link{route = Route} = D) ->
 
 %% --- waiting processes ----------------------------------------------------
 
-await(Ref, What, #link{session = Session, route = Route, inlets = Inlets, room = Room} = D) ->
+await(Ref, What, #link{session = Session, route = Route, room = Room} = D) ->
+    Inlets = trunkline_inlets:pids(D#link.inlets),
     IsOpening = trunkline_session:phase(Session) =:= opening,
     case {path(D), What} of
         {_, session} when IsOpening ->
@@ -671,34 +644,36 @@ answer(Ref, Answer, D) ->
 show(State, #link{shown = {State, _}} = D) -> show(D);
 show(State, D) -> show(D#link{shown = {State, erlang:system_time(millisecond)}}).
 
-show(#link{shown = {State, _}} = D) -> write(stand_in(State, D)).
+show(#link{shown = {State, _}, inlets = Inlets} = D) ->
+    write(stand_in(State, trunkline_inlets:pids(Inlets), D)).
 
 write(#link{node = Node, session = Session, shown = {State, Since}} = D) ->
     ok = trunkline_peers:put(
            Node, #{state => State, link => self(), stats => D#link.stats, since => Since,
-                   inlets => D#link.inlets, finishing => D#link.finishing,
+                   inlets => trunkline_inlets:pids(D#link.inlets),
+                   finishing => trunkline_inlets:finishing(D#link.inlets),
                    stand_in => D#link.stand_in,
                    agreement => trunkline_session:agreement(Session),
                    capabilities => trunkline_session:capabilities(Session)}),
     D.
 
 %% For requests that are in the lanes before it is clear whether there will be a session.
-stand_in(_, #link{route = none, stand_in = none} = D) ->
+stand_in(_, _, #link{route = none, stand_in = none} = D) ->
     D;
-stand_in(State, #link{inlets = [], stand_in = none} = D)
+stand_in(State, [], #link{stand_in = none} = D)
   when State =:= down; State =:= holding; State =:= opening ->
     D#link{stand_in = trunkline_stand_in:start()};
-stand_in(_, #link{stand_in = none} = D) ->
+stand_in(_, _, #link{stand_in = none} = D) ->
     D;
-stand_in(State, #link{inlets = [_ | _] = Inlets, stand_in = StandIn} = D)
+stand_in(State, [_ | _] = Inlets, #link{stand_in = StandIn} = D)
   when State =:= opening; State =:= up ->
     ok = trunkline_stand_in:session(StandIn, Inlets),
     D#link{stand_in = none};
-stand_in(State, #link{node = Node, stand_in = StandIn} = D)
+stand_in(State, _, #link{node = Node, stand_in = StandIn} = D)
   when State =:= greeting; State =:= drained ->
     ok = trunkline_stand_in:plain(StandIn, Node),
     D#link{stand_in = none};
-stand_in(_, D) ->
+stand_in(_, _, D) ->
     D.
 
 %% The requests of the callers that watch it are lost.
