@@ -20,6 +20,9 @@
 
 -export_type([controller/0]).
 
+%% The process that calls returns its result as its exit reason.
+-dialyzer({nowarn_function, multicall/5}).
+
 %% What carries the signals to a node. Each connection has another one. `none': there is no
 %% connection.
 -type controller() :: port() | pid() | none.

@@ -224,7 +224,6 @@ event({timeout, Timer, {channels, What}}, #batches{channels = Channels} = B) ->
     {ok, by(trunkline_channels:timeout(Timer, What, Channels), B)};
 event(Event, #batches{channels = Channels} = B) ->
     case trunkline_channels:event(Event, Channels) of
-        false -> unknown;
         unknown -> unknown;
         Channels1 -> {ok, by(Channels1, B)}
     end.
