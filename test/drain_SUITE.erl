@@ -12,7 +12,7 @@
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
-         by_a_later_session/1, never_refused/1]).
+         by_a_later_session/1, replies_at_the_end/1, never_refused/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1, has_looked/1]).
 
 -define(DEADLINE, 60_000).
@@ -25,7 +25,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
           senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
-          by_a_later_session, never_refused].
+          by_a_later_session, replies_at_the_end, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -142,37 +142,7 @@ requests_answered(_) ->
     {A, B} = cluster:pair([]),
     lists:foreach(
       fun({At, Other}) ->
-              NodeB = cluster:node_of(B),
-              Large = binary:copy(<<"reply">>, 100_000),
-              {ok, Server} = cluster:call(B, server, start, [gen_server]),
-              Waiting =
-                  cluster:call(
-                    A,
-                    fun() ->
-                            [spawn(fun() -> receive_and_keep(traffic:attempt(Fun)) end)
-                             || Fun <-
-                                    [fun() -> trunkline:call(Server, {echo_told, small, self()},
-                                                             infinity) end,
-                                     fun() ->
-                                             trunkline:call({test_gen_server, NodeB},
-                                                            {echo_told, Large, self()}, infinity)
-                                     end,
-                                     fun() ->
-                                             trunkline_erpc:call(NodeB, drain_SUITE, late, [small])
-                                     end,
-                                     fun() ->
-                                             trunkline_erpc:call(NodeB, drain_SUITE, late, [Large])
-                                     end]]
-                    end),
-              Holding = fun() ->
-                                cluster:call(
-                                  B, fun() -> [Pid || Pid <- processes(),
-                                                      {current_function, F} <-
-                                                          [process_info(Pid, current_function)],
-                                                      F =:= {server, hold, 1}
-                                                          orelse F =:= {?MODULE, late, 1}] end)
-                        end,
-              cluster:await(fun() -> length(Holding()) =:= 4 end),
+              {Large, Waiting, Holding} = late_callers(A, B),
               ?assertEqual(ok, drain(At, Other)),
               Told = Holding(),
               ?assertEqual(4, length(Told)),
@@ -185,6 +155,72 @@ requests_answered(_) ->
               reconnect(A, B)
       end, [{A, B}, {B, A}]),
     cluster:stop_all([A, B]).
+
+%% Processes at A that wait for a small and a large reply of a server at B, and a small and a large
+%% outcome of a function. Those whom they wait for are told by `go'.
+late_callers(A, B) ->
+    NodeB = cluster:node_of(B),
+    Large = binary:copy(<<"reply">>, 100_000),
+    {ok, Server} = cluster:call(B, server, start, [gen_server]),
+    Waiting =
+        cluster:call(
+          A, fun() ->
+                     [spawn(fun() -> receive_and_keep(traffic:attempt(Fun)) end)
+                      || Fun <- [fun() ->
+                                         trunkline:call(Server, {echo_told, small, self()},
+                                                        infinity)
+                                 end,
+                                 fun() ->
+                                         trunkline:call({test_gen_server, NodeB},
+                                                        {echo_told, Large, self()}, infinity)
+                                 end,
+                                 fun() ->
+                                         trunkline_erpc:call(NodeB, drain_SUITE, late, [small])
+                                 end,
+                                 fun() ->
+                                         trunkline_erpc:call(NodeB, drain_SUITE, late, [Large])
+                                 end]]
+             end),
+    Holding = fun() ->
+                      cluster:call(B, fun() -> [Pid || Pid <- processes(),
+                                                       {current_function, F} <-
+                                                           [process_info(Pid, current_function)],
+                                                       F =:= {server, hold, 1}
+                                                           orelse F =:= {?MODULE, late, 1}] end)
+              end,
+    cluster:await(fun() -> length(Holding()) =:= 4 end),
+    {Large, Waiting, Holding}.
+
+%% The node of the server stops Trunkline. Its lanes are drained, and it has said goodbye, when the
+%% replies come. The large ones cannot go beside the lanes any more: the end of the session would
+%% take them with it, unseen.
+replies_at_the_end(_) ->
+    {A, B} = cluster:pair([]),
+    {Large, Waiting, Holding} = late_callers(A, B),
+    Link = cluster:call(A, ?MODULE, find, [link, cluster:node_of(B)]),
+    [ok = cluster:call(A, sys, suspend, [Pid])
+     || Pid <- [Link | cluster:call(A, nemesis_node, by_kind, [trunkline_dock])]],
+    Stopping = spawn_monitor(fun() -> cluster:call(B, cluster, stop_trunkline, []) end),
+    cluster:await(fun() ->
+                          {messages, Said} = cluster:call(A, erlang, process_info,
+                                                          [Link, messages]),
+                          lists:any(fun(M) -> is_tuple(M) andalso element(1, M) =:= goodbye end,
+                                    Said)
+                  end),
+    Told = Holding(),
+    ok = cluster:call(B, fun() -> [Pid ! go || Pid <- Told], ok end),
+    cluster:await(fun() -> Holding() =:= [] end),
+    cluster:await(fun() -> cluster:call(B, fun() -> lanes_rest() end) end),
+    ok = cluster:call(A, sys, resume, [Link]),
+    ?assertEqual([{ok, small}, {ok, Large}, {ok, {late, small}}, {ok, {late, Large}}],
+                 [cluster:call(A, fun() -> ask(Pid) end) || Pid <- Waiting]),
+    {Pid, Ref} = Stopping,
+    receive {'DOWN', Ref, process, Pid, normal} -> ok end,
+    ?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
+                 info(A, B)),
+    cluster:stop_all([A, B]).
+
+lanes_rest() -> lists:all(fun cluster:is_at_rest/1, nemesis_node:by_kind(trunkline_lane)).
 
 late(Term) ->
     receive go -> {late, Term} end.

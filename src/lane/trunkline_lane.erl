@@ -133,6 +133,7 @@
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
          drain = none :: none | reference(),    % tell the link when everything is delivered
+         drained = false :: boolean(),          % it was, and the session is about to end
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
@@ -453,7 +454,11 @@ mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
         {Entry1, Notices1} -> {Entry1, S#lane{notices = Notices1}}
     end.
 
-%% A large message leaves the lane.
+%% A large message leaves the lane. (A large reply may come while the session ends. What is beside
+%% the lane then is lost, since the trunk and the dock end with the session: so it travels in the
+%% lane.)
+notice([{parcel, _, N, _, To} | Parcel], #lane{drained = true} = S) ->
+    {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
     Batch = trunkline_batches:next(S#lane.batches),
     S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices)},
@@ -768,7 +773,7 @@ without_asks(#lane{asks = Asks} = S) ->
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches} = S) ->
     Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
-    {0, flush(S#lane{mode = {send, Outlets}, fence = none, batches = Batches1})};
+    {0, flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
@@ -821,7 +826,8 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
             ok = ready(Ref, {0, 0}, S),
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
-            S#lane{drain = none, batches = trunkline_batches:close_channels(S#lane.batches)};
+            S#lane{drain = none, drained = true,
+                   batches = trunkline_batches:close_channels(S#lane.batches)};
         false ->
             %% The level may be kept up by a sender that will never send (see quiet/1).
             ticking(S)
