@@ -680,7 +680,11 @@ control({order, Ref, Mode}, Before) ->
                              end, Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
-    InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
+    %% (What has been sent since the lane was drained arrives, if the nodes stay connected.)
+    InFlight = case Mode =:= direct andalso S#lane.drained of
+                   true -> 0;
+                   false -> trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches))
+               end,
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),
