@@ -51,6 +51,8 @@
 -define(SMALL, 4096).
 %% Bytes per second from which on a connection with messages of that size has large traffic.
 -define(LARGE_RATE, 10_000_000).
+%% Writes for a term that Trunkline sends by the distribution, at most: 2 MB in fragments of 64 kB.
+-define(WRITES, 33).
 %% Messages in a batch, at most: see trunkline_lane.
 -define(BATCH, 256).
 %% us of both nodes' processors
@@ -244,10 +246,15 @@ judge(#{lanes := Lanes} = Figures) ->
 
 in_use(Figures) -> {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)}.
 
-%% Whether most of the traffic goes by lane. (Batches on connections of their own are not among the
-%% writes.)
-are_used(#{socket := #{writes := Writes}, lanes := #{messages := Messages, batches := Batches}}) ->
-    Messages >= Writes - Batches;
+%% Whether most of the traffic may be Trunkline's. (Batches on connections of their own are not
+%% among the writes. Long terms are not in batches, and each takes several writes.)
+are_used(#{socket := #{writes := Writes}, lanes := #{messages := Messages, batches := Batches}}
+         = Figures) ->
+    Each = case mean(Figures) < ?SMALL of
+               true -> 1;
+               false -> ?WRITES
+           end,
+    Messages * Each >= Writes - Batches;
 are_used(_) ->
     true.
 

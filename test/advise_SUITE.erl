@@ -59,7 +59,10 @@ lanes_not_in_use(_) ->
      end || {Gain, Figures} <- [{batches, #{socket => socket(400_000, 39)}},
                                 {large, #{socket => socket(500, 3_000_000)}},
                                 {waits, #{socket => socket(500, 1000),
-                                          suspended => #{times => 10.0, share => 0.12}}}]].
+                                          suspended => #{times => 10.0, share => 0.12}}}]],
+    %% A hundred terms of 1 MB, which Trunkline sends by the distribution, in fragments.
+    {in_use, _} = judge(#{socket => socket(1600, 64_000),
+                          lanes => #{messages => 100.0, batches => 0.0, waits => 0.0}}).
 
 unknown_counters(_) ->
     ?assertMatch({none, [_]}, judge(#{socket => undefined})).

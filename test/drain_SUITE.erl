@@ -12,8 +12,7 @@
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
-         by_a_later_session/1, replies_at_the_end/1, not_lost_at_the_end/1,
-         never_refused/1]).
+         by_a_later_session/1, replies_at_the_end/1, never_refused/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1, has_looked/1]).
 
 -define(DEADLINE, 60_000).
@@ -26,7 +25,7 @@ all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
           senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
-          by_a_later_session, replies_at_the_end, not_lost_at_the_end, never_refused].
+          by_a_later_session, replies_at_the_end, never_refused].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->
@@ -176,10 +175,10 @@ late_callers(A, B) ->
                                                         {echo_told, Large, self()}, infinity)
                                  end,
                                  fun() ->
-                                         trunkline_erpc:call(NodeB, drain_SUITE, late, [small])
+                                         trunkline_erpc:call(NodeB, ?MODULE, late, [small])
                                  end,
                                  fun() ->
-                                         trunkline_erpc:call(NodeB, drain_SUITE, late, [Large])
+                                         trunkline_erpc:call(NodeB, ?MODULE, late, [Large])
                                  end]]
              end),
     Holding = fun() ->
@@ -208,10 +207,15 @@ replies_at_the_end(_) ->
                           lists:any(fun(M) -> is_tuple(M) andalso element(1, M) =:= goodbye end,
                                     Said)
                   end),
+    Sent = fun() ->
+                   #{lanes := Lanes} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                   lists:sum([N || #{messages := N} <- Lanes])
+           end,
+    Before = Sent(),
     Told = Holding(),
     ok = cluster:call(B, fun() -> [Pid ! go || Pid <- Told], ok end),
-    cluster:await(fun() -> Holding() =:= [] end),
-    cluster:await(fun() -> cluster:call(B, fun() -> lanes_rest() end) end),
+    %% (The outcomes go by plain distribution.)
+    cluster:await(fun() -> Sent() >= Before + 2 orelse Sent() end),
     ok = cluster:call(A, sys, resume, [Link]),
     ?assertEqual([{ok, small}, {ok, Large}, {ok, {late, small}}, {ok, {late, Large}}],
                  [cluster:call(A, fun() -> ask(Pid) end) || Pid <- Waiting]),
@@ -220,47 +224,6 @@ replies_at_the_end(_) ->
     ?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
                  info(A, B)),
     cluster:stop_all([A, B]).
-
-%% A server replies when its lane has been drained, because the other node stops Trunkline. The
-%% reply arrives, and so it is not among those that may be lost.
-not_lost_at_the_end(_) ->
-    {A, B} = cluster:pair([]),
-    NodeA = cluster:node_of(A),
-    lists:foreach(
-      fun(N) ->
-              Server = cluster:call(B, fun() -> spawn(fun() -> replying_at_the_end() end) end),
-              Caller = cluster:call(
-                         A, fun() ->
-                                    spawn(fun() ->
-                                                  receive_and_keep(
-                                                    trunkline:call(Server, {reply, N}, infinity))
-                                          end)
-                            end),
-              cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, dictionary])
-                                         =:= {dictionary, [{asked, true}]}
-                            end),
-              cluster:call(A, cluster, stop_trunkline, []),
-              ?assertEqual(N, cluster:call(A, fun() -> ask(Caller) end)),
-              cluster:await_state(B, A, greeting),
-              ?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
-                           cluster:call(B, trunkline, info, [NodeA])),
-              ok = cluster:call(A, cluster, start_trunkline, [[]]),
-              cluster:await_up(A, B)
-      end, lists:seq(1, 5)),
-    cluster:stop_all([A, B]).
-
-replying_at_the_end() ->
-    receive {'$gen_call', {Caller, _} = From, {reply, N}} ->
-            put(asked, true),
-            #route{gate = Gate} = trunkline_route:lookup(node(Caller)),
-            session_ends(Gate),
-            gen_server:reply(From, N)
-    end.
-
-session_ends(Gate) ->
-    trunkline_gate:path(Gate) =/= lanes orelse receive after 1 -> session_ends(Gate) end.
-
-lanes_rest() -> lists:all(fun cluster:is_at_rest/1, nemesis_node:by_kind(trunkline_lane)).
 
 late(Term) ->
     receive go -> {late, Term} end.

@@ -267,10 +267,11 @@ ok
 -doc #{since => <<"0.4.0">>}.
 -spec close(Inbox :: pid()) -> ok.
 close(Inbox) when is_pid(Inbox), node(Inbox) =:= node() ->
-    case is_process_alive(Inbox) andalso not trunkline_keeper:is_keeper(Inbox) of
-        true ->
-            ?BAD_ARGUMENT(badarg, [Inbox]);
+    %% (If it ends just now, it is not alive any more.)
+    case trunkline_keeper:is_keeper(Inbox) orelse not is_process_alive(Inbox) of
         false ->
+            ?BAD_ARGUMENT(badarg, [Inbox]);
+        true ->
             Ref = monitor(process, Inbox),
             unlink(Inbox),
             _ = erase({?MODULE, Inbox}),

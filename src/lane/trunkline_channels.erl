@@ -99,7 +99,7 @@ new(Ix, Inlet, Sent, Options, Stats) ->
                           again -> ets:new(?MODULE, [ordered_set, private])
                       end}.
 
-%% From now on there should be a connection, and batches should go that way.
+%% This way is better now. In either case a connection should be ready from now on.
 -spec way(way(), channels()) -> channels().
 way(Way, C) ->
     pump(first(show(C#channels{way = Way}))).

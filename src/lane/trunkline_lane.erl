@@ -1,5 +1,5 @@
 %% A lane: one process that takes messages out of its mailbox and hands them
-%% over in batches. (This folder has the way of a small message: sender, lane, inlet, receiver.)
+%% over in batches. (This folder has the way of a message: sender, lane, inlet, receiver.)
 %%
 %%     sender ── [Charge, Sender, To | Message] ──> lane ══ {batch, ...} ══> inlet
 %%       │ enter                                     │ leave                │
@@ -133,7 +133,7 @@
          %% When it was sent, and how many messages are still ahead of it.
          probe = none :: none | {Microseconds :: integer(), Before :: integer()},
          drain = none :: none | reference(),    % tell the link when everything is delivered
-         drained = false :: boolean(),          % it was, and the session is about to end
+         drained = false :: boolean(),          % everything was; see is_closed/1
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
@@ -406,15 +406,16 @@ add(C, Entry, More, Charge, Entries, S) ->
 %% beyond that it is full of replies.
 reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
       #lane{gate = Gate, ix = Ix, large = Large, throttle = Throttle} = S) ->
-    case charge(Size, Reply, Large) of
-        Charge when Charge < Large ->
+    Charge = charge(Size, Reply, Large),
+    case Charge < Large orelse is_closed(S) of
+        true ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
             {Charge, case trunkline_notices:is_marked(Server, S#lane.notices) of
                          true -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
                          false -> [{reply, Caller} | Reply]
                      end, (answered(Agent, Caller, Server, S))#lane{
                             throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
-        Charge ->
+        false ->
             _ = trunkline_throttle:suspend(Server),
             Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
             large_reply(Parcel, Charge, Request, Reply, S)
@@ -454,18 +455,28 @@ mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
         {Entry1, Notices1} -> {Entry1, S#lane{notices = Notices1}}
     end.
 
-%% A large message leaves the lane. (A large reply may come while the session ends. What is beside
-%% the lane then is lost, since the trunk and the dock end with the session: so it travels in the
-%% lane.)
-notice([{parcel, _, N, _, To} | Parcel], #lane{drained = true} = S) ->
-    {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
+%% A large message leaves the lane. (Only the outcome of a function may still come when the lane is
+%% closed: see is_closed/1.)
 notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
-    Batch = trunkline_batches:next(S#lane.batches),
-    S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices)},
-    {Sizes, S2} = leaves(N, Parcel, S1),
-    {[{notice, Place, N, Sender, To} | Sizes], S2};
+    case is_closed(S) of
+        true ->
+            {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
+        false ->
+            Batch = trunkline_batches:next(S#lane.batches),
+            S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices)},
+            {Sizes, S2} = leaves(N, Parcel, S1),
+            {[{notice, Place, N, Sender, To} | Sizes], S2}
+    end;
 notice(Entry, S) ->
     {Entry, S}.
+
+%% Whether the lane has been drained and not been opened again. Then only replies and news come
+%% here, until the session ends: at once if a node stops Trunkline, or as late as the connection
+%% after a drain. The end takes the trunk and the dock with it, and what is on its way between them.
+%% So large replies travel in the lane from here on, as all other messages travel by the
+%% distribution.
+is_closed(#lane{drained = Drained, gate = Gate}) ->
+    Drained andalso trunkline_gate:path(Gate) =/= lanes.
 
 %% Terms that can go by the distribution stay here until they are fetched.
 leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, notices = Notices} = S) ->
@@ -661,9 +672,9 @@ control({fetch, _, N, Opener, How}, S) ->
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
 control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
+    Batches1 = trunkline_batches:suspend(Batches),
     ok = ready(Ref, {0, 0}, S),
-    ticking(S#lane{mode = {suspended, element(2, Mode), none},
-                   batches = trunkline_batches:suspend(Batches)});
+    ticking(S#lane{mode = {suspended, element(2, Mode), none}, batches = Batches1});
 control({order, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
     ok = trunkline_inlet:resume(Inlet, Ref),
     ok = ready(Ref, {0, 0}, S),
@@ -672,7 +683,7 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({order, Ref, drain}, S) ->
-    drained(S#lane{drain = Ref});
+    drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
     {Plain, S0} = end_bypass(case Mode of
                                  {absent, _} -> lost_unconfirmed;
@@ -680,11 +691,7 @@ control({order, Ref, Mode}, Before) ->
                              end, Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
-    %% (What has been sent since the lane was drained arrives, if the nodes stay connected.)
-    InFlight = case Mode =:= direct andalso S#lane.drained of
-                   true -> 0;
-                   false -> trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches))
-               end,
+    InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),

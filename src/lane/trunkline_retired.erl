@@ -4,9 +4,9 @@
 %%     server ── reply ──> retired lane ── the lane of a later session, or plain `!' ──> caller
 %%
 %% It passes on what is for callers: replies, and news of servers. Both take the same way, so that
-%% they stay in order. For anything else that still comes no process waits: it is lost, and counted.
-%% The lane ends together with the inlets that have retired, whose callers these are. No process is
-%% linked to it.
+%% they stay in order. For anything else that still comes no process waits. A message is lost, and
+%% counted; a command is dropped. The lane ends together with the inlets that have retired, whose
+%% callers these are. No process is linked to it.
 -module(trunkline_retired).
 -moduledoc false.
 
@@ -25,7 +25,7 @@
 %% ms: after so long without a message it gives its memory back.
 -define(QUIET, 1000).
 
-%% For a lane that has nothing more in its queue.
+%% For a lane whose backlog is empty.
 -spec become(retired()) -> no_return().
 become(#{inlets := Inlets} = R) ->
     lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Inlets),
@@ -73,8 +73,16 @@ handle({sent_plain, _}, #{ix := Ix, stats := Stats} = R) ->
 handle({fetch, _, _, Opener, _}, R) ->
     ok = trunkline_process:send_connected(Opener, missing),
     R;
-%% What concerned the session, or means nothing.
-handle(_, R) ->
+%% What concerned the session.
+handle(Late, R) when is_tuple(Late), tuple_size(Late) > 1 ->
+    lists:member(element(1, Late), [ack, delivered, resumed, way, channel, timeout, unanswered,
+                                    not_sent, probe, order])
+        orelse trunkline_process:unexpected(?MODULE, Late),
+    R;
+handle(bypassed, R) ->
+    R;
+handle(Unexpected, R) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     R.
 
 sent(To, Message, Sender, #{node := Node, stats := Stats} = R) ->

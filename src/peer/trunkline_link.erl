@@ -477,11 +477,11 @@ start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) -
 
 end_session(How, #link{inlets = Inlets} = D0) ->
     #link{trunk = Trunk, dock = Dock, stats = Stats} = D = went(D0),
+    Inlets1 = trunkline_inlets:end_session(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
     write(out_of_reach(timer(together, ?TOGETHER,
-                             D#link{inlets = trunkline_inlets:end_session(How, Inlets),
-                                    trunk = none, dock = none}))).
+                             D#link{inlets = Inlets1, trunk = none, dock = none}))).
 
 out_of_reach(#link{reach = Reach} = D) ->
     cancel(ping, cancel(look, D#link{reach = trunkline_reach:down(Reach)})).
