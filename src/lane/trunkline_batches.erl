@@ -6,7 +6,8 @@
 %%       | <─────── ack: so much, up to 17 ──────  |
 %%
 %% Batches are numbered from 1. The lane may send the next one while less than a window is in flight
-%% (trunkline_window), and should if the batch before has not to arrive first (trunkline_pace).
+%% (trunkline_window). Under dense traffic it waits until the one before has arrived
+%% (trunkline_pace).
 %%
 %% What has gone past the lane, by plain distribution, is reported by the next batch. This batch
 %% goes by the distribution as well, behind these messages, and the inlet delivers no later batch
