@@ -570,7 +570,10 @@ enter(_, _, 0) ->
     ok;
 enter(Gate, Ix, N) ->
     Limit = trunkline_gate:limit(1 bsl 34),
-    Charge = trunkline_gate:enter(Gate, Ix, {ping, N, 1}, Limit, Limit),
+    Charge = case trunkline_gate:enter(Gate, Ix, {ping, N, 1}, Limit, Limit) of
+                 {alone, C} -> C;
+                 C -> C
+             end,
     _ = trunkline_gate:leave(Gate, Ix, Charge),
     enter(Gate, Ix, N - 1).
 

@@ -9,6 +9,7 @@
 
 -export([all/0, suite/0]).
 -export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,
+         short_past_an_idle_lane/1,
          counted_early/1, reply_in_the_lane/1, with_a_lease/1, reply_to_a_lease/1, lease_ends/1,
          lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
@@ -23,6 +24,7 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
+          short_past_an_idle_lane,
           counted_early, reply_in_the_lane, with_a_lease, reply_to_a_lease, lease_ends,
           lease_of_another_session, reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn,
           late_term, any_traffic,
@@ -169,6 +171,51 @@ binary_past_an_idle_lane(_) ->
                                    erlang:resume_process(Lane)
                            end),
     cluster:stop_all([A, B]).
+
+%% The same for short messages, while few are sent. After many of them the next ones go by lane, in
+%% order. None goes past the lane to a mailbox off the heap.
+short_past_an_idle_lane(_) -> on_both_ways(fun short_past_an_idle_lane/2).
+
+short_past_an_idle_lane(A, B) ->
+    Collect = fun() -> collect([]) end,
+    [To, Other] = [cluster:call(B, fun() -> spawn(Collect) end) || _ <- [1, 2]],
+    OffHeap = cluster:call(B, fun() -> spawn_opt(Collect, [{message_queue_data, off_heap}]) end),
+    Burst = 20_000,
+    cluster:call(
+      A, fun() ->
+                 {Lane, N} = send_short_past(To, OffHeap, 0),
+                 1 = trunkline:send(Other, 1),
+                 _ = trunkline:send(To, N + 1),
+                 ?assertEqual(N, length(got(To))),
+                 true = erlang:resume_process(Lane),
+                 cluster:await(fun() -> length(got(To)) =:= N + 1 end),
+                 _ = [trunkline:send(To, M) || M <- lists:seq(N + 2, N + Burst)],
+                 cluster:await(fun() -> length(got(To)) =:= N + Burst end),
+                 ?assertEqual(lists:seq(1, N + Burst), got(To)),
+                 %% It becomes quiet again.
+                 {Lane1, Last} = send_short_past(To, OffHeap, N + Burst),
+                 true = erlang:resume_process(Lane1),
+                 ?assertEqual(lists:seq(1, Last), got(To)),
+                 #route{mailboxes = {Table}} = trunkline_route:lookup(node(To)),
+                 ?assertNot(trunkline_mailboxes:may_receive(OffHeap, Table)),
+                 ok
+         end).
+
+%% As send_past/3, with numbers as messages. The other receiver gets some of them, too.
+send_short_past(To, Other, N) ->
+    _ = trunkline:send(Other, N + 1),
+    _ = trunkline:send(To, N + 1),
+    cluster:await(fun() -> may_bypass(To) end),
+    Lane = suspend_lane(To),
+    _ = trunkline:send(To, N + 2),
+    case length(got(To)) - N of
+        2 ->
+            {Lane, N + 2};
+        _ ->
+            true = erlang:resume_process(Lane),
+            cluster:await(fun() -> length(got(To)) =:= N + 2 end),
+            send_short_past(To, Other, N + 2)
+    end.
 
 %% With batches that go by the distribution, and by connections. There is one lane.
 on_both_ways(Fun) ->

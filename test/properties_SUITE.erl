@@ -5,12 +5,12 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, bypass/1, concurrency/1, heap/1, window/1, window_link/1,
-         distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1, patience/1, handshake/1,
-         stats/1]).
+-export([gate/1, gate_shared/1, bypass/1, many_short/1, mailboxes/1, concurrency/1, heap/1,
+         window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1,
+         patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, bypass, concurrency, heap, window, window_link, distance, way,
-          waiters, rests, backlog, pace, patience, handshake].
+all() -> [stats, gate, gate_shared, bypass, many_short, mailboxes, concurrency, heap, window,
+          window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -87,8 +87,12 @@ run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
             enter ->
                 Packed = trunkline_gate:limit(Limit),
                 Expected = Door =:= open andalso lists:sum(Inside) < Packed,
+                Admitted = case Inside of
+                               [] -> {alone, Charge};
+                               _ -> Charge
+                           end,
                 case trunkline_gate:enter(Gate, Ix, Message, Packed, infinity) of
-                    Charge when Expected -> Model#{Ix := {[Charge | Inside], Door}};
+                    Admitted when Expected -> Model#{Ix := {[Charge | Inside], Door}};
                     {refused, Charge} when not Expected -> Model
                 end;
             force ->
@@ -148,6 +152,7 @@ fill(_, _, _, 0, Charges) ->
 fill(Gate, Limit, Message, N, Charges) ->
     case trunkline_gate:enter(Gate, 1, Message, Limit, infinity) of
         {refused, _} -> Charges;
+        {alone, Charge} -> fill(Gate, Limit, Message, N - 1, [Charge | Charges]);
         Charge -> fill(Gate, Limit, Message, N - 1, [Charge | Charges])
     end.
 
@@ -199,6 +204,74 @@ bypass(Take, _, _, #{got := Got, past := Past, sent := Sent, started := Started}
     true = N >= 0 andalso Got + N >= Sent andalso Got + N =< Started,
     W#{got := Got + N, past := trunkline_bypass:reported(Past1)};
 bypass(_, _, _, W) ->
+    W.
+
+%% Short messages bypass a lane until many do at a time, and again when the lane says so.
+many_short(_) ->
+    Bypass = trunkline_bypass:new(2),
+    Past = trunkline_bypass:past(1, Bypass),
+    false = trunkline_bypass:is_quiet(1, Bypass),
+    lists:foreach(fun(_) ->
+                          ok = trunkline_bypass:set_quiet(true, Past),
+                          true = trunkline_bypass:is_quiet(1, Bypass),
+                          _ = [trunkline_bypass:sent_short(1, Bypass) || _ <- lists:seq(1, 10_000)],
+                          false = trunkline_bypass:is_quiet(1, Bypass)
+                  end, [first, again]),
+    false = trunkline_bypass:is_quiet(2, Bypass).
+
+%% --- mailboxes: which receivers the lane knows to have theirs on the heap ------------
+
+%% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
+%% after eight messages, and again as long as the receiver is sent to.
+mailboxes(_) -> check(prop_mailboxes()).
+
+prop_mailboxes() ->
+    ?FORALL(
+       Commands,
+       list(frequency([{8, {seen, range(1, 2)}}, {4, {answer, oneof([go, {no, go}])}},
+                       {4, {send, range(1, 2)}}, {1, tick}, {1, late}])),
+       begin
+           Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end)},
+           World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
+                     asked => [], late => [], seen => [], ages => #{}, sent_to => []},
+           #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
+           true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
+           not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
+       end).
+
+mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, seen := Seen} = W) ->
+    {Questions, M1} = trunkline_mailboxes:seen(element(R, Receivers), M),
+    IsEighth = length([S || S <- Seen, S =:= R]) =:= 7,
+    {IsEighth, Expected} = {IsEighth, [element(R, Receivers) || IsEighth]},
+    Expected = [To || {_, To} <- Questions],
+    W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
+mailbox({answer, Answer}, #{mailboxes := M, asked := [{Ref, To} | Asked], ages := Ages} = W) ->
+    {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
+    unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
+    W#{mailboxes := M1, asked := Asked, ages := case Answer of
+                                                    go -> Ages#{To => 0};
+                                                    _ -> maps:remove(To, Ages)
+                                                end};
+mailbox({send, R}, #{receivers := Receivers, mailboxes := M, ages := Ages,
+                     sent_to := SentTo} = W) ->
+    To = element(R, Receivers),
+    IsKnown = is_map_key(To, Ages),
+    IsKnown = trunkline_mailboxes:may_receive(To, trunkline_mailboxes:table(M)),
+    W#{sent_to := [To || IsKnown] ++ SentTo};
+mailbox(tick, #{mailboxes := M, asked := Asked, late := Late, ages := Ages,
+                sent_to := SentTo} = W) ->
+    {Questions, M1} = trunkline_mailboxes:tick(M),
+    Left = maps:from_list([{To, Age + 1} || {To, Age} <- maps:to_list(Ages),
+                                            lists:member(To, SentTo),
+                                            not lists:keymember(To, 2, Asked)]),
+    true = lists:all(fun(Age) -> Age =< 1 end, maps:values(Left)),
+    {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
+    W#{mailboxes := M1, asked := Questions, late := Asked ++ Late, ages := Left, seen := [],
+       sent_to := []};
+mailbox(late, #{mailboxes := M, late := [{Ref, _} | Late]} = W) ->
+    unknown = trunkline_mailboxes:answer(Ref, go, M),
+    W#{late := Late};
+mailbox(_, W) ->
     W.
 
 %% --- concurrency: callers that call again when their call has ended ------------------

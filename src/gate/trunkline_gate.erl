@@ -126,16 +126,22 @@ messages(Charge) -> Charge band ((1 bsl ?SHIFT) - 1).
 is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Charge) < Messages.
 
 %% Admits a message and returns what it is charged, or leaves everything as it
-%% was and returns what it would have been charged. A message with a charge of
-%% Long or more is not admitted here. (One function, because this is the hot path.)
+%% was and returns what it would have been charged. `alone': it is admitted, and nothing else is in
+%% the lane. A message with a charge of Long or more is not admitted here. (One function, because
+%% this is the hot path.)
 -spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Long :: charge()) ->
-          charge() | {refused | long, charge()}.
+          charge() | {alone | refused | long, charge()}.
 enter(Gate, Ix, Message, Limit, Long) ->
     case ?CHARGE(Message) of
         Charge when Charge < Long ->
-            case enter_large(Gate, Ix, Charge, Limit) of
-                ok -> Charge;
-                refused -> {refused, Charge}
+            case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
+                Charge ->
+                    {alone, Charge};
+                Level when Level < Limit + Charge ->
+                    Charge;
+                _ ->
+                    atomics:sub(Gate, ?LEVEL(Ix), Charge),
+                    {refused, Charge}
             end;
         Charge ->
             {long, Charge}

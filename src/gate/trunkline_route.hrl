@@ -3,6 +3,7 @@
         {link :: pid(),                      % where a refused sender waits
          lanes :: tuple(),                   % of pids
          aliases :: tuple(),                 % of the lanes, for replies
+         mailboxes :: tuple(),               % tables of the lanes: see trunkline_mailboxes
          gate :: trunkline_gate:gate(),
          limit :: trunkline_gate:charge(),   % of the queue of one lane
          large :: trunkline_gate:charge(),   % from which on a message is large

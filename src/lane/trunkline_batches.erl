@@ -22,7 +22,7 @@
 -export([new/4, open/5, close/1, close_channels/1, suspend/1, resumed/3]).
 -export([is_open/1, is_waiting/2, next/1, arrived/1, in_flight/1, is_idle/1, have_arrived/1]).
 -export([send/4, fence/2, acked/4, event/2]).
--export([takes_turns/1, passed/2, unreported/1, report/2, is_sending/1]).
+-export([takes_turns/1, is_quiet/1, passed/2, unreported/1, report/2, is_sending/1]).
 -export([end_bypass/1, exact/2, tick/2, ticks/2, rest/1]).
 
 -export_type([batches/0, batch/0, event/0]).
@@ -44,9 +44,16 @@
          %% Whether messages may go to the peer by the distribution when their turn has come.
          takes_turns = false :: boolean(),
          past :: trunkline_bypass:past(),              % what has gone past the lane
+         %% Whether few messages came in the last second, and how many have come in all.
+         quiet = false :: boolean(),
+         messages = 0 :: non_neg_integer(),
          %% Whether the gate's level is that of what is in the lane.
          exact = true :: boolean()}).
 -opaque batches() :: #batches{}.
+
+%% Messages a second. With more, batches cost less than messages that go one by one. (For each lane;
+%% measured with `thin traffic' of bench_sweep; docs/lab/tried.md.)
+-define(FEW, 2500).
 
 -type charge() :: trunkline_gate:charge().
 -type batch() :: {Number :: pos_integer(), trunkline_window:ack(), charge(),
@@ -250,6 +257,10 @@ round_trip(#batches{stats = Stats}) -> trunkline_stats:get(Stats, peer, round_tr
 takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
 
 %% So many messages have, by the distribution.
+%% Whether short messages should rather bypass the lane.
+-spec is_quiet(batches()) -> boolean().
+is_quiet(#batches{takes_turns = TakesTurns, quiet = Quiet}) -> TakesTurns andalso Quiet.
+
 -spec passed(non_neg_integer(), batches()) -> batches().
 passed(N, #batches{past = Past} = B) -> B#batches{past = trunkline_bypass:more(N, Past)}.
 
@@ -284,8 +295,12 @@ exact(Exact, B) -> show(B#batches{exact = Exact}).
 
 %% Once a second. Senders that have been killed count as having sent.
 -spec tick(Killed :: non_neg_integer(), batches()) -> batches().
-tick(Killed, #batches{past = Past} = B) ->
-    passed(Killed, B#batches{past = trunkline_bypass:tick(Past)}).
+tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = B) ->
+    Messages = trunkline_stats:get(Stats, {lane, Ix}, messages),
+    Quiet = Messages - Before < ?FEW,
+    ok = trunkline_bypass:set_quiet(Quiet, Past),
+    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), quiet = Quiet,
+                             messages = Messages}).
 
 %% Whether tick/2 will be called.
 -spec ticks(boolean(), batches()) -> ok.

@@ -85,7 +85,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
+           [loop/1, look_at/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -127,6 +127,7 @@
          throttle :: trunkline_throttle:throttle(),
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
+         mailboxes = none :: none | trunkline_mailboxes:mailboxes(), % of receivers
          %% No message is sent until this batch has arrived.
          fence = none :: none | pos_integer(),
          heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
@@ -137,15 +138,16 @@
          active = false :: boolean(),           % since the last tick
          ticking = false :: boolean()}).
 
-%% The lane number Ix to Node, in mode hold, and its alias. `bulk' is the number of the level of
-%% large messages, the charge from which on a message is large, and the limit of all of them.
+%% The lane number Ix to Node, in mode hold, its alias, and its table of mailboxes. `bulk' is the
+%% number of the level of large messages, the charge from which on a message is large, and the limit
+%% of all of them.
 -spec start_link(pos_integer(), node(), #{gate := trunkline_gate:gate(),
                                           bypass := trunkline_bypass:bypass(),
                                           bulk := {pos_integer(), trunkline_gate:charge(),
                                                    Limit :: trunkline_gate:charge()},
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) ->
-          {pid(), reference()}.
+          {pid(), reference(), trunkline_mailboxes:table()}.
 start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, Limit},
                        stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
@@ -177,8 +179,10 @@ way(Lane, Way) ->
 -spec init(pid(), #lane{}) -> no_return().
 init(Parent, #lane{ix = Ix} = Lane) ->
     ok = trunkline_process:label({trunkline_lane, Lane#lane.node, Ix}),
-    proc_lib:init_ack(Parent, {self(), alias([explicit_unalias])}),
-    proc_lib:hibernate(?MODULE, loop, [Lane]).
+    Mailboxes = trunkline_mailboxes:new(),
+    proc_lib:init_ack(Parent, {self(), alias([explicit_unalias]),
+                               trunkline_mailboxes:table(Mailboxes)}),
+    proc_lib:hibernate(?MODULE, loop, [Lane#lane{mailboxes = Mailboxes}]).
 
 %% The lane lives on for these inlets, whose callers wait for replies (trunkline_retired).
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
@@ -193,7 +197,7 @@ loop(S) ->
     receive
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
-            loop(data(Charge, Entry1, S1));
+            loop(look(hd(Entry), data(Charge, Entry1, S1)));
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             loop(replied(trunkline_shape:size(Reply), Request, Reply, S));
         {system, From, Request} ->
@@ -226,6 +230,32 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
 data(Charge, Entry, #lane{mode = direct} = S) ->
     {_, S1} = dispose(Entry, direct, S),
     left(Charge, S1).
+
+%% While little comes, the lane finds out to whom short messages may be sent past it.
+look(To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes} = S) when is_pid(To) ->
+    case trunkline_batches:is_quiet(Batches) of
+        true -> look_at(trunkline_mailboxes:seen(To, Mailboxes), S);
+        false -> S
+    end;
+look(_, S) ->
+    S.
+
+%% (What is in flight should be acknowledged at once: until then it could be overtaken.)
+look_at({[], Mailboxes}, S) ->
+    S#lane{mailboxes = Mailboxes};
+look_at({Questions, Mailboxes}, S0) ->
+    Ask = fun({Ref, Receiver}, S) ->
+                  queue(self(), [{turn, Receiver, Ref, self()} | look], S)
+          end,
+    #lane{asks = Asks, batches = Batches} = S =
+        flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions)),
+    case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
+        true ->
+            S;
+        false ->
+            left(0, S#lane{batches = trunkline_batches:fence(trunkline_asks:are_granted(Asks),
+                                                             Batches)})
+    end.
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
 %% has been delivered that its server has sent before. If it is not known whether the caller's
@@ -618,23 +648,10 @@ control({ask, Ref, Sender, To}, #lane{mode = {send, _}} = S) ->
 control({ask, Ref, _, _}, S) ->
     Ref ! {Ref, no},
     S;
-control({answer, Ref, Answer}, S) ->
-    case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
-        {awaited, To, Asks} ->
-            ticking(case Answer of
-                        {no, _} ->
-                            S1 = cancel(To, S#lane{asks = Asks}),
-                            Ref ! {Ref, no},
-                            S1;
-                        _ ->
-                            Ref ! {Ref, Answer},
-                            S#lane{asks = Asks}
-                    end);
-        {late, Asks} ->
-            S#lane{asks = Asks};
-        {unknown, _} ->
-            ok = trunkline_in_turn:not_used(Answer),
-            S
+control({answer, Ref, Answer}, #lane{mailboxes = Mailboxes} = S) ->
+    case trunkline_mailboxes:answer(Ref, Answer, Mailboxes) of
+        {ok, Mailboxes1} -> S#lane{mailboxes = Mailboxes1};
+        unknown -> answered_ask(Ref, Answer, S)
     end;
 control(bypassed, S) ->
     ticking(S);
@@ -727,6 +744,25 @@ control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
+answered_ask(Ref, Answer, S) ->
+    case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
+        {awaited, To, Asks} ->
+            ticking(case Answer of
+                        {no, _} ->
+                            S1 = cancel(To, S#lane{asks = Asks}),
+                            Ref ! {Ref, no},
+                            S1;
+                        _ ->
+                            Ref ! {Ref, Answer},
+                            S#lane{asks = Asks}
+                    end);
+        {late, Asks} ->
+            S#lane{asks = Asks};
+        {unknown, _} ->
+            ok = trunkline_in_turn:not_used(Answer),
+            S
+    end.
+
 ready(Ref, Lost, #lane{link = Link}) ->
     Link ! {lane_ready, Ref, self(), Lost},
     ok.
@@ -752,10 +788,15 @@ with_room(Charge, #lane{heap = Heap} = S) ->
 tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
 %% Senders that have been killed count as having sent.
-tick_asks(#lane{batches = Batches, asks = Asks} = S) ->
+tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
     {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
     Batches1 = trunkline_batches:tick(length(Killed), Batches),
-    lists:foldl(fun cancel/2, report(S#lane{asks = Asks1, batches = Batches1}), Killed).
+    S1 = report(S#lane{asks = Asks1, batches = Batches1}),
+    S2 = case S1 of
+             #lane{mode = {send, _}} -> look_at(trunkline_mailboxes:tick(Mailboxes), S1);
+             _ -> S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
+         end,
+    lists:foldl(fun cancel/2, S2, Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
@@ -770,16 +811,18 @@ is_idle(#lane{backlog = Backlog, batches = Batches}) ->
     trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_idle(Batches).
 
 %% A command that travels like a message of this sender.
-command(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
+command(Sender, Command, S) -> flush(queue(Sender, Command, S)).
+
+queue(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
     Charge = trunkline_gate:packed(1, 0),
     ok = trunkline_gate:force(Gate, Ix, Charge),
     {Entry, S1} = mark(Charge, Sender, Command, S),
-    flush(keep(Charge, Entry, S1)).
+    keep(Charge, Entry, S1).
 
-without_asks(#lane{asks = Asks} = S) ->
+without_asks(#lane{asks = Asks, mailboxes = Mailboxes} = S) ->
     {Refs, Asks1} = trunkline_asks:refuse(Asks),
     lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
-    S#lane{asks = Asks1}.
+    S#lane{asks = Asks1, mailboxes = trunkline_mailboxes:clear(Mailboxes)}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches} = S) ->

@@ -3,6 +3,7 @@
 %% The hot path is one lookup of the route, one hash of the sender's pid, one atomic addition, one
 %% local send. It is the same to a peer that is not connected: the lane keeps the message and asks
 %% for a connection. A sender that is refused at the gate takes the slow path (trunkline_refused).
+%% While few are sent, one that meets an empty lane need not go by lane (trunkline_in_turn).
 %% What cannot go by lane is counted here, too. (While the code of release 0.5.0 is replaced, its
 %% senders call fallback/1.)
 -module(trunkline_sender).
@@ -64,6 +65,9 @@ offer(Node, To, Message, How, Ticket) ->
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
                     ok;
+                {alone, Charge} ->
+                    again(alone(Route, Ix, To, Message, Charge, How, Ticket),
+                          Node, To, Message, How);
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
                 Long ->
@@ -72,6 +76,23 @@ offer(Node, To, Message, How, Ticket) ->
             end;
         none ->
             direct
+    end.
+
+%% The message has entered an empty lane. While little comes the lane is not worth it, so the
+%% message leaves it again.
+alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, Charge, How,
+      Ticket) ->
+    case is_pid(To) andalso trunkline_in_turn:are_short_suited(Route, Ix, To) of
+        true ->
+            _ = trunkline_gate:leave(Gate, Ix, Charge),
+            _ = trunkline_gate:awaited(Gate, Ix) andalso trunkline_room:offer(Link, Ix),
+            case trunkline_in_turn:send_short(Route, Ix, To, Message, Charge) of
+                true -> ok;
+                false -> by_lane(Route, Ix, [To | Message], Charge, How, Ticket)
+            end;
+        false ->
+            element(Ix, Lanes) ! [Charge, self(), To | Message],
+            ok
     end.
 
 %% The best way for a long message depends on what it is made of. Messages whose receiver is not

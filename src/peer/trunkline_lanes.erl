@@ -28,9 +28,10 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
             end,
     case trunkline_process:start_all(Start) of
         {ok, Started} ->
-            {Lanes, Aliases} = lists:unzip(Started),
+            {Lanes, Aliases, Mailboxes} = lists:unzip3(Started),
             {ok, #route{link = self(), gate = Gate, stats = Stats,
                         lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
+                        mailboxes = list_to_tuple(Mailboxes),
                         limit = trunkline_gate:limit(QueueBytes),
                         large = Large, bulk_limit = Limit, bypass = Bypass,
                         concurrency = trunkline_concurrency:new()}};

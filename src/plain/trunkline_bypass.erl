@@ -19,6 +19,8 @@
 %%       | sent + 1                                  | at each tick: takes what was sent
 %%       | -- if the lane does not tick: sent -----> |
 %%
+%% Short messages go by lane, unless only few are sent: see is_quiet/2.
+%%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
 %% senders count as having sent. If they were only suspended, their messages still count once.
@@ -28,9 +30,9 @@
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/3, start/3, sent/2, cancel/2]).
+-export([new/1, may/3, start/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
--export([past/2, clear/1, set/1, ticks/2]).
+-export([past/2, clear/1, set/1, ticks/2, set_quiet/2]).
 -export([take/1, take_all/1, tick/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
 
 -export_type([bypass/0, past/0]).
@@ -59,9 +61,18 @@
 -define(TICKS(Ix), (?MARKS + 16 * (Ix) + 1)).
 -define(STARTED(Ix), (?MARKS + 16 * (Ix) + 2)).
 -define(SENT(Ix), (?MARKS + 16 * (Ix) + 3)).
+-define(QUIET(Ix), (?MARKS + 16 * (Ix) + 4)).
+-define(WINDOW(Ix), (?MARKS + 16 * (Ix) + 5)).
+
+%% As many short messages in 32 ms are few: 2,500 a second. (Measured with `thin traffic' of
+%% bench_sweep: docs/lab/tried.md.)
+-define(FEW, 80).
+-define(WINDOW_BITS, 5).
+%% The shared word has the number of the window, and how many there were.
+-define(COUNT_BITS, 16).
 
 -spec new(Lanes :: pos_integer()) -> bypass().
-new(Lanes) -> atomics:new(?SENT(Lanes), [{signed, true}]).
+new(Lanes) -> atomics:new(?WINDOW(Lanes), [{signed, true}]).
 
 %% --- for a sender whose lane is Ix ------------------------------------------------
 
@@ -79,6 +90,22 @@ start(Gate, Ix, Bypass) ->
     case may(Gate, Ix, Bypass) of
         true -> true;
         false -> ok = cancel(Ix, Bypass), false
+    end.
+
+%% Whether so little is sent that a short message should bypass the lane.
+-spec is_quiet(Ix :: pos_integer(), bypass()) -> boolean().
+is_quiet(Ix, Bypass) -> atomics:get(Bypass, ?QUIET(Ix)) =:= 1.
+
+%% A short message has bypassed it. After many at a time it is not quiet any more, until the lane
+%% finds that it is.
+-spec sent_short(Ix :: pos_integer(), bypass()) -> ok.
+sent_short(Ix, Bypass) ->
+    Window = erlang:monotonic_time(millisecond) bsr ?WINDOW_BITS,
+    Word = atomics:add_get(Bypass, ?WINDOW(Ix), 1),
+    case Word - (Window bsl ?COUNT_BITS) of
+        N when N > ?FEW, N < 1 bsl ?COUNT_BITS -> atomics:put(Bypass, ?QUIET(Ix), 0);
+        N when N > 0, N =< ?FEW -> ok;
+        _ -> atomics:put(Bypass, ?WINDOW(Ix), (Window bsl ?COUNT_BITS) + 1)
     end.
 
 %% It has sent. Returns whether the lane should be told.
@@ -115,6 +142,11 @@ set(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 1).
 -spec ticks(boolean(), past()) -> ok.
 ticks(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 1);
 ticks(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 0).
+
+%% Whether few messages have come in the last second.
+-spec set_quiet(boolean(), past()) -> ok.
+set_quiet(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 1);
+set_quiet(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 0).
 
 %% Takes what has been sent since the last time.
 -spec take(past()) -> past().

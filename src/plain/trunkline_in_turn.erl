@@ -1,5 +1,5 @@
 %% Sends a long term by plain distribution, when its turn has come. (This folder has what goes past
-%% the lanes and keeps its order all the same: long terms, and calls of few callers.)
+%% the lanes and keeps its order all the same: long terms, thin traffic, and calls of few callers.)
 %%
 %% For a long term no way is better than `!': the sender encodes it, the receiver decodes it, both
 %% with the distribution's atom cache, and no process in between copies it. To keep its order the
@@ -25,6 +25,9 @@
 %% lane reports that at its next tick. Binaries of which a batch has no room for two, and which are
 %% not large, are sent so, too. If something is ahead of one, it goes by lane.
 %%
+%% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
+%% past it, too, and their senders need not ask (trunkline_mailboxes).
+%%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
 %% its reply, and the answer says in which form the server gets the request. For a while it holds
 %% for further requests to that server, too (trunkline_lease). If the caller does not send the
@@ -42,7 +45,7 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
--export([send/7, await/2, answer/5, noproc/2, not_used/1]).
+-export([send/7, send_short/5, are_short_suited/3, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -118,6 +121,30 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
         _ ->
             no
     end.
+
+%% Sends a short message past an empty lane, if nothing is ahead of it. `false': it was not sent. (If
+%% the distribution is busy it goes by lane, so that its sender is not suspended.)
+-spec send_short(trunkline_route:route(), Ix :: pos_integer(), pid(), Message :: term(),
+                 trunkline_gate:charge()) -> boolean().
+send_short(#route{gate = Gate, bypass = Bypass} = Route, Ix, To, Message, Charge) ->
+    trunkline_bypass:start(Gate, Ix, Bypass)
+        andalso case erlang:send(To, Message, [noconnect, nosuspend]) of
+                    ok ->
+                        ok = trunkline_bypass:sent_short(Ix, Bypass),
+                        bypassed(Route, Ix, Charge),
+                        true;
+                    _ ->
+                        ok = trunkline_bypass:cancel(Ix, Bypass),
+                        false
+                end.
+
+%% Whether short messages to that process should be sent so: few are sent, for which the lane's
+%% processes would cost more than they save, and the mailbox is on the heap.
+-spec are_short_suited(trunkline_route:route(), Ix :: pos_integer(), pid()) -> boolean().
+are_short_suited(#route{bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To) ->
+    trunkline_bypass:is_quiet(Ix, Bypass)
+        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes))
+        andalso is_near(Stats).
 
 from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
 from(_) -> ?FROM.
