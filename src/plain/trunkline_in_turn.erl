@@ -122,8 +122,8 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             no
     end.
 
-%% Sends a short message past an empty lane, if nothing is ahead of it. `false': it was not sent. (If
-%% the distribution is busy it goes by lane, so that its sender is not suspended.)
+%% Sends a short message past an empty lane, if nothing is ahead of it. `false': it was not sent.
+%% (If the distribution is busy it goes by lane, so that its sender is not suspended.)
 -spec send_short(trunkline_route:route(), Ix :: pos_integer(), pid(), Message :: term(),
                  trunkline_gate:charge()) -> boolean().
 send_short(#route{gate = Gate, bypass = Bypass} = Route, Ix, To, Message, Charge) ->
