@@ -266,6 +266,7 @@ mailbox(tick, #{mailboxes := M, asked := Asked, late := Late, ages := Ages,
                                             not lists:keymember(To, 2, Asked)]),
     true = lists:all(fun(Age) -> Age =< 1 end, maps:values(Left)),
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
+    true = trunkline_mailboxes:is_empty(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Questions, late := Asked ++ Late, ages := Left, seen := [],
        sent_to := []};
 mailbox(late, #{mailboxes := M, late := [{Ref, _} | Late]} = W) ->

@@ -912,8 +912,9 @@ tick(S) ->
 %% level goes below zero, and is corrected here, too. Meanwhile the level may be zero although a
 %% message is in the lane. So no sender bypasses the lane until there is nothing to correct. (If the
 %% sender takes longer than that, two seconds, what it sends next may overtake its message.)
-quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog} = S) ->
+quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, mailboxes = Mailboxes} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
+        andalso trunkline_mailboxes:is_empty(Mailboxes)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
         andalso trunkline_gate:level(Gate, Ix) of
         0 -> rest(exact(true, S));

@@ -21,7 +21,7 @@
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, seen/2, answer/3, tick/1, clear/1]).
+-export([new/0, table/1, seen/2, answer/3, tick/1, is_empty/1, clear/1]).
 
 -export_type([mailboxes/0, table/0, question/0]).
 
@@ -97,6 +97,12 @@ tick(#mailboxes{table = Table, pending = Pending} = M) ->
     M1 = clear(M),
     true = ets:insert(Table, [{Receiver, false} || Receiver <- Used]),
     ask(Used, M1).
+
+%% Whether nothing is known, and no answer can come. Otherwise tick/1 must be called once more: what
+%% is known would become too old.
+-spec is_empty(mailboxes()) -> boolean().
+is_empty(#mailboxes{table = Table, pending = Pending}) ->
+    map_size(Pending) =:= 0 andalso ets:info(Table, size) =:= 0.
 
 %% Nothing is known.
 -spec clear(mailboxes()) -> mailboxes().
