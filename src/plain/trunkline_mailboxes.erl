@@ -35,7 +35,10 @@
         {table :: table(),
          %% How many messages to each receiver the lane has seen since the last tick.
          seen = #{} :: #{pid() => pos_integer()},
-         pending = #{} :: #{question() => pid()}}).
+         pending = #{} :: #{question() => pid()},
+         %% Receivers that did not answer within a tick. In this session they are not asked again:
+         %% a process at the peer waits for each of them.
+         silent = #{} :: #{pid() => []}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
@@ -67,7 +70,7 @@ seen(Receiver, #mailboxes{seen = Seen} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
     case N of
-        ?MANY -> ask([Receiver], M1);
+        ?MANY when not is_map_key(Receiver, M#mailboxes.silent) -> ask([Receiver], M1);
         _ -> {[], M1}
     end.
 
@@ -92,9 +95,10 @@ answer(Ref, Answer, #mailboxes{table = Table, pending = Pending} = M) ->
 %% To be called once a second. Returns what the inlet should be asked. A receiver about which it has
 %% not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-tick(#mailboxes{table = Table, pending = Pending} = M) ->
+tick(#mailboxes{table = Table, pending = Pending, silent = Silent} = M) ->
     Used = [Receiver || {Receiver, true} <- ets:tab2list(Table)] -- maps:values(Pending),
-    M1 = clear(M),
+    New = maps:from_list([{Receiver, []} || Receiver <- maps:values(Pending)]),
+    M1 = (clear(M))#mailboxes{silent = maps:merge(Silent, New)},
     true = ets:insert(Table, [{Receiver, false} || Receiver <- Used]),
     ask(Used, M1).
 
@@ -108,4 +112,4 @@ is_empty(#mailboxes{table = Table, pending = Pending}) ->
 -spec clear(mailboxes()) -> mailboxes().
 clear(#mailboxes{table = Table} = M) ->
     true = ets:delete_all_objects(Table),
-    M#mailboxes{seen = #{}, pending = #{}}.
+    M#mailboxes{seen = #{}, pending = #{}, silent = #{}}.
