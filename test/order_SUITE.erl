@@ -9,9 +9,8 @@
 
 -export([all/0, suite/0]).
 -export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,
-         short_past_an_idle_lane/1,
-         counted_early/1, reply_in_the_lane/1, with_a_lease/1, reply_to_a_lease/1, lease_ends/1,
-         lease_of_another_session/1, not_in_turn/1]).
+         short_past_an_idle_lane/1, counted_early/1, reply_in_the_lane/1, with_a_lease/1,
+         reply_to_a_lease/1, lease_ends/1, lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
@@ -24,11 +23,10 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
-          short_past_an_idle_lane,
-          counted_early, reply_in_the_lane, with_a_lease, reply_to_a_lease, lease_ends,
-          lease_of_another_session, reply_behind_messages, reply_to_mailbox_off_heap, not_in_turn,
-          late_term, any_traffic,
-          replies_among_messages, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
+          short_past_an_idle_lane, counted_early, reply_in_the_lane, with_a_lease,
+          reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
+          reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
+          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
 
@@ -203,21 +201,13 @@ short_past_an_idle_lane(A, B) ->
                  ok
          end).
 
-%% As send_past/3, with numbers as messages. The other receiver gets some of them, too.
+%% As send_past/3, with numbers as messages. The other receiver gets some of them, too, while the
+%% lane runs.
 send_short_past(To, Other, N) ->
-    _ = trunkline:send(Other, N + 1),
-    _ = trunkline:send(To, N + 1),
-    cluster:await(fun() -> may_bypass(To) end),
-    Lane = suspend_lane(To),
-    _ = trunkline:send(To, N + 2),
-    case length(got(To)) - N of
-        2 ->
-            {Lane, N + 2};
-        _ ->
-            true = erlang:resume_process(Lane),
-            cluster:await(fun() -> length(got(To)) =:= N + 2 end),
-            send_short_past(To, Other, N + 2)
-    end.
+    send_past(To, fun(M) ->
+                          _ = (M - N) rem 2 =:= 1 andalso trunkline:send(Other, M),
+                          M
+                  end, N).
 
 %% With batches that go by the distribution, and by connections. There is one lane.
 on_both_ways(Fun) ->
@@ -234,11 +224,13 @@ pair_on_connections() ->
 
 %% Returns the suspended lane, and how many that receiver has got. (It tries again if the lane was
 %% not idle any more, or if it is a second since the sender has asked.)
+send_past(To, Message, N) when not is_function(Message) ->
+    send_past(To, fun(_) -> Message end, N);
 send_past(To, Message, N) ->
-    _ = trunkline:send(To, Message),
+    _ = trunkline:send(To, Message(N + 1)),
     cluster:await(fun() -> may_bypass(To) end),
     Lane = suspend_lane(To),
-    _ = trunkline:send(To, Message),
+    _ = trunkline:send(To, Message(N + 2)),
     case length(got(To)) - N of
         2 ->
             {Lane, N + 2};

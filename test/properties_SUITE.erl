@@ -244,7 +244,7 @@ mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, see
     {Questions, M1} = trunkline_mailboxes:seen(element(R, Receivers), M),
     IsEighth = length([S || S <- Seen, S =:= R]) =:= 7
         andalso not lists:member(element(R, Receivers), maps:get(silent, W)),
-    {IsEighth, Expected} = {IsEighth, [element(R, Receivers) || IsEighth]},
+    Expected = [element(R, Receivers) || IsEighth],
     Expected = [To || {_, To} <- Questions],
     W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
 mailbox({answer, Answer}, #{mailboxes := M, asked := [{Ref, To} | Asked], ages := Ages} = W) ->
@@ -270,8 +270,7 @@ mailbox(tick, #{mailboxes := M, asked := Asked, late := Late, ages := Ages,
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
     true = trunkline_mailboxes:is_empty(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Questions, late := Asked ++ Late, ages := Left, seen := [],
-      silent := [To || {_, To} <- Asked] ++ maps:get(silent, W),
-       sent_to := []};
+       silent := [To || {_, To} <- Asked] ++ maps:get(silent, W), sent_to := []};
 mailbox(late, #{mailboxes := M, late := [{Ref, _} | Late]} = W) ->
     unknown = trunkline_mailboxes:answer(Ref, go, M),
     W#{late := Late};

@@ -41,7 +41,7 @@
 
 -export_type([gate/0, charge/0, path/0]).
 
--compile({inline, [enter_large/4]}).
+-compile({inline, [admit/4]}).
 
 -type gate() :: atomics:atomics_ref().
 -type charge() :: non_neg_integer().  % packed: see above
@@ -134,14 +134,10 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
 enter(Gate, Ix, Message, Limit, Long) ->
     case ?CHARGE(Message) of
         Charge when Charge < Long ->
-            case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
-                Charge ->
-                    {alone, Charge};
-                Level when Level < Limit + Charge ->
-                    Charge;
-                _ ->
-                    atomics:sub(Gate, ?LEVEL(Ix), Charge),
-                    {refused, Charge}
+            case admit(Gate, Ix, Charge, Limit) of
+                Charge -> {alone, Charge};
+                refused -> {refused, Charge};
+                _ -> Charge
             end;
         Charge ->
             {long, Charge}
@@ -150,9 +146,16 @@ enter(Gate, Ix, Message, Limit, Long) ->
 %% The same for a charge that is known.
 -spec enter_large(gate(), pos_integer(), charge(), Limit :: charge()) -> ok | refused.
 enter_large(Gate, Ix, Charge, Limit) ->
+    case admit(Gate, Ix, Charge, Limit) of
+        refused -> refused;
+        _ -> ok
+    end.
+
+%% Returns the level with that charge, if it is admitted.
+admit(Gate, Ix, Charge, Limit) ->
     case atomics:add_get(Gate, ?LEVEL(Ix), Charge) of
         Level when Level < Limit + Charge ->
-            ok;
+            Level;
         _ ->
             atomics:sub(Gate, ?LEVEL(Ix), Charge),
             refused

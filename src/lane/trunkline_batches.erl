@@ -44,16 +44,10 @@
          %% Whether messages may go to the peer by the distribution when their turn has come.
          takes_turns = false :: boolean(),
          past :: trunkline_bypass:past(),              % what has gone past the lane
-         %% Whether few messages came in the last second, and how many have come in all.
-         quiet = false :: boolean(),
-         messages = 0 :: non_neg_integer(),
+         messages = 0 :: non_neg_integer(),            % in all, at the last tick
          %% Whether the gate's level is that of what is in the lane.
          exact = true :: boolean()}).
 -opaque batches() :: #batches{}.
-
-%% Messages a second. With more, batches cost less than messages that go one by one. (For each lane;
-%% measured with `thin traffic' of bench_sweep; docs/lab/tried.md.)
--define(FEW, 2500).
 
 -type charge() :: trunkline_gate:charge().
 -type batch() :: {Number :: pos_integer(), trunkline_window:ack(), charge(),
@@ -256,11 +250,12 @@ round_trip(#batches{stats = Stats}) -> trunkline_stats:get(Stats, peer, round_tr
 -spec takes_turns(batches()) -> boolean().
 takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
 
-%% So many messages have, by the distribution.
 %% Whether short messages should rather bypass the lane.
 -spec is_quiet(batches()) -> boolean().
-is_quiet(#batches{takes_turns = TakesTurns, quiet = Quiet}) -> TakesTurns andalso Quiet.
+is_quiet(#batches{takes_turns = TakesTurns, past = Past}) ->
+    TakesTurns andalso trunkline_bypass:is_quiet(Past).
 
+%% So many messages have, by the distribution.
 -spec passed(non_neg_integer(), batches()) -> batches().
 passed(N, #batches{past = Past} = B) -> B#batches{past = trunkline_bypass:more(N, Past)}.
 
@@ -297,10 +292,8 @@ exact(Exact, B) -> show(B#batches{exact = Exact}).
 -spec tick(Killed :: non_neg_integer(), batches()) -> batches().
 tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = B) ->
     Messages = trunkline_stats:get(Stats, {lane, Ix}, messages),
-    Quiet = Messages - Before < ?FEW,
-    ok = trunkline_bypass:set_quiet(Quiet, Past),
-    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), quiet = Quiet,
-                             messages = Messages}).
+    ok = trunkline_bypass:set_quiet(trunkline_bypass:are_few(Messages - Before), Past),
+    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
 
 %% Whether tick/2 will be called.
 -spec ticks(boolean(), batches()) -> ok.

@@ -247,14 +247,10 @@ look_at({Questions, Mailboxes}, S0) ->
     Ask = fun({Ref, Receiver}, S) ->
                   queue(self(), [{turn, Receiver, Ref, self()} | look], S)
           end,
-    #lane{asks = Asks, batches = Batches} = S =
-        flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions)),
-    case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
-        true ->
-            S;
-        false ->
-            left(0, S#lane{batches = trunkline_batches:fence(trunkline_asks:are_granted(Asks),
-                                                             Batches)})
+    S1 = flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions)),
+    case is_idle(S1) orelse not trunkline_batches:is_open(S1#lane.batches) of
+        true -> S1;
+        false -> empty_batch(S1)
     end.
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
@@ -327,12 +323,13 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
     to_report(tell_agents(S1)).
 
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
-fence(#lane{fence = none, asks = Asks, batches = Batches} = S) ->
-    Fence = trunkline_batches:next(Batches),
-    Batches1 = trunkline_batches:fence(trunkline_asks:are_granted(Asks), Batches),
-    left(0, S#lane{batches = Batches1, fence = Fence});
+fence(#lane{fence = none, batches = Batches} = S) ->
+    (empty_batch(S))#lane{fence = trunkline_batches:next(Batches)};
 fence(S) ->
     S.
+
+empty_batch(#lane{asks = Asks, batches = Batches} = S) ->
+    left(0, S#lane{batches = trunkline_batches:fence(trunkline_asks:are_granted(Asks), Batches)}).
 
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->

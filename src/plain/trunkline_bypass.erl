@@ -32,7 +32,7 @@
 
 -export([new/1, may/3, start/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
--export([past/2, clear/1, set/1, ticks/2, set_quiet/2]).
+-export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, take_all/1, tick/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
 
 -export_type([bypass/0, past/0]).
@@ -64,10 +64,12 @@
 -define(QUIET(Ix), (?MARKS + 16 * (Ix) + 4)).
 -define(WINDOW(Ix), (?MARKS + 16 * (Ix) + 5)).
 
-%% As many short messages in 32 ms are few: 2,500 a second. (Measured with `thin traffic' of
-%% bench_sweep: docs/lab/tried.md.)
--define(FEW, 80).
+%% Messages of one lane in a second. With more, batches cost less than messages that go one by one.
+%% (Measured with `thin traffic' of bench_sweep: docs/lab/tried.md.)
+-define(FEW, 2500).
+%% The same for the short messages in a window of 32 ms.
 -define(WINDOW_BITS, 5).
+-define(FEW_IN_WINDOW, (?FEW * (1 bsl ?WINDOW_BITS) div 1000)).
 %% The shared word has the number of the window, and how many there were.
 -define(COUNT_BITS, 16).
 
@@ -103,8 +105,8 @@ sent_short(Ix, Bypass) ->
     Window = erlang:monotonic_time(millisecond) bsr ?WINDOW_BITS,
     Word = atomics:add_get(Bypass, ?WINDOW(Ix), 1),
     case Word - (Window bsl ?COUNT_BITS) of
-        N when N > ?FEW, N < 1 bsl ?COUNT_BITS -> atomics:put(Bypass, ?QUIET(Ix), 0);
-        N when N > 0, N =< ?FEW -> ok;
+        N when N > ?FEW_IN_WINDOW, N < 1 bsl ?COUNT_BITS -> atomics:put(Bypass, ?QUIET(Ix), 0);
+        N when N > 0, N =< ?FEW_IN_WINDOW -> ok;
         _ -> atomics:put(Bypass, ?WINDOW(Ix), (Window bsl ?COUNT_BITS) + 1)
     end.
 
@@ -143,10 +145,18 @@ set(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 1).
 ticks(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 1);
 ticks(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 0).
 
+%% Whether so many messages in a second are few.
+-spec are_few(integer()) -> boolean().
+are_few(N) -> N < ?FEW.
+
 %% Whether few messages have come in the last second.
 -spec set_quiet(boolean(), past()) -> ok.
 set_quiet(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 1);
 set_quiet(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 0).
+
+%% As is_quiet/2.
+-spec is_quiet(past()) -> boolean().
+is_quiet(#past{ix = Ix, bypass = Bypass}) -> is_quiet(Ix, Bypass).
 
 %% Takes what has been sent since the last time.
 -spec take(past()) -> past().

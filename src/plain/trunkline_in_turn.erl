@@ -143,8 +143,8 @@ send_short(#route{gate = Gate, bypass = Bypass} = Route, Ix, To, Message, Charge
 -spec are_short_suited(trunkline_route:route(), Ix :: pos_integer(), pid()) -> boolean().
 are_short_suited(#route{bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To) ->
     trunkline_bypass:is_quiet(Ix, Bypass)
-        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes))
-        andalso is_near(Stats).
+        andalso is_near(Stats)
+        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes)).
 
 from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
 from(_) -> ?FROM.
