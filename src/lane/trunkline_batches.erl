@@ -49,6 +49,9 @@
          exact = true :: boolean()}).
 -opaque batches() :: #batches{}.
 
+%% ms that the end of a session waits for senders.
+-define(SOON, 100).
+
 -type charge() :: trunkline_gate:charge().
 -type batch() :: {Number :: pos_integer(), trunkline_window:ack(), charge(),
                   [trunkline_lane:entry()]}.
@@ -252,8 +255,7 @@ takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
 
 %% Whether short messages should rather bypass the lane.
 -spec is_quiet(batches()) -> boolean().
-is_quiet(#batches{takes_turns = TakesTurns, past = Past}) ->
-    TakesTurns andalso trunkline_bypass:is_quiet(Past).
+is_quiet(#batches{past = Past}) -> trunkline_bypass:is_quiet(Past).
 
 %% So many messages have, by the distribution.
 -spec passed(non_neg_integer(), batches()) -> batches().
@@ -275,14 +277,21 @@ report(AreGranted, #batches{past = Past} = B) ->
 -spec is_sending(batches()) -> boolean().
 is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 
-%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
-%% Returns how many no batch has reported.
--spec end_bypass(batches()) -> {Unreported :: non_neg_integer(), batches()}.
+%% From here on no sender starts to bypass the lane. Those that have started count as having sent,
+%% unless they find soon that they cannot. (They do if they wait on the connection that is lost.)
+%% Returns how many no batch has reported, less those that were reported in vain.
+-spec end_bypass(batches()) -> {Unreported :: integer(), batches()}.
 end_bypass(#batches{past = Past} = B) ->
     ok = trunkline_bypass:clear(Past),
-    Past1 = trunkline_bypass:take_all(Past),
-    {trunkline_bypass:unreported(Past1),
-     B#batches{past = trunkline_bypass:reported(Past1), takes_turns = false}}.
+    ok = await_senders(?SOON, B),
+    {Unreported, Past1} = trunkline_bypass:ended(Past),
+    {Unreported, B#batches{past = Past1, takes_turns = false}}.
+
+await_senders(Left, B) ->
+    case Left > 0 andalso is_sending(B) of
+        true -> receive after 1 -> await_senders(Left - 1, B) end;
+        false -> ok
+    end.
 
 %% Whether the gate's level is right: if not, it may be zero although a message is in the lane.
 -spec exact(boolean(), batches()) -> batches().
@@ -291,9 +300,11 @@ exact(Exact, B) -> show(B#batches{exact = Exact}).
 %% Once a second. Senders that have been killed count as having sent.
 -spec tick(Killed :: non_neg_integer(), batches()) -> batches().
 tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = B) ->
-    Messages = trunkline_stats:get(Stats, {lane, Ix}, messages),
-    ok = trunkline_bypass:set_quiet(trunkline_bypass:are_few(Messages - Before), Past),
-    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
+    B1 = passed(Killed, B#batches{past = trunkline_bypass:tick(Past)}),
+    Messages = trunkline_stats:get(Stats, {lane, Ix}, messages) + unreported(B1),
+    IsQuiet = takes_turns(B1) andalso trunkline_bypass:are_few(Messages - Before),
+    ok = trunkline_bypass:set_quiet(IsQuiet, Past),
+    B1#batches{messages = Messages}.
 
 %% Whether tick/2 will be called.
 -spec ticks(boolean(), batches()) -> ok.

@@ -563,15 +563,6 @@ to_report(#lane{batches = Batches, drain = Drain} = S) ->
         false -> ticking(S)
     end.
 
-%% So many messages will not be reported: they were sent in a session that has ended. Returns how
-%% many are lost: none if the connection is not.
-unreported(N, How, #lane{stats = Stats, ix = Ix}) ->
-    trunkline_stats:add(Stats, {lane, Ix}, messages, N),
-    case How of
-        direct -> 0;
-        Field -> trunkline_leftovers:lost(N, Field, Stats)
-    end.
-
 %% The window is full, or there is no inlet to send to.
 keep(Charge, Entry, S) ->
     S#lane{backlog = trunkline_backlog:in(Charge, Entry, S#lane.backlog)}.
@@ -658,17 +649,15 @@ control({relay, Agent, Message}, S) ->
 control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
     lists:foldl(fun cancel/2, S, [Request || {call, _, Caller, _} = Request <- Requests,
                                              not is_process_alive(Caller)]);
-control({sent_plain, Ref}, #lane{batches = Batches} = S) ->
+control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, ix = Ix} = S) ->
     case trunkline_asks:used(Ref, S#lane.asks) of
         {granted, Asks} ->
             to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session.
-            _ = unreported(1, case S#lane.mode of
-                                  absent -> lost_unconfirmed;
-                                  {send, _} -> lost_unconfirmed;
-                                  _ -> direct
-                              end, S),
+            IsLost = Mode =:= absent orelse is_tuple(Mode) andalso element(1, Mode) =:= send,
+            trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+            _ = IsLost andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
             S
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
@@ -699,20 +688,21 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
 control({order, Ref, drain}, S) ->
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    {Plain, S0} = end_bypass(case Mode of
-                                 {absent, _} -> lost_unconfirmed;
-                                 _ -> direct
-                             end, Before),
+    {Plain, S0} = end_bypass(Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
-    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
+    Unconfirmed = case Mode of
+                      {absent, _} -> InFlight + Plain;
+                      _ -> InFlight
+                  end,
+    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),
-    ok = ready(Ref, {Queued, InFlight + Plain}, S1),
+    ok = ready(Ref, {Queued, Unconfirmed}, S1),
     ticking(S1);
 control({retire, Inlets}, S) ->
-    {_, S0} = end_bypass(direct, S),
+    {_, S0} = end_bypass(S),
     {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
         dispose_all(retired, without_asks(S0)),
     trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
@@ -890,10 +880,12 @@ drained(S) ->
 is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_batches:is_sending(Batches).
 
-%% No sender bypasses the lane any more. Returns how many of those that no batch reports are lost.
-end_bypass(How, #lane{batches = Batches} = S) ->
+%% No sender bypasses the lane any more. Returns how many have that no batch will report. (They are
+%% lost, if the connection is.)
+end_bypass(#lane{batches = Batches, stats = Stats, ix = Ix} = S) ->
     {Unreported, Batches1} = trunkline_batches:end_bypass(Batches),
-    {unreported(Unreported, How, S), S#lane{batches = Batches1}}.
+    trunkline_stats:add(Stats, {lane, Ix}, messages, Unreported),
+    {Unreported, S#lane{batches = Batches1}}.
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).

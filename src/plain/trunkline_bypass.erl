@@ -23,7 +23,8 @@
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
-%% senders count as having sent. If they were only suspended, their messages still count once.
+%% senders count as having sent. If they were only suspended, their messages still count once. If
+%% they could not send, that is put right when the session ends.
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
@@ -33,7 +34,7 @@
 -export([new/1, may/3, start/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
--export([take/1, take_all/1, tick/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
+-export([take/1, tick/1, ended/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
 
 -export_type([bypass/0, past/0]).
 
@@ -162,10 +163,6 @@ is_quiet(#past{ix = Ix, bypass = Bypass}) -> is_quiet(Ix, Bypass).
 -spec take(past()) -> past().
 take(Past) -> taken(counts(Past), Past).
 
-%% Also what is being sent, of which it is not known what becomes of it.
--spec take_all(past()) -> past().
-take_all(Past) -> taken_all(counts(Past), Past).
-
 %% Takes what has been sent. To be called once a second.
 -spec tick(past()) -> past().
 tick(#past{last = Last} = Past) ->
@@ -173,6 +170,14 @@ tick(#past{last = Last} = Past) ->
         Last -> taken_all(Last, Past);
         Counts -> taken(Counts, Past#past{last = Counts})
     end.
+
+%% The session has ended. Returns how many have not been reported, those included that may be being
+%% sent. (It is negative if more have been reported that could not be sent after all.)
+-spec ended(past()) -> {Unreported :: integer(), past()}.
+ended(#past{all = Before, unreported = Unreported} = Past) ->
+    {Started, Sent} = counts(Past),
+    {Unreported + Started - Before,
+     Past#past{all = Started, ghosts = Started - Sent, sent = Sent, unreported = 0}}.
 
 %% So many more have been sent past the lane, in another way.
 -spec more(non_neg_integer(), past()) -> past().
