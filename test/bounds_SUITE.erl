@@ -7,8 +7,8 @@
 
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
-         losses_of_long_terms_add_up/1, call_while_full/1, larger_than_all_bounds/1,
-         batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
+         losses_of_long_terms_add_up/1, losses_of_thin_traffic_add_up/1, call_while_full/1,
+         larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
 -export([await_blocked/3]).
 
@@ -16,7 +16,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
-          losses_of_long_terms_add_up, call_while_full, larger_than_all_bounds, fair,
+          losses_of_long_terms_add_up, losses_of_thin_traffic_add_up, call_while_full,
+          larger_than_all_bounds, fair,
           killed_senders, waiters_gave_up, binaries_do_not_keep_batches, batches_are_small,
           bound_while_connecting, waiting, time_in_lane].
 
@@ -237,6 +238,27 @@ losses_of_long_terms_add_up(_) ->
     cluster:kill(B),
     await_done(A, 8),
     await_sum(160 + 320, A, B),
+    #{lost := #{unconfirmed := Unconfirmed}} = info(A, B),
+    ?assert(Unconfirmed > 0),
+    cluster:stop(A).
+
+%% The same for short messages of which few are sent. They go past their lane, which does not know
+%% of them for a second. If the connection is only busy, they arrive, in order.
+losses_of_thin_traffic_add_up(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    Stream = cluster:call(A, traffic, drip, [Pid, 1, 100]),
+    cluster:await_thin(A, B),
+    cluster:suspend(B),
+    cluster:await(fun() -> [#{queued_messages := Q, in_flight_messages := F}] = lanes(A, B),
+                           Q + F > 0 orelse {Q, F} end),
+    cluster:continue(B),
+    cluster:await_thin(A, B),
+    #{1 := {Last, Last, []}} = cluster:call(B, traffic, summary, [Pid]),
+    cluster:kill(B),
+    cluster:await_state(A, B, down),
+    Sent = cluster:call(A, traffic, stop_stream, [Stream]),
+    await_sum(Sent, A, B),
     #{lost := #{unconfirmed := Unconfirmed}} = info(A, B),
     ?assert(Unconfirmed > 0),
     cluster:stop(A).

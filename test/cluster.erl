@@ -5,7 +5,7 @@
 
 -export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1,
          node_of/1, call/4, call/2]).
--export([connect/2, await_up/2, await_lanes/2, await_state/3, pair/1, pair/2, pair/3,
+-export([connect/2, await_up/2, await_lanes/2, await_state/3, await_thin/2, pair/1, pair/2, pair/3,
          pair_on_the_distribution/0, pair_on_the_distribution/2, with_and_without/0,
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
@@ -191,6 +191,20 @@ await_connections({A, B}) ->
                       #{batches := #{by := connections, connections := N}} when N > 0 -> true;
                       Info -> {false, Info}
                   end
+          end).
+
+%% Until nearly all messages to that node go past its one lane.
+await_thin(A, B) ->
+    Counts = fun() ->
+                     #{lanes := [#{messages := M, batches := N}]} =
+                         call(A, trunkline, info, [node_of(B)]),
+                     {M, N}
+             end,
+    await(fun() ->
+                  {M, N} = Counts(),
+                  await(fun() -> element(1, Counts()) >= M + 100 end),
+                  {M1, N1} = Counts(),
+                  M1 - M > 10 * (N1 - N) orelse {M1 - M, N1 - N}
           end).
 
 await_state(A, B, State) ->

@@ -6,8 +6,9 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, both_at_once/1, all_forms/1, large/1, requests_answered/1, servers_die/1,
-         monitors_go_on/1, all_go_on/1, all_peers/1, nothing_to_drain/1, just_connected/1, stays/1,
+-export([under_load/1, thin_traffic/1, both_at_once/1, all_forms/1, large/1,
+         requests_answered/1, servers_die/1, monitors_go_on/1, all_go_on/1, all_peers/1,
+         nothing_to_drain/1, just_connected/1, stays/1,
          started_anew/1, stands_still/1, connections/1, peer_killed/1, peer_stops/1, link_killed/1,
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
@@ -19,13 +20,30 @@
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [under_load, both_at_once, all_forms, large, requests_answered, servers_die,
+all() -> [under_load, thin_traffic, both_at_once, all_forms, large, requests_answered, servers_die,
           monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected, stays,
           started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
           senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
           by_a_later_session, replies_at_the_end, never_refused].
+
+%% Short messages that are sent past their lane.
+thin_traffic(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    lists:foreach(fun({At, Other}) ->
+                          Stream = cluster:call(A, traffic, drip, [Pid, At, 100]),
+                          cluster:await_thin(A, B),
+                          ?assertEqual(ok, drain(At, Other)),
+                          N = cluster:call(A, traffic, stop_stream, [Stream]),
+                          cluster:await(fun() -> case cluster:call(B, traffic, summary, [Pid]) of
+                                                     #{At := {N, N, []}} -> true;
+                                                     Summary -> {N, Summary}
+                                                 end end),
+                          reconnect(A, B)
+                  end, [{A, B}, {B, A}]),
+    cluster:stop_all([A, B]).
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->

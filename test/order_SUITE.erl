@@ -133,7 +133,7 @@ past_an_idle_lane(A, B) ->
     #{lanes := [#{messages := Before}]} = cluster:call(A, trunkline, info, [node(To)]),
     Sent = cluster:call(
              A, fun() ->
-                        {Lane, N} = send_past(To, long(), 0),
+                        {Lane, N} = send_past(To, fun(_) -> long() end),
                         _ = [trunkline:send(To, Message) || Message <- [before, long(), behind]],
                         true = erlang:resume_process(Lane),
                         cluster:await(fun() -> length(got(To)) =:= N + 3 end),
@@ -165,7 +165,7 @@ binary_past_an_idle_lane(_) ->
     To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
     Binary = binary:copy(<<"x">>, 3_000_000),
     true = cluster:call(A, fun() ->
-                                   {Lane, _} = send_past(To, Binary, 0),
+                                   {Lane, _} = send_past(To, fun(_) -> Binary end),
                                    erlang:resume_process(Lane)
                            end),
     cluster:stop_all([A, B]).
@@ -201,13 +201,13 @@ short_past_an_idle_lane(A, B) ->
                  ok
          end).
 
-%% As send_past/3, with numbers as messages. The other receiver gets some of them, too, while the
+%% As send_past/2, with numbers as messages. The other receiver gets some of them, too, while the
 %% lane runs.
 send_short_past(To, Other, N) ->
     send_past(To, fun(M) ->
                           _ = (M - N) rem 2 =:= 1 andalso trunkline:send(Other, M),
                           M
-                  end, N).
+                  end, N, tries()).
 
 %% With batches that go by the distribution, and by connections. There is one lane.
 on_both_ways(Fun) ->
@@ -224,9 +224,11 @@ pair_on_connections() ->
 
 %% Returns the suspended lane, and how many that receiver has got. (It tries again if the lane was
 %% not idle any more, or if it is a second since the sender has asked.)
-send_past(To, Message, N) when not is_function(Message) ->
-    send_past(To, fun(_) -> Message end, N);
-send_past(To, Message, N) ->
+send_past(To, Message) -> send_past(To, Message, 0, tries()).
+
+tries() -> 1000.
+
+send_past(To, Message, N, Tries) when Tries > 0 ->
     _ = trunkline:send(To, Message(N + 1)),
     cluster:await(fun() -> may_bypass(To) end),
     Lane = suspend_lane(To),
@@ -237,7 +239,7 @@ send_past(To, Message, N) ->
         _ ->
             true = erlang:resume_process(Lane),
             cluster:await(fun() -> length(got(To)) =:= N + 2 end),
-            send_past(To, Message, N + 2)
+            send_past(To, Message, N + 2, Tries - 1)
     end.
 
 %% A sender stands still before it sends past its lane, and counts as having sent after a second or

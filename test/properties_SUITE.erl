@@ -222,65 +222,83 @@ many_short(_) ->
                           _ = [trunkline_bypass:sent_short(1, Bypass) || _ <- lists:seq(1, 10_000)],
                           false = trunkline_bypass:is_quiet(1, Bypass)
                   end, [first, again]),
-    false = trunkline_bypass:is_quiet(2, Bypass).
+    false = trunkline_bypass:is_quiet(2, Bypass),
+    %% So many are not many.
+    ok = trunkline_bypass:set_quiet(true, trunkline_bypass:past(2, Bypass)),
+    _ = [trunkline_bypass:sent_short(2, Bypass) || _ <- lists:seq(1, 80)],
+    true = trunkline_bypass:is_quiet(2, Bypass).
 
 %% --- mailboxes: which receivers the lane knows to have theirs on the heap ------------
 
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
-%% after eight messages, and again as long as the receiver is sent to.
+%% after eight messages, and again as long as eight are sent in a tick. After another answer it does
+%% not ask for ten ticks, and without an answer never.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
     ?FORALL(
        Commands,
-       list(frequency([{8, {seen, range(1, 2)}}, {4, {answer, oneof([go, {no, go}])}},
-                       {4, {send, range(1, 2)}}, {1, tick}, {1, late}])),
+       resize(100, list(frequency([{4, {seen, range(1, 2), range(1, 8)}},
+                                   {2, {answer, oneof([go, {no, go}])}},
+                                   {4, {send, range(1, 2), range(1, 8)}},
+                                   {4, tick}, {1, late}]))),
        begin
            Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end)},
            World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
                      asked => [], late => [], seen => [], ages => #{}, sent_to => [],
-                     silent => []},
+                     unsuited => #{}},
            #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
            true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
            not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
        end).
 
+mailbox({seen, R, Times}, W) ->
+    lists:foldl(fun mailbox/2, W, lists:duplicate(Times, {seen, R}));
 mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, seen := Seen} = W) ->
     {Questions, M1} = trunkline_mailboxes:seen(element(R, Receivers), M),
     IsEighth = length([S || S <- Seen, S =:= R]) =:= 7
-        andalso not lists:member(element(R, Receivers), maps:get(silent, W)),
+        andalso not is_map_key(element(R, Receivers), maps:get(unsuited, W)),
     Expected = [element(R, Receivers) || IsEighth],
     Expected = [To || {_, To} <- Questions],
     W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
-mailbox({answer, Answer}, #{mailboxes := M, asked := [{Ref, To} | Asked], ages := Ages} = W) ->
+mailbox({answer, Answer}, #{mailboxes := M, asked := [{Ref, To} | Asked], ages := Ages,
+                            unsuited := Unsuited} = W) ->
     {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
     unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
-    W#{mailboxes := M1, asked := Asked, ages := case Answer of
-                                                    go -> Ages#{To => 0};
-                                                    _ -> maps:remove(To, Ages)
-                                                end};
-mailbox({send, R}, #{receivers := Receivers, mailboxes := M, ages := Ages,
-                     sent_to := SentTo} = W) ->
+    W1 = W#{mailboxes := M1, asked := Asked},
+    case Answer of
+        go -> W1#{ages := Ages#{To => 0}};
+        _ -> W1#{ages := maps:remove(To, Ages), unsuited := Unsuited#{To => 10}}
+    end;
+mailbox({send, R, Times}, #{receivers := Receivers, mailboxes := M, ages := Ages,
+                            sent_to := SentTo} = W) ->
     To = element(R, Receivers),
     IsKnown = is_map_key(To, Ages),
-    IsKnown = trunkline_mailboxes:may_receive(To, trunkline_mailboxes:table(M)),
-    W#{sent_to := [To || IsKnown] ++ SentTo};
+    Table = trunkline_mailboxes:table(M),
+    lists:foreach(fun(_) -> IsKnown = trunkline_mailboxes:may_receive(To, Table) end,
+                  lists:seq(1, Times)),
+    W#{sent_to := [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
 mailbox(tick, #{mailboxes := M, asked := Asked, late := Late, ages := Ages,
-                sent_to := SentTo} = W) ->
+                sent_to := SentTo, unsuited := Unsuited} = W) ->
     {Questions, M1} = trunkline_mailboxes:tick(M),
     Left = maps:from_list([{To, Age + 1} || {To, Age} <- maps:to_list(Ages),
-                                            lists:member(To, SentTo),
+                                            length([S || S <- SentTo, S =:= To]) >= 8,
                                             not lists:keymember(To, 2, Asked)]),
     true = lists:all(fun(Age) -> Age =< 1 end, maps:values(Left)),
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
     true = trunkline_mailboxes:is_empty(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Questions, late := Asked ++ Late, ages := Left, seen := [],
-       silent := [To || {_, To} <- Asked] ++ maps:get(silent, W), sent_to := []};
+       unsuited := maps:merge(maps:filtermap(fun unsuited/2, Unsuited),
+                              maps:from_list([{To, never} || {_, To} <- Asked])), sent_to := []};
 mailbox(late, #{mailboxes := M, late := [{Ref, _} | Late]} = W) ->
     unknown = trunkline_mailboxes:answer(Ref, go, M),
     W#{late := Late};
 mailbox(_, W) ->
     W.
+
+unsuited(_, never) -> true;
+unsuited(_, 1) -> false;
+unsuited(_, Ticks) -> {true, Ticks - 1}.
 
 %% --- concurrency: callers that call again when their call has ended ------------------
 

@@ -8,7 +8,7 @@
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
 -export([play_all/1, payload/1, attempt/1]).
--export([stream/3, trickle/3, stop_stream/1, fill/0]).
+-export([stream/3, trickle/3, drip/3, stop_stream/1, fill/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- receivers --------------------------------------------------------------
@@ -95,6 +95,10 @@ trickle(To, Tag, Bytes) ->
     spawn(fun() ->
                   stream(To, Tag, payload(Bytes), fun(N) -> 5 * (1 - min(1, N rem 20)) end, 1)
           end).
+
+%% The same, less than 1,000 a second: thin traffic, which goes past its lane.
+drip(To, Tag, Bytes) ->
+    spawn(fun() -> stream(To, Tag, payload(Bytes), fun(_) -> 1 end, 1) end).
 
 stream(To, Tag, Payload, Pause, N) ->
     _ = trunkline:send(To, {from, Tag, N, Payload}),

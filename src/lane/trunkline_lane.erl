@@ -62,6 +62,9 @@
 %% term that is handed over here, a reply above all, is a large message, but it stays here until its
 %% opener asks for it (trunkline_opener).
 %%
+%% While little comes, senders send short messages past the lane, too. The lane finds out to whom
+%% they may (trunkline_mailboxes).
+%%
 %% A long reply goes by plain distribution, too, when everything has been delivered that its server
 %% has sent before. If that is not known, an empty batch, the fence, asks the inlet:
 %%
@@ -85,7 +88,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, look_at/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
+           [loop/1, ask_about/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -197,7 +200,7 @@ loop(S) ->
     receive
         [Charge, Sender | Entry] ->
             {Entry1, S1} = mark(Charge, Sender, Entry, S),
-            loop(look(hd(Entry), data(Charge, Entry1, S1)));
+            loop(seen(hd(Entry), data(Charge, Entry1, S1)));
         {[[alias | _] | {_, _, Agent} = Request], Reply} when is_pid(Agent) ->
             loop(replied(trunkline_shape:size(Reply), Request, Reply, S));
         {system, From, Request} ->
@@ -232,18 +235,19 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
     left(Charge, S1).
 
 %% While little comes, the lane finds out to whom short messages may be sent past it.
-look(To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes} = S) when is_pid(To) ->
+seen(To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes, drain = none,
+               drained = false} = S) when is_pid(To) ->
     case trunkline_batches:is_quiet(Batches) of
-        true -> look_at(trunkline_mailboxes:seen(To, Mailboxes), S);
+        true -> ask_about(trunkline_mailboxes:seen(To, Mailboxes), S);
         false -> S
     end;
-look(_, S) ->
+seen(_, S) ->
     S.
 
 %% (What is in flight should be acknowledged at once: until then it could be overtaken.)
-look_at({[], Mailboxes}, S) ->
+ask_about({[], Mailboxes}, S) ->
     S#lane{mailboxes = Mailboxes};
-look_at({Questions, Mailboxes}, S0) ->
+ask_about({Questions, Mailboxes}, S0) ->
     Ask = fun({Ref, Receiver}, S) ->
                   queue(self(), [{turn, Receiver, Ref, self()} | look], S)
           end,
@@ -780,8 +784,10 @@ tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
     Batches1 = trunkline_batches:tick(length(Killed), Batches),
     S1 = report(S#lane{asks = Asks1, batches = Batches1}),
     S2 = case S1 of
-             #lane{mode = {send, _}} -> look_at(trunkline_mailboxes:tick(Mailboxes), S1);
-             _ -> S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
+             #lane{mode = {send, _}, drain = none, drained = false} ->
+                 ask_about(trunkline_mailboxes:tick(Mailboxes), S1);
+             _ ->
+                 S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
          end,
     lists:foldl(fun cancel/2, S2, Killed).
 

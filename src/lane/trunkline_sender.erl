@@ -3,7 +3,7 @@
 %% The hot path is one lookup of the route, one hash of the sender's pid, one atomic addition, one
 %% local send. It is the same to a peer that is not connected: the lane keeps the message and asks
 %% for a connection. A sender that is refused at the gate takes the slow path (trunkline_refused).
-%% While few are sent, one that meets an empty lane need not go by lane (trunkline_in_turn).
+%% While few are sent, one that finds its lane empty is sent past it (trunkline_in_turn).
 %% What cannot go by lane is counted here, too. (While the code of release 0.5.0 is replaced, its
 %% senders call fallback/1.)
 -module(trunkline_sender).
@@ -79,16 +79,17 @@ offer(Node, To, Message, How, Ticket) ->
     end.
 
 %% The message has entered an empty lane. While little comes the lane is not worth it, so the
-%% message leaves it again.
+%% message leaves it again. (At once: a message that enters meanwhile goes by lane, and those behind
+%% it do so, too, until it has been acknowledged.)
 alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, Charge, How,
       Ticket) ->
-    case is_pid(To) andalso trunkline_in_turn:are_short_suited(Route, Ix, To) of
+    case trunkline_in_turn:start_short(Route, Ix, To, Charge) of
         true ->
             _ = trunkline_gate:leave(Gate, Ix, Charge),
             _ = trunkline_gate:awaited(Gate, Ix) andalso trunkline_room:offer(Link, Ix),
             case trunkline_in_turn:send_short(Route, Ix, To, Message, Charge) of
-                true -> ok;
-                false -> by_lane(Route, Ix, [To | Message], Charge, How, Ticket)
+                ok -> ok;
+                _ -> by_lane(Route, Ix, [To | Message], Charge, How, Ticket)
             end;
         false ->
             element(Ix, Lanes) ! [Charge, self(), To | Message],

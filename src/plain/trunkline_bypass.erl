@@ -19,7 +19,8 @@
 %%       | sent + 1                                  | at each tick: takes what was sent
 %%       | -- if the lane does not tick: sent -----> |
 %%
-%% Short messages go by lane, unless only few are sent: see is_quiet/2.
+%% Short messages go by lane, unless so few are sent that a lane's batches would have one message each
+%% (is_quiet/2). Whose mailbox may get them is in the tables of trunkline_mailboxes.
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
@@ -31,7 +32,7 @@
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/3, start/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
+-export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, tick/1, ended/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
@@ -65,8 +66,9 @@
 -define(QUIET(Ix), (?MARKS + 16 * (Ix) + 4)).
 -define(WINDOW(Ix), (?MARKS + 16 * (Ix) + 5)).
 
-%% Messages of one lane in a second. With more, batches cost less than messages that go one by one.
-%% (Measured with `thin traffic' of bench_sweep: docs/lab/tried.md.)
+%% Messages of one lane in a second. (With more, its batches cost less than messages that go one by
+%% one. That does not depend on how many lanes there are. Measured with `thin traffic' of
+%% bench_sweep: docs/lab/tried.md.)
 -define(FEW, 2500).
 %% The same for the short messages in a window of 32 ms.
 -define(WINDOW_BITS, 5).
@@ -81,16 +83,23 @@ new(Lanes) -> atomics:new(?WINDOW(Lanes), [{signed, true}]).
 
 %% Whether nothing is ahead of what the calling process sends now.
 -spec may(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
-may(Gate, Ix, Bypass) ->
-    trunkline_gate:fill(Gate, Ix) =:= 0
+may(Gate, Ix, Bypass) -> may(Gate, Ix, 0, Bypass).
+
+may(Gate, Ix, Own, Bypass) ->
+    trunkline_gate:fill(Gate, Ix) =:= Own
         andalso atomics:get(Bypass, ?MARK(self())) =:= 0
         andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
 
 %% The same for a message that should be counted. If so, sent/2 or cancel/2 must follow.
 -spec start(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
-start(Gate, Ix, Bypass) ->
+start(Gate, Ix, Bypass) -> start(Gate, Ix, 0, Bypass).
+
+%% The same for one that has entered the gate, with that charge.
+-spec start(trunkline_gate:gate(), Ix :: pos_integer(), Own :: trunkline_gate:charge(),
+            bypass()) -> boolean().
+start(Gate, Ix, Own, Bypass) ->
     atomics:add(Bypass, ?STARTED(Ix), 1),
-    case may(Gate, Ix, Bypass) of
+    case may(Gate, Ix, Own, Bypass) of
         true -> true;
         false -> ok = cancel(Ix, Bypass), false
     end.

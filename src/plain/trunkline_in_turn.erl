@@ -45,7 +45,7 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
--export([send/7, send_short/5, are_short_suited/3, await/2, answer/5, noproc/2, not_used/1]).
+-export([send/7, start_short/4, send_short/5, await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -122,29 +122,31 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             no
     end.
 
-%% Sends a short message past an empty lane, if nothing is ahead of it. `false': it was not sent.
-%% (If the distribution is busy it goes by lane, so that its sender is not suspended.)
--spec send_short(trunkline_route:route(), Ix :: pos_integer(), pid(), Message :: term(),
-                 trunkline_gate:charge()) -> boolean().
-send_short(#route{gate = Gate, bypass = Bypass} = Route, Ix, To, Message, Charge) ->
-    trunkline_bypass:start(Gate, Ix, Bypass)
-        andalso case erlang:send(To, Message, [noconnect, nosuspend]) of
-                    ok ->
-                        ok = trunkline_bypass:sent_short(Ix, Bypass),
-                        bypassed(Route, Ix, Charge),
-                        true;
-                    _ ->
-                        ok = trunkline_bypass:cancel(Ix, Bypass),
-                        false
-                end.
-
-%% Whether short messages to that process should be sent so: few are sent, for which the lane's
-%% processes would cost more than they save, and the mailbox is on the heap.
--spec are_short_suited(trunkline_route:route(), Ix :: pos_integer(), pid()) -> boolean().
-are_short_suited(#route{bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To) ->
+%% Whether a short message that has entered the gate, with that charge, should be sent past its
+%% lane: few are sent, for which the lane's processes would cost more than they save, the mailbox is
+%% on the heap, and nothing is ahead of it. If so, send_short/5 must follow.
+-spec start_short(trunkline_route:route(), Ix :: pos_integer(), To :: trunkline_lane:to(),
+                  trunkline_gate:charge()) -> boolean().
+start_short(#route{gate = Gate, bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To,
+            Charge) ->
     trunkline_bypass:is_quiet(Ix, Bypass)
-        andalso is_near(Stats)
-        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes)).
+        andalso is_pid(To) andalso is_near(Stats)
+        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes))
+        andalso trunkline_bypass:start(Gate, Ix, Charge, Bypass).
+
+%% Sends it. If the distribution is busy it is not sent, so that the calling process is not
+%% suspended.
+-spec send_short(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term(),
+                 trunkline_gate:charge()) -> ok | nosuspend | noconnect.
+send_short(#route{bypass = Bypass} = Route, Ix, To, Message, Charge) ->
+    case erlang:send(To, Message, [noconnect, nosuspend]) of
+        ok ->
+            ok = trunkline_bypass:sent_short(Ix, Bypass),
+            bypassed(Route, Ix, Charge);
+        NotSent ->
+            ok = trunkline_bypass:cancel(Ix, Bypass),
+            NotSent
+    end.
 
 from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
 from(_) -> ?FROM.

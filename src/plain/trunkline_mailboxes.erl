@@ -14,7 +14,8 @@
 %%       | ───────────────────── message, by `!' ──────────────────> |
 %%
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
-%% Once a second it asks again about the receivers that have been sent to, and forgets the others.
+%% Once a second it asks again about the receivers that many messages were sent to, and forgets the
+%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer.
 %%
 %% This module is a part of the lane, which owns the table.
 -module(trunkline_mailboxes).
@@ -25,35 +26,43 @@
 
 -export_type([mailboxes/0, table/0, question/0]).
 
-%% The rows of the table are {Receiver, IsUsed}. Senders write the second element.
--define(IS_USED, 2).
+%% The rows of the table are {Receiver, Sent}. Senders count in it, up to MANY.
+-define(SENT, 2).
 
 -type question() :: reference().
 
 -opaque table() :: ets:tid().
 -record(mailboxes,
         {table :: table(),
+         ticks = 0 :: non_neg_integer(),
          %% How many messages to each receiver the lane has seen since the last tick.
          seen = #{} :: #{pid() => pos_integer()},
          pending = #{} :: #{question() => pid()},
-         %% Receivers that did not answer within a tick. In this session they are not asked again:
-         %% a process at the peer waits for each of them.
-         silent = #{} :: #{pid() => []}}).
+         %% Receivers about which it does not ask before that tick. If there was no answer within a
+         %% tick, it does not ask again in this session: a process at the peer waits for it. (There
+         %% are never many: so little is sent.)
+         unsuited = #{} :: #{pid() => Ticks :: pos_integer() | never}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
 -define(MANY, 8).
+%% Ticks before it asks again about a receiver that is not suited.
+-define(PATIENCE, 10).
 
 %% --- for senders ------------------------------------------------------------------
 
 %% Whether it is known that the mailbox of this process is on the heap. If so, the calling process
-%% means to send to it. (If the lane has ended, so has its table.)
+%% means to send to it.
 -spec may_receive(pid(), table()) -> boolean().
 may_receive(Receiver, Table) ->
     try
-        ets:update_element(Table, Receiver, {?IS_USED, true})
+        case ets:lookup(Table, Receiver) of
+            [{_, ?MANY}] -> true;
+            [_] -> ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0;
+            [] -> false
+        end
     catch
-        error:badarg -> false
+        error:badarg -> false                % the row has been deleted, or the table
     end.
 
 %% --- for the lane -----------------------------------------------------------------
@@ -69,9 +78,9 @@ table(#mailboxes{table = Table}) -> Table.
 seen(Receiver, #mailboxes{seen = Seen} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
-    case N of
-        ?MANY when not is_map_key(Receiver, M#mailboxes.silent) -> ask([Receiver], M1);
-        _ -> {[], M1}
+    case N =:= ?MANY andalso not is_map_key(Receiver, M#mailboxes.unsuited) of
+        true -> ask([Receiver], M1);
+        false -> {[], M1}
     end.
 
 ask(Receivers, #mailboxes{pending = Pending} = M) ->
@@ -80,26 +89,31 @@ ask(Receivers, #mailboxes{pending = Pending} = M) ->
 
 %% The answer to a question, or to that of another module.
 -spec answer(question(), trunkline_in_turn:answer(), mailboxes()) -> {ok, mailboxes()} | unknown.
-answer(Ref, Answer, #mailboxes{table = Table, pending = Pending} = M) ->
+answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, ticks = Ticks} = M) ->
     case maps:take(Ref, Pending) of
-        {Receiver, Pending1} ->
-            true = case Answer of
-                       go -> ets:insert(Table, {Receiver, false});
-                       _ -> ets:delete(Table, Receiver)
-                   end,
+        {Receiver, Pending1} when Answer =:= go ->
+            _ = ets:insert_new(Table, {Receiver, 0}),
             {ok, M#mailboxes{pending = Pending1}};
+        {Receiver, Pending1} ->
+            true = ets:delete(Table, Receiver),
+            {ok, unsuited(Receiver, Ticks + ?PATIENCE, M#mailboxes{pending = Pending1})};
         error ->
             unknown
     end.
 
+unsuited(Receiver, Until, #mailboxes{unsuited = Unsuited} = M) ->
+    M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
+
 %% To be called once a second. Returns what the inlet should be asked. A receiver about which it has
 %% not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-tick(#mailboxes{table = Table, pending = Pending, silent = Silent} = M) ->
-    Used = [Receiver || {Receiver, true} <- ets:tab2list(Table)] -- maps:values(Pending),
-    New = maps:from_list([{Receiver, []} || Receiver <- maps:values(Pending)]),
-    M1 = (clear(M))#mailboxes{silent = maps:merge(Silent, New)},
-    true = ets:insert(Table, [{Receiver, false} || Receiver <- Used]),
+tick(#mailboxes{table = Table, pending = Pending, ticks = Before, unsuited = Unsuited} = M) ->
+    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table)] -- maps:values(Pending),
+    Ticks = Before + 1,
+    Left = maps:filter(fun(_, Until) -> Until =:= never orelse Until > Ticks end, Unsuited),
+    M1 = lists:foldl(fun(Receiver, M0) -> unsuited(Receiver, never, M0) end,
+                     (clear(M))#mailboxes{ticks = Ticks, unsuited = Left}, maps:values(Pending)),
+    true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
     ask(Used, M1).
 
 %% Whether nothing is known, and no answer can come. Otherwise tick/1 must be called once more: what
@@ -110,6 +124,6 @@ is_empty(#mailboxes{table = Table, pending = Pending}) ->
 
 %% Nothing is known.
 -spec clear(mailboxes()) -> mailboxes().
-clear(#mailboxes{table = Table} = M) ->
+clear(#mailboxes{table = Table}) ->
     true = ets:delete_all_objects(Table),
-    M#mailboxes{seen = #{}, pending = #{}, silent = #{}}.
+    #mailboxes{table = Table}.
