@@ -19,7 +19,7 @@
 %%       | sent + 1                                  | at each tick: takes what was sent
 %%       | -- if the lane does not tick: sent -----> |
 %%
-%% Short messages go by lane, unless so few are sent that a lane's batches would have one message each
+%% Short messages go by lane, unless so few are sent that most batches would have one message
 %% (is_quiet/2). Whose mailbox may get them is in the tables of trunkline_mailboxes.
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
