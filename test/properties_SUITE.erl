@@ -158,9 +158,8 @@ fill(Gate, Limit, Message, N, Charges) ->
 
 %% --- bypass: what senders start, and what the lane takes -----------------------------
 
-%% Each message is taken once, whether its sender has said that it has sent, was killed, or was
-%% still sending when it was taken. One that could not be sent may be taken for another one, until
-%% the session ends.
+%% Each message is taken once. At the end of a session those are taken, too, which are being sent;
+%% if they are sent later, or never, they stand for others.
 bypass(_) -> check(prop_bypass()).
 
 prop_bypass() ->
@@ -175,15 +174,16 @@ prop_bypass() ->
            ok = trunkline_bypass:set(Past),
            World = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end,
                                #{started => 0, sent => 0, sending => 0, killed => 0, cancelled => 0,
-                                 got => 0, past => Past}, Commands),
-           %% Those that live send. Two ticks later the others count as having sent.
+                                 got => 0, early => 0, past => Past}, Commands),
+           %% Those that live send. Two ticks later the lane does not count on the others.
            Ended = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end, World,
                                lists:duplicate(maps:get(sending, World), sent)
                                ++ [tick, tick, tick]),
-           #{started := Started, cancelled := Cancelled, got := Got, past := EndedPast} = Ended,
+           #{got := Got, sent := Sent, early := Early, past := EndedPast} = Ended,
            ?WHENFAIL(io:format("~p~n", [Ended]),
-                     Got >= Started - Cancelled andalso Got =< Started
+                     Got >= Sent andalso Got =< Sent + Early
                          andalso not trunkline_bypass:is_sending(EndedPast)
+                         andalso element(1, trunkline_bypass:ended(0, EndedPast)) =:= 0
                          andalso not trunkline_bypass:start(trunkline_gate:new(1), 1, Bypass))
        end).
 
@@ -198,16 +198,21 @@ bypass(cancel, _, Bypass, #{cancelled := Cancelled, sending := Sending} = W) whe
     W#{cancelled := Cancelled + 1, sending := Sending - 1};
 bypass(kill, _, _, #{killed := Killed, sending := Sending} = W) when Sending > 0 ->
     W#{killed := Killed + 1, sending := Sending - 1};
-bypass(Take, _, _, #{got := Got, past := Past, sent := Sent, started := Started} = W)
+bypass(Take, _, _, #{got := Got, past := Past, sent := Sent} = W)
   when Take =:= take; Take =:= tick ->
     Past1 = trunkline_bypass:Take(Past),
     N = trunkline_bypass:unreported(Past1),
-    true = N >= 0 andalso Got + N >= Sent andalso Got + N =< Started,
-    W#{got := Got + N, past := trunkline_bypass:reported(Past1)};
-bypass(ended, _, _, #{got := Got, past := Past, started := Started, cancelled := Cancelled} = W) ->
-    {N, Past1} = trunkline_bypass:ended(Past),
-    {Total, Total} = {Got + N, Started - Cancelled},
-    W#{got := Total, past := Past1};
+    {Total, Total} = {Got + N, max(Got, Sent)},
+    W#{got := Total, past := trunkline_bypass:reported(Past1)};
+bypass(ended, _, _, #{got := Got, past := Past, sent := Sent, sending := Sending, early := Early,
+                      killed := Killed} = W) ->
+    IsSending = trunkline_bypass:is_sending(Past),
+    {N, Past1} = trunkline_bypass:ended(0, Past),
+    false = trunkline_bypass:is_sending(Past1),
+    0 = trunkline_bypass:unreported(Past1),
+    true = Got + N =< max(Got, Sent + Sending + Killed),
+    true = Got + N >= Sent + if IsSending -> 1; true -> 0 end,
+    W#{got := Got + N, early := max(Early, Got + N - Sent), past := Past1};
 bypass(_, _, _, W) ->
     W.
 
@@ -231,22 +236,21 @@ many_short(_) ->
 %% --- mailboxes: which receivers the lane knows to have theirs on the heap ------------
 
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
-%% after eight messages, and again as long as eight are sent in a tick. After another answer it does
-%% not ask for ten ticks, and without an answer never.
+%% after eight batches, and again as long as eight messages are sent in a tick. While there is no
+%% answer, and for ten ticks after another one, it does not ask.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
     ?FORALL(
        Commands,
        resize(100, list(frequency([{4, {seen, range(1, 2), range(1, 8)}},
-                                   {2, {answer, oneof([go, {no, go}])}},
+                                   {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
                                    {4, {send, range(1, 2), range(1, 8)}},
-                                   {4, tick}, {1, late}]))),
+                                   {4, tick}]))),
        begin
            Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end)},
            World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
-                     asked => [], late => [], seen => [], ages => #{}, sent_to => [],
-                     unsuited => #{}},
+                     asked => [], seen => [], ages => #{}, sent_to => [], closed => #{}},
            #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
            true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
            not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
@@ -254,21 +258,27 @@ prop_mailboxes() ->
 
 mailbox({seen, R, Times}, W) ->
     lists:foldl(fun mailbox/2, W, lists:duplicate(Times, {seen, R}));
-mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, seen := Seen} = W) ->
-    {Questions, M1} = trunkline_mailboxes:seen(element(R, Receivers), M),
-    IsEighth = length([S || S <- Seen, S =:= R]) =:= 7
-        andalso not is_map_key(element(R, Receivers), maps:get(unsuited, W)),
-    Expected = [element(R, Receivers) || IsEighth],
-    Expected = [To || {_, To} <- Questions],
-    W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
-mailbox({answer, Answer}, #{mailboxes := M, asked := [{Ref, To} | Asked], ages := Ages,
-                            unsuited := Unsuited} = W) ->
+mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, seen := Seen,
+                     ages := Ages, closed := Closed} = W) ->
+    To = element(R, Receivers),
+    {Questions, M1} = trunkline_mailboxes:seen(To, M),
+    IsEighth = length([S || S <- Seen, S =:= R]) =:= 7,
+    Expected = [To || IsEighth, not is_map_key(To, Closed), not is_map_key(To, Ages)],
+    Expected = [Pid || {_, Pid} <- Questions],
+    W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions,
+       closed := maps:merge(Closed, maps:from_keys(Expected, pending))};
+mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked, ages := Ages,
+                                   closed := Closed} = W) ->
+    {Ref, To} = Question = case Which of
+                               first -> hd(Asked);
+                               last -> lists:last(Asked)
+                           end,
     {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
     unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
-    W1 = W#{mailboxes := M1, asked := Asked},
+    W1 = W#{mailboxes := M1, asked := lists:delete(Question, Asked)},
     case Answer of
-        go -> W1#{ages := Ages#{To => 0}};
-        _ -> W1#{ages := maps:remove(To, Ages), unsuited := Unsuited#{To => 10}}
+        go -> W1#{ages := Ages#{To => 0}, closed := maps:remove(To, Closed)};
+        _ -> W1#{ages := maps:remove(To, Ages), closed := Closed#{To => 10}}
     end;
 mailbox({send, R, Times}, #{receivers := Receivers, mailboxes := M, ages := Ages,
                             sent_to := SentTo} = W) ->
@@ -278,27 +288,24 @@ mailbox({send, R, Times}, #{receivers := Receivers, mailboxes := M, ages := Ages
     lists:foreach(fun(_) -> IsKnown = trunkline_mailboxes:may_receive(To, Table) end,
                   lists:seq(1, Times)),
     W#{sent_to := [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
-mailbox(tick, #{mailboxes := M, asked := Asked, late := Late, ages := Ages,
-                sent_to := SentTo, unsuited := Unsuited} = W) ->
+mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
+                closed := Closed} = W) ->
     {Questions, M1} = trunkline_mailboxes:tick(M),
     Left = maps:from_list([{To, Age + 1} || {To, Age} <- maps:to_list(Ages),
                                             length([S || S <- SentTo, S =:= To]) >= 8,
                                             not lists:keymember(To, 2, Asked)]),
     true = lists:all(fun(Age) -> Age =< 1 end, maps:values(Left)),
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
-    true = trunkline_mailboxes:is_empty(M1) =:= (Left =:= #{}),
-    W#{mailboxes := M1, asked := Questions, late := Asked ++ Late, ages := Left, seen := [],
-       unsuited := maps:merge(maps:filtermap(fun unsuited/2, Unsuited),
-                              maps:from_list([{To, never} || {_, To} <- Asked])), sent_to := []};
-mailbox(late, #{mailboxes := M, late := [{Ref, _} | Late]} = W) ->
-    unknown = trunkline_mailboxes:answer(Ref, go, M),
-    W#{late := Late};
+    true = trunkline_mailboxes:are_none_known(M1) =:= (Left =:= #{}),
+    W#{mailboxes := M1, asked := Asked ++ Questions, ages := Left, seen := [], sent_to := [],
+       closed := maps:merge(maps:filtermap(fun closed/2, Closed),
+                            maps:from_keys(maps:keys(Left), pending))};
 mailbox(_, W) ->
     W.
 
-unsuited(_, never) -> true;
-unsuited(_, 1) -> false;
-unsuited(_, Ticks) -> {true, Ticks - 1}.
+closed(_, pending) -> true;
+closed(_, 1) -> false;
+closed(_, Ticks) -> {true, Ticks - 1}.
 
 %% --- concurrency: callers that call again when their call has ended ------------------
 

@@ -8,7 +8,7 @@
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
 -export([play_all/1, payload/1, attempt/1]).
--export([stream/3, trickle/3, drip/3, stop_stream/1, fill/0]).
+-export([stream/3, trickle/3, drip/3, sent/1, stop_stream/1, fill/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- receivers --------------------------------------------------------------
@@ -103,12 +103,18 @@ drip(To, Tag, Bytes) ->
 stream(To, Tag, Payload, Pause, N) ->
     _ = trunkline:send(To, {from, Tag, N, Payload}),
     receive
-        {stop, From} -> From ! {self(), N}
+        {stop, From} -> From ! {self(), N};
+        {sent, From} -> From ! {self(), N}, stream(To, Tag, Payload, Pause, N + 1)
     after Pause(N) ->
             stream(To, Tag, Payload, Pause, N + 1)
     end.
 
-%% How many it has sent.
+%% How many it has sent until now.
+sent(Pid) ->
+    Pid ! {sent, self()},
+    receive {Pid, N} -> N end.
+
+%% The same, when it has stopped.
 stop_stream(Pid) ->
     Pid ! {stop, self()},
     receive {Pid, N} -> N end.

@@ -23,7 +23,7 @@
 -export([is_open/1, is_waiting/2, next/1, arrived/1, in_flight/1, is_idle/1, have_arrived/1]).
 -export([send/4, fence/2, acked/4, event/2]).
 -export([takes_turns/1, is_quiet/1, passed/2, unreported/1, report/2, is_sending/1]).
--export([end_bypass/1, exact/2, tick/2, ticks/2, rest/1]).
+-export([end_bypass/2, exact/2, tick/2, ticks/2, rest/1]).
 
 -export_type([batches/0, batch/0, event/0]).
 
@@ -49,7 +49,7 @@
          exact = true :: boolean()}).
 -opaque batches() :: #batches{}.
 
-%% ms that the end of a session waits for senders.
+%% ms that the end of a session waits for senders if its connection is lost.
 -define(SOON, 100).
 
 -type charge() :: trunkline_gate:charge().
@@ -277,27 +277,22 @@ report(AreGranted, #batches{past = Past} = B) ->
 -spec is_sending(batches()) -> boolean().
 is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 
-%% From here on no sender starts to bypass the lane. Those that have started count as having sent,
-%% unless they find soon that they cannot. (They do if they wait on the connection that is lost.)
-%% Returns how many no batch has reported, less those that were reported in vain.
--spec end_bypass(batches()) -> {Unreported :: integer(), batches()}.
-end_bypass(#batches{past = Past} = B) ->
+%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
+%% (If the connection is lost, they may soon find that they cannot.) Returns how many no batch has
+%% reported.
+-spec end_bypass(IsLost :: boolean(), batches()) ->
+          {Unreported :: non_neg_integer(), batches()}.
+end_bypass(IsLost, #batches{past = Past} = B) ->
     ok = trunkline_bypass:clear(Past),
-    ok = await_senders(?SOON, B),
-    {Unreported, Past1} = trunkline_bypass:ended(Past),
+    ok = trunkline_bypass:set_quiet(false, Past),
+    {Unreported, Past1} = trunkline_bypass:ended(if IsLost -> ?SOON; true -> 0 end, Past),
     {Unreported, B#batches{past = Past1, takes_turns = false}}.
-
-await_senders(Left, B) ->
-    case Left > 0 andalso is_sending(B) of
-        true -> receive after 1 -> await_senders(Left - 1, B) end;
-        false -> ok
-    end.
 
 %% Whether the gate's level is right: if not, it may be zero although a message is in the lane.
 -spec exact(boolean(), batches()) -> batches().
 exact(Exact, B) -> show(B#batches{exact = Exact}).
 
-%% Once a second. Senders that have been killed count as having sent.
+%% Once a second. `Killed' senders that had been told to send count as having sent.
 -spec tick(Killed :: non_neg_integer(), batches()) -> batches().
 tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = B) ->
     B1 = passed(Killed, B#batches{past = trunkline_bypass:tick(Past)}),

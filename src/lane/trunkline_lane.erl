@@ -642,7 +642,7 @@ control({ask, Ref, _, _}, S) ->
     S;
 control({answer, Ref, Answer}, #lane{mailboxes = Mailboxes} = S) ->
     case trunkline_mailboxes:answer(Ref, Answer, Mailboxes) of
-        {ok, Mailboxes1} -> S#lane{mailboxes = Mailboxes1};
+        {ok, Mailboxes1} -> ticking(S#lane{mailboxes = Mailboxes1});
         unknown -> answered_ask(Ref, Answer, S)
     end;
 control(bypassed, S) ->
@@ -659,9 +659,8 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
             to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session.
-            IsLost = Mode =:= absent orelse is_tuple(Mode) andalso element(1, Mode) =:= send,
             trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
-            _ = IsLost andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
+            _ = is_anew(Mode) andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
             S
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
@@ -692,21 +691,19 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
 control({order, Ref, drain}, S) ->
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    {Plain, S0} = end_bypass(Before),
+    IsLost = is_tuple(Mode) andalso element(1, Mode) =:= absent,
+    {Plain, S0} = end_bypass(IsLost, Before),
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
-    Unconfirmed = case Mode of
-                      {absent, _} -> InFlight + Plain;
-                      _ -> InFlight
-                  end,
+    Unconfirmed = InFlight + if IsLost -> Plain; true -> 0 end,
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),
     ok = ready(Ref, {Queued, Unconfirmed}, S1),
     ticking(S1);
 control({retire, Inlets}, S) ->
-    {_, S0} = end_bypass(S),
+    {_, S0} = end_bypass(false, S),
     {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
         dispose_all(retired, without_asks(S0)),
     trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
@@ -734,6 +731,11 @@ control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+%% Whether the connection of an earlier session has been lost.
+is_anew(absent) -> true;
+is_anew({send, _}) -> true;
+is_anew(_) -> false.
 
 answered_ask(Ref, Answer, S) ->
     case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
@@ -888,8 +890,8 @@ is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
 
 %% No sender bypasses the lane any more. Returns how many have that no batch will report. (They are
 %% lost, if the connection is.)
-end_bypass(#lane{batches = Batches, stats = Stats, ix = Ix} = S) ->
-    {Unreported, Batches1} = trunkline_batches:end_bypass(Batches),
+end_bypass(IsLost, #lane{batches = Batches, stats = Stats, ix = Ix} = S) ->
+    {Unreported, Batches1} = trunkline_batches:end_bypass(IsLost, Batches),
     trunkline_stats:add(Stats, {lane, Ix}, messages, Unreported),
     {Unreported, S#lane{batches = Batches1}}.
 
@@ -909,7 +911,7 @@ tick(S) ->
 %% sender takes longer than that, two seconds, what it sends next may overtake its message.)
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, mailboxes = Mailboxes} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
-        andalso trunkline_mailboxes:is_empty(Mailboxes)
+        andalso trunkline_mailboxes:are_none_known(Mailboxes)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
         andalso trunkline_gate:level(Gate, Ix) of
         0 -> rest(exact(true, S));

@@ -79,8 +79,8 @@ offer(Node, To, Message, How, Ticket) ->
     end.
 
 %% The message has entered an empty lane. While little comes the lane is not worth it, so the
-%% message leaves it again. (At once: a message that enters meanwhile goes by lane, and those behind
-%% it do so, too, until it has been acknowledged.)
+%% message leaves it again. (It does so before it is sent: whatever enters meanwhile goes by lane,
+%% and keeps that busy until it is acknowledged.)
 alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, Charge, How,
       Ticket) ->
     case trunkline_in_turn:start_short(Route, Ix, To, Charge) of

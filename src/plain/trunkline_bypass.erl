@@ -14,7 +14,7 @@
 %%
 %%     sender                                       lane
 %%       | started + 1
-%%       | is the level zero, is the mark set?
+%%       | is the lane idle, are there no replies?
 %%       | ── the message, by `!' ──>
 %%       | sent + 1                                  | at each tick: takes what was sent
 %%       | -- if the lane does not tick: sent -----> |
@@ -23,9 +23,10 @@
 %% (is_quiet/2). Whose mailbox may get them is in the tables of trunkline_mailboxes.
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
-%% leaves the two apart. If nothing changes from one tick to the next, or if the session ends, these
-%% senders count as having sent. If they were only suspended, their messages still count once. If
-%% they could not send, that is put right when the session ends.
+%% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
+%% these senders any more. When the connection is lost, those that wait on it learn that they cannot
+%% send. The lane waits for them for a moment. What is then still being sent counts as lost. (If it
+%% is sent later, it takes the place of another message in the count of what was sent.)
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
@@ -35,7 +36,7 @@
 -export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
--export([take/1, tick/1, ended/1, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
+-export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
 
 -export_type([bypass/0, past/0]).
 
@@ -43,17 +44,20 @@
 -record(past,
         {ix :: pos_integer(),
          bypass :: bypass(),
-         %% How many the lane has taken; of these, how many had not said that they have sent, when
-         %% as many as `sent' had.
+         %% How many the lane has taken.
          all = 0 :: non_neg_integer(),
-         ghosts = 0 :: non_neg_integer(),
+         %% How many it does not count on any more, when as many as `sent' had sent.
+         given_up = 0 :: non_neg_integer(),
          sent = 0 :: non_neg_integer(),
+         %% How many had not sent when the last session ended.
+         left = 0 :: non_neg_integer(),
          %% The counts at the last tick.
-         last = {0, 0} :: {Started :: non_neg_integer(), Sent :: non_neg_integer()},
+         last = {0, 0} :: counts(),
          unreported = 0 :: non_neg_integer(),
          %% How many had been sent when is_ahead/1 was last asked.
          behind = 0 :: non_neg_integer()}).
 -opaque past() :: #past{}.
+-type counts() :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}.
 
 %% 8 kB. While a thousand servers owe replies, most processes have to ask.
 -define(MARKS, 1024).
@@ -170,23 +174,32 @@ is_quiet(#past{ix = Ix, bypass = Bypass}) -> is_quiet(Ix, Bypass).
 
 %% Takes what has been sent since the last time.
 -spec take(past()) -> past().
-take(Past) -> taken(counts(Past), Past).
+take(Past) -> take(counts(Past), Past).
 
 %% Takes what has been sent. To be called once a second.
 -spec tick(past()) -> past().
 tick(#past{last = Last} = Past) ->
-    case counts(Past) of
-        Last -> taken_all(Last, Past);
-        Counts -> taken(Counts, Past#past{last = Counts})
-    end.
+    Past1 = case counts(Past) of
+                {Started, Sent} = Last -> Past#past{given_up = Started - Sent, sent = Sent};
+                Counts -> Past#past{last = Counts}
+            end,
+    take(Past1).
 
-%% The session has ended. Returns how many have not been reported, those included that may be being
-%% sent. (It is negative if more have been reported that could not be sent after all.)
--spec ended(past()) -> {Unreported :: integer(), past()}.
-ended(#past{all = Before, unreported = Unreported} = Past) ->
-    {Started, Sent} = counts(Past),
-    {Unreported + Started - Before,
-     Past#past{all = Started, ghosts = Started - Sent, sent = Sent, unreported = 0}}.
+%% The session has ended: no sender starts any more. Waits for those that are sending, so many
+%% milliseconds at most. Returns how many have not been reported, those included that may be being
+%% sent.
+-spec ended(Milliseconds :: non_neg_integer(), past()) ->
+          {Unreported :: non_neg_integer(), past()}.
+ended(Milliseconds, #past{left = Before} = Past) ->
+    {Started, Sent} = Counts = counts(Past),
+    Left = Started - Sent,
+    case Left > Before andalso Milliseconds > 0 of
+        true ->
+            receive after 1 -> ended(Milliseconds - 1, Past) end;
+        false ->
+            Past1 = up_to(Sent + max(0, Left - given_up(Sent, Past)), take(Counts, Past)),
+            {unreported(Past1), Past1#past{given_up = Left, left = Left, unreported = 0}}
+    end.
 
 %% So many more have been sent past the lane, in another way.
 -spec more(non_neg_integer(), past()) -> past().
@@ -203,11 +216,11 @@ reported(Past) -> Past#past{unreported = 0}.
 -spec is_sending(past()) -> boolean().
 is_sending(Past) ->
     {Started, Sent} = counts(Past),
-    Started - Sent > ghosts(Sent, Past).
+    Started - Sent > given_up(Sent, Past).
 
 %% Whether any message has been sent since the last such question: what the lane has got by now may
 %% be behind it. (The count grows before its sender sends anything else. What is unreported does not
-%% tell that: a message that was counted too early, or in vain, hides a later one there.)
+%% tell that: a message that was counted as lost too early hides a later one there.)
 -spec is_ahead(past()) -> {boolean(), past()}.
 is_ahead(#past{ix = Ix, bypass = Bypass, behind = Before} = Past) ->
     case atomics:get(Bypass, ?SENT(Ix)) of
@@ -220,14 +233,12 @@ counts(#past{ix = Ix, bypass = Bypass}) ->
     Sent = atomics:get(Bypass, ?SENT(Ix)),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-taken({Started, Sent}, Past) -> up_to(Sent, min(Started - Sent, ghosts(Sent, Past)), Past).
+take({_, Sent}, Past) -> up_to(Sent, Past#past{given_up = given_up(Sent, Past), sent = Sent}).
 
-taken_all({Started, Sent}, Past) -> up_to(Sent, Started - Sent, Past).
+%% One that has sent meanwhile may have been one of them.
+given_up(Sent, #past{given_up = GivenUp, sent = Before}) -> max(0, GivenUp - (Sent - Before)).
 
-%% One that has sent meanwhile may have been a ghost.
-ghosts(Sent, #past{ghosts = Ghosts, sent = Before}) -> max(0, Ghosts - (Sent - Before)).
-
-%% (If it was none, or a ghost could not send, another message has been taken too early.)
-up_to(Sent, Ghosts, #past{all = Before} = Past) ->
-    All = max(Before, Sent + Ghosts),
-    more(All - Before, Past#past{all = All, ghosts = Ghosts, sent = Sent}).
+up_to(All, #past{all = Before} = Past) when All > Before ->
+    more(All - Before, Past#past{all = All});
+up_to(_, Past) ->
+    Past.

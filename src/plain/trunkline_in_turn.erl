@@ -124,7 +124,8 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
 
 %% Whether a short message that has entered the gate, with that charge, should be sent past its
 %% lane: few are sent, for which the lane's processes would cost more than they save, the mailbox is
-%% on the heap, and nothing is ahead of it. If so, send_short/5 must follow.
+%% on the heap, and nothing is ahead of it. If so, it must leave the gate, and send_short/5 must
+%% follow.
 -spec start_short(trunkline_route:route(), Ix :: pos_integer(), To :: trunkline_lane:to(),
                   trunkline_gate:charge()) -> boolean().
 start_short(#route{gate = Gate, bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To,

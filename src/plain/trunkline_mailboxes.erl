@@ -7,7 +7,7 @@
 %%
 %%     sender              lane                      inlet         receiver
 %%       | -- message ----> | ══ message ═══════════> | -----------> |
-%%       |                  |   the eighth one to it  |              |
+%%       |                  |   the eighth batch to it|              |
 %%       |                  | ══ turn ══════════════> |              |
 %%       |                  | <─────────────────── go |              |
 %%       |     on the heap <|                         |              |
@@ -22,7 +22,7 @@
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, seen/2, answer/3, tick/1, is_empty/1, clear/1]).
+-export([new/0, table/1, seen/2, answer/3, tick/1, are_none_known/1, clear/1]).
 
 -export_type([mailboxes/0, table/0, question/0]).
 
@@ -38,16 +38,15 @@
          %% How many messages to each receiver the lane has seen since the last tick.
          seen = #{} :: #{pid() => pos_integer()},
          pending = #{} :: #{question() => pid()},
-         %% Receivers about which it does not ask before that tick. If there was no answer within a
-         %% tick, it does not ask again in this session: a process at the peer waits for it. (There
-         %% are never many: so little is sent.)
-         unsuited = #{} :: #{pid() => Ticks :: pos_integer() | never}}).
+         %% Receivers about which it does not ask now: until that tick, or until the answer comes.
+         %% (One that does not run may never answer, and a process at the peer waits for it.)
+         closed = #{} :: #{pid() => Ticks :: pos_integer() | pending}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
 -define(MANY, 8).
 %% Ticks before it asks again about a receiver that is not suited.
--define(PATIENCE, 10).
+-define(UNSUITED, 10).
 
 %% --- for senders ------------------------------------------------------------------
 
@@ -73,54 +72,53 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
-%% A message to that receiver goes by lane. Returns what the inlet should be asked.
+%% A batch begins with a message to that receiver. Returns what the inlet should be asked.
 -spec seen(pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-seen(Receiver, #mailboxes{seen = Seen} = M) ->
+seen(Receiver, #mailboxes{seen = Seen, closed = Closed, table = Table} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
-    case N =:= ?MANY andalso not is_map_key(Receiver, M#mailboxes.unsuited) of
+    case N =:= ?MANY andalso not is_map_key(Receiver, Closed)
+        andalso not ets:member(Table, Receiver) of
         true -> ask([Receiver], M1);
         false -> {[], M1}
     end.
 
-ask(Receivers, #mailboxes{pending = Pending} = M) ->
+ask(Receivers, #mailboxes{pending = Pending, closed = Closed} = M) ->
     Questions = [{make_ref(), Receiver} || Receiver <- Receivers],
-    {Questions, M#mailboxes{pending = maps:merge(Pending, maps:from_list(Questions))}}.
+    {Questions, M#mailboxes{pending = maps:merge(Pending, maps:from_list(Questions)),
+                            closed = maps:merge(Closed, maps:from_keys(Receivers, pending))}}.
 
 %% The answer to a question, or to that of another module.
 -spec answer(question(), trunkline_in_turn:answer(), mailboxes()) -> {ok, mailboxes()} | unknown.
-answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, ticks = Ticks} = M) ->
+answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, closed = Closed,
+                               ticks = Ticks} = M) ->
     case maps:take(Ref, Pending) of
         {Receiver, Pending1} when Answer =:= go ->
             _ = ets:insert_new(Table, {Receiver, 0}),
-            {ok, M#mailboxes{pending = Pending1}};
+            {ok, M#mailboxes{pending = Pending1, closed = maps:remove(Receiver, Closed)}};
         {Receiver, Pending1} ->
             true = ets:delete(Table, Receiver),
-            {ok, unsuited(Receiver, Ticks + ?PATIENCE, M#mailboxes{pending = Pending1})};
+            {ok, M#mailboxes{pending = Pending1,
+                             closed = Closed#{Receiver := Ticks + ?UNSUITED}}};
         error ->
             unknown
     end.
 
-unsuited(Receiver, Until, #mailboxes{unsuited = Unsuited} = M) ->
-    M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
-
 %% To be called once a second. Returns what the inlet should be asked. A receiver about which it has
 %% not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-tick(#mailboxes{table = Table, pending = Pending, ticks = Before, unsuited = Unsuited} = M) ->
-    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table)] -- maps:values(Pending),
+tick(#mailboxes{table = Table, closed = Closed, ticks = Before} = M) ->
+    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table),
+                        not is_map_key(Receiver, Closed)],
     Ticks = Before + 1,
-    Left = maps:filter(fun(_, Until) -> Until =:= never orelse Until > Ticks end, Unsuited),
-    M1 = lists:foldl(fun(Receiver, M0) -> unsuited(Receiver, never, M0) end,
-                     (clear(M))#mailboxes{ticks = Ticks, unsuited = Left}, maps:values(Pending)),
+    Closed1 = maps:filter(fun(_, Until) -> Until =:= pending orelse Until > Ticks end, Closed),
+    true = ets:delete_all_objects(Table),
     true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
-    ask(Used, M1).
+    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, closed = Closed1}).
 
-%% Whether nothing is known, and no answer can come. Otherwise tick/1 must be called once more: what
-%% is known would become too old.
--spec is_empty(mailboxes()) -> boolean().
-is_empty(#mailboxes{table = Table, pending = Pending}) ->
-    map_size(Pending) =:= 0 andalso ets:info(Table, size) =:= 0.
+%% Otherwise tick/1 must be called once more: what is known would become too old.
+-spec are_none_known(mailboxes()) -> boolean().
+are_none_known(#mailboxes{table = Table}) -> ets:info(Table, size) =:= 0.
 
 %% Nothing is known.
 -spec clear(mailboxes()) -> mailboxes().
