@@ -160,12 +160,11 @@ send(Charge, Entries, AreGranted, Before) ->
 fence(AreGranted, B) -> send(0, [], 0, by_which(AreGranted, B), full, B).
 
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
-%% does: it may be behind that message, and what comes later is behind the batch.
-way(AreGranted, #batches{by = connections, past = Past, channels = Channels} = B) ->
-    case not trunkline_channels:keeps_all(Channels) andalso trunkline_bypass:is_ahead(Past) of
-        {true, Past1} -> {distribution, B#batches{past = Past1}};
-        _ -> {by_which(AreGranted, B), B}
-    end;
+%% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
+%% counted before its sender sends anything else.)
+way(AreGranted, #batches{by = connections, past = Past} = B) ->
+    B1 = B#batches{past = trunkline_bypass:take(Past)},
+    {by_which(AreGranted, B1), B1};
 way(AreGranted, B) ->
     {by_which(AreGranted, B), B}.
 
@@ -190,7 +189,7 @@ send(Charge, Entries, Messages, Way, Urgent,
                   end,
     Scope = {lane, Ix},
     trunkline_stats:observe(Stats, Scope, batches, Messages),
-    trunkline_stats:add(Stats, Scope, messages, trunkline_gate:messages(Charge)),
+    trunkline_stats:add(Stats, Scope, messages, Messages),
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1}),
@@ -257,9 +256,13 @@ takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
 -spec is_quiet(batches()) -> boolean().
 is_quiet(#batches{past = Past}) -> trunkline_bypass:is_quiet(Past).
 
-%% So many messages have, by the distribution.
+%% So many messages have, by the distribution. (Senders that bypass the lane count for themselves.)
 -spec passed(non_neg_integer(), batches()) -> batches().
-passed(N, #batches{past = Past} = B) -> B#batches{past = trunkline_bypass:more(N, Past)}.
+passed(0, B) ->
+    B;
+passed(N, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
+    trunkline_stats:add(Stats, {lane, Ix}, messages, N),
+    B#batches{past = trunkline_bypass:more(N, Past)}.
 
 -spec unreported(batches()) -> non_neg_integer().
 unreported(#batches{past = Past}) -> trunkline_bypass:unreported(Past).
@@ -277,16 +280,22 @@ report(AreGranted, #batches{past = Past} = B) ->
 -spec is_sending(batches()) -> boolean().
 is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 
-%% From here on no sender starts to bypass the lane. Those that have started count as having sent.
-%% (If the connection is lost, they may soon find that they cannot.) Returns how many no batch has
-%% reported.
--spec end_bypass(IsLost :: boolean(), batches()) ->
-          {Unreported :: non_neg_integer(), batches()}.
-end_bypass(IsLost, #batches{past = Past} = B) ->
+%% From here on no sender starts to bypass the lane. Returns how many messages are lost by that: if
+%% the connection is lost, those that no batch has reported, or whose senders do not find soon that
+%% they cannot send.
+-spec end_bypass(IsLost :: boolean(), batches()) -> {Lost :: non_neg_integer(), batches()}.
+end_bypass(IsLost, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
     ok = trunkline_bypass:clear(Past),
     ok = trunkline_bypass:set_quiet(false, Past),
-    {Unreported, Past1} = trunkline_bypass:ended(if IsLost -> ?SOON; true -> 0 end, Past),
-    {Unreported, B#batches{past = Past1, takes_turns = false}}.
+    {Unreported, Sending, Past1} = trunkline_bypass:ended(if IsLost -> ?SOON; true -> 0 end, Past),
+    B1 = B#batches{past = Past1, takes_turns = false},
+    case IsLost of
+        true ->
+            trunkline_stats:add(Stats, {lane, Ix}, messages, Sending),
+            {Unreported + Sending, B1};
+        false ->
+            {0, B1}
+    end.
 
 %% Whether the gate's level is right: if not, it may be zero although a message is in the lane.
 -spec exact(boolean(), batches()) -> batches().
@@ -295,11 +304,10 @@ exact(Exact, B) -> show(B#batches{exact = Exact}).
 %% Once a second. `Killed' senders that had been told to send count as having sent.
 -spec tick(Killed :: non_neg_integer(), batches()) -> batches().
 tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = B) ->
-    B1 = passed(Killed, B#batches{past = trunkline_bypass:tick(Past)}),
-    Messages = trunkline_stats:get(Stats, {lane, Ix}, messages) + unreported(B1),
-    IsQuiet = takes_turns(B1) andalso trunkline_bypass:are_few(Messages - Before),
+    Messages = trunkline_stats:get(Stats, {lane, Ix}, messages),
+    IsQuiet = takes_turns(B) andalso trunkline_bypass:are_few(Messages - Before),
     ok = trunkline_bypass:set_quiet(IsQuiet, Past),
-    B1#batches{messages = Messages}.
+    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
 
 %% Whether tick/2 will be called.
 -spec ticks(boolean(), batches()) -> ok.

@@ -692,18 +692,19 @@ control({order, Ref, drain}, S) ->
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
     IsLost = is_tuple(Mode) andalso element(1, Mode) =:= absent,
-    {Plain, S0} = end_bypass(IsLost, Before),
+    {Lost, Batches} = trunkline_batches:end_bypass(IsLost, Before#lane.batches),
+    S0 = Before#lane{batches = Batches},
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
-    Unconfirmed = InFlight + if IsLost -> Plain; true -> 0 end,
-    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, Unconfirmed),
+    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight + Lost),
     {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                                        drain = none, probe = none}),
-    ok = ready(Ref, {Queued, Unconfirmed}, S1),
+    ok = ready(Ref, {Queued, InFlight + Lost}, S1),
     ticking(S1);
-control({retire, Inlets}, S) ->
-    {_, S0} = end_bypass(false, S),
+control({retire, Inlets}, #lane{batches = Batches} = S) ->
+    {_, Batches1} = trunkline_batches:end_bypass(false, Batches),
+    S0 = S#lane{batches = Batches1},
     {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
         dispose_all(retired, without_asks(S0)),
     trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
@@ -887,13 +888,6 @@ drained(S) ->
 %% Whether a sender may be sending by plain distribution.
 is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
     trunkline_asks:are_granted(Asks) orelse trunkline_batches:is_sending(Batches).
-
-%% No sender bypasses the lane any more. Returns how many have that no batch will report. (They are
-%% lost, if the connection is.)
-end_bypass(IsLost, #lane{batches = Batches, stats = Stats, ix = Ix} = S) ->
-    {Unreported, Batches1} = trunkline_batches:end_bypass(IsLost, Batches),
-    trunkline_stats:add(Stats, {lane, Ix}, messages, Unreported),
-    {Unreported, S#lane{batches = Batches1}}.
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).

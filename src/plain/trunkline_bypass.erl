@@ -25,8 +25,7 @@
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
 %% these senders any more. When the connection is lost, those that wait on it learn that they cannot
-%% send. The lane waits for them for a moment. What is then still being sent counts as lost. (If it
-%% is sent later, it takes the place of another message in the count of what was sent.)
+%% send. The lane waits for them for a moment. What is then still being sent counts as lost.
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
@@ -36,7 +35,7 @@
 -export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
--export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1, is_ahead/1]).
+-export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 
 -export_type([bypass/0, past/0]).
 
@@ -45,17 +44,14 @@
         {ix :: pos_integer(),
          bypass :: bypass(),
          %% How many the lane has taken.
-         all = 0 :: non_neg_integer(),
-         %% How many it does not count on any more, when as many as `sent' had sent.
-         given_up = 0 :: non_neg_integer(),
          sent = 0 :: non_neg_integer(),
+         %% How many it did not count on any more then.
+         given_up = 0 :: non_neg_integer(),
          %% How many had not sent when the last session ended.
          left = 0 :: non_neg_integer(),
          %% The counts at the last tick.
          last = {0, 0} :: counts(),
-         unreported = 0 :: non_neg_integer(),
-         %% How many had been sent when is_ahead/1 was last asked.
-         behind = 0 :: non_neg_integer()}).
+         unreported = 0 :: non_neg_integer()}).
 -opaque past() :: #past{}.
 -type counts() :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}.
 
@@ -179,17 +175,16 @@ take(Past) -> take(counts(Past), Past).
 %% Takes what has been sent. To be called once a second.
 -spec tick(past()) -> past().
 tick(#past{last = Last} = Past) ->
-    Past1 = case counts(Past) of
-                {Started, Sent} = Last -> Past#past{given_up = Started - Sent, sent = Sent};
-                Counts -> Past#past{last = Counts}
-            end,
-    take(Past1).
+    case counts(Past) of
+        {Started, Sent} = Last -> (take(Last, Past))#past{given_up = Started - Sent};
+        Counts -> take(Counts, Past#past{last = Counts})
+    end.
 
 %% The session has ended: no sender starts any more. Waits for those that are sending, so many
-%% milliseconds at most. Returns how many have not been reported, those included that may be being
+%% milliseconds at most. Returns how many have not been reported, and how many may still be being
 %% sent.
 -spec ended(Milliseconds :: non_neg_integer(), past()) ->
-          {Unreported :: non_neg_integer(), past()}.
+          {Unreported :: non_neg_integer(), Sending :: non_neg_integer(), past()}.
 ended(Milliseconds, #past{left = Before} = Past) ->
     {Started, Sent} = Counts = counts(Past),
     Left = Started - Sent,
@@ -197,8 +192,9 @@ ended(Milliseconds, #past{left = Before} = Past) ->
         true ->
             receive after 1 -> ended(Milliseconds - 1, Past) end;
         false ->
-            Past1 = up_to(Sent + max(0, Left - given_up(Sent, Past)), take(Counts, Past)),
-            {unreported(Past1), Past1#past{given_up = Left, left = Left, unreported = 0}}
+            #past{given_up = GivenUp, unreported = Unreported} = Past1 = take(Counts, Past),
+            {Unreported, max(0, Left - GivenUp),
+             Past1#past{given_up = Left, left = Left, unreported = 0}}
     end.
 
 %% So many more have been sent past the lane, in another way.
@@ -218,27 +214,13 @@ is_sending(Past) ->
     {Started, Sent} = counts(Past),
     Started - Sent > given_up(Sent, Past).
 
-%% Whether any message has been sent since the last such question: what the lane has got by now may
-%% be behind it. (The count grows before its sender sends anything else. What is unreported does not
-%% tell that: a message that was counted as lost too early hides a later one there.)
--spec is_ahead(past()) -> {boolean(), past()}.
-is_ahead(#past{ix = Ix, bypass = Bypass, behind = Before} = Past) ->
-    case atomics:get(Bypass, ?SENT(Ix)) of
-        Before -> {false, Past};
-        Sent -> {true, Past#past{behind = Sent}}
-    end.
-
 %% (Sent is read first: what is sent has been started.)
 counts(#past{ix = Ix, bypass = Bypass}) ->
     Sent = atomics:get(Bypass, ?SENT(Ix)),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-take({_, Sent}, Past) -> up_to(Sent, Past#past{given_up = given_up(Sent, Past), sent = Sent}).
+take({_, Sent}, #past{sent = Before} = Past) ->
+    more(Sent - Before, Past#past{sent = Sent, given_up = given_up(Sent, Past)}).
 
 %% One that has sent meanwhile may have been one of them.
 given_up(Sent, #past{given_up = GivenUp, sent = Before}) -> max(0, GivenUp - (Sent - Before)).
-
-up_to(All, #past{all = Before} = Past) when All > Before ->
-    more(All - Before, Past#past{all = All});
-up_to(_, Past) ->
-    Past.
