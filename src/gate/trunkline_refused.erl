@@ -11,7 +11,7 @@
 
 -include("trunkline_route.hrl").
 
--export([retry/6, await_session/2, await_room/4]).
+-export([retry/6, await_session/2, await_change/1, await_room/4]).
 
 -export_type([patience/0]).
 
@@ -35,26 +35,12 @@ retry(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, Patienc
     case trunkline_gate:path(Gate) of
         direct ->
             direct;
-        Path when Patience =:= nosuspend ->
-            case Path =:= wait andalso await_change(Link) of
-                {again, _} = Again ->
-                    Again;
-                _ ->
-                    trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
-                    nosuspend
-            end;
+        _ when Patience =:= nosuspend ->
+            trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
+            nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
             wait_for_room(Link, Full, Charge, Ticket, Patience, Stats)
-    end.
-
-%% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
-%% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
-%% CHANGE at most.
-await_change(Link) ->
-    case wait(Link, session, trunkline_deadline:in(?CHANGE)) of
-        {gone, _} -> {again, new};
-        Answer -> Answer
     end.
 
 %% If the node goes meanwhile the message is lost, and counted.
@@ -114,6 +100,22 @@ await_opening(Node, Link, Patience) ->
             end;
         _ ->
             direct
+    end.
+
+%% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
+%% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
+%% CHANGE at most. Returns whether it should try again: also if that is over since it was refused.
+-spec await_change(node()) -> boolean().
+await_change(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{gate = Gate, link = Link, lanes = Lanes, limit = Limit} ->
+            case trunkline_gate:path(Gate) of
+                wait -> wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
+                direct -> true;
+                _ -> trunkline_gate:fill(Gate, ?LANE_OF(self(), Lanes)) < Limit
+            end;
+        none ->
+            true
     end.
 
 %% Waits until there may be room for so much: at that level, or where a message of that sender goes.

@@ -56,13 +56,24 @@ send_on({Name, Node} = To, Message, How) when is_atom(Name), is_atom(Node), Node
 send_on(To, Message, How) ->
     erlang:send(To, Message, options(How)).
 
-send_lane(Node, Addressee, To, Message, {Patience, Connect} = How) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+send_lane(Node, Addressee, To, Message, How) ->
+    case hand_over(Node, Addressee, Message, How) of
         direct ->
             trunkline_sender:fallback(Node),
             erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
+        Answer ->
+            Answer
+    end.
+
+hand_over(Node, Addressee, Message, {Patience, Connect}) ->
+    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
+        nosuspend ->
+            case trunkline_refused:await_change(Node) of
+                true -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect);
+                false -> nosuspend
+            end;
         Answer ->
             Answer
     end.

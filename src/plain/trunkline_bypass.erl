@@ -211,16 +211,17 @@ reported(Past) -> Past#past{unreported = 0}.
 %% Whether a sender may be sending.
 -spec is_sending(past()) -> boolean().
 is_sending(Past) ->
-    {Started, Sent} = counts(Past),
-    Started - Sent > given_up(Sent, Past).
+    {Started, Sent} = Counts = counts(Past),
+    Started - Sent > given_up(Counts, Past).
 
 %% (Sent is read first: what is sent has been started.)
 counts(#past{ix = Ix, bypass = Bypass}) ->
     Sent = atomics:get(Bypass, ?SENT(Ix)),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
-take({_, Sent}, #past{sent = Before} = Past) ->
-    more(Sent - Before, Past#past{sent = Sent, given_up = given_up(Sent, Past)}).
+take({_, Sent} = Counts, #past{sent = Before} = Past) ->
+    more(Sent - Before, Past#past{sent = Sent, given_up = given_up(Counts, Past)}).
 
-%% One that has sent meanwhile may have been one of them.
-given_up(Sent, #past{given_up = GivenUp, sent = Before}) -> max(0, GivenUp - (Sent - Before)).
+%% One that has sent meanwhile may have been one of them, or could not send.
+given_up({Started, Sent}, #past{given_up = GivenUp, sent = Before}) ->
+    min(Started - Sent, max(0, GivenUp - (Sent - Before))).

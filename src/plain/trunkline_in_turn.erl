@@ -241,9 +241,10 @@ send_wrapped(Wrap, To, Message, Deadline) ->
 options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
 
 bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
-    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
-    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)).
+    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
+    ok.
 
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
