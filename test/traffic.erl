@@ -110,13 +110,13 @@ stream(To, Tag, Payload, Pause, N) ->
     end.
 
 %% How many it has sent until now.
-sent(Pid) ->
-    Pid ! {sent, self()},
-    receive {Pid, N} -> N end.
+sent(Pid) -> ask(sent, Pid).
 
 %% The same, when it has stopped.
-stop_stream(Pid) ->
-    Pid ! {stop, self()},
+stop_stream(Pid) -> ask(stop, Pid).
+
+ask(What, Pid) ->
+    Pid ! {What, self()},
     receive {Pid, N} -> N end.
 
 %% A process that sees to it that there are no more processes to be had; when it is killed they end.

@@ -691,8 +691,7 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
 control({order, Ref, drain}, S) ->
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    IsLost = is_tuple(Mode) andalso element(1, Mode) =:= absent,
-    {Lost, Batches} = trunkline_batches:end_bypass(IsLost, Before#lane.batches),
+    {Lost, Batches} = trunkline_batches:end_bypass(is_lost(Mode), Before#lane.batches),
     S0 = Before#lane{batches = Batches},
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
@@ -732,6 +731,9 @@ control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
 control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
+
+is_lost({absent, _}) -> true;
+is_lost(_) -> false.
 
 %% Whether the connection of an earlier session has been lost.
 is_anew(absent) -> true;

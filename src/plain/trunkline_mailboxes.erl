@@ -35,18 +35,19 @@
 -record(mailboxes,
         {table :: table(),
          ticks = 0 :: non_neg_integer(),
-         %% How many messages to each receiver the lane has seen since the last tick.
+         %% How many batches since the last tick began with a message to each receiver.
          seen = #{} :: #{pid() => pos_integer()},
+         %% Until the answer comes it does not ask about that receiver again. (One that does not run
+         %% may never answer, and a process at the peer waits for it.)
          pending = #{} :: #{question() => pid()},
-         %% Receivers about which it does not ask now: until that tick, or until the answer comes.
-         %% (One that does not run may never answer, and a process at the peer waits for it.)
-         closed = #{} :: #{pid() => Ticks :: pos_integer() | pending}}).
+         %% Nor does it before that tick about one that is not suited.
+         unsuited = #{} :: #{pid() => Ticks :: pos_integer()}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
 -define(MANY, 8).
 %% Ticks before it asks again about a receiver that is not suited.
--define(UNSUITED, 10).
+-define(PATIENCE, 10).
 
 %% --- for senders ------------------------------------------------------------------
 
@@ -74,32 +75,33 @@ table(#mailboxes{table = Table}) -> Table.
 
 %% A batch begins with a message to that receiver. Returns what the inlet should be asked.
 -spec seen(pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-seen(Receiver, #mailboxes{seen = Seen, closed = Closed, table = Table} = M) ->
+seen(Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsuited,
+                         table = Table} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
-    case N =:= ?MANY andalso not is_map_key(Receiver, Closed)
-        andalso not ets:member(Table, Receiver) of
+    case N =:= ?MANY andalso not is_map_key(Receiver, Unsuited)
+        andalso not ets:member(Table, Receiver)
+        andalso not lists:member(Receiver, maps:values(Pending)) of
         true -> ask([Receiver], M1);
         false -> {[], M1}
     end.
 
-ask(Receivers, #mailboxes{pending = Pending, closed = Closed} = M) ->
+ask(Receivers, #mailboxes{pending = Pending} = M) ->
     Questions = [{make_ref(), Receiver} || Receiver <- Receivers],
-    {Questions, M#mailboxes{pending = maps:merge(Pending, maps:from_list(Questions)),
-                            closed = maps:merge(Closed, maps:from_keys(Receivers, pending))}}.
+    {Questions, M#mailboxes{pending = maps:merge(Pending, maps:from_list(Questions))}}.
 
 %% The answer to a question, or to that of another module.
 -spec answer(question(), trunkline_in_turn:answer(), mailboxes()) -> {ok, mailboxes()} | unknown.
-answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, closed = Closed,
+answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, unsuited = Unsuited,
                                ticks = Ticks} = M) ->
     case maps:take(Ref, Pending) of
         {Receiver, Pending1} when Answer =:= go ->
             _ = ets:insert_new(Table, {Receiver, 0}),
-            {ok, M#mailboxes{pending = Pending1, closed = maps:remove(Receiver, Closed)}};
+            {ok, M#mailboxes{pending = Pending1}};
         {Receiver, Pending1} ->
             true = ets:delete(Table, Receiver),
             {ok, M#mailboxes{pending = Pending1,
-                             closed = Closed#{Receiver := Ticks + ?UNSUITED}}};
+                             unsuited = Unsuited#{Receiver => Ticks + ?PATIENCE}}};
         error ->
             unknown
     end.
@@ -107,14 +109,13 @@ answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, closed = Closed
 %% To be called once a second. Returns what the inlet should be asked. A receiver about which it has
 %% not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-tick(#mailboxes{table = Table, closed = Closed, ticks = Before} = M) ->
-    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table),
-                        not is_map_key(Receiver, Closed)],
+tick(#mailboxes{table = Table, pending = Pending, unsuited = Unsuited, ticks = Before} = M) ->
+    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table)] -- maps:values(Pending),
     Ticks = Before + 1,
-    Closed1 = maps:filter(fun(_, Until) -> Until =:= pending orelse Until > Ticks end, Closed),
+    Unsuited1 = maps:filter(fun(_, Until) -> Until > Ticks end, Unsuited),
     true = ets:delete_all_objects(Table),
     true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
-    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, closed = Closed1}).
+    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1}).
 
 %% Otherwise tick/1 must be called once more: what is known would become too old.
 -spec are_none_known(mailboxes()) -> boolean().
