@@ -14,6 +14,7 @@
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, any_traffic/1]).
 -export([replies_among_messages/1]).
+-export([full_while_lanes_come_up/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
@@ -26,7 +27,7 @@ all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lan
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
-          lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
+          full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
 
@@ -594,6 +595,33 @@ suspended(Pid) ->
                       end),
     receive {Suspender, suspended} -> Suspender end.
 
+%% Whether a gate with that number is ever open while the path says `direct', until the path is what
+%% it should become.
+watch_path(Until, Ix, Limit, Gate) ->
+    IsOpen = fun() -> trunkline_gate:fill(Gate, Ix) < Limit end,
+    case trunkline_gate:path(Gate) of
+        direct ->
+            case IsOpen() andalso trunkline_gate:path(Gate) =:= direct of
+                true -> open;
+                false when Until =:= direct -> ok;
+                false -> watch_path(Until, Ix, Limit, Gate)
+            end;
+        Until ->
+            ok;
+        _ ->
+            watch_path(Until, Ix, Limit, Gate)
+    end.
+
+change_path(Path, Ix, #route{gate = Gate, limit = Limit} = Route) ->
+    Self = self(),
+    {Pid, Ref} = spawn_monitor(fun() ->
+                                       Self ! {self(), watches},
+                                       exit(watch_path(Path, Ix, Limit, Gate))
+                               end),
+    receive {Pid, watches} -> ok end,
+    ok = trunkline_route:set_path(Path, Route),
+    receive {'DOWN', Ref, process, Pid, Result} -> Result end.
+
 suspend_lane(To) ->
     Lane = lane_to(node(To)),
     true = erlang:suspend_process(Lane),
@@ -775,6 +803,21 @@ in_their_places(Id, N) ->
     Mail = [receive Message -> Message end || _ <- [1, 2, 3, 4]],
     [{said, N, 1}, {'$gen_cast', {said, N, 2}}, Reply, {said, N, 3}] = Mail,
     {reply, {replied, N}} = trunkline:check_response(Reply, Id).
+
+%% A sender that a full lane refuses, and that finds the path `direct', sends by plain distribution.
+%% So no gate is open as long as the path is that.
+full_while_lanes_come_up(_) ->
+    {A, B} = cluster:pair([{lanes, 64}]),
+    Peer = cluster:node_of(B),
+    Results =
+        cluster:call(
+          A, fun() ->
+                     #route{} = Route = trunkline_route:lookup(Peer),
+                     [{change_path(direct, trunkline_route:bulk_ix(Route), Route),
+                       change_path(lanes, 1, Route)} || _ <- lists:seq(1, 2000)]
+             end),
+    ?assertEqual([{ok, ok}], lists:usort(Results)),
+    cluster:stop_all([A, B]).
 
 %% From plain distribution to lanes, while messages flow.
 lanes_come_up(_) ->

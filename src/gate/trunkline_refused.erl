@@ -108,15 +108,19 @@ await_opening(Node, Link, Patience) ->
 -spec await_change(node()) -> boolean().
 await_change(Node) ->
     case trunkline_route:lookup(Node) of
-        #route{gate = Gate, link = Link, lanes = Lanes, limit = Limit} ->
+        #route{gate = Gate, link = Link, lanes = Lanes} = Route ->
             case trunkline_gate:path(Gate) of
                 wait -> wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
                 direct -> true;
-                _ -> trunkline_gate:fill(Gate, ?LANE_OF(self(), Lanes)) < Limit
+                _ -> has_room(?LANE_OF(self(), Lanes), Route)
+                         andalso has_room(trunkline_route:bulk_ix(Route), Route)
             end;
         none ->
             true
     end.
+
+has_room(Ix, #route{gate = Gate} = Route) ->
+    trunkline_gate:fill(Gate, Ix) < trunkline_route:limit(Ix, Route).
 
 %% Waits until there may be room for so much: at that level, or where a message of that sender goes.
 -spec await_room(node(), Level :: pos_integer() | Sender :: pid(), trunkline_gate:charge(),

@@ -44,16 +44,21 @@ levels(none) ->
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
 
-%% The gates are open on the paths `lanes' and `down', and closed on the others. (A sender reads the
-%% path only after a gate has refused it, or if it does not want to connect. It must not take a
-%% closed gate for a full lane.)
+%% The gates are open on the paths `lanes' and `down', and closed on the others. A sender reads the
+%% path after a gate has refused it. While the gates change, the path is `wait': a sender that a
+%% full lane refused must not go past it by plain distribution, nor take a closed gate for a full
+%% lane.
 -spec set_path(trunkline_gate:path(), route()) -> ok.
-set_path(Path, #route{gate = Gate} = Route) when Path =:= lanes; Path =:= down ->
-    lists:foreach(fun(Ix) -> trunkline_gate:open(Gate, Ix) end, levels_of(Route)),
-    trunkline_gate:set_path(Gate, Path);
 set_path(Path, #route{gate = Gate} = Route) ->
-    ok = trunkline_gate:set_path(Gate, Path),
-    lists:foreach(fun(Ix) -> trunkline_gate:close(Gate, Ix) end, levels_of(Route)).
+    ok = trunkline_gate:set_path(Gate, wait),
+    lists:foreach(fun(Ix) -> ok = change(Path, Gate, Ix) end, levels_of(Route)),
+    trunkline_gate:set_path(Gate, Path).
+
+change(Path, Gate, Ix) when Path =:= lanes; Path =:= down ->
+    trunkline_gate:open(Gate, Ix);
+change(_, Gate, Ix) ->
+    _ = trunkline_gate:close(Gate, Ix),
+    ok.
 
 levels_of(Route) -> lists:seq(1, bulk_ix(Route)).
 
