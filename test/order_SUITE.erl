@@ -12,7 +12,7 @@
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
--export([late_term/1, any_traffic/1]).
+-export([late_term/1, opener_dies/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([full_while_lanes_come_up/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
@@ -26,7 +26,8 @@ suite() -> [{timetrap, {minutes, 5}}].
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
-          reply_to_mailbox_off_heap, not_in_turn, late_term, any_traffic, replies_among_messages,
+          reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, any_traffic,
+          replies_among_messages,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
@@ -685,6 +686,55 @@ late_term(_) ->
     ?assertNotEqual([behind, long], Got),
     cluster:stop_all([A, B]).
 
+%% An opener has asked the lane for a term, and is killed. The lane sends the term later. What was
+%% sent behind it does not come before it, and is not lost.
+opener_dies(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Peer = cluster:node_of(A),
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    {Inlet, Suspender} = cluster:call(B, fun() ->
+                                                 {I} = trunkline_peers:session(Peer),
+                                                 {I, suspended(I)}
+                                         end),
+    Lane = cluster:call(A, fun() ->
+                                   #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
+                                   ok = trunkline:send(To, large_term(), [nosuspend]),
+                                   behind = trunkline:send(To, behind),
+                                   cluster:await(fun() -> cluster:is_at_rest(Lane) end),
+                                   suspended(Lane)
+                           end),
+    true = cluster:call(B, fun() -> exit(Suspender, kill) end),
+    Opener = cluster:call(B, fun() -> asking_opener() end),
+    cluster:await(fun() -> 1 =:= cluster:call(A, fun() -> waiting_in_lane(node(To)) end) end),
+    cluster:call(B, fun() ->
+                            true = exit(Opener, kill),
+                            cluster:await(fun() ->
+                                                  not is_process_alive(Opener)
+                                                      andalso cluster:is_at_rest(Inlet)
+                                          end)
+                    end),
+    ?assertEqual([], cluster:call(B, fun() -> got(To) end)),
+    true = cluster:call(A, fun() -> exit(Lane, kill) end),
+    cluster:await(fun() -> cluster:call(B, fun() -> got(To) end) =:= [long, behind] end),
+    cluster:stop_all([A, B]).
+
+large_term() -> [#{key => N} || N <- lists:seq(1, 20_000)].
+
+%% The opener, when it waits for the lane.
+asking_opener() ->
+    cluster:await(fun() ->
+                          case cluster:by_module(trunkline_opener) of
+                              [Opener] -> cluster:is_at_rest(Opener);
+                              [] -> false
+                          end
+                  end),
+    [Opener] = cluster:by_module(trunkline_opener),
+    Opener.
+
+waiting_in_lane(Node) ->
+    {message_queue_len, N} = process_info(lane_to(Node), message_queue_len),
+    N.
+
 collect(Got) ->
     receive
         {get, From} -> From ! {self(), lists:reverse(Got)}, collect(Got);
@@ -709,7 +759,7 @@ suspend_at_notice(To) ->
             end,
     Suspender = spawn(fun() -> process_flag(priority, max), Watch() end),
     [1 = erlang:trace(Lane, true, [send, {tracer, Suspender}]) || Lane <- tuple_to_list(Lanes)],
-    ok = trunkline:send(To, [#{key => N} || N <- lists:seq(1, 20_000)], [nosuspend]),
+    ok = trunkline:send(To, large_term(), [nosuspend]),
     behind = trunkline:send(To, behind),
     receive {suspended, Suspender} -> Suspender end.
 

@@ -198,7 +198,7 @@ loop(S) ->
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
-            loop(opener_ended(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
+            loop(opener_died(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
         {'DOWN', Monitor, process, Pid, Reason} ->
             loop(down(Monitor, Pid, Reason, S));
         {resume, Ref} when is_reference(Ref) ->
@@ -448,6 +448,24 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Age
         #{Number := #large{to = To}} when is_tuple(To) ->
             S#inlet{agent = trunkline_agent:broken(To, Agent)};
         #{} -> S
+    end.
+
+%% That of a term may have asked the lane to send it to its receiver. What comes behind it waits
+%% until it has arrived, or never will: another opener asks for it, for nobody.
+opener_died(Opener, #inlet{openers = Openers, large = All, lane = Lane} = S) ->
+    {Number, Openers1} = maps:take(Opener, Openers),
+    case All of
+        #{Number := #large{sizes = {term, _} = Sizes, turn = true} = Large} ->
+            case trunkline_opener:start({term, Lane, Number}, Sizes) of
+                {ok, {Pid, _}} ->
+                    ok = trunkline_opener:deliver(Pid, nobody),
+                    S#inlet{openers = Openers1#{Pid => Number},
+                            large = All#{Number := Large#large{to = nobody, opener = Pid}}};
+                {error, system_limit} ->
+                    opener_ended(Opener, S)
+            end;
+        #{} ->
+            opener_ended(Opener, S)
     end.
 
 opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
