@@ -687,10 +687,19 @@ carried_out(X, Effects, W) ->
         {[], #link{session = S}} ->
             case trunkline_session:phase(S) of
                 ended -> ends(X, W1);
-                _ -> W1
+                _ -> none_waits_in_vain(X, W1)
             end;
         {[], none} ->
             W1
+    end.
+
+%% Senders wait as long as the path is `wait'.
+none_waits_in_vain(X, W) ->
+    case peer(X, W) of
+        #peer{route = {Path, _}, link = #link{room = [_ | _]}} when Path =/= wait ->
+            error({waiting, X, Path});
+        _ ->
+            W
     end.
 
 effect({connection, Name}, X, W) ->

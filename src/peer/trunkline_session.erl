@@ -522,7 +522,7 @@ stalled(S) ->
 
 %% Senders go on, up to the bound of the lanes, unless the peer was told that the lanes are empty,
 reopen(#session{phase = closing, path = wait, theirs = Theirs} = S) when Theirs =/= answered ->
-    dismiss(again, path(lanes, S));
+    path(lanes, S);
 reopen(S) ->
     S.
 
@@ -895,8 +895,12 @@ watch(Role, Whom, S) -> effect({watch, Role, Whom}, S).
 
 unwatch(Role, S) -> effect({unwatch, Role}, S).
 
-path(_, #session{lanes = none} = S) -> S#session{path = direct};
-path(Path, S) -> effect({path, Path}, S#session{path = Path}).
+path(_, #session{lanes = none} = S) ->
+    S#session{path = direct};
+path(lanes, #session{path = wait} = S) ->
+    dismiss(again, effect({path, lanes}, S#session{path = lanes}));
+path(Path, S) ->
+    effect({path, Path}, S#session{path = Path}).
 
 %% Lanes drain in the mode that they have, and keep it while they are suspended.
 order(_, #session{lanes = none} = S) ->
