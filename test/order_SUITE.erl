@@ -12,7 +12,7 @@
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
--export([late_term/1, opener_dies/1, any_traffic/1]).
+-export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
 -export([replies_among_messages/1]).
 -export([full_while_lanes_come_up/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
@@ -26,8 +26,8 @@ suite() -> [{timetrap, {minutes, 5}}].
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
-          reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, any_traffic,
-          replies_among_messages,
+          reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, drain_goes_on,
+          any_traffic, replies_among_messages,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
@@ -704,15 +704,12 @@ opener_dies(_) ->
                                    suspended(Lane)
                            end),
     true = cluster:call(B, fun() -> exit(Suspender, kill) end),
-    Opener = cluster:call(B, fun() -> asking_opener() end),
-    cluster:await(fun() -> 1 =:= cluster:call(A, fun() -> waiting_in_lane(node(To)) end) end),
-    cluster:call(B, fun() ->
-                            true = exit(Opener, kill),
-                            cluster:await(fun() ->
-                                                  not is_process_alive(Opener)
-                                                      andalso cluster:is_at_rest(Inlet)
-                                          end)
-                    end),
+    Opener = another_opener(none, B),
+    cluster:await(fun() -> cluster:call(A, fun() -> has_asked(Opener, node(To)) end) end),
+    true = cluster:call(B, erlang, exit, [Opener, kill]),
+    Second = another_opener(Opener, B),
+    cluster:await(fun() -> cluster:call(A, fun() -> has_asked(Second, node(To)) end) end),
+    cluster:await(fun() -> cluster:call(B, fun() -> cluster:is_at_rest(Inlet) end) end),
     ?assertEqual([], cluster:call(B, fun() -> got(To) end)),
     true = cluster:call(A, fun() -> exit(Lane, kill) end),
     cluster:await(fun() -> cluster:call(B, fun() -> got(To) end) =:= [long, behind] end),
@@ -720,20 +717,82 @@ opener_dies(_) ->
 
 large_term() -> [#{key => N} || N <- lists:seq(1, 20_000)].
 
-%% The opener, when it waits for the lane.
-asking_opener() ->
-    cluster:await(fun() ->
-                          case cluster:by_module(trunkline_opener) of
-                              [Opener] -> cluster:is_at_rest(Opener);
-                              [] -> false
-                          end
-                  end),
-    [Opener] = cluster:by_module(trunkline_opener),
+another_opener(Before, B) ->
+    All = fun() -> cluster:call(B, cluster, by_module, [trunkline_opener]) end,
+    cluster:await(fun() -> [] =/= All() -- [Before] end),
+    [Opener] = All() -- [Before],
     Opener.
 
-waiting_in_lane(Node) ->
-    {message_queue_len, N} = process_info(lane_to(Node), message_queue_len),
-    N.
+has_asked(Opener, Node) ->
+    {messages, Messages} = process_info(lane_to(Node), messages),
+    [] =/= [Asked || {fetch, _, _, Asked, _} <- Messages, Asked =:= Opener].
+
+%% A drain waits for the link at the peer, which does not run. Meanwhile the gates are open again,
+%% and two large messages are sent. One is under way, the other one is in the lane when the drain
+%% goes on. It does not overtake the first.
+drain_goes_on(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
+    Path = fun() ->
+                   cluster:call(A, fun() ->
+                                           #route{gate = Gate} = trunkline_route:lookup(NodeB),
+                                           trunkline_gate:path(Gate)
+                                   end)
+           end,
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    Link = cluster:call(B, fun() ->
+                                   #{link := Link} = trunkline_peers:lookup(NodeA),
+                                   suspended(Link)
+                           end),
+    {error, timeout} = cluster:call(A, trunkline, drain, [NodeB, 100]),
+    cluster:await_state(A, B, closing),
+    cluster:await(fun() -> Path() =:= lanes end),
+    Dock = cluster:call(B, fun() ->
+                                   [Dock] = [Pid || Pid <- processes(), is_dock(Pid)],
+                                   suspended(Dock)
+                           end),
+    {Sender, Lane, Suspender} =
+        cluster:call(A, fun() ->
+                                #route{lanes = {Lane}} = trunkline_route:lookup(NodeB),
+                                Pid = spawn(fun() -> send_large(To, [300_000, 400_000]) end),
+                                Pid ! next,
+                                cluster:await(fun() -> cluster:is_at_rest(Pid) end),
+                                cluster:await(fun() -> cluster:is_at_rest(Lane) end),
+                                Suspender = suspended(Lane),
+                                Pid ! next,
+                                cluster:await(fun() -> waits_in(Lane, Pid) end),
+                                %% A batch ends before the lane hears of the drain.
+                                [small = trunkline:send(To, small) || _ <- lists:seq(1, 300)],
+                                {Pid, Lane, Suspender}
+                        end),
+    true = cluster:call(B, fun() -> exit(Link, kill) end),
+    cluster:await(fun() -> Path() =:= wait end),
+    true = cluster:call(A, fun() -> exit(Suspender, kill) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> cluster:is_at_rest(Lane) end) end),
+    true = cluster:call(B, fun() -> exit(Dock, kill) end),
+    Got = fun() ->
+                  [byte_size(L) || L <- cluster:call(B, fun() -> got(To) end), is_binary(L)]
+          end,
+    cluster:await(fun() -> length(Got()) =:= 2 end),
+    ?assertEqual([300_000, 400_000], Got()),
+    true = cluster:call(A, fun() -> exit(Sender, kill) end),
+    cluster:stop_all([A, B]).
+
+is_dock(Pid) ->
+    case process_info(Pid, dictionary) of
+        {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {trunkline_dock, init, 1};
+        undefined -> false
+    end.
+
+%% Each when it is told.
+send_large(_, []) -> receive after infinity -> ok end;
+send_large(To, [Bytes | Sizes]) ->
+    receive next -> _ = trunkline:send(To, binary:copy(<<"x">>, Bytes)) end,
+    send_large(To, Sizes).
+
+waits_in(Lane, Sender) ->
+    {messages, Messages} = process_info(Lane, messages),
+    [] =/= [Pid || [_, Pid | _] <- Messages, Pid =:= Sender].
 
 collect(Got) ->
     receive

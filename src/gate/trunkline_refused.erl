@@ -11,7 +11,7 @@
 
 -include("trunkline_route.hrl").
 
--export([retry/6, await_session/2, await_change/1, await_room/4]).
+-export([retry/6, await_session/2, await_change/2, await_room/4]).
 
 -export_type([patience/0]).
 
@@ -105,22 +105,20 @@ await_opening(Node, Link, Patience) ->
 %% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
 %% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
 %% CHANGE at most. Returns whether it should try again: also if that is over since it was refused.
--spec await_change(node()) -> boolean().
-await_change(Node) ->
+-spec await_change(node(), trunkline_gate:charge()) -> boolean().
+await_change(Node, Charge) ->
     case trunkline_route:lookup(Node) of
-        #route{gate = Gate, link = Link, lanes = Lanes} = Route ->
+        #route{gate = Gate, link = Link} = Route ->
             case trunkline_gate:path(Gate) of
                 wait -> wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
                 direct -> true;
-                _ -> has_room(?LANE_OF(self(), Lanes), Route)
-                         andalso has_room(trunkline_route:bulk_ix(Route), Route)
+                _ ->
+                    Ix = level(self(), Charge, Route),
+                    trunkline_gate:fill(Gate, Ix) < trunkline_route:limit(Ix, Route)
             end;
         none ->
             true
     end.
-
-has_room(Ix, #route{gate = Gate} = Route) ->
-    trunkline_gate:fill(Gate, Ix) < trunkline_route:limit(Ix, Route).
 
 %% Waits until there may be room for so much: at that level, or where a message of that sender goes.
 -spec await_room(node(), Level :: pos_integer() | Sender :: pid(), trunkline_gate:charge(),
@@ -129,13 +127,18 @@ await_room(Node, Where, Charge, Deadline) ->
     case trunkline_route:lookup(Node) of
         none ->
             direct;
-        #route{lanes = Lanes, link = Link, large = Large, stats = Stats} = Route ->
+        #route{link = Link, stats = Stats} = Route ->
             Full = if is_integer(Where) -> Where;
-                      Charge < Large -> ?LANE_OF(Where, Lanes);
-                      true -> trunkline_route:bulk_ix(Route)
+                      true -> level(Where, Charge, Route)
                    end,
             case wait_for_room(Link, Full, Charge, new, Deadline, Stats) of
                 {again, _} -> ok;
                 Answer -> Answer
             end
     end.
+
+%% Where a message of that sender goes.
+level(Sender, Charge, #route{lanes = Lanes, large = Large}) when Charge < Large ->
+    ?LANE_OF(Sender, Lanes);
+level(_, _, Route) ->
+    trunkline_route:bulk_ix(Route).

@@ -44,21 +44,21 @@ levels(none) ->
 levels(#route{gate = Gate, lanes = Lanes}) ->
     [{Ix, max(0, trunkline_gate:level(Gate, Ix))} || Ix <- lists:seq(1, tuple_size(Lanes))].
 
-%% The gates are open on the paths `lanes' and `down', and closed on the others. A sender reads the
-%% path after a gate has refused it. While the gates change, the path is `wait': a sender that a
-%% full lane refused must not go past it by plain distribution, nor take a closed gate for a full
-%% lane.
+%% A sender reads the path after a gate has refused it. While gates open or close, the path is
+%% `wait': a sender that a full lane refused must not go past it by plain distribution, nor take a
+%% closed gate for a full lane.
 -spec set_path(trunkline_gate:path(), route()) -> ok.
 set_path(Path, #route{gate = Gate} = Route) ->
-    ok = trunkline_gate:set_path(Gate, wait),
-    lists:foreach(fun(Ix) -> ok = change(Path, Gate, Ix) end, levels_of(Route)),
+    IsOpen = is_open(Path),
+    is_open(trunkline_gate:path(Gate)) =:= IsOpen orelse trunkline_gate:set_path(Gate, wait),
+    %% (Also if they should be so already: a link may have been killed here.)
+    Set = if IsOpen -> fun trunkline_gate:open/2;
+             true -> fun trunkline_gate:close/2
+          end,
+    lists:foreach(fun(Ix) -> Set(Gate, Ix) end, levels_of(Route)),
     trunkline_gate:set_path(Gate, Path).
 
-change(Path, Gate, Ix) when Path =:= lanes; Path =:= down ->
-    trunkline_gate:open(Gate, Ix);
-change(_, Gate, Ix) ->
-    _ = trunkline_gate:close(Gate, Ix),
-    ok.
+is_open(Path) -> Path =:= lanes orelse Path =:= down.
 
 levels_of(Route) -> lists:seq(1, bulk_ix(Route)).
 

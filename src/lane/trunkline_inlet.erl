@@ -215,6 +215,8 @@ loop(S) ->
             ?MODULE:loop(timeout(Timer, S));
         {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
             loop(open_again(Timer, Parts, S));
+        {timeout, Timer, died} when is_map_key(Timer, S#inlet.openers) ->
+            loop(opener_died(Timer, S));
         {finish, Then, N} when N > 0 ->
             %% When the first message to itself is here, so are all batches that had arrived; when
             %% the second one is, these batches have been delivered.
@@ -456,14 +458,15 @@ opener_died(Opener, #inlet{openers = Openers, large = All, lane = Lane} = S) ->
     {Number, Openers1} = maps:take(Opener, Openers),
     case All of
         #{Number := #large{sizes = {term, _} = Sizes, turn = true} = Large} ->
-            case trunkline_opener:start({term, Lane, Number}, Sizes) of
-                {ok, {Pid, _}} ->
-                    ok = trunkline_opener:deliver(Pid, nobody),
-                    S#inlet{openers = Openers1#{Pid => Number},
-                            large = All#{Number := Large#large{to = nobody, opener = Pid}}};
-                {error, system_limit} ->
-                    opener_ended(Opener, S)
-            end;
+            Another = case trunkline_opener:start({term, Lane, Number}, Sizes) of
+                          {ok, {Pid, _}} ->
+                              ok = trunkline_opener:deliver(Pid, nobody),
+                              Pid;
+                          {error, system_limit} ->
+                              erlang:start_timer(?AGAIN, self(), died)
+                      end,
+            S#inlet{openers = Openers1#{Another => Number},
+                    large = All#{Number := Large#large{to = nobody, opener = later}}};
         #{} ->
             opener_ended(Opener, S)
     end.

@@ -494,7 +494,8 @@ notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) 
             {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
         false ->
             Batch = trunkline_batches:next(S#lane.batches),
-            S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices)},
+            %% (If the lane had been drained, it is open again.)
+            S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices), drained = false},
             {Sizes, S2} = leaves(N, Parcel, S1),
             {[{notice, Place, N, Sender, To} | Sizes], S2}
     end;

@@ -70,7 +70,8 @@ send_lane(Node, Addressee, To, Message, How) ->
 hand_over(Node, Addressee, Message, {Patience, Connect}) ->
     case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
         nosuspend ->
-            case trunkline_refused:await_change(Node) of
+            Charge = trunkline_shape:charge(trunkline_shape:size(Message)),
+            case trunkline_refused:await_change(Node, Charge) of
                 true -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect);
                 false -> nosuspend
             end;
