@@ -11,7 +11,7 @@
 
 -include("trunkline_route.hrl").
 
--export([retry/6, await_session/2, await_change/2, await_room/4]).
+-export([retry/6, await_session/2, await_change/2, count_nosuspend/1, await_room/4]).
 
 -export_type([patience/0]).
 
@@ -36,7 +36,6 @@ retry(#route{gate = Gate, link = Link, stats = Stats}, Ix, Full, Charge, Patienc
         direct ->
             direct;
         _ when Patience =:= nosuspend ->
-            trunkline_stats:add(Stats, {lane, Ix}, nosuspend, 1),
             nosuspend;
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, waits, 1),
@@ -118,6 +117,16 @@ await_change(Node, Charge) ->
             end;
         none ->
             true
+    end.
+
+%% The calling process is told so.
+-spec count_nosuspend(node()) -> ok.
+count_nosuspend(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, stats = Stats} ->
+            trunkline_stats:add(Stats, {lane, ?LANE_OF(self(), Lanes)}, nosuspend, 1);
+        none ->
+            ok
     end.
 
 %% Waits until there may be room for so much: at that level, or where a message of that sender goes.

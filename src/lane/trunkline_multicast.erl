@@ -104,8 +104,11 @@ together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
     {Part, N, Rest} = split(Addressees, length(Addressees)),
     case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
         direct -> {[], singly(destinations(Node, Addressees), Cast)};
-        Why when Why =:= nosuspend; Why =:= noconnect ->
-            {[], not_sent(Why, destinations(Node, Addressees), Cast)};
+        nosuspend ->
+            ok = trunkline_refused:count_nosuspend(Node),
+            {[], not_sent(nosuspend, destinations(Node, Addressees), Cast)};
+        noconnect ->
+            {[], not_sent(noconnect, destinations(Node, Addressees), Cast)};
         _ ->
             {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
     end.

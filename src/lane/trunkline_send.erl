@@ -63,6 +63,9 @@ send_lane(Node, Addressee, To, Message, How) ->
             erlang:send(To, Message, options(How));
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
+        nosuspend ->
+            ok = trunkline_refused:count_nosuspend(Node),
+            nosuspend;
         Answer ->
             Answer
     end.
