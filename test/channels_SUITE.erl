@@ -3,16 +3,18 @@
 -module(channels_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([one_for_each_lane/1, each_end_in_turn/1, one_of_them/1, peer_stands_still/1, peer_killed/1,
-         garbage/1, ports_are_lost/1, stays_apart/1, peer_without_channels/1]).
+-export([one_for_each_lane/1, first_batch/1, each_end_in_turn/1, one_of_them/1,
+         peer_stands_still/1, peer_killed/1, garbage/1, ports_are_lost/1, stays_apart/1,
+         peer_without_channels/1]).
 -export([attempts/1]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
-all() -> [one_for_each_lane, each_end_in_turn, one_of_them, peer_stands_still, peer_killed,
-          garbage, ports_are_lost, stays_apart, peer_without_channels].
+all() -> [one_for_each_lane, first_batch, each_end_in_turn, one_of_them, peer_stands_still,
+          peer_killed, garbage, ports_are_lost, stays_apart, peer_without_channels].
 
 -define(LONG, 120_000).
 
@@ -45,6 +47,43 @@ one_for_each_lane(_) ->
                                Left -> Left
                            end end),
     cluster:stop_all([A, B]).
+
+%% The first batch of a session goes by the distribution, as what was sent before the session did.
+%% So does the next one after a message that a process was sending when the session began.
+first_batch(_) ->
+    lists:foreach(
+      fun(Env) ->
+              {A, B} = pair([{lanes, 1} | Env]),
+              await_channels(A, B),
+              [To] = cluster:call(B, traffic, start_receivers, [1]),
+              Sent = cluster:call(A, fun() -> [sent_by_lane(To, N) || N <- [1, 2]] end),
+              ?assertMatch([{batch, 1}, {write, _}], Sent),
+              Behind = cluster:call(A, fun() ->
+                                               ok = trunkline_in_turn:sent_direct(node(To)),
+                                               [sent_by_lane(To, N) || N <- [3, 4]]
+                                       end),
+              %% (In a session that may be resumed batches are kept, and go by connections.)
+              Env =:= [] andalso ?assertMatch([{batch, _}, {write, _}], Behind),
+              cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 4 end),
+              cluster:stop_all([A, B])
+      end, [[], [{resume_time, 60_000}]]).
+
+%% The first that the lane sends, with the number of the batch.
+sent_by_lane(To, N) ->
+    #route{lanes = {Lane}} = trunkline_route:lookup(node(To)),
+    1 = erlang:trace(Lane, true, [send]),
+    _ = trunkline:send(To, {from, 1, N, x}),
+    Sent = first_sent(Lane),
+    1 = erlang:trace(Lane, false, [send]),
+    Sent.
+
+first_sent(Lane) ->
+    receive
+        {trace, Lane, send, Message, _} when element(1, Message) =:= batch;
+                                             element(1, Message) =:= write ->
+            {element(1, Message), element(2, Message)};
+        {trace, _, _, _, _} -> first_sent(Lane)
+    end.
 
 %% All of them, at either end, in whichever way.
 each_end_in_turn(_) ->

@@ -6,7 +6,8 @@
 
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
-         to_name_and_large/1, when_lanes_open/1, connects/1, trap_exit_changes/1,
+         to_name_and_large/1, when_lanes_open/1, connects/1, connects_without_lanes/1,
+         trap_exit_changes/1,
          one_that_does_not_run/1, drained/1, stopped_and_continued/1, before_lanes_open/1]).
 -export([ahead_of_report/1, is_through/2]).
 -export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1,
@@ -17,7 +18,8 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, connects, trap_exit_changes, one_that_does_not_run, drained,
+          when_lanes_open, connects, connects_without_lanes,
+          trap_exit_changes, one_that_does_not_run, drained,
           stopped_and_continued,
           before_lanes_open].
 
@@ -280,6 +282,33 @@ connects(_) ->
                                   receive {P, Got} -> Got after 30_000 -> none end
                           end),
     ?assertEqual([one, {'EXIT', me, why}, two], Got),
+    cluster:stop_all([A, B]).
+
+%% Lanes keep what is sent to a node that is down. If it has no Trunkline when it is connected
+%% again, all goes by plain distribution.
+connects_without_lanes(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    Sends = fun() ->
+                    P = trapping_at(Node),
+                    true = disconnect_node(Node),
+                    receive {go_on, Caller} ->
+                            [begin
+                                 trunkline:exit(P, N),
+                                 trunkline:send(P, N)
+                             end || N <- lists:seq(1, 20)],
+                            trunkline:send(P, {report, trunkline, self()}),
+                            Caller ! {self(), receive {P, Got} -> Got end}
+                    end
+            end,
+    Sender = cluster:call(A, fun() -> spawn(Sends) end),
+    cluster:await(fun() -> cluster:call(A, fun() -> state(Node) end) =:= down end),
+    ok = cluster:call(B, cluster, stop_trunkline, []),
+    Got = cluster:call(A, fun() ->
+                                  Sender ! {go_on, self()},
+                                  receive {Sender, Got} -> Got after 30_000 -> none end
+                          end),
+    ?assertEqual(lists:append([[{'EXIT', me, N}, N] || N <- lists:seq(1, 20)]), Got),
     cluster:stop_all([A, B]).
 
 state(Node) ->

@@ -168,12 +168,13 @@ way(AreGranted, #batches{by = connections, past = Past} = B) ->
 way(AreGranted, B) ->
     {by_which(AreGranted, B), B}.
 
-%% Batches that are kept are the channels' business, whichever way they go.
+%% Batches that are kept are the channels' business, whichever way they go. (The first batch goes by
+%% the distribution, too: it is behind what was sent by plain distribution before the session.)
 by_which(_, #batches{channels = none}) ->
     distribution;
-by_which(AreGranted, #batches{by = By, channels = Channels} = B) ->
+by_which(AreGranted, #batches{by = By, channels = Channels, next = Next} = B) ->
     case trunkline_channels:keeps_all(Channels)
-        orelse By =:= connections andalso unreported(B) =:= 0
+        orelse By =:= connections andalso Next > 1 andalso unreported(B) =:= 0
         andalso not AreGranted andalso not is_sending(B) of
         true -> channels;
         false -> distribution

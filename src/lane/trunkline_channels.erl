@@ -114,6 +114,7 @@ by(_) -> distribution.
 keeps_all(#channels{table = Table}) -> Table =/= none.
 
 -spec send(trunkline_batches:batch(), channels()) -> channels().
+send({1, _, _, _} = Batch, C) -> send(distribution, Batch, C);     % see trunkline_batches
 send(Batch, C) -> send(by(C), Batch, C).
 
 send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table} = C) when Table =/= none ->

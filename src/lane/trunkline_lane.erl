@@ -25,9 +25,9 @@
 %% When the link no longer uses it, it may retire (trunkline_retired).
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
-%% exception is a request that is left over when its session has ended: see trunkline_direct.) Only
-%% what is sent to the peer by the distribution may suspend the process, on a busy port; the gate
-%% bounds what queues up meanwhile.
+%% exceptions are requests and exit signals that are left over when their session has ended: see
+%% trunkline_direct and trunkline_exit.) Only what is sent to the peer by the distribution may
+%% suspend the process, on a busy port; the gate bounds what queues up meanwhile.
 %%
 %% Batches are numbered, and go by the distribution or by connections of the lane's own
 %% (trunkline_batches, trunkline_channels), which make no promise about the order: the inlet
@@ -659,10 +659,12 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
         {granted, Asks} ->
             to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
-            %% Its turn was in an earlier session.
-            trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+            %% Its turn was in an earlier session. It may be lost, or still be under way.
             _ = is_anew(Mode) andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
-            S
+            case trunkline_batches:takes_turns(Batches) of
+                true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
+                false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
+            end
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of

@@ -166,7 +166,7 @@ deliver({executor, Command}, Message, Inlet) ->
     trunkline_executor:run(Command, Message);
 deliver({signal, {exit, Pid, Sender}}, Reason, Inlet) ->
     Timer = erlang:send_after(?SIGNAL, Inlet, {delivered, self()}),
-    ok = trunkline_exit:signal(Sender, Pid, Reason),
+    ok = trunkline_exit:signal(Sender, Pid, Reason, fun() -> is_process_alive(Inlet) end),
     _ = erlang:cancel_timer(Timer),
     Inlet ! {delivered, self()};
 deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
@@ -176,12 +176,15 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
     end;
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = trunkline_command:wrap(Wrap, Message),
-    case may_deliver_to(Receiver) of
-        true ->
+    MayDeliver = may_deliver_to(Receiver),   % a receiver that runs answers late
+    case is_process_alive(Inlet) of
+        true when MayDeliver ->
             To ! Wrapped,
             Inlet ! {delivered, self()};
+        true ->
+            Inlet ! {opened, self(), To, Wrapped};
         false ->
-            Inlet ! {opened, self(), To, Wrapped}
+            ok
     end.
 
 may_deliver_to(Receiver) -> is_pid(Receiver) andalso trunkline_process:is_on_heap(Receiver).

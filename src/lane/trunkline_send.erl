@@ -26,7 +26,9 @@ send_lane(Node, Addressee, To, Message) ->
             Message;
         direct ->
             trunkline_sender:fallback(Node),
-            erlang:send(To, Message);
+            _ = erlang:send(To, Message),
+            ok = trunkline_in_turn:sent_direct(Node),
+            Message;
         unreachable ->
             Message                          % dropped, as `!' does
     end.
@@ -60,7 +62,10 @@ send_lane(Node, Addressee, To, Message, How) ->
     case hand_over(Node, Addressee, Message, How) of
         direct ->
             trunkline_sender:fallback(Node),
-            erlang:send(To, Message, options(How));
+            case erlang:send(To, Message, options(How)) of
+                ok -> trunkline_in_turn:sent_direct(Node);
+                NotSent -> NotSent
+            end;
         unreachable ->
             ok;                              % dropped, as erlang:send/3 does
         nosuspend ->

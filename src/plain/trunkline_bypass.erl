@@ -32,7 +32,8 @@
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2, sent/2, cancel/2]).
+-export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2]).
+-export([sent/2, sent_unasked/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
@@ -125,6 +126,12 @@ sent_short(Ix, Bypass) ->
 sent(Ix, Bypass) ->
     atomics:add(Bypass, ?SENT(Ix), 1),
     atomics:get(Bypass, ?TICKS(Ix)) =:= 0.
+
+%% The same for one that has not started.
+-spec sent_unasked(Ix :: pos_integer(), bypass()) -> boolean().
+sent_unasked(Ix, Bypass) ->
+    atomics:add(Bypass, ?STARTED(Ix), 1),
+    sent(Ix, Bypass).
 
 %% It could not send.
 -spec cancel(Ix :: pos_integer(), bypass()) -> ok.

@@ -45,7 +45,8 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
--export([send/7, start_short/4, send_short/5, await/2, answer/5, noproc/2, not_used/1]).
+-export([send/7, start_short/4, send_short/5, sent_direct/1]).
+-export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -240,11 +241,31 @@ send_wrapped(Wrap, To, Message, Deadline) ->
 
 options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
 
-bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
+%% The calling process has sent by plain distribution, because there were no lanes. If there are
+%% lanes by now, what it sends next must not overtake that on a connection of its lane's own.
+-spec sent_direct(node()) -> ok.
+sent_direct(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{gate = Gate, lanes = Lanes, bypass = Bypass, stats = Stats} = Route ->
+            case trunkline_gate:path(Gate) =:= lanes andalso trunkline_peers:takes_turns(Node) of
+                true ->
+                    Ix = ?LANE_OF(self(), Lanes),
+                    trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+                    tell_lane(trunkline_bypass:sent_unasked(Ix, Bypass), Ix, Route);
+                false ->
+                    ok
+            end;
+        none ->
+            ok
+    end.
+
+bypassed(#route{bypass = Bypass, stats = Stats} = Route, Ix, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
-    ok.
+    tell_lane(trunkline_bypass:sent(Ix, Bypass), Ix, Route).
+
+tell_lane(false, _, _) -> ok;
+tell_lane(true, Ix, #route{lanes = Lanes}) -> element(Ix, Lanes) ! bypassed, ok.
 
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},

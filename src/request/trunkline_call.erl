@@ -134,7 +134,9 @@ send_request(ServerRef, Label, Request) ->
             case request(Node, Server, Label, Request) of
                 direct ->
                     trunkline_sender:fallback(Node),
-                    plain(process(Node, Server), Label, Request);
+                    Id = plain(process(Node, Server), Label, Request),
+                    ok = trunkline_in_turn:sent_direct(Node),
+                    Id;
                 unreachable ->
                     failed(process(Node, Server), noconnection);
                 Id ->

@@ -15,7 +15,10 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([exit/2, signal/3, direct/3]).
+-export([exit/2, signal/3, signal/4, direct/3]).
+
+%% ms that a lane waits for a signal whose receiver does not get to run.
+-define(SIGNAL, 1000).
 
 %% As erlang:exit/2.
 -spec exit(pid() | port(), Reason :: term()) -> true.
@@ -77,18 +80,22 @@ force(Route, Command, Reason) ->
 %% before messages that are sent later, even with message_queue_data off_heap: see
 %% trunkline_opener.)
 -spec signal(Sender :: pid(), pid(), Reason :: term()) -> ok.
-signal(_, Pid, kill) ->
+signal(Sender, Pid, Reason) -> signal(Sender, Pid, Reason, fun() -> true end).
+
+%% The same, if it should still be delivered when the process has been suspended.
+-spec signal(Sender :: pid(), pid(), Reason :: term(), IsInTime :: fun(() -> boolean())) -> ok.
+signal(_, Pid, kill, _) ->
     true = erlang:exit(Pid, kill),
     ok;
-signal(Sender, Pid, Reason) ->
+signal(Sender, Pid, Reason, IsInTime) ->
     %% Whatever else runs, the process should not be suspended for longer than necessary.
     Priority = process_flag(priority, high),
     try erlang:suspend_process(Pid) of
         true ->
-            _ = case process_info(Pid, [trap_exit, message_queue_len]) of
+            _ = case IsInTime() andalso process_info(Pid, [trap_exit, message_queue_len]) of
                     [{trap_exit, true}, _] -> Pid ! {'EXIT', Sender, Reason};
                     [{trap_exit, false}, _] -> erlang:exit(Pid, Reason);
-                    undefined -> ended
+                    _ -> ended
                 end,
             trunkline_process:resume(Pid)
     catch
@@ -110,8 +117,16 @@ direct({exit, Pid, Sender}, Reason, Node) ->
 
 direct(Pid, Sender, Reason, Node) ->
     _ = case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
-            true ->
-                erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason], [{reply, no}]);
+            true -> await(erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason],
+                                               [monitor, {reply, error_only}]));
             false -> erlang:exit(Pid, Reason)
         end,
     ok.
+
+%% What the lane sends next is behind the signal, if the process gets to run within that time.
+await(Ref) ->
+    receive
+        {'DOWN', Ref, process, _, _} -> true;
+        {spawn_reply, Ref, error, _} -> true
+    after ?SIGNAL -> demonitor(Ref, [flush])
+    end.
