@@ -116,17 +116,21 @@ direct({exit, Pid, Sender}, Reason, Node) ->
     end.
 
 direct(Pid, Sender, Reason, Node) ->
-    _ = case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
-            true -> await(erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason],
-                                               [monitor, {reply, error_only}]));
-            false -> erlang:exit(Pid, Reason)
-        end,
-    ok.
-
-%% What the lane sends next is behind the signal, if the process gets to run within that time.
-await(Ref) ->
-    receive
-        {'DOWN', Ref, process, _, _} -> true;
-        {spawn_reply, Ref, error, _} -> true
-    after ?SIGNAL -> demonitor(Ref, [flush])
+    case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
+        true ->
+            %% What the lane sends next is behind the signal, if the process gets to run soon. (The
+            %% reference is made here so that the lane's mailbox need not be searched.)
+            Ref = erlang:spawn_request(Node, ?MODULE, signal, [Sender, Pid, Reason],
+                                       [monitor, {reply, error_only}]),
+            receive
+                {'DOWN', Ref, process, _, _} -> ok;
+                {spawn_reply, Ref, error, _} -> ok
+            after ?SIGNAL ->
+                    _ = erlang:spawn_request_abandon(Ref),
+                    true = demonitor(Ref, [flush]),
+                    ok
+            end;
+        false ->
+            true = erlang:exit(Pid, Reason),
+            ok
     end.
