@@ -10,7 +10,7 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         by_module/1, in_loop/1, is_at_rest/1, is_awaited/2, count_calls/3]).
+         by_module/1, is_a/2, in_loop/1, is_at_rest/1, is_awaited/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
@@ -259,6 +259,14 @@ by_module(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
+
+%% Whether that is a process of this node that runs that module.
+is_a(Module, Pid) ->
+    is_pid(Pid) andalso node(Pid) =:= node() andalso
+        case process_info(Pid, dictionary) of
+            {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {Module, init, 1};
+            undefined -> false
+        end.
 
 %% Whether it has taken everything out of its mailbox. Runs at the node.
 is_at_rest(Pid) ->

@@ -7,8 +7,8 @@
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
          to_name_and_large/1, when_lanes_open/1, connects/1, connects_without_lanes/1,
-         trap_exit_changes/1,
-         one_that_does_not_run/1, drained/1, stopped_and_continued/1, before_lanes_open/1]).
+         trap_exit_changes/1, one_that_does_not_run/1, drained/1, stopped_and_continued/1,
+         before_lanes_open/1]).
 -export([ahead_of_report/1, is_through/2]).
 -export([table/2, rounds/2, mixed/2, changes/2, trapping/2, waits/0, busy/0, changing/1, run/1,
          while/2]).
@@ -18,10 +18,8 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, connects, connects_without_lanes,
-          trap_exit_changes, one_that_does_not_run, drained,
-          stopped_and_continued,
-          before_lanes_open].
+          when_lanes_open, connects, connects_without_lanes, trap_exit_changes,
+          one_that_does_not_run, drained, stopped_and_continued, before_lanes_open].
 
 %% --- what OTP documents ---------------------------------------------------------------
 

@@ -1399,20 +1399,13 @@ find(Victim, Node) ->
         inlet -> hd(Inlets);
         lane -> element(1, (trunkline_route:lookup(Node))#route.lanes);
         dock ->
-            hd([Pid || Pid <- Links, is_a(trunkline_dock, Pid)]);
+            hd([Pid || Pid <- Links, cluster:is_a(trunkline_dock, Pid)]);
         bulk ->
             %% One that is held cannot be asked what it carries, but the link knows.
             [Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)),
-                              is_a(trunkline_trunk, Pid)],
+                              cluster:is_a(trunkline_trunk, Pid)],
             Trunk
     end.
-
-is_a(Module, Pid) ->
-    is_pid(Pid) andalso node(Pid) =:= node() andalso
-        case process_info(Pid, dictionary) of
-            {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {Module, init, 1};
-            undefined -> false
-        end.
 
 %% An opener that is still busy when its link is killed does not deliver into the
 %% next session.

@@ -748,7 +748,8 @@ drain_goes_on(_) ->
     cluster:await_state(A, B, closing),
     cluster:await(fun() -> Path() =:= lanes end),
     Dock = cluster:call(B, fun() ->
-                                   [Dock] = [Pid || Pid <- processes(), is_dock(Pid)],
+                                   [Dock] = [Pid || Pid <- processes(),
+                                                    cluster:is_a(trunkline_dock, Pid)],
                                    suspended(Dock)
                            end),
     {Sender, Lane, Suspender} =
@@ -777,12 +778,6 @@ drain_goes_on(_) ->
     ?assertEqual([300_000, 400_000], Got()),
     true = cluster:call(A, fun() -> exit(Sender, kill) end),
     cluster:stop_all([A, B]).
-
-is_dock(Pid) ->
-    case process_info(Pid, dictionary) of
-        {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {trunkline_dock, init, 1};
-        undefined -> false
-    end.
 
 %% Each when it is told.
 send_large(_, []) -> receive after infinity -> ok end;

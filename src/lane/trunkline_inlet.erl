@@ -375,18 +375,20 @@ open(Number, {term, _, _}, S) when ?IS_FINISHING(S) ->
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{opener = none, sizes = Sizes} = Large} ->
-            {Opener, Started} = case trunkline_opener:start(Parts, Sizes) of
-                                    {ok, {Pid, _}} ->
-                                        {Pid, Pid};
-                                    {error, system_limit} ->
-                                        {later, erlang:start_timer(?AGAIN, self(), {open, Parts})}
-                                end,
+            {Opener, Started} = start_opener(Parts, Sizes, {open, Parts}),
             turn(Number, S#inlet{large = All#{Number := Large#large{opener = Opener}},
                                  openers = (S#inlet.openers)#{Started => Number}});
         #{} when ?IS_FINISHING(S); is_map_key(Number, All) ->
             S;
         #{} ->
             S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
+    end.
+
+%% If there is no process left, that timer ends later.
+start_opener(Parts, Sizes, Again) ->
+    case trunkline_opener:start(Parts, Sizes) of
+        {ok, {Pid, _}} -> {Pid, Pid};
+        {error, system_limit} -> {later, erlang:start_timer(?AGAIN, self(), Again)}
     end.
 
 open_again(Timer, Parts, #inlet{openers = Openers, large = All} = S) ->
@@ -458,14 +460,9 @@ opener_died(Opener, #inlet{openers = Openers, large = All, lane = Lane} = S) ->
     {Number, Openers1} = maps:take(Opener, Openers),
     case All of
         #{Number := #large{sizes = {term, _} = Sizes, turn = true} = Large} ->
-            Another = case trunkline_opener:start({term, Lane, Number}, Sizes) of
-                          {ok, {Pid, _}} ->
-                              ok = trunkline_opener:deliver(Pid, nobody),
-                              Pid;
-                          {error, system_limit} ->
-                              erlang:start_timer(?AGAIN, self(), died)
-                      end,
-            S#inlet{openers = Openers1#{Another => Number},
+            {Another, Started} = start_opener({term, Lane, Number}, Sizes, died),
+            _ = is_pid(Another) andalso trunkline_opener:deliver(Another, nobody),
+            S#inlet{openers = Openers1#{Started => Number},
                     large = All#{Number := Large#large{to = nobody, opener = later}}};
         #{} ->
             opener_ended(Opener, S)

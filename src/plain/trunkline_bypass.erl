@@ -32,8 +32,7 @@
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/3, start/3, start/4, is_quiet/2, sent_short/2]).
--export([sent/2, sent_unasked/2, cancel/2]).
+-export([new/1, may/3, start/3, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
@@ -99,11 +98,15 @@ start(Gate, Ix, Bypass) -> start(Gate, Ix, 0, Bypass).
 -spec start(trunkline_gate:gate(), Ix :: pos_integer(), Own :: trunkline_gate:charge(),
             bypass()) -> boolean().
 start(Gate, Ix, Own, Bypass) ->
-    atomics:add(Bypass, ?STARTED(Ix), 1),
+    ok = started(Ix, Bypass),
     case may(Gate, Ix, Own, Bypass) of
         true -> true;
         false -> ok = cancel(Ix, Bypass), false
     end.
+
+%% The same for one that is sent in any case.
+-spec started(Ix :: pos_integer(), bypass()) -> ok.
+started(Ix, Bypass) -> atomics:add(Bypass, ?STARTED(Ix), 1).
 
 %% Whether so little is sent that a short message should bypass the lane.
 -spec is_quiet(Ix :: pos_integer(), bypass()) -> boolean().
@@ -126,12 +129,6 @@ sent_short(Ix, Bypass) ->
 sent(Ix, Bypass) ->
     atomics:add(Bypass, ?SENT(Ix), 1),
     atomics:get(Bypass, ?TICKS(Ix)) =:= 0.
-
-%% The same for one that has not started.
--spec sent_unasked(Ix :: pos_integer(), bypass()) -> boolean().
-sent_unasked(Ix, Bypass) ->
-    atomics:add(Bypass, ?STARTED(Ix), 1),
-    sent(Ix, Bypass).
 
 %% It could not send.
 -spec cancel(Ix :: pos_integer(), bypass()) -> ok.

@@ -246,12 +246,12 @@ options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
 -spec sent_direct(node()) -> ok.
 sent_direct(Node) ->
     case trunkline_route:lookup(Node) of
-        #route{gate = Gate, lanes = Lanes, bypass = Bypass, stats = Stats} = Route ->
+        #route{gate = Gate, lanes = Lanes, bypass = Bypass} = Route ->
             case trunkline_gate:path(Gate) =:= lanes andalso trunkline_peers:takes_turns(Node) of
                 true ->
                     Ix = ?LANE_OF(self(), Lanes),
-                    trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
-                    tell_lane(trunkline_bypass:sent_unasked(Ix, Bypass), Ix, Route);
+                    ok = trunkline_bypass:started(Ix, Bypass),
+                    bypassed(Route, Ix, 0);
                 false ->
                     ok
             end;
@@ -259,13 +259,11 @@ sent_direct(Node) ->
             ok
     end.
 
-bypassed(#route{bypass = Bypass, stats = Stats} = Route, Ix, Charge) ->
+bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-    tell_lane(trunkline_bypass:sent(Ix, Bypass), Ix, Route).
-
-tell_lane(false, _, _) -> ok;
-tell_lane(true, Ix, #route{lanes = Lanes}) -> element(Ix, Lanes) ! bypassed, ok.
+    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
+    ok.
 
 sent_plain(Lane, Ref) ->
     Lane ! {sent_plain, Ref},
