@@ -7,6 +7,7 @@
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, monitored_before/1, order/1,
          to_name_and_large/1, when_lanes_open/1, connects/1, connects_without_lanes/1,
+         lost_without_lanes/1,
          trap_exit_changes/1, one_that_does_not_run/1, drained/1, stopped_and_continued/1,
          before_lanes_open/1]).
 -export([ahead_of_report/1, is_through/2]).
@@ -18,7 +19,7 @@
 suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_name_and_large,
-          when_lanes_open, connects, connects_without_lanes, trap_exit_changes,
+          when_lanes_open, connects, connects_without_lanes, lost_without_lanes, trap_exit_changes,
           one_that_does_not_run, drained, stopped_and_continued, before_lanes_open].
 
 %% --- what OTP documents ---------------------------------------------------------------
@@ -308,6 +309,29 @@ connects_without_lanes(_) ->
                           end),
     ?assertEqual(lists:append([[{'EXIT', me, N}, N] || N <- lists:seq(1, 20)]), Got),
     cluster:stop_all([A, B]).
+
+%% A lane that delivers by plain distribution when the connection is lost counts what nobody waits
+%% for.
+lost_without_lanes(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    [P, Alias] = cluster:call(B, fun() -> [self(), alias()] end),
+    cluster:stop(B),
+    cluster:await(fun() -> cluster:call(A, erlang, nodes, []) =:= [] end),
+    Entries = [[P | message], [{exit, P, self()} | kill], [{exit, P, self()} | reason],
+               [{reply, Alias} | reply], [{apply, nobody, P} | {erlang, node, []}],
+               [{down, P, Alias} | reason], [{cancel, P, Alias}]],
+    Lost = cluster:call(A, fun() ->
+                                   Stats = trunkline_stats:new(1),
+                                   [1, 1, 1, 1, 1, 0, 0] =
+                                       [N || E <- Entries,
+                                             {N, []} <- [trunkline_leftovers:dispose(
+                                                           E, direct, Node, Stats)]],
+                                   trunkline_stats:get(Stats, peer, lost_queued)
+                           end),
+    ?assertEqual(5, Lost),
+    ?assertEqual([], cluster:call(A, erlang, nodes, [])),
+    cluster:stop(A).
 
 state(Node) ->
     #{state := State} = trunkline:info(Node),

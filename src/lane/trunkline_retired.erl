@@ -45,9 +45,9 @@ handle([_, Sender, {parcel, _, To} | Parcel], R) ->
     sent(To, fun() -> trunkline_parcel:unpack_sent(Parcel) end, Sender, R);
 handle([_, Sender, To | Message], R) ->
     sent(To, fun() -> Message end, Sender, R);
-handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, #{node := Node} = R)
+handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, R)
   when is_pid(Agent) ->
-    ok = trunkline_direct:pass_on({reply, Caller, Pid}, Reply, Server, Node),
+    ok = pass_on({reply, Caller, Pid}, Reply, Server, R),
     ok = trunkline_inlet:answered(Agent, [{Caller, Server}]),
     R;
 handle({relay, Agent, Message}, R) ->
@@ -87,7 +87,13 @@ handle(Unexpected, R) ->
 
 sent(To, Message, Sender, #{node := Node, stats := Stats} = R) ->
     _ = case trunkline_command:is_news(To) of
-            true -> trunkline_direct:pass_on(To, Message(), Sender, Node);
+            true -> pass_on(To, Message(), Sender, R);
             false -> trunkline_leftovers:dispose([To], lost_queued, Node, Stats)
         end,
     R.
+
+pass_on(To, Message, Sender, #{node := Node, stats := Stats}) ->
+    case trunkline_direct:pass_on(To, Message, Sender, Node) of
+        ok -> ok;
+        noconnect -> _ = trunkline_leftovers:lost(1, lost_queued, Stats), ok
+    end.

@@ -11,8 +11,9 @@
 
 -dialyzer({no_improper_lists, [ask/6]}).
 
-%% Returns when the message has been sent, or handed to a process that will do so.
--spec send(trunkline_command:command(), Message :: term(), node()) -> ok.
+%% Returns when the message has been sent, or handed to a process that will do so. `noconnect': there
+%% is no connection any more, and nobody has been told.
+-spec send(trunkline_command:command(), Message :: term(), node()) -> ok | noconnect.
 send(Command, Message, Node) when element(1, Command) =:= call ->
     {Server, Pid, Caller, Label} = trunkline_command:request(Command),
     Object = case Server of
@@ -37,8 +38,10 @@ send(Command, Message, Node) when element(1, Command) =:= call ->
     end;
 send({apply, nobody, Leader}, {M, F, A}, Node) ->
     %% The function runs with the caller's group leader. (This must not make another connection.)
-    _ = trunkline_process:is_connected(Node) andalso cast_for(Leader, Node, M, F, A),
-    ok;
+    case trunkline_process:is_connected(Node) of
+        true -> cast_for(Leader, Node, M, F, A);
+        false -> noconnect
+    end;
 send({exit, _, _} = Command, Reason, Node) ->
     trunkline_exit:direct(Command, Reason, Node);
 send({apply, Caller, Leader, _}, Message, Node) ->
@@ -61,7 +64,7 @@ send({apply, Caller, Leader}, {M, F, A}, Node) ->
     end;
 send(Command, Message, _) when element(1, Command) =:= reply ->
     Caller = element(2, Command),
-    trunkline_process:send_connected(Caller, trunkline_command:wrap({reply, Caller}, Message));
+    erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Message), [noconnect]);
 send({down, Server, Caller}, Reason, _) ->
     trunkline_process:send_connected(Caller,
                                      trunkline_command:wrap({down, Server, Caller}, Reason));
@@ -108,7 +111,8 @@ cast_for(Leader, Node, M, F, A) ->
 %% Sends what a lane that has retired still gets for callers. If there are new lanes by now, it
 %% takes the lane of that sender's messages. (A very large reply may still be under way by plain
 %% distribution then, and what its server sends next may overtake it.)
--spec pass_on(trunkline_command:command(), Message :: term(), Sender :: pid(), node()) -> ok.
+-spec pass_on(trunkline_command:command(), Message :: term(), Sender :: pid(), node()) ->
+          ok | noconnect.
 pass_on(Command, Message, Sender, Node) ->
     case trunkline_route:lookup(Node) of
         none -> send(Command, Message, Node);

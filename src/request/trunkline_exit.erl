@@ -63,7 +63,9 @@ without_lanes(Peer, Route, Node, {exit, Pid, _} = Command, Reason) ->
 
 plain(Node, Pid, Reason) ->
     trunkline_sender:fallback(Node),
-    erlang:exit(Pid, Reason).
+    true = erlang:exit(Pid, Reason),
+    ok = trunkline_in_turn:sent_direct(Node),
+    true.
 
 hand_over(Node, Command, kill) -> trunkline_sender:hand_over(Node, Command, kill);
 hand_over(Node, Command, Reason) -> trunkline_sender:hand_over_apart(Node, Command, Reason).
@@ -107,12 +109,12 @@ signal(Sender, Pid, Reason, IsInTime) ->
 
 %% Called by the lane, at the sender's node, when there is no session any more, or the peer has
 %% another release.
--spec direct(trunkline_command:exit(), Reason :: term(), node()) -> ok.
+-spec direct(trunkline_command:exit(), Reason :: term(), node()) -> ok | noconnect.
 direct({exit, Pid, Sender}, Reason, Node) ->
     %% (This must not make another connection.)
     case trunkline_process:is_connected(Node) of
         true -> direct(Pid, Sender, Reason, Node);
-        false -> ok
+        false -> noconnect
     end.
 
 direct(Pid, Sender, Reason, Node) ->
