@@ -71,11 +71,7 @@ in_table(Write) ->
     end.
 
 -spec lookup(node()) -> peer() | none.
-lookup(Node) ->
-    case rows(Node) of
-        [{_, _, Peer}] -> Peer;
-        [] -> none
-    end.
+lookup(Node) -> element_of_row(3, Node).
 
 -spec all() -> #{node() => peer()}.
 all() ->
@@ -170,8 +166,11 @@ can(Node, Capability) ->
         none -> false
     end.
 
-of_session(Node) ->
-    try ets:lookup_element(?MODULE, Node, 2)
+of_session(Node) -> element_of_row(2, Node).
+
+%% `none': there is no such peer, or no table.
+element_of_row(N, Node) ->
+    try ets:lookup_element(?MODULE, Node, N)
     catch error:badarg -> none
     end.
 
@@ -199,9 +198,4 @@ is_suspended(Node) ->
     case of_session(Node) of
         {_, _, State, _, _} -> State =:= suspended;
         none -> false
-    end.
-
-rows(Node) ->
-    try ets:lookup(?MODULE, Node)
-    catch error:badarg -> []
     end.

@@ -6,7 +6,7 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([under_load/1, thin_traffic/1, both_at_once/1, all_forms/1, large/1,
+-export([under_load/1, thin_traffic/1, sends_past/1, both_at_once/1, all_forms/1, large/1,
          requests_answered/1, servers_die/1, monitors_go_on/1, all_go_on/1, all_peers/1,
          nothing_to_drain/1, just_connected/1, stays/1,
          started_anew/1, stands_still/1, connections/1, peer_killed/1, peer_stops/1, link_killed/1,
@@ -20,9 +20,9 @@
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [under_load, thin_traffic, both_at_once, all_forms, large, requests_answered, servers_die,
-          monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected, stays,
-          started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
+all() -> [under_load, thin_traffic, sends_past, both_at_once, all_forms, large, requests_answered,
+          servers_die, monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected,
+          stays, started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
           senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
@@ -44,6 +44,29 @@ thin_traffic(_) ->
                           reconnect(A, B)
                   end, [{A, B}, {B, A}]),
     cluster:stop_all([A, B]).
+
+%% A sender stands still while it sends past its lane. The lane is drained when that is done, and
+%% hears of it at once.
+sends_past(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Node = cluster:node_of(B),
+    ?assertEqual(ok, cluster:call(A, fun() -> drained_by_sender(Node) end)),
+    cluster:stop_all([A, B]).
+
+drained_by_sender(Node) ->
+    #route{gate = Gate, lanes = {Lane}, bypass = Bypass} = trunkline_route:lookup(Node),
+    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, Bypass) end),
+    %% From here on the lane ticks.
+    trunkline:send({nobody, Node}, message),
+    References = references(Lane),
+    {_, Drain} = spawn_monitor(fun() -> exit(trunkline:drain(Node)) end),
+    cluster:await(fun() -> length(references(Lane)) > length(References) end),
+    true = trunkline_bypass:sent(1, Bypass),
+    Lane ! bypassed,
+    receive {'DOWN', Drain, process, _, Result} -> Result end.
+
+%% It has one more while it is drained.
+references(Lane) -> [Ref || Ref <- tuple_to_list(sys:get_state(Lane)), is_reference(Ref)].
 
 %% From either side, and again, while messages go both ways. A new connection brings the lanes back.
 under_load(_) ->

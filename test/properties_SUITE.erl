@@ -5,12 +5,12 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0]).
--export([gate/1, gate_shared/1, bypass/1, many_short/1, mailboxes/1, concurrency/1, heap/1,
-         window/1, window_link/1, distance/1, way/1, waiters/1, rests/1, backlog/1, pace/1,
-         patience/1, handshake/1, stats/1]).
+-export([gate/1, gate_shared/1, bypass/1, past_the_lane/1, many_short/1, mailboxes/1,
+         concurrency/1, heap/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1,
+         backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
-all() -> [stats, gate, gate_shared, bypass, many_short, mailboxes, concurrency, heap, window,
-          window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
+all() -> [stats, gate, gate_shared, bypass, past_the_lane, many_short, mailboxes, concurrency, heap,
+          window, window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -158,13 +158,14 @@ fill(Gate, Limit, Message, N, Charges) ->
 
 %% --- bypass: what senders start, and what the lane takes -----------------------------
 
-%% Each message is taken once. At the end of a session it is told which may still be being sent.
+%% Each message is taken once. At the end of a session it is told which may still be being sent. If
+%% nothing changes from one tick to the next, those that are being sent count as sent.
 bypass(_) -> check(prop_bypass()).
 
 prop_bypass() ->
     ?FORALL(
        Commands, list(frequency([{6, start}, {6, sent}, {1, cancel}, {1, kill}, {3, take},
-                                 {1, ended}, {3, tick}])),
+                                 {1, ended}, {4, tick}])),
        begin
            Gate = trunkline_gate:new(1),
            ok = trunkline_gate:open(Gate, 1),
@@ -172,15 +173,17 @@ prop_bypass() ->
            Past = trunkline_bypass:past(1, Bypass),
            ok = trunkline_bypass:set(Past),
            World = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end,
-                               #{started => 0, sent => 0, sending => 0, killed => 0, cancelled => 0,
-                                 got => 0, past => Past}, Commands),
+                               #{started => 0, sent => 0, sending => 0, killed => 0,
+                                 cancelled => 0, got => 0, given_up => 0, left => 0,
+                                 at_tick => {0, 0}, past => Past}, Commands),
            %% Those that live send. Two ticks later the lane does not count on the others.
            Ended = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end, World,
                                lists:duplicate(maps:get(sending, World), sent)
                                ++ [tick, tick, tick]),
-           #{got := Got, sent := Sent, past := EndedPast} = Ended,
+           #{got := Got, sent := Sent, killed := Killed, given_up := GivenUp, left := Left,
+             past := EndedPast} = Ended,
            ?WHENFAIL(io:format("~p~n", [Ended]),
-                     Got =:= Sent
+                     Got =:= Sent + GivenUp andalso GivenUp + Left >= Killed
                          andalso not trunkline_bypass:is_sending(EndedPast)
                          andalso {0, 0} =:= unsettled(EndedPast)
                          andalso not trunkline_bypass:start(trunkline_gate:new(1), 1, Bypass))
@@ -197,27 +200,51 @@ bypass(cancel, _, Bypass, #{cancelled := Cancelled, sending := Sending} = W) whe
     W#{cancelled := Cancelled + 1, sending := Sending - 1};
 bypass(kill, _, _, #{killed := Killed, sending := Sending} = W) when Sending > 0 ->
     W#{killed := Killed + 1, sending := Sending - 1};
-bypass(Take, _, _, #{got := Got, past := Past, sent := Sent} = W)
-  when Take =:= take; Take =:= tick ->
-    Past1 = trunkline_bypass:Take(Past),
-    N = trunkline_bypass:unreported(Past1),
-    Sent = Got + N,
-    W#{got := Sent, past := trunkline_bypass:reported(Past1)};
+bypass(take, _, _, #{got := Got, past := Past, sent := Sent, given_up := GivenUp} = W) ->
+    Past1 = trunkline_bypass:take(Past),
+    Got1 = Got + trunkline_bypass:unreported(Past1),
+    Got1 = Sent + GivenUp,
+    W#{got := Got1, past := trunkline_bypass:reported(Past1)};
+bypass(tick, _, _, #{started := Started, cancelled := Cancelled, at_tick := Before, got := Got,
+                     past := Past, sent := Sent, sending := Sending, killed := Killed,
+                     given_up := GivenUp} = W) ->
+    Now = {Started - Cancelled, Sent},
+    Past1 = trunkline_bypass:tick(Past),
+    Got1 = Got + trunkline_bypass:unreported(Past1),
+    More = Got1 - Sent - GivenUp,
+    true = More >= 0 andalso More =< if Now =:= Before -> Sending + Killed; true -> 0 end,
+    true = Now =/= Before orelse not trunkline_bypass:is_sending(Past1),
+    W#{got := Got1, given_up := GivenUp + More, at_tick := Now,
+       past := trunkline_bypass:reported(Past1)};
 bypass(ended, _, _, #{got := Got, past := Past, sent := Sent, sending := Sending,
-                      killed := Killed} = W) ->
+                      killed := Killed, given_up := GivenUp, left := BeforeLeft} = W) ->
     IsSending = trunkline_bypass:is_sending(Past),
     {N, Left, Past1} = trunkline_bypass:ended(0, Past),
     false = trunkline_bypass:is_sending(Past1),
     {0, 0} = unsettled(Past1),
-    {Sent, IsSending} = {Got + N, Left > 0},
+    {GivenUp, IsSending} = {Got + N - Sent, Left > 0},
     true = Left =< Sending + Killed,
-    W#{got := Sent, past := Past1};
+    W#{got := Got + N, left := BeforeLeft + Left, past := Past1};
 bypass(_, _, _, W) ->
     W.
 
 unsettled(Past) ->
     {Unreported, Sending, _} = trunkline_bypass:ended(0, Past),
     {Unreported, Sending}.
+
+%% What has gone past the lane is still to be reported when a session ends and the connection does
+%% not. If it is lost before there is another session, all of it counts.
+past_the_lane(_) ->
+    Bypass = trunkline_bypass:new(1),
+    Batches = trunkline_batches:passed(3, trunkline_batches:new(1, node(), Bypass,
+                                                                trunkline_stats:new(1))),
+    ok = trunkline_bypass:started(1, Bypass),
+    {0, Kept} = trunkline_batches:end_bypass(kept, Batches),
+    3 = trunkline_batches:unreported(Kept),
+    {4, Lost} = trunkline_batches:end_bypass(lost, Kept),
+    {0, _} = trunkline_batches:end_bypass(lost, Lost),
+    {0, Over} = trunkline_batches:end_bypass(over, Batches),
+    {0, _} = trunkline_batches:end_bypass(lost, Over).
 
 %% Short messages bypass a lane until many do at a time, and again when the lane says so.
 many_short(_) ->

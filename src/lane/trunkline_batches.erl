@@ -281,21 +281,29 @@ report(AreGranted, #batches{past = Past} = B) ->
 -spec is_sending(batches()) -> boolean().
 is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 
-%% From here on no sender starts to bypass the lane. Returns how many messages are lost by that: if
-%% the connection is lost, those that no batch has reported, or whose senders do not find soon that
-%% they cannot send.
--spec end_bypass(IsLost :: boolean(), batches()) -> {Lost :: non_neg_integer(), batches()}.
-end_bypass(IsLost, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
+%% From here on no sender starts to bypass the lane. What has been sent so
+%%
+%%     lost        is lost with the connection, unless a batch has reported it. So is what senders
+%%                 are sending, if they do not find soon that they cannot
+%%     kept        will be reported in the next session, or be lost with the connection before
+%%     over        arrives by plain distribution
+%%
+%% Returns how many messages are lost.
+-spec end_bypass(lost | kept | over, batches()) -> {Lost :: non_neg_integer(), batches()}.
+end_bypass(How, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
     ok = trunkline_bypass:clear(Past),
     ok = trunkline_bypass:set_quiet(false, Past),
-    {Unreported, Sending, Past1} = trunkline_bypass:ended(if IsLost -> ?SOON; true -> 0 end, Past),
-    B1 = B#batches{past = Past1, takes_turns = false},
-    case IsLost of
-        true ->
+    B1 = B#batches{takes_turns = false},
+    case How of
+        lost ->
+            {Unreported, Sending, Past1} = trunkline_bypass:ended(?SOON, Past),
             trunkline_stats:add(Stats, {lane, Ix}, messages, Sending),
-            {Unreported + Sending, B1};
-        false ->
-            {0, B1}
+            {Unreported + Sending, B1#batches{past = Past1}};
+        kept ->
+            {0, B1};
+        over ->
+            {_, _, Past1} = trunkline_bypass:ended(0, Past),
+            {0, B1#batches{past = Past1}}
     end.
 
 %% Whether the gate's level is right: if not, it may be zero although a message is in the lane.

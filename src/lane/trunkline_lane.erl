@@ -647,7 +647,7 @@ control({answer, Ref, Answer}, #lane{mailboxes = Mailboxes} = S) ->
         unknown -> answered_ask(Ref, Answer, S)
     end;
 control(bypassed, S) ->
-    ticking(S);
+    drained(ticking(S));
 control({relay, Agent, Message}, S) ->
     Agent ! Message,
     S;
@@ -661,7 +661,7 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
         {unknown, _} ->
             %% Its turn was in an earlier session. It may be lost, or still be under way.
             _ = is_anew(Mode) andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
-            case trunkline_batches:takes_turns(Batches) of
+            case Mode =:= hold orelse trunkline_batches:takes_turns(Batches) of
                 true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
                 false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
             end
@@ -691,10 +691,12 @@ control({order, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}}
 control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
-control({order, Ref, drain}, S) ->
+control({order, Ref, drain}, #lane{batches = Batches} = S) ->
+    %% Who is sending past the lane tells it when that is done.
+    ok = trunkline_batches:ticks(false, Batches),
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    {Lost, Batches} = trunkline_batches:end_bypass(is_lost(Mode), Before#lane.batches),
+    {Lost, Batches} = trunkline_batches:end_bypass(past(Mode), Before#lane.batches),
     S0 = Before#lane{batches = Batches},
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
@@ -705,7 +707,7 @@ control({order, Ref, Mode}, Before) ->
     ok = ready(Ref, {Queued, InFlight + Lost}, S1),
     ticking(S1);
 control({retire, Inlets}, #lane{batches = Batches} = S) ->
-    {_, Batches1} = trunkline_batches:end_bypass(false, Batches),
+    {_, Batches1} = trunkline_batches:end_bypass(over, Batches),
     S0 = S#lane{batches = Batches1},
     {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
         dispose_all(retired, without_asks(S0)),
@@ -720,7 +722,7 @@ control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    tick(tick_asks(tick_heap(S)));
+    drained(tick(tick_asks(tick_heap(S))));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
@@ -735,8 +737,10 @@ control(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     S.
 
-is_lost({absent, _}) -> true;
-is_lost(_) -> false.
+%% What becomes of what has gone past the lane.
+past({absent, _}) -> lost;
+past(direct) -> over;
+past(_) -> kept.
 
 %% Whether the connection of an earlier session has been lost.
 is_anew(absent) -> true;
@@ -897,8 +901,8 @@ is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
 
-tick(S) ->
-    ok = trunkline_batches:ticks(true, S#lane.batches),
+tick(#lane{batches = Batches, drain = Drain} = S) ->
+    ok = trunkline_batches:ticks(Drain =:= none, Batches),
     _ = erlang:start_timer(?QUIET, self(), tick),
     S#lane{ticking = true, active = false}.
 

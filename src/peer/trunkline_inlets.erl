@@ -10,8 +10,6 @@
 -module(trunkline_inlets).
 -moduledoc false.
 
--include("../gate/trunkline_route.hrl").
-
 -export([new/0, start/4, end_session/2, delivered/2, retired/2, ended/2, end_together/2]).
 -export([pids/1, finishing/1, retired/1]).
 

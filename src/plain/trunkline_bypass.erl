@@ -24,8 +24,9 @@
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
-%% these senders any more. When the connection is lost, those that wait on it learn that they cannot
-%% send. The lane waits for them for a moment. What is then still being sent counts as lost.
+%% these senders any more: they count as having sent. When the connection is lost, those that wait
+%% on it learn that they cannot send. The lane waits for them for a moment. What is then still being
+%% sent counts as lost.
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
@@ -180,9 +181,13 @@ take(Past) -> take(counts(Past), Past).
 -spec tick(past()) -> past().
 tick(#past{last = Last} = Past) ->
     case counts(Past) of
-        {Started, Sent} = Last -> (take(Last, Past))#past{given_up = Started - Sent};
+        {Started, Sent} = Last -> give_up(Started - Sent, take(Last, Past));
         Counts -> take(Counts, Past#past{last = Counts})
     end.
+
+%% (A sender that is killed may be suspended, with its message in the distribution's queue already.
+%% The batch that reports it is behind it.)
+give_up(N, #past{given_up = Before} = Past) -> more(N - Before, Past#past{given_up = N}).
 
 %% The session has ended: no sender starts any more. Waits for those that are sending, so many
 %% milliseconds at most. Returns how many have not been reported, and how many may still be being

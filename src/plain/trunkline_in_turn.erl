@@ -108,8 +108,8 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
         andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
         now ->
             case send_now(To, Node, Message, Deadline) of
-                ok -> bypassed(Route, Ix, Charge);
-                announced -> bypassed(Route, Ix, 0), no;     % and what comes by lane is behind it
+                ok -> bypassed(Route, Ix, Node, Charge);
+                announced -> bypassed(Route, Ix, Node, 0), no;  % what comes by lane is behind it
                 _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
             end;
         ask ->
@@ -144,7 +144,7 @@ send_short(#route{bypass = Bypass} = Route, Ix, To, Message, Charge) ->
     case erlang:send(To, Message, [noconnect, nosuspend]) of
         ok ->
             ok = trunkline_bypass:sent_short(Ix, Bypass),
-            bypassed(Route, Ix, Charge);
+            bypassed(Route, Ix, node(To), Charge);
         NotSent ->
             ok = trunkline_bypass:cancel(Ix, Bypass),
             NotSent
@@ -203,7 +203,8 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
     case Sent of
         ok ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-            sent_plain(Lane, Ref);
+            Lane ! {sent_plain, Ref},
+            sent_meanwhile(Node, Route);
         noproc -> ok;
         no -> no;
         _ ->
@@ -241,7 +242,7 @@ send_wrapped(Wrap, To, Message, Deadline) ->
 
 options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
 
-%% The calling process has sent by plain distribution, because there were no lanes. If there are
+%% The calling process has sent by plain distribution, and not by way of the lanes. If there are
 %% lanes by now, what it sends next must not overtake that on a connection of its lane's own.
 -spec sent_direct(node()) -> ok.
 sent_direct(Node) ->
@@ -251,7 +252,7 @@ sent_direct(Node) ->
                 true ->
                     Ix = ?LANE_OF(self(), Lanes),
                     ok = trunkline_bypass:started(Ix, Bypass),
-                    bypassed(Route, Ix, 0);
+                    bypassed(Route, Ix, Node, 0);
                 false ->
                     ok
             end;
@@ -259,15 +260,18 @@ sent_direct(Node) ->
             ok
     end.
 
-bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
+bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
     _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
-    ok.
+    sent_meanwhile(Node, Route).
 
-sent_plain(Lane, Ref) ->
-    Lane ! {sent_plain, Ref},
-    ok.
+%% If there are other lanes by now, they have to know.
+sent_meanwhile(Node, #route{bypass = Bypass}) ->
+    case trunkline_route:lookup(Node) of
+        #route{bypass = Bypass} -> ok;
+        _ -> sent_direct(Node)
+    end.
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of another receiver at that node the lane has said so not long

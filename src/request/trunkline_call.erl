@@ -76,7 +76,11 @@ call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
             fail(gen_reason(Reason, Node, ServerRef), Who);
         direct ->
             trunkline_sender:fallback(Node),
-            call_plain(Process, ServerRef, Label, Request, trunkline_deadline:left(Deadline), Who)
+            %% (A request that is under way when it times out may be so for long.)
+            Left = trunkline_deadline:left(Deadline),
+            try call_plain(Process, ServerRef, Label, Request, Left, Who)
+            after trunkline_in_turn:sent_direct(Node)
+            end
     end.
 
 -spec fail(Reason :: term(), who()) -> no_return().
@@ -191,6 +195,7 @@ send_plain(Process, Ref, Label, Request) ->
 submit(direct, Ref, Node, Name, Request, _) ->
     Node =:= node() orelse trunkline_sender:fallback(Node),
     ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
+    ok = trunkline_in_turn:sent_direct(Node),
     {ok, Ref};
 submit(_, Ref, Node, Name, Request, Patience) ->
     case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience,
