@@ -11,8 +11,8 @@
 
 -dialyzer({no_improper_lists, [ask/6]}).
 
-%% Returns when the message has been sent, or handed to a process that will do so. `noconnect': there
-%% is no connection any more, and nobody has been told.
+%% Returns when the message has been sent, or handed to a process that will do so. `noconnect':
+%% there is no connection any more, and nobody has been told.
 -spec send(trunkline_command:command(), Message :: term(), node()) -> ok | noconnect.
 send(Command, Message, Node) when element(1, Command) =:= call ->
     {Server, Pid, Caller, Label} = trunkline_command:request(Command),
