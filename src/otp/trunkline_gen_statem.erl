@@ -31,30 +31,10 @@ Module, Name}`.
 -type server_ref() :: trunkline:server_ref().
 
 -doc "
-Names a request of this module's `send_request/2`. It is for the functions of this module, not for
-those of `gen_statem`.
-".
--doc #{since => <<"0.5.0">>}.
--opaque request_id() :: trunkline_call:request_id().
-
--doc "
-Request ids, each with a label. See `reqids_new/0`.
-".
--doc #{since => <<"0.5.0">>}.
--opaque request_id_collection() :: trunkline_call:request_id_collection().
-
--doc "
 A reply, or the reason for which there will be none. See `t:trunkline:response/0`.
 ".
 -doc #{since => <<"0.5.0">>}.
 -type response() :: trunkline:response().
-
--doc "
-How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
-`erlang:monotonic_time(millisecond)` tells it.
-".
--doc #{since => <<"0.5.0">>}.
--type response_timeout() :: trunkline:response_timeout().
 
 -doc "
 Calls a server and waits for its reply without a limit in time, as `gen_statem:call/2` does, and
@@ -148,37 +128,6 @@ wait_response(RequestId) ->
     ?NAMED(badarg, [RequestId], trunkline_call:wait_response(RequestId, infinity)).
 
 -doc "
-Waits for the response to a request for up to `Timeout` milliseconds, as
-`gen_statem:wait_response/2` does. After `timeout` one may wait for it again. The error is `badarg`
-if this is no request id, or no time-out.
-
-```erlang
-1> trunkline_gen_statem:wait_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec wait_response(request_id(), response_timeout()) -> response() | timeout.
-wait_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
-
--doc "
-Waits for the next response to one of a collection of requests, as `gen_statem:wait_response/3`
-does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`.
-If `Delete` is `true` the request is not in the new collection any more.
-
-```erlang
-1> {{reply, 3}, b, Ids1} = trunkline_gen_statem:wait_response(Ids, 1000, true).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-wait_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete],
-           trunkline_call:wait_response(ReqIds, Timeout, Delete)).
-
--doc "
 Waits for the response to a request without a limit in time, as `gen_statem:receive_response/1`
 does.
 
@@ -192,113 +141,7 @@ does.
 receive_response(RequestId) ->
     ?NAMED(badarg, [RequestId], trunkline_call:receive_response(RequestId, infinity)).
 
--doc "
-Waits for the response to a request for up to `Timeout` milliseconds, as
-`gen_statem:receive_response/2` does. After `timeout` the response is given up: it never arrives.
-The error is `badarg` if this is no request id, or no time-out.
-
-```erlang
-1> trunkline_gen_statem:receive_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec receive_response(request_id(), response_timeout()) -> response() | timeout.
-receive_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
-
--doc "
-Waits for the next response to one of a collection of requests, as `gen_statem:receive_response/3`
-does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
-are given up: none of them arrives.
-
-```erlang
-1> {{reply, 3}, b, Ids1} = trunkline_gen_statem:receive_response(Ids, 1000, true).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-receive_response(ReqIds, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIds, Timeout, Delete],
-           trunkline_call:receive_response(ReqIds, Timeout, Delete)).
-
--doc "
-Whether a message is the response to a request, as `gen_statem:check_response/2` says. If it is not,
-the result is `no_reply`.
-
-```erlang
-1> receive Message -> trunkline_gen_statem:check_response(Message, Id) end.
-{reply,3}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec check_response(Message :: term(), request_id()) -> response() | no_reply.
-check_response(Message, RequestId) ->
-    ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
-
--doc "
-Whether a message is the response to one of a collection of requests, as
-`gen_statem:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
-none, or `no_request` if the collection is empty.
-
-```erlang
-1> receive Message -> trunkline_gen_statem:check_response(Message, Ids, true) end.
-{{reply,3},b,Ids1}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
-check_response(Message, ReqIds, Delete) ->
-    ?NAMED(badarg, [Message, ReqIds, Delete],
-           trunkline_call:check_response(Message, ReqIds, Delete)).
-
--doc "
-An empty collection of request ids, as `gen_statem:reqids_new/0`.
-
-```erlang
-1> Ids = trunkline_gen_statem:reqids_new().
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_new() -> request_id_collection().
-reqids_new() -> trunkline_reqids:new().
-
--doc "
-How many ids there are in a collection. The error is `badarg` if this is none.
-
-```erlang
-1> trunkline_gen_statem:reqids_size(Ids).
-1
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_size(request_id_collection()) -> non_neg_integer().
-reqids_size(ReqIds) ->
-    ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
-
--doc "
-Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
-collection already.
-
-```erlang
-1> Ids = trunkline_gen_statem:reqids_add(Id, b, trunkline_gen_statem:reqids_new()).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIds) ->
-    ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
-
--doc "
-The ids of a collection, each with its label. The error is `badarg` if this is none.
-
-```erlang
-1> [{Id, b}] = trunkline_gen_statem:reqids_to_list(Ids).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
-reqids_to_list(ReqIds) ->
-    ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).
+-define(OTP, "gen_statem").
+-define(SINCE, <<"0.5.0">>).
+-define(RESPONSE(Response), Response).
+-include("trunkline_requests.hrl").

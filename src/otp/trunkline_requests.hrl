@@ -1,0 +1,168 @@
+%% How a module of src/otp waits for responses to its requests: the same in all of them.
+%%
+%% To be defined before: OTP, the name of OTP's module, as a string; SINCE, the release that has it;
+%% and RESPONSE(Result), what the module makes of what trunkline_call answers.
+-doc "
+Names a request of this module's. It is for the functions of this module, not for those of `" ?OTP
+"`.
+".
+-doc #{since => ?SINCE}.
+-opaque request_id() :: trunkline_call:request_id().
+
+-doc "
+Request ids, each with a label. See `reqids_new/0`.
+".
+-doc #{since => ?SINCE}.
+-opaque request_id_collection() :: trunkline_call:request_id_collection().
+
+-doc "
+How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
+`erlang:monotonic_time(millisecond)` tells it.
+".
+-doc #{since => ?SINCE}.
+-type response_timeout() :: trunkline:response_timeout().
+
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`" ?OTP ":wait_response/2` does. After `timeout` one may wait for it again. The error is `badarg`
+if this is no request id, or no time-out.
+
+```erlang
+1> " ?MODULE_STRING ":wait_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => ?SINCE}.
+-spec wait_response(request_id(), response_timeout()) -> response() | timeout.
+wait_response(RequestId, Timeout) ->
+    ?NAMED(badarg, [RequestId, Timeout],
+           ?RESPONSE(trunkline_call:wait_response(RequestId, Timeout))).
+
+-doc "
+Waits for the next response to one of a collection of requests, as `" ?OTP ":wait_response/3`
+does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`.
+If `Delete` is `true` the request is not in the new collection any more.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = " ?MODULE_STRING ":wait_response(Ids, 1000, true).
+```
+".
+-doc #{since => ?SINCE}.
+-spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+wait_response(ReqIds, Timeout, Delete) ->
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           ?RESPONSE(trunkline_call:wait_response(ReqIds, Timeout, Delete))).
+
+-doc "
+Waits for the response to a request for up to `Timeout` milliseconds, as
+`" ?OTP ":receive_response/2` does. After `timeout` the response is given up: it never arrives.
+The error is `badarg` if this is no request id, or no time-out.
+
+```erlang
+1> " ?MODULE_STRING ":receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => ?SINCE}.
+-spec receive_response(request_id(), response_timeout()) -> response() | timeout.
+receive_response(RequestId, Timeout) ->
+    ?NAMED(badarg, [RequestId, Timeout],
+           ?RESPONSE(trunkline_call:receive_response(RequestId, Timeout))).
+
+-doc "
+Waits for the next response to one of a collection of requests, as `" ?OTP ":receive_response/3`
+does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
+are given up: none of them arrives.
+
+```erlang
+1> {{reply, 3}, b, Ids1} = " ?MODULE_STRING ":receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => ?SINCE}.
+-spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
+receive_response(ReqIds, Timeout, Delete) ->
+    ?NAMED(badarg, [ReqIds, Timeout, Delete],
+           ?RESPONSE(trunkline_call:receive_response(ReqIds, Timeout, Delete))).
+
+-doc "
+Whether a message is the response to a request, as `" ?OTP ":check_response/2` says. If it is not,
+the result is `no_reply`.
+
+```erlang
+1> receive Message -> " ?MODULE_STRING ":check_response(Message, Id) end.
+{reply,3}
+```
+".
+-doc #{since => ?SINCE}.
+-spec check_response(Message :: term(), request_id()) -> response() | no_reply.
+check_response(Message, RequestId) ->
+    ?NAMED(badarg, [Message, RequestId],
+           ?RESPONSE(trunkline_call:check_response(Message, RequestId))).
+
+-doc "
+Whether a message is the response to one of a collection of requests, as
+`" ?OTP ":check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
+none, or `no_request` if the collection is empty.
+
+```erlang
+1> receive Message -> " ?MODULE_STRING ":check_response(Message, Ids, true) end.
+{{reply,3},b,Ids1}
+```
+".
+-doc #{since => ?SINCE}.
+-spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
+          {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
+check_response(Message, ReqIds, Delete) ->
+    ?NAMED(badarg, [Message, ReqIds, Delete],
+           ?RESPONSE(trunkline_call:check_response(Message, ReqIds, Delete))).
+
+-doc "
+An empty collection of request ids, as `" ?OTP ":reqids_new/0`.
+
+```erlang
+1> Ids = " ?MODULE_STRING ":reqids_new().
+```
+".
+-doc #{since => ?SINCE}.
+-spec reqids_new() -> request_id_collection().
+reqids_new() -> trunkline_reqids:new().
+
+-doc "
+How many ids there are in a collection. The error is `badarg` if this is none.
+
+```erlang
+1> " ?MODULE_STRING ":reqids_size(Ids).
+1
+```
+".
+-doc #{since => ?SINCE}.
+-spec reqids_size(request_id_collection()) -> non_neg_integer().
+reqids_size(ReqIds) ->
+    ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
+
+-doc "
+Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
+collection already.
+
+```erlang
+1> Ids = " ?MODULE_STRING ":reqids_add(Id, b, " ?MODULE_STRING ":reqids_new()).
+```
+".
+-doc #{since => ?SINCE}.
+-spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
+reqids_add(RequestId, Label, ReqIds) ->
+    ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
+
+-doc "
+The ids of a collection, each with its label. The error is `badarg` if this is none.
+
+```erlang
+1> [{Id, b}] = " ?MODULE_STRING ":reqids_to_list(Ids).
+```
+".
+-doc #{since => ?SINCE}.
+-spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
+reqids_to_list(ReqIds) ->
+    ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).
