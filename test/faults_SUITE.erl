@@ -3,6 +3,7 @@
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([each_process_killed/1, supervisors_killed/1, stopped_and_continued/1, new_incarnation/1,
@@ -12,7 +13,7 @@
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
          comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
          told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
--export([processes_of/1, full/2, load_again/0, in_old_code/0]).
+-export([processes_of/1, full/2, load_again/0, in_old_code/0, kept_funs/1]).
 -export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
 
 -define(DEADLINE, 60_000).
@@ -747,9 +748,24 @@ loaded_again(_) ->
                   end, [1, 2, 3]),
     N = cluster:call(A, fun() -> Sender ! {stop, self()}, receive {sent, N} -> N end end),
     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= N end),
-    [#{sessions := 1} = cluster:call(Node, trunkline, info, [cluster:node_of(Other)])
-     || {Node, Other} <- [{A, B}, {B, A}]],
+    [begin
+         #{sessions := 1} = cluster:call(Node, trunkline, info, [cluster:node_of(Other)]),
+         ?assertEqual([], cluster:call(Node, ?MODULE, kept_funs, [cluster:node_of(Other)]))
+     end || {Node, Other} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
+
+%% Functions that processes keep, and that they could not call when the module has changed twice.
+kept_funs(Other) ->
+    #route{link = Link, lanes = Lanes} = trunkline_route:lookup(Other),
+    #{Other := #{inlets := Inlets}} = trunkline_peers:all(),
+    [Fun || Pid <- [Link | tuple_to_list(Lanes)] ++ Inlets, Fun <- funs(sys:get_state(Pid)),
+            erlang:fun_info(Fun, type) =:= {type, local}].
+
+funs(Fun) when is_function(Fun) -> [Fun];
+funs([Head | Tail]) -> funs(Head) ++ funs(Tail);
+funs(Tuple) when is_tuple(Tuple) -> funs(tuple_to_list(Tuple));
+funs(Map) when is_map(Map) -> funs(maps:to_list(Map));
+funs(_) -> [].
 
 send_until_told(To, N) ->
     _ = trunkline:send(To, {from, 1, N, x}),

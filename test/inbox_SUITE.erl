@@ -15,7 +15,8 @@
          closed/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
-         receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, application_restarted/1,
+         receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, opened_meanwhile/1,
+         application_restarted/1,
          keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
 -export([is_urgent/1]).
 
@@ -40,7 +41,8 @@ groups() ->
                   closed, done_alone]},
      {lanes, [stalled_beside_lane]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
-               receiving_node_dies, lanes_killed, inboxes_killed, application_restarted,
+               receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
+               application_restarted,
                keeper_killed, disconnected, stopped_and_continued, late_introduction]}].
 
 %% --- servers ------------------------------------------------------------------------
@@ -1216,7 +1218,24 @@ closed(_) ->
                                  undefined = whereis(?NAME),
                                  ok
                          end),
+    ?assertEqual([last], cluster:call(B, fun remembered/0)),
     cluster:stop_all([A, B]).
+
+%% What a process remembers of inboxes that others have ended.
+remembered() ->
+    process_flag(trap_exit, true),
+    Ended = [begin
+                 {ok, I} = trunkline_inbox:open(#{}),
+                 exit(I, kill),
+                 receive {'EXIT', I, killed} -> I end
+             end || _ <- lists:seq(1, 10)],
+    {ok, Last} = trunkline_inbox:open(#{}),
+    Remembered = [Pid || {{trunkline_inbox, Pid}, _} <- get()],
+    ok = trunkline_inbox:close(Last),
+    [case Pid of
+         Last -> last;
+         _ -> {ended, lists:member(Pid, Ended)}
+     end || Pid <- Remembered].
 
 %% It does not depend on the application, nor on who keeps the list of inboxes.
 done_alone(_) ->
@@ -1539,6 +1558,37 @@ known(B) ->
                                                    catch error:badarg -> false
                                                    end end)
                   end).
+
+%% The process with which an inbox registers ends while it does so, and just after.
+opened_meanwhile(_) ->
+    B = cluster:start([]),
+    ?assertEqual({error, not_started}, cluster:call(B, fun() -> open_while(killed_before) end)),
+    ?assertMatch({ok, _}, cluster:call(B, fun() -> open_while(registered) end)),
+    known(B),
+    cluster:stop(B).
+
+open_while(When) ->
+    Inboxes = whereis(trunkline_inboxes),
+    true = erlang:suspend_process(Inboxes),
+    Self = self(),
+    spawn(fun() ->
+                  Self ! {opened, trunkline_inbox:open({local, ?NAME}, #{})},
+                  receive after infinity -> ok end
+          end),
+    has_message(Inboxes),
+    Keeper = whereis(?NAME),
+    When =:= registered andalso begin
+        true = erlang:suspend_process(Keeper),
+        true = erlang:resume_process(Inboxes),
+        has_message(Keeper)
+    end,
+    mailroom:kill([Inboxes]),
+    cluster:await(fun() -> is_pid(whereis(trunkline_inboxes)) end),
+    When =:= registered andalso erlang:resume_process(Keeper),
+    receive {opened, Opened} -> Opened end.
+
+has_message(Pid) ->
+    cluster:await(fun() -> process_info(Pid, message_queue_len) > {message_queue_len, 0} end).
 
 application_restarted(_) ->
     faulty(fun(At, A, B) ->

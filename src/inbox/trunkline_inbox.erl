@@ -157,7 +157,10 @@ start(Name, Module, Args, Options) ->
             case check(proplists:get_value(inbox, lists:append(Inbox), #{}), ?SERVER) of
                 {ok, Checked} ->
                     What = {server, behaviour(Module), Module, Args, Others},
-                    trunkline_keeper:start_link(Name, What, Checked);
+                    case trunkline_keeper:start_link(Name, What, Checked) of
+                        {ok, Inbox, _} -> {ok, Inbox};
+                        Other -> Other
+                    end;
                 Error ->
                     Error
             end;
@@ -214,10 +217,12 @@ open_named(Name, Options) ->
     case check(Options, ?PROCESS) of
         {ok, Checked} ->
             case trunkline_keeper:start_link(Name, {process, self()}, Checked) of
-                {ok, Inbox} = Started ->
+                {ok, Inbox, Work} ->
                     %% For done/2, which must not depend on another process.
-                    _ = put({?MODULE, Inbox}, trunkline_inboxes:work(Inbox)),
-                    Started;
+                    _ = [erase(Key) || {{?MODULE, Earlier} = Key, _} <- get(),
+                                       not is_process_alive(Earlier)],
+                    _ = put({?MODULE, Inbox}, Work),
+                    {ok, Inbox};
                 Other ->
                     Other
             end;
@@ -239,11 +244,9 @@ ok
 done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
         undefined ->
-            case trunkline_inboxes:keeper(Inbox) of
-                Keeper when is_pid(Keeper) ->
-                    trunkline_work:done(trunkline_inboxes:work(Keeper), N);
-                none ->
-                    ?BAD_ARGUMENT(badarg, [Inbox, N])
+            case trunkline_inboxes:work(Inbox) of
+                none -> ?BAD_ARGUMENT(badarg, [Inbox, N]);
+                Work -> trunkline_work:done(Work, N)
             end;
         Work ->
             trunkline_work:done(Work, N)

@@ -235,7 +235,7 @@ register({Name, Policy, Bound}, Work, Stats, Server) ->
     Register = {register, {self(), Name, Policy, Bound}, Work, Stats, Server},
     try gen_server:call(?MODULE, Register, infinity)
     catch
-        exit:{noproc, _} -> {error, not_started}
+        exit:_ -> {error, not_started}
     end.
 
 %% The same, at the successor of a process that has ended. The keeper does not wait for an answer:
@@ -263,22 +263,24 @@ met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
 full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 
 %% The counter of messages that the consumer has and is not done with.
--spec work(pid()) -> trunkline_work:work().
-work(Keeper) ->
-    #own{work = Work} = ets:lookup_element(?TABLE, {own, Keeper}, 3),
-    Work.
+-spec work(key()) -> trunkline_work:work() | none.
+work(Key) ->
+    case own(Key) of
+        {own, _, #own{work = Work}} -> Work;
+        none -> none
+    end.
 
 %% The keeper of a name or pid of this node.
 -spec keeper(key()) -> pid() | none.
 keeper(Key) ->
-    Pid = case Key of
-              Name when is_atom(Name) -> whereis(Name);
-              _ -> Key
-          end,
-    case is_pid(Pid) andalso lookup({own, Pid}) of
-        {own, _, _} -> Pid;
-        _ -> none
+    case own(Key) of
+        {own, {own, Keeper}, _} -> Keeper;
+        none -> none
     end.
+
+own(Name) when is_atom(Name), Name =/= undefined -> own(whereis(Name));
+own(Keeper) when is_pid(Keeper) -> lookup({own, Keeper});
+own(_) -> none.
 
 %% How this node's senders fare with that inbox: how many wait for room now, and how many of their
 %% messages have been refused.

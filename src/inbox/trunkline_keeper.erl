@@ -64,7 +64,8 @@
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name.
--spec start_link(name(), what(), options()) -> {ok, pid()} | ignore | {error, term()}.
+-spec start_link(name(), what(), options()) ->
+          {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
     case where(Name) of
         Pid when is_pid(Pid) -> {error, {already_started, Pid}};
@@ -128,15 +129,17 @@ init(Parent, {Name, What, Options}) ->
                     Local = local_name(Name),
                     IsAway = fun trunkline_peers:is_suspended/1,
                     Stats = trunkline_inbox_stats:new(),
+                    %% If the process ends from here on, the keeper registers again.
+                    Inboxes = monitor(process, trunkline_inboxes),
                     case trunkline_inboxes:register({Local, Policy, Bound}, Work, Stats, Server) of
                         ok ->
-                            proc_lib:init_ack(Parent, {ok, self()}),
+                            proc_lib:init_ack(Parent, {ok, self(), Work}),
                             loop(#keeper{parent = Parent, name = Name, options = Options,
                                          consumer = Consumer, kind = element(1, What), work = Work,
                                          stats = Stats,
                                          mail = trunkline_mail:new(Bound, Policy),
                                          share = trunkline_share:new(Bound, Policy, IsAway),
-                                         inboxes = monitor(process, trunkline_inboxes)});
+                                         inboxes = Inboxes});
                         {error, Reason} ->
                             element(1, What) =:= server andalso begin
                                 unlink(Consumer),

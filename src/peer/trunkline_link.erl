@@ -493,13 +493,11 @@ end_with_session(Pid) ->
 
 enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
     ok = trunkline_watched:connected(Node),
-    Lanes = trunkline_lanes:pids(D#link.route),
-    Tell = case lists:member(channels, trunkline_session:capabilities(Session)) of
-               true ->
-                   fun(Way) -> lists:foreach(fun(L) -> trunkline_lane:way(L, Way) end, Lanes) end;
-               false -> none
-           end,
-    reached(trunkline_reach:up(trunkline_session:peer(Session), Tell, Reach), show(up, D));
+    Lanes = case lists:member(channels, trunkline_session:capabilities(Session)) of
+                true -> trunkline_lanes:pids(D#link.route);
+                false -> []
+            end,
+    reached(trunkline_reach:up(trunkline_session:peer(Session), Lanes, Reach), show(up, D));
 enter(opening, #link{node = Node} = D) ->
     D1 = show(opening, D),
     %% After show/2 has published it: if trunkline_inboxes is just starting it looks there.

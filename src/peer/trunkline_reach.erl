@@ -30,27 +30,25 @@
          transport :: auto | dist | tcp | tls,
          stats :: trunkline_stats:stats(),
          peer = none :: none | pid(),                                  % its link, in a session
-         tell = none :: none | tell(),             % the lanes, if they can have connections
+         lanes = [] :: [pid()],                    % if they can have connections
          distance = trunkline_distance:new() :: trunkline_distance:distance(),
          ping = none :: none | {reference(), Sent :: integer()},       % us
          sent = 0 :: non_neg_integer(),            % bytes, at the time of the last ping
          way = none :: none | trunkline_way:way(),                     % none: it need not decide
          looked = none :: none | {SentBytes :: non_neg_integer(), distribution | connections}}).
 -opaque reach() :: #reach{}.
-%% Which way batches should go now.
--type tell() :: fun((distribution | connections) -> ok).
 
 -spec new(node(), trunkline_options:options(), trunkline_stats:stats()) -> reach().
 new(Node, #{lane_transport := Transport}, Stats) ->
     #reach{node = Node, transport = Transport, stats = Stats}.
 
-%% A session is up.
--spec up(Peer :: pid(), tell() | none, reach()) -> reach().
-up(Peer, Tell, R) -> ping(extend(R#reach{peer = Peer, tell = Tell})).
+%% A session is up. These lanes can have connections.
+-spec up(Peer :: pid(), Lanes :: [pid()], reach()) -> reach().
+up(Peer, Lanes, R) -> ping(extend(R#reach{peer = Peer, lanes = Lanes})).
 
 %% The session has ended. The distance stays valid while the connection lasts.
 -spec down(reach()) -> reach().
-down(R) -> R#reach{peer = none, tell = none, ping = none, way = none}.
+down(R) -> R#reach{peer = none, lanes = [], ping = none, way = none}.
 
 %% The connection is gone. The next one may take another path, so the distance is forgotten.
 -spec disconnected(reach()) -> reach().
@@ -118,8 +116,8 @@ show(#reach{distance = Distance, stats = Stats} = R) ->
 
 %% Batches to a far peer go by connections when that is better, unless the option `lane_transport'
 %% says which way they go.
-extend(#reach{tell = Tell, way = Way, transport = Transport} = R)
-  when Tell =:= none; Way =/= none; Transport =:= dist ->
+extend(#reach{lanes = Lanes, way = Way, transport = Transport} = R)
+  when Lanes =:= []; Way =/= none; Transport =:= dist ->
     R;
 extend(#reach{transport = auto, distance = Distance} = R) ->
     case trunkline_distance:is_far(Distance) of
@@ -129,8 +127,8 @@ extend(#reach{transport = auto, distance = Distance} = R) ->
 extend(R) ->
     tell(connections, R).
 
-tell(Way, #reach{tell = Tell} = R) ->
-    ok = Tell(Way),
+tell(Way, #reach{lanes = Lanes} = R) ->
+    lists:foreach(fun(Lane) -> trunkline_lane:way(Lane, Way) end, Lanes),
     R.
 
 %% Looks only if something has been sent since the last time.
