@@ -158,7 +158,7 @@ start(Name, Module, Args, Options) ->
                 {ok, Checked} ->
                     What = {server, behaviour(Module), Module, Args, Others},
                     case trunkline_keeper:start_link(Name, What, Checked) of
-                        {ok, Inbox, _} -> {ok, Inbox};
+                        {ok, Keeper, _} -> {ok, Keeper};
                         Other -> Other
                     end;
                 Error ->
