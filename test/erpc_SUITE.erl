@@ -281,6 +281,14 @@ executors(Config) ->
                                {noconnection, ?is({error, {erpc, noconnection}})}]]
           ++ [{linked, fun(E, N) -> E:call(N, ?MODULE, link_to_dead, [], 20000) end,
                ?is({exit, {signal, linked_ended}})},
+              %% The reason is its own pid.
+              {itself,
+               fun(E, N) ->
+                       try E:call(N, fun() -> exit(self(), self()),
+                                              receive after infinity -> ok end end, 20000)
+                       catch exit:{signal, Pid} when node(Pid) =:= N -> {signal, its_own}
+                       end
+               end, ?is({ok, {signal, its_own}})},
               {fresh, fun(E, N) -> E:call(N, ?MODULE, me, [], 20000) end,
                ?is({ok,
                     [{dictionary, []}, {links, []}, {monitors, []}, {trap_exit, false},
@@ -1036,6 +1044,24 @@ large_is_killed(_) ->
                       exit(Killer, kill),
                       ok
               end),
+    %% So does the outcome end with the process that puts it together.
+    ?assertEqual(
+       {exit, {signal, lost}},
+       cluster:call(
+         A, fun() ->
+                    Killer = spawn(fun Kill() -> [exit(Pid, kill) || Pid <- openers()], Kill() end),
+                    Lost = fun Again() ->
+                                   case outcome(fun() ->
+                                                        trunkline_erpc:call(
+                                                          Node, lists, seq, [1, ?LARGE], 20000)
+                                                end) of
+                                       {ok, _} -> Again();
+                                       Other -> Other
+                                   end
+                           end(),
+                    exit(Killer, kill),
+                    Lost
+            end)),
     nothing_left(B, A),
     cluster:stop_all([A, B]).
 

@@ -208,7 +208,8 @@ nobody(Config) ->
     Dead = cluster:call(?config(there, Config), fun() -> {P, R} = spawn_monitor(fun() -> ok end),
                                                          receive {'DOWN', R, _, _, _} -> P end end),
     [Dead, no_such_name, {no_such_name, There}, {global, no_such_name}, {via, via_test, unknown},
-     {via, no_such_module, x}, {x, ?NOWHERE}, "nonsense", {a, b, c}, {"a", There}, {a, "node"}, 17].
+     {via, via_test, ends}, {via, no_such_module, x}, {x, ?NOWHERE}, "nonsense", {a, b, c},
+     {"a", There}, {a, "node"}, 17].
 
 %% It dies of the request: its reason is the caller's.
 server_ends(Config) ->

@@ -1,11 +1,12 @@
 %% A registry for {via, via_test, Name}: knows one name, set by the test, and names that count how
-%% often they are looked up.
+%% often they are looked up. To look up one of them ends the process.
 -module(via_test).
 
 -export([whereis_name/1, send/2]).
 
 whereis_name(known) -> persistent_term:get(via_test);
 whereis_name({counted, Counter, Pid}) -> counters:add(Counter, 1, 1), Pid;
+whereis_name(ends) -> exit(registry_ended);
 whereis_name(_) -> undefined.
 
 send(Name, Message) ->

@@ -56,7 +56,7 @@ loop(#carrier{trunk = Trunk, connection = Connection, beats = Beats} = S) ->
             %% These may have been the last fragments for a long time, and a fragment, however
             %% small, refers to the whole binary that it is part of.
             true = garbage_collect(),
-            loop(S#carrier{beats = trunkline_connection:beats(Connection)});
+            ?MODULE:loop(S#carrier{beats = trunkline_connection:beats(Connection)});
         {'DOWN', _, process, _, _} ->
             exit({shutdown, closed});                    % the trunk
         {system, From, Request} ->

@@ -444,13 +444,14 @@ address(Command, _, S) ->
             {{To, receiver(Command), Wrap}, S#inlet{agent = Agent}}
     end.
 
-%% The opener has died with its message. A caller that waits for a reply to it is told.
-broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, agent = Agent} = S) ->
+%% The opener has died with its message. A caller that waits for it, or for a reply to it, is told.
+broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, lane = Lane,
+                      agent = Agent} = S) ->
     trunkline_stats:add(Stats, peer, large_broken, 1),
     #{Opener := Number} = Openers,
     case All of
         #{Number := #large{to = To}} when is_tuple(To) ->
-            S#inlet{agent = trunkline_agent:broken(To, Agent)};
+            S#inlet{agent = trunkline_agent:broken(To, Lane, Agent)};
         #{} -> S
     end.
 

@@ -33,7 +33,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/2, answered/2,
+-export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/3, answered/2,
          unannounced/2, executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
 -export([is_awaited/1]).
 
@@ -240,19 +240,25 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
             Agent
     end.
 
-%% The message of this command was lost at this node, so the caller need not wait for a reply.
--spec broken(trunkline_command:command(), agent()) -> agent().
-broken(Command, Agent) when element(1, Command) =:= call ->
+%% The message of this command, which has come by that lane of the peer, was lost at this node. So
+%% the caller need not wait for a reply.
+-spec broken(trunkline_command:command(), Lane :: pid(), agent()) -> agent().
+broken(Command, Lane, Agent) when element(1, Command) =:= reply ->
+    broken({down, Lane, element(2, Command)}, Lane, Agent);
+broken({down, Object, Caller}, _, Agent) ->
+    Caller ! trunkline_command:wrap({down, Object, Caller}, lost),
+    Agent;
+broken(Command, _, Agent) when element(1, Command) =:= call ->
     {Server, _, Caller, _} = trunkline_command:request(Command),
     send({down, Server, Caller}, lost, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
-broken({ended, _, _, _} = Command, Agent) ->
+broken({ended, _, _, _} = Command, _, Agent) ->
     step(Command, lost, Agent);
-broken(Command, Agent) when element(1, Command) =:= apply, element(2, Command) =/= nobody ->
+broken(Command, _, Agent) when element(1, Command) =:= apply, element(2, Command) =/= nobody ->
     send({down, self(), element(2, Command)}, lost, self(), Agent),
     Agent;
-broken(_, Agent) ->
+broken(_, _, Agent) ->
     Agent.
 
 %% A lane reports that these servers have replied to these callers.
@@ -301,7 +307,7 @@ down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
 no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
   when is_map_key(Executor, Executors) ->
     {Caller, Executors1} = maps:take(Executor, Executors),
-    trunkline_executor:is_done(Executor, Reason)
+    trunkline_executor:is_done(Caller, Reason)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
 no_reply(Server, Reason, Agent) ->

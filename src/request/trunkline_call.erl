@@ -350,8 +350,11 @@ gen_reason(Reason, _, _) -> Reason.
 %% Where a server is, or why it cannot be found.
 place(Pid) when is_pid(Pid) -> {at, node(Pid), Pid};
 place(Name) when is_atom(Name) -> place_of(whereis(Name));
-place({global, Name}) -> place_of(global:whereis_name(Name));
-place({via, Module, Name}) -> place_of(Module:whereis_name(Name));
+place({global, Name}) -> place({via, global, Name});
+place({via, Module, Name}) ->
+    try place_of(Module:whereis_name(Name))
+    catch exit:Reason -> {nowhere, Reason}
+    end;
 place({Name, Node}) when Node =:= node() -> place(Name);
 place({_, Node}) when is_atom(Node), node() =:= nonode@nohost -> {nowhere, {nodedown, Node}};
 place({Name, Node}) when is_atom(Name), is_atom(Node) -> {at, Node, Name};

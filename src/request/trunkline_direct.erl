@@ -29,11 +29,11 @@ send(Command, Message, Node) when element(1, Command) =:= call ->
             %% The request keeps its place among the messages of the calling process.
             receive
                 Sent -> demonitor(Monitor, [flush]);
-                {'DOWN', Monitor, process, _, _} -> true
+                {'DOWN', Monitor, process, _, _} -> lost(Server, Caller)
             end,
             ok;
         _ ->
-            Caller ! {'DOWN', Caller, process, Server, noconnection},
+            lost(Server, Caller),
             ok
     end;
 send({apply, nobody, Leader}, {M, F, A}, Node) ->
@@ -76,6 +76,8 @@ send({tell, Name}, Message, Node) ->
     trunkline_process:send_connected({Name, Node}, Message);
 send(_, _, _) ->
     ok.
+
+lost(Server, Caller) -> Caller ! {'DOWN', Caller, process, Server, noconnection}.
 
 %% Run by a process for this one request: it asks by OTP's means, and passes on the outcome.
 ask(Object, Label, Pid, Caller, Message, Sent) ->

@@ -22,9 +22,9 @@
 %%
 %% As with erpc, the function runs in a process of its own, with the caller's group leader. After
 %% the outcome the executor ends with an exit reason that is not `normal', so that processes that
-%% the function has linked to itself end with it, also as with erpc. The reason is the executor's
-%% own pid. That costs half as much as a tuple, and distinguishes its end from that of another
-%% executor that ends because it was linked to this one.
+%% the function has linked to itself end with it, also as with erpc. The reason is the caller's
+%% alias for this outcome, which the function does not know. So it distinguishes this end from any
+%% other, and from that of another executor that ends because it was linked to this one.
 -module(trunkline_executor).
 -moduledoc false.
 
@@ -53,9 +53,9 @@ start(Command, Message, Options) ->
         {error, system_limit} -> system_limit
     end.
 
-%% Whether this executor had sent its outcome when it ended.
--spec is_done(pid(), ExitReason :: term()) -> boolean().
-is_done(Executor, Reason) -> Reason =:= Executor.
+%% Whether an executor had sent its outcome to that caller when it ended.
+-spec is_done(trunkline_command:caller(), ExitReason :: term()) -> boolean().
+is_done(Caller, Reason) -> Reason =:= Caller.
 
 -spec run(trunkline_command:apply(), Message :: term()) -> term().
 run({apply, nobody, Leader}, {M, F, A}) ->
@@ -98,7 +98,7 @@ run(Caller, Reply, Leader, {M, F, A}) ->
             %% A caller that cannot be reached any more knows already that it gets no outcome.
             ok
     end,
-    exit(self()).
+    exit(Caller).
 
 %% Started by the distribution. The mark is an alias of the caller.
 -spec execute_call(Mark :: reference(), module(), Function :: atom(), Args :: [term()]) ->
