@@ -28,13 +28,11 @@ send(Command, Message, Node) when element(1, Command) =:= call ->
         {ok, {_, Monitor}} ->
             %% The request keeps its place among the messages of the calling process.
             receive
-                Sent -> demonitor(Monitor, [flush]);
+                Sent -> true = demonitor(Monitor, [flush]), ok;
                 {'DOWN', Monitor, process, _, _} -> lost(Server, Caller)
-            end,
-            ok;
+            end;
         _ ->
-            lost(Server, Caller),
-            ok
+            lost(Server, Caller)
     end;
 send({apply, nobody, Leader}, {M, F, A}, Node) ->
     %% The function runs with the caller's group leader. (This must not make another connection.)
@@ -77,7 +75,9 @@ send({tell, Name}, Message, Node) ->
 send(_, _, _) ->
     ok.
 
-lost(Server, Caller) -> Caller ! {'DOWN', Caller, process, Server, noconnection}.
+lost(Server, Caller) ->
+    Caller ! {'DOWN', Caller, process, Server, noconnection},
+    ok.
 
 %% Run by a process for this one request: it asks by OTP's means, and passes on the outcome.
 ask(Object, Label, Pid, Caller, Message, Sent) ->
