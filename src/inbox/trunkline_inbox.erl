@@ -232,7 +232,8 @@ open_named(Name, Options) ->
 
 -doc "
 The calling process is done with `N` messages of its inbox, and can get as many more. The error is
-`badarg` if this is no inbox of this node, or `N` is not a positive integer.
+`badarg` if this is no inbox of this node, or has ended, or if `N` is not a positive integer. (The
+process that has opened an inbox does not get an error soon after the end: the result is `ok`.)
 
 ```erlang
 1> trunkline_inbox:done(Inbox, 1).

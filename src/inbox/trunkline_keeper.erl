@@ -63,7 +63,8 @@
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
 
-%% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name.
+%% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
+%% result also has the counter of the consumer's work.
 -spec start_link(name(), what(), options()) ->
           {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->

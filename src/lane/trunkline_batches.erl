@@ -162,9 +162,12 @@ fence(AreGranted, B) -> send(0, [], 0, by_which(AreGranted, B), full, B).
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
 %% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
 %% counted before its sender sends anything else.)
-way(AreGranted, #batches{by = connections, past = Past} = B) ->
-    B1 = B#batches{past = trunkline_bypass:take(Past)},
-    {by_which(AreGranted, B1), B1};
+way(AreGranted, #batches{by = connections, past = Before} = B) ->
+    Past = trunkline_bypass:take(Before),
+    case by_which(AreGranted, B#batches{past = Past}) of
+        channels -> {channels, B#batches{past = Past}};
+        distribution -> {distribution, B#batches{past = trunkline_bypass:followed(Past)}}
+    end;
 way(AreGranted, B) ->
     {by_which(AreGranted, B), B}.
 
@@ -172,9 +175,9 @@ way(AreGranted, B) ->
 %% the distribution, too: it is behind what was sent by plain distribution before the session.)
 by_which(_, #batches{channels = none}) ->
     distribution;
-by_which(AreGranted, #batches{by = By, channels = Channels, next = Next} = B) ->
+by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = Past} = B) ->
     case trunkline_channels:keeps_all(Channels)
-        orelse By =:= connections andalso Next > 1 andalso unreported(B) =:= 0
+        orelse By =:= connections andalso Next > 1 andalso not trunkline_bypass:must_follow(Past)
         andalso not AreGranted andalso not is_sending(B) of
         true -> channels;
         false -> distribution
@@ -285,7 +288,7 @@ is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 %%
 %%     lost        is lost with the connection, unless a batch has reported it. So is what senders
 %%                 are sending, if they do not find soon that they cannot
-%%     kept        will be reported in the next session, or be lost with the connection before
+%%     kept        will be reported in the next session, or is lost with the connection before that
 %%     over        arrives by plain distribution
 %%
 %% Returns how many messages are lost.

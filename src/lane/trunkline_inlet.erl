@@ -445,6 +445,7 @@ address(Command, _, S) ->
     end.
 
 %% The opener has died with its message. A caller that waits for it, or for a reply to it, is told.
+%% (A reply that the lane has sent straight to the caller just then comes too late.)
 broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, lane = Lane,
                       agent = Agent} = S) ->
     trunkline_stats:add(Stats, peer, large_broken, 1),

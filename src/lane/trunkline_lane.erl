@@ -696,7 +696,7 @@ control({order, Ref, drain}, #lane{batches = Batches} = S) ->
     ok = trunkline_batches:ticks(false, Batches),
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    {Lost, Batches} = trunkline_batches:end_bypass(past(Mode), Before#lane.batches),
+    {Lost, Batches} = trunkline_batches:end_bypass(past(Mode, Before), Before#lane.batches),
     S0 = Before#lane{batches = Batches},
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
@@ -738,9 +738,10 @@ control(Unexpected, S) ->
     S.
 
 %% What becomes of what has gone past the lane.
-past({absent, _}) -> lost;
-past(direct) -> over;
-past(_) -> kept.
+past({absent, _}, _) -> lost;
+past(direct, _) -> over;
+past(_, #lane{mode = absent}) -> over;       % and has been counted as lost
+past(_, _) -> kept.
 
 %% Whether the connection of an earlier session has been lost.
 is_anew(absent) -> true;

@@ -299,7 +299,8 @@ executor_options(Node, Bytes) ->
 
 delivered(Mark) ->
     receive
-        {[alias | Mark], Outcome} -> Outcome
+        {[alias | Mark], Outcome} -> Outcome;
+        {'DOWN', Mark, process, _, Reason} -> Reason     % this node has lost it
     after 0 ->
             _ = unalias(Mark),
             noconnection

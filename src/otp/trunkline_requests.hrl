@@ -3,8 +3,8 @@
 %% To be defined before: OTP, the name of OTP's module, as a string; SINCE, the release that has it;
 %% and RESPONSE(Result), what the module makes of what trunkline_call answers.
 -doc "
-Names a request of this module's. It is for the functions of this module, not for those of `" ?OTP
-"`.
+Names a request that a process has sent by this module. It is for the functions of this module, not
+for those of `" ?OTP "`.
 ".
 -doc #{since => ?SINCE}.
 -opaque request_id() :: trunkline_call:request_id().

@@ -24,9 +24,9 @@
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
-%% these senders any more: they count as having sent. When the connection is lost, those that wait
-%% on it learn that they cannot send. The lane waits for them for a moment. What is then still being
-%% sent counts as lost.
+%% these senders any more, but something has to follow the messages that they may have sent
+%% (must_follow/1). When the connection is lost, those that wait on it learn that they cannot send.
+%% The lane waits for them for a moment. What is then still being sent counts as lost.
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
@@ -37,6 +37,7 @@
 -export([called/3]).
 -export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
+-export([must_follow/1, followed/1]).
 
 -export_type([bypass/0, past/0]).
 
@@ -52,7 +53,9 @@
          left = 0 :: non_neg_integer(),
          %% The counts at the last tick.
          last = {0, 0} :: counts(),
-         unreported = 0 :: non_neg_integer()}).
+         unreported = 0 :: non_neg_integer(),
+         %% Whether it has given up somebody since a batch last went by the distribution.
+         follow = false :: boolean()}).
 -opaque past() :: #past{}.
 -type counts() :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}.
 
@@ -185,9 +188,8 @@ tick(#past{last = Last} = Past) ->
         Counts -> take(Counts, Past#past{last = Counts})
     end.
 
-%% (A sender that is killed may be suspended, with its message in the distribution's queue already.
-%% The batch that reports it is behind it.)
-give_up(N, #past{given_up = Before} = Past) -> more(N - Before, Past#past{given_up = N}).
+give_up(N, #past{given_up = N} = Past) -> Past;
+give_up(N, Past) -> Past#past{given_up = N, follow = true}.
 
 %% The session has ended: no sender starts any more. Waits for those that are sending, so many
 %% milliseconds at most. Returns how many have not been reported, and how many may still be being
@@ -216,6 +218,16 @@ unreported(#past{unreported = N}) -> N.
 %% A batch reports all of them.
 -spec reported(past()) -> past().
 reported(Past) -> Past#past{unreported = 0}.
+
+%% Whether the next batch must go by the distribution: it reports something, or somebody has been
+%% given up. (A sender that is killed may be suspended, with its message in the distribution's queue
+%% already. News of its end must not overtake that message.)
+-spec must_follow(past()) -> boolean().
+must_follow(#past{unreported = N, follow = Follow}) -> N > 0 orelse Follow.
+
+%% A batch goes by the distribution.
+-spec followed(past()) -> past().
+followed(Past) -> Past#past{follow = false}.
 
 %% Whether a sender may be sending.
 -spec is_sending(past()) -> boolean().

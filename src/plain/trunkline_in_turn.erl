@@ -266,7 +266,7 @@ bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node
     _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
     sent_meanwhile(Node, Route).
 
-%% If there are other lanes by now, they have to know.
+%% If there are other lanes by now, they have to know. (Both count it, then.)
 sent_meanwhile(Node, #route{bypass = Bypass}) ->
     case trunkline_route:lookup(Node) of
         #route{bypass = Bypass} -> ok;
