@@ -60,7 +60,7 @@ compile(Ebin, Module, Text, Options) ->
                                                       "-compile(nowarn_export_all).\n~s\n",
                                                       [Module, Text])
                                end),
-    {ok, Module} = compile:file(File, [{outdir, Ebin} | Options]).
+    ok = element(1, compile:file(File, [{outdir, Ebin} | Options])).
 
 pair(Env) ->
     cluster:pair(Env).
@@ -194,6 +194,7 @@ odd_modules(Config) ->
         "count() -> persistent_term:put(?MODULE, 1 + persistent_term:get(?MODULE, 0)), ok.\n",
     Strict = "-compile(warnings_as_errors).\n-export([one/1]).\none(X) -> 1.\n",
     Core = Exported ++ "-compile({core_transform, adopt_SUITE}).\n",
+    Calls = "-export([call/1, self/1]).\ncall(Tuple) -> Tuple:self().\nself(Tuple) -> Tuple.\n",
     application(Dir, odd,
                 [{all_exported, Text("all_exported", ""),
                   [debug_info, export_all, nowarn_export_all]},
@@ -201,17 +202,22 @@ odd_modules(Config) ->
                  {unknown_form, Text("unknown_form", Exported), [debug_info]},
                  {strict, Text("strict", Exported ++ Strict), [debug_info, nowarn_unused_vars]},
                  {core, Text("core", Core), [debug_info]},
+                 {returns, Text("returns", Exported ++ "-compile([return]).\n"), [debug_info]},
+                 {tuples, Text("tuples", Exported ++ Calls), [debug_info, tuple_calls]},
                  {at_load, Text("at_load", OnLoad), [debug_info]}]),
     Ebin = filename:join([Dir, "odd", "ebin"]),
     Beam = fun(Name) -> filename:join(Ebin, Name ++ ".beam") end,
     {ok, _} = beam_lib:strip_files([Beam("stripped")], ["Dbgi"]),
-    {ok, unknown_form, Chunks} = beam_lib:all_chunks(Beam("unknown_form")),
+    {ok, Known} = file:read_file(Beam("unknown_form")),
+    {ok, unknown_form, Chunks} = beam_lib:all_chunks(Known),
     Odd = term_to_binary({debug_info_v1, erl_abstract_code, {no_forms, []}}),
     {ok, Unknown} = beam_lib:build_module(lists:keyreplace("Dbgi", 1, Chunks, {"Dbgi", Odd})),
     ok = file:write_file(Beam("unknown_form"), Unknown),
     true = code:add_patha(Ebin),
     A = cluster:start([]),
     _ = cluster:call(A, at_load, module_info, []),
+    Calling = fun() -> try tuples:call({tuples, x}) catch Class:Reason -> {Class, Reason} end end,
+    CalledBefore = cluster:call(A, Calling),
     {ok, #{adopted := Adopted, problems := Problems}} =
         cluster:call(A, trunkline_adopt, load, [[odd]]),
     %% What can be seen without the compiler is said before.
@@ -220,13 +226,19 @@ odd_modules(Config) ->
     ?assertMatch(#{core := {not_compiled, core_transform}, unknown_form := {not_compiled, _}},
                  Foreseen),
     ?assertNot(lists:member(core, Changed)),
-    ?assertEqual({[all_exported, strict, stripped], Problems}, {Adopted, Problems}),
+    ?assertEqual({[all_exported, returns, strict, stripped, tuples], Problems},
+                 {Adopted, Problems}),
     ?assertMatch(#{core := {not_compiled, core_transform}, at_load := on_load,
                    unknown_form := {not_compiled, _}}, Problems),
     ?assertEqual(3, map_size(Problems)),
     ?assertEqual(1, cluster:call(A, persistent_term, get, [at_load])),
     [?assertEqual(x, cluster:call(A, fun() -> Module:send(self()), receive X -> X end end))
-     || Module <- [all_exported, strict, stripped, core, at_load]],
+     || Module <- [all_exported, returns, strict, stripped, core, at_load]],
+    ?assertEqual(CalledBefore, cluster:call(A, Calling)),
+    %% It is mended, and its code is the same.
+    ok = file:write_file(Beam("unknown_form"), Known),
+    {ok, #{adopted := Again}} = cluster:call(A, trunkline_adopt, load, [[odd]]),
+    ?assert(lists:member(unknown_form, Again)),
     cluster:stop(A).
 
 core_transform(Core, _) -> Core.

@@ -102,7 +102,7 @@ destinations(Node, Addressees) -> [trunkline_by_node:destination(To, Node) || To
 
 together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
     {Part, N, Rest} = split(Addressees, length(Addressees)),
-    case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
+    case hand_over(Node, Part, N, Packed, How) of
         direct -> {[], singly(destinations(Node, Addressees), Cast)};
         nosuspend ->
             ok = trunkline_refused:count_nosuspend(Node),
@@ -111,6 +111,18 @@ together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
             {[], not_sent(noconnect, destinations(Node, Addressees), Cast)};
         _ ->
             {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
+    end.
+
+%% As trunkline_send does.
+hand_over(Node, Part, N, Packed, How) ->
+    case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
+        nosuspend ->
+            case trunkline_refused:await_change(Node, trunkline_sender:packed_charge(Packed, N)) of
+                true -> trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How);
+                false -> nosuspend
+            end;
+        Answer ->
+            Answer
     end.
 
 split(Addressees, N) when N =< ?TOGETHER ->

@@ -46,7 +46,8 @@ Why an application or a module is not adopted:
 - `{not_compiled, Why}`: the compiler refuses it, or is not there (`no_compiler`), or its forms are
   not those that were compiled (`core_transform`).
 - `sticky`: it lies in a sticky directory.
-- `on_load`: it is loaded already, and its `on_load` function would run again.
+- `on_load`: it is loaded already, and its `on_load` function would run again, or it has NIFs, which
+  would have to be loaded again.
 - `old_code`: a process still runs code that was there before the last change. It is tried again.
 - `other_code`: what is loaded is not what lies in the code path.
 - `{not_loaded, Why}`: the code server refuses it.

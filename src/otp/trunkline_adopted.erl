@@ -46,13 +46,13 @@ prepare(Dir) ->
             Error
     end.
 
-%% Afterwards the directories are in the code path in the same order as before.
+%% Afterwards the code path is as it was before.
 without_adopted(Do) ->
-    Adopted = [Path || Path <- code:get_path(), is_adopted(Path)],
-    lists:foreach(fun code:del_path/1, Adopted),
+    Path = code:get_path(),
+    lists:foreach(fun code:del_path/1, lists:filter(fun is_adopted/1, Path)),
     try Do()
     after
-        lists:foreach(fun code:add_patha/1, lists:reverse(Adopted))
+        true = code:set_path(Path)
     end.
 
 is_adopted(Dir) -> filelib:is_regular(filename:join(Dir, ?SOURCES)).

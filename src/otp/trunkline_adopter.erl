@@ -67,7 +67,9 @@ init(Names) ->
 handle_call({adopt, New}, _, #state{names = Names} = State) ->
     All = lists:usort(Names ++ New),
     ok = persistent_term:put(?MODULE, All),
-    State1 = look(State#state{names = All}),
+    %% What could not be adopted is tried again: the reason may be gone.
+    State1 = look(fun(Module, Seen) -> has_failed(Module, Seen) orelse is_new(Module, Seen) end,
+                  State#state{names = All}),
     Names =:= [] andalso timer(State1),
     {reply, status(State1), State1};
 handle_call(status, _, State) ->
@@ -108,14 +110,22 @@ missing(Names) ->
         Missing -> trunkline_log:write(missing_applications, #{applications => Missing})
     end.
 
-look(#state{names = Names, seen = Seen} = State) ->
-    case [Module || Module <- trunkline_beams:modules(Names), is_new(Module, Seen)] of
+look(State) -> look(fun is_new/2, State).
+
+look(IsWanted, #state{names = Names, seen = Seen} = State) ->
+    case [Module || Module <- trunkline_beams:modules(Names), IsWanted(Module, Seen)] of
         [] ->
             State;
         New ->
             Found = lists:zip(New, trunkline_beams:each(fun load/1, New)),
             ok = report(Found, Seen),
             State#state{seen = maps:merge(Seen, maps:from_list(Found))}
+    end.
+
+has_failed(Module, Seen) ->
+    case Seen of
+        #{Module := {_, {error, _}}} -> true;
+        #{} -> false
     end.
 
 %% Old code that was in the way may be gone by now.

@@ -49,7 +49,7 @@
 %% Compiler options that must be given again. All others are in the forms, or do not change what the
 %% forms mean.
 -define(KEPT, [inline, inline_size, inline_list_funcs, inline_effort, no_auto_import, feature,
-               deterministic, strict_record_tests, no_strict_record_tests]).
+               deterministic, strict_record_tests, no_strict_record_tests, tuple_calls]).
 %% Chunks that are taken from the old file, because other tools read them.
 -define(CHUNKS, ["Dbgi", "Abst", "Docs", "ExCk"]).
 
@@ -70,9 +70,11 @@ file_of(Name) ->
 is_otp(Module) ->
     case code:which(Module) of
         File when is_list(File), File =/= "" ->
-            Name = filename:basename(filename:dirname(filename:dirname(File))),
-            lists:member(hd(string:lexemes(Name, "-")),
-                         [atom_to_list(A) || A <- ?NEVER ++ ?OTP]);
+            [Name | _] = string:split(filename:basename(filename:dirname(filename:dirname(File))),
+                                      "-"),
+            lists:member(Name, [atom_to_list(A) || A <- ?NEVER ++ ?OTP]);
+        cover_compiled ->
+            false;
         _ ->
             true                             % preloaded, or not there
     end.
@@ -139,8 +141,8 @@ load_new(Module) ->
         {changed, #{stock := Stock, on_load := OnLoad} = Changed} ->
             case whose_code(Module, Stock) of
                 same ->
-                    case OnLoad andalso erlang:module_loaded(Module) of
-                        true -> {error, on_load};         % the function would run again
+                    case erlang:module_loaded(Module) andalso (OnLoad orelse has_nifs(Module)) of
+                        true -> {error, on_load};         % it would have to be initialized again
                         false -> load(Module, Changed)
                     end;
                 adopted -> adopted;
@@ -149,6 +151,9 @@ load_new(Module) ->
         Result ->
             Result
     end.
+
+%% A function of the module has loaded them.
+has_nifs(Module) -> erlang:get_module_info(Module, nifs) =/= [].
 
 %% The file is adopted, but the code that is loaded may be older.
 load_file(Module) ->
@@ -327,10 +332,13 @@ compiled(Module, Old, File, Forms) ->
             {error, {not_compiled, no_compiler}};
         {false, {module, _}} ->
             case compile:noenv_forms(Marked, [binary, return_errors | Options]) of
-                {ok, Module, New} ->
-                    {changed, #{stock => Stock, beam => with_chunks_of(Old, New), file => File,
-                                on_load => lists:any(fun is_on_load/1, Forms)}};
-                {error, Errors, _} -> {error, {not_compiled, Errors}}
+                {error, Errors, _} ->
+                    {error, {not_compiled, Errors}};
+                Compiled ->                  % with the warnings, if the forms say so
+                    {ok, Module} = {element(1, Compiled), element(2, Compiled)},
+                    New = with_chunks_of(Old, element(3, Compiled)),
+                    {changed, #{stock => Stock, beam => New, file => File,
+                                on_load => lists:any(fun is_on_load/1, Forms)}}
             end
     end.
 
