@@ -60,7 +60,8 @@ compile(Ebin, Module, Text, Options) ->
                                                       "-compile(nowarn_export_all).\n~s\n",
                                                       [Module, Text])
                                end),
-    ok = element(1, compile:file(File, [{outdir, Ebin} | Options])).
+    Compiled = compile:file(File, [{outdir, Ebin} | Options]),
+    {ok, Module} = {element(1, Compiled), element(2, Compiled)}.     % with warnings, or without
 
 pair(Env) ->
     cluster:pair(Env).
