@@ -11,7 +11,7 @@
 
 -include("trunkline_route.hrl").
 
--export([retry/6, await_session/2, await_change/2, count_nosuspend/1, await_room/4]).
+-export([retry/6, await_session/2, try_again/3, count_nosuspend/1, await_room/4]).
 
 -export_type([patience/0]).
 
@@ -103,8 +103,20 @@ await_opening(Node, Link, Patience) ->
 
 %% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
 %% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
-%% CHANGE at most. Returns whether it should try again: also if that is over since it was refused.
--spec await_change(node(), trunkline_gate:charge()) -> boolean().
+%% CHANGE at most, and tries again: also if that is over since it was refused.
+-spec try_again(HandOver :: fun(() -> Answer | nosuspend), node(),
+                Charge :: fun(() -> trunkline_gate:charge())) -> Answer | nosuspend.
+try_again(HandOver, Node, Charge) ->
+    case HandOver() of
+        nosuspend ->
+            case await_change(Node, Charge()) of
+                true -> HandOver();
+                false -> nosuspend
+            end;
+        Answer ->
+            Answer
+    end.
+
 await_change(Node, Charge) ->
     case trunkline_route:lookup(Node) of
         #route{gate = Gate, link = Link} = Route ->

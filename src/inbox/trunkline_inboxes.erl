@@ -265,7 +265,7 @@ full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 %% The counter of messages that the consumer has and is not done with.
 -spec work(key()) -> trunkline_work:work() | none.
 work(Key) ->
-    case own(Key) of
+    case row_of(Key) of
         {own, _, #own{work = Work}} -> Work;
         none -> none
     end.
@@ -273,14 +273,14 @@ work(Key) ->
 %% The keeper of a name or pid of this node.
 -spec keeper(key()) -> pid() | none.
 keeper(Key) ->
-    case own(Key) of
+    case row_of(Key) of
         {own, {own, Keeper}, _} -> Keeper;
         none -> none
     end.
 
-own(Name) when is_atom(Name), Name =/= undefined -> own(whereis(Name));
-own(Keeper) when is_pid(Keeper) -> lookup({own, Keeper});
-own(_) -> none.
+row_of(Name) when is_atom(Name), Name =/= undefined -> row_of(whereis(Name));
+row_of(Keeper) when is_pid(Keeper) -> lookup({own, Keeper});
+row_of(_) -> none.
 
 %% How this node's senders fare with that inbox: how many wait for room now, and how many of their
 %% messages have been refused.

@@ -113,17 +113,10 @@ together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
             {[{Node, Rest} || Rest =/= []], Cast}              % or it was lost, and counted
     end.
 
-%% As trunkline_send does.
 hand_over(Node, Part, N, Packed, How) ->
-    case trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) of
-        nosuspend ->
-            case trunkline_refused:await_change(Node, trunkline_sender:packed_charge(Packed, N)) of
-                true -> trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How);
-                false -> nosuspend
-            end;
-        Answer ->
-            Answer
-    end.
+    trunkline_refused:try_again(
+      fun() -> trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) end,
+      Node, fun() -> trunkline_sender:packed_charge(Packed, N) end).
 
 split(Addressees, N) when N =< ?TOGETHER ->
     {Addressees, N, []};

@@ -76,16 +76,9 @@ send_lane(Node, Addressee, To, Message, How) ->
     end.
 
 hand_over(Node, Addressee, Message, {Patience, Connect}) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) of
-        nosuspend ->
-            Charge = trunkline_shape:charge(trunkline_shape:size(Message)),
-            case trunkline_refused:await_change(Node, Charge) of
-                true -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect);
-                false -> nosuspend
-            end;
-        Answer ->
-            Answer
-    end.
+    trunkline_refused:try_again(
+      fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end,
+      Node, fun() -> trunkline_shape:charge(trunkline_shape:size(Message)) end).
 
 %% The options of erlang:send/3.
 options({Patience, Connect}) ->
