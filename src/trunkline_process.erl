@@ -13,7 +13,7 @@
 -export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
 -export([label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
--export([is_connected/1, controller/1, monitor_connected/1, send_connected/2]).
+-export([is_connected/1, controller/1, monitor_connected/1, send_connected/2, deliver/2]).
 -export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -26,6 +26,8 @@
 %% What carries the signals to a node. Each connection has another one. `none': there is no
 %% connection.
 -type controller() :: port() | pid() | none.
+%% Words that an alias of this life has at most.
+-define(ALIAS, 4).
 -type loop() :: fun((State :: term()) -> term()).
 
 %% Calls Start, which starts one process, and returns its result.
@@ -251,6 +253,18 @@ controller(Node) ->
 -spec send_connected(pid() | reference() | {atom(), node()}, Message :: term()) -> ok.
 send_connected(To, Message) ->
     _ = erlang:send(To, Message, [noconnect]),
+    ok.
+
+%% Sends a message that has come from another node. A pid or an alias of a former life of this node
+%% is that of a process that has ended. But the runtime system writes such a message to the log,
+%% whole, so it is not sent. (What is of this life has no pointers to a node: a pid is one word, and
+%% has no other, and an alias is smaller.)
+-spec deliver(pid() | reference() | RegisteredName :: atom(), Message :: term()) -> ok.
+deliver(To, Message) when is_reference(To) ->
+    _ = erts_debug:flat_size(To) =< ?ALIAS andalso (To ! Message),
+    ok;
+deliver(To, Message) ->
+    _ = erts_debug:flat_size(To) =:= 0 andalso (To ! Message),
     ok.
 
 %% Monitors a process at another node only if the nodes are connected. A monitor would connect

@@ -7,11 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1,
-         late_neighbour/1]).
+         late_neighbour/1, former_life/1]).
+-export([log/2]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
-all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session, late_neighbour].
+all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session, late_neighbour,
+          former_life].
 
 %% A C node gets what it is sent, and nothing else, whatever Trunkline has to say to others.
 c_node(Config) ->
@@ -221,3 +223,52 @@ answer_late() ->
     {ok, Module, Code} = compile:forms(Changed, []),
     {module, Module} = code:load_binary(Module, "late", Code),
     ok.
+
+%% What is sent to pids and aliases of a node's former life is dropped, as with `!', and nothing of
+%% it comes into the log.
+former_life(_) ->
+    Name = peer:random_name("trunkline_life"),
+    A = cluster:start([]),
+    B1 = cluster:start([], Name),
+    Node = cluster:node_of(B1),
+    cluster:connect(A, B1),
+    cluster:await_up(A, B1),
+    Old = cluster:call(B1, fun() ->
+                                   Self = self(),
+                                   Pid = spawn(fun() -> Self ! alias(), receive stop -> ok end end),
+                                   receive Alias -> [Pid, Alias] end
+                           end),
+    cluster:kill(B1),
+    cluster:await_state(A, B1, down),
+    B2 = cluster:start([], Name),
+    ok = cluster:call(B2, fun() ->
+                                  true = register(log_events, spawn(fun() -> count(0) end)),
+                                  logger:add_handler(log_events, ?MODULE, #{})
+                          end),
+    cluster:connect(A, B2),
+    cluster:await_up(A, B2),
+    Messages = [small, binary:copy(<<"x">>, 1000), binary:copy(<<"x">>, 1_000_000),
+                lists:seq(1, 20_000), lists:duplicate(20_000, #{a => "b"})],
+    ok = cluster:call(
+           A, fun() ->
+                      [begin
+                           [trunkline:send(To, M) || _ <- lists:seq(1, 20)],
+                           trunkline:multicast(Old, M),
+                           trunkline:cast(hd(Old), M)
+                       end || M <- Messages, To <- Old],
+                      [?assertExit({noproc, _}, trunkline:call(hd(Old), M)) || M <- Messages],
+                      trunkline:drain(Node)
+              end),
+    ?assertEqual(0, cluster:call(B2, fun() ->
+                                             log_events ! {get, self()},
+                                             receive {count, N} -> N end
+                                     end)),
+    cluster:stop_all([A, B2]).
+
+log(_, _) -> log_events ! event.
+
+count(N) ->
+    receive
+        event -> count(N + 1);
+        {get, From} -> From ! {count, N}, count(N)
+    end.

@@ -279,7 +279,7 @@ arrivals(Arrivals, S) ->
 
 %% Returns the charge of what has to wait for its turn.
 deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->
-    To ! Message,
+    ok = trunkline_process:deliver(To, Message),
     deliver(Entries, Agent, Waiting, S);
 deliver([[Name | Message] | Entries], Agent, Waiting, S) when is_atom(Name) ->
     case whereis(Name) of

@@ -141,7 +141,7 @@ deliver([To | Rest], Message) when is_atom(To) ->
     end,
     deliver(Rest, Message);
 deliver([To | Rest], Message) ->
-    To ! Message,
+    ok = trunkline_process:deliver(To, Message),
     deliver(Rest, Message);
 deliver([], _) ->
     ok.

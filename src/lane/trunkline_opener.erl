@@ -179,7 +179,7 @@ deliver({To, Receiver, Wrap}, Message, Inlet) ->
     MayDeliver = may_deliver_to(Receiver),   % a receiver that runs answers late
     case is_process_alive(Inlet) of
         true when MayDeliver ->
-            To ! Wrapped,
+            ok = trunkline_process:deliver(To, Wrapped),
             Inlet ! {delivered, self()};
         true ->
             Inlet ! {opened, self(), To, Wrapped};

@@ -115,7 +115,7 @@ step(Command, Message, Agent) ->
         {nobody, Agent1} ->
             Agent1;
         {To, Wrap, Agent1} ->
-            To ! trunkline_command:wrap(Wrap, Message),
+            ok = trunkline_process:deliver(To, trunkline_command:wrap(Wrap, Message)),
             Agent1
     end.
 
