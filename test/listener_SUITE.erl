@@ -14,7 +14,7 @@
 -export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1,
          own_address/1, all_addresses/1, address_of_distribution/1, ipv6_distribution/1,
          advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1,
-         lanes_without_port/1]).
+         lanes_without_port/1, busy_peer/1]).
 -export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2,
          misleading/2, frames/3, bad_frames/0]).
 
@@ -24,7 +24,7 @@ all() -> [{group, strangers},
           listener_killed, acceptor_dies, stopped, ports_in_range, ports_taken, own_address,
           all_addresses, address_of_distribution,
           ipv6_distribution, advertised, bad_options, no_port, unreachable_port, impostor,
-          lanes_without_port].
+          lanes_without_port, busy_peer].
 
 %% All of these happen to the same two nodes.
 groups() ->
@@ -794,7 +794,8 @@ bad_options(_) ->
               ?assertMatch({error, {{bad_option, Key, Value}, _}},
                            cluster:call(Node, cluster, start_trunkline, [[Bad]]))
       end,
-      [{listen_ports, P} || P <- [0, 65536, "9100", {1}, {2, 1}, {-1, 0}, {0, 65536}, {a, b},
+      [{listen_ports, P} || P <- [0, 65536, "9100", {1}, {2, 1}, {-1, 0}, {0, 65536}, {0, 9100},
+                                  {a, b},
                                   [1, 2], {1.0, 2.0}, undefined]]
       ++ [{listen_address, A}
           || A <- ["127.0.0", "127.1", <<"localhost">>, [localhost], "", "192.0.2.1", {127, 0, 0},
@@ -983,6 +984,26 @@ start_again() ->
     case supervisor:restart_child(trunkline_sup, trunkline_listener) of
         {ok, _} -> ok;
         {error, _} -> start_again()           % the name is taken still
+    end.
+
+%% A peer that asks for an invitation, and reads nothing any more, does not keep others waiting.
+busy_peer(_) ->
+    {A, B} = cluster:pair([]),
+    Asking = cluster:call(B, erlang, whereis, [init]),
+    cluster:suspend(B),
+    {ok, _} = cluster:call(
+                A, fun() ->
+                           fill_distribution(Asking),
+                           trunkline_listener ! {invite, Asking, make_ref(), {large, tcp}, self()},
+                           trunkline_listener:invite({large, tcp}, self())
+                   end),
+    cluster:continue(B),
+    cluster:stop_all([A, B]).
+
+fill_distribution(To) ->
+    case erlang:send(To, binary:copy(<<0>>, 100_000), [nosuspend]) of
+        ok -> fill_distribution(To);
+        nosuspend -> ok
     end.
 
 %% A port whose queue is full: connections are not even made.

@@ -98,10 +98,20 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
     end.
 
 %% The answer to a process at the peer that wants a connection, and waits in connect/3 over there.
+%% The calling process serves other peers, too, and must not wait for this one. (If there is no
+%% process left the peer asks again later.)
 -spec invited(Connecting :: pid(), reference(),
               {ok, trunkline_listener:invitation()} | {error, term()}) -> ok.
 invited(Connecting, Ref, Invitation) ->
-    trunkline_process:send_connected(Connecting, {invitation, Ref, Invitation}).
+    Answer = {invitation, Ref, Invitation},
+    case erlang:send(Connecting, Answer, [noconnect, nosuspend]) of
+        nosuspend ->
+            Wait = fun() -> trunkline_process:send_connected(Connecting, Answer) end,
+            _ = trunkline_process:start(fun() -> spawn(Wait) end),
+            ok;
+        _ ->
+            ok
+    end.
 
 %% Logs why a connection could not be made: the reason for which the process that called connect/3
 %% has ended, or could not be started. That the nodes are not connected is no news.

@@ -243,11 +243,12 @@ accept(#acceptor{listening = Listening} = S) ->
     after 0 ->
             case gen_tcp:accept(Listening, ?LOOK) of
                 {ok, Socket} ->
-                    accept(accepted(Socket, all_ended(S)));
+                    %% (In code that has been loaded meanwhile.)
+                    ?MODULE:accept(accepted(Socket, all_ended(S)));
                 {error, closed} ->
                     exit(closed);
                 {error, timeout} ->
-                    ?MODULE:accept(S);       % in code that has been loaded meanwhile
+                    ?MODULE:accept(S);
                 {error, _} ->
                     receive after ?AGAIN -> accept(S) end
             end
