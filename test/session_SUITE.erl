@@ -11,12 +11,12 @@
 
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
-         asks_again/1, any_event/1]).
+         asks_again/1, held_for_drain/1, counts_before_it_stops/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
-          any_event].
+          held_for_drain, counts_before_it_stops, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -69,28 +69,50 @@ attempt_fails(_) ->
 
 %% And the second: a link that drains says hello when it may have missed a question.
 asks_again(_) ->
-    {S, Said} =
-        lists:foldl(fun(Event, {S0, Before}) ->
-                            {S1, Effects} =
-                                trunkline_session:step(case is_function(Event) of
-                                                           true -> Event(Before);
-                                                           false -> Event
-                                                       end, S0),
-                            {S1, Before ++ Effects}
-                    end, new(hello(2), {connected, one, true}, none),
-                    [{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
-                     fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
-                     {started, inlets, {[i1, i2], d1}},
-                     fun(Effects) ->
-                             [Ref] = [R || {say, links, {open, here, theirs, R, _}} <- Effects],
-                             {opened, Ref, [o1, o2], dock}
-                     end,
-                     {started, trunk}, {drain, make_ref()}]),
+    {S, Said} = steps(up() ++ [{drain, make_ref()}]),
     ?assertEqual(closing, trunkline_session:phase(S)),
     {Again, Effects} = trunkline_session:step({nodeup, one, true}, S),
     ?assertMatch([_], [x || {say, links, {hello, here, _, _, true}} <- Effects]),
     {_, Effects1} = trunkline_session:step({open, there, name(Said), asked, [t1, t2]}, Again),
     ?assertEqual([{say, there, {opened, asked, [i1, i2], d1}}], Effects1).
+
+%% A drain of a session that does not open gives up, and its senders use plain distribution again.
+held_for_drain(_) ->
+    {S, Effects} = steps([{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
+                          {drain, caller}]),
+    ?assertEqual(wait, lists:last([Path || {path, Path} <- Effects])),
+    {S1, Effects1} = trunkline_session:step(stalled, S),
+    ?assertEqual([{answer, caller, timeout}, {path, direct}, {dismiss, again}],
+                 Effects1 -- [{patience, cancel}]),
+    {_, Effects2} = trunkline_session:step({drain, other}, S1),
+    ?assertEqual([{path, wait}, {patience, start}], Effects2).
+
+%% A link that stops when the connection is lost waits until its lanes have counted what is lost.
+counts_before_it_stops(_) ->
+    {S, _} = steps(up() ++ [stop, {down, peer, noconnection}, finished]),
+    ?assertEqual(finishing, trunkline_session:phase(S)),
+    {S1, Effects} = trunkline_session:step(lanes_ready, S),
+    ?assertEqual({ended, true}, {trunkline_session:phase(S1), lists:member(stop, Effects)}).
+
+up() ->
+    [{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
+     fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
+     {started, inlets, {[i1, i2], d1}},
+     fun(Effects) ->
+             [Ref] = [R || {say, links, {open, here, theirs, R, _}} <- Effects],
+             {opened, Ref, [o1, o2], dock}
+     end,
+     {started, trunk}].
+
+%% What a session does that begins on a connection. An event may depend on that.
+steps(Events) ->
+    lists:foldl(fun(Event, {S, Before}) ->
+                        {S1, Effects} = trunkline_session:step(case is_function(Event) of
+                                                                   true -> Event(Before);
+                                                                   false -> Event
+                                                               end, S),
+                        {S1, Before ++ Effects}
+                end, new(hello(2), {connected, one, true}, none), Events).
 
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 
@@ -112,10 +134,10 @@ release() -> oneof([new, new, new, wide, wide, brief, '0.5.0', '0.4.0']).
 %% usual: what is rare together with something else that is rare would hardly be seen.
 history(Commands) ->
     ?LET(Often, oneof(Commands),
-         resize(250, list(frequency([{60, {go, steps()}}, {20, {send, peer(), range(1, 3)}},
+         resize(250, list(frequency([{60, {go, steps_to_go()}}, {20, {send, peer(), range(1, 3)}},
                                      {10, element(2, Often)} | Commands])))).
 
-steps() -> ?LET(Steps, range(1, 7), vector(Steps, range(0, 250))).
+steps_to_go() -> ?LET(Steps, range(1, 7), vector(Steps, range(0, 250))).
 
 good() ->
     [{2, {stop, peer()}}, {4, {start, peer()}}, {2, {drain, peer()}}, {2, {full, peer()}},

@@ -233,6 +233,7 @@
          %% peer open inlets for them, and the inlets that it has opened.
          lanes = none :: none | {layout(), [pid()]},
          path = direct :: trunkline_gate:path(),
+         is_held = false :: boolean(),               % `wait', only since a request waits
          mode = hold :: hold | direct | absent | send,
          is_ready = true :: boolean(),
          opening = none :: none | reference(),
@@ -446,12 +447,14 @@ event(lanes_ready, #session{phase = opening} = S) ->
     proceed(S#session{is_ready = true});
 event(lanes_ready, #session{phase = closing} = S) ->
     closing(S#session{is_ready = true});
+event(lanes_ready, #session{phase = finishing} = S) ->
+    finished(S#session{is_ready = true});
 event(lanes_ready, S) ->
     S#session{is_ready = true};
 event(finished, #session{phase = opening} = S) ->
     proceed(S#session{is_finishing = false});
 event(finished, #session{phase = finishing} = S) ->
-    has_left(S#session{is_finishing = false});
+    finished(S#session{is_finishing = false});
 event(finished, #session{phase = drained} = S) ->
     decline(S#session{is_finishing = false});
 event(finished, S) ->
@@ -488,8 +491,9 @@ next(S) ->
 %% Senders that use plain distribution while the session opens may fill the connection, so that the
 %% peer is heard too late. Once a request to leave waits, they wait as well, as they do when the
 %% link leaves in phase up.
-hold_senders(#session{leaving = none, phase = opening, path = direct, requests = [_ | _]} = S) ->
-    path(wait, S);
+hold_senders(#session{leaving = none, phase = opening, path = direct, requests = [Request | _]} = S)
+  when Request =/= {drain, []} ->
+    (path(wait, S))#session{is_held = true};
 hold_senders(S) ->
     S.
 
@@ -507,7 +511,7 @@ is_awaited(#session{leaving = Leaving}) -> Leaving =/= none andalso Leaving =/= 
 
 %% The peer has not been heard for a while.
 stalled(#session{leaving = none, requests = [{drain, Callers} | Requests]} = S) ->
-    answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]});
+    let_go(answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]}));
 stalled(#session{leaving = {drain, Callers}} = S) ->
     reopen(answer(Callers, timeout, S#session{leaving = {drain, []}}));
 stalled(#session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
@@ -529,6 +533,10 @@ reopen(S) ->
 %% and wait again, until what they have sent meanwhile is delivered, too.
 wait_again(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
 wait_again(S) -> S.
+
+%% Senders that were held for a drain use plain distribution again.
+let_go(#session{is_held = true} = S) -> dismiss(again, path(direct, S));
+let_go(S) -> S.
 
 %% --- the connection -------------------------------------------------------
 
@@ -819,11 +827,22 @@ delivered(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
 delivered(S) ->
     finish(?FINISH, S).
 
-%% Waits until everything that has arrived is delivered, but no longer than that.
-finish(Milliseconds, #session{is_finishing = true} = S) ->
-    enter(finishing, effect({timer, finish, Milliseconds}, S));
-finish(_, S) ->
-    has_left(S).
+%% Waits until everything that has arrived is delivered, and what is lost is counted, but no longer
+%% than that.
+finish(Milliseconds, S) ->
+    case has_finished(S) of
+        true -> has_left(S);
+        false -> enter(finishing, effect({timer, finish, Milliseconds}, S))
+    end.
+
+finished(S) ->
+    case has_finished(S) of
+        true -> has_left(S);
+        false -> S
+    end.
+
+has_finished(#session{is_finishing = IsFinishing, mode = Mode, is_ready = IsReady}) ->
+    not IsFinishing andalso (Mode =/= absent orelse IsReady).
 
 has_left(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
@@ -898,9 +917,9 @@ unwatch(Role, S) -> effect({unwatch, Role}, S).
 path(_, #session{lanes = none} = S) ->
     S#session{path = direct};
 path(lanes, #session{path = wait} = S) ->
-    dismiss(again, effect({path, lanes}, S#session{path = lanes}));
+    dismiss(again, effect({path, lanes}, S#session{path = lanes, is_held = false}));
 path(Path, S) ->
-    effect({path, Path}, S#session{path = Path}).
+    effect({path, Path}, S#session{path = Path, is_held = false}).
 
 %% Lanes drain in the mode that they have, and keep it while they are suspended.
 order(_, #session{lanes = none} = S) ->
