@@ -64,32 +64,12 @@ Module, Name}`.
 -type server_ref() :: gen_server:server_ref().
 
 -doc "
-Names a request of `send_request/2`. It is for the functions of this module, not for those of
-`gen_server`.
-".
--doc #{since => <<"0.1.0">>}.
--opaque request_id() :: trunkline_call:request_id().
-
--doc "
-Request ids, each with a label. See `reqids_new/0`.
-".
--doc #{since => <<"0.5.0">>}.
--opaque request_id_collection() :: trunkline_call:request_id_collection().
-
--doc "
 The answer to a request: a reply, or the reason for which there will be none. `{error, {Reason,
 ServerRef}}` has the reasons of `gen_server:receive_response/2`: `noproc`, `noconnection`, or that
 for which the server has ended.
 ".
 -doc #{since => <<"0.1.0">>}.
 -type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
-
--doc "
-How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a point in time as
-`erlang:monotonic_time(millisecond)` tells it.
-".
--doc #{since => <<"0.1.0">>}.
--type response_timeout() :: timeout() | {abs, integer()}.
 
 -doc "
 `nosuspend`: do not wait while the lane is full. `noconnect`: do not set up a connection.
@@ -322,6 +302,7 @@ Sends a message, as `erlang:send/3` does.
   nothing is sent. While Trunkline stops at one of the two nodes, or one drains the other, this
   waits for up to a second.
 - `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent.
+- `priority` (OTP 28): `erlang:send/3` sends the message. It may overtake others, and be overtaken.
 
 Otherwise the result is `ok`. The errors are those of `send/2`, and `badarg` for another option.
 
@@ -331,17 +312,20 @@ ok
 ```
 ".
 -doc #{since => <<"0.1.0">>}.
--spec send(destination(), term(), [send_option()]) -> ok | nosuspend | noconnect.
+-spec send(destination(), term(), [send_option() | priority]) -> ok | nosuspend | noconnect.
 send(To, Message, Options) ->
     case options(Options, infinity, connect) of
         {_, _} = How ->
             trunkline_send:send(To, Message, How);
+        priority ->
+            ?NAMED(badarg, [To, Message, Options], erlang:send(To, Message, Options));
         badarg ->
             ?BAD_ARGUMENT(badarg, [To, Message, Options])
     end.
 
 options([nosuspend | Options], _, Connect) -> options(Options, nosuspend, Connect);
 options([noconnect | Options], Patience, _) -> options(Options, Patience, noconnect);
+options([priority | _], _, _) -> priority;
 options([], Patience, Connect) -> {Patience, Connect};
 options(_, _, _) -> badarg.
 
@@ -385,7 +369,7 @@ multicast(Destinations, Message, Options) ->
         NotSent -> {not_sent, NotSent}
     end.
 
-multicast_to(_, _, badarg) ->
+multicast_to(_, _, Bad) when Bad =:= badarg; Bad =:= priority ->
     badarg;
 multicast_to(Destinations, Message, How) ->
     try trunkline_by_node:group(Destinations) of
@@ -570,163 +554,11 @@ The result is the new collection.
 send_request(ServerRef, Request, Label, ReqIdCollection) ->
     trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
 
--doc "
-Waits for the response to a request, as `gen_server:wait_response/2` does. After `timeout` one may
-wait for it again.
-
-The error is `badarg` if this is no request id, or no time-out.
-
-```erlang
-1> trunkline:wait_response(Id, 10).
-timeout
-2> trunkline:wait_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.1.0">>}.
--spec wait_response(request_id(), response_timeout()) -> response() | timeout.
-wait_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:wait_response(RequestId, Timeout)).
-
--doc "
-Waits for the next response to one of a collection of requests, as `gen_server:wait_response/3`
-does. The result is `{Response, Label, Ids}`, `no_request` if the collection is empty, or `timeout`,
-after which one may wait again. If `Delete` is `true` the request is not in the new collection any
-more.
-
-```erlang
-1> {{reply, 3}, b, Ids1} = trunkline:wait_response(Ids, 1000, true).
-2> trunkline:wait_response(Ids1, 1000, true).
-no_request
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-wait_response(ReqIdCollection, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete],
-           trunkline_call:wait_response(ReqIdCollection, Timeout, Delete)).
-
--doc "
-Waits for the response to a request, as `gen_server:receive_response/2` does. After `timeout` the
-response is given up: it never arrives.
-
-The error is `badarg` if this is no request id, or no time-out.
-
-```erlang
-1> trunkline:receive_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.1.0">>}.
--spec receive_response(request_id(), response_timeout()) -> response() | timeout.
-receive_response(RequestId, Timeout) ->
-    ?NAMED(badarg, [RequestId, Timeout], trunkline_call:receive_response(RequestId, Timeout)).
-
--doc "
-Waits for the next response to one of a collection of requests, as `gen_server:receive_response/3`
-does. The results are those of `wait_response/3`. After `timeout` all responses of the collection
-are given up: none of them arrives.
-
-```erlang
-1> {{reply, 3}, b, Ids1} = trunkline:receive_response(Ids, 1000, true).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | timeout.
-receive_response(ReqIdCollection, Timeout, Delete) ->
-    ?NAMED(badarg, [ReqIdCollection, Timeout, Delete],
-           trunkline_call:receive_response(ReqIdCollection, Timeout, Delete)).
-
--doc "
-Whether a message is the response to a request, as `gen_server:check_response/2` says. If it is not,
-the result is `no_reply`. A server calls this in its `handle_info/2`.
-
-```erlang
-handle_info(Message, #{id := Id} = State) ->
-    case trunkline:check_response(Message, Id) of
-        {reply, Count} -> {noreply, State#{count => Count}};
-        {error, {_Reason, _Server}} -> {noreply, State};
-        no_reply -> {noreply, State}
-    end.
-```
-".
--doc #{since => <<"0.1.0">>}.
--spec check_response(Message :: term(), request_id()) -> response() | no_reply.
-check_response(Message, RequestId) ->
-    ?NAMED(badarg, [Message, RequestId], trunkline_call:check_response(Message, RequestId)).
-
--doc "
-Whether a message is the response to one of a collection of requests, as
-`gen_server:check_response/3` says. The result is `{Response, Label, Ids}`, `no_reply` if it is
-none, or `no_request` if the collection is empty.
-
-```erlang
-1> receive Message -> trunkline:check_response(Message, Ids, true) end.
-{{reply,3},b,Ids1}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
-          {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
-check_response(Message, ReqIdCollection, Delete) ->
-    ?NAMED(badarg, [Message, ReqIdCollection, Delete],
-           trunkline_call:check_response(Message, ReqIdCollection, Delete)).
-
--doc "
-An empty collection of request ids, as `gen_server:reqids_new/0`. The servers of a collection's
-requests may be anywhere: at this node, and at nodes with and without Trunkline.
-
-```erlang
-1> Ids = trunkline:reqids_new().
-2> trunkline:reqids_size(Ids).
-0
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_new() -> request_id_collection().
-reqids_new() -> trunkline_reqids:new().
-
--doc "
-How many ids there are in a collection. The error is `badarg` if this is none.
-
-```erlang
-1> trunkline:reqids_size(Ids).
-2
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_size(request_id_collection()) -> non_neg_integer().
-reqids_size(ReqIdCollection) ->
-    ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:size(ReqIdCollection)).
-
--doc "
-Adds an id to a collection, with a label. The error is `badarg` if the id is none, or is in the
-collection already.
-
-```erlang
-1> Id = trunkline:send_request({stock, 'b@host'}, {count, apples}).
-2> Ids = trunkline:reqids_add(Id, b, trunkline:reqids_new()).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
-reqids_add(RequestId, Label, ReqIdCollection) ->
-    ?NAMED(badarg, [RequestId, Label, ReqIdCollection],
-           trunkline_call:reqids_add(RequestId, Label, ReqIdCollection)).
-
--doc "
-The ids of a collection, each with its label. The error is `badarg` if this is none.
-
-```erlang
-1> [{Id, b}] = trunkline:reqids_to_list(Ids).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
-reqids_to_list(ReqIdCollection) ->
-    ?NAMED(badarg, [ReqIdCollection], trunkline_reqids:to_list(ReqIdCollection)).
+-define(OTP, "gen_server").
+-define(SINCE, <<"0.1.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
+-define(RESPONSE(Response), Response).
+-include("trunkline_requests.hrl").
 
 -doc "
 Monitors a process: `monitor(process, Process)`.

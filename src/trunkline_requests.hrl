@@ -1,7 +1,8 @@
-%% How a module of src/otp waits for responses to its requests: the same in all of them.
+%% How a module waits for responses to its requests: the same in trunkline and in some of src/otp.
 %%
-%% To be defined before: OTP, the name of OTP's module, as a string; SINCE, the release that has it;
-%% and RESPONSE(Result), what the module makes of what trunkline_call answers.
+%% To be defined before: OTP, the name of OTP's module, as a string; SINCE and SINCE_IDS, the
+%% releases that have a request's id, and collections of these; and RESPONSE(Result), what the
+%% module makes of what trunkline_call answers.
 -doc "
 Names a request that a process has sent by this module. It is for the functions of this module, not
 for those of `" ?OTP "`.
@@ -12,7 +13,7 @@ for those of `" ?OTP "`.
 -doc "
 Request ids, each with a label. See `reqids_new/0`.
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -opaque request_id_collection() :: trunkline_call:request_id_collection().
 
 -doc "
@@ -20,7 +21,7 @@ How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a p
 `erlang:monotonic_time(millisecond)` tells it.
 ".
 -doc #{since => ?SINCE}.
--type response_timeout() :: trunkline:response_timeout().
+-type response_timeout() :: trunkline_deadline:timeout_time().
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
@@ -47,7 +48,7 @@ If `Delete` is `true` the request is not in the new collection any more.
 1> {{reply, 3}, b, Ids1} = " ?MODULE_STRING ":wait_response(Ids, 1000, true).
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec wait_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 wait_response(ReqIds, Timeout, Delete) ->
@@ -79,7 +80,7 @@ are given up: none of them arrives.
 1> {{reply, 3}, b, Ids1} = " ?MODULE_STRING ":receive_response(Ids, 1000, true).
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec receive_response(request_id_collection(), response_timeout(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | timeout.
 receive_response(ReqIds, Timeout, Delete) ->
@@ -88,11 +89,15 @@ receive_response(ReqIds, Timeout, Delete) ->
 
 -doc "
 Whether a message is the response to a request, as `" ?OTP ":check_response/2` says. If it is not,
-the result is `no_reply`.
+the result is `no_reply`. A server calls this in its `handle_info/2`.
 
 ```erlang
-1> receive Message -> " ?MODULE_STRING ":check_response(Message, Id) end.
-{reply,3}
+handle_info(Message, #{id := Id} = State) ->
+    case " ?MODULE_STRING ":check_response(Message, Id) of
+        {reply, Count} -> {noreply, State#{count => Count}};
+        {error, {_Reason, _Server}} -> {noreply, State};
+        no_reply -> {noreply, State}
+    end.
 ```
 ".
 -doc #{since => ?SINCE}.
@@ -111,7 +116,7 @@ none, or `no_request` if the collection is empty.
 {{reply,3},b,Ids1}
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec check_response(Message :: term(), request_id_collection(), Delete :: boolean()) ->
           {response(), Label :: term(), request_id_collection()} | no_request | no_reply.
 check_response(Message, ReqIds, Delete) ->
@@ -119,13 +124,14 @@ check_response(Message, ReqIds, Delete) ->
            ?RESPONSE(trunkline_call:check_response(Message, ReqIds, Delete))).
 
 -doc "
-An empty collection of request ids, as `" ?OTP ":reqids_new/0`.
+An empty collection of request ids, as `" ?OTP ":reqids_new/0`. The servers of a collection's
+requests may be anywhere: at this node, and at nodes with and without Trunkline.
 
 ```erlang
 1> Ids = " ?MODULE_STRING ":reqids_new().
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec reqids_new() -> request_id_collection().
 reqids_new() -> trunkline_reqids:new().
 
@@ -137,7 +143,7 @@ How many ids there are in a collection. The error is `badarg` if this is none.
 1
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec reqids_size(request_id_collection()) -> non_neg_integer().
 reqids_size(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:size(ReqIds)).
@@ -150,7 +156,7 @@ collection already.
 1> Ids = " ?MODULE_STRING ":reqids_add(Id, b, " ?MODULE_STRING ":reqids_new()).
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec reqids_add(request_id(), Label :: term(), request_id_collection()) -> request_id_collection().
 reqids_add(RequestId, Label, ReqIds) ->
     ?NAMED(badarg, [RequestId, Label, ReqIds], trunkline_call:reqids_add(RequestId, Label, ReqIds)).
@@ -162,7 +168,7 @@ The ids of a collection, each with its label. The error is `badarg` if this is n
 1> [{Id, b}] = " ?MODULE_STRING ":reqids_to_list(Ids).
 ```
 ".
--doc #{since => ?SINCE}.
+-doc #{since => ?SINCE_IDS}.
 -spec reqids_to_list(request_id_collection()) -> [{request_id(), Label :: term()}].
 reqids_to_list(ReqIds) ->
     ?NAMED(badarg, [ReqIds], trunkline_reqids:to_list(ReqIds)).

@@ -10,18 +10,16 @@
 -export([send/1, order/1, exit_signals/1, gen/1, get_after_publish/1, gen_server/1,
          gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1,
          monitor/1, handbook/1]).
--export([grammar/1, lines/1, names/1, table/1, warnings/1, silence/1, classes/1, bad_options/1,
-         untouched/1, types/1, otp/1,
-         ourselves/1]).
+-export([grammar/1, lines/1, names/1, imported_to_self/1, table/1, warnings/1,
+         silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1, ourselves/1]).
 -export([start_servers/0, run/2]).
 -export([init/1, handle_event/2, handle_call/2, terminate/2]).
 
 suite() -> [{timetrap, {minutes, 30}}].
 
 all() ->
-    [{group, nodes}, grammar, lines, names, table, warnings, silence, classes, bad_options,
-     untouched, types, otp,
-     ourselves].
+    [{group, nodes}, grammar, lines, names, imported_to_self, table, warnings, silence, classes,
+     bad_options, untouched, types, otp, ourselves].
 
 groups() ->
     [{nodes, [],
@@ -207,6 +205,20 @@ names(Config) ->
     ?assertEqual([{gen_server, stop, 1}, {lists, member, 2}, {trunkline_erpc, multicast, 2},
                   {trunkline_gen_server, call, 2}, {trunkline_gen_server, cast, 2}],
                  lists:sort([MFA || {Module, _, _} = MFA <- Imports, Module =/= erlang])).
+
+%% An import is not missing where a process sends to itself.
+imported_to_self(_) ->
+    Text = "-module(m).\n-export([f/1]).\n-compile({no_auto_import, [exit/2]}).\n"
+        "-import(erlang, [send/2, send/3, exit/2]).\n"
+        "f(X) -> send(X, a), send(self(), a), ok = send(self(), b, []), exit(X, r),\n"
+        "        receive a -> receive b -> exit(self(), done) end end.\n",
+    [begin
+         {ok, m, Binary} = compile:forms(forms(Text), [warn_unused_import, warnings_as_errors
+                                                       | Options]),
+         load({m, Binary, []}),
+         {Pid, Ref} = spawn_monitor(fun() -> m:f(spawn(fun() -> ok end)) end),
+         receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(done, Reason) end
+     end || Options <- [transform(), [{trunkline_transform, [monitor]} | transform()]]].
 
 %% What OTP's modules export and is left to them.
 -define(LEFT,

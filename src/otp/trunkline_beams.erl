@@ -216,7 +216,8 @@ look_at_forms(Module) ->
 
 look(Module, Forms, New, Calls, Warnings) ->
     #{changed => New =/= Forms,
-      by_lane => [{Module, Line, stock_name(MFA)} || {Line, MFA} <- Calls, is_by_lane(MFA)],
+      by_lane => [{Module, Line, Stock} || {Line, MFA} <- Calls,
+                                           Stock <- trunkline_transform:stock(MFA)],
       by_distribution =>
           [{{Module, line(Location), what(Warning)},
             lists:flatten(trunkline_transform:format_error(Warning))}
@@ -399,19 +400,6 @@ what({order, MFA}) -> MFA;
 what(options_of_monitor) -> {erlang, monitor, 3};
 what({unknown_arguments, M, F}) -> {M, F, 0};
 what({unknown_function, M}) -> {M, '_', 0}.
-
-is_by_lane({trunkline, F, A}) ->
-    lists:member({F, A}, [{send, 2}, {send, 3}, {monitor, 2}, {demonitor, 1}, {demonitor, 2},
-                          {exit, 2}]);
-is_by_lane({M, _, _}) ->
-    lists:member(M, [trunkline_gen, trunkline_gen_server, trunkline_gen_statem,
-                     trunkline_gen_event, trunkline_erpc, trunkline_rpc]).
-
-%% The function that the source calls.
-stock_name({trunkline, F, A}) -> {erlang, F, A};
-stock_name({M, F, A}) ->
-    "trunkline_" ++ Name = atom_to_list(M),
-    {list_to_atom(Name), F, A}.
 
 %% --- in parallel ---------------------------------------------------------------------
 

@@ -102,5 +102,6 @@ send_request(Process, Tag, Request, Label, ReqIds) ->
 
 -define(OTP, "gen").
 -define(SINCE, <<"0.6.0">>).
+-define(SINCE_IDS, <<"0.6.0">>).
 -define(RESPONSE(Response), Response).
--include("trunkline_requests.hrl").
+-include("../trunkline_requests.hrl").

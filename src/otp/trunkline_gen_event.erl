@@ -227,8 +227,9 @@ send_request(Manager, Handler, Query, Label, ReqIds) ->
 
 -define(OTP, "gen_event").
 -define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), plain_error(Response)).
--include("trunkline_requests.hrl").
+-include("../trunkline_requests.hrl").
 
 plain_error({reply, {error, _} = Error}) -> Error;
 plain_error({{reply, {error, _} = Error}, Label, ReqIds}) -> {Error, Label, ReqIds};

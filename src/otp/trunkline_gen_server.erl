@@ -179,5 +179,6 @@ send_request(ServerRef, Request, Label, ReqIds) ->
 
 -define(OTP, "gen_server").
 -define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), Response).
--include("trunkline_requests.hrl").
+-include("../trunkline_requests.hrl").

@@ -143,5 +143,6 @@ receive_response(RequestId) ->
 
 -define(OTP, "gen_statem").
 -define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), Response).
--include("trunkline_requests.hrl").
+-include("../trunkline_requests.hrl").

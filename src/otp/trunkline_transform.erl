@@ -32,6 +32,7 @@ the same process cannot be seen.
 -compile({parse_transform, trunkline_docs}).
 
 -export([parse_transform/2, format_error/1]).
+-export([stock/1]).
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -type option() :: term().
@@ -76,6 +77,13 @@ table() ->
        {sbcast, [2, 3]}, {eval_everywhere, [3, 4]}, {multi_server_call, [2, 3]},
        {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
        {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
+
+%% The function of OTP that this one stands for; none if it is not one that the transform puts in.
+-spec stock(mfa()) -> [mfa()].
+stock({Module, Function, Arity}) ->
+    [{Stock, Function, Arity}
+     || {_, Stock, By, Functions} <- table(), By =:= Module,
+        {Name, Arities} <- Functions, Name =:= Function, lists:member(Arity, Arities)].
 
 %% Functions that are not transformed, and that send something to a process or a node, possibly a
 %% remote one: which argument is the destination, and what that means for the order. The transform
@@ -279,7 +287,7 @@ call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
 call(Tree, Anno, {erlang, Function, _} = MFA, [To | _] = Args, Scope, Seen)
   when Function =:= send; Function =:= exit ->
     case is_self(To, Scope) of
-        true -> {Tree, Seen};
+        true -> {to_self(Tree, Anno, MFA, Args, target(MFA, Scope)), Seen};
         false -> transform(Tree, Anno, MFA, Args, Scope, Seen)
     end;
 call(Tree, Anno, MFA, Args, Scope, Seen) ->
@@ -289,10 +297,16 @@ transform(Tree, Anno, MFA, Args, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
             {Tree, leave(Anno, MFA, Args, Scope, Seen)};
-        {Module, Function, _} ->
-            {{call, Anno, {remote, Anno, {atom, Anno, Module}, {atom, Anno, Function}}, Args},
-             sent(lane, Anno, MFA, Args, Scope, Seen)}
+        Target ->
+            {call_of(Target, Anno, Args), sent(lane, Anno, MFA, Args, Scope, Seen)}
     end.
+
+%% What would have been transformed is not imported any more.
+to_self({call, _, {atom, _, _}, _}, Anno, MFA, Args, {_, _, _}) -> call_of(MFA, Anno, Args);
+to_self(Tree, _, _, _, _) -> Tree.
+
+call_of({Module, Function, _}, Anno, Args) ->
+    {call, Anno, {remote, Anno, {atom, Anno, Module}, {atom, Anno, Function}}, Args}.
 
 %% Adds one warning at most: the one about the order says more.
 leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->

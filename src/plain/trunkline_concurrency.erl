@@ -19,7 +19,7 @@
 -module(trunkline_concurrency).
 -moduledoc false.
 
--export([new/0, bypass/2, clock/0, ended/3, ended/4]).
+-export([new/0, bypass/2, clock/0, ended/4]).
 
 -export_type([concurrency/0, time/0, way/0]).
 
@@ -55,9 +55,6 @@ bypass(IsLong, Concurrency) ->
 
 -spec clock() -> time().
 clock() -> erlang:monotonic_time(microsecond).
-
--spec ended(way(), Started :: time(), concurrency()) -> ok.
-ended(Way, Started, Concurrency) -> ended(Way, Started, clock(), Concurrency).
 
 -spec ended(way(), Started :: time(), Ended :: time(), concurrency()) -> ok.
 ended(Way, Started, Ended, Concurrency) ->

@@ -48,8 +48,10 @@ start(Size, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Rout
 -spec ended(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
 ended(Node, Way, Started) ->
     case trunkline_route:lookup(Node) of
-        #route{concurrency = Concurrency} -> trunkline_concurrency:ended(Way, Started, Concurrency);
-        none -> ok
+        #route{concurrency = Concurrency} ->
+            trunkline_concurrency:ended(Way, Started, trunkline_concurrency:clock(), Concurrency);
+        none ->
+            ok
     end.
 
 %% Whether a message to that node would not keep the distribution busy.

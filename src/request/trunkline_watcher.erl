@@ -36,7 +36,6 @@
 
 -record(watcher,
         {node :: node(),
-         unused = none :: term(),      % a watcher may outlive a change of the code, with its state
          held = [] :: [{reference(), Reason :: term()}],     % ends that have not been reported yet
          monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
 
