@@ -79,7 +79,7 @@ advise(Options) ->
 options(_) ->
     [{time, "an integer from 1 to 60000",
       fun(Ms) -> is_integer(Ms) andalso Ms >= 1 andalso Ms =< 60_000 end},
-     {nodes, "a list of nodes", fun is_list/1}].
+     {nodes, "a list of nodes", fun trunkline_errors:are_nodes/1}].
 
 %% --- looking -------------------------------------------------------------------
 

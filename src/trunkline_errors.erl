@@ -5,10 +5,11 @@
 -module(trunkline_errors).
 -moduledoc false.
 
--export([format_error/2]).
+-export([format_error/2, are_nodes/1]).
 
 -type kind() :: any | applications | atom | list | node | other_node | nodes | name | boolean
-              | function | count | pid | destination | destinations | manager | send_options
+              | function | count | pid | destination | destinations | manager
+              | {send_options, More :: [atom()]}
               | {options, module()} | inbox | top | server_name | proper_list | time | deadline
               | statem_time | call_time | request | erpc_request | requests.
 
@@ -64,9 +65,9 @@ kinds(_, compare, [_, _]) ->
 kinds(_, Function, Args) ->
     kinds(Function, length(Args)).
 
-kinds(send, 3) -> [destination, any, send_options];
+kinds(send, 3) -> [destination, any, {send_options, priority()}];
 kinds(multicast, 2) -> [destinations, any];
-kinds(multicast, 3) -> [destinations, any, send_options];
+kinds(multicast, 3) -> [destinations, any, {send_options, []}];
 kinds(multi_call, 4) -> [nodes, name, any, time];
 kinds(call, 3) -> [any, any, statem_time];
 kinds(notify, 2) -> [manager, any];
@@ -92,7 +93,7 @@ kinds(close, 1) -> [pid].
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
 is_right(applications, Value) -> is_list_of(fun trunkline_beams:is_adoptable/1, Value);
-is_right(nodes, Value) -> is_list_of(fun is_atom/1, Value);
+is_right(nodes, Value) -> are_nodes(Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
 is_right(server_name, {local, Name}) -> is_atom(Name);
@@ -109,8 +110,8 @@ is_right(destinations, Value) ->
     catch error:_ -> false
     end;
 is_right(manager, Value) -> not is_list(Value);
-is_right(send_options, Value) ->
-    is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect]) end, Value);
+is_right({send_options, More}, Value) ->
+    is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect | More]) end, Value);
 is_right(top, Value) -> is_atom(Value) orelse is_right({options, trunkline_screen}, Value);
 is_right({options, Module}, Value) -> trunkline_options:are_valid(Module, Value);
 is_right(time, Value) ->
@@ -125,6 +126,12 @@ is_right(erpc_request, [Mark | Ref]) -> is_reference(Mark) andalso is_reference(
 is_right(erpc_request, _) -> false;
 is_right(requests, Value) -> is_map(Value);
 is_right(_, _) -> true.
+
+%% An option of erlang:send/3 since OTP 28.
+priority() -> [priority || list_to_integer(erlang:system_info(otp_release)) >= 28].
+
+-spec are_nodes(term()) -> boolean().
+are_nodes(Value) -> is_list_of(fun is_atom/1, Value).
 
 is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRight, Values);
 is_list_of(_, Rest) -> Rest =:= [].
@@ -183,7 +190,9 @@ text(inbox) -> "not an inbox";
 text(top) -> "neither a node nor a map";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
 text(destinations) -> "not a list of destinations";
-text(send_options) -> "invalid option in list: the options are nosuspend and noconnect";
+text({send_options, More}) ->
+    ["invalid option in list: the options are ",
+     lists:join(" and ", [atom_to_list(Option) || Option <- [nosuspend, noconnect | More]])];
 text(call_time) -> "invalid time value, or invalid option in map";
 text(Kind) when Kind =:= time; Kind =:= deadline; Kind =:= statem_time -> "invalid time value";
 text(Kind) when Kind =:= request; Kind =:= erpc_request ->

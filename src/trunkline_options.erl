@@ -265,7 +265,8 @@ value(address, Value) ->
     Address = ip_address(Value),
     ok_if(Address =/= error andalso lists:usort(tuple_to_list(Address)) =/= [0], Address);
 value(ports, {Lowest, Highest}) ->
-    ok_if(is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest,
+    ok_if(is_port_number(Lowest) andalso is_port_number(Highest) andalso Lowest =< Highest
+          andalso (Lowest > 0 orelse Highest =:= 0),
           {Lowest, Highest});
 value(ports, Port) ->
     ok_if(is_port_number(Port) andalso Port > 0, {Port, Port});

@@ -169,7 +169,8 @@ advice_without(A, B) ->
 
 advise_badarg(_) ->
     [?assertError(badarg, trunkline:advise(Bad))
-     || Bad <- [#{time => 0}, #{time => 1.0}, #{nodes => all}, #{tyme => 1}, [], 'a@b']].
+     || Bad <- [#{time => 0}, #{time => 1.0}, #{nodes => all}, #{nodes => "a@b"},
+                #{nodes => ["a@b"]}, #{nodes => [a | b]}, #{tyme => 1}, [], 'a@b']].
 
 %% --- comparing --------------------------------------------------------------------
 

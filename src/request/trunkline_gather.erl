@@ -56,9 +56,9 @@ next([], Waits, Each) ->
     receive
         {'DOWN', Ref, process, _, Reason} when is_map_key(Ref, Waits) ->
             {Place, Waits1} = maps:take(Ref, Waits),
-            case Reason of
-                ok -> next([Place], Waits1, Each);
-                Way -> turn(Way, session, Place, nosuspend, [], Waits1, Each)
+            case lists:member(Reason, [direct, unreachable, timeout]) of
+                true -> turn(Reason, session, Place, nosuspend, [], Waits1, Each);
+                false -> next([Place], Waits1, Each)         % ok, or it was killed
             end
     end.
 
