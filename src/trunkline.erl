@@ -153,8 +153,8 @@ What is going on between this node and another one:
 - `release` and `protocol`: of Trunkline at the other node;
 - `round_trip`: the shortest one of the last minutes in which something was sent (us);
 - `lanes`, `batches` and `large`: see their types;
-- `inboxes`: how many senders wait now for room in inboxes of the other node, and how long all have
-  waited in all (`wait_time`, us);
+- `inboxes`: how many senders wait now for room in inboxes of the other node, how long all have
+  waited in all (`wait_time`, us), and how many messages such inboxes have `refused`;
 - `fallbacks`: messages that were sent by plain distribution since this node first had lanes to that
   one (before, they count in the `fallbacks` of `info/0`);
 - `sessions`: how many there have been;
@@ -174,7 +174,8 @@ What is going on between this node and another one:
           lanes := [lane_info()],
           batches := batches_info(),
           large := large_info(),
-          inboxes := #{waiting := non_neg_integer(), wait_time := non_neg_integer()},
+          inboxes := #{waiting := non_neg_integer(), wait_time := non_neg_integer(),
+                       refused := non_neg_integer()},
           fallbacks := non_neg_integer(),
           sessions := non_neg_integer(),
           resumed := non_neg_integer(),
@@ -219,8 +220,9 @@ One lane to a peer:
 - `queued_messages` and `queued_bytes`: what waits in the lane;
 - `in_flight_messages` and `in_flight_bytes`: what was sent and is not acknowledged;
 - `window_bytes`: how much may be in flight now;
-- `batches`, `messages`, `bytes`, `mean_batch`, `largest_batch`: what was sent in all; a batch's
-  size is in messages;
+- `messages` and `bytes`: what was sent in all, also past the lane, by plain distribution;
+- `batches` and `batched_messages`: what of that went in batches; `mean_batch` and `largest_batch`,
+  in messages;
 - `batch_sizes`: pairs of a number and how many batches had at most so many messages, and more than
   the number before;
 - `waits` and `nosuspend`: how often a sender had to wait, or was answered `nosuspend`, since the
@@ -230,7 +232,7 @@ One lane to a peer:
 - `time_in_lane`: as `batch_sizes`, but of the time (us) that a message waits in the lane. One each
   second is measured, while there are any;
 - `received_batches`, `received_messages`, `received_bytes`: what came from the peer's lane of the
-  same number;
+  same number. What came past the lane counts as messages, but not as bytes;
 - `kept_bytes` and `sent_again`: bytes of batches that are kept until they have arrived, and batches
   that were sent again, over another connection;
 - `connections`: how many connections of its own it has for its batches.
@@ -242,6 +244,7 @@ One lane to a peer:
           in_flight_messages := non_neg_integer(),
           in_flight_bytes := non_neg_integer(),
           batches := non_neg_integer(),
+          batched_messages := non_neg_integer(),
           messages := non_neg_integer(),
           bytes := non_neg_integer(),
           batch_sizes := [{pos_integer() | infinity, non_neg_integer()}],

@@ -33,12 +33,14 @@
           %% Suspended senders, unless another process uses the system monitor.
           suspended := #{times := per_second(), share := float()} | undefined,
           %% undefined: Trunkline has no session with that node
-          lanes := #{messages := per_second(), batches := per_second(),
-                     waits := per_second()} | undefined}.
+          lanes := #{messages := per_second(), batched_messages := per_second(),
+                     batches := per_second(), waits := per_second()} | undefined}.
 -type advice() ::
           #{figures := figures(), gain := none | batches | waits | large | in_use,
             text := [string()]}.
 
+%% Of all lanes to a node.
+-define(LANES, [messages, batched_messages, batches, waits]).
 %% ms
 -define(TIME, 5000).
 -define(POLL, 1).                  % between two checks of the suspended processes
@@ -116,7 +118,7 @@ lanes(Node) ->
     case trunkline_info:peer(Node) of
         #{state := up, lanes := [_ | _] = Lanes} ->
             Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
-            #{messages => Sum(messages), batches => Sum(batches), waits => Sum(waits)};
+            maps:from_list([{Key, Sum(Key)} || Key <- ?LANES]);
         _ ->
             undefined                        % or Trunkline does not run
     end.
@@ -147,7 +149,7 @@ figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, soc
       lanes => case {L0, L1} of
                    {#{}, #{}} ->
                        maps:from_list([{Key, Rate(Key, L0, L1)}
-                                       || Key <- [messages, batches, waits]]);
+                                       || Key <- ?LANES]);
                    _ -> undefined
                end}.
 
@@ -327,9 +329,10 @@ use_it() ->
 %% The traffic that goes by lane.
 by_lane(#{lanes := #{messages := Messages}}) when Messages == 0 ->
     ["No messages went by lane in this time. Look again under load."];
-by_lane(#{lanes := #{messages := Messages, batches := Batches, waits := Waits}}) ->
+by_lane(#{lanes := #{messages := Messages, batched_messages := Batched, batches := Batches,
+                     waits := Waits}}) ->
     [text("~ts messages/s go by lane, ~.1f in a batch.",
-          [count(Messages), Messages / max(1.0, Batches)])]
+          [count(Messages), Batched / max(1.0, Batches)])]
         ++ [text("Senders waited ~ts times a second for room in a lane.",
                  [count(Waits)]) || Waits >= 1].
 

@@ -54,7 +54,8 @@ release() ->
 
 peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreement}) ->
     #{fallbacks := Fallbacks, sessions := Sessions, resumed := Resumed, inbox_waiting := Waiting,
-      inbox_wait_time := WaitTime} = Counted = trunkline_stats:read(Stats, peer),
+      inbox_wait_time := WaitTime, inbox_refused := Refused} = Counted =
+        trunkline_stats:read(Stats, peer),
     Route = trunkline_route:lookup(Node),
     {Release, Protocol} = case Agreement of
                               #{release := R, protocol := P} -> {R, P};
@@ -68,7 +69,7 @@ peer(Node, #{state := State, since := Since, stats := Stats, agreement := Agreem
       lanes => lanes(Route, Stats),
       batches => batches(Route, Stats, Counted),
       large => large(Route, Counted),
-      inboxes => #{waiting => Waiting, wait_time => WaitTime},
+      inboxes => #{waiting => Waiting, wait_time => WaitTime, refused => Refused},
       fallbacks => Fallbacks, sessions => Sessions, resumed => Resumed,
       lost => trunkline_stats:lost(Stats)}.
 
@@ -105,10 +106,10 @@ batches(Route, Stats, #{lane_congestion_control := CongestionControl}) ->
 name(0) -> undefined;
 name(Name) -> hd(binary:split(<<Name:64>>, <<0>>)).
 
-lane(Level, #{batches := Sizes, messages := Messages} = Lane) ->
+lane(Level, #{batches := Sizes, batched_messages := Batched} = Lane) ->
     Batches = lists:sum([N || {_, N} <- Sizes]),
     (maps:without([connecting, by_connections, time_in_lane_sum], Lane))
         #{queued_messages => trunkline_gate:messages(Level),
           queued_bytes => trunkline_gate:bytes(Level),
           batches => Batches, batch_sizes => Sizes,
-          mean_batch => Messages / max(1, Batches)}.
+          mean_batch => Batched / max(1, Batches)}.

@@ -57,6 +57,8 @@
           "senders that wait until there is room in an inbox of the peer"},
          {inbox_wait_time, counter, "sender_wait_seconds_total{cargo=\"inbox\"}",
           "time that senders waited until there was room in an inbox of the peer"},
+         {inbox_refused, counter, "inbox_refused_total",
+          "messages to inboxes of the peer that were refused because they were full"},
          {bulk_connections, gauge, "connections{cargo=\"large\"}",
           "connections for large messages to the peer"},
          {bulk_by_distribution, gauge, "large_by_distribution",
@@ -73,6 +75,7 @@
 -define(LANE_FIELDS,
         [{messages, counter, "messages_sent_total", "messages sent"},
          {bytes, counter, "bytes_sent_total", "bytes sent, as charged"},
+         {batched_messages, counter, none, "those of them that went in batches"},
          {largest_batch, peak, "largest_batch_messages", "messages in the largest batch"},
          {in_flight_messages, gauge, "in_flight_messages",
           "messages sent and not yet acknowledged"},
@@ -101,7 +104,8 @@
 %% {Name, Bounds, Sum, Metric, Help}. A value is counted at the first bound that is not below it.
 %% Sum is the name of the field that has the sum of all values.
 -define(LANE_HISTOGRAMS,
-        [{batches, [1, 2, 4, 8, 16, 32, 64, 128, 256], messages, "batch_messages",
+        [{batches, [1, 2, 4, 8, 16, 32, 64, 128, 256], batched_messages,
+          "batch_messages",
           "messages in the batches that were sent"},
          {time_in_lane, [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304],
           time_in_lane_sum, "lane_seconds",

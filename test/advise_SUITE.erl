@@ -37,12 +37,14 @@ suspended_senders(_) ->
     ?assert(says("suspended 12 % of the time", Text)).
 
 lanes_in_use(_) ->
-    Lanes = #{messages => 100_000.0, batches => 1000.0, waits => 0.0},
+    Lanes = #{messages => 100_000.0, batched_messages => 100_000.0, batches => 1000.0,
+              waits => 0.0},
     {in_use, Text} = judge(#{socket => socket(1000, 4000), lanes => Lanes}),
     ?assert(says("100,000 messages/s go by lane, 100.0 in a batch", Text)),
     {in_use, Idle} =
         judge(
-          #{socket => socket(1, 60), lanes => #{messages => 0.0, batches => 0.0, waits => 0.0}}),
+          #{socket => socket(1, 60),
+            lanes => #{messages => 0.0, batched_messages => 0.0, batches => 0.0, waits => 0.0}}),
     ?assert(says("No messages went by lane", Idle)),
     ?assertNot(says("beside the lanes", Text)),
     {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
@@ -50,7 +52,7 @@ lanes_in_use(_) ->
 
 %% Trunkline runs, but the code does not use it.
 lanes_not_in_use(_) ->
-    Little = #{messages => 10.0, batches => 10.0, waits => 0.0},
+    Little = #{messages => 10.0, batched_messages => 10.0, batches => 10.0, waits => 0.0},
     [begin
          {Gain, Text} = judge(Figures#{lanes => Little}),
          ?assert(says("Trunkline runs at both nodes, but little of this goes by lane", Text)),
@@ -62,7 +64,8 @@ lanes_not_in_use(_) ->
                                           suspended => #{times => 10.0, share => 0.12}}}]],
     %% A hundred terms of 1 MB, which Trunkline sends by the distribution, in fragments.
     {in_use, _} = judge(#{socket => socket(1600, 64_000),
-                          lanes => #{messages => 100.0, batches => 0.0, waits => 0.0}}).
+                          lanes => #{messages => 100.0, batched_messages => 0.0, batches => 0.0,
+                                     waits => 0.0}}).
 
 unknown_counters(_) ->
     ?assertMatch({none, [_]}, judge(#{socket => undefined})).

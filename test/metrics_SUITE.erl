@@ -6,15 +6,15 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
--export([text/1, page/1, promtool/1, agrees/1, inboxes/1, nameless/1, names/1, hidden/1, stopped/1,
-         telemetry/1, rules/1, dashboard/1, scraped/1]).
+-export([text/1, page/1, promtool/1, agrees/1, inboxes/1, refused/1, nameless/1, names/1, hidden/1,
+         stopped/1, telemetry/1, rules/1, dashboard/1, scraped/1]).
 -export([serve/0]).
 
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
-    [text, page, promtool, agrees, inboxes, nameless, names, hidden, stopped, telemetry, rules,
-     dashboard, scraped].
+    [text, page, promtool, agrees, inboxes, refused, nameless, names, hidden, stopped, telemetry,
+     rules, dashboard, scraped].
 
 init_per_suite(Config) ->
     Root = command:root(),
@@ -24,8 +24,9 @@ init_per_suite(Config) ->
     cluster:call(A, fun() ->
                             Send = fun(N, Data) -> trunkline:send(Pid, {from, 1, N, Data}) end,
                             [Send(N, <<>>) || N <- lists:seq(1, 500)] ++ [Send(501, Large)]
+                                ++ [Send(N, lists:seq(1, 20_000)) || N <- lists:seq(502, 510)]
                     end),
-    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 501 end),
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 510 end),
     %% An inbox that is full: its server stands still, and has one more message.
     Inbox = #{messages => 100, work => 2, policy => drop_newest},
     {ok, _} = cluster:call(A, mailroom, start, [{local, post}, #{}, Inbox]),
@@ -111,8 +112,11 @@ agrees(Config) ->
                                         Value("window_bytes", Lane),
                                         Value("sender_waits_total", Lane)})
                   end, lists:enumerate(Lanes)),
+    %% Long lists go past the lanes, and are in no batch.
+    ?assert(lists:any(fun(#{messages := Sent, batched_messages := Batched}) -> Sent > Batched end,
+                      Lanes)),
     Batches = lists:sum([N || #{batches := N} <- Lanes]),
-    ?assertEqual({Batches, Batches, lists:sum([N || #{messages := N} <- Lanes])},
+    ?assertEqual({Batches, Batches, lists:sum([N || #{batched_messages := N} <- Lanes])},
                  {Value("batch_messages_count", []),
                   Value("batch_messages_bucket", ["le=\"+Inf\""]),
                   Value("batch_messages_sum", [])}),
@@ -140,6 +144,39 @@ inboxes(Config) ->
                           Values =:= [Queued, Bytes, Dropped, Passed, Passed] orelse Values
                   end),
     ?assertEqual(0, value(lines(A), "inbox_queue_messages", "inbox=\"undefined\"")).
+
+%% Senders that an inbox refuses, or makes wait, do not reach it.
+refused(Config) ->
+    {A, B} = {?config(a, Config), ?config(b, Config)},
+    NodeA = cluster:node_of(A),
+    Block = "inbox=\"block\",cargo=\"inbox\"",
+    [begin
+         {ok, _} = cluster:call(A, mailroom, start,
+                                [{local, Policy}, #{}, #{messages => 5, work => 1,
+                                                         policy => Policy}]),
+         ok = cluster:call(A, mailroom, hold, [Policy])
+     end || Policy <- [reject, block]],
+    cluster:call(A, fun() -> [trunkline:send(reject, N) || N <- lists:seq(1, 100)], ok end),
+    ?assert(value(lines(A), "inbox_refused_total", "inbox=\"reject\"") > 80),
+    {ok, #{inboxes := Inboxes}} = cluster:call(A, trunkline_sample, take, [NodeA]),
+    ?assertMatch([_], [x || #{name := reject, dropped := N} <- maps:values(Inboxes), N > 80]),
+    %% A node that does not know the inbox learns of it.
+    Peer = "peer=\"" ++ atom_to_list(NodeA) ++ "\"",
+    cluster:await(fun() ->
+                          _ = cluster:call(B, trunkline, send, [{reject, NodeA}, x]),
+                          value(lines(B), "inbox_refused_total", Peer) > 0
+                  end),
+    ok = cluster:call(A, fun() ->
+                                 _ = [spawn(trunkline, send, [block, N]) || N <- lists:seq(1, 50)],
+                                 ok
+                         end),
+    cluster:await(fun() ->
+                          #{nodes := #{NodeA := #{waiting := Waiting}}} =
+                              cluster:call(A, trunkline_inbox, info, [block]),
+                          Waiting > 40 andalso Waiting =:= value(lines(A), "senders_waiting", Block)
+                  end),
+    [ok = cluster:call(A, mailroom, release, [Policy]) || Policy <- [reject, block]],
+    cluster:await(fun() -> value(lines(A), "senders_waiting", Block) =:= 0 end).
 
 %% Inboxes without a name have no counters, which could fall; and a name is never theirs.
 nameless(Config) ->
@@ -271,10 +308,12 @@ scraped(Config) ->
             {os_pid, OsPid} = erlang:port_info(Server, os_pid),
             try
                 cluster:await(fun() -> ask(Web, "count(up == 1)") =:= {ok, 2} end),
-                Sent = value_sum(hd(Nodes), "messages_sent_total"),
+                Total = fun(Name) -> lists:sum([value_sum(Node, Name) || Node <- Nodes]) end,
+                Sent = Total("messages_sent_total"),
                 Query = "sum(trunkline_messages_sent_total)",
                 cluster:await(fun() -> ask(Web, Query) =:= {ok, Sent} end),
-                ?assertEqual({ok, Sent}, ask(Web, "sum(trunkline_batch_messages_sum)")),
+                ?assertEqual({ok, Total("batch_messages_sum")},
+                             ask(Web, "sum(trunkline_batch_messages_sum)")),
                 ?assertEqual({ok, 2}, ask(Web, "count(trunkline_peer_state{state='up'} == 1)"))
             after
                 os:cmd("kill " ++ integer_to_list(OsPid)),

@@ -33,13 +33,14 @@ peer(State, Lanes, More) ->
                  large => #{by => none, connections => 0, congestion_control => undefined,
                             pending_messages => 0, pending_bytes => 0, messages => 0, bytes => 0,
                             received_bytes => 0, waiting => 0, wait_time => 0, broken => 0},
-                 inboxes => #{waiting => 0, wait_time => 0},
+                 inboxes => #{waiting => 0, wait_time => 0, refused => 0},
                  fallbacks => 0, sessions => 1, resumed => 0,
                  lost => #{queued => 0, unconfirmed => 0, crashed => 0, unreachable => 0}}, More).
 
 lane(More) ->
     maps:merge(#{queued_messages => 0, queued_bytes => 0, in_flight_messages => 0,
-                 in_flight_bytes => 0, batches => 0, messages => 0, bytes => 0, mean_batch => 0.0,
+                 in_flight_bytes => 0, batches => 0, messages => 0, batched_messages => 0,
+                 bytes => 0, mean_batch => 0.0,
                  largest_batch => 0, window_bytes => 1000, waits => 0, waiting => 0, wait_time => 0,
                  nosuspend => 0, received_batches => 0, received_messages => 0, received_bytes => 0,
                  kept_bytes => 0, sent_again => 0, connections => 0}, More).
@@ -53,23 +54,28 @@ view(After) -> view(After, After).
 settings() -> #{columns => 80, rows => infinity, show => peers, sort => name, keys => true}.
 
 rates(_) ->
-    Before = peer(up, [lane(#{messages => 100, batches => 10, bytes => 1000}), lane(#{})]),
-    After = peer(up, [lane(#{messages => 300, batches => 14, bytes => 5000, waits => 2,
-                             wait_time => 500_000, waiting => 1, received_messages => 40}),
-                      lane(#{messages => 100, batches => 1, queued_bytes => 7})],
-                 #{inboxes => #{waiting => 2, wait_time => 3_000_000}}),
+    Before = peer(up, [lane(#{messages => 100, batched_messages => 100, batches => 10,
+                              bytes => 1000}), lane(#{})]),
+    %% (Some went past the lane.)
+    After = peer(up, [lane(#{messages => 300, batched_messages => 280, batches => 14, bytes => 5000,
+                             waits => 2, wait_time => 500_000, waiting => 1,
+                             received_messages => 40}),
+                      lane(#{messages => 100, batched_messages => 100, batches => 1,
+                             queued_bytes => 7})],
+                 #{inboxes => #{waiting => 2, wait_time => 3_000_000, refused => 0}}),
     #{interval := 2.0, peers := [Peer]} = view(#{'b@host' => Before}, #{'b@host' => After}),
     ?assertMatch(#{peer := 'b@host', state := up, way := dist, messages_out := 150.0,
-                   messages_in := 20.0, bytes_out := 2000.0, batch := 60.0, queued_bytes := 7,
+                   messages_in := 20.0, bytes_out := 2000.0, batch := 56.0, queued_bytes := 7,
                    waits := 1.0, waited := 1.75, waiting := 3,
                    inbox_waited := 1.5, inbox_waiting := 2,
-                   lanes := [#{lane := 1, messages_out := 100.0, batch := 50.0},
+                   lanes := [#{lane := 1, messages_out := 100.0, batch := 45.0},
                              #{lane := 2, messages_out := 50.0, batch := 100.0}]}, Peer).
 
 %% A peer that is new, or was forgotten in between, or has other lanes, has no rate below 0.
 counters_that_begin_again(_) ->
-    One = peer(up, [lane(#{messages => 100, batches => 10})]),
-    Two = peer(up, [lane(#{messages => 3, batches => 1}), lane(#{messages => 5, batches => 5})]),
+    One = peer(up, [lane(#{messages => 100, batched_messages => 100, batches => 10})]),
+    Two = peer(up, [lane(#{messages => 3, batched_messages => 3, batches => 1}),
+                    lane(#{messages => 5, batched_messages => 5, batches => 5})]),
     #{peers := [#{messages_out := New}]} = view(#{}, #{b => One}),
     #{peers := [#{messages_out := Other, batch := Batch}]} = view(#{b => One}, #{b => Two}),
     #{peers := [#{messages_out := Gone}]} = view(#{b => Two}, #{b => peer(down, [])}),
@@ -154,7 +160,13 @@ few_rows(_) ->
     ?assertEqual(20, length(Lines)),
     ?assert(lists:member("and 37 more", Lines)),
     ?assertMatch("Enter after: " ++ _, lists:last(Lines)),
-    [] = [L || L <- trunkline_screen:lines(View, [], (settings())#{rows => 3}), length(L) > 80].
+    [] = [L || L <- trunkline_screen:lines(View, [], (settings())#{rows => 3}), length(L) > 80],
+    %% And hints leave room for the table.
+    Hints = lists:duplicate(60, "a hint that is too long for one line, and says what is not as it "
+                            "should be with a peer"),
+    Hinted = trunkline_screen:lines(View, Hints, (settings())#{rows => 20}),
+    ?assertEqual(20, length(Hinted)),
+    ?assert(lists:member(">> and 57 more", Hinted)).
 
 hints(_) ->
     Hints = fun(Before, After) ->
@@ -309,6 +321,7 @@ inboxes(_) ->
                    full := 1.0, in_work := 1, dropped := 9, dropped_now := 9}, Inbox),
     ?assertEqual(["inbox full_inbox is full and has dropped 9 messages"],
                  trunkline_hints:hints(Last)),
+    ?assertMatch(#{waiting := 0}, Inbox),
     [_, _, _, Line | _] = trunkline_screen:lines(Last, [], (settings())#{show => inboxes}),
     ct:log("~ts", [Line]),
     ?assertMatch(["full_inbox", "drop_newest", "10" | _], string:lexemes(Line, " ")),

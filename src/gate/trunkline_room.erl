@@ -15,7 +15,8 @@
 %% time to time, and if a lane is empty while senders wait for it, wakes all of them.
 %%
 %% The number of waiting senders and their waiting times are counted here, not by the senders
-%% (trunkline_wait_time). So the counts are right while they wait, and also if they are killed.
+%% (trunkline_wait_time). So the counts are right while they wait. One that is killed counts until
+%% its turn comes.
 -module(trunkline_room).
 -moduledoc false.
 

@@ -118,7 +118,7 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                     ok = watch_full(Keeper, Gate),
                     nosuspend;
                Policy =:= reject ->
-                    ok = trunkline_inbox_gate:count_refused(Gate),
+                    ok = count_refused(Keeper, Gate),
                     ok = watch_full(Keeper, Gate),
                     refused;
                IsOwn ->
@@ -136,6 +136,20 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                             receive after ?AGAIN -> ok end,
                             find_and_enter(Key, Message, Patience, new)
                     end
+            end
+    end.
+
+count_refused(Keeper, Gate) ->
+    ok = trunkline_inbox_gate:count_refused(Gate),
+    case node(Keeper) =:= node() andalso row_of(Keeper) of
+        {own, _, #own{stats = Stats}} ->
+            trunkline_inbox_stats:refused(Stats);
+        none ->
+            ok;
+        false ->
+            case trunkline_peers:lookup(node(Keeper)) of
+                #{stats := Stats} -> trunkline_stats:add(Stats, peer, inbox_refused, 1);
+                none -> ok
             end
     end.
 
@@ -418,12 +432,21 @@ handle_info(Unexpected, S) ->
 update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts} = S) ->
     #{Keeper := #account{waiters = Before}} = Accounts,
     More = trunkline_waiters:size(Waiters) - trunkline_waiters:size(Before),
-    count(node(Keeper), More, S#state{accounts = Accounts#{Keeper := Account}}).
+    count(Keeper, More, S#state{accounts = Accounts#{Keeper := Account}}).
 
-%% More senders wait for inboxes of that node: fewer if More is negative.
-count(Node, More, S) when More =:= 0; Node =:= node() ->
+%% More senders wait for that inbox: fewer if More is negative.
+count(_, 0, S) ->
     S;
-count(Node, More, #state{waits = Waits} = S) ->
+count(Keeper, _, #state{accounts = Accounts} = S) when node(Keeper) =:= node() ->
+    case {row_of(Keeper), Accounts} of
+        {{own, _, #own{stats = Stats}}, #{Keeper := #account{waiters = Waiters}}} ->
+            ok = trunkline_inbox_stats:waiting(Stats, trunkline_waiters:size(Waiters));
+        _ ->
+            ok                               % the inbox has ended
+    end,
+    S;
+count(Keeper, More, #state{waits = Waits} = S) ->
+    Node = node(Keeper),
     case Waits of
         #{Node := Wait} ->
             N = max(0, trunkline_wait_time:size(Wait) + More),
@@ -452,7 +475,9 @@ refresh_timer(S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-own(#own{inbox = {Keeper, Name, Policy, _} = Inbox} = Own, #state{guests = Guests} = S) ->
+own(#own{inbox = {Keeper, Name, Policy, _} = Inbox, stats = Stats} = Own,
+    #state{guests = Guests} = S) ->
+    ok = trunkline_inbox_stats:waiting(Stats, 0),
     true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
@@ -558,7 +583,7 @@ forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Keys),
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            count(node(Keeper), -length(Ws),
+            count(Keeper, -length(Ws),
                   S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)});
         error ->
             S

@@ -11,11 +11,20 @@
 -define(WAITED, 0.05).
 %% Share of a bound from which on the bound is nearly reached.
 -define(FULL, 0.8).
+%% How many hints there are at most.
+-define(MOST, 20).
 
 -spec hints(trunkline_sample:view()) -> [string()].
-hints(#{running := false, node := Node}) ->
+hints(View) ->
+    Hints = all(View),
+    case length(Hints) - ?MOST of
+        More when More > 1 -> lists:sublist(Hints, ?MOST) ++ [text("and ~b more", [More])];
+        _ -> Hints
+    end.
+
+all(#{running := false, node := Node}) ->
     [text("Trunkline does not run on ~ts: all messages go by plain distribution", [Node])];
-hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
+all(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
     [T || Hint <- [fun lost/2, fun suspended/2, fun waits/2, fun waits_for_inboxes/2],
           Peer <- Peers, T <- Hint(Peer, Limits)]
         ++ [T || Inbox <- Inboxes, T <- inbox(Inbox)]

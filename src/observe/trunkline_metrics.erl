@@ -186,7 +186,7 @@ one_if(false) -> 0.
 Executes the `telemetry` events `[trunkline, stats, node]`, and `[trunkline, stats, peer]` for each
 peer, `[trunkline, stats, lane]` for each lane, and `[trunkline, stats, inbox]` for each inbox of
 this node, with all counters as measurements. Inboxes without a registered name are one, which has
-only `queued_messages` and `queued_bytes`. Does nothing on a node without `telemetry`.
+only `queued_messages`, `queued_bytes` and `waiting`. Does nothing on a node without `telemetry`.
 
 ```erlang
 telemetry_poller:start_link([{measurements, [{trunkline_metrics, measure, []}]},
@@ -273,5 +273,5 @@ inboxes() ->
       (of_inboxes(Name, trunkline_inbox_stats:sum(Values)))#{metadata => #{inbox => Name}}}
      || {Name, Values} <- lists:sort(maps:to_list(ByName))].
 
-of_inboxes(undefined, Sum) -> maps:with([queued_messages, queued_bytes], Sum);
+of_inboxes(undefined, Sum) -> maps:with([queued_messages, queued_bytes, waiting], Sum);
 of_inboxes(_, Sum) -> Sum.

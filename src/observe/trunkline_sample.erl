@@ -57,6 +57,7 @@
                    queued_messages := non_neg_integer(), queued_bytes := non_neg_integer(),
                    bytes := pos_integer(), messages := pos_integer(), full := float(),
                    in_work := non_neg_integer(), passed := float(),
+                   waiting := non_neg_integer(),                   % senders of that node
                    dropped := non_neg_integer(), dropped_now := non_neg_integer(),
                    time := non_neg_integer() | undefined}.         % us in the queue, the median
 -type view() :: #{node := node(), time := integer(), interval := float(),
@@ -116,20 +117,25 @@ transport(#{}) ->
 
 inboxes() ->
     {Asked, More} = fullest(trunkline_inboxes:stats()),
-    Answers = trunkline_keeper:infos([Keeper || {Keeper, _, _, _} <- Asked], ?ASK_INBOXES),
-    {maps:from_list([{Keeper, Info#{name => Name, policy => Policy, bytes => Bytes,
-                                    messages => Messages}}
-                     || {Keeper, Name, Policy, {Bytes, Messages}} <- Asked,
+    Answers = trunkline_keeper:infos([Keeper || {{Keeper, _, _, _}, _} <- Asked], ?ASK_INBOXES),
+    {maps:from_list([{Keeper, (with_senders(Stats, Info))#{name => Name, policy => Policy,
+                                                           bytes => Bytes, messages => Messages}}
+                     || {{Keeper, Name, Policy, {Bytes, Messages}}, Stats} <- Asked,
                         #{Keeper := Info} <- [Answers]]),
      More}.
+
+%% What is refused at the gate is dropped, too.
+with_senders(Stats, #{dropped := Dropped} = Info) ->
+    #{waiting := Waiting, refused := Refused} = trunkline_inbox_stats:read(Stats),
+    Info#{waiting => Waiting, dropped := Dropped + Refused}.
 
 %% If there are more than INBOXES, only those with the fullest queues are asked. How full they are
 %% is read from their counters, which may be a second old.
 fullest(Inboxes) when length(Inboxes) =< ?INBOXES ->
-    {[Inbox || {Inbox, _} <- Inboxes], 0};
+    {Inboxes, 0};
 fullest(Inboxes) ->
     Sorted = lists:reverse(lists:keysort(1, [{fullness(queued(Stats), Bound), Inbox}
-                                             || {{_, _, _, Bound} = Inbox, Stats} <- Inboxes])),
+                                             || {{_, _, _, Bound}, Stats} = Inbox <- Inboxes])),
     {[Inbox || {_, Inbox} <- lists:sublist(Sorted, ?INBOXES)], length(Inboxes) - ?INBOXES}.
 
 queued(Stats) ->
@@ -207,7 +213,7 @@ way(_, _, _) -> none.
 mean_batch(Before, Lanes) ->
     case since(sum(batches, Lanes), sum(batches, Before)) of
         0 -> 0.0;
-        Batches -> since(sum(messages, Lanes), sum(messages, Before)) / Batches
+        Batches -> since(sum(batched_messages, Lanes), sum(batched_messages, Before)) / Batches
     end.
 
 lanes(Node, Before, Lanes, Seconds) ->
@@ -230,8 +236,8 @@ lanes(Node, Before, Lanes, Seconds) ->
 inbox(Pid, Before, Now, Seconds) ->
     #{queued_bytes := Queued, bytes := Bytes, queued_messages := QueuedMessages,
       messages := Messages, dropped := Dropped} = Now,
-    (maps:with([name, policy, queued_messages, queued_bytes, bytes, messages, in_work, dropped],
-               Now))
+    (maps:with([name, policy, queued_messages, queued_bytes, bytes, messages, in_work, waiting,
+                dropped], Now))
         #{inbox => Pid, full => fullness({Queued, QueuedMessages}, {Bytes, Messages}),
           passed => rate(passed, Before, Now, Seconds),
           dropped_now => since(Dropped, maps:get(dropped, Before)),

@@ -52,7 +52,7 @@ one_of(Atoms) -> ["one of ", lists:join(", ", [atom_to_list(Atom) || Atom <- Ato
 
 -spec lines(trunkline_sample:view(), Hints :: [string()], settings()) -> [string()].
 lines(View, Hints, #{columns := Columns} = Settings) ->
-    Below = lists:append([hint(Hint, Columns) || Hint <- Hints]) ++ keys(Settings),
+    Below = hints([hint(Hint, Columns) || Hint <- Hints], most(Settings)) ++ keys(Settings),
     Table = table(View, Settings, room(Settings, 1 + length(Below))),
     [cut(Line, Columns) || Line <- [heading(View, Columns) | Table] ++ Below].
 
@@ -73,6 +73,17 @@ heading(#{node := Node, release := Release, uptime := Uptime, peers := Peers} = 
 uptime(S) ->
     {Days, {H, M, Sec}} = calendar:seconds_to_daystime(S),
     text("~ts~b:~2..0b:~2..0b", [[text("~bd ", [Days]) || Days > 0], H, M, Sec]).
+
+%% The table needs room, too.
+most(#{rows := infinity}) -> infinity;
+most(#{rows := Rows}) -> Rows div 3.
+
+hints([Lines | Hints], Most) when length(Lines) =< Most -> Lines ++ hints(Hints, less(Lines, Most));
+hints([], _) -> [];
+hints(Hints, _) -> [text(">> and ~b more", [length(Hints)])].
+
+less(_, infinity) -> infinity;
+less(Lines, Most) -> Most - length(Lines).
 
 hint(Hint, Columns) ->
     [First | Rest] = string:split(wrap(Hint, Columns - 3), "\n", all),
@@ -110,6 +121,7 @@ help(Columns) ->
                  "         look: 100% is one sender all the time, or two for half of it",
                  "inboxes  those of them that wait for room in an inbox of the peer; on screens",
                  "         of 90 columns and more",
+                 "         (of an inbox: senders of its own node)",
                  "large    bytes of large messages that are queued or in flight",
                  "lost     messages, since the start",
                  "again    batches that were sent again over another connection",
@@ -160,6 +172,7 @@ inbox_columns() ->
      {"in", "work", 5, number(in_work)},
      {"passed", "a sec.", 7, number(passed)},
      {"time in", "queue", 8, fun(#{time := Time}) -> time(Time) end},
+     {"", "waiting", 8, number(waiting)},
      {"dropped", "", 8, number(dropped)}].
 
 state(#{state := up, way := Way}) -> "up " ++ atom_to_list(Way);

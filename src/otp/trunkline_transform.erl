@@ -78,7 +78,16 @@ table() ->
        {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
        {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
 
-%% The function of OTP that this one stands for; none if it is not one that the transform puts in.
+-doc "
+The function of OTP in place of which the transform puts this one; an empty list if it puts it in
+for none.
+
+```erlang
+1> trunkline_transform:stock({trunkline_gen_server, call, 2}).
+[{gen_server,call,2}]
+```
+".
+-doc #{since => <<"1.0.0">>}.
 -spec stock(mfa()) -> [mfa()].
 stock({Module, Function, Arity}) ->
     [{Stock, Function, Arity}
