@@ -19,7 +19,7 @@ all() -> [rates, counters_that_begin_again, numbers, widths, heading, sorting, f
 
 sample(At, Peers) ->
     #{node => 'a@host', at => At, time => At div 1000, release => "1.0.0", running => true,
-      uptime => 90061, fallbacks => 0, refused => 0, transport => tcp,
+      uptime => 90061, refused => 0, transport => tcp,
       limits => #{bulk_bytes => 1000, resume_time => 0},
       peers => Peers, inboxes => #{}, more_inboxes => 0}.
 

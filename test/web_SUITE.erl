@@ -425,7 +425,7 @@ many(Peer, Rate) ->
       bytes_in => 0.0, large_out => 0.0, batch => 1.0, queued_messages => 0, queued_bytes => 0,
       in_flight_bytes => 0, window_bytes => 1, waiting => 0, waited => 0.0, waits => 0.0,
       inbox_waiting => 0, inbox_waited => 0.0,
-      large_pending => 0, fallbacks => 0.0, lost => 0, lost_now => 0, sent_again => 0,
+      large_pending => 0, lost => 0, lost_now => 0, sent_again => 0,
       sent_again_now => 0, resumed => 0, lanes => []}.
 
 dom(Chromium, Port, Config) ->

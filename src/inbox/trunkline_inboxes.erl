@@ -38,7 +38,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/4, register_again/5, held/3, met/2, full/2, work/1, keeper/1, senders/1,
+-export([register/1, register_again/2, held/3, met/2, full/2, work/1, keeper/1, senders/1,
          who_knows/1, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -58,6 +58,8 @@
 -type key() :: trunkline_bounded:key().
 -type policy() :: trunkline_mail:policy().
 -type inbox() :: {Keeper :: pid(), Name :: atom(), policy(), Bound :: trunkline_share:window()}.
+-type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(),
+                         Server :: pid() | none}.
 
 -record(row,
         {key :: key(),
@@ -242,23 +244,18 @@ has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 %% --- for inboxes ------------------------------------------------------------------
 
 %% A keeper registers itself, and its server if there is one.
--spec register({Name :: atom(), policy(), Bound :: trunkline_share:window()},
-               trunkline_work:work(), trunkline_inbox_stats:stats(), Server :: pid() | none) ->
-          ok | {error, not_started}.
-register({Name, Policy, Bound}, Work, Stats, Server) ->
-    Register = {register, {self(), Name, Policy, Bound}, Work, Stats, Server},
-    try gen_server:call(?MODULE, Register, infinity)
+-spec register(registration()) -> ok | {error, not_started}.
+register(Registration) ->
+    try gen_server:call(?MODULE, {register, Registration}, infinity)
     catch
         exit:_ -> {error, not_started}
     end.
 
 %% The same, at the successor of a process that has ended. The keeper does not wait for an answer:
 %% it has messages to pass on.
--spec register_again(pid(), {Name :: atom(), policy(), Bound :: trunkline_share:window()},
-                     trunkline_work:work(), trunkline_inbox_stats:stats(),
-                     Server :: pid() | none) -> ok.
-register_again(Inboxes, {Name, Policy, Bound}, Work, Stats, Server) ->
-    Inboxes ! {register, {self(), Name, Policy, Bound}, Work, Stats, Server},
+-spec register_again(pid(), registration()) -> ok.
+register_again(Inboxes, Registration) ->
+    Inboxes ! {register, Registration},
     ok.
 
 %% A keeper's answer when it is audited (look/2), maybe by another node. A busy connection must not
@@ -338,8 +335,8 @@ init([]) ->
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({register, Inbox, Work, Stats, Server}, _, S) ->
-    {reply, ok, own(#own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
+handle_call({register, Registration}, _, S) ->
+    {reply, ok, registered(Registration, S)};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
     {reply, case Accounts of
                 #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
@@ -391,8 +388,8 @@ handle_info({credit, Keeper, Source, Left, {Bytes, Messages} = Window}, S)
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
-handle_info({register, Inbox, Work, Stats, Server}, S) ->
-    {noreply, own(#own{inbox = Inbox, work = Work, stats = Stats, server = Server}, S)};
+handle_info({register, Registration}, S) ->
+    {noreply, registered(Registration, S)};
 handle_info({inboxes, Visit, Host, Inboxes}, S)
   when is_reference(Visit), is_pid(Host), length(Inboxes) >= 0 ->        % a proper list
     {noreply, heard(Host, Visit, Inboxes, S)};
@@ -475,9 +472,10 @@ refresh_timer(S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-own(#own{inbox = {Keeper, Name, Policy, _} = Inbox, stats = Stats} = Own,
-    #state{guests = Guests} = S) ->
+registered({{Keeper, Name, Policy, _} = Inbox, Work, Stats, Server},
+           #state{guests = Guests} = S) ->
     ok = trunkline_inbox_stats:waiting(Stats, 0),
+    Own = #own{inbox = Inbox, work = Work, stats = Stats, server = Server},
     true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),

@@ -52,7 +52,6 @@
          options :: options(),
          serial = 0 :: non_neg_integer(),                   % of the last message to the consumer
          stats :: trunkline_inbox_stats:stats(),
-         dropped = 0 :: non_neg_integer(),
          %% How many dropped messages events have reported; and since when the inbox is too full.
          told = 0 :: non_neg_integer(),
          overload = none :: none | integer(),
@@ -126,21 +125,18 @@ init(Parent, {Name, What, Options}) ->
                 {ok, Consumer} ->
                     ok = trunkline_work:start(Work),
                     Bound = {Bytes, Messages},
-                    Server = server(element(1, What), Consumer),
-                    Local = local_name(Name),
                     IsAway = fun trunkline_peers:is_suspended/1,
-                    Stats = trunkline_inbox_stats:new(),
-                    %% If the process ends from here on, the keeper registers again.
-                    Inboxes = monitor(process, trunkline_inboxes),
-                    case trunkline_inboxes:register({Local, Policy, Bound}, Work, Stats, Server) of
+                    S = #keeper{parent = Parent, name = Name, options = Options,
+                                consumer = Consumer, kind = element(1, What), work = Work,
+                                stats = trunkline_inbox_stats:new(),
+                                mail = trunkline_mail:new(Bound, Policy),
+                                share = trunkline_share:new(Bound, Policy, IsAway),
+                                %% If the process ends from here on, the keeper registers again.
+                                inboxes = monitor(process, trunkline_inboxes)},
+                    case trunkline_inboxes:register(registration(S)) of
                         ok ->
                             proc_lib:init_ack(Parent, {ok, self(), Work}),
-                            loop(#keeper{parent = Parent, name = Name, options = Options,
-                                         consumer = Consumer, kind = element(1, What), work = Work,
-                                         stats = Stats,
-                                         mail = trunkline_mail:new(Bound, Policy),
-                                         share = trunkline_share:new(Bound, Policy, IsAway),
-                                         inboxes = Inboxes});
+                            loop(S);
                         {error, Reason} ->
                             element(1, What) =:= server andalso begin
                                 unlink(Consumer),
@@ -202,8 +198,14 @@ give_name_back(none) -> true.
 local_name({local, Name}) -> Name;
 local_name(_) -> undefined.
 
-server(server, Consumer) -> Consumer;
-server(process, _) -> none.
+registration(#keeper{name = Name, options = Options, work = Work, stats = Stats, kind = Kind,
+                     consumer = Consumer}) ->
+    #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
+    Server = case Kind of
+                 server -> Consumer;
+                 process -> none
+             end,
+    {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Server}.
 
 %% --- messages -------------------------------------------------------------------------
 
@@ -294,10 +296,10 @@ sent(Source, Charge, Message, S) ->
 
 %% A message from a node that does not know that this is an inbox, so that its sender did not wait.
 %% (Later senders will.)
-strange(Source, Charge, Message, #keeper{share = Share, mail = Mail, dropped = Dropped} = S) ->
+strange(Source, Charge, Message, #keeper{share = Share, mail = Mail} = S) ->
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
-        false -> hurry(S#keeper{mail = trunkline_mail:refused(Mail), dropped = Dropped + 1})
+        false -> hurry(S#keeper{mail = trunkline_mail:refused(Mail)})
     end.
 
 %% The node is told what this is, and told again after a while if it still seems not to know.
@@ -318,24 +320,28 @@ called(_, S) -> S.
 
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
-uninvited(Message, #keeper{mail = Mail, dropped = Dropped} = S) ->
+uninvited(Message, #keeper{mail = Mail} = S) ->
     case trunkline_mail:refuse(Mail) of
-        {refused, Mail1} -> hurry(S#keeper{mail = Mail1, dropped = Dropped + 1});
+        {refused, Mail1} -> hurry(S#keeper{mail = Mail1});
         admitted -> plain(other, Message, S)
     end.
 
 %% Many processes that send with `!' get more processor time than the keeper that drops their
 %% messages, and its mailbox would grow without bound. So it has high priority while it is behind.
-hurry(#keeper{dropped = Dropped, hurried = Hurried} = S) when Dropped band 255 =:= 0 ->
+hurry(#keeper{mail = Mail} = S) ->
+    case trunkline_mail:dropped(Mail) band 255 of
+        0 -> hurry_or_not(S);
+        _ -> S
+    end.
+
+hurry_or_not(#keeper{hurried = Hurried} = S) ->
     case process_info(self(), message_queue_len) of
         {_, Length} when Length > ?BEHIND, not Hurried ->
             process_flag(priority, high),
             S#keeper{hurried = true};
         {_, Length} when Length =< ?BEHIND, Hurried -> calm(S);
         _ -> S
-    end;
-hurry(S) ->
-    S.
+    end.
 
 hurry_no_more(S) ->
     case process_info(self(), message_queue_len) of
@@ -361,7 +367,7 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S
         false ->
             Item = {Charge, {Now, Source, Message}},
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, Item, Mail),
-            S1 = full(S#keeper{mail = Mail1, dropped = S#keeper.dropped + length(Dropped)}),
+            S1 = full(S#keeper{mail = Mail1}),
             S2 = pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end,
                                   S1, Dropped)),
             case Dropped of
@@ -480,16 +486,13 @@ full(S) ->
     S.
 
 %% trunkline_inboxes was killed, or the application has stopped.
-again(#keeper{name = Name, options = Options, work = Work} = S) ->
-    #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
+again(S) ->
     case whereis(trunkline_inboxes) of
         undefined ->
             _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
             S;
         Pid ->
-            Inbox = {local_name(Name), Policy, {Bytes, Messages}},
-            Server = server(S#keeper.kind, S#keeper.consumer),
-            ok = trunkline_inboxes:register_again(Pid, Inbox, Work, S#keeper.stats, Server),
+            ok = trunkline_inboxes:register_again(Pid, registration(S)),
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
@@ -498,12 +501,13 @@ again(#keeper{name = Name, options = Options, work = Work} = S) ->
 
 %% Once a second: tells of events, and writes the counters. An inbox is too full when it is more
 %% than half full.
-tell(#keeper{dropped = Dropped, told = Told} = S) when Dropped > Told ->
-    ok = trunkline_events:tell([inbox, dropped], #{count => Dropped - Told}, who(S)),
-    tell(S#keeper{told = Dropped});
-tell(#keeper{mail = Mail, overload = Since} = S) ->
+tell(#keeper{mail = Mail, overload = Since, told = Told} = S0) ->
+    Dropped = trunkline_mail:dropped(Mail),
+    Dropped > Told
+        andalso trunkline_events:tell([inbox, dropped], #{count => Dropped - Told}, who(S0)),
+    S = S0#keeper{told = Dropped},
     Level = trunkline_mail:level(Mail),
-    ok = trunkline_inbox_stats:show(S#keeper.stats, Level, S#keeper.dropped),
+    ok = trunkline_inbox_stats:show(S#keeper.stats, Level, Dropped),
     Queued = #{queued_messages => trunkline_gate:messages(Level),
                queued_bytes => trunkline_gate:bytes(Level)},
     case trunkline_mail:is_half_empty(Mail) of
@@ -544,7 +548,7 @@ show(#keeper{mail = Mail, share = Share, work = Work, stats = Stats} = S) ->
     #{queued_messages => trunkline_gate:messages(Level),
       queued_bytes => trunkline_gate:bytes(Level),
       in_work => trunkline_work:size(Work),
-      passed => lists:sum([N || {_, N} <- Times]), dropped => S#keeper.dropped,
+      passed => lists:sum([N || {_, N} <- Times]), dropped => trunkline_mail:dropped(Mail),
       consumer => S#keeper.consumer,
       nodes => maps:map(fun(_, #{window := Window, held := Held}) ->
                                 #{window => Window,

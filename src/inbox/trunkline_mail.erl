@@ -16,7 +16,7 @@
 -moduledoc false.
 
 -export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
-         take_dropped/1]).
+         take_dropped/1, dropped/1]).
 
 -export_type([mail/0, policy/0]).
 
@@ -36,7 +36,8 @@
          %% For each class: the messages that may not be dropped, and those that may.
          urgent = {queue:new(), queue:new()} :: queues(),
          normal = {queue:new(), queue:new()} :: queues(),
-         dropped = 0 :: non_neg_integer()}).    % not reported yet
+         dropped = 0 :: non_neg_integer(),
+         told = 0 :: non_neg_integer()}).        % of these: see take_dropped/1
 -opaque mail() :: #mail{}.
 
 -spec new({Bytes :: pos_integer(), Messages :: pos_integer()}, policy()) -> mail().
@@ -138,4 +139,9 @@ is_half_empty(#mail{level = Level, bound = {Bytes, Messages}}) ->
 
 %% How many messages have been dropped since the last call.
 -spec take_dropped(mail()) -> {non_neg_integer(), mail()}.
-take_dropped(#mail{dropped = N} = M) -> {N, M#mail{dropped = 0}}.
+take_dropped(#mail{dropped = Dropped, told = Told} = M) ->
+    {Dropped - Told, M#mail{told = Dropped}}.
+
+%% How many in all.
+-spec dropped(mail()) -> non_neg_integer().
+dropped(#mail{dropped = Dropped}) -> Dropped.

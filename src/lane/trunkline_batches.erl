@@ -32,7 +32,6 @@
          node :: node(),
          stats :: trunkline_stats:stats(),
          inlet = none :: none | pid(),
-         suspended = false :: boolean(),
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          next = 1 :: pos_integer(),                    % the number of the next one
@@ -74,12 +73,13 @@ open(Inlet, WindowBytes, Sent, Options, #batches{ix = Ix, node = Node, stats = S
     show(B#batches{inlet = Inlet, window = trunkline_window:sender(WindowBytes),
                    next = 1, arrived = 0,
                    channels = trunkline_channels:new(Ix, Inlet, Sent, Options, Stats),
-                   takes_turns = trunkline_peers:takes_turns(Node)}).
+                   %% (Another session may have begun by now.)
+                   takes_turns = Sent =:= once andalso trunkline_peers:takes_turns(Node)}).
 
 %% It has ended. What is in flight may have arrived, or not.
 -spec close(batches()) -> batches().
 close(B) ->
-    show((close_channels(B))#batches{inlet = none, suspended = false, takes_turns = false,
+    show((close_channels(B))#batches{inlet = none, takes_turns = false,
                                      window = trunkline_window:sender(1),
                                      pace = trunkline_pace:new()}).
 
@@ -94,9 +94,9 @@ close_channels(#batches{channels = Channels} = B) ->
 %% The connection is lost. An acknowledgement that was asked for will not come.
 -spec suspend(batches()) -> batches().
 suspend(#batches{channels = Channels} = B) ->
-    B1 = show(B#batches{suspended = true, pace = trunkline_pace:new()}),
+    B1 = B#batches{pace = trunkline_pace:new()},
     case Channels of
-        none -> B1;
+        none -> B1;                          % it drains
         _ -> by(trunkline_channels:suspend(Channels), B1)
     end.
 
@@ -106,7 +106,7 @@ suspend(#batches{channels = Channels} = B) ->
 resumed(Expects, Acknowledged, #batches{window = Window, channels = Channels} = B) ->
     Now = erlang:monotonic_time(nanosecond),
     Window1 = trunkline_window:resumed(Now, Acknowledged, round_trip(B), Window),
-    B1 = show(B#batches{suspended = false, window = Window1, arrived = Expects - 1}),
+    B1 = show(B#batches{window = Window1, arrived = Expects - 1}),
     case Channels of
         none -> B1;
         _ -> by(trunkline_channels:resume(Expects - 1, Channels), B1)
@@ -346,7 +346,7 @@ show(#batches{window = Window, stats = Stats, ix = Ix} = B) ->
     B.
 
 %% Whether senders may bypass the lane while it is empty.
-mark(InFlight, #batches{takes_turns = true, suspended = false, exact = true, past = Past}) ->
+mark(InFlight, #batches{takes_turns = true, exact = true, past = Past}) ->
     case trunkline_gate:is_less_than_a_message(InFlight) of
         true -> trunkline_bypass:set(Past);
         false -> trunkline_bypass:clear(Past)

@@ -42,10 +42,13 @@ hand_over(Node, To, Message) ->
 -spec hand_over(node(), trunkline_lane:to(), term(), trunkline_refused:patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
-    case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
-        true -> noconnect;
-        false -> offer(Node, To, Message, {Patience, Connect}, new)
+    case may_connect(Node, Connect) of
+        true -> offer(Node, To, Message, {Patience, Connect}, new);
+        false -> noconnect
     end.
+
+may_connect(_, connect) -> true;
+may_connect(Node, noconnect) -> not is_down(trunkline_route:lookup(Node)).
 
 %% As the calling process sees it: if its lane keeps something, that has asked for a connection.
 is_down(#route{gate = Gate, lanes = Lanes}) ->
@@ -238,11 +241,11 @@ pack(#route{large = Large}, Message) ->
                        packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
-    case Connect =:= noconnect andalso is_down(trunkline_route:lookup(Node)) of
-        true -> noconnect;
-        false -> enter_by(fun(Route, Ix, Ticket) ->
-                                  enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
-                          end, Node, new)
+    case may_connect(Node, Connect) of
+        true -> enter_by(fun(Route, Ix, Ticket) ->
+                                 enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
+                         end, Node, new);
+        false -> noconnect
     end.
 
 %% What it is charged for that many addressees.

@@ -17,7 +17,7 @@
                     time := integer(),                             % ms, system time
                     release := string(), running := boolean(),
                     uptime := non_neg_integer(),                   % s, of the node
-                    fallbacks := non_neg_integer(), refused := non_neg_integer(),
+                    refused := non_neg_integer(),
                     transport := tcp | tls,
                     limits := #{bulk_bytes | resume_time => term()},
                     peers := #{node() => trunkline:peer_info()},
@@ -48,7 +48,6 @@
                   waiting := non_neg_integer(), waited := float(), waits := float(),
                   inbox_waiting := non_neg_integer(), inbox_waited := float(),
                   large_pending := non_neg_integer(),
-                  fallbacks := float(),
                   lost := non_neg_integer(), lost_now := non_neg_integer(),
                   sent_again := non_neg_integer(), sent_again_now := non_neg_integer(),
                   resumed := non_neg_integer(),
@@ -89,7 +88,7 @@ take(Node) ->
 -spec here() -> sample().
 here() ->
     #{running := Running, release := Release, options := Options, peers := Peers,
-      fallbacks := Fallbacks, listener := #{refused := Refused}} = trunkline:info(),
+      listener := #{refused := Refused}} = trunkline:info(),
     {Inboxes, More} = inboxes(),
     #{node => node(), at => erlang:monotonic_time(microsecond),
       time => erlang:system_time(millisecond), running => Running,
@@ -98,7 +97,7 @@ here() ->
                      _ -> Release
                  end,
       uptime => element(1, erlang:statistics(wall_clock)) div 1000,
-      fallbacks => Fallbacks, refused => Refused, transport => transport(Options),
+      refused => Refused, transport => transport(Options),
       limits => maps:with([bulk_bytes, resume_time], Options),
       peers => maps:filter(fun is_peer/2, Peers), inboxes => Inboxes, more_inboxes => More}.
 
@@ -195,7 +194,6 @@ peer(Node, Before, Now, Transport, Seconds) ->
       waits => sum(waits, Rates),
       inbox_waiting => InboxWaiting, inbox_waited => InboxWaited,
       large_pending => maps:get(pending_bytes, Large),
-      fallbacks => rate(fallbacks, Before, Now, Seconds),
       lost => total(Lost), lost_now => since(total(Lost), total(LostBefore)),
       sent_again => sum(sent_again, Lanes),
       sent_again_now => since(sum(sent_again, Lanes), sum(sent_again, LanesBefore)),
