@@ -6,7 +6,7 @@
 %%      ├── trunkline_link_sup (one_for_one)
 %%      │    └── trunkline_link, one for each peer
 %%      │         ├── trunkline_lane, linked, one or more, and its writers
-%%      │         ├── trunkline_trunk, linked, and its carriers
+%%      │         ├── trunkline_trunk, linked, and its writers
 %%      │         ├── trunkline_inlet, linked, one for each lane of the peer
 %%      │         ├── trunkline_dock, linked
 %%      │         └── trunkline_speaker, linked

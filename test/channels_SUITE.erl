@@ -39,7 +39,7 @@ one_for_each_lane(_) ->
     ?assertEqual(0, streams:finish(Load, ?LONG)),
     ok = cluster:call(A, trunkline, drain, [cluster:node_of(B)]),
     cluster:await(fun() -> case [cluster:call(N, fun() ->
-                                                         {length(cluster:in_loop(trunkline_writer)),
+                                                         {length(cluster:writers(batches)),
                                                           length(cluster:channel_ports())}
                                                  end)
                                  || N <- [A, B]] of
@@ -117,7 +117,7 @@ one_of_them(_) ->
     unharmed(Sessions, Load, Back, A, B).
 
 kill_one(N) ->
-    case cluster:in_loop(trunkline_writer) of
+    case cluster:writers(batches) of
         [] -> none;
         Writers ->
             Writer = lists:nth(1 + N rem length(Writers), Writers),
@@ -160,7 +160,7 @@ peer_killed(_) ->
                                #{state := down, batches := #{connections := 0}} -> true;
                                Other -> Other
                            end end, ?LONG),
-    ?assertEqual(0, cluster:call(A, fun() -> length(cluster:in_loop(trunkline_writer)) end)),
+    ?assertEqual(0, cluster:call(A, fun() -> length(cluster:writers(batches)) end)),
     cluster:stop_all([A, B]).
 
 %% By whoever has been invited to write to an inlet. It is closed, or nothing happens.
@@ -226,8 +226,8 @@ attempts(Pid) ->
     [begin
          {ok, {Process, Monitor}} = Open(),
          receive {'DOWN', Monitor, process, Process, Reason} -> Reason end
-     end || Open <- [fun() -> trunkline_writer:open(Pid, Settings#{cargo => batches}) end,
-                     fun() -> trunkline_carrier:start(Pid, Settings#{cargo => large}) end]].
+     end || {From, Cargo} <- [{{trunkline_listener, node(Pid)}, batches}, {Pid, large}],
+            Open <- [fun() -> trunkline_writer:open(From, Pid, Settings#{cargo => Cargo}) end]].
 
 %% Where the listener has gone and nobody can connect, batches go by the distribution, with what the
 %% connections had not delivered; and back again.

@@ -10,7 +10,7 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         by_module/1, is_a/2, in_loop/1, is_at_rest/1, is_awaited/2, count_calls/3]).
+         by_module/1, is_a/2, in_loop/1, writers/1, is_at_rest/1, is_awaited/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0]).
 
 -define(DEADLINE, 60_000).
@@ -287,7 +287,15 @@ count_calls(A, Functions, Fun) ->
     [Trace(F, false) || F <- Functions],
     lists:sum([N || {call_count, N} <- Counts]).
 
-%% Of carriers and writers: those whose connection has been made. Runs at the node.
+%% Those that write to connections for batches, or for large messages: lanes or trunks own them.
+%% Runs at the node.
+writers(Cargo) ->
+    [Pid || Pid <- in_loop(trunkline_writer),
+            {monitors, Monitors} <- [process_info(Pid, monitors)],
+            lists:any(fun({process, Owner}) -> is_a(trunkline_trunk, Owner) end, Monitors)
+                =:= (Cargo =:= large)].
+
+%% Of writers: those whose connection has been made. Runs at the node.
 in_loop(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
@@ -296,7 +304,7 @@ in_loop(Module) ->
 %% Breaks all connections of lanes that end here, and answers how many there were: kills those who
 %% write to them, or closes the sockets at this end, whichever that is. Runs at the node.
 break_channels(writers) ->
-    length([exit(Writer, kill) || Writer <- in_loop(trunkline_writer)]);
+    length([exit(Writer, kill) || Writer <- writers(batches)]);
 break_channels(sockets) ->
     length([close(Port) || Port <- channel_ports()]
            ++ [exit(Pid, kill) || Pid <- tls_connections()]).
@@ -304,7 +312,7 @@ break_channels(sockets) ->
 %% Their sockets at this node, those of TLS excepted.
 channel_ports() ->
     Inlets = lists:append([I || #{inlets := I} <- maps:values(trunkline_peers:all())]),
-    Owners = Inlets ++ in_loop(trunkline_writer),
+    Owners = Inlets ++ writers(batches),
     [Port || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
              lists:member(Owner, Owners)].
 

@@ -1322,9 +1322,13 @@ carriers_killed(Env, Victims, Times) ->
 %% connects makes the next attempt later and later. A socket is one that is connected and
 %% not the distribution's.
 kill_carrier(socket, A, B) ->
-    {At, Module} = pick([{A, trunkline_carrier}, {B, trunkline_dock}]),
+    {At, Module} = pick([{A, trunkline_writer}, {B, trunkline_dock}]),
     cluster:call(At, fun() -> length([cluster:close(Port) || Port <- sockets(Module)]) end);
-kill_carrier(carrier, A, _) -> kill_all(A, trunkline_carrier).
+kill_carrier(carrier, A, _) ->
+    cluster:call(A, fun() ->
+                            Find = fun() -> cluster:writers(large) end,
+                            length([exit(Pid, kill) || Pid <- await_one(Find, 400)])
+                    end).
 
 %% Runs at the node.
 sockets(Module) ->
@@ -1332,13 +1336,6 @@ sockets(Module) ->
              Port <- Links, is_port(Port)].
 
 %% In the midst of work: as soon as there is one.
-kill_all(At, Module) ->
-    cluster:call(At,
-                 fun() ->
-                         length([exit(Pid, kill)
-                                 || Pid <- await_one(fun() -> cluster:in_loop(Module) end, 400)])
-                 end).
-
 await_one(_, 0) ->
     [];
 await_one(Find, N) ->

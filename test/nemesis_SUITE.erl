@@ -127,8 +127,7 @@ faults() ->
      {kill_trunk, 3, counted, kill(trunkline_trunk)},
      {kill_opener, 2, counted, kill(trunkline_opener)},
      {kill_executor, 1, counted, kill(trunkline_executor)},
-     {kill_carrier, 3, nothing, kill(trunkline_carrier)},
-     {kill_writer, 3, nothing, kill(trunkline_writer)},
+     {kill_writer, 4, nothing, kill(trunkline_writer)},
      {kill_listener, 2, nothing, name(trunkline_listener)},
      {kill_links, 2, nothing, name(trunkline_links)},
      {kill_inboxes, 1, nothing, name(trunkline_inboxes)},
@@ -156,8 +155,7 @@ faults(Where) ->
      {silence, 2, break, fun silence/2},
      {stop_node, 3, nothing, fun stop_node/2},
      {close_connection, 2, nothing, fun close_connection/2},
-     {kill_carrier, 1, nothing, kill(trunkline_carrier)},
-     {kill_writer, 1, nothing, kill(trunkline_writer)}]
+     {kill_writer, 2, nothing, kill(trunkline_writer)}]
         ++ [{drop, 2, break, fun drop/2} || Where =:= apart]
         ++ [{drop_one_way, 2, break, fun drop_one_way/2} || Where =:= apart].
 

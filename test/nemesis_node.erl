@@ -48,8 +48,8 @@ end_it(Pid) ->
 
 %% A socket of a connection of Trunkline's own, without a farewell.
 close_connection(Random) ->
-    Owners = lists:append([by_kind(M) || M <- [trunkline_carrier, trunkline_dock,
-                                               trunkline_writer, trunkline_inlet]]),
+    Owners = lists:append([by_kind(M) || M <- [trunkline_writer, trunkline_dock,
+                                               trunkline_inlet]]),
     case [Port || {Port, Owner} <- ports(), lists:member(Owner, Owners)] of
         [] -> none;
         Ports -> cluster:close(lists:nth(Random rem length(Ports) + 1, Ports)), closed

@@ -587,9 +587,7 @@ processes_of(A, B) ->
                 fun() ->
                         #{batches := #{connections := N}, large := #{connections := M}} =
                             cluster:call(From, trunkline, info, [cluster:node_of(To)]),
-                        case length(lists:append(
-                                      [cluster:call(From, cluster, by_module, [Module])
-                                       || Module <- [trunkline_carrier, trunkline_writer]])) of
+                        case length(cluster:call(From, cluster, by_module, [trunkline_writer])) of
                             Carriers when Carriers =:= N + M -> true;
                             Carriers -> {Carriers, N, M}
                         end

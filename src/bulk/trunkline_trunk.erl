@@ -5,11 +5,11 @@
 %%       │                    ^                                       │
 %%       └── done ────────────┘ <──────────────── cut ────────────────┘
 %%
-%% trunkline_fragments decides which fragment is next; this module looks after the carriers. Each
-%% gets a fragment when it has sent the one before, so that a slow carrier does not hold up the
-%% others. Connections are made when there is more to send than the existing ones can take, up to a
-%% number that depends on the distance. They are closed when there has been nothing to send for a
-%% while.
+%% trunkline_fragments decides which fragment is next; this module looks after the carriers. These
+%% are the writers of connections (trunkline_writer). Each gets a fragment when it has sent the one
+%% before, so that a slow carrier does not hold up the others. Connections are made when there is
+%% more to send than the existing ones can take, up to a number that depends on the distance. They
+%% are closed when there has been nothing to send for a while.
 %%
 %% If no connection can be made, the trunk itself sends the fragments to the dock, as plain terms by
 %% the distribution, and tries a connection again now and then. The dock says when it has taken a
@@ -48,7 +48,7 @@
 
 -record(carrier,
         {name :: trunkline_wire:token() | pid(),       % at the dock
-         busy = false :: boolean(),
+         busy = 0 :: non_neg_integer(),                % bytes of fragments that it has
          since = erlang:monotonic_time(millisecond) :: integer(),
          quantum = trunkline_quantum:new() :: trunkline_quantum:quantum()}).
 
@@ -115,7 +115,7 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #trunk{}) -> {noreply, #trunk{}}.
 handle_cast(suspend, #trunk{opening = Opening, carriers = Carriers, asked = Asked} = S) ->
-    lists:foreach(fun(Pid) -> exit(Pid, kill) end, Opening),
+    lists:foreach(fun trunkline_writer:close/1, Opening),
     Suspended = S#trunk{suspended = true, opening = [], waiting = none,
                         asked = Asked#{self() => []}},
     {noreply, lists:foldl(fun retire/2, Suspended, maps:keys(Carriers))};
@@ -134,17 +134,18 @@ handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
 handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
     Fragments1 = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids),
     {noreply, rest(S#trunk{fragments = Fragments1})};
-handle_info({sent, Pid, Bytes, Microseconds}, #trunk{carriers = Carriers, stats = Stats} = S) ->
-    trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
+handle_info({channel, Pid, {written, _, Microseconds}},
+            #trunk{carriers = Carriers, stats = Stats} = S) ->
     case Carriers of
-        #{Pid := #carrier{quantum = Quantum} = Carrier} ->
+        #{Pid := #carrier{busy = Bytes, quantum = Quantum} = Carrier} ->
+            trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
-            Carrier1 = Carrier#carrier{busy = false, quantum = Quantum1},
+            Carrier1 = Carrier#carrier{busy = 0, quantum = Quantum1},
             {noreply, pump(S#trunk{carriers = Carriers#{Pid := Carrier1}})};
         #{} ->
             {noreply, S}
     end;
-handle_info({ready, Pid, Token, CongestionControl}, #trunk{opening = Opening} = S) ->
+handle_info({channel, Pid, {ready, Token, CongestionControl}}, #trunk{opening = Opening} = S) ->
     case lists:member(Pid, Opening) of
         true -> {noreply, ready(Pid, Token, CongestionControl, S)};
         false -> {noreply, S}                % it was given up
@@ -160,7 +161,7 @@ handle_info({cut, Name, Received},
     S1 = case [Pid || {Pid, #carrier{name = N}} <- maps:to_list(Carriers), N =:= Name] of
              [Pid] ->
                  %% The connection is gone; the dock knows already.
-                 exit(Pid, kill),
+                 ok = trunkline_writer:close(Pid),
                  without(Pid, S);
              [] ->
                  S
@@ -218,7 +219,7 @@ counted(Received, #trunk{fragments = Fragments, asked = Asked} = S) ->
 pump(#trunk{suspended = true} = S) ->
     S;
 pump(#trunk{carriers = Carriers} = S) ->
-    Free = [Pid || {Pid, #carrier{busy = false}} <- maps:to_list(Carriers)],
+    Free = [Pid || {Pid, #carrier{busy = 0}} <- maps:to_list(Carriers)],
     S1 = lists:foldl(fun give/2, stir(S), Free),
     case trunkline_fragments:is_waiting(S1#trunk.fragments) of
         true -> more(waiting(S1));
@@ -234,9 +235,10 @@ give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
         {[], _} ->
             S;
         {Some, Fragments1} ->
-            ok = trunkline_carrier:send(Pid, Some),
+            Sent = trunkline_fragments:bytes(Some),
+            ok = trunkline_writer:send(Pid, {Sent, [trunkline_wire:frame(F) || F <- Some]}, tell),
             S#trunk{fragments = Fragments1,
-                    carriers = Carriers#{Pid := Carrier#carrier{busy = true}}}
+                    carriers = Carriers#{Pid := Carrier#carrier{busy = Sent}}}
     end.
 
 give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} = S) ->
@@ -320,7 +322,7 @@ open(0, S) ->
 open(#trunk{dock = Dock, options = Options} = S) ->
     #{bulk_transport := Transport} = Options,
     Settings = trunkline_connection:settings(large, Transport, Options, S#trunk.stats),
-    case trunkline_carrier:start(Dock, Settings) of
+    case trunkline_writer:open(Dock, self(), Settings) of
         {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
         {error, Reason} -> not_connected(Reason, S)
     end.
@@ -360,7 +362,7 @@ retire(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
     show(S#trunk{carriers = maps:remove(Pid, Carriers)});
 retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
     #{Pid := #carrier{name = Name}} = Carriers,
-    exit(Pid, kill),
+    ok = trunkline_writer:close(Pid),
     without(Pid, S#trunk{retired = Retired#{Pid => Name}}).
 
 %% Asks the dock only when the carrier is dead: then it has certainly sent nothing behind the

@@ -1,28 +1,30 @@
-%% A connection of a lane's own: makes it, and writes frames to it (trunkline_dictionary).
+%% A connection of Trunkline's own: makes it, and writes to it.
 %%
-%%     lane               writer                       the peer
+%%     owner              writer                       the peer
 %%       | -- open ------> |                              |
-%%       |                 | -- invite, for this inlet -> | trunkline_listener
+%%       |                 | -- invite -----------------> | trunkline_listener, or the dock
 %%       |                 | <-------------- invitation - |
 %%       |                 | ══ connects, proves ═══════> |
 %%       | <------- ready - |                              |
-%%       | -- frame -----> |                              |
-%%       | -- frame -----> | ═══════ both at once ══════> | trunkline_inlet
+%%       | -- frames ----> |                              |
+%%       | -- frames ----> | ═══════ both at once ══════> | an inlet, or the dock
 %%       | <----- written - |                              |
 %%
-%% The lane goes on while the connection takes data. Frames that come meanwhile wait here, and leave
-%% with one system call. The lane sees to it that not much waits here.
+%% Its owner is a lane, whose frames are batches, or a trunk (as one of its carriers), whose frames
+%% are fragments of large messages. The owner goes on while the connection takes data. Frames that
+%% come meanwhile wait here, and leave with one system call. The owner sees to it that not much
+%% waits here.
 %%
-%% A writer ends with its lane, and with the connection, which the inlet owns at the other end.
+%% A writer ends with its owner, and with the connection.
 -module(trunkline_writer).
 -moduledoc false.
 
--export([open/2, send/3, close/1]).
+-export([open/3, send/3, close/1]).
 -export([loop/1]).
 
 -export_type([frame/0]).
 
-%% A batch, encoded, and how many bytes that is. It can go any way, and more than once.
+%% Something encoded, and how many bytes that is to the owner.
 -type frame() :: {Bytes :: pos_integer(), iodata()}.
 
 %% Bytes that are written at once.
@@ -31,25 +33,29 @@
 -define(QUIET, 1000).
 
 -record(writer,
-        {lane :: pid(),
+        {owner :: pid(),
+         cargo :: batches | large,
          connection :: trunkline_connection:connection(),
          written = 0 :: non_neg_integer(),                 % bytes
          beats = 0 :: non_neg_integer(),                   % how many more heartbeats
          quiet = true :: boolean()}).
 
-%% A writer for the calling process, the lane, which gets
+%% A writer for the calling process, which gets
 %%
-%%     {channel, Writer, {ready, CongestionControl}}     frames may come
-%%     {channel, Writer, {written, Bytes}}               so much has left, in all
-%%     {'DOWN', Monitor, process, Writer, Reason}        it is broken, or was never ready
--spec open(Inlet :: pid(), trunkline_connection:settings()) ->
+%%     {channel, Writer, {ready, Token, CongestionControl}}   frames may come
+%%     {channel, Writer, {written, Bytes, Microseconds}}      so much has left, in all; and how long
+%%                                                            the connection took for the last part
+%%     {'DOWN', Monitor, process, Writer, Reason}             it is broken, or was never ready
+%%
+%% From is the process at the peer that invites, and To the one that the connection is for.
+-spec open(From :: pid() | {atom(), node()}, To :: pid(), trunkline_connection:settings()) ->
           {ok, {pid(), Monitor :: reference()}} | {error, system_limit}.
-open(Inlet, Settings) ->
-    Lane = self(),
-    Start = fun() -> init(Lane, Inlet, Settings) end,
+open(From, To, Settings) ->
+    Owner = self(),
+    Start = fun() -> init(Owner, From, To, Settings) end,
     trunkline_process:start(fun() -> spawn_opt(Start, [monitor, {fullsweep_after, 10}]) end).
 
-%% `tell': the lane is told when that has been `written'. `silent': it need not be.
+%% `tell': the owner is told when that has been `written'. `silent': it need not be.
 -spec send(pid(), frame(), tell | silent) -> ok.
 send(Writer, Frame, Tell) ->
     Writer ! {write, Frame, Tell},
@@ -61,13 +67,17 @@ close(Writer) ->
     exit(Writer, kill),
     ok.
 
-init(Lane, Inlet, Settings) ->
-    ok = trunkline_process:label({trunkline_writer, node(Inlet)}),
-    _ = monitor(process, Lane),
-    #{congestion_control := CongestionControl} = Connection =
-        trunkline_connection:connect({trunkline_listener, node(Inlet)}, Inlet, Settings),
-    Lane ! {channel, self(), {ready, CongestionControl}},
-    loop(#writer{lane = Lane, connection = Connection}).
+init(Owner, From, To, #{cargo := Cargo} = Settings) ->
+    Node = case From of
+               {_, At} -> At;
+               _ -> node(From)
+           end,
+    ok = trunkline_process:label({trunkline_writer, Node, Cargo}),
+    _ = monitor(process, Owner),
+    #{token := Token, congestion_control := CongestionControl} = Connection =
+        trunkline_connection:connect(From, To, Settings),
+    Owner ! {channel, self(), {ready, Token, CongestionControl}},
+    loop(#writer{owner = Owner, cargo = Cargo, connection = Connection}).
 
 -spec loop(#writer{}) -> no_return().
 loop(#writer{beats = Beats} = S) ->
@@ -87,10 +97,10 @@ nothing(#writer{connection = Connection, beats = Beats} = S) ->
     ok = trunkline_connection:beat(Connection),
     S#writer{beats = Beats - 1}.
 
-message({write, {Bytes, _} = Frame, Tell}, S) ->
-    gather(Bytes, [trunkline_wire:batch(Frame)], Tell, S);
+message({write, {Bytes, Frames}, Tell}, S) ->
+    gather(Bytes, [Frames], Tell, S);
 message({'DOWN', _, process, _, _}, _) ->
-    exit({shutdown, closed});                            % the lane
+    exit({shutdown, closed});                            % the owner
 message({system, From, Request}, S) ->
     trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 message(Other, S) ->
@@ -100,8 +110,8 @@ message(Other, S) ->
 %% Adds what has come since.
 gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
     receive
-        {write, {More, _} = Frame, Tell1} ->
-            gather(Bytes + More, [trunkline_wire:batch(Frame) | Frames],
+        {write, {More, Others}, Tell1} ->
+            gather(Bytes + More, [Others | Frames],
                    case Tell1 of
                        tell -> tell;
                        silent -> Tell
@@ -114,8 +124,14 @@ gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
 gather(Bytes, Frames, Tell, S) ->
     loop(write(Bytes, Frames, Tell, S)).
 
-write(Bytes, Frames, Tell, #writer{lane = Lane, connection = Connection, written = Before} = S) ->
+write(Bytes, Frames, Tell, #writer{owner = Owner, connection = Connection, written = Before} = S) ->
+    Start = erlang:monotonic_time(microsecond),
     ok = trunkline_connection:send(Connection, lists:reverse(Frames)),
     Written = Before + Bytes,
-    Tell =:= tell andalso (Lane ! {channel, self(), {written, Written}}),
+    Tell =:= tell
+        andalso (Owner ! {channel, self(),
+                          {written, Written, erlang:monotonic_time(microsecond) - Start}}),
+    %% These may have been the last fragments for a long time, and a fragment, however small, refers
+    %% to the whole binary that it is part of.
+    S#writer.cargo =:= large andalso garbage_collect(),
     S#writer{written = Written, beats = trunkline_connection:beats(Connection), quiet = false}.

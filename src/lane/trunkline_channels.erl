@@ -21,14 +21,7 @@
 %% `far_connections' (for all lanes together, but one for each). Connections that have had nothing
 %% to do for a while are closed.
 %%
-%% A connection is written by a process of its own, the writer:
-%%
-%%     lane                      writer                        inlet
-%%       | -- open -------------> |                              |
-%%       | <-------------- ready - |                              |
-%%       | -- frame of batch 17 -> | ═════════ batch 17 ════════> |
-%%       | <------------ written - |                              |
-%%       | <--------------- DOWN - |                              |
+%% A connection is written by a process of its own (trunkline_writer).
 %%
 %% Neither way promises much: what it delivers is whole, and unchanged. A connection may break, and
 %% then it is not known which of its last batches have arrived. They are sent again by another one,
@@ -175,12 +168,12 @@ send_again(Serial, Table, #channels{inlet = Inlet} = C) ->
 
 %% A message that the lane has got. `unknown': it is not from one of these connections.
 -spec event(term(), channels()) -> channels() | unknown.
-event({channel, Pid, {written, Bytes}}, #channels{ready = Ready} = C) ->
+event({channel, Pid, {written, Bytes, _}}, #channels{ready = Ready} = C) ->
     case lists:keyfind(Pid, 1, Ready) of
         {_, Channel} -> pump(put_channel(Pid, Channel#channel{written = Bytes}, C));
         false -> unknown
     end;
-event({channel, Pid, {ready, CongestionControl}}, #channels{opening = Opening} = C) ->
+event({channel, Pid, {ready, _, CongestionControl}}, #channels{opening = Opening} = C) ->
     case lists:member(Pid, Opening) of
         true ->
             ok = trunkline_connection:show(C#channels.stats, lane_congestion_control,
@@ -261,7 +254,7 @@ give({Pid, #channel{given = Given, written = Written} = Channel}, Most,
             Tell = if 2 * (Given + Bytes - Written) >= ?FAR_BYTES -> tell;
                       true -> silent
                    end,
-            ok = trunkline_writer:send(Pid, Frame, Tell),
+            ok = trunkline_writer:send(Pid, {Bytes, trunkline_wire:batch(Frame)}, Tell),
             C1 = put_channel(Pid, Channel#channel{given = Given + Bytes, used = true},
                              C#channels{outbox = Outbox1}),
             give(least(C1#channels.ready), Most, C1);
@@ -310,7 +303,8 @@ open(N, #channels{ready = Ready, opening = Opening, retry = Retry, options = Opt
         true ->
             Transport = map_get(lane_transport, Options),
             Settings = trunkline_connection:settings(batches, Transport, Options, Stats),
-            case trunkline_writer:open(C#channels.inlet, Settings) of
+            Inlet = C#channels.inlet,
+            case trunkline_writer:open({trunkline_listener, node(Inlet)}, Inlet, Settings) of
                 {ok, {Pid, _}} -> open(N - 1, show(C#channels{opening = [Pid | Opening]}));
                 {error, Reason} -> not_connected(Reason, C)
             end;
