@@ -124,7 +124,8 @@ block_call(Node, M, F, A, Timeout)
 -doc "
 Sends `{self(), Message}` to a server at a node and waits for the message `{ReplyWrapper, Node,
 Reply}`, as `rpc:server_call/4` does. The result is `{error, nodedown}` if the server is not there
-or ends.
+or ends. It may be that, too, if the server ends as soon as it has replied with `!`: then the reply
+may come later.
 
 ```erlang
 1> trunkline_rpc:server_call('b@host', no_such_name, reply, count).
