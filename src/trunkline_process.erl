@@ -26,8 +26,6 @@
 %% What carries the signals to a node. Each connection has another one. `none': there is no
 %% connection.
 -type controller() :: port() | pid() | none.
-%% Words that an alias of this life has at most.
--define(ALIAS, 4).
 -type loop() :: fun((State :: term()) -> term()).
 
 %% Calls Start, which starts one process, and returns its result.
@@ -257,11 +255,12 @@ send_connected(To, Message) ->
 
 %% Sends a message that has come from another node. A pid or an alias of a former life of this node
 %% is that of a process that has ended. But the runtime system writes such a message to the log,
-%% whole, so it is not sent. (What is of this life has no pointers to a node: a pid is one word, and
-%% has no other, and an alias is smaller.)
+%% whole, so it is not sent. (What is of a former life has a pointer to its node. So a pid is more
+%% than one word, and an alias has at least two words more than an ordinary reference of this life,
+%% not one.)
 -spec deliver(pid() | reference() | RegisteredName :: atom(), Message :: term()) -> ok.
 deliver(To, Message) when is_reference(To) ->
-    _ = erts_debug:flat_size(To) =< ?ALIAS andalso (To ! Message),
+    _ = erts_debug:flat_size(To) =< erts_debug:flat_size(make_ref()) + 1 andalso (To ! Message),
     ok;
 deliver(To, Message) ->
     _ = erts_debug:flat_size(To) =:= 0 andalso (To ! Message),

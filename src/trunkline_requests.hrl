@@ -95,7 +95,7 @@ the result is `no_reply`. A server calls this in its `handle_info/2`.
 handle_info(Message, #{id := Id} = State) ->
     case " ?MODULE_STRING ":check_response(Message, Id) of
         {reply, Count} -> {noreply, State#{count => Count}};
-        {error, {_Reason, _Server}} -> {noreply, State};
+        {error, _Reason} -> {noreply, State};
         no_reply -> {noreply, State}
     end.
 ```

@@ -75,7 +75,7 @@
 -define(LANE_FIELDS,
         [{messages, counter, "messages_sent_total", "messages sent"},
          {bytes, counter, "bytes_sent_total", "bytes sent, as charged"},
-         {batched_messages, counter, none, "those of them that went in batches"},
+         {batched_messages, counter, none, "messages that went in batches"},
          {largest_batch, peak, "largest_batch_messages", "messages in the largest batch"},
          {in_flight_messages, gauge, "in_flight_messages",
           "messages sent and not yet acknowledged"},

@@ -1322,17 +1322,20 @@ carriers_killed(Env, Victims, Times) ->
 %% connects makes the next attempt later and later. A socket is one that is connected and
 %% not the distribution's.
 kill_carrier(socket, A, B) ->
-    {At, Module} = pick([{A, trunkline_writer}, {B, trunkline_dock}]),
-    cluster:call(At, fun() -> length([cluster:close(Port) || Port <- sockets(Module)]) end);
+    {At, Find} = pick([{A, fun() -> cluster:writers(large) end},
+                       {B, fun docks/0}]),
+    cluster:call(At, fun() -> length([cluster:close(Port) || Port <- sockets(Find())]) end);
 kill_carrier(carrier, A, _) ->
     cluster:call(A, fun() ->
                             Find = fun() -> cluster:writers(large) end,
                             length([exit(Pid, kill) || Pid <- await_one(Find, 400)])
                     end).
 
+docks() -> nemesis_node:by_kind(trunkline_dock).
+
 %% Runs at the node.
-sockets(Module) ->
-    [Port || Pid <- nemesis_node:by_kind(Module), {links, Links} <- [process_info(Pid, links)],
+sockets(Owners) ->
+    [Port || Pid <- Owners, {links, Links} <- [process_info(Pid, links)],
              Port <- Links, is_port(Port)].
 
 %% In the midst of work: as soon as there is one.
@@ -1799,7 +1802,7 @@ idle_connection(_) ->
                                         orelse {open, counter(A, B, bulk_connections)}
                             end, ?LONG),
               cluster:await(fun() ->
-                                    cluster:call(B, fun() -> sockets(trunkline_dock) end) =:= []
+                                    cluster:call(B, fun() -> sockets(docks()) end) =:= []
                             end)
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).

@@ -85,7 +85,16 @@ held_for_drain(_) ->
     ?assertEqual([{answer, caller, timeout}, {path, direct}, {dismiss, again}],
                  Effects1 -- [{patience, cancel}]),
     {_, Effects2} = trunkline_session:step({drain, other}, S1),
-    ?assertEqual([{path, wait}, {patience, start}], Effects2).
+    ?assertEqual([{path, wait}, {patience, start}], Effects2),
+    %% Also if other lanes have to be started meanwhile.
+    {Other, Effects3} = steps(up() ++ [{goodbye, there, make_ref()}, lanes_ready,
+                                       {hello, there, again, hello(1), false}, {drain, caller},
+                                       lanes_ready, {started, lanes, [n1]}]),
+    ?assertEqual(opening, trunkline_session:phase(Other)),
+    ?assert(lists:member({start, {lanes, {1, trunkline_gate:least(1000),
+                                          trunkline_gate:limit(1000)}}}, Effects3)),
+    {_, Effects4} = trunkline_session:step(stalled, Other),
+    ?assertEqual(direct, lists:last([Path || {path, Path} <- Effects3 ++ Effects4])).
 
 %% A link that stops when the connection is lost waits until its lanes have counted what is lost.
 counts_before_it_stops(_) ->

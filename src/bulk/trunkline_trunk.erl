@@ -135,10 +135,9 @@ handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
     Fragments1 = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids),
     {noreply, rest(S#trunk{fragments = Fragments1})};
 handle_info({channel, Pid, {written, _, Microseconds}},
-            #trunk{carriers = Carriers, stats = Stats} = S) ->
+            #trunk{carriers = Carriers} = S) ->
     case Carriers of
         #{Pid := #carrier{busy = Bytes, quantum = Quantum} = Carrier} ->
-            trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),
             Carrier1 = Carrier#carrier{busy = 0, quantum = Quantum1},
             {noreply, pump(S#trunk{carriers = Carriers#{Pid := Carrier1}})};
@@ -228,7 +227,7 @@ pump(#trunk{carriers = Carriers} = S) ->
 
 give(Pid, S) when Pid =:= self() ->
     give_plain(S);
-give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
+give(Pid, #trunk{carriers = Carriers, fragments = Fragments, stats = Stats} = S) ->
     #{Pid := #carrier{name = Name, quantum = Quantum} = Carrier} = Carriers,
     Bytes = min(share(S), trunkline_quantum:bytes(Quantum)),
     case gather(Name, Bytes, Bytes, Fragments, []) of
@@ -236,6 +235,7 @@ give(Pid, #trunk{carriers = Carriers, fragments = Fragments} = S) ->
             S;
         {Some, Fragments1} ->
             Sent = trunkline_fragments:bytes(Some),
+            trunkline_stats:add(Stats, peer, large_carried_bytes, Sent),
             ok = trunkline_writer:send(Pid, {Sent, [trunkline_wire:frame(F) || F <- Some]}, tell),
             S#trunk{fragments = Fragments1,
                     carriers = Carriers#{Pid := Carrier#carrier{busy = Sent}}}

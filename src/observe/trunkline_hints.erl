@@ -5,32 +5,28 @@
 -module(trunkline_hints).
 -moduledoc false.
 
--export([hints/1]).
+-export([hints/1, some/2]).
 
 %% Share of the time; less is not a problem.
 -define(WAITED, 0.05).
 %% Share of a bound from which on the bound is nearly reached.
 -define(FULL, 0.8).
-%% How many hints there are at most.
--define(MOST, 20).
 
 -spec hints(trunkline_sample:view()) -> [string()].
-hints(View) ->
-    Hints = all(View),
-    case length(Hints) - ?MOST of
-        More when More > 1 -> lists:sublist(Hints, ?MOST) ++ [text("and ~b more", [More])];
-        _ -> Hints
-    end.
-
-all(#{running := false, node := Node}) ->
+hints(#{running := false, node := Node}) ->
     [text("Trunkline does not run on ~ts: all messages go by plain distribution", [Node])];
-all(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
+hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
     [T || Hint <- [fun lost/2, fun suspended/2, fun waits/2, fun waits_for_inboxes/2],
           Peer <- Peers, T <- Hint(Peer, Limits)]
         ++ [T || Inbox <- Inboxes, T <- inbox(Inbox)]
         ++ [T || Hint <- [fun by_distribution/2, fun sent_again/2, fun plain/2],
                  Peer <- Peers, T <- Hint(Peer, Limits)]
         ++ refused(View).
+
+%% That many hints are enough where all of them would take too much room.
+-spec some([string()], Most :: pos_integer()) -> [string()].
+some(Hints, Most) when length(Hints) =< Most -> Hints;
+some(Hints, Most) -> lists:sublist(Hints, Most) ++ [text("and ~b more", [length(Hints) - Most])].
 
 lost(#{lost_now := 0}, _) -> [];
 lost(#{lost_now := Lost, peer := Peer}, _) ->

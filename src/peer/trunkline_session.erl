@@ -431,11 +431,10 @@ event(stalled, S) ->
     stalled(S#session{is_patient = false});
 
 %% Outcomes of effects.
-event({started, lanes, Lanes}, #session{phase = opening, path = Path} = S) ->
+event({started, lanes, Lanes}, #session{phase = opening, path = Path, is_held = IsHeld} = S) ->
     S1 = S#session{lanes = {layout(S), Lanes}, mode = hold, is_ready = true},
-    proceed(path(case Path of
-                     direct -> direct;
-                     _ -> lanes
+    proceed(path(if Path =:= direct; IsHeld -> direct;
+                    true -> lanes
                  end, S1));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{inlets = Inlets}));

@@ -246,7 +246,7 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
 broken(Command, Lane, Agent) when element(1, Command) =:= reply ->
     broken({down, Lane, element(2, Command)}, Lane, Agent);
 broken({down, Object, Caller}, _, Agent) ->
-    Caller ! trunkline_command:wrap({down, Object, Caller}, lost),
+    ok = trunkline_process:deliver(Caller, trunkline_command:wrap({down, Object, Caller}, lost)),
     Agent;
 broken(Command, _, Agent) when element(1, Command) =:= call ->
     {Server, _, Caller, _} = trunkline_command:request(Command),
