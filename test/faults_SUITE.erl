@@ -1150,12 +1150,8 @@ with_everything(Bulk) ->
                                 end end),
          Bulk =:= dist orelse exchange:await_connection(X, Y)
      end || {X, Y} <- [{A, B}, {B, A}]],
-    Large = case Bulk of
-                dist -> [];
-                auto -> [carrier]
-            end,
     All = [dock, inboxes, inlet, lane, link, links, listener, monitors, trunk, writer],
-    [?assertEqual([], [M || N <- All ++ Large, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
+    [?assertEqual([], [M || N <- All, M <- [list_to_atom("trunkline_" ++ atom_to_list(N))],
                             cluster:call(X, ?MODULE, processes_of, [M]) =:= []])
      || X <- [A, B]],
     {A, B}.
