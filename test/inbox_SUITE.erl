@@ -342,6 +342,8 @@ watcher(Pid) ->
 ended(How, Pid) ->
     Server = gen_server:call(Pid, self, infinity),
     Refs = [monitor(process, P) || P <- [Pid, Server]],
+    %% (Until they have answered the runtime system may hold a monitor signal back.)
+    [true, true] = [is_process_alive(P) || P <- [Pid, Server]],
     _ = case How of
             {server, Reason} -> exit(Server, Reason);
             {keeper, Reason} -> exit(Pid, Reason);
