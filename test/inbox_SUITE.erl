@@ -8,7 +8,7 @@
 -export([all/0, groups/0, suite/0]).
 -export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1,
          parent_ends/1, exit_signals/1, crash_loop/1]).
--export([system_messages/1, new_code/1, sleeps/1]).
+-export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1,
          drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
@@ -34,7 +34,7 @@ all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes},
 groups() ->
     [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together,
                 parent_ends, exit_signals, crash_loop]},
-     {tools, [system_messages, new_code, sleeps]},
+     {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest,
                drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
@@ -44,6 +44,30 @@ groups() ->
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
                application_restarted,
                keeper_killed, disconnected, stopped_and_continued, late_introduction]}].
+
+%% A keeper that only waits until it can forget the nodes that have sent to it looks once a second
+%% again, for events and counters, when more comes.
+looks_again(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      {ok, Keeper} = mailroom:start({local, ?NAME}, #{}, #{}),
+                      1 = erlang:trace_pattern({erlang, start_timer, 3}, true, []),
+                      1 = erlang:trace(Keeper, true, [call]),
+                      _ = trunkline:send(?NAME, {from, 1, 1, x}),
+                      ok = started(11_000, ?LONG),
+                      _ = trunkline:send(?NAME, {from, 1, 2, x}),
+                      %% At once, and not when the other timer has run out.
+                      started(1000, 8000)
+              end),
+    cluster:stop(B).
+
+started(Time, Deadline) ->
+    receive
+        {trace, _, call, {erlang, start_timer, [Time, _, '$inbox_quiet']}} -> ok;
+        {trace, _, call, {erlang, start_timer, _}} -> started(Time, Deadline)
+    after Deadline -> exit({not_started, Time})
+    end.
 
 %% --- servers ------------------------------------------------------------------------
 

@@ -60,7 +60,9 @@
          credit_timer = false :: boolean(),
          hurried = false :: boolean(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
-         quiet = off :: off | non_neg_integer()}).          % the serial when the timer was started
+         %% The timer of quiet/2, and the serial when it was started. `forget': it only waits until
+         %% nodes can be forgotten.
+         quiet = off :: off | {reference(), non_neg_integer() | forget}}).
 
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
 %% result also has the counter of the consumer's work.
@@ -252,8 +254,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             loop(S);
         {timeout, _, '$inbox_again'} ->
             loop(again(S));
-        {timeout, _, '$inbox_quiet'} ->
-            quiet(S);
+        {timeout, Timer, '$inbox_quiet'} ->
+            quiet(Timer, S);
         Message ->
             loop(uninvited(Message, S))
     end.
@@ -261,28 +263,24 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 %% When nothing has come for QUIET ms the keeper hibernates, to release its memory. (With `after' in
 %% the receive every wait would start a timer.) It wakes once or twice to forget the nodes that have
 %% sent to it.
-quiet(S) -> quiet_since(tell(S)).
-
-quiet_since(#keeper{serial = Serial, quiet = Serial, mail = Mail} = S) ->
-    case trunkline_mail:level(Mail) of
-        0 -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
-        _ -> ?MODULE:loop(quiet_timer(hurry_no_more(S)))
+quiet(Timer, #keeper{quiet = {Timer, Since}, serial = Serial, mail = Mail} = S0) ->
+    S = tell(S0),
+    case (Since =:= forget orelse Since =:= Serial) andalso trunkline_mail:level(Mail) =:= 0 of
+        true -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
+        %% (It moves on to code that has been loaded meanwhile.)
+        false -> ?MODULE:loop(quiet_timer(?QUIET, Serial, hurry_no_more(S)))
     end;
-quiet_since(S) ->
-    %% (It moves on to code that has been loaded meanwhile.)
-    ?MODULE:loop(quiet_timer(hurry_no_more(S))).
+quiet(_, S) ->
+    loop(S).                                 % another one has been started
 
-quiet_timer(S) -> quiet_timer(?QUIET, S).
-
-quiet_timer(Time, S) ->
-    _ = erlang:start_timer(Time, self(), '$inbox_quiet'),
-    S#keeper{quiet = S#keeper.serial}.
+quiet_timer(Time, Since, S) ->
+    S#keeper{quiet = {erlang:start_timer(Time, self(), '$inbox_quiet'), Since}}.
 
 forget(S0) ->
     #keeper{share = Share} = S = flush(S0#keeper{met = #{}}),
     case map_size(trunkline_share:sources(Share)) of
         0 -> S#keeper{quiet = off};
-        _ -> quiet_timer(?FORGET, S)
+        _ -> quiet_timer(?FORGET, forget, S)
     end.
 
 sent(Source, Charge, Message, S) ->
@@ -357,8 +355,9 @@ plain(Kind, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
     accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
 
-accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
-    accept(Kind, Source, Charge, Now, Message, quiet_timer(S));
+accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, serial = Serial} = S)
+  when Quiet =:= off; element(2, Quiet) =:= forget ->
+    accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Serial, S));
 accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S) ->
     case trunkline_mail:level(Mail) =:= 0 andalso trunkline_work:has_room(Work) of
         true ->
