@@ -296,7 +296,7 @@ call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
 call(Tree, Anno, {erlang, Function, _} = MFA, [To | _] = Args, Scope, Seen)
   when Function =:= send; Function =:= exit ->
     case is_self(To, Scope) of
-        true -> {to_self(Tree, Anno, MFA, Args, target(MFA, Scope)), Seen};
+        true -> {to_self(Tree, Anno, MFA, Args, Scope), Seen};
         false -> transform(Tree, Anno, MFA, Args, Scope, Seen)
     end;
 call(Tree, Anno, MFA, Args, Scope, Seen) ->
@@ -310,8 +310,13 @@ transform(Tree, Anno, MFA, Args, Scope, Seen) ->
             {call_of(Target, Anno, Args), sent(lane, Anno, MFA, Args, Scope, Seen)}
     end.
 
-%% What would have been transformed is not imported any more.
-to_self({call, _, {atom, _, _}, _}, Anno, MFA, Args, {_, _, _}) -> call_of(MFA, Anno, Args);
+%% What is transformed elsewhere is not imported any more.
+to_self({call, _, {atom, _, _}, _} = Tree, Anno, {_, Function, Arity} = MFA, Args,
+        #{names := Names} = Scope) ->
+    case is_map_key({Function, Arity}, Names) andalso target(MFA, Scope) of
+        {_, _, _} -> call_of(MFA, Anno, Args);
+        _ -> Tree
+    end;
 to_self(Tree, _, _, _, _) -> Tree.
 
 call_of({Module, Function, _}, Anno, Args) ->
