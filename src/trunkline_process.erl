@@ -13,7 +13,8 @@
 -export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
 -export([label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
--export([is_connected/1, controller/1, monitor_connected/1, send_connected/2, deliver/2]).
+-export([is_connected/1, controller/1, monitor_connected/1, send_connected/2, send_apart/2,
+         deliver/2]).
 -export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -252,6 +253,19 @@ controller(Node) ->
 send_connected(To, Message) ->
     _ = erlang:send(To, Message, [noconnect]),
     ok.
+
+%% The same for a process that must not wait: while the connection is busy another process sends.
+-spec send_apart(pid() | {atom(), node()}, Message :: term()) -> ok | {error, system_limit}.
+send_apart(To, Message) ->
+    case erlang:send(To, Message, [noconnect, nosuspend]) of
+        nosuspend ->
+            case start(fun() -> spawn(fun() -> send_connected(To, Message) end) end) of
+                {ok, _} -> ok;
+                {error, system_limit} = Error -> Error
+            end;
+        _ ->
+            ok
+    end.
 
 %% Sends a message that has come from another node. A pid or an alias of a former life of this node
 %% is that of a process that has ended. But the runtime system writes such a message to the log,

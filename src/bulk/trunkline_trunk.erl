@@ -134,8 +134,7 @@ handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
 handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
     Fragments1 = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids),
     {noreply, rest(S#trunk{fragments = Fragments1})};
-handle_info({channel, Pid, {written, _, Microseconds}},
-            #trunk{carriers = Carriers} = S) ->
+handle_info({channel, Pid, {written, _, Microseconds}}, #trunk{carriers = Carriers} = S) ->
     case Carriers of
         #{Pid := #carrier{busy = Bytes, quantum = Quantum} = Carrier} ->
             Quantum1 = trunkline_quantum:sent(Bytes, Microseconds, Quantum),

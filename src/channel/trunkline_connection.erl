@@ -103,15 +103,8 @@ connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
 -spec invited(Connecting :: pid(), reference(),
               {ok, trunkline_listener:invitation()} | {error, term()}) -> ok.
 invited(Connecting, Ref, Invitation) ->
-    Answer = {invitation, Ref, Invitation},
-    case erlang:send(Connecting, Answer, [noconnect, nosuspend]) of
-        nosuspend ->
-            Wait = fun() -> trunkline_process:send_connected(Connecting, Answer) end,
-            _ = trunkline_process:start(fun() -> spawn(Wait) end),
-            ok;
-        _ ->
-            ok
-    end.
+    _ = trunkline_process:send_apart(Connecting, {invitation, Ref, Invitation}),
+    ok.
 
 %% Logs why a connection could not be made: the reason for which the process that called connect/3
 %% has ended, or could not be started. That the nodes are not connected is no news.

@@ -695,19 +695,11 @@ tell_old(What, #state{old = Old} = S) ->
     S#state{old = Connected}.
 
 %% Sends at once, so that the node cannot learn of an inbox in another way before this. If the
-%% connection is busy, another process sends. (If no process there has the name, the message is
-%% lost, as it should be.)
+%% connection is busy, and no process can be started that waits, this is tried again later. (If no
+%% process there has the name, the message is lost, as it should be.)
 tell(Node, What) ->
-    case erlang:send({?MODULE, Node}, What, [noconnect, nosuspend]) of
-        nosuspend -> tell_later(Node, What);
-        _ -> ok
-    end.
-
-%% If no process can be started that waits, this is tried again later.
-tell_later(Node, What) ->
-    Tell = fun() -> erlang:send({?MODULE, Node}, What, [noconnect]) end,
-    case trunkline_process:start(fun() -> spawn(Tell) end) of
-        {ok, _} -> ok;
+    case trunkline_process:send_apart({?MODULE, Node}, What) of
+        ok -> ok;
         {error, system_limit} -> _ = erlang:start_timer(?LATER, ?MODULE, {tell, Node, What}), ok
     end.
 

@@ -12,8 +12,7 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, packed_charge/2,
-         as_parcel/5,
-         as_term/2]).
+         as_parcel/5, as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 

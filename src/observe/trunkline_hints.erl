@@ -5,8 +5,10 @@
 -module(trunkline_hints).
 -moduledoc false.
 
--export([hints/1, some/2]).
+-export([hints/1, some/1]).
 
+%% How many are enough.
+-define(MOST, 20).
 %% Share of the time; less is not a problem.
 -define(WAITED, 0.05).
 %% Share of a bound from which on the bound is nearly reached.
@@ -23,10 +25,14 @@ hints(#{peers := Peers, inboxes := Inboxes, limits := Limits} = View) ->
                  Peer <- Peers, T <- Hint(Peer, Limits)]
         ++ refused(View).
 
-%% That many hints are enough where all of them would take too much room.
--spec some([string()], Most :: pos_integer()) -> [string()].
-some(Hints, Most) when length(Hints) =< Most -> Hints;
-some(Hints, Most) -> lists:sublist(Hints, Most) ++ [text("and ~b more", [length(Hints) - Most])].
+%% Enough of them, where all would take too much room.
+-spec some(trunkline_sample:view()) -> [string()].
+some(View) ->
+    Hints = hints(View),
+    case length(Hints) - ?MOST of
+        More when More > 0 -> lists:sublist(Hints, ?MOST) ++ [text("and ~b more", [More])];
+        _ -> Hints
+    end.
 
 lost(#{lost_now := 0}, _) -> [];
 lost(#{lost_now := Lost, peer := Peer}, _) ->

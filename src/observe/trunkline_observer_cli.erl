@@ -24,7 +24,6 @@ What this module keeps between two calls.
 -opaque state() :: trunkline_sample:sample() | undefined.
 
 -define(WIDTH, 130).
--define(HINTS, 20).
 
 -doc "
 The lines above the table: the node as a whole, and what should be known of its peers.
@@ -42,8 +41,7 @@ attributes(Before) ->
     Summary = lists:flatten(io_lib:format("Trunkline ~ts: ~b peers, ~b up, ~b messages lost, "
                                           "~b connections refused",
                                           [Release, length(Peers), Up, Lost, Refused])),
-    Hints = trunkline_hints:some(trunkline_hints:hints(View), ?HINTS),
-    {[[#{content => Line, width => ?WIDTH}] || Line <- [Summary | Hints]],
+    {[[#{content => Line, width => ?WIDTH}] || Line <- [Summary | trunkline_hints:some(View)]],
      Sample}.
 
 -doc "

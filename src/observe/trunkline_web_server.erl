@@ -21,7 +21,6 @@
 -define(KEPT, 300).
 -define(PEERS, 100).
 -define(INBOXES, 50).
--define(HINTS, 20).
 %% How many times busier a row must be than one that was shown before, to take its place.
 -define(STAYS, 10).
 -define(AGAIN, 1000).
@@ -270,8 +269,7 @@ busiest(#{peers := Peers, inboxes := Inboxes, more_inboxes := More} = View, Show
           more_peers => max(0, length(Peers) - ?PEERS),
           inboxes := busiest(?INBOXES, fun fullness/1, Inboxes, Shown),
           more_inboxes := More + max(0, length(Inboxes) - ?INBOXES),
-          hints => [unicode:characters_to_binary(Hint)
-                    || Hint <- trunkline_hints:some(trunkline_hints:hints(View), ?HINTS)]}.
+          hints => [unicode:characters_to_binary(Hint) || Hint <- trunkline_hints:some(View)]}.
 
 traffic(#{peer := Peer, messages_out := Out, messages_in := In, queued_messages := Queued}) ->
     {Peer, [Out + In + Queued]}.

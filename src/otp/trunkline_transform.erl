@@ -89,10 +89,9 @@ for none.
 ".
 -doc #{since => <<"1.0.0">>}.
 -spec stock(mfa()) -> [mfa()].
-stock({Module, Function, Arity}) ->
+stock({Module, Function, Arity} = MFA) ->
     [{Stock, Function, Arity}
-     || {_, Stock, By, Functions} <- table(), By =:= Module,
-        {Name, Arities} <- Functions, Name =:= Function, lists:member(Arity, Arities)].
+     || {_, Stock, By, Functions} <- table(), By =:= Module, is_among(MFA, Functions)].
 
 %% Functions that are not transformed, and that send something to a process or a node, possibly a
 %% remote one: which argument is the destination, and what that means for the order. The transform
@@ -132,10 +131,9 @@ left() ->
      {timer, message, 2,
       [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]}].
 
-left({Module, Function, Arity}) ->
-    case [{Meaning, Argument}
-          || {M, Meaning, Argument, Functions} <- left(), M =:= Module,
-             {F, Arities} <- Functions, F =:= Function, lists:member(Arity, Arities)] of
+left({Module, _, _} = MFA) ->
+    case [{Meaning, Argument} || {M, Meaning, Argument, Functions} <- left(), M =:= Module,
+                                 is_among(MFA, Functions)] of
         [Left] -> Left;
         [] -> none
     end;
@@ -425,14 +423,19 @@ origin(Function, Arity, #{names := Names}) ->
             end
     end.
 
-target({Module, Function, Arity}, Scope) ->
+target({Module, Function, Arity} = MFA, Scope) ->
     case [Target || {_, M, Target, Functions} <- selected(Scope), M =:= Module,
-                    {F, Arities} <- Functions, F =:= Function, lists:member(Arity, Arities)] of
+                    is_among(MFA, Functions)] of
         [Target] -> {Target, Function, Arity};
         [] -> none
     end;
 target(unknown, _) ->
     none.
+
+%% Functions has the arities of each name.
+is_among({_, Function, Arity}, Functions) ->
+    lists:any(fun({F, Arities}) -> F =:= Function andalso lists:member(Arity, Arities) end,
+              Functions).
 
 selected(#{classes := Classes}) ->
     [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
