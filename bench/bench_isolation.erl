@@ -13,13 +13,14 @@
 %% connections for them (bulk_transport dist). Since a probe waits for
 %% its answer, it asks seldom where answers are slow: with fewer than a hundred
 %% of them the p99 is the longest.
+%%
+%% With OF=maps the large messages are lists of maps, and fewer.
 -module(bench_isolation).
 
 -export([main/0]).
 -export([receiver/3, echo/1]).
 
 -define(SENDERS, 6).
--define(EACH, 50).                % messages of one sender
 -define(LARGE, 10_000_000).       % bytes
 -define(IDLE, 3000).              % ms, about as long as the large messages take
 
@@ -29,11 +30,11 @@ main() ->
 
 run() ->
     {_, Node} = Peer = bench:start_peer([]),
+    {_, Each} = Large = large(os:getenv("OF")),
     bench:say("~nIsolation: ~b senders each stream ~b messages of ~b MB to another node; "
               "three probes ask~n"
               "that node something each millisecond. ~b rounds, each variant once a round.",
-              [?SENDERS, ?EACH, ?LARGE div 1_000_000, bench:rounds()]),
-    Large = binary:copy(<<"x">>, ?LARGE),
+              [?SENDERS, Each, ?LARGE div 1_000_000, bench:rounds()]),
     Measured = bench:in_turn([{V, fun() -> isolation(V, Node, Large) end}
                               || V <- [idle, stock, tuned, trunkline, plain]]),
     bench:stop_peer(Peer),
@@ -45,6 +46,10 @@ run() ->
     bench:overview(Results),
     bench:finish("isolation", [{"MB/s", [Rate]} | [{Unit, [Result]} || {Unit, Result} <- Results]],
                  targets(Rate, figure({stock, p99}, Measured))).
+
+%% A message, and how many of these each sender sends.
+large("maps") -> {bench_throughput:message({maps, ?LARGE}), 10};
+large(_) -> {bench_throughput:message({bytes, ?LARGE}), 50}.
 
 probes() ->
     [{stock, "a ping by !"},
@@ -89,10 +94,11 @@ load(idle, _, _, Probes) ->
     _ = [P ! go || P <- Probes],
     timer:sleep(?IDLE),
     none;
-load(Variant, Node, Large, Probes) ->
-    Receivers = [erlang:spawn_opt(Node, ?MODULE, receiver, [self(), ?EACH, ?LARGE], [link, monitor])
+load(Variant, Node, {Large, Each}, Probes) ->
+    Receivers = [erlang:spawn_opt(Node, ?MODULE, receiver, [self(), Each, size_of(Large)],
+                                  [link, monitor])
                  || _ <- lists:seq(1, ?SENDERS)],
-    Senders = [spawn_opt(fun() -> receive go -> stream(Variant, To, 1, Large) end end,
+    Senders = [spawn_opt(fun() -> receive go -> stream(Variant, To, 1, Each, Large) end end,
                          [link, monitor])
                || {To, _} <- Receivers],
     T0 = now_us(),
@@ -100,13 +106,16 @@ load(Variant, Node, Large, Probes) ->
     _ = [receive {arrived, R} -> ok end || {R, _} <- Receivers],
     T1 = now_us(),
     _ = [receive {'DOWN', Ref, process, P, _} -> ok end || {P, Ref} <- Senders ++ Receivers],
-    ?SENDERS * ?EACH * ?LARGE / (T1 - T0).
+    ?SENDERS * Each * ?LARGE / (T1 - T0).
 
-stream(_, _, N, _) when N > ?EACH ->
+stream(_, _, N, Each, _) when N > Each ->
     ok;
-stream(Variant, To, N, Large) ->
+stream(Variant, To, N, Each, Large) ->
     _ = send(Variant, To, {large, self(), N, Large}),
-    stream(Variant, To, N + 1, Large).
+    stream(Variant, To, N + 1, Each, Large).
+
+size_of(Binary) when is_binary(Binary) -> byte_size(Binary);
+size_of(List) -> length(List).
 
 send(Variant, To, Message) when Variant =:= stock; Variant =:= tuned -> To ! Message;
 send(_, To, Message) -> trunkline:send(To, Message).
@@ -115,7 +124,7 @@ send(_, To, Message) -> trunkline:send(To, Message).
 -spec receiver(pid(), pos_integer(), pos_integer()) -> ok.
 receiver(Parent, Each, Size) ->
     lists:foreach(
-      fun(N) -> receive {large, _, Number, Large} -> {N, Size} = {Number, byte_size(Large)} end end,
+      fun(N) -> receive {large, _, Number, Large} -> {N, Size} = {Number, size_of(Large)} end end,
       lists:seq(1, Each)),
     Parent ! {arrived, self()},
     ok.

@@ -31,6 +31,8 @@ payload(Seed, {map, Bytes}) ->
 %% Copies: a piece must not keep the wheels that it is a part of.
 payload(Seed, {pieces, Bytes}) ->
     [binary:copy(binary(Seed + N, 1000)) || N <- lists:seq(1, Bytes div 1000)];
+%% A long list that does not look like one, but like binaries. So it is packed.
+payload(Seed, {parcel, Bytes}) -> [binary(Seed, 5_000) | payload(Seed, {list, Bytes})];
 %% Many atoms: some 30 bytes each.
 payload(Seed, {rows, Bytes}) ->
     [#{id => Seed + N, state => active} || N <- lists:seq(1, Bytes div 30 + 1)];

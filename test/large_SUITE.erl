@@ -9,10 +9,10 @@
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
-         requests_and_replies/1, late_replies/1, servers_die/1, nosuspend_at_the_bound/1,
-         waits_at_the_bound/1, replies_wait/1, reply_behind_large_message/1,
-         reply_behind_what_waits/1, replies_wait_no_longer/1, short_terms_wait/1,
-         many_large_replies/1,
+         requests_and_replies/1, terms_of_any_length/1, late_replies/1, servers_die/1,
+         nosuspend_at_the_bound/1, waits_at_the_bound/1, replies_wait/1,
+         reply_behind_large_message/1, reply_behind_what_waits/1, replies_wait_no_longer/1,
+         short_terms_wait/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, given_up/1, asked_in_vain/1, stays_disconnected/1,
          ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
@@ -25,7 +25,8 @@ suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
-          late_replies, servers_die, nosuspend_at_the_bound, waits_at_the_bound, replies_wait,
+          terms_of_any_length, late_replies, servers_die, nosuspend_at_the_bound,
+          waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
           short_terms_wait, many_large_replies, killed_senders,
           killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
@@ -565,7 +566,7 @@ requests_and_replies(_) ->
     {A, B} = cluster:pair([]),
     [To] = cluster:call(B, freight, start_receivers, [1]),
     Makes = [1, 65_536, {list, 100_000}, {map, 300_000}, {pieces, 500_000},
-             {rows, 60_000}, {rows, 400_000}, 5_000_000],
+             {rows, 60_000}, {rows, 4_000_000}, 5_000_000],
     Steps = [{Kind, To, Request}
              || Request <- Makes, Reply <- Makes, Kind <- [{call, Reply}, {request, Reply}],
                 Request =/= Reply orelse Request =/= 5_000_000],
@@ -573,6 +574,33 @@ requests_and_replies(_) ->
                  cluster:call(A, freight, play_all, [[{1, Steps}, {2, lists:reverse(Steps)}]])),
     await_received(B, To, 1, length(Steps)),
     await_received(B, To, 2, length(Steps)),
+    cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% A term that is not of binaries goes by plain distribution, however long it is, whether it is a
+%% message, a request with a timeout or without, a reply, or the arguments or the outcome of a
+%% function. It keeps its place.
+terms_of_any_length(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    Rows = {rows, 6_000_000},
+    Steps = [{send, To, 10}, {send, To, Rows}, {send, To, 10}, {{call, 10}, To, Rows},
+             {{call, Rows}, To, 10}, {{request, Rows}, To, Rows}, {send, To, 10}],
+    ?assertEqual([normal], cluster:call(A, freight, play_all, [[{1, Steps}]])),
+    await_received(B, To, 1, length(Steps)),
+    ok = cluster:call(
+           A, fun() ->
+                      {_, _, _, _, List} = Message = freight:message(2, 1, Rows),
+                      {freight, _, _, _, _} =
+                          trunkline:call(To, {answer, Rows, Message}, 60_000),
+                      [List = trunkline_erpc:call(node(To), lists, reverse,
+                                                  [lists:reverse(List)], Timeout)
+                       || Timeout <- [infinity, 60_000]],
+                      ok
+              end),
+    [?assertMatch(#{large := #{connections := 0}},
+                  cluster:call(P, trunkline, info, [cluster:node_of(Q)]))
+     || {P, Q} <- [{A, B}, {B, A}]],
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
     cluster:stop_all([A, B]).
 
@@ -1432,7 +1460,7 @@ link_killed_while_opening(_) ->
 %% seen at work is of no use: then there is another sender.
 link_killed(A, B, To, {Round, N} = Id) ->
     Sender = cluster:call(A, fun() -> spawn(fun() -> puppet(To, Id, 1) end) end),
-    ok = cluster:call(A, fun() -> Sender ! {list, 30_000_000}, ok end),
+    ok = cluster:call(A, fun() -> Sender ! {parcel, 30_000_000}, ok end),
     case cluster:call(
            B, fun() -> await_opener(To, Id) andalso exit(find(link, node(Sender)), kill) end) of
         true -> {Id, Sender};

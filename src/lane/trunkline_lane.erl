@@ -306,14 +306,15 @@ when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batc
             late
     end.
 
-%% Its server is suspended if the distribution is busy, or more is waiting here.
+%% Its server is suspended if this process is to be, or more is waiting here.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
            #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
                              Options, S)
            end,
-    IsNext = process_info(self(), message_queue_len) =:= {message_queue_len, 0},
+    IsNext = trunkline_in_turn:may_go_at_once(Charge)
+        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
     Throttle1 = case IsNext andalso Send([nosuspend]) of
                     ok ->
                         Throttle;
@@ -338,7 +339,7 @@ empty_batch(#lane{asks = Asks, batches = Batches} = S) ->
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = first_replies(Entries, trunkline_in_turn:most(), S),
+    {Replies, Others} = first_replies(Entries, trunkline_in_turn:most_at_once(), S),
     S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
@@ -437,7 +438,7 @@ add(C, Entry, More, Charge, Entries, S) ->
 %% beyond that it is full of replies.
 reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
       #lane{gate = Gate, ix = Ix, large = Large, throttle = Throttle} = S) ->
-    Charge = charge(Size, Reply, Large),
+    Charge = trunkline_shape:charge(Size, Reply, Large),
     case Charge < Large orelse is_closed(S) of
         true ->
             ok = trunkline_gate:force(Gate, Ix, Charge),
@@ -475,10 +476,6 @@ large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
 
 answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
     S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}}.
-
-%% The estimate is enough if the reply is large anyway: what counts then is the term.
-charge({about, Charge, _}, Reply, Large) when Charge < Large -> trunkline_gate:charge(Reply);
-charge(Size, _, _) -> trunkline_shape:charge(Size).
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
     case trunkline_notices:mark(Charge, Sender, Entry, Notices) of

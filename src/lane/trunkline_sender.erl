@@ -110,7 +110,7 @@ long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
         ok ->
             ok;
         _ ->
-            Charge = charge(Size, Message),
+            Charge = trunkline_shape:charge(Size, Message, Route#route.large),
             case Charge >= Route#route.large of
                 true -> large(Route, Ix, Node, To, Message, Charge, How, Ticket);
                 false -> by_lane(Route, Ix, entry(To, Message), Charge, How, Ticket)
@@ -121,10 +121,6 @@ is_known(To) when is_tuple(To) ->
     trunkline_command:is_request(To) orelse element(1, To) =:= reply;
 is_known(To) ->
     is_pid(To) orelse is_atom(To).
-
-%% A long list is measured only if it must be.
-charge({exactly, Charge}, _) -> Charge;
-charge({about, _, _}, Message) -> trunkline_gate:charge(Message).
 
 %% A flat term is more than its encoding, and would be copied into the lane. (A command goes by lane
 %% as it is.)
@@ -188,11 +184,13 @@ large(#route{gate = Gate, bulk_limit = Limit, large = Large, stats = Stats} = Ro
                 Large :: trunkline_gate:charge(), trunkline_stats:stats()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
 as_parcel(Node, Message, Charge, Large, Stats) ->
-    case Charge >= Large andalso trunkline_in_turn:is_short_enough(Charge)
-        andalso trunkline_shape:shape(Message) =:= mixed
+    case Charge >= Large andalso trunkline_shape:shape(Message) =:= mixed
         andalso trunkline_in_turn:are_terms_suited(Node, Stats) of
-        true -> as_term(Message, Charge);
-        false -> {trunkline_parcel:pack(Message), Charge}
+        true ->
+            as_term(Message, Charge);
+        false ->
+            Parcel = trunkline_parcel:pack(Message),
+            {Parcel, trunkline_gate:charge(trunkline_parcel:bytes(Parcel), 1)}
     end.
 
 %% The same for one that stays as it is.

@@ -34,6 +34,11 @@
 %% request, the lane cancels it. If there is no such server, the caller has been told. A process
 %% that has executed a function for trunkline_erpc asks so about its outcome.
 %%
+%% A term may be as long as it likes: the distribution sends it in fragments, suspends the sender
+%% while more than 1 MB (`+zdbbl') waits, and takes turns between several senders. But of a process
+%% that is not to be suspended it takes the whole message at once, and all others wait behind that.
+%% So what is sent with `nosuspend', or as an exit reason, should not be too long.
+%%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
 %% receiver has an inbox. Then the term goes by lane, or as a large message. So it does to a far
@@ -44,23 +49,23 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([most/0, is_short_enough/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
+-export([most_at_once/0, may_go_at_once/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
 
-%% Bytes. A shorter term is as fast by lane. A longer one would hold up everything behind it on the
-%% distribution.
+%% Bytes. A shorter term is as fast by lane.
 -define(FROM, 16000).
 %% The same for the outcome of a request, and for a request if the caller has to ask and may get no
 %% lease: that costs a round trip between the nodes for each.
 -define(REQUEST_FROM, 48000).
--define(MOST, 2_100_000).
-%% The same for binaries: a batch of the default size has no room for two. From `large_bytes' on
-%% they have connections of their own.
+%% Binaries: a batch of the default size has no room for two. From `large_bytes' on they have
+%% connections of their own.
 -define(BINARY_FROM, 33_000).
+%% More than that, given to the distribution at once, would keep it busy.
+-define(AT_ONCE, 2_100_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
 %% ms that a sender remembers, in its process dictionary, that the mailbox of one receiver at each
@@ -78,17 +83,17 @@
 %% `noproc': there is no such server, and the caller has been told.
 -type answer() :: go() | noproc | {no, go()}.
 
-%% Bytes that may go by the distribution at a time: more would keep it busy.
--spec most() -> pos_integer().
-most() -> ?MOST.
+%% Bytes of messages, one after the other or a single one, of a process that is not suspended while
+%% the distribution is busy.
+-spec most_at_once() -> pos_integer().
+most_at_once() -> ?AT_ONCE.
 
--spec is_short_enough(trunkline_gate:charge()) -> boolean().
-is_short_enough(Charge) -> trunkline_gate:bytes(Charge) =< ?MOST.
+-spec may_go_at_once(trunkline_gate:charge()) -> boolean().
+may_go_at_once(Charge) -> trunkline_gate:bytes(Charge) =< ?AT_ONCE.
 
-%% Whether the size of a reply is one for which `!' is best.
+%% Whether a reply is so long that `!' is best for it.
 -spec is_long_reply(trunkline_gate:charge()) -> boolean().
-is_long_reply(Charge) ->
-    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso is_short_enough(Charge).
+is_long_reply(Charge) -> trunkline_gate:bytes(Charge) >= ?REQUEST_FROM.
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
@@ -105,7 +110,7 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
 send(Route, Ix, Node, To, Message, Size, Deadline) ->
     Charge = trunkline_shape:charge(Size),
     case trunkline_gate:bytes(Charge) >= from(To)
-        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
+        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Deadline, Route) of
         now ->
             case send_now(To, Node, Message, Deadline) of
                 ok -> bypassed(Route, Ix, Node, Charge);
@@ -159,16 +164,16 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-turn(Kind, To, Node, Ix, Charge, Route) ->
-    case is_suited(Kind, To, Charge, Route) of
+turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
+    case is_suited(Kind, To, Charge, Deadline, Route) of
         true -> turn(Kind, knows(To, Node, Route), Ix, Route);
         false -> no
     end.
 
-%% Whether the size is one for which `!' is best: it is not too short.
-is_suited(terms, _, Charge, _) ->
-    is_short_enough(Charge);
-is_suited(binaries, To, Charge, #route{large = Large}) ->
+%% Whether `!' is best for that size: it is not too short.
+is_suited(terms, _, Charge, Deadline, _) ->
+    Deadline =:= infinity orelse may_go_at_once(Charge);
+is_suited(binaries, To, Charge, _, #route{large = Large}) ->
     is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large.
 
 %% If the sender has to ask, a binary is as fast by lane. But the answer tells of the receiver's

@@ -5,13 +5,14 @@
 %% has been delivered. So these calls keep their order with what goes by lane.
 %%
 %% That is as fast as a lane, or faster, for long calls, and while few callers call at a time
-%% (trunkline_concurrency). A call that would keep the distribution busy goes by lane.
+%% (trunkline_concurrency). Large binaries go apart, and so does an outcome that would keep the
+%% distribution busy: of an exit reason it takes all at once (trunkline_in_turn).
 -module(trunkline_plain_call).
 -moduledoc false.
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/2, ended/3, is_suited/2, await_delivery/1]).
+-export([start/2, ended/3, may_end_with/2, await_delivery/1]).
 
 %% Bytes of a long call. For that the lanes are no better, however many callers there are.
 -define(LONG, 4096).
@@ -54,18 +55,20 @@ ended(Node, Way, Started) ->
             ok
     end.
 
-%% Whether a message to that node would not keep the distribution busy.
--spec is_suited(node(), Message :: term()) -> boolean().
-is_suited(Node, Message) ->
+%% Whether the exit reason of an executor may tell that node the outcome.
+-spec may_end_with(Outcome :: term(), node()) -> boolean().
+may_end_with(Outcome, Node) ->
     case trunkline_route:lookup(Node) of
-        #route{} = Route -> is_suited(trunkline_shape:size(Message), Message, Route);
-        none -> true
+        #route{} = Route ->
+            Size = trunkline_shape:size(Outcome),
+            trunkline_in_turn:may_go_at_once(trunkline_shape:charge(Size))
+                andalso is_suited(Size, Outcome, Route);
+        none ->
+            true
     end.
 
 is_suited(Size, Message, #route{large = Large}) ->
-    Charge = trunkline_shape:charge(Size),
-    Charge < Large orelse (trunkline_in_turn:is_short_enough(Charge)
-                           andalso trunkline_shape:kind(Size, Message) =:= terms).
+    trunkline_shape:charge(Size) < Large orelse trunkline_shape:kind(Size, Message) =:= terms.
 
 %% Waits until everything has been delivered that the calling process has sent to the node of that
 %% caller, or is lost.

@@ -16,7 +16,7 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, size/1, long_list/1, charge/1, kind/2]).
+-export([shape/1, size/1, long_list/1, charge/1, charge/3, kind/2]).
 
 -export_type([kind/0, size/0]).
 
@@ -110,6 +110,11 @@ size(Term) ->
 -spec charge(size()) -> trunkline_gate:charge().
 charge({exactly, Charge}) -> Charge;
 charge({about, Charge, _}) -> Charge.
+
+%% A long list is measured only if the estimate does not say that it is large.
+-spec charge(size(), term(), Large :: trunkline_gate:charge()) -> trunkline_gate:charge().
+charge({about, Charge, _}, Term, Large) when Charge < Large -> trunkline_gate:charge(Term);
+charge(Size, _, _) -> charge(Size).
 
 -spec kind(size(), term()) -> kind().
 kind({about, _, Kind}, _) -> Kind;
