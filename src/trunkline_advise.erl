@@ -34,13 +34,14 @@
           suspended := #{times := per_second(), share := float()} | undefined,
           %% undefined: Trunkline has no session with that node
           lanes := #{messages := per_second(), batched_messages := per_second(),
-                     batches := per_second(), waits := per_second()} | undefined}.
+                     batches := per_second(), waits := per_second(),
+                     bytes := per_second()} | undefined}.          % large ones included
 -type advice() ::
           #{figures := figures(), gain := none | batches | waits | large | in_use,
             text := [string()]}.
 
 %% Of all lanes to a node.
--define(LANES, [messages, batched_messages, batches, waits]).
+-define(LANES, [messages, batched_messages, batches, waits, bytes]).
 %% ms
 -define(TIME, 5000).
 -define(POLL, 1).                  % between two checks of the suspended processes
@@ -53,8 +54,6 @@
 -define(SMALL, 4096).
 %% Bytes per second from which on a connection with messages of that size has large traffic.
 -define(LARGE_RATE, 10_000_000).
-%% Writes for a term that Trunkline sends by the distribution, at most: 2 MB in fragments of 64 kB.
--define(WRITES, 33).
 %% Messages in a batch, at most: see trunkline_lane.
 -define(BATCH, 256).
 %% us of both nodes' processors
@@ -116,8 +115,11 @@ counters(Port) ->
 
 lanes(Node) ->
     case trunkline_info:peer(Node) of
-        #{state := up, lanes := [_ | _] = Lanes} ->
-            Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
+        #{state := up, lanes := [_ | _] = Lanes, large := Large} ->
+            Sum = fun(Key) ->
+                          lists:sum([maps:get(Key, Lane) || Lane <- Lanes]
+                                    ++ [maps:get(Key, Large) || Key =:= bytes])
+                  end,
             maps:from_list([{Key, Sum(Key)} || Key <- ?LANES]);
         _ ->
             undefined                        % or Trunkline does not run
@@ -249,14 +251,13 @@ judge(#{lanes := Lanes} = Figures) ->
 in_use(Figures) -> {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)}.
 
 %% Whether most of the traffic may be Trunkline's. (Batches on connections of their own are not
-%% among the writes. Long terms are not in batches, and each takes several writes.)
-are_used(#{socket := #{writes := Writes}, lanes := #{messages := Messages, batches := Batches}}
-         = Figures) ->
-    Each = case mean(Figures) < ?SMALL of
-               true -> 1;
-               false -> ?WRITES
-           end,
-    Messages * Each >= Writes - Batches;
+%% among the writes. Long terms are not in batches, and each takes many writes.)
+are_used(#{socket := #{writes := Writes, sent_bytes := Sent},
+           lanes := #{messages := Messages, batches := Batches, bytes := Bytes}} = Figures) ->
+    case mean(Figures) < ?SMALL of
+        true -> Messages >= Writes - Batches;
+        false -> 2 * Bytes >= Sent
+    end;
 are_used(_) ->
     true.
 

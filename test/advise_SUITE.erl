@@ -38,13 +38,14 @@ suspended_senders(_) ->
 
 lanes_in_use(_) ->
     Lanes = #{messages => 100_000.0, batched_messages => 100_000.0, batches => 1000.0,
-              waits => 0.0},
+              waits => 0.0, bytes => 15_000_000.0},
     {in_use, Text} = judge(#{socket => socket(1000, 4000), lanes => Lanes}),
     ?assert(says("100,000 messages/s go by lane, 100.0 in a batch", Text)),
     {in_use, Idle} =
         judge(
           #{socket => socket(1, 60),
-            lanes => #{messages => 0.0, batched_messages => 0.0, batches => 0.0, waits => 0.0}}),
+            lanes => #{messages => 0.0, batched_messages => 0.0, batches => 0.0, waits => 0.0,
+                       bytes => 0.0}}),
     ?assert(says("No messages went by lane", Idle)),
     ?assertNot(says("beside the lanes", Text)),
     {in_use, Beside} = judge(#{socket => socket(21_000, 60), lanes => Lanes}),
@@ -52,7 +53,8 @@ lanes_in_use(_) ->
 
 %% Trunkline runs, but the code does not use it.
 lanes_not_in_use(_) ->
-    Little = #{messages => 10.0, batched_messages => 10.0, batches => 10.0, waits => 0.0},
+    Little = #{messages => 10.0, batched_messages => 10.0, batches => 10.0, waits => 0.0,
+               bytes => 2000.0},
     [begin
          {Gain, Text} = judge(Figures#{lanes => Little}),
          ?assert(says("Trunkline runs at both nodes, but little of this goes by lane", Text)),
@@ -62,10 +64,10 @@ lanes_not_in_use(_) ->
                                 {large, #{socket => socket(500, 3_000_000)}},
                                 {waits, #{socket => socket(500, 1000),
                                           suspended => #{times => 10.0, share => 0.12}}}]],
-    %% A hundred terms of 1 MB, which Trunkline sends by the distribution, in fragments.
+    %% Ten terms of 10 MB, which Trunkline sends by the distribution, in fragments.
     {in_use, _} = judge(#{socket => socket(1600, 64_000),
-                          lanes => #{messages => 100.0, batched_messages => 0.0, batches => 0.0,
-                                     waits => 0.0}}).
+                          lanes => #{messages => 10.0, batched_messages => 0.0, batches => 0.0,
+                                     waits => 0.0, bytes => 100_000_000.0}}).
 
 unknown_counters(_) ->
     ?assertMatch({none, [_]}, judge(#{socket => undefined})).

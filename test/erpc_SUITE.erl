@@ -13,7 +13,8 @@
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
--export([by_lane/1, not_started/1, order/1, direct_outcome/1, direct_with_large_outcome/1,
+-export([by_lane/1, not_started/1, order/1, direct_outcome/1, direct_with_uneven_list/1,
+         direct_with_large_outcome/1,
          direct_burst/1, direct_and_waits/1, direct_calls/1, direct_to_limited_heaps/1,
          behind_large/1, large_is_killed/1, long_mailbox/1, many/1, no_process_left/1,
          dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
@@ -33,7 +34,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          by_lane, not_started, order, direct_outcome, direct_with_large_outcome, direct_burst,
+          by_lane, not_started, order, direct_outcome, direct_with_uneven_list,
+          direct_with_large_outcome, direct_burst,
           direct_and_waits, direct_calls, direct_to_limited_heaps, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
@@ -763,6 +765,19 @@ direct_outcome(_) ->
                          end)
             end,
     [?assert(count_direct(B, fun() -> ok = Calls(List) end) > 0) || List <- [rows(), [short]]],
+    cluster:stop_all([A, B]).
+
+%% The size of a list is estimated. If its first element is much longer than all others, the
+%% executor does not get a heap of 100 GB.
+direct_with_uneven_list(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Node = cluster:node_of(B),
+    300_001 = cluster:call(
+                A, fun() ->
+                           Rows = [#{id => N, state => active} || N <- lists:seq(1, 300_000)],
+                           List = [#{id => 0, state => lists:seq(1, 300_000)} | Rows],
+                           trunkline_erpc:call(Node, erlang, length, [List])
+                   end),
     cluster:stop_all([A, B]).
 
 %% A large outcome of such a call goes beside the lane, unless it is a long term.

@@ -88,7 +88,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, ask_about/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
+           [loop/1, ask_about/2, collected/5, reply/4, large_reply/4, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -306,15 +306,14 @@ when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batc
             late
     end.
 
-%% Its server is suspended if this process is to be, or more is waiting here.
+%% Its server is suspended if the distribution is busy, or more is waiting here.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
            #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
-                             Options, S)
+                             Options, S#lane.stats)
            end,
-    IsNext = trunkline_in_turn:may_go_at_once(Charge)
-        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
+    IsNext = process_info(self(), message_queue_len) =:= {message_queue_len, 0},
     Throttle1 = case IsNext andalso Send([nosuspend]) of
                     ok ->
                         Throttle;
@@ -365,15 +364,15 @@ first_replies(Entries, _, _) ->
     {[], Entries}.
 
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = Batches} = S) ->
-    ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
+    ok = send_parcel(Caller, {reply, Caller}, Parcel, S#lane.stats),
     left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
-send_parcel(To, Wrap, Parcel, S) ->
+send_parcel(To, Wrap, Parcel, Stats) ->
     Term = trunkline_parcel:unpack_sent(Parcel),
-    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], S).
+    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], Stats).
 
 %% If the connection is lost, so is the message, and it is counted.
-send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
+send_term(To, Wrap, Term, Bytes, Options, Stats) ->
     case erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect | Options]) of
         nosuspend ->
             nosuspend;
@@ -450,14 +449,14 @@ reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
         false ->
             _ = trunkline_throttle:suspend(Server),
             Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
-            large_reply(Parcel, Charge, Request, Reply, S)
+            large_reply(Parcel, Request, Reply, S)
     end.
 
 as_term(Charge, {_, {_, Server}, _} = Request, Reply, S) ->
     _ = trunkline_throttle:suspend(Server),
-    large_reply(trunkline_sender:as_term(Reply, Charge), Charge, Request, Reply, S).
+    large_reply(trunkline_sender:as_term(Reply, Charge), Request, Reply, S).
 
-large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
+large_reply({Parcel, Charged}, {Caller, {Pid, Server}, Agent}, Reply,
             #lane{gate = Gate, ix = Ix, throttle = Throttle} = S) ->
     Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
     ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charged),
@@ -469,9 +468,9 @@ large_reply({Parcel, Charged}, Charge, {Caller, {Pid, Server}, Agent}, Reply,
                false -> trunkline_gate:term(Reply)
            end,
     {Place, Entry,
-     S1#lane{throttle = case Term > Charge of
+     S1#lane{throttle = case Term >= Charged of
                             true -> trunkline_throttle:long_term(Server, Term, Throttle);
-                            false -> trunkline_throttle:packed(Server, Charge, Throttle)
+                            false -> trunkline_throttle:packed(Server, Charged, Throttle)
                         end}}.
 
 answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
@@ -773,14 +772,29 @@ ready(Ref, Lost, #lane{link = Link}) ->
 fetched(none, _, Opener, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;
-fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
-    ok = send_parcel(To, Wrap, Term, S),
-    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
+fetched(Term, N, Opener, {To, Receiver, Wrap},
+        #lane{notices = Notices, asks = Asks, stats = Stats} = S) ->
+    ok = send_fetched(trunkline_parcel:bytes(Term) =< trunkline_in_turn:most_at_once(),
+                      fun() ->
+                              ok = send_parcel(To, Wrap, Term, Stats),
+                              To =:= Opener orelse erlang:send(Opener, sent, [noconnect])
+                      end),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case Receiver of
         {no, Pid} -> ticking(S1#lane{asks = trunkline_asks:know(Pid, no, Asks)});
         Pid when is_pid(Pid) -> ticking(S1#lane{asks = trunkline_asks:know(Pid, go, Asks)});
         any -> S1
+    end.
+
+%% The distribution suspends who sends a longer term until nearly all of it has left. That must not
+%% be the lane, which others wait for.
+send_fetched(true, Send) ->
+    _ = Send(),
+    ok;
+send_fetched(false, Send) ->
+    case trunkline_process:start(fun() -> spawn_link(Send) end) of
+        {ok, _} -> ok;
+        {error, system_limit} -> send_fetched(true, Send)
     end.
 
 with_room(Charge, #lane{heap = Heap} = S) ->

@@ -193,10 +193,14 @@ as_parcel(Node, Message, Charge, Large, Stats) ->
             {Parcel, trunkline_gate:charge(trunkline_parcel:bytes(Parcel), 1)}
     end.
 
-%% The same for one that stays as it is.
+%% The same for one that stays as it is. (The charge may be an estimate: a long term is measured.)
 -spec as_term(Message :: term(), trunkline_gate:charge()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
-as_term(Message, Charge) ->
+as_term(Message, Estimate) ->
+    Charge = case trunkline_in_turn:may_go_at_once(Estimate) of
+                 true -> Estimate;
+                 false -> trunkline_gate:charge(Message)
+             end,
     {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
      max(Charge, trunkline_gate:term(Message))}.
 

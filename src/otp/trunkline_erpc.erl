@@ -97,8 +97,9 @@ Request ids, each with a label. See `reqids_new/0`. A collection of `erpc` is on
 -define(NAMED(Args, Expression), ?NAMED({erpc, badarg}, Args, Expression)).
 %% The options of erpc's own spawn requests.
 -define(SPAWN_OPTIONS, [{reply, error_only}, monitor]).
-%% Bytes of arguments for which an executor gets a larger heap.
+%% Bytes of arguments from which on an executor gets a larger heap, and up to which it grows.
 -define(LONG, 4096).
+-define(MOST_ROOM, 2_100_000).
 
 %% --- calls --------------------------------------------------------------------
 
@@ -290,10 +291,11 @@ bypass(Node, {M, F, A}, Bytes) ->
     end.
 
 %% The arguments arrive outside of the executor's heap. If it has room for them, no garbage
-%% collection copies them. (Lists of maps take about a word for two bytes of the encoding.)
+%% collection copies them. (Lists of maps take about a word for two bytes of the encoding. But the
+%% size is estimated, and other terms take less. So the room has a limit.)
 executor_options(Node, Bytes) ->
     case Bytes >= ?LONG andalso trunkline_peers:can(Node, heaps) of
-        true -> [{min_heap_size, Bytes div 2} | ?SPAWN_OPTIONS];
+        true -> [{min_heap_size, min(Bytes, ?MOST_ROOM) div 2} | ?SPAWN_OPTIONS];
         false -> ?SPAWN_OPTIONS
     end.
 

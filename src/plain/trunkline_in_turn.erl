@@ -49,7 +49,8 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([most_at_once/0, may_go_at_once/1, is_near/1, is_long_reply/1, are_terms_suited/2]).
+-export([most_at_once/0, may_go_at_once/1, is_near/1, are_terms_suited/2]).
+-export([is_long_reply/1]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
@@ -83,17 +84,17 @@
 %% `noproc': there is no such server, and the caller has been told.
 -type answer() :: go() | noproc | {no, go()}.
 
-%% Bytes of messages, one after the other or a single one, of a process that is not suspended while
-%% the distribution is busy.
+%% Bytes that a process gives to the distribution while others wait for it, or for what it sends.
 -spec most_at_once() -> pos_integer().
 most_at_once() -> ?AT_ONCE.
 
 -spec may_go_at_once(trunkline_gate:charge()) -> boolean().
 may_go_at_once(Charge) -> trunkline_gate:bytes(Charge) =< ?AT_ONCE.
 
-%% Whether a reply is so long that `!' is best for it.
+%% Whether a reply is so long that `!' is best for it, and short enough for the lane to send it.
 -spec is_long_reply(trunkline_gate:charge()) -> boolean().
-is_long_reply(Charge) -> trunkline_gate:bytes(Charge) >= ?REQUEST_FROM.
+is_long_reply(Charge) ->
+    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso may_go_at_once(Charge).
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
@@ -166,8 +167,15 @@ is_worth_asking(_, _, _) ->
 
 turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
     case is_suited(Kind, To, Charge, Deadline, Route) of
-        true -> turn(Kind, knows(To, Node, Route), Ix, Route);
-        false -> no
+        true ->
+            %% The lane waits for a sender that has asked, however long it sends. One that bypasses
+            %% the lane is not known to it, and given up after a while (trunkline_bypass).
+            case may_go_at_once(Charge) of
+                true -> turn(Kind, knows(To, Node, Route), Ix, Route);
+                false -> ask
+            end;
+        false ->
+            no
     end.
 
 %% Whether `!' is best for that size: it is not too short.
