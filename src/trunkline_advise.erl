@@ -251,7 +251,8 @@ judge(#{lanes := Lanes} = Figures) ->
 in_use(Figures) -> {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)}.
 
 %% Whether most of the traffic may be Trunkline's. (Batches on connections of their own are not
-%% among the writes. Long terms are not in batches, and each takes many writes.)
+%% among the writes. Long terms are not in batches, and each takes many writes. The bytes are those
+%% of messages, without the distribution's encoding, and some have gone by other connections.)
 are_used(#{socket := #{writes := Writes, sent_bytes := Sent},
            lanes := #{messages := Messages, batches := Batches, bytes := Bytes}} = Figures) ->
     case mean(Figures) < ?SMALL of

@@ -306,14 +306,15 @@ when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batc
             late
     end.
 
-%% Its server is suspended if the distribution is busy, or more is waiting here.
+%% Its server is suspended if this process may be, or more is waiting here.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
            #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
                              Options, S#lane.stats)
            end,
-    IsNext = process_info(self(), message_queue_len) =:= {message_queue_len, 0},
+    IsNext = trunkline_in_turn:may_go_at_once(Charge)
+        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
     Throttle1 = case IsNext andalso Send([nosuspend]) of
                     ok ->
                         Throttle;
@@ -774,27 +775,13 @@ fetched(none, _, Opener, _, S) ->
     S;
 fetched(Term, N, Opener, {To, Receiver, Wrap},
         #lane{notices = Notices, asks = Asks, stats = Stats} = S) ->
-    ok = send_fetched(trunkline_parcel:bytes(Term) =< trunkline_in_turn:most_at_once(),
-                      fun() ->
-                              ok = send_parcel(To, Wrap, Term, Stats),
-                              To =:= Opener orelse erlang:send(Opener, sent, [noconnect])
-                      end),
+    ok = send_parcel(To, Wrap, Term, Stats),
+    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case Receiver of
         {no, Pid} -> ticking(S1#lane{asks = trunkline_asks:know(Pid, no, Asks)});
         Pid when is_pid(Pid) -> ticking(S1#lane{asks = trunkline_asks:know(Pid, go, Asks)});
         any -> S1
-    end.
-
-%% The distribution suspends who sends a longer term until nearly all of it has left. That must not
-%% be the lane, which others wait for.
-send_fetched(true, Send) ->
-    _ = Send(),
-    ok;
-send_fetched(false, Send) ->
-    case trunkline_process:start(fun() -> spawn_link(Send) end) of
-        {ok, _} -> ok;
-        {error, system_limit} -> send_fetched(true, Send)
     end.
 
 with_room(Charge, #lane{heap = Heap} = S) ->

@@ -178,13 +178,15 @@ large(#route{gate = Gate, bulk_limit = Limit, large = Large, stats = Stats} = Ro
         false -> refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
-%% A message as it travels beside the lane, and what it is charged then. A large term with many
-%% atoms stays as it is, if the peer can fetch it.
+%% A message as it travels beside the lane, and what it is charged then. (The charge before may be
+%% an estimate.) A large term with many atoms stays as it is, if the peer can fetch it, and if the
+%% lane may send it.
 -spec as_parcel(node(), Message :: term(), trunkline_gate:charge(),
                 Large :: trunkline_gate:charge(), trunkline_stats:stats()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
 as_parcel(Node, Message, Charge, Large, Stats) ->
-    case Charge >= Large andalso trunkline_shape:shape(Message) =:= mixed
+    case Charge >= Large andalso trunkline_in_turn:may_go_by_lane(Charge)
+        andalso trunkline_shape:shape(Message) =:= mixed
         andalso trunkline_in_turn:are_terms_suited(Node, Stats) of
         true ->
             as_term(Message, Charge);
@@ -193,14 +195,10 @@ as_parcel(Node, Message, Charge, Large, Stats) ->
             {Parcel, trunkline_gate:charge(trunkline_parcel:bytes(Parcel), 1)}
     end.
 
-%% The same for one that stays as it is. (The charge may be an estimate: a long term is measured.)
+%% The same for one that stays as it is.
 -spec as_term(Message :: term(), trunkline_gate:charge()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
-as_term(Message, Estimate) ->
-    Charge = case trunkline_in_turn:may_go_at_once(Estimate) of
-                 true -> Estimate;
-                 false -> trunkline_gate:charge(Message)
-             end,
+as_term(Message, Charge) ->
     {trunkline_parcel:term(Message, trunkline_gate:bytes(Charge)),
      max(Charge, trunkline_gate:term(Message))}.
 

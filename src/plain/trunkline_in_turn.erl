@@ -34,10 +34,11 @@
 %% request, the lane cancels it. If there is no such server, the caller has been told. A process
 %% that has executed a function for trunkline_erpc asks so about its outcome.
 %%
-%% A term may be as long as it likes: the distribution sends it in fragments, suspends the sender
-%% while more than 1 MB (`+zdbbl') waits, and takes turns between several senders. But of a process
-%% that is not to be suspended it takes the whole message at once, and all others wait behind that.
-%% So what is sent with `nosuspend', or as an exit reason, should not be too long.
+%% A term may be of any length: the distribution sends it in fragments, suspends the sender while
+%% more than 1 MB (`+zdbbl') waits, and takes turns between several senders. But from a process that
+%% must not be suspended it takes the whole message at once, and all others wait behind that. So
+%% what is sent with `nosuspend', or as an exit reason, should not be too long; nor what a lane
+%% sends, which is suspended for as long, with all that others have in it.
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
@@ -49,8 +50,8 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([most_at_once/0, may_go_at_once/1, is_near/1, are_terms_suited/2]).
--export([is_long_reply/1]).
+-export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
+-export([is_near/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
@@ -67,6 +68,8 @@
 -define(BINARY_FROM, 33_000).
 %% More than that, given to the distribution at once, would keep it busy.
 -define(AT_ONCE, 2_100_000).
+%% Takes a lane 0.13 s if the network has 1 Gbit/s.
+-define(BY_LANE, 16_000_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
 %% ms that a sender remembers, in its process dictionary, that the mailbox of one receiver at each
@@ -84,17 +87,21 @@
 %% `noproc': there is no such server, and the caller has been told.
 -type answer() :: go() | noproc | {no, go()}.
 
-%% Bytes that a process gives to the distribution while others wait for it, or for what it sends.
+%% Bytes that the distribution should take at once.
 -spec most_at_once() -> pos_integer().
 most_at_once() -> ?AT_ONCE.
 
 -spec may_go_at_once(trunkline_gate:charge()) -> boolean().
 may_go_at_once(Charge) -> trunkline_gate:bytes(Charge) =< ?AT_ONCE.
 
-%% Whether a reply is so long that `!' is best for it, and short enough for the lane to send it.
+%% Whether a lane may send a term of that size by the distribution.
+-spec may_go_by_lane(trunkline_gate:charge()) -> boolean().
+may_go_by_lane(Charge) -> trunkline_gate:bytes(Charge) =< ?BY_LANE.
+
+%% Whether a reply has a size for which `!' is best.
 -spec is_long_reply(trunkline_gate:charge()) -> boolean().
 is_long_reply(Charge) ->
-    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso may_go_at_once(Charge).
+    trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso may_go_by_lane(Charge).
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
@@ -172,7 +179,8 @@ turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
             %% the lane is not known to it, and given up after a while (trunkline_bypass).
             case may_go_at_once(Charge) of
                 true -> turn(Kind, knows(To, Node, Route), Ix, Route);
-                false -> ask
+                false when Kind =:= terms -> ask;
+                false -> no
             end;
         false ->
             no
