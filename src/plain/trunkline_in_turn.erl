@@ -177,10 +177,9 @@ turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
         true ->
             %% The lane waits for a sender that has asked, however long it sends. One that bypasses
             %% the lane is not known to it, and given up after a while (trunkline_bypass).
-            case may_go_at_once(Charge) of
-                true -> turn(Kind, knows(To, Node, Route), Ix, Route);
-                false when Kind =:= terms -> ask;
-                false -> no
+            case Kind =:= terms andalso not may_go_at_once(Charge) of
+                true -> ask;
+                false -> turn(Kind, knows(To, Node, Route), Ix, Route)
             end;
         false ->
             no
