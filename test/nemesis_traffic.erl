@@ -164,6 +164,9 @@ payload(Seed, {list, Bytes}) ->
     binary_to_list(payload(Seed, Bytes));
 payload(Seed, {tuple, Bytes}) ->
     {Seed, payload(Seed, Bytes div 2), #{made_of => [payload(Seed + 1, Bytes div 2) | Seed]}};
+%% Many atoms: some 30 bytes each.
+payload(Seed, {rows, Bytes}) ->
+    [#{id => Seed + N, state => active} || N <- lists:seq(1, Bytes div 30)];
 payload(Seed, Bytes) ->
     binary:part(persistent_term:get(?WHEEL), Seed rem 1_999_993, Bytes).
 
@@ -179,6 +182,7 @@ make() ->
     case {bytes(), rand:uniform(10)} of
         {Bytes, 1} when Bytes < 100_000 -> {list, Bytes};
         {Bytes, 2} -> {tuple, Bytes};
+        {Bytes, 3} when Bytes > 8_000 -> {rows, 4 * Bytes};
         {Bytes, _} -> Bytes
     end.
 
