@@ -5,8 +5,8 @@
 %% has been delivered. So these calls keep their order with what goes by lane.
 %%
 %% That is as fast as a lane, or faster, for long calls, and while few callers call at a time
-%% (trunkline_concurrency). Large binaries go apart, and so does an outcome that would keep the
-%% distribution busy: of an exit reason it takes all at once (trunkline_in_turn).
+%% (trunkline_concurrency). Large binaries go apart. An outcome that would keep the distribution
+%% busy is sent, since an exit reason is taken as a whole (trunkline_in_turn).
 -module(trunkline_plain_call).
 -moduledoc false.
 
