@@ -115,12 +115,10 @@ counters(Port) ->
 
 lanes(Node) ->
     case trunkline_info:peer(Node) of
-        #{state := up, lanes := [_ | _] = Lanes, large := Large} ->
-            Sum = fun(Key) ->
-                          lists:sum([maps:get(Key, Lane) || Lane <- Lanes]
-                                    ++ [maps:get(Key, Large) || Key =:= bytes])
-                  end,
-            maps:from_list([{Key, Sum(Key)} || Key <- ?LANES]);
+        #{state := up, lanes := [_ | _] = Lanes, large := #{bytes := Large}} ->
+            Sum = fun(Key) -> lists:sum([maps:get(Key, Lane) || Lane <- Lanes]) end,
+            Sums = maps:from_list([{Key, Sum(Key)} || Key <- ?LANES]),
+            Sums#{bytes := Large + maps:get(bytes, Sums)};
         _ ->
             undefined                        % or Trunkline does not run
     end.

@@ -9,7 +9,7 @@
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
-         requests_and_replies/1, terms_of_any_length/1, late_replies/1, servers_die/1,
+         requests_and_replies/1, terms_of_megabytes/1, late_replies/1, servers_die/1,
          nosuspend_at_the_bound/1, waits_at_the_bound/1, replies_wait/1,
          reply_behind_large_message/1, reply_behind_what_waits/1, replies_wait_no_longer/1,
          short_terms_wait/1, many_large_replies/1,
@@ -25,7 +25,7 @@ suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
-          terms_of_any_length, late_replies, servers_die, nosuspend_at_the_bound,
+          terms_of_megabytes, late_replies, servers_die, nosuspend_at_the_bound,
           waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
           short_terms_wait, many_large_replies, killed_senders,
@@ -577,10 +577,10 @@ requests_and_replies(_) ->
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
     cluster:stop_all([A, B]).
 
-%% A term that is not of binaries goes by plain distribution, however long it is, whether it is a
-%% message, a request with a timeout or without, a reply, or the arguments or the outcome of a
-%% function. It keeps its place.
-terms_of_any_length(_) ->
+%% A term of some megabytes that is not of binaries is no parcel, whether it is a message, a request
+%% with a timeout or without, a reply, or the arguments or the outcome of a function. It keeps its
+%% place.
+terms_of_megabytes(_) ->
     {A, B} = cluster:pair([]),
     [To] = cluster:call(B, freight, start_receivers, [1]),
     Rows = {rows, 6_000_000},

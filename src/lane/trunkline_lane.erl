@@ -311,7 +311,7 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
            #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
                    send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
-                             Options, S#lane.stats)
+                             Options, S)
            end,
     IsNext = trunkline_in_turn:may_go_at_once(Charge)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
@@ -365,15 +365,15 @@ first_replies(Entries, _, _) ->
     {[], Entries}.
 
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = Batches} = S) ->
-    ok = send_parcel(Caller, {reply, Caller}, Parcel, S#lane.stats),
+    ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
     left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
-send_parcel(To, Wrap, Parcel, Stats) ->
+send_parcel(To, Wrap, Parcel, S) ->
     Term = trunkline_parcel:unpack_sent(Parcel),
-    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], Stats).
+    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], S).
 
 %% If the connection is lost, so is the message, and it is counted.
-send_term(To, Wrap, Term, Bytes, Options, Stats) ->
+send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
     case erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect | Options]) of
         nosuspend ->
             nosuspend;
@@ -773,9 +773,8 @@ ready(Ref, Lost, #lane{link = Link}) ->
 fetched(none, _, Opener, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;
-fetched(Term, N, Opener, {To, Receiver, Wrap},
-        #lane{notices = Notices, asks = Asks, stats = Stats} = S) ->
-    ok = send_parcel(To, Wrap, Term, Stats),
+fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
+    ok = send_parcel(To, Wrap, Term, S),
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case Receiver of

@@ -110,8 +110,8 @@ execute_call(Mark, M, F, A) ->
         exit:Outcome ->
             %% The function has ended. So what it has linked to itself must not change the outcome.
             _ = process_flag(trap_exit, true),
-            IsShort = trunkline_plain_call:may_end_with(Outcome, node(Mark)),
-            Reason = outcome(IsShort, Mark, Outcome),
+            MayEnd = trunkline_plain_call:may_end_with(Outcome, node(Mark)),
+            Reason = outcome(MayEnd, Mark, Outcome),
             ok = trunkline_plain_call:await_delivery(Mark),
             exit(Reason)
     end.
