@@ -292,7 +292,9 @@ count_calls(A, Functions, Fun) ->
 writers(Cargo) ->
     [Pid || Pid <- in_loop(trunkline_writer),
             {monitors, Monitors} <- [process_info(Pid, monitors)],
-            lists:any(fun({process, Owner}) -> is_a(trunkline_trunk, Owner) end, Monitors)
+            %% (From OTP 27 on it monitors the port, too, while it sends.)
+            lists:any(fun(Owner) -> is_a(trunkline_trunk, Owner) end,
+                      [Owner || {process, Owner} <- Monitors])
                 =:= (Cargo =:= large)].
 
 %% Of writers: those whose connection has been made. Runs at the node.

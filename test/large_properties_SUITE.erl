@@ -508,11 +508,10 @@ notices_step(_, Notices, Model) ->
 
 nth(N, List) -> lists:nth(N rem length(List) + 1, List).
 
-%% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
+%% --- asks: each sender is told once, what is known or what an inlet has said ------------------
 
 -record(world,
         {asks = trunkline_asks:new() :: trunkline_asks:asks(),
-         said = #{} :: map(),                % of a receiver, since the last tick
          open = #{} :: map(),                % questions, and whom they are about
          late = [] :: list(),                % those whose senders have given up
          granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
@@ -529,9 +528,9 @@ prop_asks() ->
             end).
 
 asks_step() ->
-    frequency([{6, {ask, asks_to(), boolean()}},
+    frequency([{6, {ask, asks_to(), oneof([go, no, look]), boolean()}},
                {6, {answer, nat(), oneof([go, {go, self(), plain}, noproc, {no, go}])}},
-               {2, {learn, asks_receiver()}}, {4, {used, nat()}}, {2, {unused, nat()}},
+               {4, {used, nat()}}, {2, {unused, nat()}},
                {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick}, {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
@@ -540,17 +539,8 @@ asks_to() ->
     oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()},
            {reply, make_ref(), self()}, {reply, make_ref()}]).
 
-receiver({call, Server, _, _}) -> Server;
-receiver({reply, _, Pid}) -> Pid;
-receiver({reply, Caller}) -> Caller;
-receiver(To) -> To.
-
-asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
-    Known = case To of
-                {reply, _} -> go;
-                _ -> maps:get(receiver(To), W#world.said, unknown)
-            end,
-    case trunkline_asks:ask(N, {sender, N}, To, IsIdle, W#world.asks) of
+asks_step({N, {ask, To, Known, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
+    case trunkline_asks:ask(N, {sender, N}, To, Known, IsIdle, W#world.asks) of
         {answer, go, A} ->
             IsCall = is_tuple(To) andalso element(1, To) =:= call,
             bad(Known =/= go orelse not IsIdle orelse IsCall, N,
@@ -560,7 +550,7 @@ asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
         {question, known, A} ->
             bad(Known =/= go, N, W#world{asks = A, open = Open#{N => To}});
         {question, look, A} ->
-            bad(Known =/= unknown, N, W#world{asks = A, open = Open#{N => To}})
+            bad(Known =/= look, N, W#world{asks = A, open = Open#{N => To}})
     end;
 asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
     Ref = nth_key(Nth, Open),
@@ -580,16 +570,10 @@ asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
     W1 = W#world{asks = A, open = maps:remove(Ref, Open)},
     bad(Result =/= Expected, N,
         case Result of
-            {awaited, Whom} when Answer =:= {no, go} -> said(Whom, no, W1);
-            {awaited, Whom} when Answer =/= noproc ->
-                W2 = said(Whom, go, W1),
-                W2#world{granted = (W2#world.granted)#{Ref => {Whom, 0}}};
+            {awaited, Whom} when Answer =/= noproc, Answer =/= {no, go} ->
+                W1#world{granted = (W1#world.granted)#{Ref => {Whom, 0}}};
             _ -> W1
         end);
-asks_step({N, {learn, Receiver}}, #world{asks = Asks} = W) ->
-    A = trunkline_asks:know(Receiver, go, Asks),
-    bad(is_pid(Receiver) andalso trunkline_asks:known(Receiver, A) =/= go, N,
-        said(Receiver, go, W#world{asks = A}));
 asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),
     {How, A} = trunkline_asks:used(Ref, W#world.asks),
@@ -601,18 +585,18 @@ asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
 asks_step({N, {unused, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),
-    {To, A} = trunkline_asks:unused(Ref, W#world.asks),
-    bad(element(1, maps:get(Ref, Granted, {none, 0})) =/= To, N,
-        W#world{asks = A, granted = maps:remove(Ref, Granted)});
-asks_step({N, {late, Nth}}, #world{open = Open, said = Said, late = Late} = W) ->
+    case {trunkline_asks:unused(Ref, W#world.asks), Granted} of
+        {{granted, To, A}, #{Ref := {To, _}}} ->
+            W#world{asks = A, granted = maps:remove(Ref, Granted)};
+        {Result, _} ->
+            bad(Result =/= none orelse is_map_key(Ref, Granted), N, W)
+    end;
+asks_step({N, {late, Nth}}, #world{open = Open, late = Late} = W) ->
     Ref = nth_key(Nth, maps:without(Late, Open)),
-    {To, A} = trunkline_asks:unused(Ref, W#world.asks),
-    bad(maps:get(Ref, Open, none) =/= To, N,
-        W#world{asks = A, late = [Ref | Late],
-                said = case To of
-                           none -> Said;
-                           _ -> Said#{receiver(To) => no}
-                       end});
+    case {trunkline_asks:unused(Ref, W#world.asks), Open} of
+        {{unanswered, To, A}, #{Ref := To}} -> W#world{asks = A, late = [Ref | Late]};
+        {Result, _} -> bad(Result =/= none orelse is_map_key(Ref, Open), N, W)
+    end;
 asks_step({_, {kill, Nth}}, #world{granted = Granted, dead = Dead} = W) ->
     W#world{dead = [{sender, nth_key(Nth, Granted)} | Dead]};
 asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
@@ -622,19 +606,12 @@ asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
     Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
                             || {Ref, {To, 0}} <- maps:to_list(Granted)]),
     bad(lists:sort(Counted) =/= lists:sort(Expected)
-            orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0), N,
-        W#world{asks = A, granted = Older,
-                said = maps:from_list([{receiver(To), no} || To <- maps:values(Open)])});
+            orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0)
+            orelse lists:sort(trunkline_asks:unanswered(A)) =/= lists:sort(maps:values(Open)), N,
+        W#world{asks = A, granted = Older});
 asks_step({N, refuse}, #world{open = Open} = W) ->
     {Refs, A} = trunkline_asks:refuse(W#world.asks),
     bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N, #world{asks = A, bad = W#world.bad}).
-
-%% A name may belong to another process at any time.
-said(To, What, #world{said = Said} = W) ->
-    case receiver(To) of
-        Pid when is_pid(Pid) -> W#world{said = Said#{Pid => What}};
-        _ -> W
-    end.
 
 bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.

@@ -260,7 +260,8 @@ many_short(_) ->
 
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
 %% after eight batches, and again as long as eight messages are sent in a tick. While there is no
-%% answer, and for ten ticks after another one, it does not ask.
+%% answer, and for ten ticks after another one, it does not ask; nor for one tick about a receiver
+%% that is silent. Of a name it remembers only that.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
@@ -268,10 +269,12 @@ prop_mailboxes() ->
        Commands,
        resize(100, list(frequency([{4, {seen, range(1, 2), range(1, 8)}},
                                    {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
-                                   {4, {send, range(1, 2), range(1, 8)}},
+                                   {4, {send, range(1, 3), range(1, 8)}},
+                                   {2, {know, range(1, 3), oneof([go, no])}},
+                                   {1, {silent, range(1, 3)}},
                                    {4, tick}]))),
        begin
-           Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end)},
+           Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end), name},
            World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
                      asked => [], seen => [], ages => #{}, sent_to => [], closed => #{}},
            #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
@@ -281,36 +284,49 @@ prop_mailboxes() ->
 
 mailbox({seen, R, Times}, W) ->
     lists:foldl(fun mailbox/2, W, lists:duplicate(Times, {seen, R}));
-mailbox({seen, R}, #{receivers := Receivers, mailboxes := M, asked := Asked, seen := Seen,
-                     ages := Ages, closed := Closed} = W) ->
-    To = element(R, Receivers),
+mailbox({seen, R}, #{mailboxes := M, asked := Asked, seen := Seen, ages := Ages,
+                     closed := Closed} = W) ->
+    To = receiver(R, W),
     {Questions, M1} = trunkline_mailboxes:seen(To, M),
     IsEighth = length([S || S <- Seen, S =:= R]) =:= 7,
-    Expected = [To || IsEighth, not is_map_key(To, Closed), not is_map_key(To, Ages)],
+    Expected = [To || IsEighth, not is_map_key(To, Closed), not is_map_key(To, Ages),
+                      not lists:keymember(To, 2, Asked)],
     Expected = [Pid || {_, Pid} <- Questions],
-    W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions,
-       closed := maps:merge(Closed, maps:from_keys(Expected, pending))};
-mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked, ages := Ages,
-                                   closed := Closed} = W) ->
+    W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
+mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked} = W) ->
     {Ref, To} = Question = case Which of
                                first -> hd(Asked);
                                last -> lists:last(Asked)
                            end,
     {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
     unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
-    W1 = W#{mailboxes := M1, asked := lists:delete(Question, Asked)},
-    case Answer of
-        go -> W1#{ages := Ages#{To => 0}, closed := maps:remove(To, Closed)};
-        _ -> W1#{ages := maps:remove(To, Ages), closed := Closed#{To => 10}}
-    end;
-mailbox({send, R, Times}, #{receivers := Receivers, mailboxes := M, ages := Ages,
+    known(To, case Answer of go -> go; _ -> no end,
+          W#{mailboxes := M1, asked := lists:delete(Question, Asked)});
+mailbox({know, R, What}, #{mailboxes := M} = W) ->
+    To = receiver(R, W),
+    Addressee = case What of
+                    go -> {call, To, self(), make_ref()};
+                    no -> {reply, make_ref(), To}
+                end,
+    M1 = trunkline_mailboxes:know(Addressee, What, M),
+    known(To, What, W#{mailboxes := M1});
+mailbox({silent, R}, #{mailboxes := M, closed := Closed} = W) ->
+    To = receiver(R, W),
+    W#{mailboxes := trunkline_mailboxes:silent([To], M), closed := Closed#{To => 1}};
+mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed,
                             sent_to := SentTo} = W) ->
-    To = element(R, Receivers),
+    To = receiver(R, W),
     IsKnown = is_map_key(To, Ages),
+    Known = if is_map_key(To, Closed) -> no;
+               IsKnown -> go;
+               true -> look
+            end,
+    Known = trunkline_mailboxes:known(To, M),
+    go = trunkline_mailboxes:known({reply, make_ref()}, M),
     Table = trunkline_mailboxes:table(M),
     lists:foreach(fun(_) -> IsKnown = trunkline_mailboxes:may_receive(To, Table) end,
                   lists:seq(1, Times)),
-    W#{sent_to := [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
+    W#{sent_to := [To || Known =:= go] ++ [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
 mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
                 closed := Closed} = W) ->
     {Questions, M1} = trunkline_mailboxes:tick(M),
@@ -321,14 +337,19 @@ mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
     true = trunkline_mailboxes:are_none_known(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Asked ++ Questions, ages := Left, seen := [], sent_to := [],
-       closed := maps:merge(maps:filtermap(fun closed/2, Closed),
-                            maps:from_keys(maps:keys(Left), pending))};
+       closed := maps:from_list([{To, Ticks - 1} || {To, Ticks} <- maps:to_list(Closed),
+                                                   Ticks > 1])};
 mailbox(_, W) ->
     W.
 
-closed(_, pending) -> true;
-closed(_, 1) -> false;
-closed(_, Ticks) -> {true, Ticks - 1}.
+receiver(R, #{receivers := Receivers}) -> element(R, Receivers).
+
+known(name, _, W) -> W;
+known(To, go, #{ages := Ages, closed := Closed} = W) ->
+    W#{ages := Ages#{To => 0}, closed := maps:remove(To, Closed)};
+known(To, no, #{ages := Ages, closed := Closed, sent_to := SentTo} = W) ->
+    W#{ages := maps:remove(To, Ages), closed := Closed#{To => 10},
+       sent_to := [Pid || Pid <- SentTo, Pid =/= To]}.
 
 %% --- concurrency: callers that call again when their call has ended ------------------
 

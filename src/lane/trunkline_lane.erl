@@ -62,8 +62,8 @@
 %% term that is handed over here, a reply above all, is a large message, but it stays here until its
 %% opener asks for it (trunkline_opener).
 %%
-%% While little comes, senders send short messages past the lane, too. The lane finds out to whom
-%% they may (trunkline_mailboxes).
+%% While little comes, senders send short messages past the lane, too. To whom they may, the lane
+%% finds out (trunkline_mailboxes).
 %%
 %% A long reply goes by plain distribution, too, when everything has been delivered that its server
 %% has sent before. If that is not known, an empty batch, the fence, asks the inlet:
@@ -266,13 +266,13 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
                true -> when_to_reply(Server, S);
                false -> late
            end,
-    case Turn =/= late andalso trunkline_asks:known(Pid, S#lane.asks) of
+    case Turn =/= late andalso trunkline_mailboxes:known(Pid, S#lane.mailboxes) of
         go when Turn =:= now ->
             send_reply(Charge, Request, Reply, with_room(Charge, S));
         go ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(with_room(Charge, S))),
             keep(Place, Entry, S1);
-        unknown when Turn =:= now ->
+        look when Turn =:= now ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
         _ ->
@@ -354,7 +354,7 @@ first_replies([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entr
   when Left > 0 ->
     case trunkline_parcel:is_term(Parcel)
         andalso not trunkline_notices:has_under_way(Server, S#lane.notices)
-        andalso trunkline_asks:known(Pid, S#lane.asks) =:= go of
+        andalso trunkline_mailboxes:known(Pid, S#lane.mailboxes) =:= go of
         true ->
             {Replies, Others} = first_replies(Entries, Left - trunkline_parcel:bytes(Parcel), S),
             {[Entry | Replies], Others};
@@ -623,9 +623,10 @@ tell_agents(#lane{answered = Answered} = S) ->
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
     drained(flush(S#lane{batches = Batches}));
-control({ask, Ref, Sender, To}, #lane{mode = {send, _}} = S) ->
+control({ask, Ref, Sender, To}, #lane{mode = {send, _}, mailboxes = Mailboxes} = S) ->
     case trunkline_batches:takes_turns(S#lane.batches)
-        andalso trunkline_asks:ask(Ref, Sender, To, is_idle(S), S#lane.asks) of
+        andalso trunkline_asks:ask(Ref, Sender, To, trunkline_mailboxes:known(To, Mailboxes),
+                                   is_idle(S), S#lane.asks) of
         {answer, Answer, Asks} ->
             Ref ! {Ref, Answer},
             ticking(S#lane{asks = Asks});
@@ -665,8 +666,9 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of
-        {none, Asks1} -> drained(S#lane{asks = Asks1});
-        {To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}))
+        {unanswered, To, Asks1} -> drained(cancel(To, silent([To], S#lane{asks = Asks1})));
+        {granted, To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}));
+        none -> drained(S)
     end;
 control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
                        element(1, element(3, Event)) =:= channels ->
@@ -750,12 +752,15 @@ answered_ask(Ref, Answer, S) ->
         {awaited, To, Asks} ->
             ticking(case Answer of
                         {no, _} ->
-                            S1 = cancel(To, S#lane{asks = Asks}),
+                            S1 = cancel(To, know(To, no, S#lane{asks = Asks})),
                             Ref ! {Ref, no},
                             S1;
+                        noproc ->
+                            Ref ! {Ref, noproc},
+                            S#lane{asks = Asks};
                         _ ->
                             Ref ! {Ref, Answer},
-                            S#lane{asks = Asks}
+                            know(To, go, S#lane{asks = Asks})
                     end);
         {late, Asks} ->
             S#lane{asks = Asks};
@@ -773,15 +778,21 @@ ready(Ref, Lost, #lane{link = Link}) ->
 fetched(none, _, Opener, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;
-fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices, asks = Asks} = S) ->
+fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
     ok = send_parcel(To, Wrap, Term, S),
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case Receiver of
-        {no, Pid} -> ticking(S1#lane{asks = trunkline_asks:know(Pid, no, Asks)});
-        Pid when is_pid(Pid) -> ticking(S1#lane{asks = trunkline_asks:know(Pid, go, Asks)});
+        {no, Pid} -> ticking(know(Pid, no, S1));
+        Pid when is_pid(Pid) -> ticking(know(Pid, go, S1));
         any -> S1
     end.
+
+know(To, What, #lane{mailboxes = Mailboxes} = S) ->
+    S#lane{mailboxes = trunkline_mailboxes:know(To, What, Mailboxes)}.
+
+silent(Addressees, #lane{mailboxes = Mailboxes} = S) ->
+    S#lane{mailboxes = trunkline_mailboxes:silent(Addressees, Mailboxes)}.
 
 with_room(Charge, #lane{heap = Heap} = S) ->
     S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
@@ -799,7 +810,7 @@ tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
              _ ->
                  S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
          end,
-    lists:foldl(fun cancel/2, S2, Killed).
+    lists:foldl(fun cancel/2, silent(trunkline_asks:unanswered(Asks1), S2), Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.

@@ -4,13 +4,11 @@
 %%                        │
 %%                        └────── a question to the inlet, in the sender's place ──> go, or no
 %%
-%% The lane remembers for at most a second or two whether the mailbox of a receiver is on the heap,
-%% since a process may change that, and a sender that has been told for another second. The lane
-%% does not remember this of a registered name, which another process may have at any time.
+%% What the lane knows of mailboxes is in trunkline_mailboxes.
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
 %% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, the
-%% lane asks no further question about that receiver.
+%% lane asks no further question about that receiver (unanswered/1).
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
 %% though its message may have gone. The lane takes it as sent at the second tick after its end: by
@@ -20,18 +18,15 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/5, answer/3, know/3, known/2, unused/2, used/2, are_granted/1, refuse/1,
+-export([new/0, ask/6, answer/3, unanswered/1, unused/2, used/2, are_granted/1, refuse/1,
          tick/2]).
 
 -export_type([asks/0]).
 
 -type sender() :: pid().
 -type to() :: trunkline_in_turn:addressee().
--type receiver() :: pid() | atom() | reference().
--type known() :: go | no.
 -record(asks,
-        {pending = #{} :: #{reference() => {sender(), to()} | {late, receiver()}},
-         known = #{} :: #{receiver() => known()},           % since the last tick
+        {pending = #{} :: #{reference() => {sender() | late, to()}},
          %% Who was told `go', and has not sent; `dead': that was so at the last tick.
          granted = #{} :: #{reference() => {sender(), to()} | {dead, to()}}}).
 -opaque asks() :: #asks{}.
@@ -42,28 +37,18 @@ new() -> #asks{}.
 %% The answer, or the question that the inlet has to answer: `known' means that it need not look at
 %% the mailbox. A request is always a question, because only the inlet can say how its server should
 %% see it.
--spec ask(reference(), sender(), to(), IsIdle :: boolean(), asks()) ->
-          {answer, known(), asks()} | {question, known | look, asks()}.
-ask(Ref, Sender, To, IsIdle, #asks{known = Known} = A) ->
-    case what(To, Known) of
-        no ->
-            {answer, no, A};
-        go ->
-            case IsIdle andalso not trunkline_command:is_request(To) of
-                true -> {answer, go, grant(Ref, Sender, To, A)};
-                false -> {question, known, pending(Ref, Sender, To, A)}
-            end;
-        look ->
-            {question, look, pending(Ref, Sender, To, A)}
-    end.
-
-%% A process that waits for an outcome does not care for the place of it in its mailbox.
-what({reply, _}, _) -> go;
-what(To, Known) -> maps:get(receiver(To), Known, look).
-
-receiver({reply, _, Pid}) -> Pid;
-receiver(Command) when is_tuple(Command) -> element(2, Command);
-receiver(To) -> To.
+-spec ask(reference(), sender(), to(), trunkline_mailboxes:known(), IsIdle :: boolean(),
+          asks()) ->
+          {answer, go | no, asks()} | {question, known | look, asks()}.
+ask(_, _, _, no, _, A) ->
+    {answer, no, A};
+ask(Ref, Sender, To, go, IsIdle, A) ->
+    case IsIdle andalso not trunkline_command:is_request(To) of
+        true -> {answer, go, grant(Ref, Sender, To, A)};
+        false -> {question, known, pending(Ref, Sender, To, A)}
+    end;
+ask(Ref, Sender, To, look, _, A) ->
+    {question, look, pending(Ref, Sender, To, A)}.
 
 pending(Ref, Sender, To, #asks{pending = Pending} = A) ->
     A#asks{pending = Pending#{Ref => {Sender, To}}}.
@@ -98,34 +83,24 @@ served(To, _) ->
     To.
 
 answered(noproc, _, _, _, A) -> A;
-answered({no, _}, _, _, To, A) -> know(To, no, A);
-answered(_, Ref, Sender, To, A) -> know(To, go, grant(Ref, Sender, To, A)).
+answered({no, _}, _, _, _, A) -> A;
+answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 
-%% Whether that process may be sent to at once.
--spec known(pid(), asks()) -> known() | unknown.
-known(Pid, #asks{known = Known}) -> maps:get(Pid, Known, unknown).
+%% Whom the questions are about that have no answer.
+-spec unanswered(asks()) -> [to()].
+unanswered(#asks{pending = Pending}) -> [To || {_, To} <- maps:values(Pending)].
 
-%% It has come out.
--spec know(to(), known(), asks()) -> asks().
-know(To, What, #asks{known = Known} = A) ->
-    case receiver(To) of
-        Pid when is_pid(Pid) -> A#asks{known = Known#{Pid => What}};
-        _ -> A
-    end.
-
-%% The sender has given up, or could not send. Returns whom its message was for. If no answer has
-%% come, the others should not wait as long.
--spec unused(reference(), asks()) -> {to(), asks()} | {none, asks()}.
-unused(Ref, #asks{pending = Pending, known = Known, granted = Granted} = A) ->
+%% The sender has given up, or could not send. Returns whom its message was for. `unanswered': no
+%% answer has come, and the others should not wait as long.
+-spec unused(reference(), asks()) -> {unanswered | granted, to(), asks()} | none.
+unused(Ref, #asks{pending = Pending, granted = Granted} = A) ->
     case {Pending, maps:take(Ref, Granted)} of
         {#{Ref := {_, To}}, _} ->
-            Receiver = receiver(To),
-            {To, A#asks{pending = Pending#{Ref := {late, Receiver}},
-                        known = Known#{Receiver => no}}};
+            {unanswered, To, A#asks{pending = Pending#{Ref := {late, To}}}};
         {_, {{_, To}, Granted1}} ->
-            {To, A#asks{granted = Granted1}};
+            {granted, To, A#asks{granted = Granted1}};
         {_, error} ->
-            {none, A}
+            none
     end.
 
 %% The sender has sent. `unknown': it was not granted in this session.
@@ -146,13 +121,10 @@ refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
 %% To be called once a second. Returns whom the messages were for that count as sent now.
 -spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], asks()}.
-tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
-    Stuck = [case Who of {late, Receiver} -> Receiver; {_, To} -> receiver(To) end
-             || Who <- maps:values(Pending)],
+tick(IsAlive, #asks{granted = Granted} = A) ->
     Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
     {[To || {dead, To} <- maps:values(Granted)],
-     A#asks{known = maps:from_list([{Receiver, no} || Receiver <- Stuck]),
-            granted = maps:map(fun(_, {Sender, To}) ->
+     A#asks{granted = maps:map(fun(_, {Sender, To}) ->
                                        case IsAlive(Sender) of
                                            true -> {Sender, To};
                                            false -> {dead, To}

@@ -20,13 +20,14 @@
 %% acknowledged, the message has arrived. If it is lost with the connection, the message counts as
 %% lost, too. (If there is no other batch, the lane sends one with nothing else, within a second.)
 %%
-%% A sender that has been told `go' for a receiver need not ask again for a second, as long as
-%% nothing is ahead of its messages (trunkline_bypass): it sends, and counts what it has sent. The
-%% lane reports that at its next tick. Binaries of which a batch has no room for two, and which are
-%% not large, are sent so, too. If something is ahead of one, it goes by lane.
+%% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
+%% not ask, as long as nothing is ahead of its messages (trunkline_bypass): it sends, and counts
+%% what it has sent. The lane reports that at its next tick. Binaries of which a batch has no room
+%% for two, and which are not large, are sent so, too. If something is ahead of one, its sender
+%% asks, but only once a second: otherwise it goes by lane.
 %%
 %% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
-%% past it, too, and their senders need not ask (trunkline_mailboxes).
+%% past it, too.
 %%
 %% A request (trunkline_call) is asked about in the same way. The agent at the peer then waits for
 %% its reply, and the answer says in which form the server gets the request. For a while it holds
@@ -72,9 +73,8 @@
 -define(BY_LANE, 16_000_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
-%% ms that a sender remembers, in its process dictionary, that the mailbox of one receiver at each
-%% node is on the heap.
--define(KNOWN_FOR, 1000).
+%% ms between two questions of a sender about binaries.
+-define(AGAIN, 1000).
 %% A sender of a binary does not ask a lane with a longer queue.
 -define(SHORT_QUEUE, (trunkline_gate:limit(65_536))).
 
@@ -179,7 +179,7 @@ turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
             %% the lane is not known to it, and given up after a while (trunkline_bypass).
             case Kind =:= terms andalso not may_go_at_once(Charge) of
                 true -> ask;
-                false -> turn(Kind, knows(To, Node, Route), Ix, Route)
+                false -> turn(Kind, is_known(To, Node, Ix, Route), Node, Ix, Route)
             end;
         false ->
             no
@@ -191,29 +191,32 @@ is_suited(terms, _, Charge, Deadline, _) ->
 is_suited(binaries, To, Charge, _, #route{large = Large}) ->
     is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large.
 
-%% If the sender has to ask, a binary is as fast by lane. But the answer tells of the receiver's
-%% mailbox, too.
-turn(Kind, true, Ix, #route{gate = Gate, bypass = Bypass}) ->
-    case trunkline_bypass:start(Gate, Ix, Bypass) of
+%% If the sender has to ask, a binary is as fast by lane. But the lane learns about the receiver's
+%% mailbox. And if all go by lane, it never becomes idle.
+turn(Kind, IsKnown, Node, Ix, #route{gate = Gate, bypass = Bypass}) ->
+    case IsKnown andalso trunkline_bypass:start(Gate, Ix, Bypass) of
         true -> now;
         false when Kind =:= terms -> ask;
-        false -> no
-    end;
-turn(terms, _, _, _) ->
-    ask;
-turn(binaries, has_asked, _, _) ->
-    no;
-turn(binaries, false, Ix, #route{gate = Gate}) ->
-    case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE of
-        true -> ask;
-        false -> no
+        false ->
+            case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE andalso may_ask_again(Node) of
+                true -> ask;
+                false -> no
+            end
+    end.
+
+%% Whether the calling process has not asked for a while. If so, it asks.
+may_ask_again(Node) ->
+    Now = erlang:monotonic_time(millisecond),
+    case get({?MODULE, Node}) of
+        Asked when is_integer(Asked), Now < Asked + ?AGAIN -> false;
+        _ -> _ = put({?MODULE, Node}, Now), true
     end.
 
 ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
     Lane = element(Ix, Lanes),
     Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
     {Answer, Ref} = question(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
-    ok = know(Answer, To, Node, Asked, Route),
+    ok = trunkline_lease:keep(Answer, To, Node, Asked),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Deadline);
                {go, Receiver, Wrap} -> send_wrapped(Wrap, Receiver, Message, Deadline);
@@ -294,30 +297,14 @@ sent_meanwhile(Node, #route{bypass = Bypass}) ->
     end.
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
-%% of its mailbox, wherever it is; of another receiver at that node the lane has said so not long
-%% ago, and of the server of a request its agent. `has_asked': that was another one.
-knows({reply, _}, _, #route{stats = Stats}) ->
+%% of its mailbox, wherever it is; of the server of a request its agent has said so, and of another
+%% process the lane. (Of a name it knows nothing.)
+is_known({reply, _}, _, _, #route{stats = Stats}) ->
     is_near(Stats);
-knows(Request, Node, _) when element(1, Request) =:= call ->
+is_known(Request, Node, _, _) when element(1, Request) =:= call ->
     trunkline_lease:is_held(Request, Node);
-knows(To, Node, #route{link = Link}) ->
-    case get({?MODULE, Node}) of
-        {Known, Link, Until} -> erlang:monotonic_time(millisecond) < Until
-                                    andalso (To =:= Known orelse has_asked);
-        _ -> false
-    end.
-
-%% (Another process may have a name at any time.)
-know(Answer, Request, Node, Asked, _) when element(1, Request) =:= call ->
-    trunkline_lease:keep(Answer, Request, Node, Asked);
-know(_, Outcome, _, _, _) when is_tuple(Outcome) ->
-    ok;
-know(Answer, To, Node, {Asked, _}, #route{link = Link}) ->
-    Known = if Answer =:= go, is_pid(To) -> To;
-               true -> []
-            end,
-    _ = put({?MODULE, Node}, {Known, Link, Asked + ?KNOWN_FOR}),
-    ok.
+is_known(To, _, Ix, #route{mailboxes = Mailboxes}) ->
+    is_pid(To) andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes)).
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that
 %% waits for an outcome takes that out of its mailbox, wherever it is. What came before is there.

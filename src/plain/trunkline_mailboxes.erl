@@ -1,9 +1,10 @@
 %% Which receivers of a lane's messages have their mailbox on the heap.
 %%
-%% While little comes to a lane, its processes cost a short message more than batches save. So a
-%% sender that meets an empty lane then sends by plain distribution (trunkline_in_turn). It may, if
-%% the receiver's mailbox is on the heap: see trunkline_opener. The lane finds that out, and senders
-%% read it from a table. So no sender waits for an answer.
+%% Only to these may a message go past the lane (trunkline_in_turn): see trunkline_opener. The lane
+%% finds that out, and senders read it from a table. It learns it from what the inlet answers to a
+%% sender that asks for its turn, and from openers. And while little comes to a lane, its processes
+%% cost a short message more than batches save. So the lane asks by itself then, and no sender waits
+%% for an answer:
 %%
 %%     sender              lane                      inlet         receiver
 %%       | -- message ----> | ══ message ═══════════> | -----------> |
@@ -15,21 +16,26 @@
 %%
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
 %% Once a second it asks again about the receivers that many messages were sent to, and forgets the
-%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer.
+%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer. It remembers
+%% nothing of a registered name, which another process may have at any time; only that a question
+%% about it has no answer.
 %%
 %% This module is a part of the lane, which owns the table.
 -module(trunkline_mailboxes).
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, seen/2, answer/3, tick/1, are_none_known/1, clear/1]).
+-export([new/0, table/1, known/2, know/3, silent/2, seen/2, answer/3, tick/1, are_none_known/1,
+         clear/1]).
 
--export_type([mailboxes/0, table/0, question/0]).
+-export_type([mailboxes/0, table/0, known/0, question/0]).
 
 %% The rows of the table are {Receiver, Sent}. Senders count in it, up to MANY.
 -define(SENT, 2).
 
 -type question() :: reference().
+%% `look': the lane does not know.
+-type known() :: go | no | look.
 
 -opaque table() :: ets:tid().
 -record(mailboxes,
@@ -41,7 +47,7 @@
          %% may never answer, and a process at the peer waits for it.)
          pending = #{} :: #{question() => pid()},
          %% Nor does it before that tick about one that is not suited.
-         unsuited = #{} :: #{pid() => Ticks :: pos_integer()}}).
+         unsuited = #{} :: #{pid() | atom() | reference() => Ticks :: pos_integer()}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
@@ -73,6 +79,51 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
+%% Whether the mailbox is on the heap of the process that gets what is sent so. (One that waits for
+%% an outcome does not care for the place of it in its mailbox.)
+-spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
+known({reply, _}, _) ->
+    go;
+known(To, #mailboxes{table = Table, unsuited = Unsuited}) ->
+    Receiver = receiver(To),
+    case Unsuited of
+        #{Receiver := _} ->
+            no;
+        #{} ->
+            case is_pid(Receiver) andalso may_receive(Receiver, Table) of
+                true -> go;
+                false -> look
+            end
+    end.
+
+receiver({reply, _, Pid}) -> Pid;
+receiver(Command) when is_tuple(Command) -> element(2, Command);
+receiver(To) -> To.
+
+%% It has come out.
+-spec know(trunkline_in_turn:addressee(), go | no, mailboxes()) -> mailboxes().
+know(To, What, M) ->
+    case receiver(To) of
+        Receiver when is_pid(Receiver) -> know_pid(Receiver, What, M);
+        _ -> M
+    end.
+
+know_pid(Receiver, go, #mailboxes{table = Table, unsuited = Unsuited} = M) ->
+    _ = ets:insert_new(Table, {Receiver, 0}),
+    M#mailboxes{unsuited = maps:remove(Receiver, Unsuited)};
+know_pid(Receiver, no, #mailboxes{table = Table} = M) ->
+    true = ets:delete(Table, Receiver),
+    not_before(?PATIENCE, Receiver, M).
+
+%% The lane should not ask about it, nor send to it, before so many ticks.
+not_before(Ticks, Receiver, #mailboxes{unsuited = Unsuited, ticks = Now} = M) ->
+    M#mailboxes{unsuited = Unsuited#{Receiver => Now + Ticks}}.
+
+%% Questions about these have no answer. Until the next tick, the lane does not ask again.
+-spec silent([trunkline_in_turn:addressee()], mailboxes()) -> mailboxes().
+silent(Addressees, M) ->
+    lists:foldl(fun(To, M1) -> not_before(1, receiver(To), M1) end, M, Addressees).
+
 %% A batch begins with a message to that receiver. Returns what the inlet should be asked.
 -spec seen(pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
 seen(Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsuited,
@@ -92,16 +143,14 @@ ask(Receivers, #mailboxes{pending = Pending} = M) ->
 
 %% The answer to a question, or to that of another module.
 -spec answer(question(), trunkline_in_turn:answer(), mailboxes()) -> {ok, mailboxes()} | unknown.
-answer(Ref, Answer, #mailboxes{table = Table, pending = Pending, unsuited = Unsuited,
-                               ticks = Ticks} = M) ->
+answer(Ref, Answer, #mailboxes{pending = Pending} = M) ->
     case maps:take(Ref, Pending) of
-        {Receiver, Pending1} when Answer =:= go ->
-            _ = ets:insert_new(Table, {Receiver, 0}),
-            {ok, M#mailboxes{pending = Pending1}};
         {Receiver, Pending1} ->
-            true = ets:delete(Table, Receiver),
-            {ok, M#mailboxes{pending = Pending1,
-                             unsuited = Unsuited#{Receiver => Ticks + ?PATIENCE}}};
+            What = case Answer of
+                       go -> go;
+                       _ -> no
+                   end,
+            {ok, know_pid(Receiver, What, M#mailboxes{pending = Pending1})};
         error ->
             unknown
     end.
