@@ -508,12 +508,15 @@ notices_step(_, Notices, Model) ->
 
 nth(N, List) -> lists:nth(N rem length(List) + 1, List).
 
-%% --- asks: each sender is told once, what is known or what an inlet has said ------------------
+%% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
 
+%% With what the lane knows of mailboxes (trunkline_mailboxes).
 -record(world,
         {asks = trunkline_asks:new() :: trunkline_asks:asks(),
-         open = #{} :: map(),                % questions, and whom they are about
-         late = [] :: list(),                % those whose senders have given up
+         mailboxes :: trunkline_mailboxes:mailboxes(),
+         said = #{} :: map(),                % of a receiver, since the last tick
+         open = #{} :: map(),                % questions: about whom, and whether to look
+         late = [] :: list(),                % those whose senders have given up, or been killed
          granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
          dead = [] :: list(),                % senders, which are numbers here
          bad = [] :: list()}).
@@ -521,17 +524,21 @@ nth(N, List) -> lists:nth(N rem length(List) + 1, List).
 asks(_) -> check(prop_asks()).
 
 prop_asks() ->
-    ?FORALL(Steps, list(asks_step()),
-            begin
-                W = lists:foldl(fun asks_step/2, #world{}, lists:enumerate(Steps)),
-                ?WHENFAIL(io:format("~p~n", [W]), W#world.bad =:= [])
-            end).
+    ?ALL(Steps, list(asks_step()),
+         begin
+             Mailboxes = trunkline_mailboxes:new(),
+             #world{bad = Bad} = lists:foldl(fun asks_step/2, #world{mailboxes = Mailboxes},
+                                             lists:enumerate(Steps)),
+             true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
+             Bad =:= []
+         end).
 
 asks_step() ->
-    frequency([{6, {ask, asks_to(), oneof([go, no, look]), boolean()}},
+    frequency([{6, {ask, asks_to(), boolean()}},
                {6, {answer, nat(), oneof([go, {go, self(), plain}, noproc, {no, go}])}},
-               {4, {used, nat()}}, {2, {unused, nat()}},
-               {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick}, {1, refuse}]).
+               {2, {learn, asks_receiver(), oneof([go, no])}}, {4, {used, nat()}},
+               {2, {unused, nat()}}, {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick},
+               {1, refuse}]).
 
 asks_receiver() -> oneof([self(), whereis(init), name]).
 
@@ -539,41 +546,60 @@ asks_to() ->
     oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()},
            {reply, make_ref(), self()}, {reply, make_ref()}]).
 
-asks_step({N, {ask, To, Known, IsIdle}}, #world{open = Open, granted = Granted} = W) ->
+receiver({call, Server, _, _}) -> Server;
+receiver({reply, _, Pid}) -> Pid;
+receiver({reply, Caller}) -> Caller;
+receiver(To) -> To.
+
+asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted, said = Said} = W) ->
+    Expected = case To of
+                   {reply, _} -> go;
+                   _ -> case is_silent(To, W) of
+                            true -> no;
+                            false -> maps:get(receiver(To), Said, look)
+                        end
+               end,
+    Known = trunkline_mailboxes:known(To, W#world.mailboxes),
     case trunkline_asks:ask(N, {sender, N}, To, Known, IsIdle, W#world.asks) of
         {answer, go, A} ->
             IsCall = is_tuple(To) andalso element(1, To) =:= call,
-            bad(Known =/= go orelse not IsIdle orelse IsCall, N,
+            bad(Expected =/= go orelse not IsIdle orelse IsCall, N,
                 W#world{asks = A, granted = Granted#{N => {To, 0}}});
         {answer, no, A} ->
-            bad(Known =/= no, N, W#world{asks = A});
+            bad(Expected =/= no, N, W#world{asks = A});
         {question, known, A} ->
-            bad(Known =/= go, N, W#world{asks = A, open = Open#{N => To}});
+            bad(Expected =/= go, N, W#world{asks = A, open = Open#{N => {To, known}}});
         {question, look, A} ->
-            bad(Known =/= look, N, W#world{asks = A, open = Open#{N => To}})
+            bad(Expected =/= look, N, W#world{asks = A, open = Open#{N => {To, look}}})
     end;
-asks_step({N, {answer, Nth, Answer}}, #world{open = Open, late = Late} = W) ->
+asks_step({N, {answer, Nth, Answer}}, #world{open = Open, asks = Asks, granted = Granted} = W) ->
     Ref = nth_key(Nth, Open),
-    IsLate = lists:member(Ref, Late),
-    {Result, A} = case trunkline_asks:answer(Ref, Answer, W#world.asks) of
-                      {awaited, To, A0} -> {{awaited, To}, A0};
-                      Other -> Other
-                  end,
-    {unknown, A} = trunkline_asks:answer(Ref, Answer, A),
-    Expected = case Open of
-                   #{Ref := _} when IsLate -> late;
-                   #{Ref := {call, _, Caller, Request}} when element(1, Answer) =:= go ->
-                       {awaited, {call, element(2, Answer), Caller, Request}};
-                   #{Ref := About} -> {awaited, About};
-                   #{} -> unknown
-               end,
-    W1 = W#world{asks = A, open = maps:remove(Ref, Open)},
-    bad(Result =/= Expected, N,
-        case Result of
-            {awaited, Whom} when Answer =/= noproc, Answer =/= {no, go} ->
-                W1#world{granted = (W1#world.granted)#{Ref => {Whom, 0}}};
-            _ -> W1
-        end);
+    case {trunkline_asks:answer(Ref, Answer, Asks), Open} of
+        {{Whose, To, Learned, A}, #{Ref := {Asked, What}}} ->
+            unknown = trunkline_asks:answer(Ref, Answer, A),
+            IsLate = lists:member(Ref, W#world.late),
+            IsGo = Answer =/= noproc andalso Answer =/= {no, go},
+            Expected = case Asked of
+                           {call, _, Caller, Request} when element(1, Answer) =:= go ->
+                               {call, element(2, Answer), Caller, Request};
+                           _ -> Asked
+                       end,
+            W1 = said(To, if Answer =:= {no, go} -> no;
+                             IsGo, What =:= look -> go;
+                             true -> nothing
+                          end, W#world{asks = A, open = maps:remove(Ref, Open)}),
+            Mailboxes = trunkline_mailboxes:know(To, Learned, W#world.mailboxes),
+            bad(To =/= Expected orelse (Whose =:= late) =/= IsLate, N,
+                W1#world{mailboxes = Mailboxes,
+                         granted = if IsGo, not IsLate -> Granted#{Ref => {To, 0}};
+                                      true -> Granted
+                                   end});
+        {Result, _} ->
+            bad(Result =/= unknown orelse is_map_key(Ref, Open), N, W)
+    end;
+asks_step({_, {learn, Receiver, What}}, #world{mailboxes = Mailboxes} = W) ->
+    said(Receiver, What,
+         W#world{mailboxes = trunkline_mailboxes:know(Receiver, What, Mailboxes)});
 asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
     Ref = nth_key(Nth, Granted),
     {How, A} = trunkline_asks:used(Ref, W#world.asks),
@@ -591,27 +617,53 @@ asks_step({N, {unused, Nth}}, #world{granted = Granted} = W) ->
         {Result, _} ->
             bad(Result =/= none orelse is_map_key(Ref, Granted), N, W)
     end;
-asks_step({N, {late, Nth}}, #world{open = Open, late = Late} = W) ->
+asks_step({N, {late, Nth}}, #world{open = Open, late = Late, mailboxes = Mailboxes} = W) ->
     Ref = nth_key(Nth, maps:without(Late, Open)),
     case {trunkline_asks:unused(Ref, W#world.asks), Open} of
-        {{unanswered, To, A}, #{Ref := To}} -> W#world{asks = A, late = [Ref | Late]};
-        {Result, _} -> bad(Result =/= none orelse is_map_key(Ref, Open), N, W)
+        {{late, To, A}, #{Ref := {To, _}}} ->
+            silent(To, W#world{asks = A, late = [Ref | Late],
+                               mailboxes = trunkline_mailboxes:silent([To], Mailboxes)});
+        {Result, _} ->
+            bad(Result =/= none orelse is_map_key(Ref, Open), N, W)
     end;
-asks_step({_, {kill, Nth}}, #world{granted = Granted, dead = Dead} = W) ->
-    W#world{dead = [{sender, nth_key(Nth, Granted)} | Dead]};
-asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
+asks_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
+    W#world{dead = [{sender, nth_key(Nth, maps:merge(Open, Granted))} | Dead]};
+asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead, late = Late} = W) ->
     {Counted, A} = trunkline_asks:tick(fun(Sender) -> not lists:member(Sender, Dead) end,
                                        W#world.asks),
+    {[], Mailboxes} = trunkline_mailboxes:tick(W#world.mailboxes),
     Expected = [To || {To, 1} <- maps:values(Granted)],
     Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
                             || {Ref, {To, 0}} <- maps:to_list(Granted)]),
+    IsLate = fun(Ref, _) ->
+                     lists:member(Ref, Late) orelse lists:member({sender, Ref}, Dead)
+             end,
+    NowLate = maps:filter(IsLate, Open),
+    About = [To || {To, _} <- maps:values(NowLate)],
     bad(lists:sort(Counted) =/= lists:sort(Expected)
             orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0)
-            orelse lists:sort(trunkline_asks:unanswered(A)) =/= lists:sort(maps:values(Open)), N,
-        W#world{asks = A, granted = Older});
+            orelse lists:sort(trunkline_asks:late(A)) =/= lists:sort(About), N,
+        lists:foldl(fun silent/2,
+                    W#world{asks = A, granted = Older, late = maps:keys(NowLate), said = #{},
+                            mailboxes = trunkline_mailboxes:silent(About, Mailboxes)}, About));
 asks_step({N, refuse}, #world{open = Open} = W) ->
     {Refs, A} = trunkline_asks:refuse(W#world.asks),
-    bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N, #world{asks = A, bad = W#world.bad}).
+    bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N,
+        #world{asks = A, bad = W#world.bad,
+               mailboxes = trunkline_mailboxes:clear(W#world.mailboxes)}).
+
+%% A name may belong to another process at any time. An answer ends the silence.
+said(To, What, #world{said = Said} = W) ->
+    Receiver = receiver(To),
+    W#world{said = if is_pid(Receiver), What =/= nothing ->
+                           maps:remove({silent, Receiver}, Said#{Receiver => What});
+                      true ->
+                           maps:remove({silent, Receiver}, Said)
+                   end}.
+
+silent(To, #world{said = Said} = W) -> W#world{said = Said#{{silent, receiver(To)} => true}}.
+
+is_silent(To, #world{said = Said}) -> is_map_key({silent, receiver(To)}, Said).
 
 bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.

@@ -260,8 +260,9 @@ many_short(_) ->
 
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
 %% after eight batches, and again as long as eight messages are sent in a tick. While there is no
-%% answer, and for ten ticks after another one, it does not ask; nor for one tick about a receiver
-%% that is silent. Of a name it remembers only that.
+%% answer, and for ten ticks after another one, it does not ask; nor for one tick if a sender's
+%% question has had another answer. Of a name it remembers only that it is silent, until the next
+%% tick or answer.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
@@ -270,13 +271,14 @@ prop_mailboxes() ->
        resize(100, list(frequency([{4, {seen, range(1, 2), range(1, 8)}},
                                    {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
                                    {4, {send, range(1, 3), range(1, 8)}},
-                                   {2, {know, range(1, 3), oneof([go, no])}},
+                                   {2, {know, range(1, 3), oneof([go, no, nothing])}},
                                    {1, {silent, range(1, 3)}},
                                    {4, tick}]))),
        begin
            Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end), name},
            World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
-                     asked => [], seen => [], ages => #{}, sent_to => [], closed => #{}},
+                     asked => [], seen => [], ages => #{}, sent_to => [], closed => #{},
+                     silent => []},
            #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
            true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
            not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
@@ -300,24 +302,26 @@ mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked} = W
                            end,
     {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
     unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
-    known(To, case Answer of go -> go; _ -> no end,
+    known(To, case Answer of go -> go; _ -> no end, 10,
           W#{mailboxes := M1, asked := lists:delete(Question, Asked)});
-mailbox({know, R, What}, #{mailboxes := M} = W) ->
+mailbox({know, R, What}, #{mailboxes := M, silent := Silent} = W) ->
     To = receiver(R, W),
     Addressee = case What of
                     go -> {call, To, self(), make_ref()};
-                    no -> {reply, make_ref(), To}
+                    no -> {reply, make_ref(), To};
+                    nothing -> To
                 end,
     M1 = trunkline_mailboxes:know(Addressee, What, M),
-    known(To, What, W#{mailboxes := M1});
-mailbox({silent, R}, #{mailboxes := M, closed := Closed} = W) ->
+    known(To, What, 1, W#{mailboxes := M1, silent := Silent -- [To]});
+mailbox({silent, R}, #{mailboxes := M, silent := Silent} = W) ->
     To = receiver(R, W),
-    W#{mailboxes := trunkline_mailboxes:silent([To], M), closed := Closed#{To => 1}};
-mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed,
+    W#{mailboxes := trunkline_mailboxes:silent([To], M), silent := lists:usort([To | Silent])};
+mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed, silent := Silent,
                             sent_to := SentTo} = W) ->
     To = receiver(R, W),
     IsKnown = is_map_key(To, Ages),
-    Known = if is_map_key(To, Closed) -> no;
+    IsSilent = lists:member(To, Silent),
+    Known = if is_map_key(To, Closed); IsSilent -> no;
                IsKnown -> go;
                true -> look
             end,
@@ -326,7 +330,7 @@ mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed,
     Table = trunkline_mailboxes:table(M),
     lists:foreach(fun(_) -> IsKnown = trunkline_mailboxes:may_receive(To, Table) end,
                   lists:seq(1, Times)),
-    W#{sent_to := [To || Known =:= go] ++ [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
+    W#{sent_to := [To || IsKnown, _ <- lists:seq(1, Times)] ++ SentTo};
 mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
                 closed := Closed} = W) ->
     {Questions, M1} = trunkline_mailboxes:tick(M),
@@ -337,6 +341,7 @@ mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
     true = trunkline_mailboxes:are_none_known(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Asked ++ Questions, ages := Left, seen := [], sent_to := [],
+       silent := [],
        closed := maps:from_list([{To, Ticks - 1} || {To, Ticks} <- maps:to_list(Closed),
                                                    Ticks > 1])};
 mailbox(_, W) ->
@@ -344,11 +349,12 @@ mailbox(_, W) ->
 
 receiver(R, #{receivers := Receivers}) -> element(R, Receivers).
 
-known(name, _, W) -> W;
-known(To, go, #{ages := Ages, closed := Closed} = W) ->
+known(To, What, _, W) when To =:= name; What =:= nothing -> W;
+known(To, go, _, #{ages := Ages, closed := Closed} = W) ->
     W#{ages := Ages#{To => 0}, closed := maps:remove(To, Closed)};
-known(To, no, #{ages := Ages, closed := Closed, sent_to := SentTo} = W) ->
-    W#{ages := maps:remove(To, Ages), closed := Closed#{To => 10},
+known(To, no, Ticks, #{ages := Ages, closed := Closed, sent_to := SentTo} = W) ->
+    W#{ages := maps:remove(To, Ages),
+       closed := Closed#{To => max(Ticks, maps:get(To, Closed, 0))},
        sent_to := [Pid || Pid <- SentTo, Pid =/= To]}.
 
 %% --- concurrency: callers that call again when their call has ended ------------------

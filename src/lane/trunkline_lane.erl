@@ -666,7 +666,7 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
     end;
 control({not_sent, Ref}, #lane{asks = Asks} = S) ->
     case trunkline_asks:unused(Ref, Asks) of
-        {unanswered, To, Asks1} -> drained(cancel(To, silent([To], S#lane{asks = Asks1})));
+        {late, To, Asks1} -> drained(cancel(To, silent([To], S#lane{asks = Asks1})));
         {granted, To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}));
         none -> drained(S)
     end;
@@ -749,22 +749,20 @@ is_anew(_) -> false.
 
 answered_ask(Ref, Answer, S) ->
     case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
-        {awaited, To, Asks} ->
+        {awaited, To, Learned, Asks} ->
+            S1 = know(To, Learned, S#lane{asks = Asks}),
             ticking(case Answer of
                         {no, _} ->
-                            S1 = cancel(To, know(To, no, S#lane{asks = Asks})),
+                            S2 = cancel(To, S1),
                             Ref ! {Ref, no},
-                            S1;
-                        noproc ->
-                            Ref ! {Ref, noproc},
-                            S#lane{asks = Asks};
+                            S2;
                         _ ->
                             Ref ! {Ref, Answer},
-                            know(To, go, S#lane{asks = Asks})
+                            S1
                     end);
-        {late, Asks} ->
-            S#lane{asks = Asks};
-        {unknown, _} ->
+        {late, To, Learned, Asks} ->
+            ticking(know(To, Learned, S#lane{asks = Asks}));
+        unknown ->
             ok = trunkline_in_turn:not_used(Answer),
             S
     end.
@@ -810,7 +808,7 @@ tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
              _ ->
                  S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
          end,
-    lists:foldl(fun cancel/2, silent(trunkline_asks:unanswered(Asks1), S2), Killed).
+    lists:foldl(fun cancel/2, silent(trunkline_asks:late(Asks1), S2), Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.

@@ -7,8 +7,8 @@
 %% What the lane knows of mailboxes is in trunkline_mailboxes.
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
-%% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, the
-%% lane asks no further question about that receiver (unanswered/1).
+%% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, no
+%% sender may ask about that receiver until the answer comes (late/1).
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
 %% though its message may have gone. The lane takes it as sent at the second tick after its end: by
@@ -18,15 +18,17 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/6, answer/3, unanswered/1, unused/2, used/2, are_granted/1, refuse/1,
+-export([new/0, ask/6, answer/3, late/1, unused/2, used/2, are_granted/1, refuse/1,
          tick/2]).
 
 -export_type([asks/0]).
 
 -type sender() :: pid().
 -type to() :: trunkline_in_turn:addressee().
+%% What an answer tells of the receiver's mailbox. (If it was known, the inlet has not looked.)
+-type learned() :: go | no | nothing.
 -record(asks,
-        {pending = #{} :: #{reference() => {sender() | late, to()}},
+        {pending = #{} :: #{reference() => {sender() | late, to(), known | look}},
          %% Who was told `go', and has not sent; `dead': that was so at the last tick.
          granted = #{} :: #{reference() => {sender(), to()} | {dead, to()}}}).
 -opaque asks() :: #asks{}.
@@ -45,32 +47,40 @@ ask(_, _, _, no, _, A) ->
 ask(Ref, Sender, To, go, IsIdle, A) ->
     case IsIdle andalso not trunkline_command:is_request(To) of
         true -> {answer, go, grant(Ref, Sender, To, A)};
-        false -> {question, known, pending(Ref, Sender, To, A)}
+        false -> question(known, Ref, Sender, To, A)
     end;
 ask(Ref, Sender, To, look, _, A) ->
-    {question, look, pending(Ref, Sender, To, A)}.
+    question(look, Ref, Sender, To, A).
 
-pending(Ref, Sender, To, #asks{pending = Pending} = A) ->
-    A#asks{pending = Pending#{Ref => {Sender, To}}}.
+question(What, Ref, Sender, To, #asks{pending = Pending} = A) ->
+    {question, What, A#asks{pending = Pending#{Ref => {Sender, To, What}}}}.
 
 grant(Ref, Sender, To, #asks{granted = Granted} = A) ->
     A#asks{granted = Granted#{Ref => {Sender, To}}}.
 
-%% The inlet has answered. Returns whose question that was, if its sender is still to be told. (The
-%% name of a server is its pid by then.) `late': the sender has given up. `unknown': it was told at
-%% the end of the session.
+%% The inlet has answered. Returns whom that question was about. (The name of a server is its pid by
+%% then.) `awaited': its sender is still to be told. `late': it has given up. `unknown': it was told
+%% at the end of the session.
 -spec answer(reference(), trunkline_in_turn:answer(), asks()) ->
-          {awaited, to(), asks()} | {late | unknown, asks()}.
+          {awaited | late, to(), learned(), asks()} | unknown.
 answer(Ref, Answer, #asks{pending = Pending} = A) ->
     case maps:take(Ref, Pending) of
-        {{late, _}, Pending1} ->
-            {late, A#asks{pending = Pending1}};
-        {{Sender, To}, Pending1} ->
+        {{Sender, To, What}, Pending1} ->
             To1 = served(To, Answer),
-            {awaited, To1, answered(Answer, Ref, Sender, To1, A#asks{pending = Pending1})};
+            Learned = learned(Answer, What),
+            A1 = A#asks{pending = Pending1},
+            case Sender of
+                late -> {late, To1, Learned, A1};
+                _ -> {awaited, To1, Learned, answered(Answer, Ref, Sender, To1, A1)}
+            end;
         error ->
-            {unknown, A}
+            unknown
     end.
+
+learned({no, _}, _) -> no;
+learned(noproc, _) -> nothing;
+learned(_, look) -> go;
+learned(_, known) -> nothing.
 
 served(To, {no, Go}) ->
     served(To, Go);
@@ -86,17 +96,16 @@ answered(noproc, _, _, _, A) -> A;
 answered({no, _}, _, _, _, A) -> A;
 answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 
-%% Whom the questions are about that have no answer.
--spec unanswered(asks()) -> [to()].
-unanswered(#asks{pending = Pending}) -> [To || {_, To} <- maps:values(Pending)].
+%% Whom the questions are about whose senders do not wait any more.
+-spec late(asks()) -> [to()].
+late(#asks{pending = Pending}) -> [To || {late, To, _} <- maps:values(Pending)].
 
-%% The sender has given up, or could not send. Returns whom its message was for. `unanswered': no
-%% answer has come, and the others should not wait as long.
--spec unused(reference(), asks()) -> {unanswered | granted, to(), asks()} | none.
+%% The sender has given up (`late'), or could not send. Returns whom its message was for.
+-spec unused(reference(), asks()) -> {late | granted, to(), asks()} | none.
 unused(Ref, #asks{pending = Pending, granted = Granted} = A) ->
     case {Pending, maps:take(Ref, Granted)} of
-        {#{Ref := {_, To}}, _} ->
-            {unanswered, To, A#asks{pending = Pending#{Ref := {late, To}}}};
+        {#{Ref := {_, To, What}}, _} ->
+            {late, To, A#asks{pending = Pending#{Ref := {late, To, What}}}};
         {_, {{_, To}, Granted1}} ->
             {granted, To, A#asks{granted = Granted1}};
         {_, error} ->
@@ -121,12 +130,15 @@ refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
 %% To be called once a second. Returns whom the messages were for that count as sent now.
 -spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], asks()}.
-tick(IsAlive, #asks{granted = Granted} = A) ->
+tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
     Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
+    Killed = fun(Sender, Mark) ->
+                     case Sender =:= Mark orelse IsAlive(Sender) of
+                         true -> Sender;
+                         false -> Mark
+                     end
+             end,
     {[To || {dead, To} <- maps:values(Granted)],
-     A#asks{granted = maps:map(fun(_, {Sender, To}) ->
-                                       case IsAlive(Sender) of
-                                           true -> {Sender, To};
-                                           false -> {dead, To}
-                                       end
-                               end, Left)}}.
+     A#asks{pending = maps:map(fun(_, {Who, To, What}) -> {Killed(Who, late), To, What} end,
+                               Pending),
+            granted = maps:map(fun(_, {Who, To}) -> {Killed(Who, dead), To} end, Left)}}.

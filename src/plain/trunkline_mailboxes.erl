@@ -17,8 +17,8 @@
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
 %% Once a second it asks again about the receivers that many messages were sent to, and forgets the
 %% others. That a mailbox is not on the heap, or has an inbox, it believes for longer. It remembers
-%% nothing of a registered name, which another process may have at any time; only that a question
-%% about it has no answer.
+%% nothing of a registered name, which another process may have at any time. (A lane that does not
+%% get to run for longer, because the connection is busy, forgets later.)
 %%
 %% This module is a part of the lane, which owns the table.
 -module(trunkline_mailboxes).
@@ -34,6 +34,7 @@
 -define(SENT, 2).
 
 -type question() :: reference().
+-type receiver() :: pid() | atom() | reference().
 %% `look': the lane does not know.
 -type known() :: go | no | look.
 
@@ -47,7 +48,9 @@
          %% may never answer, and a process at the peer waits for it.)
          pending = #{} :: #{question() => pid()},
          %% Nor does it before that tick about one that is not suited.
-         unsuited = #{} :: #{pid() | atom() | reference() => Ticks :: pos_integer()}}).
+         unsuited = #{} :: #{pid() => Ticks :: pos_integer()},
+         %% About these a sender has asked, and has found no answer.
+         silent = #{} :: #{receiver() => []}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
@@ -84,13 +87,13 @@ table(#mailboxes{table = Table}) -> Table.
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
 known({reply, _}, _) ->
     go;
-known(To, #mailboxes{table = Table, unsuited = Unsuited}) ->
+known(To, #mailboxes{table = Table, unsuited = Unsuited, silent = Silent}) ->
     Receiver = receiver(To),
-    case Unsuited of
-        #{Receiver := _} ->
+    case is_map_key(Receiver, Unsuited) orelse is_map_key(Receiver, Silent) of
+        true ->
             no;
-        #{} ->
-            case is_pid(Receiver) andalso may_receive(Receiver, Table) of
+        false ->
+            case ets:member(Table, Receiver) of
                 true -> go;
                 false -> look
             end
@@ -100,29 +103,32 @@ receiver({reply, _, Pid}) -> Pid;
 receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
 
-%% It has come out.
--spec know(trunkline_in_turn:addressee(), go | no, mailboxes()) -> mailboxes().
-know(To, What, M) ->
-    case receiver(To) of
-        Receiver when is_pid(Receiver) -> know_pid(Receiver, What, M);
-        _ -> M
+%% A question about that addressee has been answered. `go' and `no': somebody has looked.
+-spec know(trunkline_in_turn:addressee(), go | no | nothing, mailboxes()) -> mailboxes().
+know(To, What, #mailboxes{silent = Silent} = M) ->
+    Receiver = receiver(To),
+    M1 = M#mailboxes{silent = maps:remove(Receiver, Silent)},
+    case is_pid(Receiver) of
+        true -> looked(Receiver, What, 1, M1);
+        false -> M1
     end.
 
-know_pid(Receiver, go, #mailboxes{table = Table, unsuited = Unsuited} = M) ->
+looked(_, nothing, _, M) ->
+    M;
+looked(Receiver, go, _, #mailboxes{table = Table, unsuited = Unsuited} = M) ->
     _ = ets:insert_new(Table, {Receiver, 0}),
     M#mailboxes{unsuited = maps:remove(Receiver, Unsuited)};
-know_pid(Receiver, no, #mailboxes{table = Table} = M) ->
+looked(Receiver, no, Patience, #mailboxes{table = Table, unsuited = Unsuited, ticks = Ticks} = M) ->
     true = ets:delete(Table, Receiver),
-    not_before(?PATIENCE, Receiver, M).
+    Until = max(Ticks + Patience, maps:get(Receiver, Unsuited, 0)),
+    M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
 
-%% The lane should not ask about it, nor send to it, before so many ticks.
-not_before(Ticks, Receiver, #mailboxes{unsuited = Unsuited, ticks = Now} = M) ->
-    M#mailboxes{unsuited = Unsuited#{Receiver => Now + Ticks}}.
-
-%% Questions about these have no answer. Until the next tick, the lane does not ask again.
+%% Senders have not found an answer about these in time. Until it comes, or until the next tick,
+%% others should not wait as long.
 -spec silent([trunkline_in_turn:addressee()], mailboxes()) -> mailboxes().
-silent(Addressees, M) ->
-    lists:foldl(fun(To, M1) -> not_before(1, receiver(To), M1) end, M, Addressees).
+silent(Addressees, #mailboxes{silent = Silent} = M) ->
+    Receivers = [receiver(To) || To <- Addressees],
+    M#mailboxes{silent = maps:merge(Silent, maps:from_keys(Receivers, []))}.
 
 %% A batch begins with a message to that receiver. Returns what the inlet should be asked.
 -spec seen(pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
@@ -150,7 +156,7 @@ answer(Ref, Answer, #mailboxes{pending = Pending} = M) ->
                        go -> go;
                        _ -> no
                    end,
-            {ok, know_pid(Receiver, What, M#mailboxes{pending = Pending1})};
+            {ok, looked(Receiver, What, ?PATIENCE, M#mailboxes{pending = Pending1})};
         error ->
             unknown
     end.
@@ -159,12 +165,12 @@ answer(Ref, Answer, #mailboxes{pending = Pending} = M) ->
 %% not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
 tick(#mailboxes{table = Table, pending = Pending, unsuited = Unsuited, ticks = Before} = M) ->
-    Used = [Receiver || {Receiver, ?MANY} <- ets:tab2list(Table)] -- maps:values(Pending),
+    Used = ets:select(Table, [{{'$1', ?MANY}, [], ['$1']}]) -- maps:values(Pending),
     Ticks = Before + 1,
     Unsuited1 = maps:filter(fun(_, Until) -> Until > Ticks end, Unsuited),
     true = ets:delete_all_objects(Table),
     true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
-    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1}).
+    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1, silent = #{}}).
 
 %% Otherwise tick/1 must be called once more: what is known would become too old.
 -spec are_none_known(mailboxes()) -> boolean().
