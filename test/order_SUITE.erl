@@ -640,7 +640,8 @@ got(To) ->
 
 long() -> [#{key => N} || N <- lists:seq(1, 5000)].
 
-%% By lane go terms to a mailbox off the heap, and in a session that may outlive its connection.
+%% By lane go terms to a mailbox off the heap, to a far peer even if the lane is idle and knows the
+%% mailbox, and in a session that may outlive its connection.
 not_in_turn(_) ->
     Term = [#{key => N} || N <- lists:seq(1, 5000)],
     Expected = lists:append([[N, Term] || N <- [1, 2, 3]]),
@@ -657,16 +658,31 @@ not_in_turn(_) ->
                                            end),
                      ?assertEqual(Expected, Got)
              end,
-    {A, B} = cluster:pair([]),
+    {A, B} = cluster:pair([{lanes, 1}]),
     OffHeap = Start(B, [{message_queue_data, off_heap}]),
     ?assertEqual(0, Send(A, OffHeap)),
     Finish(B, OffHeap),
+    ToFar = Start(B, []),
+    SendFar = fun() -> cluster:call(A, fun() -> send_far(ToFar, Expected) end) end,
+    ?assertEqual(0, count_sent_plain(A, SendFar)),
+    Finish(B, ToFar),
     cluster:stop_all([A, B]),
     {C, D} = cluster:pair([{resume_time, 5000}]),
     OnHeap = Start(D, []),
     ?assertEqual(0, Send(C, OnHeap)),
     Finish(D, OnHeap),
     cluster:stop_all([C, D]).
+
+send_far(To, Messages) ->
+    #route{link = Link, stats = Stats, mailboxes = {Table}, gate = Gate, bypass = Bypass} =
+        trunkline_route:lookup(node(To)),
+    true = erlang:suspend_process(Link),            % which would measure the distance
+    trunkline_stats:put(Stats, peer, far, 1),
+    lists:foreach(fun(Message) ->
+                          cluster:await(fun() -> trunkline_bypass:may(Gate, 1, Bypass) end),
+                          true = ets:insert(Table, {To, 0}),
+                          Message = trunkline:send(To, Message)
+                  end, Messages).
 
 %% A lane has announced a long term, and does not run. Meanwhile Trunkline stops at the peer. What
 %% was sent behind the term does not come before it.
