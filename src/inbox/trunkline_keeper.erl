@@ -47,6 +47,8 @@
          consumer :: pid(),
          kind :: server | process,
          work :: trunkline_work:work(),
+         %% How many more messages the consumer may have, at least. `awaited': it will tell.
+         room = 0 :: non_neg_integer() | awaited,
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
@@ -225,7 +227,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {'$gen_call', _, _} = Call ->
             loop(plain(call, Call, S));
         '$inbox_more' ->
-            loop(pass(S));
+            loop(pass(S#keeper{room = 0}));
         {system, _, _} = System when S#keeper.kind =:= server ->
             Consumer ! System,
             loop(S);
@@ -358,17 +360,17 @@ plain(Kind, Message, S) ->
 accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, serial = Serial} = S)
   when Quiet =:= off; element(2, Quiet) =:= forget ->
     accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Serial, S));
-accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail, work = Work} = S) ->
-    case trunkline_mail:level(Mail) =:= 0 andalso trunkline_work:has_room(Work) of
-        true ->
+accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
+    case trunkline_mail:level(Mail) =:= 0 andalso look(S0) of
+        #keeper{room = Room} = S when is_integer(Room) ->
             ok = trunkline_inbox_stats:passed(S#keeper.stats, 0),
             left(Source, Charge, Now, hand_on(Message, S));
-        false ->
+        _ ->
             Item = {Charge, {Now, Source, Message}},
-            {Dropped, Mail1} = trunkline_mail:in(class(Message, S), Kind, Item, Mail),
-            S1 = full(S#keeper{mail = Mail1}),
-            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S0) -> left(From, C, Now, S0) end,
-                                  S1, Dropped)),
+            {Dropped, Mail1} = trunkline_mail:in(class(Message, S0), Kind, Item, Mail),
+            S1 = full(S0#keeper{mail = Mail1}),
+            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, Now, S) end,
+                                  look_again(S1), Dropped)),
             case Dropped of
                 [] -> S2;
                 _ -> hurry(S2)
@@ -389,20 +391,19 @@ content({'$gen_cast', Request}) -> Request;
 content(Message) -> Message.
 
 %% Passes on as much as the consumer may have.
-pass(#keeper{mail = Mail, work = Work} = S) ->
-    case trunkline_mail:level(Mail) =/= 0 of
-        true ->
-            case trunkline_work:has_room(Work) of
-                true ->
-                    case tell_dropped(S) of
-                        {told, S1} -> pass(S1);
-                        none -> pass(out(S))
-                    end;
-                false ->
-                    wait(S)
-            end;
+pass(#keeper{room = awaited} = S) ->
+    S;
+pass(#keeper{mail = Mail} = S0) ->
+    case trunkline_mail:level(Mail) =/= 0 andalso look(S0) of
         false ->
-            S
+            S0;
+        #keeper{room = awaited} = S ->
+            S;
+        S ->
+            case tell_dropped(S) of
+                {told, S1} -> pass(S1);
+                none -> pass(out(S))
+            end
     end.
 
 out(#keeper{mail = Mail} = S) ->
@@ -411,19 +412,34 @@ out(#keeper{mail = Mail} = S) ->
     ok = trunkline_inbox_stats:passed(S#keeper.stats, Now - Came),
     full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
-wait(#keeper{work = Work} = S) ->
-    case trunkline_work:wait(Work) of
-        more -> pass(S);
-        wait -> S
-    end.
+%% How much room there is. (To look for each message would take a tenth of the keeper's time.) If
+%% there is none, the consumer will tell when there is.
+look(#keeper{room = 0, work = Work} = S) ->
+    case trunkline_work:room(Work) of
+        Room when Room > 0 ->
+            S#keeper{room = Room};
+        _ ->
+            case trunkline_work:wait(Work) of
+                more -> look(S);
+                wait -> S#keeper{room = awaited}
+            end
+    end;
+look(S) ->
+    S.
 
-hand_on(Message, #keeper{work = Work, consumer = Consumer, kind = Kind, serial = Serial} = S) ->
+%% What a server has left keeps it busy. Another process may do several things at a time, and should
+%% have as much as it may.
+look_again(#keeper{room = awaited, kind = process} = S) -> look(S#keeper{room = 0});
+look_again(S) -> S.
+
+hand_on(Message, #keeper{work = Work, room = Room, consumer = Consumer, kind = Kind,
+                         serial = Serial} = S) ->
     ok = trunkline_work:add(Work),
     Consumer ! case Kind of
                    process -> Message;
                    server -> trunkline_inbox_server:mark(Serial + 1, Message)
                end,
-    S#keeper{serial = Serial + 1}.
+    S#keeper{serial = Serial + 1, room = Room - 1}.
 
 %% The notice is a message like any other, so the consumer must have room for it.
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->

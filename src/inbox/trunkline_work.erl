@@ -11,7 +11,7 @@
 -module(trunkline_work).
 -moduledoc false.
 
--export([new/1, keeper/1, start/1, has_room/1, add/1, done/2, wait/1, size/1]).
+-export([new/1, keeper/1, start/1, room/1, add/1, done/2, wait/1, size/1]).
 
 -export_type([work/0]).
 
@@ -32,8 +32,9 @@ keeper({Keeper, _, _}) -> Keeper.
 -spec start(work()) -> ok.
 start({_, Cells, _}) -> atomics:put(Cells, ?WORK, 0).
 
--spec has_room(work()) -> boolean().
-has_room({_, Cells, Most}) -> atomics:get(Cells, ?WORK) < Most.
+%% How many more messages the consumer may have, below 1 if none.
+-spec room(work()) -> integer().
+room({_, Cells, Most}) -> Most - atomics:get(Cells, ?WORK).
 
 %% The consumer gets one more.
 -spec add(work()) -> ok.
