@@ -12,7 +12,7 @@
 -export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1,
          drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
-         closed/1, done_alone/1]).
+         closed/1, topped_up/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
          receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, opened_meanwhile/1,
@@ -38,7 +38,7 @@ groups() ->
      {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest,
                drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
-                  closed, done_alone]},
+                  closed, topped_up, done_alone]},
      {lanes, [stalled_beside_lane]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
@@ -1263,12 +1263,23 @@ remembered() ->
          _ -> {ended, lists:member(Pid, Ended)}
      end || Pid <- Remembered].
 
-%% It does not depend on the application, nor on who keeps the list of inboxes.
-done_alone(_) ->
+%% A process that is done with one of eight may be busy with the other seven for long. It gets one
+%% more as soon as there is a reason to look.
+topped_up(_) ->
+    {B, Pid, Got} = open_to_eight(20),
+    ok = cluster:call(B, mailroom, done, [Pid, 1]),
+    {from, x, 21, y} = cluster:call(B, erlang, send, [?NAME, {from, x, 21, y}]),
+    Got(9),
+    cluster:stop(B).
+
+%% With so many messages. Returns the consumer, and how to wait until it has got some.
+open_to_eight(Messages) ->
     B = cluster:start([]),
     {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{work => 8}]),
     ok = cluster:call(
-           B, fun() -> lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, 40)) end),
+           B, fun() ->
+                      lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end, lists:seq(1, Messages))
+              end),
     Got = fun(N) ->
                   cluster:await(fun() ->
                                         {Got, _, _} = cluster:call(B, mailroom, state, [Pid]),
@@ -1276,6 +1287,11 @@ done_alone(_) ->
                                 end)
           end,
     Got(8),
+    {B, Pid, Got}.
+
+%% It does not depend on the application, nor on who keeps the list of inboxes.
+done_alone(_) ->
+    {B, Pid, Got} = open_to_eight(40),
     ok = cluster:call(B, fun() -> mailroom:kill([whereis(trunkline_inboxes)]) end),
     ok = cluster:call(B, mailroom, done, [Pid, 8]),
     Got(16),
