@@ -9,7 +9,9 @@
 -export([all/0, suite/0]).
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
-         requests_and_replies/1, terms_of_megabytes/1, late_replies/1, servers_die/1,
+         requests_and_replies/1, terms_of_megabytes/1, long_requests/1, long_request_to_stopped/1,
+         late_replies/1,
+         servers_die/1,
          nosuspend_at_the_bound/1, waits_at_the_bound/1, replies_wait/1,
          reply_behind_large_message/1, reply_behind_what_waits/1, replies_wait_no_longer/1,
          short_terms_wait/1, many_large_replies/1,
@@ -25,7 +27,8 @@ suite() -> [{timetrap, {minutes, 10}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
-          terms_of_megabytes, late_replies, servers_die, nosuspend_at_the_bound,
+          terms_of_megabytes, long_requests, long_request_to_stopped, late_replies, servers_die,
+          nosuspend_at_the_bound,
           waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
           short_terms_wait, many_large_replies, killed_senders,
@@ -602,6 +605,43 @@ terms_of_megabytes(_) ->
                   cluster:call(P, trunkline, info, [cluster:node_of(Q)]))
      || {P, Q} <- [{A, B}, {B, A}]],
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% A request of any length goes by plain distribution, with a timeout, too: no lane carries it, nor
+%% a connection of Trunkline's own. (Under load its caller may not wait long enough for its turn.)
+long_requests(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    ok = cluster:call(
+           A, fun() ->
+                      lists:foreach(
+                        fun({N, Bytes}) ->
+                                Message = freight:message(1, N, {rows, Bytes}),
+                                {freight, _, _, _, _} =
+                                    trunkline:call(To, {answer, 10, Message}, 60_000)
+                        end,
+                        lists:enumerate([1_000_000, 6_000_000, 6_000_000, 20_000_000]))
+              end),
+    await_received(B, To, 1, 4),
+    ?assert(counter(A, B, large_messages) < 3),
+    cluster:stop_all([A, B]).
+
+%% To a peer that has stopped, a long request does not hold up its caller beyond the timeout.
+long_request_to_stopped(_) ->
+    {A, B} = cluster:pair([]),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    Call = fun(N, Timeout) ->
+                   Message = freight:message(1, N, {rows, 6_000_000}),
+                   traffic:attempt(fun() -> trunkline:call(To, {answer, 10, Message}, Timeout) end)
+           end,
+    {ok, _} = cluster:call(A, fun() -> Call(1, 60_000) end),
+    cluster:suspend(B),
+    Caller = cluster:call(A, fun() ->
+                                     spawn(fun() -> {exit, {timeout, _}} = Call(2, 500) end)
+                             end),
+    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end, 20_000),
+    cluster:continue(B),
+    await_received(B, To, 1, 2),
     cluster:stop_all([A, B]).
 
 %% Nobody waits for it any more, and nobody gets it.

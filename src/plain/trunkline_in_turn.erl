@@ -39,7 +39,10 @@
 %% more than 1 MB (`+zdbbl') waits, and takes turns between several senders. But from a process that
 %% must not be suspended it takes the whole message at once, and all others wait behind that. So
 %% what is sent with `nosuspend', or as an exit reason, should not be too long; nor what a lane
-%% sends, which is suspended for as long, with all that others have in it.
+%% sends, which is suspended for as long, with all that others have in it. A request with a timeout
+%% is sent with `nosuspend', so that its caller does not wait for longer. If it is long, the caller
+%% is suspended all the same, as by gen_server:call/3. (Since the peer has just answered, that will
+%% take no longer than the network needs.)
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
@@ -118,9 +121,9 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
 send(Route, Ix, Node, To, Message, Size, Deadline) ->
     Charge = trunkline_shape:charge(Size),
     case trunkline_gate:bytes(Charge) >= from(To)
-        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Deadline, Route) of
+        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
         now ->
-            case send_now(To, Node, Message, Deadline) of
+            case send_now(To, Node, Message, options(Deadline, Charge)) of
                 ok -> bypassed(Route, Ix, Node, Charge);
                 announced -> bypassed(Route, Ix, Node, 0), no;  % what comes by lane is behind it
                 _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
@@ -172,8 +175,8 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
-    case is_suited(Kind, To, Charge, Deadline, Route) of
+turn(Kind, To, Node, Ix, Charge, Route) ->
+    case is_suited(Kind, To, Charge, Route) of
         true ->
             %% The lane waits for a sender that has asked, however long it sends. One that bypasses
             %% the lane is not known to it, and given up after a while (trunkline_bypass).
@@ -186,9 +189,9 @@ turn(Kind, To, Node, Ix, Charge, Deadline, Route) ->
     end.
 
 %% Whether `!' is best for that size: it is not too short.
-is_suited(terms, _, Charge, Deadline, _) ->
-    Deadline =:= infinity orelse may_go_at_once(Charge);
-is_suited(binaries, To, Charge, _, #route{large = Large}) ->
+is_suited(terms, _, _, _) ->
+    true;
+is_suited(binaries, To, Charge, #route{large = Large}) ->
     is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large.
 
 %% If the sender has to ask, a binary is as fast by lane. But the lane learns about the receiver's
@@ -217,9 +220,10 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
     Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
     {Answer, Ref} = question(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
+    Options = options(Deadline, Charge),
     Sent = case Answer of
-               go -> send_now(To, Node, Message, Deadline);
-               {go, Receiver, Wrap} -> send_wrapped(Wrap, Receiver, Message, Deadline);
+               go -> send_now(To, Node, Message, Options);
+               {go, Receiver, Wrap} -> send_wrapped(Wrap, Receiver, Message, Options);
                noproc -> noproc;
                _ -> no
            end,
@@ -252,18 +256,18 @@ question(Lane, To, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
                           fun(Ref) -> {not_sent, Ref} end, Timeout).
 
-send_now(To, Node, Request, Deadline) when element(1, To) =:= call ->
-    trunkline_lease:send(To, Node, Request, options(Deadline));
-send_now(To, _, Message, Deadline) when is_tuple(To) ->
-    send_wrapped({reply, element(2, To)}, element(2, To), Message, Deadline);
-send_now(To, Node, Message, Deadline) ->
-    send_wrapped(plain, trunkline_by_node:destination(To, Node), Message, Deadline).
+send_now(To, Node, Request, Options) when element(1, To) =:= call ->
+    trunkline_lease:send(To, Node, Request, Options);
+send_now(To, _, Message, Options) when is_tuple(To) ->
+    send_wrapped({reply, element(2, To)}, element(2, To), Message, Options);
+send_now(To, Node, Message, Options) ->
+    send_wrapped(plain, trunkline_by_node:destination(To, Node), Message, Options).
 
-%% A caller that waits until some time must not be suspended beyond that.
-send_wrapped(Wrap, To, Message, Deadline) ->
-    erlang:send(To, trunkline_command:wrap(Wrap, Message), options(Deadline)).
+send_wrapped(Wrap, To, Message, Options) ->
+    erlang:send(To, trunkline_command:wrap(Wrap, Message), Options).
 
-options(Deadline) -> [noconnect | [nosuspend || Deadline =/= infinity]].
+options(Deadline, Charge) ->
+    [noconnect | [nosuspend || Deadline =/= infinity, may_go_at_once(Charge)]].
 
 %% The calling process has sent by plain distribution, and not by way of the lanes. If there are
 %% lanes by now, what it sends next must not overtake that on a connection of its lane's own.
