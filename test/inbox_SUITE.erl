@@ -9,7 +9,8 @@
 -export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1,
          parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
--export([short_mailbox/1, own_requests/1, block/1, block_bytes/1, reject/1, drop_newest/1,
+-export([short_mailbox/1, own_requests/1, takes_by_itself/1, block/1, block_bytes/1, reject/1,
+         drop_newest/1,
          drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, done_alone/1]).
@@ -35,7 +36,8 @@ groups() ->
     [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together,
                 parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
-     {floods, [short_mailbox, own_requests, block, block_bytes, reject, drop_newest, drop_oldest,
+     {floods, [short_mailbox, own_requests, takes_by_itself, block, block_bytes, reject,
+               drop_newest, drop_oldest,
                drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, done_alone]},
@@ -719,6 +721,34 @@ short_mailbox(_) ->
     ?assert(Messages =< 1000 + ?CALLS),
     cluster:await(fun() -> idle(B) end),
     cluster:stop_all([A, B, C]).
+
+%% A server that takes messages out of its mailbox by itself gets the others all the same, when one
+%% more comes.
+takes_by_itself(_) ->
+    B = cluster:start([]),
+    Send = fun(N) -> _ = cluster:call(B, trunkline, cast, [?NAME, {from, x, N, y}]), ok end,
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true}, #{}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    lists:foreach(Send, lists:seq(1, 30)),
+    Take = fun Next(N) -> receive {'$gen_cast', _} -> Next(N + 1) after 0 -> N end end,
+    Taken = cluster:call(B, mailroom, run, [?NAME, fun() ->
+                                                           cluster:await(fun() -> has(7) end),
+                                                           Take(0)
+                                                   end]),
+    ?assertEqual(7, Taken),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    Send(31),
+    cluster:await(fun() ->
+                          [{x, N} || N <- lists:seq(8, 31)]
+                              =:= cluster:call(B, gen_server, call, [?NAME, list])
+                  end),
+    cluster:await(fun() ->
+                          #{in_work := InWork} = cluster:call(B, trunkline_inbox, info, [?NAME]),
+                          InWork =:= 0
+                  end),
+    cluster:stop(B).
+
+has(N) -> process_info(self(), message_queue_len) =:= {message_queue_len, N}.
 
 %% Its own calls, and the replies to them, are no mail.
 own_requests(_) ->

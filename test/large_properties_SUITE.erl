@@ -516,7 +516,7 @@ nth(N, List) -> lists:nth(N rem length(List) + 1, List).
          mailboxes :: trunkline_mailboxes:mailboxes(),
          said = #{} :: map(),                % of a receiver, since the last tick
          open = #{} :: map(),                % questions: about whom, and whether to look
-         late = [] :: list(),                % those whose senders have given up, or been killed
+         late = [] :: list(),                % those whose senders have given up
          granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
          dead = [] :: list(),                % senders, which are numbers here
          bad = [] :: list()}).
@@ -629,8 +629,8 @@ asks_step({N, {late, Nth}}, #world{open = Open, late = Late, mailboxes = Mailbox
 asks_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
     W#world{dead = [{sender, nth_key(Nth, maps:merge(Open, Granted))} | Dead]};
 asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead, late = Late} = W) ->
-    {Counted, A} = trunkline_asks:tick(fun(Sender) -> not lists:member(Sender, Dead) end,
-                                       W#world.asks),
+    IsAlive = fun(Sender) -> not lists:member(Sender, Dead) end,
+    {Counted, A} = trunkline_asks:tick(IsAlive, W#world.asks),
     {[], Mailboxes} = trunkline_mailboxes:tick(W#world.mailboxes),
     Expected = [To || {To, 1} <- maps:values(Granted)],
     Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
@@ -642,9 +642,9 @@ asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead, late = 
     About = [To || {To, _} <- maps:values(NowLate)],
     bad(lists:sort(Counted) =/= lists:sort(Expected)
             orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0)
-            orelse lists:sort(trunkline_asks:late(A)) =/= lists:sort(About), N,
+            orelse lists:sort(trunkline_asks:late(IsAlive, A)) =/= lists:sort(About), N,
         lists:foldl(fun silent/2,
-                    W#world{asks = A, granted = Older, late = maps:keys(NowLate), said = #{},
+                    W#world{asks = A, granted = Older, said = #{},
                             mailboxes = trunkline_mailboxes:silent(About, Mailboxes)}, About));
 asks_step({N, refuse}, #world{open = Open} = W) ->
     {Refs, A} = trunkline_asks:refuse(W#world.asks),

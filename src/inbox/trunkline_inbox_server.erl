@@ -75,7 +75,8 @@ is_behind(Keeper) ->
         undefined -> false
     end.
 
-%% Each message is counted only once, because a gen_statem may see it again.
+%% Each message is counted only once, because a gen_statem may see it again; and so are those before
+%% it that the server has taken out of its mailbox by itself.
 -spec done(none | pos_integer()) -> ok.
 done(none) ->
     ok;
@@ -84,7 +85,7 @@ done(Serial) ->
         Last when Serial > Last ->
             put(?LAST, Serial),
             {_, Work} = get(?INBOX),
-            trunkline_work:done(Work, 1);
+            trunkline_work:done(Work, Serial - Last);
         _ ->
             ok
     end.

@@ -38,6 +38,8 @@
 -define(QUIET, 1000).
 -define(FORGET, 11_000).              % until a node that sends nothing is forgotten
 -define(MEET_AGAIN, 1000).
+%% us
+-define(LOOK_AGAIN, 50).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
 
@@ -47,8 +49,9 @@
          consumer :: pid(),
          kind :: server | process,
          work :: trunkline_work:work(),
-         %% How many more messages the consumer may have, at least. `awaited': it will tell.
-         room = 0 :: non_neg_integer() | awaited,
+         %% How many more messages the consumer may have, at least. `awaited': it will tell; and the
+         %% keeper looks again when a message comes after that time (in us).
+         room = 0 :: non_neg_integer() | {awaited, integer()},
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
@@ -227,7 +230,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {'$gen_call', _, _} = Call ->
             loop(plain(call, Call, S));
         '$inbox_more' ->
-            loop(pass(S#keeper{room = 0}));
+            loop(pass(S#keeper{room = 0}, erlang:monotonic_time(microsecond)));
         {system, _, _} = System when S#keeper.kind =:= server ->
             Consumer ! System,
             loop(S);
@@ -360,8 +363,11 @@ plain(Kind, Message, S) ->
 accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, serial = Serial} = S)
   when Quiet =:= off; element(2, Quiet) =:= forget ->
     accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Serial, S));
+accept(Kind, Source, Charge, Now, Message, #keeper{room = {awaited, Until}} = S)
+  when Now >= Until ->
+    accept(Kind, Source, Charge, Now, Message, pass(S#keeper{room = 0}, Now));
 accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
-    case trunkline_mail:level(Mail) =:= 0 andalso look(S0) of
+    case trunkline_mail:level(Mail) =:= 0 andalso look(S0, Now) of
         #keeper{room = Room} = S when is_integer(Room) ->
             ok = trunkline_inbox_stats:passed(S#keeper.stats, 0),
             left(Source, Charge, Now, hand_on(Message, S));
@@ -370,7 +376,7 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S0), Kind, Item, Mail),
             S1 = full(S0#keeper{mail = Mail1}),
             S2 = pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, Now, S) end,
-                                  look_again(S1), Dropped)),
+                                  S1, Dropped), Now),
             case Dropped of
                 [] -> S2;
                 _ -> hurry(S2)
@@ -391,46 +397,42 @@ content({'$gen_cast', Request}) -> Request;
 content(Message) -> Message.
 
 %% Passes on as much as the consumer may have.
-pass(#keeper{room = awaited} = S) ->
+pass(#keeper{room = {awaited, _}} = S, _) ->
     S;
-pass(#keeper{mail = Mail} = S0) ->
-    case trunkline_mail:level(Mail) =/= 0 andalso look(S0) of
+pass(#keeper{mail = Mail} = S0, Now) ->
+    case trunkline_mail:level(Mail) =/= 0 andalso look(S0, Now) of
         false ->
             S0;
-        #keeper{room = awaited} = S ->
+        #keeper{room = {awaited, _}} = S ->
             S;
         S ->
             case tell_dropped(S) of
-                {told, S1} -> pass(S1);
-                none -> pass(out(S))
+                {told, S1} -> pass(S1, Now);
+                none -> pass(out(S, Now), Now)
             end
     end.
 
-out(#keeper{mail = Mail} = S) ->
+out(#keeper{mail = Mail} = S, Now) ->
     {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
-    Now = erlang:monotonic_time(microsecond),
     ok = trunkline_inbox_stats:passed(S#keeper.stats, Now - Came),
     full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
 
 %% How much room there is. (To look for each message would take a tenth of the keeper's time.) If
-%% there is none, the consumer will tell when there is.
-look(#keeper{room = 0, work = Work} = S) ->
+%% there is none, the consumer will tell when it is done with half. But its word may be behind many
+%% messages in the keeper's mailbox. And it may be done with less than half, and busy with the rest
+%% for long.
+look(#keeper{room = 0, work = Work} = S, Now) ->
     case trunkline_work:room(Work) of
         Room when Room > 0 ->
             S#keeper{room = Room};
         _ ->
             case trunkline_work:wait(Work) of
-                more -> look(S);
-                wait -> S#keeper{room = awaited}
+                more -> look(S, Now);
+                wait -> S#keeper{room = {awaited, Now + ?LOOK_AGAIN}}
             end
     end;
-look(S) ->
+look(S, _) ->
     S.
-
-%% What a server has left keeps it busy. Another process may do several things at a time, and should
-%% have as much as it may.
-look_again(#keeper{room = awaited, kind = process} = S) -> look(S#keeper{room = 0});
-look_again(S) -> S.
 
 hand_on(Message, #keeper{work = Work, room = Room, consumer = Consumer, kind = Kind,
                          serial = Serial} = S) ->

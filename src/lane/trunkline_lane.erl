@@ -799,7 +799,8 @@ tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
 
 %% Senders that have been killed count as having sent.
 tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
-    {Killed, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
+    IsAlive = fun erlang:is_process_alive/1,
+    {Killed, Asks1} = trunkline_asks:tick(IsAlive, Asks),
     Batches1 = trunkline_batches:tick(length(Killed), Batches),
     S1 = report(S#lane{asks = Asks1, batches = Batches1}),
     S2 = case S1 of
@@ -808,7 +809,8 @@ tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
              _ ->
                  S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
          end,
-    lists:foldl(fun cancel/2, silent(trunkline_asks:late(Asks1), S2), Killed).
+    S3 = silent(trunkline_asks:late(IsAlive, Asks1), S2),
+    lists:foldl(fun cancel/2, S3, Killed).
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.

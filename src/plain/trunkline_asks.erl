@@ -8,7 +8,7 @@
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
 %% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, no
-%% sender may ask about that receiver until the answer comes (late/1).
+%% sender may ask about that receiver until the answer comes (late/2).
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
 %% though its message may have gone. The lane takes it as sent at the second tick after its end: by
@@ -18,7 +18,7 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/6, answer/3, late/1, unused/2, used/2, are_granted/1, refuse/1,
+-export([new/0, ask/6, answer/3, late/2, unused/2, used/2, are_granted/1, refuse/1,
          tick/2]).
 
 -export_type([asks/0]).
@@ -97,8 +97,9 @@ answered({no, _}, _, _, _, A) -> A;
 answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 
 %% Whom the questions are about whose senders do not wait any more.
--spec late(asks()) -> [to()].
-late(#asks{pending = Pending}) -> [To || {late, To, _} <- maps:values(Pending)].
+-spec late(IsAlive :: fun((sender()) -> boolean()), asks()) -> [to()].
+late(IsAlive, #asks{pending = Pending}) ->
+    [To || {Who, To, _} <- maps:values(Pending), Who =:= late orelse not IsAlive(Who)].
 
 %% The sender has given up (`late'), or could not send. Returns whom its message was for.
 -spec unused(reference(), asks()) -> {late | granted, to(), asks()} | none.
@@ -130,15 +131,12 @@ refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
 %% To be called once a second. Returns whom the messages were for that count as sent now.
 -spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], asks()}.
-tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
+tick(IsAlive, #asks{granted = Granted} = A) ->
     Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
-    Killed = fun(Sender, Mark) ->
-                     case Sender =:= Mark orelse IsAlive(Sender) of
-                         true -> Sender;
-                         false -> Mark
-                     end
-             end,
     {[To || {dead, To} <- maps:values(Granted)],
-     A#asks{pending = maps:map(fun(_, {Who, To, What}) -> {Killed(Who, late), To, What} end,
-                               Pending),
-            granted = maps:map(fun(_, {Who, To}) -> {Killed(Who, dead), To} end, Left)}}.
+     A#asks{granted = maps:map(fun(_, {Sender, To}) ->
+                                       case IsAlive(Sender) of
+                                           true -> {Sender, To};
+                                           false -> {dead, To}
+                                       end
+                               end, Left)}}.

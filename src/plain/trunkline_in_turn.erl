@@ -41,8 +41,8 @@
 %% what is sent with `nosuspend', or as an exit reason, should not be too long; nor what a lane
 %% sends, which is suspended for as long, with all that others have in it. A request with a timeout
 %% is sent with `nosuspend', so that its caller does not wait for longer. If it is long, the caller
-%% is suspended all the same, as by gen_server:call/3. (Since the peer has just answered, that will
-%% take no longer than the network needs.)
+%% is suspended all the same, as by gen_server:call/3. (The peer has just answered: one that has
+%% stopped before that does not suspend it.)
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the
