@@ -13,7 +13,7 @@
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
-         by_a_later_session/1, replies_at_the_end/1, never_refused/1]).
+         by_a_later_session/1, replies_at_the_end/1, never_refused/1, moved/1]).
 -export([late/1, kill/2, find/2, answering/1, watching/3, fill/1, has_looked/1]).
 
 -define(DEADLINE, 60_000).
@@ -26,7 +26,7 @@ all() -> [under_load, thin_traffic, sends_past, both_at_once, all_forms, large, 
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
           senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
-          by_a_later_session, replies_at_the_end, never_refused].
+          by_a_later_session, replies_at_the_end, never_refused, moved].
 
 %% Short messages that are sent past their lane.
 thin_traffic(_) ->
@@ -922,12 +922,28 @@ offer(To, N, Refused0) ->
               end,
     receive {ask, From} -> From ! {self(), {N, Refused}} after 1 -> offer(To, N + 1, Refused) end.
 
+%% A long term that leaves by the distribution is progress, and so is whatever comes.
+moved(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    [To] = cluster:call(B, traffic, start_watchers, [1]),
+    Moved = fun(At, Other) ->
+                    cluster:call(At, trunkline_socket, moved, [cluster:node_of(Other)])
+            end,
+    {Before, There} = {Moved(A, B), Moved(B, A)},
+    _ = cluster:call(A, erlang, send, [To, binary:copy(<<1>>, 2_000_000)]),
+    cluster:await(fun() -> Moved(A, B) >= Before + 30 end),
+    cluster:await(fun() -> Moved(B, A) >= There + 2_000_000 end),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    ?assertEqual(unknown, Moved(A, B)),
+    cluster:stop_all([A, B]).
+
 %% What a drain has asked for, and comes when the drain has ended, is nothing to report.
 late_answer(_) ->
     {A, B} = cluster:pair([]),
     ok = drain(A, B),
     Link = find_link(A, cluster:node_of(B)),
-    {received, 1} = cluster:call(A, fun() -> Link ! {received, 1} end),
+    {moved, 1} = cluster:call(A, fun() -> Link ! {moved, 1} end),
     _ = cluster:call(A, sys, get_state, [Link]),
     {dictionary, Dictionary} = cluster:call(A, erlang, process_info, [Link, dictionary]),
     ?assertNot(lists:keymember(trunkline_process, 1, Dictionary)),

@@ -18,7 +18,7 @@
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([protocol/0, distribution/1, received/1, round_trip/1, accepts/1, offered/0, is_own/1]).
+-export([protocol/0, distribution/1, moved/1, round_trip/1, accepts/1, offered/0, is_own/1]).
 
 -type settings() :: #{timeout := pos_integer(),               % ms
                       cargo => batches | large,               % on the sending side
@@ -107,16 +107,19 @@ links(Pid) ->
         undefined -> []
     end.
 
-%% Bytes that have come from a node by the distribution's connection.
--spec received(node()) -> non_neg_integer() | unknown.
-received(Node) ->
+%% A number that grows while bytes come from a node by the distribution's connection, or many leave
+%% for it: bytes, and 64 kB. (Few always leave: the link's own pings.)
+-spec moved(node()) -> non_neg_integer() | unknown.
+moved(Node) ->
     case distribution(Node) of
         none ->
             unknown;
         Port ->
-            case inet:getstat(Port, [recv_oct]) of
-                {ok, [{recv_oct, Bytes}]} -> Bytes;
-                {error, _} -> unknown
+            case inet:getstat(Port, [recv_oct, send_oct, send_pend]) of
+                {ok, [{recv_oct, Received}, {send_oct, Sent}, {send_pend, Waiting}]} ->
+                    Received + ((Sent - Waiting) bsr 16);
+                {error, _} ->
+                    unknown
             end
     end.
 

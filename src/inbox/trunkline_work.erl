@@ -7,7 +7,7 @@
 %%       | <------------------- '$inbox_more' -- |
 %%
 %% The consumer sends a message only if the keeper waits, and only when it is done with half of what
-%% it may have.
+%% it may have. Now and then the keeper looks by itself.
 -module(trunkline_work).
 -moduledoc false.
 

@@ -261,8 +261,8 @@ message({pong, Ref}, #link{reach = Reach} = D) ->
 message({measured, Ref, RoundTrip}, #link{reach = Reach} = D) ->
     reached(trunkline_reach:measured(Ref, RoundTrip, Reach), D);
 
-%% Does anything come from the peer, while this link leaves or drains?
-message({received, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers} = D) ->
+%% Does anything move by the distribution, while this link leaves or drains?
+message({moved, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers} = D) ->
     Heard = trunkline_patience:heard(Bytes, now_ms(), Patience),
     D#link{timers = Timers#{patience := {Timer, Heard}}};
 
@@ -278,7 +278,7 @@ message(Message, D) ->
 %% Whether it belongs to a session that has ended, or to something that has been superseded.
 is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
     lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_ready,
-                                       room, wait, unwait, drain, timeout, received]);
+                                       room, wait, unwait, drain, timeout, moved]);
 is_late(_) ->
     false.
 
@@ -537,13 +537,13 @@ cancel(Name, #link{timers = Timers} = D) ->
             D
     end.
 
-%% Whether to wait longer while leaving. A separate process asks how much has come from the peer:
-%% with TLS yet another process has to answer, and it may be busy.
+%% Whether to wait longer while leaving. A separate process asks how much has moved: with TLS yet
+%% another process has to answer, and it may be busy.
 patience(Patience, #link{node = Node, stats = Stats} = D) ->
     case trunkline_patience:look(progress(Stats), now_ms(), Patience) of
         {again, Time, Patience1} ->
             Link = self(),
-            Ask = fun() -> Link ! {received, trunkline_socket:received(Node)} end,
+            Ask = fun() -> Link ! {moved, trunkline_socket:moved(Node)} end,
             _ = trunkline_process:start(fun() -> spawn(Ask) end),
             timer(patience, Time, Patience1, D);
         stalled ->

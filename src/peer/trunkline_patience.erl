@@ -1,15 +1,15 @@
 %% Decides how long a stop or a drain waits for a peer.
 %%
 %%       moved        moved                          stalled
-%%         |            | <--------- QUIET ----------> |          nothing is heard of the peer
-%%         |            |  heard   heard               |
+%%         |            | <--------- QUIET ----------> |          nothing moves any more
+%%         |            |  bytes   bytes               |
 %%         |            |    |       | <---- QUIET ---------> |   it is there, and late
 %%
 %% The wait goes on as long as something moves in the session, because large messages may take their
 %% time. If nothing moves, the peer may hang; or its messages may be behind a flood of plain
-%% messages, which also makes it read late. In the second case bytes arrive by the distribution, and
-%% the wait goes on. But a peer without a working Trunkline sends plain messages, too: they count
-%% for LISTEN only.
+%% messages, which also makes it read late; or a long term is on its way to it. In these cases bytes
+%% move by the distribution, and the wait goes on. But so they do with a peer without a working
+%% Trunkline: they count for LISTEN only.
 %%
 %% Times are in ms, as erlang:monotonic_time(millisecond) tells them.
 -module(trunkline_patience).
@@ -26,8 +26,8 @@
 -record(patience,
         {progress :: term(),
          moved :: integer(),                       % when something last moved
-         heard :: integer(),                       % when bytes last came from the peer
-         received = unknown :: non_neg_integer() | unknown}).
+         heard :: integer(),                       % when bytes last moved by the distribution
+         bytes = unknown :: non_neg_integer() | unknown}).
 -opaque patience() :: #patience{}.
 
 %% Progress is any term that changes when something has moved.
@@ -35,10 +35,10 @@
 new(Progress, Now) ->
     #patience{progress = Progress, moved = Now, heard = Now}.
 
-%% Notes how many bytes have come from the peer, in all.
+%% Notes how much has moved by the distribution, in all (trunkline_socket).
 -spec heard(non_neg_integer() | unknown, Now :: integer(), patience()) -> patience().
-heard(Bytes, Now, #patience{received = Before} = P) ->
-    P#patience{received = Bytes,
+heard(Bytes, Now, #patience{bytes = Before} = P) ->
+    P#patience{bytes = Bytes,
                heard = case is_integer(Before) andalso is_integer(Bytes) andalso Bytes > Before of
                            true -> Now;
                            false -> P#patience.heard
