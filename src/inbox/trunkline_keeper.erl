@@ -38,7 +38,7 @@
 -define(QUIET, 1000).
 -define(FORGET, 11_000).              % until a node that sends nothing is forgotten
 -define(MEET_AGAIN, 1000).
-%% us
+%% us until the keeper looks by itself for room
 -define(LOOK_AGAIN, 50).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
