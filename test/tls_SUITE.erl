@@ -57,14 +57,14 @@ options_in_file(Config) ->
 %% at the other node.
 distributions_socket(Config) ->
     {A, B} = private_pair([], file(Config, whole(Config))),
-    Received = fun(X, Y) -> cluster:call(X, trunkline_socket, received, [cluster:node_of(Y)]) end,
+    Moved = fun(X, Y) -> cluster:call(X, trunkline_socket, moved, [cluster:node_of(Y)]) end,
     lists:foreach(
       fun({X, Y}) ->
               Port = cluster:call(X, trunkline_socket, distribution, [cluster:node_of(Y)]),
               ?assertMatch({ok, _}, cluster:call(X, inet, peername, [Port])),
-              Before = Received(X, Y),
+              Before = Moved(X, Y),
               pong = cluster:call(X, net_adm, ping, [cluster:node_of(Y)]),
-              cluster:await(fun() -> Received(X, Y) > Before end)
+              cluster:await(fun() -> Moved(X, Y) > Before end)
       end, [{A, B}, {B, A}]),
     cluster:stop_all([A, B]).
 
