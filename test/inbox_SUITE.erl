@@ -368,8 +368,11 @@ watcher(Pid) ->
 ended(How, Pid) ->
     Server = gen_server:call(Pid, self, infinity),
     Refs = [monitor(process, P) || P <- [Pid, Server]],
-    %% (Until they have answered the runtime system may hold a monitor signal back.)
-    [true, true] = [is_process_alive(P) || P <- [Pid, Server]],
+    %% (The runtime system may hold a monitor signal back, and exit signals overtake it.)
+    [cluster:await(fun() ->
+                           {monitored_by, By} = process_info(P, monitored_by),
+                           lists:member(self(), By)
+                   end) || P <- [Pid, Server]],
     _ = case How of
             {server, Reason} -> exit(Server, Reason);
             {keeper, Reason} -> exit(Pid, Reason);
