@@ -175,37 +175,37 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-turn(Kind, To, Node, Ix, Charge, Route) ->
-    case is_suited(Kind, To, Charge, Route) of
-        true ->
-            %% The lane waits for a sender that has asked, however long it sends. One that bypasses
-            %% the lane is not known to it, and given up after a while (trunkline_bypass).
-            case Kind =:= terms andalso not may_go_at_once(Charge) of
-                true -> ask;
-                false -> turn(Kind, is_known(To, Node, Ix, Route), Node, Ix, Route)
-            end;
-        false ->
-            no
-    end.
-
-%% Whether `!' is best for that size: it is not too short.
-is_suited(terms, _, _, _) ->
-    true;
-is_suited(binaries, To, Charge, #route{large = Large}) ->
-    is_pid(To) andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM andalso Charge < Large.
+%% The lane waits for a sender that has asked, however long it sends. One that bypasses the lane is
+%% not known to it, and given up after a while (trunkline_bypass). So it must not send for long.
+turn(terms, To, Node, Ix, Charge, Route) ->
+    case may_go_at_once(Charge) andalso bypasses(To, Node, Ix, Route) of
+        true -> now;
+        false -> ask
+    end;
+turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
+  when is_pid(To), Charge < Large ->
+    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM of
+        true -> turn_of_binary(To, Node, Ix, Route);
+        false -> no
+    end;
+turn(binaries, _, _, _, _, _) ->
+    no.
 
 %% If the sender has to ask, a binary is as fast by lane. But the lane learns about the receiver's
 %% mailbox. And if all go by lane, it never becomes idle.
-turn(Kind, IsKnown, Node, Ix, #route{gate = Gate, bypass = Bypass}) ->
-    case IsKnown andalso trunkline_bypass:start(Gate, Ix, Bypass) of
-        true -> now;
-        false when Kind =:= terms -> ask;
+turn_of_binary(To, Node, Ix, #route{gate = Gate} = Route) ->
+    case bypasses(To, Node, Ix, Route) of
+        true ->
+            now;
         false ->
             case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE andalso may_ask_again(Node) of
                 true -> ask;
                 false -> no
             end
     end.
+
+bypasses(To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
+    is_known(To, Node, Ix, Route) andalso trunkline_bypass:start(Gate, Ix, Bypass).
 
 %% Whether the calling process has not asked for a while. If so, it asks.
 may_ask_again(Node) ->

@@ -16,9 +16,9 @@
 %%
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
 %% Once a second it asks again about the receivers that many messages were sent to, and forgets the
-%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer. It remembers
-%% nothing of a registered name, which another process may have at any time. (A lane that does not
-%% get to run for longer, because the connection is busy, forgets later.)
+%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer if it has
+%% asked by itself. It remembers nothing of a registered name, which another process may have at any
+%% time. (A lane that does not get to run for longer, since the connection is busy, forgets later.)
 %%
 %% This module is a part of the lane, which owns the table.
 -module(trunkline_mailboxes).
