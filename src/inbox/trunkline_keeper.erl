@@ -399,13 +399,13 @@ content(Message) -> Message.
 %% Passes on as much as the consumer may have.
 pass(#keeper{room = {awaited, _}} = S, _) ->
     S;
-pass(#keeper{mail = Mail} = S0, Now) ->
-    case trunkline_mail:level(Mail) =/= 0 andalso look(S0, Now) of
-        false ->
-            S0;
-        #keeper{room = {awaited, _}} = S ->
+pass(#keeper{mail = Mail, room = Room} = S, Now) ->
+    case trunkline_mail:level(Mail) of
+        0 ->
             S;
-        S ->
+        _ when Room =:= 0 ->
+            pass(look(S, Now), Now);
+        _ ->
             case tell_dropped(S) of
                 {told, S1} -> pass(S1, Now);
                 none -> pass(out(S, Now), Now)
