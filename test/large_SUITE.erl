@@ -18,7 +18,8 @@
          ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
-         connection_breaks/1, new_incarnation/1, stops/1, stops_by_distribution/1, memory/1,
+         connection_breaks/1, breaks_before_the_term/1, new_incarnation/1,
+         stops/1, stops_by_distribution/1, memory/1,
          memory_after_one/1, idle_connection/1]).
 -export([find/2, log/2]).
 
@@ -34,7 +35,8 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
           two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
           stopped_and_continued,
-          connection_breaks, new_incarnation, stops, stops_by_distribution, memory,
+          connection_breaks, breaks_before_the_term, new_incarnation, stops, stops_by_distribution,
+          memory,
           memory_after_one, idle_connection].
 
 -define(KB, 1024).
@@ -642,6 +644,58 @@ long_request_to_stopped(_) ->
     cluster:continue(B),
     await_received(B, To, 1, 2),
     cluster:stop_all([A, B]).
+
+%% An opener has asked for a term, and the connection is lost before the lane comes to send it. What
+%% waits behind the term is delivered. So the lane, which has not heard of that, must not send it by
+%% the next connection.
+breaks_before_the_term(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    NodeB = cluster:node_of(B),
+    To = cluster:call(B, fun() -> spawn(fun() -> numbers([]) end) end),
+    Got = fun() -> cluster:call(B, fun() -> To ! {got, self()}, receive {To, N} -> N end end) end,
+    1 = element(1, cluster:call(A, trunkline, send, [To, {1}])),
+    cluster:await(fun() -> Got() =:= [1] end),
+    [Lane] = cluster:call(A, fun() -> tuple_to_list(
+                                        (trunkline_route:lookup(NodeB))#route.lanes) end),
+    cluster:suspend(B),
+    Holder = cluster:call(
+               A, fun() ->
+                          %% (A sender that may wait would send it itself.)
+                          Rows = freight:message(1, 1, {rows, 6_000_000}),
+                          ok = trunkline:send(To, {2, Rows}, [nosuspend]),
+                          _ = trunkline:send(To, {3}),
+                          spawn(fun() ->
+                                        receive suspend -> erlang:suspend_process(Lane) end,
+                                        receive {resume, From} ->
+                                                erlang:resume_process(Lane), From ! resumed
+                                        end
+                                end)
+                  end),
+    cluster:await(fun() -> [#{queued_messages := Queued}] = lanes(A, B), Queued =:= 0 end),
+    suspend = cluster:call(A, erlang, send, [Holder, suspend]),
+    cluster:continue(B),
+    cluster:await(fun() ->
+                          {messages, Mail} =
+                              cluster:call(A, erlang, process_info, [Lane, messages]),
+                          lists:any(fun(M) -> element(1, M) =:= fetch end, Mail)
+                  end),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await(fun() -> Got() =:= [1, 3] end),
+    true = cluster:call(A, net_kernel, connect_node, [NodeB]),
+    ok = cluster:call(A, fun() -> Holder ! {resume, self()}, receive resumed -> ok end end),
+    ok = cluster:call(A, trunkline, await_up, [NodeB, ?LONG]),
+    4 = element(1, cluster:call(A, trunkline, send, [To, {4}])),
+    cluster:await(fun() -> lists:last(Got()) =:= 4 end),
+    ?assertEqual([1, 3, 4], Got()),
+    ?assertEqual(2, counter(A, B, lost_unconfirmed)),
+    cluster:await(fun() -> level(A, B) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+numbers(Numbers) ->
+    receive
+        {got, From} -> From ! {self(), lists:reverse(Numbers)}, numbers(Numbers);
+        Message -> numbers([element(1, Message) | Numbers])
+    end.
 
 %% Nobody waits for it any more, and nobody gets it.
 late_replies(_) ->

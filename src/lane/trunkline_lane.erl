@@ -123,6 +123,8 @@
          node :: node(),
          mode = hold :: hold | absent | direct | {send, outlets()}
                       | {suspended, outlets(), Asked :: none | reference()},
+         %% Of the nodes, when the session began.
+         connection = none :: none | trunkline_peers:connection(),
          batches :: trunkline_batches:batches(),       % what has been sent to the inlet
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
@@ -287,9 +289,11 @@ is_for_plain(Size, Reply, #lane{mode = {send, _}} = S) ->
 is_for_plain(_, _, _) ->
     false.
 
-%% Whether terms may go to the peer by the distribution.
-may_send_terms(#lane{batches = Batches, stats = Stats}) ->
-    trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats).
+%% Whether terms may go to the peer by the distribution. (Before OTP 25.1 one cannot tell that by
+%% then there is another connection: see fetched/4.)
+may_send_terms(#lane{batches = Batches, stats = Stats, connection = Connection}) ->
+    trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats)
+        andalso is_integer(Connection).
 
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
 when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
@@ -410,8 +414,9 @@ collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entrie
   when is_pid(Agent) ->
     {C, Entry, S1} = reply(trunkline_shape:size(Reply), Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
-collected({channel, _, {written, _}} = Written, More, Charge, Entries, S) ->
-    collect(More, Charge, Entries, control(Written, S));
+collected({channel, _, Event} = Channel, More, Charge, Entries, S)
+  when element(1, Event) =:= written ->
+    collect(More, Charge, Entries, control(Channel, S));
 collected(Control, More, Charge, Entries, S)
   when element(1, Control) =:= ack; element(1, Control) =:= fetch;
        element(1, Control) =:= sent_plain; element(1, Control) =:= relay ->
@@ -673,10 +678,8 @@ control({not_sent, Ref}, #lane{asks = Asks} = S) ->
 control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
                        element(1, element(3, Event)) =:= channels ->
     way_event(Event, S);
-control({fetch, Inlet, N, Opener, How}, #lane{mode = {send, {Inlet, _}}} = S) ->
-    fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
-control({fetch, _, N, Opener, How}, S) ->
-    fetched(none, N, Opener, How, S);                        % of an earlier session
+control({fetch, Inlet, N, Opener, How}, S) ->
+    fetched(fetch(Inlet, N, S), N, Opener, How, S);
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
 control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
@@ -771,8 +774,20 @@ ready(Ref, Lost, #lane{link = Link}) ->
     Link ! {lane_ready, Ref, self(), Lost},
     ok.
 
-%% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
-%% knows of the receiver's mailbox, senders may know, too.
+%% An opener asks for a term. If the connection has been lost since, what waited behind the term has
+%% been delivered, though this lane may not have heard of that. So the term must not go by the next
+%% connection.
+fetch(Inlet, N, #lane{mode = {send, {Inlet, _}}, node = Node, connection = Connection,
+                      notices = Notices}) ->
+    case trunkline_peers:connection(Node) of
+        Connection -> trunkline_notices:term(N, Notices);
+        _ -> none
+    end;
+fetch(_, _, _) ->
+    none.                                                    % of an earlier session
+
+%% The term goes straight to the receiver, or to the opener. What the opener knows of the receiver's
+%% mailbox, senders may know, too.
 fetched(none, _, Opener, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;
@@ -839,9 +854,10 @@ without_asks(#lane{asks = Asks, mailboxes = Mailboxes} = S) ->
     S#lane{asks = Asks1, mailboxes = trunkline_mailboxes:clear(Mailboxes)}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
-       #lane{options = Options, batches = Batches} = S) ->
+       #lane{options = Options, batches = Batches, node = Node} = S) ->
     Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
-    {0, flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1})};
+    {0, flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1,
+                     connection = trunkline_peers:connection(Node)})};
 change(hold, S) ->
     {0, S#lane{mode = hold}};
 change({absent, lost_queued}, S) ->
