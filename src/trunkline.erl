@@ -57,21 +57,6 @@ name at a node.
                      | {RegisteredName :: atom(), node()}.
 
 -doc "
-What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
-Module, Name}`.
-".
--doc #{since => <<"0.1.0">>}.
--type server_ref() :: gen_server:server_ref().
-
--doc "
-The answer to a request: a reply, or the reason for which there will be none. `{error, {Reason,
-ServerRef}}` has the reasons of `gen_server:receive_response/2`: `noproc`, `noconnection`, or that
-for which the server has ended.
-".
--doc #{since => <<"0.1.0">>}.
--type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
-
--doc "
 `nosuspend`: do not wait while the lane is full. `noconnect`: do not set up a connection.
 ".
 -doc #{since => <<"0.1.0">>}.
@@ -117,8 +102,8 @@ overlap (`clear`).
 -doc "
 Why `compare/2` has no figures: this node is not distributed (`not_alive`), Trunkline does not run
 on it (`stopped`), there is no connection (`noconnection`), messages to that node do not go by lane
-(`no_trunkline`), the system is busy (`busy`), that node does not respond (`timeout`), or a process
-has failed (`{failed, Reason}`).
+(`no_trunkline`) or do not do so any more (`drained`), the system is busy (`busy`), that node does
+not respond (`timeout`), or a process has failed (`{failed, Reason}`).
 ".
 -doc #{since => <<"0.6.0">>}.
 -type compare_error() :: trunkline_compare:error().
@@ -527,37 +512,8 @@ abcast(Nodes, Name, Request) when is_list(Nodes), is_atom(Name) ->
     lists:foreach(fun(Node) when is_atom(Node) -> cast({Name, Node}, Request) end, Nodes),
     abcast.
 
--doc "
-Sends a request to a server, as `gen_server:send_request/2` does. The result is an id, by which
-`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
-
-```erlang
-1> Id = trunkline:send_request({stock, 'b@host'}, {count, apples}).
-2> trunkline:receive_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.1.0">>}.
--spec send_request(server_ref(), term()) -> request_id().
-send_request(ServerRef, Request) ->
-    trunkline_call:send_request(ServerRef, '$gen_call', Request).
-
--doc "
-Sends a request, and adds its id to a collection, with a label, as `gen_server:send_request/4` does.
-The result is the new collection.
-
-```erlang
-1> Ids = trunkline:send_request({stock, 'b@host'}, {count, apples}, b, trunkline:reqids_new()).
-2> {{reply, 3}, b, _} = trunkline:receive_response(Ids, 1000, true).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
-          request_id_collection().
-send_request(ServerRef, Request, Label, ReqIdCollection) ->
-    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIdCollection).
-
 -define(OTP, "gen_server").
+-define(LABEL, '$gen_call').
 -define(SINCE, <<"0.1.0">>).
 -define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), Response).

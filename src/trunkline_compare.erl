@@ -49,8 +49,8 @@
 
 %% Prints a table and returns the figures. It refuses if this node is not distributed (`not_alive'),
 %% if Trunkline does not run here (`stopped') or messages to that node do not go by lane
-%% (`no_trunkline'), without a connection (`noconnection'), and on a busy system (`busy'). It gives
-%% up (`timeout') on a node that does not respond.
+%% (`no_trunkline') or do not any more (`drained'), without a connection (`noconnection'), and on a
+%% busy system (`busy'). It gives up (`timeout') on a node that does not respond.
 -spec compare(node(), options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
     Self = self(),

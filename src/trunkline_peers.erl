@@ -71,7 +71,7 @@ in_table(Write) ->
     end.
 
 -spec lookup(node()) -> peer() | none.
-lookup(Node) -> element_of_row(3, Node).
+lookup(Node) -> element_of_row(3, Node, none).
 
 -spec all() -> #{node() => peer()}.
 all() ->
@@ -141,8 +141,7 @@ watch(Node) ->
     case of_session(Node) of
         {{}, _, _, StandIn, _} -> StandIn;
         {_, _, opening, _, _} -> none;           % no request goes by lane before it can be sent
-        {Inlets, _, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets);
-        none -> none
+        {Inlets, _, _, _, _} -> element(erlang:phash2(self(), tuple_size(Inlets)) + 1, Inlets)
     end.
 
 %% All inlets of the session. When all of them have ended, everything that has arrived in the
@@ -152,8 +151,7 @@ watch(Node) ->
 session(Node) ->
     case of_session(Node) of
         {{}, _, _, _, _} -> none;
-        {Inlets, _, _, _, _} -> Inlets;
-        none -> none
+        {Inlets, _, _, _, _} -> Inlets
     end.
 
 %% Whether the peer had this capability in the last agreement. A command that is handed to a lane
@@ -161,41 +159,33 @@ session(Node) ->
 %% have the capability any more.
 -spec can(node(), trunkline_handshake:capability()) -> boolean().
 can(Node, Capability) ->
-    case of_session(Node) of
-        {_, Capabilities, _, _, _} -> lists:member(Capability, Capabilities);
-        none -> false
-    end.
+    {_, Capabilities, _, _, _} = of_session(Node),
+    lists:member(Capability, Capabilities).
 
-of_session(Node) -> element_of_row(2, Node).
+of_session(Node) -> element_of_row(2, Node, {{}, [], down, none, false}).
 
-%% `none': there is no such peer, or no table.
-element_of_row(N, Node) ->
+%% The default is for a node that is no peer, and if there is no table.
+element_of_row(N, Node, Default) ->
     try ets:lookup_element(?MODULE, Node, N)
-    catch error:badarg -> none
+    catch error:badarg -> Default
     end.
 
 %% Whether there is a session with that node that may outlive its connection. Then messages and
 %% monitors that go by its lanes are not lost with the connection.
 -spec resumes(node()) -> boolean().
 resumes(Node) ->
-    case of_session(Node) of
-        {_, _, _, _, Resumes} -> Resumes;
-        none -> false
-    end.
+    {_, _, _, _, Resumes} = of_session(Node),
+    Resumes.
 
 %% Whether messages may go to that peer by the distribution when their turn has come: it can say so,
 %% and they are lost when all others are.
 -spec takes_turns(node()) -> boolean().
 takes_turns(Node) ->
-    case of_session(Node) of
-        {_, Capabilities, _, _, Resumes} -> not Resumes andalso lists:member(turn, Capabilities);
-        none -> false
-    end.
+    {_, Capabilities, _, _, Resumes} = of_session(Node),
+    not Resumes andalso lists:member(turn, Capabilities).
 
 %% Whether there is such a session without a connection at present.
 -spec is_suspended(node()) -> boolean().
 is_suspended(Node) ->
-    case of_session(Node) of
-        {_, _, State, _, _} -> State =:= suspended;
-        none -> false
-    end.
+    {_, _, State, _, _} = of_session(Node),
+    State =:= suspended.

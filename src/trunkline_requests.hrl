@@ -1,8 +1,27 @@
-%% How a module waits for responses to its requests: the same in trunkline and in some of src/otp.
+%% How a module sends requests, and waits for responses to them: the same in trunkline and in some
+%% of src/otp.
 %%
 %% To be defined before: OTP, the name of OTP's module, as a string; SINCE and SINCE_IDS, the
 %% releases that have a request's id, and collections of these; and RESPONSE(Result), what the
-%% module makes of what trunkline_call answers.
+%% module makes of what trunkline_call answers. If all requests have one label, LABEL; if what is
+%% asked is no server, EVENTS, and the types of what it is and what it answers.
+-ifndef(EVENTS).
+-doc "
+What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
+Module, Name}`.
+".
+-doc #{since => ?SINCE}.
+-type server_ref() :: gen_server:server_ref().
+
+-doc "
+The answer to a request: a reply, or the reason for which there will be none. `{error, {Reason,
+ServerRef}}` has the reasons of `gen_server:receive_response/2`: `noproc`, `noconnection`, or that
+for which the server has ended.
+".
+-doc #{since => ?SINCE}.
+-type response() :: {reply, term()} | {error, {Reason :: term(), server_ref()}}.
+-endif.
+
 -doc "
 Names a request that a process has sent by this module. It is for the functions of this module, not
 for those of `" ?OTP "`.
@@ -22,6 +41,39 @@ How long to wait for a response: milliseconds, `infinity`, or `{abs, Time}`, a p
 ".
 -doc #{since => ?SINCE}.
 -type response_timeout() :: trunkline_deadline:timeout_time().
+
+-ifdef(LABEL).
+-doc "
+Sends a request to a server, as `" ?OTP ":send_request/2` does. The result is an id, by which
+`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
+
+```erlang
+1> Id = " ?MODULE_STRING ":send_request({stock, 'b@host'}, {count, apples}).
+2> " ?MODULE_STRING ":receive_response(Id, 1000).
+{reply,3}
+```
+".
+-doc #{since => ?SINCE}.
+-spec send_request(server_ref(), term()) -> request_id().
+send_request(ServerRef, Request) ->
+    trunkline_call:send_request(ServerRef, ?LABEL, Request).
+
+-doc "
+Sends a request, and adds its id to a collection, with a label, as `" ?OTP ":send_request/4` does.
+The result is the new collection.
+
+```erlang
+1> Ids0 = " ?MODULE_STRING ":reqids_new().
+2> Ids = " ?MODULE_STRING ":send_request({stock, 'b@host'}, {count, apples}, b, Ids0).
+3> {{reply, 3}, b, _} = " ?MODULE_STRING ":receive_response(Ids, 1000, true).
+```
+".
+-doc #{since => ?SINCE_IDS}.
+-spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
+          request_id_collection().
+send_request(ServerRef, Request, Label, ReqIds) ->
+    trunkline_call:send_request(ServerRef, ?LABEL, Request, Label, ReqIds).
+-endif.
 
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as

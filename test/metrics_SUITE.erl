@@ -7,14 +7,14 @@
 
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([text/1, page/1, promtool/1, agrees/1, inboxes/1, refused/1, nameless/1, names/1, hidden/1,
-         stopped/1, telemetry/1, rules/1, dashboard/1, scraped/1]).
+         stopped/1, refused_option/1, telemetry/1, rules/1, dashboard/1, scraped/1]).
 -export([serve/0]).
 
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
-    [text, page, promtool, agrees, inboxes, refused, nameless, names, hidden, stopped, telemetry,
-     rules, dashboard, scraped].
+    [text, page, promtool, agrees, inboxes, refused, nameless, names, hidden, stopped,
+     refused_option, telemetry, rules, dashboard, scraped].
 
 init_per_suite(Config) ->
     Root = command:root(),
@@ -230,6 +230,18 @@ hidden(Config) ->
     cluster:stop_all(Others),
     lists:foreach(fun(Other) -> cluster:await_state(A, Other, down) end, Others),
     ?assertEqual([false, false], [Has(Plain), Has(Shell)]).
+
+%% Also one where it has not started, because of a value that no option may have.
+refused_option(_) ->
+    Node = cluster:start(none, peer:random_name(), []),
+    ok = cluster:call(Node, application, load, [trunkline]),
+    ok = cluster:call(Node, application, set_env, [trunkline, lane_transport, "tcp"]),
+    {error, _} = cluster:call(Node, application, start, [trunkline]),
+    Lines = lines(Node),
+    ?assert(lists:member("trunkline_running 0", Lines)),
+    ?assertMatch([_], [Line || "trunkline_options_info{" ++ Line <- Lines,
+                               string:find(Line, "lane_transport=\"\\\"tcp\\\"\"") =/= nomatch]),
+    cluster:stop(Node).
 
 %% A node where Trunkline does not run says so.
 stopped(_) ->

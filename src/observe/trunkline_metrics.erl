@@ -74,7 +74,7 @@ families() ->
     [{"release_info", gauge, "1: its label is the release",
       [{"", [{"release", Release}], 1}]},
      {"options_info", gauge, "1: its labels are options",
-      [{"", [{atom_to_list(Name), atom_to_list(maps:get(Name, Options))}
+      [{"", [{atom_to_list(Name), io_lib:format("~0tp", [maps:get(Name, Options)])}
              || Name <- [bulk_transport, lane_transport]], 1}]}]
         ++ declared(?NODE_FIELDS, [{[], Node}])
         ++ [{"peer_state", gauge, "1 for the state in which the peer is",

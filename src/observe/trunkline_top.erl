@@ -221,8 +221,8 @@ draw(#top{seen = none}) ->
     ok;
 draw(#top{seen = {error, Reason}, node = Node, interval = Interval}) ->
     paint([io_lib:format("~ts ~ts", [Node, why(Reason)]),
-           io_lib:format("Trying again every ~b s. Type q and Enter to quit",
-                         [Interval div 1000])]);
+           io_lib:format("Trying again every ~w s. Type q and Enter to quit",
+                         [Interval / 1000])]);
 draw(#top{seen = {view, View}, show = Show, sort = Sort}) ->
     paint(trunkline_screen:lines(View, trunkline_hints:hints(View),
                                  #{columns => columns(), rows => rows(), show => Show,

@@ -168,7 +168,7 @@ check() ->
              end,
     Here = trunkline_beams:adopted(),
     Nodes = nodes(),
-    Answers = erpc:multicall(Nodes, trunkline_beams, adopted, [], ?PATIENCE),
+    Answers = trunkline_process:multicall(Nodes, trunkline_beams, adopted, [], ?PATIENCE),
     #{applications => maps:get(applications, Status),
       adopted => lists:sort(maps:keys(Here)),
       problems => maps:get(problems, Status),

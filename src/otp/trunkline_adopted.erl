@@ -148,22 +148,12 @@ is_source(_) ->
 marked(Dir) ->
     case file:list_dir(Dir) of
         {ok, Files} ->
-            [{Module, <<>>, <<>>} || File <- Files, filename:extension(File) =:= ".beam",
-                                     Module <- marked_module(filename:join(Dir, File)),
-                                     File =:= atom_to_list(Module) ++ ".beam"];
-        {error, _} ->
-            []
-    end.
-
-marked_module(File) ->
-    case file:read_file(File) of
-        {ok, Beam} ->
-            case beam_lib:chunks(Beam, [attributes]) of
-                {ok, {Module, [{attributes, Attributes}]}} ->
-                    [Module || lists:keymember(trunkline_adopted, 1, Attributes)];
-                {error, beam_lib, _} ->
-                    []
-            end;
+            [{Module, <<>>, <<>>}
+             || File <- Files, filename:extension(File) =:= ".beam",
+                {ok, Beam} <- [file:read_file(filename:join(Dir, File))],
+                {ok, {Module, [{attributes, Attributes}]}} <- [beam_lib:chunks(Beam, [attributes])],
+                lists:keymember(trunkline_adopted, 1, Attributes),
+                File =:= atom_to_list(Module) ++ ".beam"];
         {error, _} ->
             []
     end.

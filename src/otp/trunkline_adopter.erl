@@ -137,10 +137,7 @@ is_new(Module, Seen) ->
     end.
 
 load(Module) ->
-    Outcome = case trunkline_beams:load(Module) of
-                  {changed, _} -> adopted;
-                  Other -> Other
-              end,
+    Outcome = trunkline_beams:load(Module),
     {case loaded(Module) of
          none -> trunkline_beams:stock(Module);
          MD5 -> MD5

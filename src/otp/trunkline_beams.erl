@@ -127,7 +127,7 @@ adopt_forms(Module) ->
 %% Adopts the module and loads it. No process is killed for that: a process that still runs code
 %% from before the last change must leave that code first. Code that was not loaded from the code
 %% path is left alone.
--spec load(module()) -> {changed, stock()} | adopted | unchanged | {error, problem()}.
+-spec load(module()) -> adopted | unchanged | {error, problem()}.
 load(Module) ->
     case mark(Module) =:= {adopted, stock(Module)} of
         true -> adopted;                     % it was loaded when Trunkline ran before
@@ -139,14 +139,14 @@ load_new(Module) ->
         adopted ->
             load_file(Module);
         {changed, #{stock := Stock, on_load := OnLoad} = Changed} ->
-            case whose_code(Module, Stock) of
-                same ->
+            case not erlang:module_loaded(Module)
+                orelse erlang:get_module_info(Module, md5) =:= Stock of
+                true ->
                     case erlang:module_loaded(Module) andalso (OnLoad orelse has_nifs(Module)) of
                         true -> {error, on_load};         % it would have to be initialized again
                         false -> load(Module, Changed)
                     end;
-                adopted -> adopted;
-                other -> {error, other_code}
+                false -> {error, other_code}
             end;
         Result ->
             Result
@@ -170,22 +170,14 @@ load_file(Module) ->
             end
     end.
 
-whose_code(Module, Stock) ->
-    case erlang:module_loaded(Module) andalso {mark(Module), erlang:get_module_info(Module, md5)} of
-        false -> same;
-        {_, Stock} -> same;
-        {{adopted, Stock}, _} -> adopted;
-        _ -> other
-    end.
-
-load(Module, #{stock := Stock, beam := Beam, file := File}) ->
+load(Module, #{beam := Beam, file := File}) ->
     IsFree = is_free(Module),
     case code:is_sticky(Module) of
         true -> {error, sticky};
         false when not IsFree -> {error, old_code};
         false ->
             case code:load_binary(Module, File, Beam) of
-                {module, Module} -> {changed, Stock};
+                {module, Module} -> adopted;
                 {error, Why} -> {error, {not_loaded, Why}}
             end
     end.

@@ -30,19 +30,6 @@ the way on which its request came.
 -export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
 -doc "
-What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
-Module, Name}`.
-".
--doc #{since => <<"0.6.0">>}.
--type server_ref() :: trunkline:server_ref().
-
--doc "
-A reply, or the reason for which there will be none. See `t:trunkline:response/0`.
-".
--doc #{since => <<"0.6.0">>}.
--type response() :: trunkline:response().
-
--doc "
 Calls a server and waits up to 5,000 milliseconds for its reply, as `gen:call/3` does. The result is
 `{ok, Reply}`. It exits with the bare reason.
 

@@ -226,6 +226,7 @@ send_request(Manager, Handler, Query, Label, ReqIds) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}, Label, ReqIds).
 
 -define(OTP, "gen_event").
+-define(EVENTS, true).
 -define(SINCE, <<"0.5.0">>).
 -define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), plain_error(Response)).

@@ -26,19 +26,6 @@ Otherwise they are the functions of `trunkline`.
 -export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
 -doc "
-What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
-Module, Name}`.
-".
--doc #{since => <<"0.5.0">>}.
--type server_ref() :: trunkline:server_ref().
-
--doc "
-A reply, or the reason for which there will be none. See `t:trunkline:response/0`.
-".
--doc #{since => <<"0.5.0">>}.
--type response() :: trunkline:response().
-
--doc "
 Calls a server and waits up to 5,000 milliseconds for its reply, as `gen_server:call/2` does, and
 exits as that does. The reason is `overload` if the server has an inbox that is full and does not
 let senders wait (see `trunkline_inbox`).
@@ -147,37 +134,8 @@ ok
 -spec cast(server_ref(), term()) -> ok.
 cast(ServerRef, Request) -> trunkline:cast(ServerRef, Request).
 
--doc "
-Sends a request, as `gen_server:send_request/2` does. The result is an id, by which
-`receive_response/2`, `wait_response/2` or `check_response/2` get the response.
-
-```erlang
-1> Id = trunkline_gen_server:send_request({stock, 'b@host'}, count).
-2> trunkline_gen_server:receive_response(Id, 1000).
-{reply,3}
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term()) -> request_id().
-send_request(ServerRef, Request) -> trunkline_call:send_request(ServerRef, '$gen_call', Request).
-
--doc "
-Sends a request, and adds its id to a collection, with a label, as `gen_server:send_request/4` does.
-The result is the new collection.
-
-```erlang
-1> Ids0 = trunkline_gen_server:reqids_new().
-2> Ids = trunkline_gen_server:send_request({stock, 'b@host'}, count, b, Ids0).
-3> {{reply, 3}, b, _} = trunkline_gen_server:receive_response(Ids, 1000, true).
-```
-".
--doc #{since => <<"0.5.0">>}.
--spec send_request(server_ref(), term(), Label :: term(), request_id_collection()) ->
-          request_id_collection().
-send_request(ServerRef, Request, Label, ReqIds) ->
-    trunkline_call:send_request(ServerRef, '$gen_call', Request, Label, ReqIds).
-
 -define(OTP, "gen_server").
+-define(LABEL, '$gen_call').
 -define(SINCE, <<"0.5.0">>).
 -define(SINCE_IDS, <<"0.5.0">>).
 -define(RESPONSE(Response), Response).
