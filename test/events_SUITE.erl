@@ -5,9 +5,9 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, suite/0]).
--export([page/1, without/1, peers/1, left/1, crashed/1, refused/1, drained/1, resumed/1, large/1,
-         lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, killed/1, blocked/1, nested/1,
-         flood/1, not_running/1]).
+-export([page/1, without/1, peers/1, left/1, crashed/1, lost_for_good/1, refused/1, drained/1,
+         resumed/1, large/1, lanes/1, strangers/1, waits/1, inboxes/1, slow/1, bad/1, killed/1,
+         blocked/1, nested/1, flood/1, not_running/1]).
 -export([log/2]).
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
@@ -15,8 +15,8 @@
 suite() -> [{timetrap, {minutes, 3}}].
 
 all() ->
-    [page, without, peers, left, crashed, refused, drained, resumed, large, lanes, strangers, waits,
-     inboxes, slow, bad, killed, blocked, nested, flood, not_running].
+    [page, without, peers, left, crashed, lost_for_good, refused, drained, resumed, large, lanes,
+     strangers, waits, inboxes, slow, bad, killed, blocked, nested, flood, not_running].
 
 %% The page has each event, with its measurements and metadata.
 page(_) ->
@@ -93,6 +93,26 @@ crashed(_) ->
     true = Kill(B, cluster:node_of(A)),
     [_, {_, #{reason := peer_restarted}}] = await(A, [peer, down], 2),
     [_, _, _] = await(A, [peer, up], 3),
+    stop(A, [B]).
+
+%% Whatever comes after it: here a connection on which the peer says nothing.
+lost_for_good(_) ->
+    Env = [{resume_time, 500}],
+    {A, B} = telemetry_node:pair(Env, Env),
+    NodeA = cluster:node_of(A),
+    [_] = await(A, [peer, up], 1),
+    Holder = cluster:call(
+               B, fun() ->
+                          #{link := Link} = trunkline_peers:lookup(NodeA),
+                          spawn(fun() -> erlang:suspend_process(Link), receive stop -> ok end end)
+                  end),
+    cluster:await(fun() -> cluster:call(B, erlang, process_info, [Holder, status])
+                               =:= {status, waiting} end),
+    true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
+    [{_, #{reason := connection_lost}}] = await(A, [peer, down], 1),
+    cluster:await_state(A, B, holding),
+    stop = cluster:call(B, erlang, send, [Holder, stop]),
+    [_, _] = await(A, [peer, up], 2),
     stop(A, [B]).
 
 refused(_) ->

@@ -55,7 +55,6 @@ down(Phase, #report{up = Since} = R) ->
     R#report{up = none}.
 
 why(down) -> connection_lost;
-why(suspended) -> connection_lost;
 why(opening) -> peer_restarted;
 why(holding) -> peer_restarted;
 why(greeting) -> peer_left;
