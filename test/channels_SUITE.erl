@@ -226,8 +226,8 @@ attempts(Pid) ->
     [begin
          {ok, {Process, Monitor}} = Open(),
          receive {'DOWN', Monitor, process, Process, Reason} -> Reason end
-     end || {From, Cargo} <- [{{trunkline_listener, node(Pid)}, batches}, {Pid, large}],
-            Open <- [fun() -> trunkline_writer:open(From, Pid, Settings#{cargo => Cargo}) end]].
+     end || Cargo <- [batches, large],
+            Open <- [fun() -> trunkline_writer:open(Pid, Settings#{cargo => Cargo}) end]].
 
 %% Where the listener has gone and nobody can connect, batches go by the distribution, with what the
 %% connections had not delivered; and back again.

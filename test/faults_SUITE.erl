@@ -481,7 +481,7 @@ stays_disconnected(_) ->
                     Speaker = trunkline_speaker:start_link(),
                     Connection = make_ref(),
                     ok = trunkline_speaker:connection(Speaker, Connection),
-                    Watch = trunkline_speaker:watch(Speaker, Connection, Object),
+                    Watch = trunkline_speaker:watch(watch, Speaker, Connection, Object),
                     ok = trunkline_speaker:say(Speaker, Connection, self(), said),
                     receive said -> ok end,
                     receive {'DOWN', Watch, process, _, Reason} -> Reason

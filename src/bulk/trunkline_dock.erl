@@ -47,7 +47,7 @@
          reassembly = trunkline_reassembly:new() :: trunkline_reassembly:reassembly(),
          trunk = none :: none | pid(),                         % the peer's
          connections = #{} :: #{trunkline_transport:socket() =>
-                                    {module(), trunkline_wire:token()}},
+                                    {trunkline_transport:transport(), trunkline_wire:token()}},
          %% Connections that may still come, and until when (ms).
          invited = #{} :: #{trunkline_wire:token() => integer()},
          %% How many fragments have come, also by carriers that have ended.
@@ -137,22 +137,18 @@ handle_info({socket, Token, Transport, Socket},
   when is_map_key(Token, Invited) ->
     S1 = S#dock{invited = maps:remove(Token, Invited),
                 connections = Connections#{Socket => {Transport, Token}}},
-    {noreply, case Transport:frames(Socket, trunkline_wire:longest_frame(),
-                                    trunkline_wire:at_a_time()) of
+    {noreply, case trunkline_transport:frames(Transport, Socket) of
                   ok -> S1;
                   {error, _} -> closed(Socket, S1)
               end};
 handle_info({socket, _, Transport, Socket}, S) ->
-    ok = Transport:close(Socket),            % it was given up before it came
+    ok = trunkline_transport:close(Transport, Socket),   % it was given up before it came
     {noreply, S};
-%% The distribution's name is a pid, a connection's name is its token.
-handle_info({cut, Trunk, Carrier}, S) when is_pid(Carrier) ->
-    {noreply, tell_count(Carrier, S#dock{trunk = Trunk})};
-handle_info({cut, Trunk, Token}, #dock{invited = Invited, connections = Connections} = S) ->
-    S1 = S#dock{trunk = Trunk, invited = maps:remove(Token, Invited)},
-    {noreply, case [Socket || {Socket, {_, T}} <- maps:to_list(Connections), T =:= Token] of
+handle_info({cut, Trunk, Carrier}, #dock{invited = Invited, connections = Connections} = S) ->
+    S1 = S#dock{trunk = Trunk, invited = maps:remove(Carrier, Invited)},
+    {noreply, case [Socket || {Socket, {_, T}} <- maps:to_list(Connections), T =:= Carrier] of
                   [Socket] -> close(Socket, S1);
-                  [] -> tell_count(Token, S1)
+                  [] -> tell_count(Carrier, S1)
               end};
 handle_info({forget, Carrier}, #dock{received = Received} = S) ->
     {noreply, S#dock{received = maps:remove(Carrier, Received)}};
@@ -182,8 +178,8 @@ event({frame, _, Socket, Frame}, _, #dock{connections = Connections} = S) ->
         #{} -> S
     end;
 event({passive, Transport, Socket}, _, #dock{connections = Connections} = S) ->
-    _ = is_map_key(Socket, Connections)
-        andalso Transport:more(Socket, trunkline_wire:at_a_time()),      % or it is closed
+    %% (Or it is closed.)
+    _ = is_map_key(Socket, Connections) andalso trunkline_transport:more(Transport, Socket),
     S;
 event({closed, Socket}, _, S) ->
     closed(Socket, S);
@@ -210,7 +206,7 @@ invited({error, _}, S) ->
 
 close(Socket, #dock{connections = Connections} = S) ->
     #{Socket := {Transport, _}} = Connections,
-    ok = Transport:close(Socket),
+    ok = trunkline_transport:close(Transport, Socket),
     closed(Socket, S).
 
 closed(Socket, #dock{connections = Connections} = S) ->

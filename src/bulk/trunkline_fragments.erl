@@ -66,20 +66,16 @@ next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given}
         {empty, _} ->
             none;
         {{value, Id}, Turns1} ->
-            case Parcels of
-                #{Id := Parcel} ->
-                    {From, Data, Length, Parcel1} = take(Bytes, Parcel),
-                    Turns2 = case Parcel1#parcel.todo of
-                                 [] -> Turns1;
-                                 _ -> queue:in(Id, Turns1)
-                             end,
-                    Entry = {Id, {From, From + Length}},
-                    F1 = F#fragments{parcels = Parcels#{Id := Parcel1}, turns = Turns2,
-                                     given = give(Carrier, Entry, Given, Parcels)},
-                    {{Id, Parcel#parcel.size, From, Length, Data}, F1};
-                #{} ->
-                    next(Carrier, Bytes, F#fragments{turns = Turns1})
-            end
+            #{Id := Parcel} = Parcels,
+            {From, Data, Length, Parcel1} = take(Bytes, Parcel),
+            Turns2 = case Parcel1#parcel.todo of
+                         [] -> Turns1;
+                         _ -> queue:in(Id, Turns1)
+                     end,
+            Entry = {Id, {From, From + Length}},
+            F1 = F#fragments{parcels = Parcels#{Id := Parcel1}, turns = Turns2,
+                             given = give(Carrier, Entry, Given, Parcels)},
+            {{Id, Parcel#parcel.size, From, Length, Data}, F1}
     end.
 
 %% The bytes of all these fragments.

@@ -133,7 +133,7 @@ handle_info({parcel, Id, Parcel}, #trunk{fragments = Fragments} = S) ->
     {noreply, pump(S#trunk{fragments = trunkline_fragments:add(Id, Parcel, Fragments)})};
 handle_info({done, Ids}, #trunk{fragments = Fragments} = S) ->
     Fragments1 = lists:foldl(fun trunkline_fragments:done/2, Fragments, Ids),
-    {noreply, rest(S#trunk{fragments = Fragments1})};
+    {noreply, idle(S#trunk{fragments = Fragments1})};
 handle_info({channel, Pid, {written, _, Microseconds}}, #trunk{carriers = Carriers} = S) ->
     case Carriers of
         #{Pid := #carrier{busy = Bytes, quantum = Quantum} = Carrier} ->
@@ -181,8 +181,10 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   true -> pump(by_distribution(S));
                   false -> S
               end};
-handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers} = S) ->
-    {noreply, lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers))};
+handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, retry = Retry} = S) ->
+    %% (They have not failed, however short they have lasted.)
+    S1 = lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers)),
+    {noreply, S1#trunk{retry = Retry}};
 handle_info({timeout, Timer, retry}, #trunk{retry = Retry} = S) ->
     {noreply, pump(S#trunk{retry = trunkline_retry:timeout(Timer, Retry)})};
 handle_info({timeout, _, _}, S) ->
@@ -218,10 +220,10 @@ pump(#trunk{suspended = true} = S) ->
     S;
 pump(#trunk{carriers = Carriers} = S) ->
     Free = [Pid || {Pid, #carrier{busy = 0}} <- maps:to_list(Carriers)],
-    S1 = lists:foldl(fun give/2, stir(S), Free),
+    S1 = lists:foldl(fun give/2, idle(S), Free),
     case trunkline_fragments:is_waiting(S1#trunk.fragments) of
         true -> more(waiting(S1));
-        false -> rest(S1#trunk{waiting = none})
+        false -> S1#trunk{waiting = none}
     end.
 
 give(Pid, S) when Pid =:= self() ->
@@ -321,7 +323,7 @@ open(0, S) ->
 open(#trunk{dock = Dock, options = Options} = S) ->
     #{bulk_transport := Transport} = Options,
     Settings = trunkline_connection:settings(large, Transport, Options, S#trunk.stats),
-    case trunkline_writer:open(Dock, self(), Settings) of
+    case trunkline_writer:open(Dock, Settings) of
         {ok, {Pid, _}} -> S#trunk{opening = [Pid | S#trunk.opening]};
         {error, Reason} -> not_connected(Reason, S)
     end.
@@ -384,21 +386,15 @@ confirm(Name, #trunk{node = Node, dock = Dock}) ->
     ok.
 
 %% When there is nothing to do, connections are kept for a while.
-rest(#trunk{idle = none, carriers = Carriers, options = #{bulk_idle := Time}} = S)
-  when map_size(Carriers) > 0 ->
+idle(#trunk{idle = Timer, carriers = Carriers, options = #{bulk_idle := Time}} = S) ->
     case trunkline_fragments:is_empty(S#trunk.fragments) of
-        true -> S#trunk{idle = erlang:start_timer(Time, self(), idle)};
-        false -> S
-    end;
-rest(S) ->
-    S.
-
-stir(#trunk{idle = none} = S) ->
-    S;
-stir(#trunk{idle = Timer, fragments = Fragments} = S) ->
-    case trunkline_fragments:is_empty(Fragments) of
-        true -> S;
-        false -> _ = erlang:cancel_timer(Timer), S#trunk{idle = none}
+        true when Timer =:= none, map_size(Carriers) > 0 ->
+            S#trunk{idle = erlang:start_timer(Time, self(), idle)};
+        false when Timer =/= none ->
+            _ = erlang:cancel_timer(Timer),
+            S#trunk{idle = none};
+        _ ->
+            S
     end.
 
 %% For info/1.

@@ -8,16 +8,11 @@
 %%
 %% All of this may block, so only processes that have nothing else to do call it. The calling
 %% process owns the socket, and exits with the reason if there is no connection.
-%%
-%% TCP goes back to slow start, with ten packets, when a connection has been idle for longer than
-%% its retransmission timeout, unless its congestion control is BBR. To a far peer that costs time
-%% after every pause. So a connection that `must_beat' sends heartbeats for a while after its last
-%% use.
 -module(trunkline_connection).
 -moduledoc false.
 
 -export([settings/4, is_far/1, most/2, more/1, show/3, connect/3, invited/3, not_made/3]).
--export([send/2, other/2, beat/1, pause/1, beats/1]).
+-export([send/2]).
 
 -export_type([connection/0, settings/0]).
 
@@ -26,7 +21,7 @@
                       timeout := pos_integer(),        % ms, until a dead path is noticed
                       is_far := boolean() | unknown,
                       far := default | atom()}.        % the congestion control, if the peer is far
--type connection() :: #{transport := module(),
+-type connection() :: #{transport := trunkline_transport:transport(),
                         socket := trunkline_transport:socket(),
                         token := trunkline_wire:token(),
                         congestion_control := binary(),
@@ -36,9 +31,6 @@
 %% ms
 -define(INVITE, 5000).
 -define(CONNECT, 5000).
-%% Less than the shortest retransmission time-out, which is 200 (Linux).
--define(HEARTBEAT, 100).
--define(HEARTBEATS, 100).              % for ten seconds
 
 %% The settings of a connection to that peer.
 -spec settings(Cargo :: batches | large, Transport :: auto | trunkline_transport:name(),
@@ -75,19 +67,20 @@ show(Stats, Field, CongestionControl) ->
     <<Name:64, _/binary>> = <<CongestionControl/binary, 0:64>>,
     trunkline_stats:put(Stats, peer, Field, Name).
 
-%% To is the process at the peer that gives the invitation. Owner is the process there that reads
-%% what the connection carries; or, if To is a dock, the trunk here that wants the connection.
+%% Reader is the process at the peer that reads what the connection carries: an inlet, or a dock,
+%% which gives the invitation itself, and is told who wants it.
 %%
 %% Nothing here may connect the nodes, as a monitor of a process at the peer would: they may just
 %% have been disconnected on purpose.
--spec connect(To :: pid() | {atom(), node()}, Owner :: pid(), settings()) -> connection().
-connect(To, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
-    Node = case To of
-               {_, N} -> N;
-               _ -> node(To)
-           end,
+-spec connect(Reader :: pid(), Trunk :: pid(), settings()) -> connection().
+connect(Reader, Trunk, #{cargo := Cargo, transport := Wanted} = Settings) ->
+    Node = node(Reader),
+    {To, For} = case Cargo of
+                    batches -> {{trunkline_listener, Node}, Reader};
+                    large -> {Reader, Trunk}
+                end,
     Ref = make_ref(),
-    erlang:send(To, {invite, self(), Ref, {Cargo, Wanted}, Owner}, [noconnect]) =:= ok
+    erlang:send(To, {invite, self(), Ref, {Cargo, Wanted}, For}, [noconnect]) =:= ok
         orelse exit({shutdown, noconnection}),
     receive
         {invitation, Ref, {ok, Invitation}} -> use(Node, Invitation, Settings);
@@ -139,7 +132,8 @@ use(Node, #{address := Address, port := Port, transport := Name} = Invitation, S
             ok = trunkline_socket:tune(TcpSocket, tuning(IsFar, Settings)),
             Transport = trunkline_transport:module(Name),
             [_, HostName] = string:split(atom_to_list(Node), "@"),
-            Socket = must(Transport:secure({client, HostName}, TcpSocket, ?CONNECT)),
+            Socket = must(trunkline_transport:secure(Transport, {client, HostName}, TcpSocket,
+                                                     ?CONNECT)),
             prove(Transport, Socket, Invitation),
             CongestionControl = trunkline_socket:congestion_control(TcpSocket),
             ok = trunkline_events:connection(#{peer => Node, cargo => maps:get(cargo, Settings),
@@ -173,34 +167,11 @@ prove(Transport, Socket, #{token := Token, secret := Secret}) ->
         orelse exit({shutdown, not_the_peer}),
     done(Transport:send(Socket, trunkline_wire:proof(connecting, Secret, Ours, Theirs))),
     %% The other side sends nothing. If it closes the connection, this process gets a message.
-    done(Transport:watch(Socket)).
+    done(trunkline_transport:watch(Transport, Socket)).
 
 -spec send(connection(), iodata()) -> ok.
 send(#{transport := Transport, socket := Socket}, Data) ->
     done(Transport:send(Socket, Data)).
-
-%% The owner, a process of that module, has got another message. The other side sends nothing, so
-%% any message from the socket means the end of the connection.
--spec other(module(), Message :: term()) -> ok.
-other(Module, Message) ->
-    case trunkline_transport:event(Message) of
-        unknown -> trunkline_process:unexpected(Module, Message);
-        _ -> exit({shutdown, closed})
-    end.
-
-%% How many heartbeats follow what has just been sent.
--spec beats(connection()) -> non_neg_integer().
-beats(#{must_beat := true}) -> ?HEARTBEATS;
-beats(#{must_beat := false}) -> 0.
-
-%% How long to wait before the next heartbeat, if that many are left.
--spec pause(Beats :: non_neg_integer()) -> timeout().
-pause(0) -> infinity;
-pause(_) -> ?HEARTBEAT.
-
-%% Sends one heartbeat.
--spec beat(connection()) -> ok.
-beat(Connection) -> send(Connection, trunkline_wire:heartbeat()).
 
 must({ok, Value}) -> Value;
 must({error, Reason}) -> exit({shutdown, Reason}).

@@ -44,7 +44,7 @@
         {listening :: gen_tcp:socket(),
          door :: {trunkline_transport:name(), ets:table(), counters:counters_ref(),
                   ConnectionTimeout :: pos_integer()},
-         handlers = #{} :: #{reference() => []}}).        % monitors
+         handlers = [] :: [pid()]}).                      % some of them may have ended
 
 %% ms
 -define(HANDSHAKE, 5000).            % the whole of it
@@ -236,15 +236,13 @@ listen_on(Port, Highest, Options) ->
 -spec accept(#acceptor{}) -> no_return().
 accept(#acceptor{listening = Listening} = S) ->
     receive
-        {'DOWN', Ref, process, _, _} ->
-            accept(ended(Ref, S));
         Other ->
             trunkline_process:other(Other, fun ?MODULE:accept/1, S)
     after 0 ->
             case gen_tcp:accept(Listening, ?LOOK) of
                 {ok, Socket} ->
                     %% (In code that has been loaded meanwhile.)
-                    ?MODULE:accept(accepted(Socket, all_ended(S)));
+                    ?MODULE:accept(accepted(Socket, S));
                 {error, closed} ->
                     exit(closed);
                 {error, timeout} ->
@@ -254,30 +252,23 @@ accept(#acceptor{listening = Listening} = S) ->
             end
     end.
 
-all_ended(S) ->
-    receive {'DOWN', Ref, process, _, _} -> all_ended(ended(Ref, S))
-    after 0 -> S
-    end.
-
-ended(Ref, #acceptor{handlers = Handlers} = S) ->
-    S#acceptor{handlers = maps:remove(Ref, Handlers)}.
-
 accepted(Socket, #acceptor{door = {_, _, Counters, _} = Door, handlers = Handlers} = S) ->
-    case map_size(Handlers) < ?HANDLERS andalso handler(Door) of
-        {ok, {Handler, Ref}} ->
+    Alive = lists:filter(fun is_process_alive/1, Handlers),
+    case length(Alive) < ?HANDLERS andalso handler(Door) of
+        {ok, Handler} ->
             _ = gen_tcp:controlling_process(Socket, Handler),
             Handler ! {yours, Socket},
-            S#acceptor{handlers = Handlers#{Ref => []}};
+            S#acceptor{handlers = [Handler | Alive]};
         _ ->
             counters:add(Counters, cell(refused), 1),
             ok = gen_tcp:close(Socket),
-            S
+            S#acceptor{handlers = Alive}
     end.
 
 %% The node may have no process left.
 handler(Door) ->
     Acceptor = self(),
-    trunkline_process:start(fun() -> spawn_monitor(fun() -> handle(Acceptor, Door) end) end).
+    trunkline_process:start(fun() -> spawn(fun() -> handle(Acceptor, Door) end) end).
 
 %% --- one connection, until it has an owner ------------------------------------------
 
@@ -299,7 +290,8 @@ handle(Acceptor, {Transport, Tokens, Counters, Timeout}) ->
 %% Anything that is wrong ends this process, and the socket with it: the socket gets
 %% another owner only at the very end.
 handshake(Transport, TcpSocket, Tokens, Deadline) ->
-    {ok, Socket} = Transport:secure(server, TcpSocket, trunkline_deadline:left(Deadline)),
+    {ok, Socket} = trunkline_transport:secure(Transport, server, TcpSocket,
+                                              trunkline_deadline:left(Deadline)),
     {ok, Hello} =
         Transport:recv(Socket, trunkline_wire:hello_bytes(), trunkline_deadline:left(Deadline)),
     {ok, Token, Theirs} = trunkline_wire:parse_hello(Hello),
@@ -314,7 +306,7 @@ handshake(Transport, TcpSocket, Tokens, Deadline) ->
                                trunkline_deadline:left(Deadline)) of
         {ok, Proof} ->
             true = trunkline_wire:is_proof(Proof, TheirProof),
-            Transport:give(Socket, Owner) =:= ok
+            Transport:controlling_process(Socket, Owner) =:= ok
                 andalso (Owner ! {socket, Token, Transport, Socket}),
             ok;
         _ ->

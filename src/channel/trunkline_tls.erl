@@ -1,12 +1,11 @@
-%% TLS, as a transport, with the settings of the distribution: those of
+%% TLS, with the settings of the distribution: those of
 %% `-ssl_dist_optfile' and `-ssl_dist_opt', which say whom a node trusts. There
 %% are no other settings.
 -module(trunkline_tls).
 -moduledoc false.
--behaviour(trunkline_transport).
 
 -export([is_cluster_private/0, usable/0, prepare/0]).
--export([secure/3, give/2, send/2, recv/3, frames/3, more/2, watch/1, event/1, close/1]).
+-export([secure/3, close/1]).
 
 %% Whether the distribution of this node runs over TLS.
 -spec is_cluster_private() -> boolean().
@@ -87,32 +86,6 @@ upgrade(Secure) ->
     catch
         error:{badmatch, {error, _} = Error} -> Error
     end.
-
--spec give(ssl:sslsocket(), pid()) -> ok | {error, term()}.
-give(Socket, Pid) -> ssl:controlling_process(Socket, Pid).
-
--spec send(ssl:sslsocket(), iodata()) -> ok | {error, term()}.
-send(Socket, Data) -> ssl:send(Socket, Data).
-
--spec recv(ssl:sslsocket(), non_neg_integer(), timeout()) -> {ok, binary()} | {error, term()}.
-recv(Socket, Bytes, Timeout) -> ssl:recv(Socket, Bytes, Timeout).
-
--spec frames(ssl:sslsocket(), pos_integer(), pos_integer()) -> ok | {error, term()}.
-frames(Socket, Longest, Frames) ->
-    ssl:setopts(Socket, [{packet, 4}, {packet_size, Longest}, {active, Frames}]).
-
--spec more(ssl:sslsocket(), pos_integer()) -> ok | {error, term()}.
-more(Socket, Frames) -> ssl:setopts(Socket, [{active, Frames}]).
-
--spec watch(ssl:sslsocket()) -> ok | {error, term()}.
-watch(Socket) -> ssl:setopts(Socket, [{active, once}]).
-
--spec event(term()) -> trunkline_transport:event() | unknown.
-event({ssl, Socket, Frame}) -> {frame, ?MODULE, Socket, Frame};
-event({ssl_passive, Socket}) -> {passive, ?MODULE, Socket};
-event({ssl_closed, Socket}) -> {closed, Socket};
-event({ssl_error, Socket, _}) -> {closed, Socket};
-event(_) -> unknown.
 
 %% ssl:close/1 waits for the other side, from OTP 27 on for 5 s, and the process that closes a
 %% connection has others to look after.

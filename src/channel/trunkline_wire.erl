@@ -41,7 +41,7 @@
 
 -export([token/0, secret/0, hello/2, parse_hello/1, proof/4, is_proof/2, nonce/0]).
 -export([frame/1, batch/1, heartbeat/0, parse_frame/1]).
--export([hello_bytes/0, welcome_bytes/0, proof_bytes/0, longest_frame/0, at_a_time/0]).
+-export([hello_bytes/0, welcome_bytes/0, proof_bytes/0]).
 
 -export_type([token/0, secret/0, nonce/0]).
 
@@ -68,15 +68,6 @@ hello_bytes() -> 40.
 welcome_bytes() -> 48.
 -spec proof_bytes() -> 32.
 proof_bytes() -> 32.
-%% Not counting the length itself: a batch with the largest options, and one message beyond it.
--spec longest_frame() -> pos_integer().
-longest_frame() -> 1 bsl 30.
-
-%% Frames that are read from a connection before its owner asks for more. The windows bound what is
-%% read; and a socket that is read without a break costs much less: the runtime system then polls it
-%% within a scheduler, and not in a separate thread (see docs/lab/tried.md).
--spec at_a_time() -> pos_integer().
-at_a_time() -> 1000.
 
 -spec hello(token(), nonce()) -> binary().
 hello(<<Token:16/binary>>, <<Nonce:16/binary>>) ->

@@ -16,10 +16,15 @@
 %% waits here.
 %%
 %% A writer ends with its owner, and with the connection.
+%%
+%% TCP goes back to slow start, with ten packets, when a connection has been idle for longer than
+%% its retransmission timeout, unless its congestion control is BBR. To a far peer that costs time
+%% after every pause. So a connection that `must_beat' sends heartbeats for a while after its last
+%% use.
 -module(trunkline_writer).
 -moduledoc false.
 
--export([open/3, send/3, close/1]).
+-export([open/2, send/3, close/1]).
 -export([loop/1]).
 
 -export_type([frame/0]).
@@ -31,6 +36,9 @@
 -define(AT_ONCE, 262144).
 %% A writer that has had nothing to do for that many ms collects its garbage.
 -define(QUIET, 1000).
+%% ms: less than the shortest retransmission time-out, which is 200 (Linux).
+-define(HEARTBEAT, 100).
+-define(HEARTBEATS, 100).              % for ten seconds
 
 -record(writer,
         {owner :: pid(),
@@ -47,12 +55,12 @@
 %%                                                            the connection took for the last part
 %%     {'DOWN', Monitor, process, Writer, Reason}             it is broken, or was never ready
 %%
-%% From is the process at the peer that invites, and To the one that the connection is for.
--spec open(From :: pid() | {atom(), node()}, To :: pid(), trunkline_connection:settings()) ->
+%% Reader is the process at the peer that reads the frames.
+-spec open(Reader :: pid(), trunkline_connection:settings()) ->
           {ok, {pid(), Monitor :: reference()}} | {error, system_limit}.
-open(From, To, Settings) ->
+open(Reader, Settings) ->
     Owner = self(),
-    Start = fun() -> init(Owner, From, To, Settings) end,
+    Start = fun() -> init(Owner, Reader, Settings) end,
     trunkline_process:start(fun() -> spawn_opt(Start, [monitor, {fullsweep_after, 10}]) end).
 
 %% `tell': the owner is told when that has been `written'. `silent': it need not be.
@@ -67,25 +75,22 @@ close(Writer) ->
     exit(Writer, kill),
     ok.
 
-init(Owner, From, To, #{cargo := Cargo} = Settings) ->
-    Node = case From of
-               {_, At} -> At;
-               _ -> node(From)
-           end,
-    ok = trunkline_process:label({trunkline_writer, Node, Cargo}),
+init(Owner, Reader, #{cargo := Cargo} = Settings) ->
+    ok = trunkline_process:label({trunkline_writer, node(Reader), Cargo}),
     _ = monitor(process, Owner),
     #{token := Token, congestion_control := CongestionControl} = Connection =
-        trunkline_connection:connect(From, To, Settings),
+        trunkline_connection:connect(Reader, Owner, Settings),
     Owner ! {channel, self(), {ready, Token, CongestionControl}},
     loop(#writer{owner = Owner, cargo = Cargo, connection = Connection}).
 
 -spec loop(#writer{}) -> no_return().
-loop(#writer{beats = Beats} = S) ->
+loop(S) ->
     receive
         Message -> message(Message, S)
     after case S of
               #writer{beats = 0, quiet = false} -> ?QUIET;
-              _ -> trunkline_connection:pause(Beats)
+              #writer{beats = 0} -> infinity;
+              _ -> ?HEARTBEAT
           end ->
             loop(nothing(S))
     end.
@@ -94,18 +99,17 @@ nothing(#writer{beats = 0} = S) ->
     true = garbage_collect(),
     S#writer{quiet = true};
 nothing(#writer{connection = Connection, beats = Beats} = S) ->
-    ok = trunkline_connection:beat(Connection),
+    ok = trunkline_connection:send(Connection, trunkline_wire:heartbeat()),
     S#writer{beats = Beats - 1}.
 
 message({write, {Bytes, Frames}, Tell}, S) ->
     gather(Bytes, [Frames], Tell, S);
 message({'DOWN', _, process, _, _}, _) ->
     exit({shutdown, closed});                            % the owner
-message({system, From, Request}, S) ->
-    trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
 message(Other, S) ->
-    ok = trunkline_connection:other(?MODULE, Other),
-    loop(S).
+    %% The other side sends nothing: any message from the socket means the end of the connection.
+    trunkline_transport:event(Other) =:= unknown orelse exit({shutdown, closed}),
+    trunkline_process:other(Other, fun ?MODULE:loop/1, S).
 
 %% Adds what has come since.
 gather(Bytes, Frames, Tell, S) when Bytes < ?AT_ONCE ->
@@ -134,4 +138,7 @@ write(Bytes, Frames, Tell, #writer{owner = Owner, connection = Connection, writt
     %% These may have been the last fragments for a long time, and a fragment, however small, refers
     %% to the whole binary that it is part of.
     S#writer.cargo =:= large andalso garbage_collect(),
-    S#writer{written = Written, beats = trunkline_connection:beats(Connection), quiet = false}.
+    S#writer{written = Written, quiet = false, beats = case Connection of
+                                                           #{must_beat := true} -> ?HEARTBEATS;
+                                                           #{must_beat := false} -> 0
+                                                       end}.

@@ -227,10 +227,6 @@ acked(Ack, Charge, Arrived, #batches{window = Window, pace = Pace, channels = Ch
 -spec event(event(), batches()) -> {ok, batches()} | unknown.
 event(_, #batches{channels = none}) ->
     unknown;
-event({way, Way}, #batches{channels = Channels} = B) ->
-    {ok, by(trunkline_channels:way(Way, Channels), B)};
-event({timeout, Timer, {channels, What}}, #batches{channels = Channels} = B) ->
-    {ok, by(trunkline_channels:timeout(Timer, What, Channels), B)};
 event(Event, #batches{channels = Channels} = B) ->
     case trunkline_channels:event(Event, Channels) of
         unknown -> unknown;

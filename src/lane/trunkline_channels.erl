@@ -32,7 +32,7 @@
 -module(trunkline_channels).
 -moduledoc false.
 
--export([none/2, new/5, way/2, by/1, keeps_all/1, send/2, arrived/2, event/2, timeout/3, close/1]).
+-export([none/2, new/5, by/1, keeps_all/1, send/2, arrived/2, event/2, close/1]).
 -export([suspend/1, resume/2]).
 
 -export_type([channels/0, way/0, sent/0]).
@@ -92,11 +92,6 @@ new(Ix, Inlet, Sent, Options, Stats) ->
                           again -> ets:new(?MODULE, [ordered_set, private])
                       end}.
 
-%% This way is better now. In either case a connection should be ready from now on.
--spec way(way(), channels()) -> channels().
-way(Way, C) ->
-    pump(first(show(C#channels{way = Way}))).
-
 %% Which way batches go now.
 -spec by(channels()) -> way().
 by(#channels{way = connections, ready = [_ | _]}) -> connections;
@@ -143,11 +138,14 @@ forget(Serial, #channels{bytes = Bytes, table = Table} = C) ->
 %% The distribution's connection is lost. What may not have arrived waits again.
 -spec suspend(channels()) -> channels().
 suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
-    Writers = [Pid || {Pid, _} <- Ready],
-    lists:foreach(fun trunkline_writer:close/1, Opening ++ Writers),
-    show(C#channels{suspended = true, way = none, ready = [], opening = [], waiting = none,
-                    outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox,
-                                         [distribution | Writers])}).
+    show(closed(Opening ++ [Pid || {Pid, _} <- Ready],
+                C#channels{suspended = true, way = none, ready = [], opening = [], waiting = none,
+                           outbox = trunkline_outbox:broken(distribution, Outbox)})).
+
+%% What these connections may not have delivered waits again.
+closed(Writers, #channels{outbox = Outbox} = C) ->
+    lists:foreach(fun trunkline_writer:close/1, Writers),
+    C#channels{outbox = lists:foldl(fun trunkline_outbox:broken/2, Outbox, Writers)}.
 
 %% There is another connection, and batches up to that number have arrived. (If connections could
 %% not be made, or ended, that was due to the same break.)
@@ -166,8 +164,15 @@ send_again(Serial, Table, #channels{inlet = Inlet} = C) ->
     ok = trunkline_inlet:batch(Inlet, Batch),
     send_again(ets:next(Table, Serial), Table, C).
 
-%% A message that the lane has got. `unknown': it is not from one of these connections.
+%% A message that the lane has got. `unknown': it is not about these connections, or too late.
 -spec event(term(), channels()) -> channels() | unknown.
+event({way, Way}, C) ->
+    %% This way is better now. In either case a connection should be ready from now on.
+    pump(first(show(C#channels{way = Way})));
+event({timeout, Timer, {channels, retry}}, #channels{retry = Retry} = C) ->
+    pump(first(C#channels{retry = trunkline_retry:timeout(Timer, Retry)}));
+event({timeout, Timer, {channels, idle}}, #channels{idle = Timer} = C) ->
+    idle(close_unused(C#channels{idle = none}));
 event({channel, Pid, {written, Bytes, _}}, #channels{ready = Ready} = C) ->
     case lists:keyfind(Pid, 1, Ready) of
         {_, Channel} -> pump(put_channel(Pid, Channel#channel{written = Bytes}, C));
@@ -197,20 +202,11 @@ event({'DOWN', _, process, Pid, Reason}, #channels{opening = Opening, ready = Re
 event(_, _) ->
     unknown.
 
-%% A timer that was started here.
--spec timeout(reference(), retry | idle, channels()) -> channels().
-timeout(Timer, retry, #channels{retry = Retry} = C) ->
-    pump(first(C#channels{retry = trunkline_retry:timeout(Timer, Retry)}));
-timeout(Timer, idle, #channels{idle = Timer} = C) ->
-    idle(close_unused(C#channels{idle = none}));
-timeout(_, _, C) ->
-    C.
-
 %% What is kept here is no longer of any use.
 -spec close(channels()) -> ok.
-close(#channels{ix = Ix, stats = Stats, ready = Ready, opening = Opening, table = Table}) ->
+close(#channels{ix = Ix, stats = Stats, table = Table} = C) ->
     Table =:= none orelse ets:delete(Table),
-    lists:foreach(fun trunkline_writer:close/1, Opening ++ [Pid || {Pid, _} <- Ready]),
+    _ = suspend(C),
     none(Ix, Stats).
 
 %% --- giving batches to connections ------------------------------------------------
@@ -303,8 +299,7 @@ open(N, #channels{ready = Ready, opening = Opening, retry = Retry, options = Opt
         true ->
             Transport = map_get(lane_transport, Options),
             Settings = trunkline_connection:settings(batches, Transport, Options, Stats),
-            Inlet = C#channels.inlet,
-            case trunkline_writer:open({trunkline_listener, node(Inlet)}, Inlet, Settings) of
+            case trunkline_writer:open(C#channels.inlet, Settings) of
                 {ok, {Pid, _}} -> open(N - 1, show(C#channels{opening = [Pid | Opening]}));
                 {error, Reason} -> not_connected(Reason, C)
             end;
@@ -337,10 +332,9 @@ close_unused(#channels{ready = [{Pid, Oldest} | Others], outbox = Outbox} = C) -
     {Used, Unused} = lists:partition(fun({Other, #channel{used = Used}}) ->
                                              Used orelse trunkline_outbox:is_owed(Other, Outbox)
                                      end, Others),
-    lists:foreach(fun({Other, _}) -> trunkline_writer:close(Other) end, Unused),
-    show(C#channels{ready = [{Pid, Oldest} | [{Other, Channel#channel{used = false}}
-                                              || {Other, Channel} <- Used]],
-                    outbox = trunkline_outbox:forget([Other || {Other, _} <- Unused], Outbox)});
+    show(closed([Other || {Other, _} <- Unused],
+                C#channels{ready = [{Pid, Oldest} | [{Other, Channel#channel{used = false}}
+                                                     || {Other, Channel} <- Used]]}));
 close_unused(C) ->
     C.
 

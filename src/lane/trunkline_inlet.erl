@@ -229,8 +229,7 @@ loop(S) ->
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         {socket, _, Transport, Socket} ->
-            _ = Transport:frames(Socket, trunkline_wire:longest_frame(),
-                                 trunkline_wire:at_a_time()),
+            _ = trunkline_transport:frames(Transport, Socket),
             loop(timer(quiet, S));
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
@@ -244,7 +243,7 @@ event({frame, Transport, Socket, Frame}, _, #inlet{stats = Stats} = S) ->
     trunkline_stats:add(Stats, peer, batches_arrived_bytes, byte_size(Frame)),
     frame({Transport, Socket}, Frame, S);
 event({passive, Transport, Socket}, _, S) ->
-    _ = Transport:more(Socket, trunkline_wire:at_a_time()),
+    _ = trunkline_transport:more(Transport, Socket),
     S;
 event({closed, _}, _, S) ->
     S;
@@ -261,7 +260,7 @@ frame(From, Frame, #inlet{arrivals = Arrivals} = S) ->
 refused(distribution, S) ->
     S;
 refused({Transport, Socket}, S) ->
-    ok = Transport:close(Socket),
+    ok = trunkline_transport:close(Transport, Socket),
     S.
 
 %% Delivers the batches whose turn has come.

@@ -22,7 +22,7 @@
 -module(trunkline_outbox).
 -moduledoc false.
 
--export([new/0, add/3, take/2, arrived/2, broken/2, forget/2]).
+-export([new/0, add/3, take/2, arrived/2, broken/2]).
 -export([is_waiting/1, is_owed/2, bytes/1]).
 
 -export_type([outbox/0]).
@@ -104,11 +104,6 @@ broken(Channel, #outbox{given = Given, again = Again, kept = Kept} = O) ->
         error ->
             O
     end.
-
-%% These channels have been closed, and everything that they had been given has arrived.
--spec forget([channel()], outbox()) -> outbox().
-forget(Channels, #outbox{given = Given} = O) ->
-    O#outbox{given = maps:without(Channels, Given)}.
 
 %% Whether there is anything to send.
 -spec is_waiting(outbox()) -> boolean().

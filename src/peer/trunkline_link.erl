@@ -266,21 +266,16 @@ message({moved, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers
     Heard = trunkline_patience:heard(Bytes, now_ms(), Patience),
     D#link{timers = Timers#{patience := {Timer, Heard}}};
 
-message({timeout, Ref, Name}, #link{timers = Timers} = D) when is_map_key(Name, Timers) ->
+message({moved, _}, D) ->
+    D;                                             % it does not any more
+message({timeout, Ref, Name}, #link{timers = Timers} = D) ->
     case Timers of
         #{Name := {Ref, What}} -> timeout(Name, What, D#link{timers = maps:remove(Name, Timers)});
         #{} -> D
     end;
-message(Message, D) ->
-    is_late(Message) orelse trunkline_process:unexpected(?MODULE, Message),
+message(Unexpected, D) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     D.
-
-%% Whether it belongs to a session that has ended, or to something that has been superseded.
-is_late(Message) when is_tuple(Message), tuple_size(Message) > 0 ->
-    lists:member(element(1, Message), [hello, open, opened, goodbye, ping, pong, lane_ready,
-                                       room, wait, unwait, drain, timeout, moved]);
-is_late(_) ->
-    false.
 
 lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
@@ -366,9 +361,9 @@ carry_out(ask_if_gone, #link{asking = none, node = Node} = D) ->
 carry_out(ask_if_gone, D) ->
     D;
 carry_out({watch, Role, Whom}, D) ->
-    watch(Role, fun trunkline_speaker:watch/3, Whom, D);
+    watch(Role, watch, Whom, D);
 carry_out({connect, Role}, D) ->
-    watch(Role, fun trunkline_speaker:connect/3, supervisor, D);
+    watch(Role, connect, supervisor, D);
 carry_out({unwatch, Role}, D) ->
     unwatch(Role, D);
 carry_out({path, Path}, D) ->
@@ -378,8 +373,10 @@ carry_out({order, Order}, D) ->
 carry_out({start, What}, D) ->
     {Event, D1} = start(What, D),
     D1#link{started = Event};
+carry_out({end_session, lost}, D) ->
+    end_session(finish, went(down, D));            % whatever comes next
 carry_out({end_session, How}, D) ->
-    end_session(How, D);
+    end_session(How, went(D));
 carry_out({dismiss, Answer}, D) ->
     #link{room = Room} = D1 = case Answer of
                                   again -> D;
@@ -417,9 +414,10 @@ say(To, Message, #link{speaker = Speaker, connection = Connection} = D) ->
     ok = trunkline_speaker:say(Speaker, Connection, To, Message),
     D.
 
-watch(Role, Watch, Whom, D) ->
+watch(Role, How, Whom, D) ->
     #link{speaker = Speaker, connection = Connection, watched = Watched} = D1 = unwatch(Role, D),
-    D1#link{watched = Watched#{Role => Watch(Speaker, Connection, whom(Whom, D1))}}.
+    Watch = trunkline_speaker:watch(How, Speaker, Connection, whom(Whom, D1)),
+    D1#link{watched = Watched#{Role => Watch}}.
 
 whom(supervisor, #link{node = Node}) -> {trunkline_sup, Node};
 whom(nobody, #link{node = Node}) -> {undefined, Node};
@@ -475,8 +473,7 @@ start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) -
         {error, system_limit} -> {{system_limit, trunk}, D}
     end.
 
-end_session(How, #link{inlets = Inlets} = D0) ->
-    #link{trunk = Trunk, dock = Dock, stats = Stats} = D = went(D0),
+end_session(How, #link{inlets = Inlets, trunk = Trunk, dock = Dock, stats = Stats} = D) ->
     Inlets1 = trunkline_inlets:end_session(How, Inlets),
     lists:foreach(fun end_with_session/1, [P || P <- [Trunk, Dock], P =/= none]),
     trunkline_trunk:ended(Stats),
@@ -691,9 +688,11 @@ came(resumed, #link{shown = {_, Since}, report = Report} = D) ->
     ok = trunkline_report:resumed(erlang:system_time(millisecond) - Since, Report),
     D.
 
-%% The session ends.
-went(#link{session = Session, report = Report} = D) ->
-    D#link{report = trunkline_report:down(trunkline_session:phase(Session), Report)}.
+%% The session ends, and that phase follows: the last one of the step.
+went(#link{session = Session} = D) -> went(trunkline_session:phase(Session), D).
+
+went(Phase, #link{report = Report} = D) ->
+    D#link{report = trunkline_report:down(Phase, Report)}.
 
 %% The previous link was killed during a session.
 crashed(#{state := State, since := Since}, #link{report = Report})

@@ -193,8 +193,8 @@
               | {inlets, Lanes :: [pid()], WindowBytes :: pos_integer()}
               | {trunk, Dock :: pid()}}
         %% The inlets deliver and end, or outlive the session with their counterparts, for callers
-        %% that wait for replies. Everything else of the session ends.
-      | {end_session, finish | {retire, Counterparts :: [pid()]}}
+        %% that wait for replies. Everything else of the session ends. `lost': with its connection.
+      | {end_session, finish | lost | {retire, Counterparts :: [pid()]}}
       | {dismiss, again | {gone, trunkline_room:lost()}}     % all who wait for room or a session
       | {enter, phase()}
       | {count, sessions | resumed}
@@ -245,9 +245,8 @@
          %% Goodbyes that have not been answered: ours, and the peer's.
          ours = none :: none | reference(),
          theirs = none :: none | reference() | answered,
-         %% While it is suspended: the phase before; how long to wait before the next attempt to
-         %% connect; and whether there is a new connection.
-         before = up :: opening | up,
+         %% While it is suspended: how long to wait before the next attempt to connect; and whether
+         %% there is a new connection.
          pause = ?PAUSE :: pos_integer(),
          is_connected = false :: boolean(),
          is_resumed = false :: boolean(),            % it has been suspended
@@ -568,23 +567,19 @@ suspend(Time, #session{phase = Phase} = S) ->
                               up -> order(suspend, S1);
                               opening -> S1
                           end),
-    S3 = S2#session{before = Phase, is_connected = false, pause = ?PAUSE},
+    S3 = S2#session{is_connected = false, pause = ?PAUSE},
     connect(effect({timer, resume, Time}, S3)).
 
 %% There is another connection. What was meant for the one before is not done on this one.
 reconnected(S) -> hello_or_probe(watch_supervisor(connection(S#session{is_connected = true}))).
 
-%% The peer goes on with the session.
-resumed(#session{before = Before, peer = #peer{link = Link}, theirs = Theirs} = S0) ->
+%% The peer goes on with the session. (If it was opening, the lanes hold.)
+resumed(#session{mode = Mode, peer = #peer{link = Link}} = S0) ->
     S = S0#session{is_resumed = true},
     S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unwatch_supervisor(S)))),
-    case Before of
-        opening ->
-            proceed(say_open(enter(opening, S1)));
-        up when Theirs =:= none ->
-            enter(up, order(resume, S1));
-        up ->
-            peer_leaves(enter(up, order(resume, S1)))
+    case Mode of
+        hold -> proceed(say_open(enter(opening, S1)));
+        send -> peer_leaves(enter(up, order(resume, S1)))
     end.
 
 %% The suspended session ends. There may be a connection for another one already.
@@ -596,10 +591,8 @@ over(#session{is_connected = IsConnected} = S) ->
 
 %% The connection is lost, and with it the session. The caller of a drain is told; a stop only has
 %% to finish.
-disconnected(#session{phase = down} = S) ->
-    S;
 disconnected(#session{leaving = Leaving} = S) ->
-    S1 = connection(unwatch(asked, unwatch_supervisor(end_session(finish, S)))),
+    S1 = connection(unwatch(asked, unwatch_supervisor(end_session(lost, S)))),
     S2 = S1#session{name = make_ref(), leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
@@ -699,13 +692,9 @@ open(#session{opened = {_, Dock}, inlets = {_, _}} = S) ->
 open(S) ->
     S.
 
-be_up(#session{opened = {Inlets, _}, theirs = Theirs} = S) ->
+be_up(#session{opened = {Inlets, _}} = S) ->
     S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
-    S2 = dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1)))),
-    case Theirs of
-        none -> S2;
-        _ -> peer_leaves(S2)
-    end.
+    peer_leaves(dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1))))).
 
 %% The peer names its lanes. It may ask again, if it does not know whether we have heard it.
 wanted(Ref, Lanes, #session{wanted = {Ref, Lanes}, inlets = {_, _}} = S) ->
@@ -761,6 +750,9 @@ without_lanes(S) ->
 
 plain(S) -> dismiss(again, enter(greeting, path(direct, S))).
 
+%% If it has said goodbye.
+peer_leaves(#session{theirs = none} = S) ->
+    S;
 peer_leaves(#session{phase = up} = S) ->
     closing(enter(closing, order(drain, path(wait, S))));
 peer_leaves(#session{phase = closing} = S) ->
@@ -854,7 +846,8 @@ be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S))
 
 %% Ends what is left of the session. After a goodbye that was answered, or will not be, the inlets
 %% retire.
-end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
+end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened,
+                          is_finishing = IsFinishing} = S) ->
     S1 = case Peer of
              none -> S;
              _ -> unwatch(peer, S)
@@ -866,10 +859,13 @@ end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened} = S) ->
             S2;
         {_, {_, _}, {Counterparts, _}} when How =:= retire ->
             effect({end_session, {retire, Counterparts}}, S2#session{is_finishing = true});
-        {_, {_, _}, _} ->
-            effect({end_session, finish}, S2#session{is_finishing = true});
-        {_, none, _} ->
-            effect({end_session, finish}, S2)
+        _ ->
+            End = case How of
+                      lost -> lost;
+                      _ -> finish
+                  end,
+            effect({end_session, End},
+                   S2#session{is_finishing = IsFinishing orelse Inlets =/= none})
     end.
 
 %% --- effects --------------------------------------------------------------

@@ -8,12 +8,12 @@
 %%       | <-- 'DOWN' ----------- | <───────────────────── 'DOWN' |
 %%
 %% What was meant for a lost connection must not be sent on the next one. So each request names its
-%% connection, and the link tells the speaker when there is another one. No request but connect/3
+%% connection, and the link tells the speaker when there is another one. No request but `connect'
 %% makes a connection: a node that was just disconnected on purpose stays disconnected.
 -module(trunkline_speaker).
 -moduledoc false.
 
--export([start_link/0, connection/2, say/4, watch/3, connect/3, unwatch/2, finish/1]).
+-export([start_link/0, connection/2, say/4, watch/4, unwatch/2, finish/1]).
 -export([init/1, loop/1]).
 
 -type name() :: {RegisteredName :: atom(), node()}.
@@ -42,17 +42,10 @@ say(Speaker, Connection, To, Message) ->
     Speaker ! {say, Connection, To, Message},
     ok.
 
-%% The link gets the 'DOWN', with this reference.
--spec watch(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
-watch(Speaker, Connection, Object) ->
-    ask(Speaker, watch, Connection, Object).
-
-%% The same, but makes a connection if there is none.
--spec connect(pid(), Connection :: reference(), pid() | name()) -> Watch :: reference().
-connect(Speaker, Connection, Object) ->
-    ask(Speaker, connect, Connection, Object).
-
-ask(Speaker, How, Connection, Object) ->
+%% The link gets the 'DOWN', with this reference. `connect' makes a connection if there is none.
+-spec watch(watch | connect, pid(), Connection :: reference(), pid() | name()) ->
+          Watch :: reference().
+watch(How, Speaker, Connection, Object) ->
     Watch = make_ref(),
     Speaker ! {How, Connection, Watch, Object},
     Watch.
