@@ -26,7 +26,6 @@
                  | {tell, server()}
                  %% See trunkline_in_turn.
                  | {turn, trunkline_in_turn:addressee(), reference(), Lane :: pid()}
-                 | {plain}
                  | exit()
                  | apply().
 %% The message is the reason.

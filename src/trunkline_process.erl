@@ -273,6 +273,12 @@ send_apart(To, Message) ->
 %% than one word, and an alias has at least two words more than an ordinary reference of this life,
 %% not one.)
 -spec deliver(pid() | reference() | RegisteredName :: atom(), Message :: term()) -> ok.
+deliver(Name, Message) when is_atom(Name) ->
+    _ = case whereis(Name) of
+            Pid when is_pid(Pid) -> Pid ! Message;
+            _ -> ok                          % as plain distribution does
+        end,
+    ok;
 deliver(To, Message) when is_reference(To) ->
     _ = erts_debug:flat_size(To) =< erts_debug:flat_size(make_ref()) + 1 andalso (To ! Message),
     ok;

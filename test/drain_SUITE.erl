@@ -55,7 +55,7 @@ sends_past(_) ->
 
 drained_by_sender(Node) ->
     #route{gate = Gate, lanes = {Lane}, bypass = Bypass} = trunkline_route:lookup(Node),
-    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, Bypass) end),
+    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, 0, Bypass) end),
     %% From here on the lane ticks.
     trunkline:send({nobody, Node}, message),
     References = references(Lane),

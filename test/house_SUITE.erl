@@ -42,7 +42,6 @@ exceptions() ->
      {trunkline_inlet, trunkline_agent},
      {trunkline_inlet, trunkline_watched},
      {trunkline_leftovers, trunkline_direct},
-     {trunkline_retired, trunkline_direct},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},
      %% Large messages have to find their place in the lane.

@@ -261,7 +261,7 @@ given_up(How, To) ->
     #route{gate = Gate, bypass = Bypass, lanes = {Lane}} = trunkline_route:lookup(node(To)),
     Long = [#{key => N, value => [N, N + 1, foo]} || N <- lists:seq(1, 40_000)],
     ok = ask_and_report(To),
-    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, Bypass) end),
+    cluster:await(fun() -> trunkline_bypass:start(Gate, 1, 0, Bypass) end),
     spawn(trunkline, send, [To, other]),
     Resting = {current_function, {erlang, hibernate, 3}},
     cluster:await(fun() -> process_info(Lane, current_function) =:= Resting end),
@@ -579,7 +579,7 @@ another_may_bypass(To) ->
 %% Whether this process may send a long term to that one past its lane, which is the only one.
 may_bypass(To) ->
     #route{gate = Gate, bypass = Bypass} = trunkline_route:lookup(node(To)),
-    trunkline_bypass:may(Gate, 1, Bypass).
+    trunkline_bypass:may(Gate, 1, 0, Bypass).
 
 %% The lane has handed over what it had.
 is_empty(To) ->
@@ -679,7 +679,7 @@ send_far(To, Messages) ->
     true = erlang:suspend_process(Link),            % which would measure the distance
     trunkline_stats:put(Stats, peer, far, 1),
     lists:foreach(fun(Message) ->
-                          cluster:await(fun() -> trunkline_bypass:may(Gate, 1, Bypass) end),
+                          cluster:await(fun() -> trunkline_bypass:may(Gate, 1, 0, Bypass) end),
                           true = ets:insert(Table, {To, 0}),
                           Message = trunkline:send(To, Message)
                   end, Messages).

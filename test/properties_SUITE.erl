@@ -171,7 +171,7 @@ prop_bypass() ->
            ok = trunkline_gate:open(Gate, 1),
            Bypass = trunkline_bypass:new(1),
            Past = trunkline_bypass:past(1, Bypass),
-           ok = trunkline_bypass:set(Past),
+           ok = trunkline_bypass:set_idle(true, Past),
            World = lists:foldl(fun(Command, W) -> bypass(Command, Gate, Bypass, W) end,
                                #{started => 0, sent => 0, sending => 0, killed => 0, cancelled => 0,
                                  got => 0, past => Past}, Commands),
@@ -184,11 +184,11 @@ prop_bypass() ->
                      Got =:= Sent
                          andalso not trunkline_bypass:is_sending(EndedPast)
                          andalso {0, 0} =:= unsettled(EndedPast)
-                         andalso not trunkline_bypass:start(trunkline_gate:new(1), 1, Bypass))
+                         andalso not trunkline_bypass:start(trunkline_gate:new(1), 1, 0, Bypass))
        end).
 
 bypass(start, Gate, Bypass, #{started := Started, sending := Sending} = W) ->
-    true = trunkline_bypass:start(Gate, 1, Bypass),
+    true = trunkline_bypass:start(Gate, 1, 0, Bypass),
     W#{started := Started + 1, sending := Sending + 1};
 bypass(sent, _, Bypass, #{sent := Sent, sending := Sending} = W) when Sending > 0 ->
     _ = trunkline_bypass:sent(1, Bypass),

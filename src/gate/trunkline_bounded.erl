@@ -52,14 +52,9 @@
 %% To be called before each message is sent.
 -spec enter(key(), Message :: term(), trunkline_refused:patience()) -> entered().
 enter(Key, Message, Patience) ->
-    case persistent_term:get(kind(Key), none) of
-        none ->
-            none;
-        {Filter, Slots, Module} ->
-            case is_set(Key, Filter, Slots) of
-                false -> none;
-                true -> Module:enter(Key, Message, Patience)
-            end
+    case module(Key) of
+        none -> none;
+        Module -> Module:enter(Key, Message, Patience)
     end.
 
 -spec cancel(pid(), Wrapped :: term()) -> ok.
@@ -75,24 +70,20 @@ are_there(Kind) -> persistent_term:get(Kind, none) =/= none.
 
 %% `false': it is certainly not bounded.
 -spec may_be(key()) -> boolean().
-may_be(Key) ->
-    case persistent_term:get(kind(Key), none) of
-        none -> false;
-        {Filter, Slots, _} -> is_set(Key, Filter, Slots)
-    end.
+may_be(Key) -> module(Key) =/= none.
 
 -spec is_bounded(key()) -> boolean().
 is_bounded(Key) ->
-    case persistent_term:get(kind(Key), none) of
+    case module(Key) of
         none -> false;
-        {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_bounded(Key)
+        Module -> Module:is_bounded(Key)
     end.
 
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
-    case persistent_term:get(kind(Key), none) of
+    case module(Key) of
         none -> false;
-        {Filter, Slots, Module} -> is_set(Key, Filter, Slots) andalso Module:is_refusing(Key)
+        Module -> Module:is_refusing(Key)
     end.
 
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
@@ -106,7 +97,17 @@ kind(Pid) when is_pid(Pid), node(Pid) =:= node() -> ?HERE;
 kind(Name) when is_atom(Name) -> ?HERE;
 kind(_) -> ?ELSEWHERE.
 
-is_set(Key, Filter, Slots) -> atomics:get(Filter, slot(Key, Slots)) > 0.
+%% `none': it is certainly not bounded.
+module(Key) ->
+    case persistent_term:get(kind(Key), none) of
+        none ->
+            none;
+        {Filter, Slots, Module} ->
+            case atomics:get(Filter, slot(Key, Slots)) of
+                N when N > 0 -> Module;
+                _ -> none
+            end
+    end.
 
 slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 

@@ -127,10 +127,10 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
 
 %% Admits a message and returns what it is charged, or leaves everything as it
 %% was and returns what it would have been charged. `alone': it is admitted, and nothing else is in
-%% the lane. A message with a charge of Long or more is not admitted here. (One function, because
-%% this is the hot path.)
+%% the lane. `exactly': the charge is Long or more, and it is not admitted here. (One function,
+%% because this is the hot path.)
 -spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Long :: charge()) ->
-          charge() | {alone | refused | long, charge()}.
+          charge() | {alone | refused | exactly, charge()}.
 enter(Gate, Ix, Message, Limit, Long) ->
     case ?CHARGE(Message) of
         Charge when Charge < Long ->
@@ -140,7 +140,7 @@ enter(Gate, Ix, Message, Limit, Long) ->
                 _ -> Charge
             end;
         Charge ->
-            {long, Charge}
+            {exactly, Charge}
     end.
 
 %% The same for a charge that is known.

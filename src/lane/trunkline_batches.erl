@@ -145,19 +145,12 @@ is_idle(B) -> trunkline_gate:is_less_than_a_message(in_flight(B)).
 %% `AreGranted' says whether a sender has been told to send past the lane, and may be doing so.
 -spec send(charge(), [trunkline_lane:entry()], AreGranted :: boolean(), batches()) -> batches().
 send(Charge, Entries, AreGranted, Before) ->
-    {Way, #batches{past = Past} = B} = way(AreGranted, Before),
-    Messages = trunkline_gate:messages(Charge),
-    case trunkline_bypass:unreported(Past) of
-        0 ->
-            send(Charge, Entries, Messages, Way, later, B);
-        Plain ->
-            send(Charge + trunkline_gate:packed(0, Plain), [[{plain}] | Entries], Messages, Way,
-                 later, B#batches{past = trunkline_bypass:reported(Past)})
-    end.
+    {Way, B} = way(AreGranted, Before),
+    send(Charge, Entries, Way, later, B).
 
 %% An empty one, which the inlet acknowledges at once.
 -spec fence(AreGranted :: boolean(), batches()) -> batches().
-fence(AreGranted, B) -> send(0, [], 0, by_which(AreGranted, B), full, B).
+fence(AreGranted, B) -> send(0, [], by_which(AreGranted, B), full, B).
 
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
 %% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
@@ -183,10 +176,13 @@ by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = 
         false -> distribution
     end.
 
-send(Charge, Entries, Messages, Way, Urgent,
-     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number} = B) ->
+%% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges.
+send(Charge, Entries, Way, Urgent,
+     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Past} = B) ->
     Now = erlang:monotonic_time(nanosecond),
-    Window = trunkline_window:sent(Now, Charge, B#batches.window),
+    Messages = trunkline_gate:messages(Charge),
+    Reported = Charge + trunkline_gate:packed(0, trunkline_bypass:unreported(Past)),
+    Window = trunkline_window:sent(Now, Reported, B#batches.window),
     {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
                       true -> trunkline_pace:sent(Now, B#batches.pace);
                       false -> {full, B#batches.pace}  % a wait for the window teaches nothing
@@ -197,8 +193,9 @@ send(Charge, Entries, Messages, Way, Urgent,
     trunkline_stats:add(Stats, Scope, batched_messages, Messages),
     trunkline_stats:add(Stats, Scope, bytes, trunkline_gate:bytes(Charge)),
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
-    B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1}),
-    Batch = {Number, Ack, Charge, Entries},
+    B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1,
+                        past = trunkline_bypass:reported(Past)}),
+    Batch = {Number, Ack, Reported, Entries},
     case Way of
         channels ->
             B1#batches{channels = trunkline_channels:send(Batch, B#batches.channels)};
@@ -291,7 +288,7 @@ is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 %% Returns how many messages are lost.
 -spec end_bypass(lost | kept | over, batches()) -> {Lost :: non_neg_integer(), batches()}.
 end_bypass(How, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
-    ok = trunkline_bypass:clear(Past),
+    ok = trunkline_bypass:set_idle(false, Past),
     ok = trunkline_bypass:set_quiet(false, Past),
     B1 = B#batches{takes_turns = false},
     case How of
@@ -342,10 +339,6 @@ show(#batches{window = Window, stats = Stats, ix = Ix} = B) ->
     B.
 
 %% Whether senders may bypass the lane while it is empty.
-mark(InFlight, #batches{takes_turns = true, exact = true, past = Past}) ->
-    case trunkline_gate:is_less_than_a_message(InFlight) of
-        true -> trunkline_bypass:set(Past);
-        false -> trunkline_bypass:clear(Past)
-    end;
-mark(_, #batches{past = Past}) ->
-    trunkline_bypass:clear(Past).
+mark(InFlight, #batches{takes_turns = TakesTurns, exact = Exact, past = Past}) ->
+    trunkline_bypass:set_idle(TakesTurns andalso Exact
+                              andalso trunkline_gate:is_less_than_a_message(InFlight), Past).

@@ -277,14 +277,8 @@ arrivals(Arrivals, S) ->
     end.
 
 %% Returns the charge of what has to wait for its turn.
-deliver([[To | Message] | Entries], Agent, Waiting, S) when is_pid(To); is_reference(To) ->
+deliver([[To | Message] | Entries], Agent, Waiting, S) when not is_tuple(To) ->
     ok = trunkline_process:deliver(To, Message),
-    deliver(Entries, Agent, Waiting, S);
-deliver([[Name | Message] | Entries], Agent, Waiting, S) when is_atom(Name) ->
-    case whereis(Name) of
-        Pid when is_pid(Pid) -> Pid ! Message;
-        _ -> ok                              % as plain distribution does
-    end,
     deliver(Entries, Agent, Waiting, S);
 deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
     ok = trunkline_multicast:deliver(Addressees, trunkline_multicast:decode(Encoded)),

@@ -214,10 +214,8 @@ loop(S) ->
             loop(control(Control, S))
     end.
 
-data(Charge, Entry, #lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
-    keep(Charge, Entry, S);
-data(Charge, Entry, #lane{mode = {send, _}} = S) ->
-    case trunkline_batches:is_open(S#lane.batches) of
+data(Charge, Entry, #lane{mode = {send, _}, fence = Fence, batches = Batches} = S) ->
+    case Fence =:= none andalso trunkline_batches:is_open(Batches) of
         true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
         false -> keep(Charge, Entry, S)
     end;
@@ -282,12 +280,10 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
             data(Place, Entry, S1)
     end.
 
-is_for_plain(Size, Reply, #lane{mode = {send, _}} = S) ->
+is_for_plain(Size, Reply, S) ->
     trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
         andalso trunkline_shape:kind(Size, Reply) =:= terms
-        andalso may_send_terms(S);
-is_for_plain(_, _, _) ->
-    false.
+        andalso may_send_terms(S).
 
 %% Whether terms may go to the peer by the distribution. (Before OTP 25.1 one cannot tell that by
 %% then there is another connection: see fetched/4.)
@@ -628,7 +624,7 @@ tell_agents(#lane{answered = Answered} = S) ->
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
     drained(flush(S#lane{batches = Batches}));
-control({ask, Ref, Sender, To}, #lane{mode = {send, _}, mailboxes = Mailboxes} = S) ->
+control({ask, Ref, Sender, To}, #lane{mailboxes = Mailboxes} = S) ->
     case trunkline_batches:takes_turns(S#lane.batches)
         andalso trunkline_asks:ask(Ref, Sender, To, trunkline_mailboxes:known(To, Mailboxes),
                                    is_idle(S), S#lane.asks) of
@@ -641,9 +637,6 @@ control({ask, Ref, Sender, To}, #lane{mode = {send, _}, mailboxes = Mailboxes} =
             Ref ! {Ref, no},
             S
     end;
-control({ask, Ref, _, _}, S) ->
-    Ref ! {Ref, no},
-    S;
 control({answer, Ref, Answer}, #lane{mailboxes = Mailboxes} = S) ->
     case trunkline_mailboxes:answer(Ref, Answer, Mailboxes) of
         {ok, Mailboxes1} -> ticking(S#lane{mailboxes = Mailboxes1});

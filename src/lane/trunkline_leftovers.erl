@@ -58,12 +58,10 @@ lost(Messages, Field, Stats) ->
     trunkline_stats:add(Stats, peer, Field, Messages),
     Messages.
 
-direct(To, Message, _) when is_pid(To); is_reference(To) ->
-    erlang:send(To, Message, [noconnect]);
-direct(Name, Message, Node) when is_atom(Name) ->
-    erlang:send({Name, Node}, Message, [noconnect]);
-direct(Command, Message, Node) ->
-    trunkline_direct:send(Command, Message, Node).
+direct(Command, Message, Node) when is_tuple(Command) ->
+    trunkline_direct:send(Command, Message, Node);
+direct(To, Message, Node) ->
+    erlang:send(trunkline_by_node:destination(To, Node), Message, [noconnect]).
 
 %% Whether it concerns the session in which it was sent.
 -spec is_of_session(entry()) -> boolean().

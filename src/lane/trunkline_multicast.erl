@@ -61,13 +61,12 @@ singles(Groups) ->
     end.
 
 single(Node, Addressees, {Singles, Groups}) ->
-    {Inboxes, Others} =
-        lists:partition(fun(To) -> is_bounded(trunkline_by_node:destination(To, Node)) end,
-                        Addressees),
+    IsBounded = fun(To) ->
+                        Destination = trunkline_by_node:destination(To, Node),
+                        trunkline_bounded:is_bounded(Destination)
+                end,
+    {Inboxes, Others} = lists:partition(IsBounded, Addressees),
     {destinations(Node, Inboxes) ++ Singles, Groups#{Node => Others}}.
-
-is_bounded(To) when is_pid(To); is_tuple(To) -> trunkline_bounded:is_bounded(To);
-is_bounded(_) -> false.                      % an alias, or a port
 
 singly(Destinations, #cast{message = Message, how = How} = Cast) ->
     lists:foldl(fun(To, C) ->
@@ -132,19 +131,9 @@ pack(_, Cast) ->
 
 %% --- at the other end -----------------------------------------------------------
 
-%% As with plain distribution, a name that is not registered is no error.
 -spec deliver(addressees(), term()) -> ok.
-deliver([To | Rest], Message) when is_atom(To) ->
-    case whereis(To) of
-        Pid when is_pid(Pid) -> Pid ! Message;
-        _ -> ok
-    end,
-    deliver(Rest, Message);
-deliver([To | Rest], Message) ->
-    ok = trunkline_process:deliver(To, Message),
-    deliver(Rest, Message);
-deliver([], _) ->
-    ok.
+deliver(Addressees, Message) ->
+    lists:foreach(fun(To) -> ok = trunkline_process:deliver(To, Message) end, Addressees).
 
 %% The entry of a batch that brings this message: to one, or to each of many.
 -spec entry(trunkline_lane:to(), term()) -> trunkline_lane:entry().

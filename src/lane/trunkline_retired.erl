@@ -14,7 +14,7 @@
 
 -export_type([retired/0]).
 
--dialyzer({no_improper_lists, [handle/2]}).
+-dialyzer({no_improper_lists, [handle/2, pass_on/4]}).
 
 -type retired() :: #{ix := pos_integer(),
                      node := node(),
@@ -92,8 +92,12 @@ sent(To, Message, Sender, #{node := Node, stats := Stats} = R) ->
         end,
     R.
 
+%% If there are new lanes by now, it takes the lane of that sender's messages. (A very large reply
+%% may still be under way by plain distribution then, and what its server sends next may overtake
+%% it.)
 pass_on(To, Message, Sender, #{node := Node, stats := Stats}) ->
-    case trunkline_direct:pass_on(To, Message, Sender, Node) of
-        ok -> ok;
-        noconnect -> _ = trunkline_leftovers:lost(1, lost_queued, Stats), ok
-    end.
+    _ = case trunkline_route:lookup(Node) of
+            none -> trunkline_leftovers:dispose([To | Message], direct, Node, Stats);
+            Route -> trunkline_sender:force(Route, {To, Message}, Sender)
+        end,
+    ok.

@@ -7,31 +7,8 @@
 
 -spec send(trunkline:destination(), Message) -> Message.
 send(To, Message) ->
-    case trunkline_bounded:enter(To, Message, infinity) of
-        none -> send_on(To, Message);
-        {Keeper, Wrapped} -> _ = send_on(Keeper, Wrapped), Message;
-        refused -> Message                   % and counted: see trunkline_inbox
-    end.
-
-send_on(To, Message) when is_pid(To), node(To) =/= node(); is_reference(To), node(To) =/= node() ->
-    send_lane(node(To), To, To, Message);
-send_on({Name, Node} = To, Message) when is_atom(Name), is_atom(Node), Node =/= node() ->
-    send_lane(Node, Name, To, Message);
-send_on(To, Message) ->
-    To ! Message.                            % faster than erlang:send/2
-
-send_lane(Node, Addressee, To, Message) ->
-    case trunkline_sender:hand_over(Node, Addressee, Message) of
-        ok ->
-            Message;
-        direct ->
-            trunkline_sender:fallback(Node),
-            _ = erlang:send(To, Message),
-            ok = trunkline_in_turn:sent_direct(Node),
-            Message;
-        unreachable ->
-            Message                          % dropped, as `!' does
-    end.
+    _ = send(To, Message, {infinity, connect}),
+    Message.
 
 -spec send(trunkline:destination(), term(), trunkline_sender:how()) ->
           ok | nosuspend | noconnect.
@@ -45,7 +22,7 @@ send(To, Message, {Patience, _} = How) ->
                 Refused -> trunkline_bounded:cancel(Keeper, Wrapped), Refused
             end;
         refused ->
-            ok;
+            ok;                              % and counted: see trunkline_inbox
         nosuspend ->
             nosuspend
     end.
@@ -55,6 +32,9 @@ send_on(To, Message, How) when is_pid(To), node(To) =/= node();
     send_lane(node(To), To, To, Message, How);
 send_on({Name, Node} = To, Message, How) when is_atom(Name), is_atom(Node), Node =/= node() ->
     send_lane(Node, Name, To, Message, How);
+send_on(To, Message, {infinity, connect}) ->
+    _ = To ! Message,                        % faster than erlang:send/3
+    ok;
 send_on(To, Message, How) ->
     erlang:send(To, Message, options(How)).
 
@@ -75,6 +55,8 @@ send_lane(Node, Addressee, To, Message, How) ->
             Answer
     end.
 
+hand_over(Node, Addressee, Message, {infinity, connect}) ->
+    trunkline_sender:hand_over(Node, Addressee, Message);
 hand_over(Node, Addressee, Message, {Patience, Connect}) ->
     trunkline_refused:try_again(
       fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end,

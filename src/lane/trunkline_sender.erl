@@ -73,8 +73,8 @@ offer(Node, To, Message, How, Ticket) ->
                           Node, To, Message, How);
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                Long ->
-                    again(long(Route, Ix, Node, To, Message, Long, How, Ticket),
+                Size1 ->
+                    again(long(Route, Ix, Node, To, Message, Size1, How, Ticket),
                           Node, To, Message, How)
             end;
         none ->
@@ -102,8 +102,6 @@ alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, 
 %% The best way for a long message depends on what it is made of. Messages whose receiver is not
 %% known, and commands other than requests and replies, must go by lane. A sender that has waited
 %% for room takes it at once.
-long(Route, Ix, Node, To, Message, {long, Charge}, How, Ticket) ->
-    long(Route, Ix, Node, To, Message, {exactly, Charge}, How, Ticket);
 long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
     case is_known(To) andalso Patience =/= nosuspend andalso Ticket =:= new
         andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Size, Patience) of

@@ -8,10 +8,10 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/4, end_all/3, order/3, pids/1, is_empty/1]).
+-export([start/4, end_all/3, order/4, pids/1, is_empty/1]).
 
 %% As trunkline_lane:order/0, but with the inlets of all lanes.
--type order() :: {send, Inlets :: [pid()], Trunk :: pid(), WindowBytes :: pos_integer(),
+-type order() :: {send, Inlets :: [pid()], WindowBytes :: pos_integer(),
                   trunkline_channels:sent()}
                | trunkline_lane:order().
 
@@ -74,12 +74,12 @@ left_behind(Gate, Ix, Stats) ->
     {InFlight, trunkline_gate:messages(max(0, trunkline_gate:close(Gate, Ix)))}.
 
 %% They answer with that reference: see trunkline_lane:order/3.
--spec order(reference(), order(), trunkline_route:route()) -> ok.
-order(Ref, {send, Inlets, Trunk, Window, Sent}, Route) ->
+-spec order(reference(), order(), Trunk :: pid() | none, trunkline_route:route()) -> ok.
+order(Ref, {send, Inlets, Window, Sent}, Trunk, Route) ->
     lists:foreach(fun({Lane, Inlet}) ->
                           trunkline_lane:order(Lane, Ref, {send, {Inlet, Trunk}, Window, Sent})
                   end, lists:zip(pids(Route), Inlets));
-order(Ref, Order, Route) ->
+order(Ref, Order, _, Route) ->
     lists:foreach(fun(Lane) -> trunkline_lane:order(Lane, Ref, Order) end, pids(Route)).
 
 -spec pids(trunkline_route:route() | none) -> [pid()].

@@ -440,12 +440,7 @@ order(Order, #link{trunk = Trunk, route = #route{} = Route} = D) ->
              resume when Trunk =/= none -> trunkline_trunk:resume(Trunk);
              _ -> ok
          end,
-    ok = trunkline_lanes:order(Ref, case Order of
-                                        {send, Inlets, Window, Sent} ->
-                                            {send, Inlets, Trunk, Window, Sent};
-                                        _ ->
-                                            Order
-                                    end, Route),
+    ok = trunkline_lanes:order(Ref, Order, Trunk, Route),
     D#link{order = {Ref, trunkline_lanes:pids(Route)}}.
 
 start({lanes, Layout}, D) ->

@@ -33,9 +33,9 @@
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/3, start/3, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
+-export([new/1, may/4, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3]).
--export([past/2, clear/1, set/1, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
+-export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1]).
 
@@ -85,20 +85,16 @@ new(Lanes) -> atomics:new(?WINDOW(Lanes), [{signed, true}]).
 
 %% --- for a sender whose lane is Ix ------------------------------------------------
 
-%% Whether nothing is ahead of what the calling process sends now.
--spec may(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
-may(Gate, Ix, Bypass) -> may(Gate, Ix, 0, Bypass).
-
+%% Whether nothing is ahead of what the calling process sends now. It has entered the gate with the
+%% charge `Own', or not at all.
+-spec may(trunkline_gate:gate(), Ix :: pos_integer(), Own :: trunkline_gate:charge(), bypass()) ->
+          boolean().
 may(Gate, Ix, Own, Bypass) ->
     trunkline_gate:fill(Gate, Ix) =:= Own
         andalso atomics:get(Bypass, ?MARK(self())) =:= 0
         andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
 
 %% The same for a message that should be counted. If so, sent/2 or cancel/2 must follow.
--spec start(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
-start(Gate, Ix, Bypass) -> start(Gate, Ix, 0, Bypass).
-
-%% The same for one that has entered the gate, with that charge.
 -spec start(trunkline_gate:gate(), Ix :: pos_integer(), Own :: trunkline_gate:charge(),
             bypass()) -> boolean().
 start(Gate, Ix, Own, Bypass) ->
@@ -150,18 +146,13 @@ called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
 -spec past(Ix :: pos_integer(), bypass()) -> past().
 past(Ix, Bypass) -> #past{ix = Ix, bypass = Bypass}.
 
-%% Something may be in flight.
--spec clear(past()) -> ok.
-clear(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 0).
-
-%% Nothing is.
--spec set(past()) -> ok.
-set(#past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?IDLE(Ix), 1).
+%% Whether nothing is in flight.
+-spec set_idle(boolean(), past()) -> ok.
+set_idle(IsIdle, #past{ix = Ix, bypass = Bypass}) -> put(?IDLE(Ix), IsIdle, Bypass).
 
 %% Whether the lane ticks by itself. (If it stops, it has to look once more.)
 -spec ticks(boolean(), past()) -> ok.
-ticks(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 1);
-ticks(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?TICKS(Ix), 0).
+ticks(Ticks, #past{ix = Ix, bypass = Bypass}) -> put(?TICKS(Ix), Ticks, Bypass).
 
 %% Whether so many messages in a second are few.
 -spec are_few(integer()) -> boolean().
@@ -169,8 +160,10 @@ are_few(N) -> N < ?FEW.
 
 %% Whether few messages have come in the last second.
 -spec set_quiet(boolean(), past()) -> ok.
-set_quiet(true, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 1);
-set_quiet(false, #past{ix = Ix, bypass = Bypass}) -> atomics:put(Bypass, ?QUIET(Ix), 0).
+set_quiet(IsQuiet, #past{ix = Ix, bypass = Bypass}) -> put(?QUIET(Ix), IsQuiet, Bypass).
+
+put(Word, true, Bypass) -> atomics:put(Bypass, Word, 1);
+put(Word, false, Bypass) -> atomics:put(Bypass, Word, 0).
 
 %% As is_quiet/2.
 -spec is_quiet(past()) -> boolean().

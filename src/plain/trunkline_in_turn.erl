@@ -10,14 +10,14 @@
 %%       |                 | <-------------------go |               |
 %%       | <-----------go  |                        |               |
 %%       | ─────────────── the message, by `!' ───────────────────> |
-%%       | -- sent ------> | ══ plain ════════════> |               |
+%%       | -- sent ------> | ══ a batch ══════════> |               |
 %%
 %% The lane answers by itself if nothing is in flight in it, so that a stream of long terms costs no
 %% round trips between the nodes. Otherwise the question travels in the lane like a message to the
 %% receiver, and is answered when everything has been delivered that the sender has sent to it
 %% before. What the sender sends afterwards is in a batch that comes behind the message: the lane's
-%% next batch begins with the command `plain', and goes by the distribution. When the batch is
-%% acknowledged, the message has arrived. If it is lost with the connection, the message counts as
+%% next batch reports the message, and goes by the distribution. When the batch is acknowledged, the
+%% message has arrived. If it is lost with the connection, the message counts as
 %% lost, too. (If there is no other batch, the lane sends one with nothing else, within a second.)
 %%
 %% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
@@ -145,12 +145,9 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
 %% follow.
 -spec start_short(trunkline_route:route(), Ix :: pos_integer(), To :: trunkline_lane:to(),
                   trunkline_gate:charge()) -> boolean().
-start_short(#route{gate = Gate, bypass = Bypass, mailboxes = Mailboxes, stats = Stats}, Ix, To,
-            Charge) ->
+start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     trunkline_bypass:is_quiet(Ix, Bypass)
-        andalso is_pid(To) andalso is_near(Stats)
-        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes))
-        andalso trunkline_bypass:start(Gate, Ix, Charge, Bypass).
+        andalso is_pid(To) andalso bypasses(To, node(To), Ix, Charge, Route).
 
 %% Sends it. If the distribution is busy it is not sent, so that the calling process is not
 %% suspended.
@@ -178,7 +175,7 @@ is_worth_asking(_, _, _) ->
 %% The lane waits for a sender that has asked, however long it sends. One that bypasses the lane is
 %% not known to it, and given up after a while (trunkline_bypass). So it must not send for long.
 turn(terms, To, Node, Ix, Charge, Route) ->
-    case may_go_at_once(Charge) andalso bypasses(To, Node, Ix, Route) of
+    case may_go_at_once(Charge) andalso bypasses(To, Node, Ix, 0, Route) of
         true -> now;
         false -> ask
     end;
@@ -194,7 +191,7 @@ turn(binaries, _, _, _, _, _) ->
 %% If the sender has to ask, a binary is as fast by lane. But the lane learns about the receiver's
 %% mailbox. And if all go by lane, it never becomes idle.
 turn_of_binary(To, Node, Ix, #route{gate = Gate} = Route) ->
-    case bypasses(To, Node, Ix, Route) of
+    case bypasses(To, Node, Ix, 0, Route) of
         true ->
             now;
         false ->
@@ -204,8 +201,8 @@ turn_of_binary(To, Node, Ix, #route{gate = Gate} = Route) ->
             end
     end.
 
-bypasses(To, Node, Ix, #route{gate = Gate, bypass = Bypass} = Route) ->
-    is_known(To, Node, Ix, Route) andalso trunkline_bypass:start(Gate, Ix, Bypass).
+bypasses(To, Node, Ix, Own, #route{gate = Gate, bypass = Bypass} = Route) ->
+    is_known(To, Node, Ix, Route) andalso trunkline_bypass:start(Gate, Ix, Own, Bypass).
 
 %% Whether the calling process has not asked for a while. If so, it asks.
 may_ask_again(Node) ->

@@ -27,7 +27,7 @@ start(Node, Message) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, stats = Stats} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            trunkline_bypass:may(Gate, Ix, Bypass)
+            trunkline_bypass:may(Gate, Ix, 0, Bypass)
                 andalso trunkline_in_turn:is_near(Stats)
                 andalso start(trunkline_shape:size(Message), Message, Ix, Route);
         none ->
@@ -78,7 +78,7 @@ await_delivery(Caller) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
             Ix = ?LANE_OF(self(), Lanes),
-            case trunkline_bypass:may(Gate, Ix, Bypass)
+            case trunkline_bypass:may(Gate, Ix, 0, Bypass)
                 orelse trunkline_gate:path(Gate) =:= direct
                 orelse trunkline_gate:path(Gate) =:= down
                 orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)

@@ -105,8 +105,6 @@ step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
 step({turn, To, Ref, Lane}, What, Agent) ->
     ok = trunkline_in_turn:answer(Lane, Ref, To, go, What),
     Agent;
-step({plain}, _, Agent) ->
-    Agent;
 step({exit, Pid, Sender}, kill, Agent) ->
     ok = trunkline_exit:signal(Sender, Pid, kill),
     Agent;

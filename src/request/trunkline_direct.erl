@@ -6,7 +6,7 @@
 -module(trunkline_direct).
 -moduledoc false.
 
--export([send/3, pass_on/4]).
+-export([send/3]).
 -export([await/1]).
 
 -dialyzer({no_improper_lists, [ask/6]}).
@@ -108,15 +108,4 @@ cast_for(Leader, Node, M, F, A) ->
     true = group_leader(Leader, self()),
     try erpc:cast(Node, M, F, A)
     after group_leader(Own, self())
-    end.
-
-%% Sends what a lane that has retired still gets for callers. If there are new lanes by now, it
-%% takes the lane of that sender's messages. (A very large reply may still be under way by plain
-%% distribution then, and what its server sends next may overtake it.)
--spec pass_on(trunkline_command:command(), Message :: term(), Sender :: pid(), node()) ->
-          ok | noconnect.
-pass_on(Command, Message, Sender, Node) ->
-    case trunkline_route:lookup(Node) of
-        none -> send(Command, Message, Node);
-        Route -> trunkline_sender:force(Route, {Command, Message}, Sender)
     end.
