@@ -6,8 +6,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, groups/0, suite/0]).
--export([names/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1, ends_together/1,
-         parent_ends/1, exit_signals/1, crash_loop/1]).
+-export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1,
+         ends_together/1, parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, own_requests/1, takes_by_itself/1, block/1, block_bytes/1, reject/1,
          drop_newest/1,
@@ -33,8 +33,8 @@ all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes},
           {group, faults}].
 
 groups() ->
-    [{servers, [names, statem_modes, thrown_results, start_answers, supervised, ends_together,
-                parent_ends, exit_signals, crash_loop]},
+    [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, supervised,
+                ends_together, parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, own_requests, takes_by_itself, block, block_bytes, reject,
                drop_newest, drop_oldest,
@@ -132,6 +132,27 @@ stop(Pid) ->
     Ref = monitor(process, Pid),
     stopping = gen_server:call(Pid, {stop, shutdown}, infinity),
     receive {'DOWN', Ref, process, Pid, shutdown} -> ok after ?LONG -> timeout end.
+
+%% When it ends, its name may be another process's already, or nobody's.
+name_taken(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B,
+           fun() ->
+                   Successor = spawn(fun() -> receive end_of_test -> ok end end),
+                   lists:foreach(
+                     fun({Name, IsTaken}) ->
+                             {ok, Pid} = mailroom:start(Name, #{}, #{}),
+                             true = unregister(?NAME),
+                             IsTaken andalso register(?NAME, Successor),
+                             ok = stop(Pid),
+                             IsTaken = whereis(?NAME) =:= Successor,
+                             IsTaken andalso unregister(?NAME)
+                     end, [{Name, IsTaken} || Name <- [{local, ?NAME},
+                                                       {via, mailroom, {?NAME, node()}}],
+                                              IsTaken <- [true, false]])
+           end),
+    cluster:stop(B).
 
 %% Every callback mode; what is postponed comes later, once, in order, and holds nothing up:
 %% it is more than the server may have at a time.

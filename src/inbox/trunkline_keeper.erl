@@ -235,7 +235,6 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             Consumer ! System,
             loop(S);
         {'EXIT', Consumer, Reason} ->
-            give_name_back(S#keeper.name),
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
             case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
