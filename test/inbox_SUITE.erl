@@ -364,7 +364,8 @@ ends_together(_) ->
                                  {{server, oops}, oops}, {{keeper, oops}, oops},
                                  {{call, {stop, normal}}, normal},
                                  {{call, {stop, {shutdown, x}}}, {shutdown, x}},
-                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason}]]),
+                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason},
+                                 {{call, {exit, kill}}, kill}]]),
     %% Who is calling hears of the same.
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom, #{}, #{}]),
     ?assertMatch({exit, {boom, {trunkline, call, [To, {exit, boom}]}}},
@@ -402,7 +403,7 @@ ended(How, Pid) ->
     {Server, [receive {'DOWN', Ref, process, _, R} -> R after ?LONG -> timeout end || Ref <- Refs]}.
 
 %% Who has started it ends normally: a server that does not trap exits stays, as it would
-%% without an inbox; one that does ends.
+%% without an inbox; one that does ends, in its own way, whatever the reason.
 parent_ends(_) ->
     B = cluster:start([]),
     ok = cluster:call(
@@ -436,6 +437,14 @@ parent_ends(_) ->
                       true = lists:member(Down(First), [{shutdown, First}, noproc]),
                       Second = Normal(#{trap => true}),
                       true = lists:member(Down(Second), [normal, noproc]),
+                      Test = self(),
+                      {Parent, _} =
+                          spawn_monitor(
+                            fun() -> {ok, _} = trunkline_inbox:start_link(
+                                                 mailroom, #{trap => true, tell => Test}, []),
+                                     exit(kill) end),
+                      receive {'DOWN', _, process, Parent, kill} -> ok end,
+                      receive {terminated, _, kill} -> ok after ?LONG -> exit(not_told) end,
                       Third = Normal(#{}),
                       x = gen_server:call(Third, {echo, x}, infinity),
                       true = is_process_alive(Third),

@@ -173,6 +173,11 @@ fail(Name, Parent, Answer, Reason) ->
     end_with(Reason).
 
 %% Ends the keeper without a crash report: the server's own is enough.
+end_with(kill) ->
+    %% The signal `kill' would become `killed'. And a process that wakes has no stack, and so nobody
+    %% reports its exit.
+    self() ! kill,
+    erlang:hibernate(erlang, exit, [kill]);
 end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
@@ -237,10 +242,9 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {'EXIT', Consumer, Reason} ->
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
-            case Reason =/= normal orelse process_info(Consumer, trap_exit) =:= {trap_exit, true} of
-                true -> exit(Consumer, Reason), loop(S);         % until the consumer has ended
-                false -> loop(S)                   % as to a server that does not trap exits
-            end;
+            %% To the server, the keeper is its parent, whose end is its own.
+            signal(Reason, {'EXIT', self(), Reason}, S),
+            loop(S);
         {'EXIT', _, Reason} = Exit ->
             signal(Reason, Exit, S),
             loop(S);
