@@ -607,20 +607,22 @@ died(Pid, #world{late = {LateThere, LateHere}, here = Here, there = There} = W) 
 told_of(Pid, #side{monitors = Monitors}) ->
     [{'DOWN', M} || {M, P} <- maps:to_list(Monitors), P =:= Pid].
 
-there({inboxes, Visit, Pid, List}, #world{hosts = H0} = W) ->
-    {Forgotten, H} = trunkline_hosts:heard(Pid, Visit, H0),
+there({inboxes, Visit, Pid, List}, #world{hosts = H} = W) ->
+    W1 = case trunkline_hosts:heard(Pid, Visit, H) of
+             same -> W;
+             H1 -> W#world{hosts = H1, rows = []}
+         end,
     lists:foldl(
-      fun({I, ended}, #world{hosts = H1, rows = Rows} = W1) ->
-              W1#world{hosts = trunkline_hosts:forgets(node(), I, H1), rows = Rows -- [I]};
-         ({I, here}, #world{hosts = H1, rows = Rows} = W1) ->
-              W1#world{hosts = trunkline_hosts:knows(node(), I, H1), rows = lists:usort([I | Rows])}
-      end, W#world{hosts = H, rows = W#world.rows -- Forgotten}, List);
+      fun({I, ended}, #world{rows = Rows} = W2) -> W2#world{rows = Rows -- [I]};
+         ({I, here}, #world{rows = Rows} = W2) -> W2#world{rows = lists:usort([I | Rows])}
+      end, W1, List);
 there({over, Visit}, #world{hosts = H} = W) ->
-    gone(trunkline_hosts:over(Visit, H), W);
+    lists:foldl(fun gone/2, W, trunkline_hosts:over(Visit, H));
 there({'DOWN', M}, #world{hosts = H} = W) ->
-    gone(trunkline_hosts:down(M, H), W).
+    lists:foldl(fun gone/2, W, trunkline_hosts:down(M, H)).
 
-gone({Forgotten, H}, #world{rows = Rows} = W) -> W#world{hosts = H, rows = Rows -- Forgotten}.
+%% (There is only one host.)
+gone(Node, #world{hosts = H} = W) -> W#world{hosts = trunkline_hosts:is_away(Node, H), rows = []}.
 
 here({visiting, Visit}, #world{guests = G} = W) ->
     W#world{guests = trunkline_guests:speaks_of(there, Visit, G)};
@@ -659,8 +661,8 @@ tell_guest([News | Rest],
 
 monitors(M, Pid, #side{monitors = Monitors} = Side) -> Side#side{monitors = Monitors#{M => Pid}}.
 
-tell_host({Pid, _}, #world{connected = false, hosts = H} = W) ->
-    gone(trunkline_hosts:is_away(node(Pid), H), W);
+tell_host({Pid, _}, #world{connected = false} = W) ->
+    gone(node(Pid), W);
 tell_host(_, #world{busy = true} = W) ->
     W;
 tell_host({Pid, Visit}, #world{hosts = H, to_here = To, here = #side{process = Now}, there = There,

@@ -435,10 +435,12 @@ leak_that_is_refused(_) ->
     cluster:await(fun() -> cluster:call(A, trunkline, send, [Keeper, x, [nosuspend]]) =:= ok end),
     cluster:stop_all([A, B]).
 
-%% Terms that no release sends change nothing. (Another node may send what it likes.)
+%% Terms that no release sends change nothing. (Another node may send what it likes, also of inboxes
+%% of a third one.)
 wrong_terms(_) ->
-    {[A | _] = Nodes, [Inbox]} = three(1),
+    {[A, C | _] = Nodes, [Inbox]} = three(1),
     gets_known(A, Inbox),
+    Host = cluster:call(C, erlang, whereis, [?PROCESS]),
     ok = cluster:call(
            A, fun() ->
                       Pid = whereis(?PROCESS),
@@ -446,8 +448,10 @@ wrong_terms(_) ->
                       [Pid ! Term
                        || Term <- [{credit, Inbox, {x, 1}, 1, x},
                                    {credit, Inbox, {x, 1}, 1, {x, 1}},
-                                   {inboxes, Ref, self(), x}, {inboxes, Ref, self(), [x | y]},
-                                   {inboxes, Ref, self(), [{Inbox, n, block, {1, 1}, full}]},
+                                   {inboxes, Ref, self(), []},
+                                   {inboxes, Ref, Host, x}, {inboxes, Ref, Host, [x | y]},
+                                   {inboxes, Ref, Host, [{Host, n, block, {1, 1}, full}]},
+                                   {inboxes, Ref, Host, [{Inbox, ended}]},
                                    {introduced, [x | y]}, {visiting, Ref, "x"}]],
                       _ = sys:get_state(Pid),
                       Pid = whereis(?PROCESS),

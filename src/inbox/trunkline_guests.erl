@@ -42,23 +42,20 @@
          names = #{} :: #{atom() => []},
          changed = #{} :: #{inbox() => []},
          over = [] :: [visit()]}).
--record(guests,
-        {nodes = #{} :: #{node() => #guest{}},
-         due = #{} :: #{node() => []}}).
--opaque guests() :: #guests{}.
+-opaque guests() :: #{node() => #guest{}}.
 
 -spec new() -> guests().
-new() -> #guests{}.
+new() -> #{}.
 
 %% That node has sent to this inbox without knowing that it is one. (If it has been told, it is told
 %% again.)
 -spec met(node(), inbox(), Name :: atom(), guests()) -> guests().
-met(Node, Inbox, Name, #guests{nodes = Nodes} = G) ->
-    case Nodes of
+met(Node, Inbox, Name, G) ->
+    case G of
         #{Node := #guest{visit = Visit} = Guest} when Visit =/= none ->
             tell(Node, Inbox, know(Inbox, Name, Guest), G);
         #{} ->
-            Guest = maps:get(Node, Nodes, #guest{}),
+            Guest = maps:get(Node, G, #guest{}),
             tell(Node, Inbox, know(Inbox, Name, Guest#guest{visit = make_ref()}), G)
     end.
 
@@ -72,15 +69,8 @@ know(Inbox, Name, #guest{inboxes = Inboxes, names = Names} = Guest) ->
 tell(Node, Inbox, #guest{changed = Changed} = Guest, G) ->
     put_guest(Node, Guest#guest{changed = Changed#{Inbox => []}}, G).
 
-put_guest(Node, #guest{visit = none, over = []}, #guests{nodes = Nodes, due = Due}) ->
-    #guests{nodes = maps:remove(Node, Nodes), due = maps:remove(Node, Due)};
-put_guest(Node, #guest{changed = Changed, over = Over} = Guest,
-          #guests{nodes = Nodes, due = Due}) ->
-    #guests{nodes = Nodes#{Node => Guest},
-            due = case map_size(Changed) =:= 0 andalso Over =:= [] of
-                      true -> maps:remove(Node, Due);
-                      false -> Due#{Node => []}
-                  end}.
+put_guest(Node, #guest{visit = none, over = []}, G) -> maps:remove(Node, G);
+put_guest(Node, Guest, G) -> G#{Node => Guest}.
 
 %% A new inbox has this name. The nodes that knew the previous one are told of it at once.
 -spec named(inbox(), Name :: atom(), guests()) -> guests().
@@ -110,7 +100,7 @@ each_that_knows(Inbox, Change, G) ->
                  G1
          end, G).
 
-each(Step, #guests{nodes = Nodes} = G) -> maps:fold(Step, G, Nodes).
+each(Step, G) -> maps:fold(Step, G, G).
 
 %% The process at the guest has ended, or the connection is lost.
 -spec down(Monitor :: reference(), guests()) -> guests().
@@ -123,8 +113,8 @@ down(Monitor, G) ->
 
 %% The guest mentions this visit. If it is not the present one, the guest is told that it is over.
 -spec speaks_of(node(), visit(), guests()) -> guests().
-speaks_of(Node, Visit, #guests{nodes = Nodes} = G) ->
-    case maps:get(Node, Nodes, #guest{}) of
+speaks_of(Node, Visit, G) ->
+    case maps:get(Node, G, #guest{}) of
         #guest{visit = Visit} -> G;
         #guest{over = Over} = Guest ->
             put_guest(Node, Guest#guest{over = [Visit | lists:delete(Visit, Over)]}, G)
@@ -132,8 +122,8 @@ speaks_of(Node, Visit, #guests{nodes = Nodes} = G) ->
 
 %% Which nodes are to be told now, and what.
 -spec due(guests()) -> [{node(), [news(), ...]}].
-due(#guests{nodes = Nodes, due = Due}) ->
-    [{Node, news(maps:get(Node, Nodes))} || Node <- maps:keys(Due)].
+due(G) ->
+    [{Node, News} || {Node, Guest} <- maps:to_list(G), [_ | _] = News <- [news(Guest)]].
 
 news(#guest{visit = Visit, changed = Changed, over = Over}) ->
     [{over, Ended} || Ended <- Over]
@@ -141,26 +131,24 @@ news(#guest{visit = Visit, changed = Changed, over = Over}) ->
 
 %% The news was sent. `monitor': the process at the guest is to be monitored now.
 -spec told(node(), news(), guests()) -> {ok | monitor, guests()}.
-told(Node, {over, Visit}, #guests{nodes = Nodes} = G) ->
-    #{Node := #guest{over = Over} = Guest} = Nodes,
+told(Node, {over, Visit}, G) ->
+    #{Node := #guest{over = Over} = Guest} = G,
     {ok, put_guest(Node, Guest#guest{over = lists:delete(Visit, Over)}, G)};
-told(Node, {inboxes, Visit, _}, #guests{nodes = Nodes} = G) ->
-    #{Node := #guest{visit = Visit, monitor = Monitor} = Guest} = Nodes,
+told(Node, {inboxes, Visit, _}, G) ->
+    #{Node := #guest{visit = Visit, monitor = Monitor} = Guest} = G,
     {case Monitor of
          none -> monitor;
          _ -> ok
      end, put_guest(Node, Guest#guest{changed = #{}}, G)}.
 
 -spec monitored(node(), reference(), guests()) -> guests().
-monitored(Node, Monitor, #guests{nodes = Nodes} = G) ->
-    #{Node := Guest} = Nodes,
-    G#guests{nodes = Nodes#{Node := Guest#guest{monitor = Monitor}}}.
+monitored(Node, Monitor, G) ->
+    maps:update_with(Node, fun(Guest) -> Guest#guest{monitor = Monitor} end, G).
 
 %% There is no connection, so there is nothing to tell.
 -spec is_away(node(), guests()) -> guests().
-is_away(Node, #guests{nodes = Nodes, due = Due}) ->
-    #guests{nodes = maps:remove(Node, Nodes), due = maps:remove(Node, Due)}.
+is_away(Node, G) -> maps:remove(Node, G).
 
 -spec who_knows(inbox(), guests()) -> [node()].
-who_knows(Inbox, #guests{nodes = Nodes}) ->
-    [Node || {Node, #guest{inboxes = Inboxes}} <- maps:to_list(Nodes), is_map_key(Inbox, Inboxes)].
+who_knows(Inbox, G) ->
+    [Node || {Node, #guest{inboxes = Inboxes}} <- maps:to_list(G), is_map_key(Inbox, Inboxes)].

@@ -391,13 +391,14 @@ handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
 handle_info({register, Registration}, S) ->
     {noreply, registered(Registration, S)};
 handle_info({inboxes, Visit, Host, Inboxes}, S)
-  when is_reference(Visit), is_pid(Host), length(Inboxes) >= 0 ->        % a proper list
+  when is_reference(Visit), is_pid(Host), node(Host) =/= node(),
+       length(Inboxes) >= 0 ->                                           % a proper list
     {noreply, heard(Host, Visit, Inboxes, S)};
 handle_info({visiting, Visit, Node}, #state{guests = Guests} = S)
   when is_reference(Visit), is_atom(Node) ->
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
 handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
-    {noreply, forget(trunkline_hosts:over(Visit, Hosts), S)};
+    {noreply, lists:foldl(fun forget/2, S, trunkline_hosts:over(Visit, Hosts))};
 handle_info({introduce, Node}, S) when is_atom(Node) ->
     {noreply, introduce_all(Node, S)};
 handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
@@ -523,18 +524,26 @@ own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
 %% --- inboxes of other nodes -----------------------------------------------------------
 
 heard(Host, Visit, Inboxes, #state{hosts = Hosts} = S) ->
-    S1 = forget(trunkline_hosts:heard(Host, Visit, Hosts), S),
+    S1 = case trunkline_hosts:heard(Host, Visit, Hosts) of
+             same -> S;
+             Hosts1 -> (forget(node(Host), S))#state{hosts = Hosts1}
+         end,
     flush(lists:foldl(fun(Inbox, S2) -> heard_of(Inbox, node(Host), S2) end, S1, Inboxes)).
 
-heard_of({Keeper, ended}, Node, #state{hosts = Hosts} = S) ->
-    forget({[Keeper], trunkline_hosts:forgets(Node, Keeper, Hosts)}, S);
-heard_of({Keeper, Name, Policy, Bound, Full}, Node, #state{hosts = Hosts} = S)
-  when is_integer(Full) ->
+heard_of({Keeper, ended}, Node, S) when node(Keeper) =:= Node ->
+    forget_one(Keeper, S);
+heard_of({Keeper, Name, Policy, Bound, Full}, Node, S)
+  when node(Keeper) =:= Node, is_integer(Full) ->
     S1 = row({Keeper, Name, Policy, Bound}, S),
     ok = set_full(Keeper, Full),
-    S1#state{hosts = trunkline_hosts:knows(Node, Keeper, Hosts)};
+    S1;
 heard_of(_, _, S) ->
     S.
+
+%% The visit to that node, if there is one, is over.
+forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
+    lists:foldl(fun forget_one/2, S#state{hosts = trunkline_hosts:is_away(Node, Hosts)},
+                [Keeper || Keeper <- maps:keys(Accounts), node(Keeper) =:= Node]).
 
 %% --- rows of inboxes, of any node -----------------------------------------------------
 
@@ -572,9 +581,6 @@ set_full(Keeper, Number) ->
         none -> ok
     end.
 
-forget({Keepers, Hosts}, S) ->
-    lists:foldl(fun forget_one/2, S#state{hosts = Hosts}, Keepers).
-
 forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     case maps:take(Keeper, Accounts) of
         {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
@@ -605,7 +611,7 @@ down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->
     %% has introduced its inboxes. So it is asked to introduce them again.
     _ = is_map_key(Pid, Accounts) andalso Reason =:= noconnection
         andalso tell(node(Pid), {introduce, node()}),
-    forget_one(Pid, forget(trunkline_hosts:down(Monitor, Hosts), S)).
+    forget_one(Pid, lists:foldl(fun forget/2, S, trunkline_hosts:down(Monitor, Hosts))).
 
 %% --- messages to other nodes ----------------------------------------------------------
 
@@ -660,7 +666,7 @@ tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
             Monitor = trunkline_monitor:watch(Host),
             S#state{hosts = trunkline_hosts:monitored(Host, Monitor, Hosts)};
         nosuspend -> S;
-        noconnect -> forget(trunkline_hosts:is_away(node(Host), Hosts), S)
+        noconnect -> forget(node(Host), S)
     end.
 
 %% --- nodes of release 0.5.0 -----------------------------------------------------------
