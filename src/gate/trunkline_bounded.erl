@@ -27,10 +27,10 @@
 %% `none': the destination does not bound its senders: send as usual. A pair: there is room, and the
 %% process gets the wrapped message. `refused': there is no room, and the destination does not want
 %% its senders to wait.
--type entered() :: none | {pid(), Wrapped :: term()} | refused | nosuspend | timeout.
+-type entered() :: none | {pid(), Wrapped :: term()} | refused | nosuspend.
 
 %% Waits for room.
--callback enter(key(), Message :: term(), trunkline_refused:patience()) -> entered().
+-callback enter(key(), Message :: term(), infinity | nosuspend) -> entered().
 %% The message could not be sent after all.
 -callback cancel(pid(), Wrapped :: term()) -> ok.
 %% Whether the destination bounds its senders, so that they have to ask for room.
@@ -50,7 +50,7 @@
 %% --- for senders and inlets -------------------------------------------------------------
 
 %% To be called before each message is sent.
--spec enter(key(), Message :: term(), trunkline_refused:patience()) -> entered().
+-spec enter(key(), Message :: term(), infinity | nosuspend) -> entered().
 enter(Key, Message, Patience) ->
     case module(Key) of
         none -> none;

@@ -99,7 +99,7 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 %% --- for senders ------------------------------------------------------------------
 
--spec enter(key(), term(), trunkline_refused:patience()) -> trunkline_bounded:entered().
+-spec enter(key(), term(), infinity | nosuspend) -> trunkline_bounded:entered().
 enter(Key, Message, Patience) -> find_and_enter(Key, Message, Patience, new).
 
 find_and_enter(Key, Message, Patience, Ticket) ->
@@ -129,11 +129,9 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                     {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
                     What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
-                    case trunkline_room:wait(?MODULE, What, Patience) of
+                    case trunkline_room:wait(?MODULE, What, infinity) of
                         {again, Ticket1} ->
                             find_and_enter(Key, Message, Patience, Ticket1);
-                        timeout ->
-                            timeout;
                         down ->
                             receive after ?AGAIN -> ok end,
                             find_and_enter(Key, Message, Patience, new)
@@ -372,14 +370,6 @@ handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accoun
                                            release(Keeper, Account#account{waiters = Added}), S));
                   #{} ->
                       ok = trunkline_room:answer(Ref, {again, new}),
-                      S
-              end};
-handle_info({unwait, Ref, {room, Keeper, _, _}}, #state{accounts = Accounts} = S) ->
-    {noreply, case Accounts of
-                  #{Keeper := #account{waiters = Waiters} = Account} ->
-                      Removed = trunkline_waiters:remove(Ref, Waiters),
-                      update(Keeper, Account#account{waiters = Removed}, S);
-                  #{} ->
                       S
               end};
 handle_info({credit, Keeper, Source, Left, {Bytes, Messages} = Window}, S)

@@ -21,7 +21,7 @@
 -dialyzer({no_improper_lists, [offer/5, entry/2, force/3, send_parcel/6, enter_packed/7]}).
 
 -type connect() :: connect | noconnect.
--type how() :: {trunkline_refused:patience(), connect()}.
+-type how() :: {infinity | nosuspend, connect()}.
 %% A message that is encoded once, for many destinations.
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
