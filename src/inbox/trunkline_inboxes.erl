@@ -84,15 +84,13 @@
 -record(state,
         {accounts = #{} :: #{Keeper :: pid() => #account{}},
          watched = #{} :: #{Keeper :: pid() => []},
-         audit_timer = false :: boolean(),
+         timers = #{} :: #{audit | busy | refresh => reference()},
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
          hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
-         busy_timer = false :: boolean(),
          %% Nodes of release 0.5.0.
          old = #{} :: #{node() => []},
          %% Other nodes with inboxes for which senders wait.
-         waits = #{} :: #{node() => trunkline_wait_time:wait_time()},
-         refresh_timer = false :: boolean()}).
+         waits = #{} :: #{node() => trunkline_wait_time:wait_time()}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -395,13 +393,8 @@ handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
     {noreply, down(Monitor, Object, Reason, S)};
-handle_info({timeout, _, audit}, S) ->
-    {noreply, audit(S#state{audit_timer = false})};
-handle_info({timeout, _, busy}, S) ->
-    {noreply, flush(S#state{busy_timer = false})};
-handle_info({timeout, _, refresh}, #state{waits = Waits} = S) ->
-    Refreshed = maps:map(fun(_, Wait) -> trunkline_wait_time:refresh(Wait) end, Waits),
-    {noreply, refresh_timer(S#state{waits = Refreshed, refresh_timer = false})};
+handle_info({timeout, Ref, Name}, #state{timers = Timers} = S) when map_get(Name, Timers) =:= Ref ->
+    {noreply, timeout(Name, S#state{timers = maps:remove(Name, Timers)})};
 handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
     ok = tell(Node, What),
     {noreply, S};
@@ -416,6 +409,16 @@ handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when 
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
+
+timeout(audit, S) -> audit(S);
+timeout(busy, S) -> flush(S);
+timeout(refresh, S) -> refresh(S).
+
+%% Starts a timer, unless it runs.
+timer(Name, _, #state{timers = Timers} = S) when is_map_key(Name, Timers) ->
+    S;
+timer(Name, Time, #state{timers = Timers} = S) ->
+    S#state{timers = Timers#{Name => erlang:start_timer(Time, self(), Name)}}.
 
 update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts} = S) ->
     #{Keeper := #account{waiters = Before}} = Accounts,
@@ -447,7 +450,7 @@ count(Keeper, More, #state{waits = Waits} = S) ->
                 #{stats := Stats} ->
                     Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
                     Wait1 = trunkline_wait_time:set(More, Wait),
-                    refresh_timer(S#state{waits = Waits#{Node => Wait1}});
+                    timer(refresh, ?REFRESH, S#state{waits = Waits#{Node => Wait1}});
                 none ->
                     S                        % it has just gone
             end;
@@ -455,10 +458,10 @@ count(Keeper, More, #state{waits = Waits} = S) ->
             S
     end.
 
-refresh_timer(#state{refresh_timer = false, waits = Waits} = S) when map_size(Waits) > 0 ->
-    _ = erlang:start_timer(?REFRESH, self(), refresh),
-    S#state{refresh_timer = true};
-refresh_timer(S) ->
+refresh(#state{waits = Waits} = S) when map_size(Waits) > 0 ->
+    Refreshed = maps:map(fun(_, Wait) -> trunkline_wait_time:refresh(Wait) end, Waits),
+    timer(refresh, ?REFRESH, S#state{waits = Refreshed});
+refresh(S) ->
     S.
 
 %% --- inboxes of this node -------------------------------------------------------------
@@ -612,14 +615,8 @@ flush(#state{guests = Guests, hosts = Hosts} = S) ->
     S1 = lists:foldl(fun tell_host/2, S#state{guests = Guests1}, trunkline_hosts:due(Hosts)),
     case {trunkline_guests:due(S1#state.guests), trunkline_hosts:due(S1#state.hosts)} of
         {[], []} -> S1;
-        _ -> busy_timer(S1)
+        _ -> timer(busy, ?LATER, S1)
     end.
-
-busy_timer(#state{busy_timer = false} = S) ->
-    _ = erlang:start_timer(?LATER, self(), busy),
-    S#state{busy_timer = true};
-busy_timer(S) ->
-    S.
 
 tell_guest(_, [], Guests) ->
     Guests;
@@ -719,16 +716,13 @@ watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
 watch(Keeper, #state{watched = Watched} = S) ->
     #row{gate = Gate} = lookup(Keeper),
     ok = trunkline_inbox_gate:watch(true, Gate),
-    audit_timer(S#state{watched = Watched#{Keeper => []}}).
-
-audit_timer(#state{audit_timer = false, watched = Watched} = S) when map_size(Watched) > 0 ->
-    _ = erlang:start_timer(?AUDIT, self(), audit),
-    S#state{audit_timer = true};
-audit_timer(S) ->
-    S.
+    timer(audit, ?AUDIT, S#state{watched = Watched#{Keeper => []}}).
 
 audit(#state{watched = Watched} = S) ->
-    audit_timer(lists:foldl(fun look/2, S, maps:keys(Watched))).
+    case lists:foldl(fun look/2, S, maps:keys(Watched)) of
+        #state{watched = Left} = S1 when map_size(Left) =:= 0 -> S1;
+        S1 -> timer(audit, ?AUDIT, S1)
+    end.
 
 %% A sender may have been told of room, and killed before it took that room. Then the others get it.
 look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
