@@ -5,9 +5,9 @@
 -moduledoc false.
 -behaviour(gen_server).
 
-
 -export([mark/2, said/1, is_26/0, is_behind/1]).
--export([begin_with/2, told_of/1, enter/1, done/1, returned/1, plain_status/1]).
+-export([begin_with/2, told_of/1, enter/1, done/1, returned/1, optional/3,
+         plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2,
          code_change/3, format_status/1]).
 
@@ -97,6 +97,15 @@ returned(Callback) ->
     catch throw:Result -> Result
     end.
 
+%% Calls the callback, if the module has it. Otherwise returns Else.
+-spec optional(Callback :: atom(), Args :: [term()], Else :: term()) -> term().
+optional(Callback, Args, Else) ->
+    {Module, _, _} = enter(none),
+    case erlang:function_exported(Module, Callback, length(Args)) of
+        true -> apply(Module, Callback, Args);
+        false -> Else
+    end.
+
 -spec init({module(), term(), trunkline_work:work()}) -> init_result().
 init({Module, Args, Work}) ->
     ok = begin_with(Module, Work),
@@ -136,20 +145,11 @@ handle_continue(Continue, State) ->
     Module:handle_continue(Continue, State).
 
 -spec terminate(term(), term()) -> term().
-terminate(Reason, State) ->
-    {Module, _, _} = enter(none),
-    case erlang:function_exported(Module, terminate, 2) of
-        true -> Module:terminate(Reason, State);
-        false -> ok
-    end.
+terminate(Reason, State) -> optional(terminate, [Reason, State], ok).
 
 -spec code_change(term(), term(), term()) -> {ok, term()} | {error, term()}.
 code_change(OldVersion, State, Extra) ->
-    {Module, _, _} = enter(none),
-    case erlang:function_exported(Module, code_change, 3) of
-        true -> Module:code_change(OldVersion, State, Extra);
-        false -> {ok, State}
-    end.
+    optional(code_change, [OldVersion, State, Extra], {ok, State}).
 
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
 format_status(Status) ->

@@ -34,19 +34,12 @@ is_mode(Name, Mode) -> Mode =:= Name orelse is_list(Mode) andalso lists:member(N
 
 -spec terminate(term(), term(), term()) -> term().
 terminate(Reason, State, Data) ->
-    {Module, _, _} = trunkline_inbox_server:enter(none),
-    case erlang:function_exported(Module, terminate, 3) of
-        true -> Module:terminate(Reason, State, Data);
-        false -> ok
-    end.
+    trunkline_inbox_server:optional(terminate, [Reason, State, Data], ok).
 
 -spec code_change(term(), term(), term(), term()) -> term().
 code_change(OldVersion, State, Data, Extra) ->
-    {Module, _, _} = trunkline_inbox_server:enter(none),
-    case erlang:function_exported(Module, code_change, 4) of
-        true -> Module:code_change(OldVersion, State, Data, Extra);
-        false -> {ok, State, Data}
-    end.
+    trunkline_inbox_server:optional(code_change, [OldVersion, State, Data, Extra],
+                                    {ok, State, Data}).
 
 -spec format_status(gen_statem:format_status()) -> gen_statem:format_status().
 format_status(Status) ->
