@@ -130,7 +130,6 @@ init(Parent, {Name, What, Options}) ->
         true ->
             case start(What, Work) of
                 {ok, Consumer} ->
-                    ok = trunkline_work:start(Work),
                     Bound = {Bytes, Messages},
                     IsAway = fun trunkline_peers:is_suspended/1,
                     S = #keeper{parent = Parent, name = Name, options = Options,

@@ -11,7 +11,7 @@
 -module(trunkline_work).
 -moduledoc false.
 
--export([new/1, keeper/1, start/1, room/1, add/1, done/2, wait/1, size/1]).
+-export([new/1, keeper/1, room/1, add/1, done/2, wait/1, size/1]).
 
 -export_type([work/0]).
 
@@ -26,11 +26,6 @@ new(Most) -> {self(), atomics:new(2, [{signed, true}]), Most}.
 
 -spec keeper(work()) -> pid().
 keeper({Keeper, _, _}) -> Keeper.
-
-%% From here on the count is valid. (A server that is not started yet has no messages from the
-%% keeper, whatever it reports as done.)
--spec start(work()) -> ok.
-start({_, Cells, _}) -> atomics:put(Cells, ?WORK, 0).
 
 %% How many more messages the consumer may have, below 1 if none.
 -spec room(work()) -> integer().
