@@ -438,24 +438,19 @@ count(Keeper, _, #state{accounts = Accounts} = S) when node(Keeper) =:= node() -
     S;
 count(Keeper, More, #state{waits = Waits} = S) ->
     Node = node(Keeper),
-    case Waits of
-        #{Node := Wait} ->
+    case {Waits, trunkline_peers:lookup(Node)} of
+        {#{Node := Wait}, _} ->
             N = max(0, trunkline_wait_time:size(Wait) + More),
             Wait1 = trunkline_wait_time:set(N, Wait),
             S#state{waits = if N =:= 0 -> maps:remove(Node, Waits);
                                true -> Waits#{Node := Wait1}
                             end};
-        #{} when More > 0 ->
-            case trunkline_peers:lookup(Node) of
-                #{stats := Stats} ->
-                    Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
-                    Wait1 = trunkline_wait_time:set(More, Wait),
-                    timer(refresh, ?REFRESH, S#state{waits = Waits#{Node => Wait1}});
-                none ->
-                    S                        % it has just gone
-            end;
-        #{} ->
-            S
+        {#{}, #{stats := Stats}} when More > 0 ->
+            Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
+            Wait1 = trunkline_wait_time:set(More, Wait),
+            timer(refresh, ?REFRESH, S#state{waits = Waits#{Node => Wait1}});
+        _ ->
+            S                                % the node has just gone, or was gone before
     end.
 
 refresh(#state{waits = Waits} = S) when map_size(Waits) > 0 ->
