@@ -9,7 +9,7 @@
 
 -export([new/2, again/1]).
 -export([enter/3, force/2, leave/2, is_refusing/1]).
--export([credit/3, level/1, room/1, set_full/2]).
+-export([credit/3, level/1, room/1, set_full/2, full/1]).
 -export([count_refused/1, refused/1, watch/2, is_watched/1]).
 
 -export_type([gate/0]).
@@ -61,7 +61,7 @@ is_below(Level, _) when Level < 0 ->
 is_below(Level, Gate) ->
     trunkline_gate:is_below(Level, {atomics:get(Gate, ?BYTES), atomics:get(Gate, ?MESSAGES)}).
 
-is_full(Gate) -> atomics:get(Gate, ?FULL) band 1 =:= 1.
+is_full(Gate) -> full(Gate) band 1 =:= 1.
 
 %% Admits it in any case.
 -spec force(trunkline_gate:charge(), gate()) -> ok.
@@ -100,7 +100,10 @@ room(Gate) ->
 %% The inbox is full (an odd number), or no longer full. Changes may overtake each other. Therefore
 %% each has a number, and the greatest counts.
 -spec set_full(non_neg_integer(), gate()) -> ok.
-set_full(Number, Gate) -> atomics:put(Gate, ?FULL, max(Number, atomics:get(Gate, ?FULL))).
+set_full(Number, Gate) -> atomics:put(Gate, ?FULL, max(Number, full(Gate))).
+
+-spec full(gate()) -> non_neg_integer().
+full(Gate) -> atomics:get(Gate, ?FULL).
 
 %% --- counts and marks ---------------------------------------------------------------
 

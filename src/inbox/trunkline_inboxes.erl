@@ -71,8 +71,7 @@
         {inbox :: inbox(),
          work :: trunkline_work:work(),
          stats :: trunkline_inbox_stats:stats(),
-         server :: pid() | none,
-         full = 0 :: non_neg_integer()}).
+         server :: pid() | none}).
 
 %% What is known of this node's gate for one inbox.
 -record(account,
@@ -488,10 +487,9 @@ met(Keeper, Node, #state{guests = Guests} = S) ->
     end.
 
 own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
-    case lookup({own, Keeper}) of
-        {own, Key, Own} ->
-            true = ets:insert(?TABLE, {own, Key, Own#own{full = Number}}),
-            ok = set_full(Keeper, Number),
+    case lookup(Keeper) of
+        #row{gate = Gate} ->
+            ok = trunkline_inbox_gate:set_full(Number, Gate),
             tell_old({full, Keeper, Number},
                      flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)}));
         none ->
@@ -636,10 +634,17 @@ in_full({over, Visit}) -> {over, Visit};
 in_full({inboxes, Visit, Keepers}) -> {inboxes, Visit, self(), [in_full(K) || K <- Keepers]};
 in_full(Keeper) ->
     case lookup({own, Keeper}) of
-        {own, _, #own{inbox = {_, Name, Policy, Bound}, full = Full}} ->
-            {Keeper, Name, Policy, Bound, Full};
+        {own, _, #own{inbox = {_, Name, Policy, Bound}}} ->
+            {Keeper, Name, Policy, Bound, number(Keeper)};
         none ->
             {Keeper, ended}
+    end.
+
+%% Which change it was that the inbox is full, or no longer full.
+number(Keeper) ->
+    case lookup(Keeper) of
+        #row{gate = Gate} -> trunkline_inbox_gate:full(Gate);
+        none -> 0                            % it does not bound its senders
     end.
 
 tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
