@@ -4,11 +4,6 @@
 
 -export([multi_call/4]).
 
--record(call,
-        {name :: atom(),
-         request :: term(),
-         deadline :: trunkline_deadline:deadline()}).
-
 %% As gen_server:multi_call/4: both lists are in the order of the nodes.
 -spec multi_call([node()], Name :: atom(), term(), timeout()) ->
           {[{node(), Reply :: term()}], Bad :: [node()]} | badarg.
@@ -26,11 +21,11 @@ multi_call(Nodes, Name, Request, Timeout) ->
     end.
 
 multi_call_all(Nodes, Name, Request, Deadline) ->
-    Call = #call{name = Name, request = Request, deadline = Deadline},
     Answers = trunkline_gather:each(Nodes, Request, Deadline,
                                     fun trunkline_call:watch/2,
                                     fun(Way, Node, Patience, Others) ->
-                                            ask(Way, Node, Patience, Others, Call)
+                                            ask(Way, Node, Patience, Others, Name, Request,
+                                                Deadline)
                                     end),
     {[Reply || {_, _} = Reply <- Answers], [Node || {Node} <- Answers]}.
 
@@ -41,10 +36,9 @@ are_nodes(_) -> false.                         % an improper list
 is_time(Timeout) -> Timeout =:= infinity orelse Timeout < 1 bsl 50.
 
 %% Returns {Node, Reply}, or {Node} for a bad node.
-ask(direct, Node, _, Others, _) when Node =/= node(), node() =:= nonode@nohost ->
+ask(direct, Node, _, Others, _, _, _) when Node =/= node(), node() =:= nonode@nohost ->
     {{Node}, Others()};
-ask(Way, Node, Patience, Others, #call{name = Name, request = Request, deadline = Deadline})
-  when is_pid(Way); Way =:= direct ->
+ask(Way, Node, Patience, Others, Name, Request, Deadline) when is_pid(Way); Way =:= direct ->
     {Watched, Alias} = case Way of
                            direct -> {{Name, Node}, demonitor};
                            Inlet -> {Inlet, reply_demonitor}
@@ -70,5 +64,5 @@ ask(Way, Node, Patience, Others, #call{name = Name, request = Request, deadline 
             demonitor(Ref, [flush]),
             Refused
     end;
-ask(_, Node, _, Others, _) ->
+ask(_, Node, _, Others, _, _, _) ->
     {{Node}, Others()}.
