@@ -364,8 +364,7 @@ ends_together(_) ->
                                  {{server, oops}, oops}, {{keeper, oops}, oops},
                                  {{call, {stop, normal}}, normal},
                                  {{call, {stop, {shutdown, x}}}, {shutdown, x}},
-                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason},
-                                 {{call, {exit, kill}}, kill}]]),
+                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason}]]),
     %% Who is calling hears of the same.
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom, #{}, #{}]),
     ?assertMatch({exit, {boom, {trunkline, call, [To, {exit, boom}]}}},

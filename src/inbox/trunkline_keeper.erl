@@ -172,11 +172,6 @@ fail(Name, Parent, Answer, Reason) ->
     end_with(Reason).
 
 %% Ends the keeper without a crash report: the server's own is enough.
-end_with(kill) ->
-    %% The signal `kill' would become `killed'. And a process that wakes has no stack, and so nobody
-    %% reports its exit.
-    self() ! kill,
-    erlang:hibernate(erlang, exit, [kill]);
 end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
