@@ -2,12 +2,16 @@
 %% suite starts three nodes: `a', which calls; `plain', without Trunkline; and `lanes', with it. The
 %% same test cases run in a group for each node that is called: `a' itself (local), `plain' and
 %% `lanes'.
+%%
+%% What does the same as a function of the module erlang is compared in a table of its own: a
+%% node with a lane to the other, and one without.
 -module(comparison).
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
 -export([start/1, stop/1, all/1, init_per_group/2, table/3, outcome/1]).
+-export([as_erlang/1, as_erlang_without_trunkline/1, results/4, in_process/1]).
 
 -type ending() :: {ok | throw | error | exit, term()}.
 -type row() :: {Name :: term(),
@@ -58,3 +62,35 @@ outcome(Fun) ->
     try {ok, Fun()}
     catch Class:Reason -> {Class, Reason}
     end.
+
+%% --- beside the module erlang ---------------------------------------------------------
+
+%% Suite:table(Module, Node) runs at the first node, and answers results/4.
+as_erlang(Suite) ->
+    {A, B} = cluster:pair([]),
+    same_table(Suite, A, B),
+    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    cluster:stop_all([A, B]).
+
+as_erlang_without_trunkline(Suite) ->
+    [A, B] = cluster:start_all([[], none]),
+    cluster:connect(A, B),
+    same_table(Suite, A, B),
+    cluster:stop_all([A, B]).
+
+same_table(Suite, A, B) ->
+    [Erlang, Ours] =
+        [cluster:call(A, Suite, table, [M, cluster:node_of(B)]) || M <- [erlang, trunkline]],
+    ?assertEqual(length(Erlang), length(Ours)),
+    lists:foreach(fun({Expected, Got}) -> ?assertEqual(Expected, Got) end, lists:zip(Erlang, Ours)).
+
+%% Every case with this module's functions, [{Name, Result}].
+results(M, Node, Cases, LocalCases) ->
+    [{{Name, Place}, in_process(fun() -> Case(M, At) end)}
+     || {Place, At} <- [{there, Node}, {here, node()}], {Name, Case} <- Cases]
+        ++ [{{local, Name}, in_process(fun() -> Case(M) end)} || {Name, Case} <- LocalCases].
+
+in_process(Fun) ->
+    {_, Ref} = spawn_monitor(fun() -> exit({result, Fun()}) end),
+    receive {'DOWN', Ref, process, _, {result, Result}} -> Result;
+            {'DOWN', Ref, process, _, Reason} -> {crash, Reason} end.

@@ -24,35 +24,14 @@ all() -> [as_erlang, as_erlang_without_trunkline, monitored_before, order, to_na
 
 %% --- what OTP documents ---------------------------------------------------------------
 
-as_erlang(_) ->
-    {A, B} = cluster:pair([]),
-    same_table(A, B),
-    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
-    cluster:stop_all([A, B]).
+as_erlang(_) -> comparison:as_erlang(?MODULE).
 
-as_erlang_without_trunkline(_) ->
-    [A, B] = cluster:start_all([[], none]),
-    cluster:connect(A, B),
-    same_table(A, B),
-    cluster:stop_all([A, B]).
+as_erlang_without_trunkline(_) -> comparison:as_erlang_without_trunkline(?MODULE).
 
-same_table(A, B) ->
-    [Erlang, Ours] = [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)])
-                      || M <- [erlang, trunkline]],
-    ?assertEqual(length(Erlang), length(Ours)),
-    lists:foreach(fun({Expected, Got}) -> ?assertEqual(Expected, Got) end, lists:zip(Erlang, Ours)).
-
-%% Runs at the node: every case with this module's functions, [{Name, Result}].
+%% Runs at the node.
 table(M, Node) ->
     logger:set_primary_config(level, none),
-    [{{Name, Place}, in_process(fun() -> Case(M, At) end)}
-     || {Place, At} <- [{there, Node}, {here, node()}], {Name, Case} <- cases()]
-        ++ [{Name, in_process(fun() -> Case(M) end)} || {Name, Case} <- local_cases()].
-
-in_process(Fun) ->
-    {_, Ref} = spawn_monitor(fun() -> exit({result, Fun()}) end),
-    receive {'DOWN', Ref, process, _, {result, Result}} -> Result;
-            {'DOWN', Ref, process, _, Reason} -> {crash, Reason} end.
+    comparison:results(M, Node, cases(), local_cases()).
 
 reasons() ->
     [normal, kill, killed, shutdown, {shutdown, x}, {some, "reason"},
@@ -350,20 +329,20 @@ order(_) ->
 
 %% An integer is a message of so many bytes.
 mixed(Node, {Flag, Items}) ->
-    in_process(fun() ->
-                       Self = self(),
-                       P = spawn_opt(Node, fun() -> trapping(Self, []) end,
-                                     [{message_queue_data, Flag}]),
-                       receive {P, ready} -> ok end,
-                       R = trunkline:monitor(process, P),
-                       lists:foreach(fun({exit, Reason}) -> trunkline:exit(P, Reason);
-                                        (Size) -> trunkline:send(P, <<0:Size/unit:8>>)
-                                     end, Items),
-                       [case Got of
-                            {'EXIT', me, Reason} -> {exit, Reason};
-                            _ -> byte_size(Got)
-                        end || Got <- reported(trunkline, P, R)]
-               end).
+    comparison:in_process(fun() ->
+                                  Self = self(),
+                                  P = spawn_opt(Node, fun() -> trapping(Self, []) end,
+                                                [{message_queue_data, Flag}]),
+                                  receive {P, ready} -> ok end,
+                                  R = trunkline:monitor(process, P),
+                                  lists:foreach(fun({exit, Reason}) -> trunkline:exit(P, Reason);
+                                                   (Size) -> trunkline:send(P, <<0:Size/unit:8>>)
+                                                end, Items),
+                                  [case Got of
+                                       {'EXIT', me, Reason} -> {exit, Reason};
+                                       _ -> byte_size(Got)
+                                   end || Got <- reported(trunkline, P, R)]
+                          end).
 
 %% Behind what goes to the process by its name, and is large.
 to_name_and_large(_) ->
@@ -371,7 +350,7 @@ to_name_and_large(_) ->
     Node = cluster:node_of(B),
     ?assertEqual([[200_000, {'EXIT', me, x}, 3] || _ <- lists:seq(1, 50)],
                  cluster:call(A, fun() ->
-                                         [in_process(fun() -> by_name(Node) end)
+                                         [comparison:in_process(fun() -> by_name(Node) end)
                                           || _ <- lists:seq(1, 50)]
                                  end)),
     cluster:stop_all([A, B]).
@@ -400,12 +379,12 @@ trap_exit_changes(_) ->
     cluster:stop_all([A, B]).
 
 changes(Node, N) ->
-    [in_process(fun() ->
-                        P = spawn(Node, ?MODULE, changing, [self()]),
-                        R = trunkline:monitor(process, P),
-                        true = trunkline:exit(P, why),
-                        down(R)
-                end) || _ <- lists:seq(1, N)].
+    [comparison:in_process(fun() ->
+                                   P = spawn(Node, ?MODULE, changing, [self()]),
+                                   R = trunkline:monitor(process, P),
+                                   true = trunkline:exit(P, why),
+                                   down(R)
+                           end) || _ <- lists:seq(1, N)].
 
 changing(Sender) ->
     process_flag(trap_exit, true),
@@ -470,7 +449,7 @@ while(Node, N) ->
     report(lists:foldl(
              fun(I, Wrong) ->
                      receive {done, From} -> From ! {self(), I} after 0 -> ok end,
-                     End = in_process(fun() -> one(Node, I) end),
+                     End = comparison:in_process(fun() -> one(Node, I) end),
                      case End of
                          ok -> Wrong;
                          _ -> [{I, End} | Wrong]

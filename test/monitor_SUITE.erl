@@ -28,36 +28,12 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
 
 %% --- what OTP documents ---------------------------------------------------------------
 
-as_erlang(_) ->
-    {A, B} = cluster:pair([]),
-    same_table(A, B),
-    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
-    cluster:stop_all([A, B]).
+as_erlang(_) -> comparison:as_erlang(?MODULE).
 
-as_erlang_without_trunkline(_) ->
-    [A, B] = cluster:start_all([[], none]),
-    cluster:connect(A, B),
-    same_table(A, B),
-    cluster:stop_all([A, B]).
+as_erlang_without_trunkline(_) -> comparison:as_erlang_without_trunkline(?MODULE).
 
-same_table(A, B) ->
-    [Erlang, Ours] =
-        [cluster:call(A, ?MODULE, table, [M, cluster:node_of(B)]) || M <- [erlang, trunkline]],
-    ?assertEqual(length(Erlang), length(Ours)),
-    lists:foreach(
-      fun({{Name, Expected}, {Name, Got}}) -> ?assertEqual({Name, Expected}, {Name, Got}) end,
-      lists:zip(Erlang, Ours)).
-
-%% Runs at the node: every case with this module's functions, [{Name, Result}].
-table(M, Node) ->
-    [{{Name, Place}, in_process(fun() -> Case(M, At) end)}
-     || {Place, At} <- [{there, Node}, {here, node()}], {Name, Case} <- cases()]
-        ++ [{{local, Name}, in_process(fun() -> Case(M) end)} || {Name, Case} <- local_cases()].
-
-in_process(Fun) ->
-    {_, Ref} = spawn_monitor(fun() -> exit({result, Fun()}) end),
-    receive {'DOWN', Ref, process, _, {result, Result}} -> Result;
-            {'DOWN', Ref, process, _, Reason} -> {crash, Reason} end.
+%% Runs at the node.
+table(M, Node) -> comparison:results(M, Node, cases(), local_cases()).
 
 cases() ->
     [{{ended_with, Reason},
@@ -184,7 +160,8 @@ cases() ->
       fun(M, Node) ->
               P = waiting(Node),
               R = M:monitor(process, P),
-              _ = in_process(fun() -> error_of(fun() -> M:demonitor(R, Options) end) end),
+              Demonitor = fun() -> M:demonitor(R, Options) end,
+              _ = comparison:in_process(fun() -> error_of(Demonitor) end),
               M:send(P, {exit, x}),
               down(R, P)
       end} || Options <- option_lists()].
@@ -886,7 +863,7 @@ demonitored_when_gone(_) ->
 %% What demonitor answers, and whether the 'DOWN' is there after it; the reason of a monitor that
 %% was kept; and what is in the mailbox at last. Runs at the node.
 gone(M, P, When, Break) ->
-    in_process(fun() -> demonitor_gone(M, P, When, Break) end).
+    comparison:in_process(fun() -> demonitor_gone(M, P, When, Break) end).
 
 demonitor_gone(M, P, When, Break) ->
     Kept = M:monitor(process, P),
