@@ -95,7 +95,7 @@ get_after_publish(_) ->
     cluster:stop_all([A, B]).
 
 by_lane(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     lists:sum([N || #{messages := N} <- Lanes]).
 
 checks(_) ->

@@ -8,7 +8,7 @@
 %% How many A has had with B, as A counts them. (A Trunkline that is started again begins anew, one
 %% whose link dies does not.)
 sessions(A, B) ->
-    case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+    case cluster:info(A, B) of
         #{sessions := N} -> N;
         undefined -> 0
     end.
@@ -16,7 +16,7 @@ sessions(A, B) ->
 %% A is up with B, in a session that is not one of so many.
 await_session(A, B, Before) ->
     cluster:await(fun() ->
-                          case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+                          case cluster:info(A, B) of
                               #{state := up, sessions := N} when N > Before -> true;
                               Info -> {false, Before, Info}
                           end

@@ -460,7 +460,7 @@ session_ends(_) ->
               NodeB = cluster:node_of(B),
               ok = cluster:call(A, fun() -> waiters(Pid) end),
               cluster:await(
-                fun() -> #{lanes := Ls} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                fun() -> #{lanes := Ls} = cluster:info(B, A),
                          2 =:= lists:sum([N || #{received_messages := N} <- Ls]) end),
               End(A, B),
               ?assertEqual([{error, {noconnection, Pid}}, {nodedown, NodeB}],

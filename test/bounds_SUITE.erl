@@ -218,7 +218,7 @@ losses_add_up(_) ->
     cluster:kill(B),
     await_done(A, 200),
     await_sum(1000, A, B),
-    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, B),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = cluster:info(A, B),
     ?assert(Queued > 0),
     ?assert(Unconfirmed > 0),
     cluster:stop(A).
@@ -238,7 +238,7 @@ losses_of_long_terms_add_up(_) ->
     cluster:kill(B),
     await_done(A, 8),
     await_sum(160 + 320, A, B),
-    #{lost := #{unconfirmed := Unconfirmed}} = info(A, B),
+    #{lost := #{unconfirmed := Unconfirmed}} = cluster:info(A, B),
     ?assert(Unconfirmed > 0),
     cluster:stop(A).
 
@@ -265,7 +265,8 @@ losses_of_thin_traffic_add_up(_) ->
     cluster:await_state(A, B, down),
     Sent = cluster:call(A, traffic, stop_stream, [Stream]),
     await_sum(Sent, A, B),
-    #{lost := #{queued := Q, unconfirmed := U, unreachable := X}, fallbacks := F} = info(A, B),
+    #{lost := #{queued := Q, unconfirmed := U, unreachable := X}, fallbacks := F} =
+        cluster:info(A, B),
     ?assert(Q + U + X + F >= Sent - Before),
     cluster:stop(A).
 
@@ -279,7 +280,7 @@ fill_connection(A, B) ->
 await_sum(Sent, A, B) ->
     cluster:await(fun() ->
                           #{lost := #{queued := Q, unconfirmed := U, unreachable := X,
-                                      crashed := 0}} = Info = info(A, B),
+                                      crashed := 0}} = Info = cluster:info(A, B),
                           Confirmed =
                               lists:sum([M || #{messages := M} <- maps:get(lanes, Info)]) - U,
                           Fallbacks = maps:get(fallbacks, Info),
@@ -334,8 +335,7 @@ batches_are_small(_) ->
     Script = [{send, Pid, 32_799} || _ <- lists:seq(1, 300)],         % binaries
     [normal, normal] = cluster:call(A, traffic, play_all, [[{1, Script}, {2, Script}]]),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 600 end),
-    #{lanes := [#{largest_batch := Largest}]} =
-        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := [#{largest_batch := Largest}]} = cluster:info(A, B),
     ?assertEqual(1, Largest),
     cluster:stop_all([A, B]).
 
@@ -502,14 +502,12 @@ bound_while_connecting(_) ->
     await_done(A, 100),
     cluster:await(fun() ->
                           #{lost := #{queued := Q, unreachable := X, crashed := 0}} = Info =
-                              info(A, B),
+                              cluster:info(A, B),
                           {Q, X} =:= {0, 500} orelse Info
                   end),
     ?assertEqual([0, 0], [Q || #{queued_bytes := Q} <- lanes(A, B)]),
     cluster:stop(A).
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
-lanes(A, B) -> maps:get(lanes, info(A, B)).
+lanes(A, B) -> maps:get(lanes, cluster:info(A, B)).
 
 memory(A) -> cluster:call(A, erlang, memory, [total]).

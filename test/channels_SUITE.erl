@@ -31,11 +31,11 @@ transport() ->
 one_for_each_lane(_) ->
     {A, B} = pair([]),
     await_channels(A, B),
-    ?assertMatch(#{batches := #{connections := 3}}, info(A, B)),
+    ?assertMatch(#{batches := #{connections := 3}}, cluster:info(A, B)),
     Load = streams:both_ways(A, B),
     exchange:both_ways(A, B),
     streams:flowing(Load, ?LONG),
-    ?assertMatch(#{batches := #{connections := 3}}, info(A, B)),
+    ?assertMatch(#{batches := #{connections := 3}}, cluster:info(A, B)),
     ?assertEqual(0, streams:finish(Load, ?LONG)),
     ok = cluster:call(A, trunkline, drain, [cluster:node_of(B)]),
     cluster:await(fun() -> case [cluster:call(N, fun() ->
@@ -147,7 +147,7 @@ peer_stands_still(_) ->
      end || N <- [1, 2, 3, 4]],
     unharmed(Sessions, Load, Back, A, B).
 
-waits(A, B) -> lists:sum([W || #{waits := W} <- maps:get(lanes, info(A, B))]).
+waits(A, B) -> lists:sum([W || #{waits := W} <- maps:get(lanes, cluster:info(A, B))]).
 
 %% What had not arrived is counted, and the next incarnation gets none of it.
 peer_killed(_) ->
@@ -241,7 +241,7 @@ ports_are_lost(_) ->
     ok = cluster:call(B, supervisor, terminate_child, [trunkline_sup, trunkline_listener]),
     cluster:await(fun() -> cluster:call(A, cluster, break_channels, [writers]) > 0 end, ?LONG),
     %% One that had its invitation before may be made after that.
-    cluster:await(fun() -> case info(A, B) of
+    cluster:await(fun() -> case cluster:info(A, B) of
                                #{batches := #{by := distribution, connections := 0}} -> true;
                                Other -> cluster:call(A, cluster, break_channels, [writers]), Other
                            end end, ?LONG),
@@ -269,7 +269,7 @@ peer_without_channels(_) ->
     exchange:both_ways(A, B),
     ?assertEqual(0, streams:finish(Load, ?LONG)),
     [?assertMatch(#{state := up, batches := #{by := distribution, connections := 0}},
-                  info(From, To))
+                  cluster:info(From, To))
      || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
@@ -286,17 +286,15 @@ unharmed(Sessions, Load, Back, A, B) ->
     ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
     ?assertEqual(Sessions, sessions(A, B)),
     [begin
-         #{lost := Lost} = info(From, To),
+         #{lost := Lost} = cluster:info(From, To),
          ?assertEqual([0], lists:usort(maps:values(Lost)))
      end || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
 sessions(A, B) -> [anew:sessions(A, B), anew:sessions(B, A)].
 
 await_channels(A, B) ->
-    cluster:await(fun() -> case info(A, B) of
+    cluster:await(fun() -> case cluster:info(A, B) of
                                #{batches := #{by := connections}} -> true;
                                Other -> Other
                            end end, ?LONG).

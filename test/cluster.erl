@@ -4,7 +4,7 @@
 -module(cluster).
 
 -export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1,
-         node_of/1, call/4, call/2]).
+         node_of/1, call/4, call/2, info/2]).
 -export([connect/2, await_up/2, await_lanes/2, await_state/3, await_thin/2, pair/1, pair/2, pair/3,
          pair_on_the_distribution/0, pair_on_the_distribution/2, with_and_without/0,
          stop_all/1]).
@@ -130,6 +130,9 @@ call({Peer, _, _}, Module, Function, Args) ->
 call(Node, Fun) ->
     call(Node, erlang, apply, [Fun, []]).
 
+%% What A says of B.
+info(A, B) -> call(A, trunkline, info, [node_of(B)]).
+
 connect(A, B) ->
     true = call(A, net_kernel, connect_node, [node_of(B)]),
     ok.
@@ -161,7 +164,7 @@ await_up(A, B) ->
 
 %% B's. (Between 0.5.0 and later ones batches go by the distribution.)
 release(A, B) ->
-    #{release := Release} = call(A, trunkline, info, [node_of(B)]),
+    #{release := Release} = info(A, B),
     Release.
 
 %% Two nodes with one lane each that has no connections of its own, whatever LANES says.
@@ -180,14 +183,14 @@ await_lanes(A, B) ->
     case call(A, erlang, function_exported, [trunkline, await_up, 2]) of
         true ->
             call(A, trunkline, await_up, [node_of(B), ?DEADLINE]) =:= ok
-                orelse error({timeout, call(A, trunkline, info, [node_of(B)])});
+                orelse error({timeout, info(A, B)});
         false ->                             % 0.5.0 and before
             await_state(A, B, up)
     end.
 
 await_connections({A, B}) ->
     await(fun() ->
-                  case call(A, trunkline, info, [node_of(B)]) of
+                  case info(A, B) of
                       #{batches := #{by := connections, connections := N}} when N > 0 -> true;
                       Info -> {false, Info}
                   end
@@ -196,8 +199,7 @@ await_connections({A, B}) ->
 %% Until nearly all messages to that node go past its one lane.
 await_thin(A, B) ->
     Counts = fun() ->
-                     #{lanes := [#{messages := M, batches := N}]} =
-                         call(A, trunkline, info, [node_of(B)]),
+                     #{lanes := [#{messages := M, batches := N}]} = info(A, B),
                      {M, N}
              end,
     await(fun() ->
@@ -209,7 +211,7 @@ await_thin(A, B) ->
 
 await_state(A, B, State) ->
     await(fun() ->
-                  case call(A, trunkline, info, [node_of(B)]) of
+                  case info(A, B) of
                       #{state := State} -> true;
                       Info -> {false, Info}
                   end

@@ -69,7 +69,7 @@ outcome(Fun) ->
 as_erlang(Suite) ->
     {A, B} = cluster:pair([]),
     same_table(Suite, A, B),
-    ?assertMatch(#{fallbacks := 0}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{fallbacks := 0}, cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 as_erlang_without_trunkline(Suite) ->

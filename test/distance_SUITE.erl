@@ -39,11 +39,11 @@ end_per_suite(_) -> ok.
 far_and_near(_) ->
     {Wan, A, B} = sites(#{delay => 10}, [?AUTO]),
     await_ready(A, B),
-    #{round_trip := RoundTrip} = info(A, B),
+    #{round_trip := RoundTrip} = cluster:info(A, B),
     ?assert(RoundTrip >= 19_000),
     everything(A, B, fun() -> ok end),
     %% On a loaded machine the emulated link may be so late that TCP sends a packet again.
-    #{batches := Batches} = info(A, B),
+    #{batches := Batches} = cluster:info(A, B),
     case cluster:call(A, trunkline_socket, sample, [cluster:node_of(B)]) of
         #{retransmitted := 0, limited := L, receiver_limited := R} when L + R < 500_000 ->
             ?assertMatch(#{by := distribution}, Batches);
@@ -56,7 +56,8 @@ far_and_near(_) ->
     %% (What is asked later may tell of later round trips.)
     case await_round_trip(A1, B1) of
         Time when Time < 2000 ->
-            ?assertMatch(#{batches := #{by := distribution, connections := 0}}, info(A1, B1));
+            ?assertMatch(#{batches := #{by := distribution, connections := 0}},
+                         cluster:info(A1, B1));
         Time ->
             ct:log("this machine is so slow (~b us) that next door is far", [Time])
     end,
@@ -81,7 +82,7 @@ there_and_back(_) ->
     Sessions = sessions(A, B),
     %% The link says now and then, after a ping, what it wants: connections.
     Go = fun(Way) ->
-                 cluster:await(fun() -> case info(A, B) of
+                 cluster:await(fun() -> case cluster:info(A, B) of
                                             #{batches := #{by := Way}} -> true;
                                             Other -> extend(A, Way), Other
                                         end end, ?LONG)
@@ -107,16 +108,16 @@ congestion_control(_) ->
       fun({Env, Expected}) ->
               {Wan, A, B} = sites(#{delay => 5}, Env),
               await_far(A, B),
-              ?assertMatch(#{batches := #{congestion_control := Expected}}, info(A, B)),
+              ?assertMatch(#{batches := #{congestion_control := Expected}}, cluster:info(A, B)),
               %% The first one may have been quicker by distribution.
               cluster:await(fun() ->
                                     large(A, B),
-                                    case info(A, B) of
+                                    case cluster:info(A, B) of
                                         #{large := #{by := connections}} -> true;
                                         Other -> Other
                                     end
                             end, ?LONG),
-              ?assertMatch(#{large := #{congestion_control := Expected}}, info(A, B)),
+              ?assertMatch(#{large := #{congestion_control := Expected}}, cluster:info(A, B)),
               close(Wan, [A, B])
       end, [{[{congestion_control, default}], <<"cubic">>},
             {[{congestion_control, reno}], <<"reno">>}
@@ -143,7 +144,7 @@ window_follows(_) ->
       end, [{64 bsl 20, fun([Window]) -> Window > 2 * First end},
             {100_000, fun([Window]) -> Window =:= 100_000 end}]).
 
-windows(A, B) -> [Window || #{window_bytes := Window} <- maps:get(lanes, info(A, B))].
+windows(A, B) -> [Window || #{window_bytes := Window} <- maps:get(lanes, cluster:info(A, B))].
 
 %% One lane's batches go by many connections, and arrive in order.
 one_sender_uses_all(_) ->
@@ -157,7 +158,7 @@ one_sender_uses_all(_) ->
     close(Wan, [A, B]).
 
 connections(A, B) ->
-    #{batches := #{connections := N}} = info(A, B),
+    #{batches := #{connections := N}} = cluster:info(A, B),
     N.
 
 %% --- what links do ------------------------------------------------------------------
@@ -250,7 +251,7 @@ disappears_for_good(_) ->
               flowing(Load, B)
       end, [1, 2]),
     Missing = finish(Load, A, B),
-    #{lost := Lost} = info(A, B),
+    #{lost := Lost} = cluster:info(A, B),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
     ?assert(Missing > 0),
     ?assert(Missing =< lists:sum(maps:values(Lost))),
@@ -302,7 +303,7 @@ trunk_killed(_) ->
               flowing(Load, B)
       end, [1, 2, 3]),
     Missing = finish(Load, A, B),
-    #{lost := Lost} = info(A, B),
+    #{lost := Lost} = cluster:info(A, B),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
     ?assert(Missing =< lists:sum(maps:values(Lost))),
     close(Wan, [A, B]).
@@ -409,7 +410,8 @@ no_listener(_) ->
     _ = await_round_trip(A, B),
     Sessions = sessions(A, B),
     everything(A, B, fun() -> ok end),
-    ?assertMatch(#{batches := #{by := distribution}, large := #{connections := 0}}, info(A, B)),
+    ?assertMatch(#{batches := #{by := distribution}, large := #{connections := 0}},
+                 cluster:info(A, B)),
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
@@ -448,21 +450,19 @@ close(Wan, Nodes) ->
     cluster:stop_all(Nodes),
     ok = wan:close(Wan).
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
-state(A, B) -> maps:get(state, info(A, B)).
+state(A, B) -> maps:get(state, cluster:info(A, B)).
 
 sessions(A, B) -> [anew:sessions(A, B), anew:sessions(B, A)].
 
 await_round_trip(A, B) ->
-    cluster:await(fun() -> is_integer(maps:get(round_trip, info(A, B))) end, ?LONG),
-    maps:get(round_trip, info(A, B)).
+    cluster:await(fun() -> is_integer(maps:get(round_trip, cluster:info(A, B))) end, ?LONG),
+    maps:get(round_trip, cluster:info(A, B)).
 
 %% It is known how far it is.
 await_ready(A, B) ->
     lists:foreach(fun({From, To}) ->
                           cluster:await(fun() ->
-                                                case info(From, To) of
+                                                case cluster:info(From, To) of
                                                     #{state := up, round_trip := Time,
                                                       batches := #{connections := N}}
                                                       when is_integer(Time), N > 0 -> true;
@@ -476,7 +476,7 @@ await_far(A, B) ->
     lists:foreach(
       fun({From, To}) ->
               cluster:await(fun() ->
-                                    case info(From, To) of
+                                    case cluster:info(From, To) of
                                         #{state := up, batches := #{by := connections}} -> true;
                                         Other -> Other
                                     end
@@ -487,7 +487,7 @@ await_far(A, B) ->
 unharmed(Sessions, A, B) ->
     ?assertEqual(Sessions, sessions(A, B)),
     lists:foreach(fun({From, To}) ->
-                          #{lost := Lost} = info(From, To),
+                          #{lost := Lost} = cluster:info(From, To),
                           ?assertEqual([0], lists:usort(maps:values(Lost)))
                   end, [{A, B}, {B, A}]).
 

@@ -75,7 +75,7 @@ under_load(_) ->
       fun({At, Other}) ->
               Loads = loads(A, B),
               ?assertEqual(ok, drain(At, Other)),
-              ?assertMatch(#{state := drained}, info(At, Other)),
+              ?assertMatch(#{state := drained}, cluster:info(At, Other)),
               cluster:await_state(Other, At, greeting),
               Before = [fallbacks(At, Other), fallbacks(Other, At)],
               streams:flowing(Loads, ?DEADLINE),
@@ -102,7 +102,7 @@ both_at_once(_) ->
               Pids = [spawn_link(fun() -> Self ! {self(), drain(X, Y)} end)
                       || {X, Y} <- [{A, B}, {B, A}]],
               ?assertEqual([ok, ok], [receive {Pid, Result} -> Result end || Pid <- Pids]),
-              [?assertMatch(#{state := drained}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
+              [?assertMatch(#{state := drained}, cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
               streams:flowing(Loads, ?DEADLINE),
               ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
               no_loss(A, B),
@@ -249,7 +249,7 @@ replies_at_the_end(_) ->
                                     Said)
                   end),
     Sent = fun() ->
-                   #{lanes := Lanes} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                   #{lanes := Lanes} = cluster:info(B, A),
                    lists:sum([N || #{messages := N} <- Lanes])
            end,
     Before = Sent(),
@@ -263,7 +263,7 @@ replies_at_the_end(_) ->
     {Pid, Ref} = Stopping,
     receive {'DOWN', Ref, process, Pid, normal} -> ok end,
     ?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
-                 info(A, B)),
+                 cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 late(Term) ->
@@ -506,8 +506,8 @@ all_peers(_) ->
     [begin cluster:connect(X, Y), cluster:await_up(X, Y) end || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
     Loads = [loads(X, Y) || {X, Y} <- [{A, B}, {A, C}, {B, C}]],
     ?assertEqual(ok, cluster:call(A, trunkline, drain, [])),
-    [?assertMatch(#{state := drained}, info(A, X)) || X <- [B, C]],
-    ?assertMatch(#{state := up}, info(B, C)),
+    [?assertMatch(#{state := drained}, cluster:info(A, X)) || X <- [B, C]],
+    ?assertMatch(#{state := up}, cluster:info(B, C)),
     lists:foreach(fun(Load) -> streams:flowing(Load, ?DEADLINE) end, Loads),
     [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
     cluster:stop_all(Nodes).
@@ -632,7 +632,7 @@ plain(A, B) ->
                                       [[{1, [{send, Receiver, 10}, {call, Receiver, 10}]}]]),
               ?assertMatch(#{1 := {2, 2, []}}, cluster:call(To, traffic, summary, [Receiver]))
       end, [{A, B}, {B, A}]),
-    ?assertMatch(#{state := drained}, info(A, B)),
+    ?assertMatch(#{state := drained}, cluster:info(A, B)),
     %% It may have been in it before, and may be told only now.
     cluster:await_state(B, A, greeting).
 
@@ -704,7 +704,7 @@ stands_still(_) ->
 %% Lanes on connections of their own.
 connections(_) ->
     {A, B} = cluster:pair([{lane_transport, tcp}, {far_connections, 2}]),
-    [cluster:await(fun() -> case info(X, Y) of
+    [cluster:await(fun() -> case cluster:info(X, Y) of
                                 #{batches := #{by := connections}} -> true;
                                 Info -> Info
                             end end) || {X, Y} <- [{A, B}, {B, A}]],
@@ -751,7 +751,7 @@ draining(A, B) ->
                   end),
     %% The link answers meanwhile.
     _ = cluster:call(A, sys, get_state, [find_link(A, NodeB), ?DEADLINE]),
-    ?assertMatch(#{state := closing}, info(A, B)),
+    ?assertMatch(#{state := closing}, cluster:info(A, B)),
     Caller.
 
 pretend(Stats) ->
@@ -823,7 +823,7 @@ senders(To, Tag, Senders, Messages) ->
      || Id <- lists:seq(1, Senders)].
 
 refusals(A, B) ->
-    #{lanes := Lanes} = info(A, B),
+    #{lanes := Lanes} = cluster:info(A, B),
     lists:sum([N || #{nosuspend := N} <- Lanes]).
 
 %% Several drains of a node that stands still, and a stop behind them, wait for it once.
@@ -963,7 +963,7 @@ senders_wait(_) ->
                                      spawn(fun() -> receive_and_keep(traffic:play_all(Scripts)) end)
                              end),
               cluster:await(fun() ->
-                                    #{lanes := Lanes} = info(A, B),
+                                    #{lanes := Lanes} = cluster:info(A, B),
                                     case lists:sum([N || #{waiting := N} <- Lanes]) of
                                         8 -> true;
                                         Fewer -> Fewer
@@ -977,7 +977,7 @@ senders_wait(_) ->
                                          N when N =:= 4_000 * Round -> true;
                                          Other -> Other
                                      end end),
-              ?assert(maps:get(fallbacks, info(A, B)) > 0),
+              ?assert(maps:get(fallbacks, cluster:info(A, B)) > 0),
               no_loss(A, B),
               reconnect(A, B)
       end, [1, 2, 3]),
@@ -1093,7 +1093,9 @@ stopped_after_crash(_) ->
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     ok = cluster:call(B, fun() -> hold(maps:get(inlets, trunkline_peers:lookup(NodeA))) end),
     Stream = cluster:call(A, traffic, trickle, [To, 1, 50]),
-    cluster:await(fun() -> #{lanes := [#{in_flight_messages := N}]} = info(A, B), N > 100 end),
+    cluster:await(fun() -> #{lanes := [#{in_flight_messages := N}]} = cluster:info(A, B),
+                           N > 100
+                  end),
     true = cluster:call(A, erlang, exit, [find_link(A, NodeB), kill]),
     {Pid, Ref} = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
     %% It waits, or something has overtaken by now.
@@ -1194,19 +1196,17 @@ loads(A, B) ->
 
 drain(A, B) -> cluster:call(A, trunkline, drain, [cluster:node_of(B)]).
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
-fallbacks(A, B) -> maps:get(fallbacks, info(A, B)).
+fallbacks(A, B) -> maps:get(fallbacks, cluster:info(A, B)).
 
 %% Since the last start, both ways.
 no_loss(A, B) ->
     [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
-                  info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+                  cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
 
 %% What has arrived has been acknowledged too: it would count as lost.
 reconnect(A, B) ->
     [cluster:await(
-       fun() -> #{lanes := Lanes} = Info = info(X, Y),
+       fun() -> #{lanes := Lanes} = Info = cluster:info(X, Y),
                 lists:all(fun(#{in_flight_messages := N}) -> N =:= 0 end, Lanes) orelse Info end)
      || {X, Y} <- [{A, B}, {B, A}]],
     anew:lanes(A, B, fun() ->

@@ -785,8 +785,7 @@ direct_with_large_outcome(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Node = cluster:node_of(B),
     Large = fun() ->
-                    #{large := #{messages := N}} =
-                        cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+                    #{large := #{messages := N}} = cluster:info(B, A),
                     N
             end,
     Before = Large(),
@@ -1207,7 +1206,7 @@ dead_caller(_) ->
                  ok
          end),
     nothing_left(B, A),
-    #{lost := Lost} = cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+    #{lost := Lost} = cluster:info(B, A),
     ?assertEqual(0, lists:sum(maps:values(Lost))),
     cluster:stop_all([A, B]).
 

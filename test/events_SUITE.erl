@@ -288,7 +288,7 @@ killed(_) ->
     ok = cluster:call(A, fun() -> telemetry_node:then(fun() -> exit(self(), kill) end) end),
     lists:foreach(fun(_) -> ok = cluster:call(A, fun kill_events/0) end, lists:seq(1, 30)),
     ?assertEqual(Before, cluster:call(A, Others)),
-    ?assertMatch(#{sessions := 1}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{sessions := 1}, cluster:info(A, B)),
     ok = cluster:call(A, fun() -> telemetry_node:then(fun() -> ok end) end),
     ok = cluster:call(A, trunkline_events, tell, [[listener, refused], #{count => 1000}, #{}]),
     cluster:await(fun() -> lists:member({#{count => 1000}, #{}}, events(A, [listener, refused]))

@@ -55,8 +55,7 @@ large(A, B) ->
 
 %% How they travel from A to B: {connections | distribution | none, Connections}.
 by(A, B) ->
-    #{large := #{by := By, connections := N}} =
-        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{large := #{by := By, connections := N}} = cluster:info(A, B),
     {By, N}.
 
 %% Until there is a connection from A to B.
@@ -75,8 +74,7 @@ all_by_distribution(A, B) ->
                           ?assertEqual({distribution, 0}, by(From, To)),
                           ?assertMatch(#{ports := Ports} when map_size(Ports) =:= 0,
                                        cluster:call(From, trunkline_listener, info, [])),
-                          ?assertMatch(#{state := up, sessions := 1},
-                                       cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+                          ?assertMatch(#{state := up, sessions := 1}, cluster:info(From, To))
                   end, [{A, B}, {B, A}]).
 
 %% --- at the nodes -----------------------------------------------------------------

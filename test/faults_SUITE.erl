@@ -44,7 +44,7 @@ each_process_killed(_) ->
       [{Victim, At, Other} || Victim <- [lane, inlet, link, trunkline_links, trunkline_link_sup],
                               {At, Other} <- [{A, B}, {B, A}], _ <- [1, 2]]),
     Missing = finish(Load, A, B),
-    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := Lost} = cluster:info(A, B),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
     ?assert(Missing =< lists:sum(maps:values(Lost))),
     cluster:stop_all([A, B]).
@@ -143,7 +143,7 @@ news_lost(_) ->
     true = cluster:call(A, fun() -> exit(whereis(trunkline_links), kill) end),
     %% (The one that has gone is forgotten.)
     cluster:await(fun() ->
-                          cluster:call(A, trunkline, info, [cluster:node_of(Goes)]) =:= undefined
+                          cluster:info(A, Goes) =:= undefined
                   end),
     [begin
          cluster:await_up(A, X),
@@ -189,7 +189,7 @@ new_incarnation(_) ->
                                     end),
               cluster:await(
                 fun() ->
-                        #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+                        #{lanes := Ls} = cluster:info(A, B),
                         lists:sum([Q + F || #{queued_messages := Q, in_flight_messages := F} <- Ls])
                             > 0
                 end),
@@ -263,7 +263,7 @@ different_settings(_) ->
                     [{lanes, 2}, {window_bytes, 1048576}, {batch_bytes, 256}], 2}]).
 
 count_lanes(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     length(Lanes).
 
 %% A cluster in which Trunkline is started node by node, under load.
@@ -335,7 +335,7 @@ incompatible_peer(_) ->
     Load = load(A, B),
     flowing(Load, B),
     ?assertEqual(0, finish(Load, A, B)),
-    ?assertMatch(#{state := greeting}, cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{state := greeting}, cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 fake_links(Node) ->
@@ -372,7 +372,7 @@ reported_once(_) ->
     [Pid] = cluster:call(B, traffic, start_watchers, [1]),
     cluster:suspend(B),
     _ = [cluster:call(A, traffic, stream, [Pid, N, 1000]) || N <- lists:seq(1, 4)],
-    cluster:await(fun() -> #{lanes := Ls} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    cluster:await(fun() -> #{lanes := Ls} = cluster:info(A, B),
                            lists:any(fun(#{waits := W}) -> W > 0 end, Ls) end),
     cluster:kill(B),
     cluster:await(fun() ->
@@ -589,7 +589,7 @@ obey() ->
 
 %% Messages in batches that the inlets at B have not taken: only one session's count.
 in_session(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     case lists:sum([Q || #{queued_messages := Q} <- Lanes]) of
         0 -> lists:sum([1 || #{in_flight_messages := N} <- Lanes, N > 0]);
         _ -> not_yet                           % larger than any number
@@ -749,7 +749,7 @@ loaded_again(_) ->
     N = cluster:call(A, fun() -> Sender ! {stop, self()}, receive {sent, N} -> N end end),
     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= N end),
     [begin
-         #{sessions := 1} = cluster:call(Node, trunkline, info, [cluster:node_of(Other)]),
+         #{sessions := 1} = cluster:info(Node, Other),
          ?assertEqual([], cluster:call(Node, ?MODULE, kept_funs, [cluster:node_of(Other)]))
      end || {Node, Other} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
@@ -823,7 +823,7 @@ batches(Node) ->
     lists:sum([N || {message_queue_len, N} <- [process_info(P, message_queue_len) || P <- Inlets]]).
 
 sent_batches(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     case lists:sum([Q || #{queued_messages := Q} <- Lanes]) of
         0 -> lists:sum([N || #{batches := N} <- Lanes]);
         _ -> not_yet                           % larger than any number
@@ -881,8 +881,7 @@ no_process_left(_) ->
     cluster:await(fun() -> cluster:call(B, Kept) =:= Before end),
     ?assert(maps:get(refused, cluster:call(B, trunkline_listener, info, []))
             >= Refused + length(Closed)),
-    ?assertMatch(#{state := up, sessions := 1},
-                 cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{state := up, sessions := 1}, cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 %% Whatever comes to a node without a free process waits for one, and costs nobody else
@@ -1087,8 +1086,7 @@ tell_nonsense(Bulk) ->
      end || X <- [A, B]],
     exchange:both_ways(A, B, [10, 100_000, 20]),
     ?assertEqual(0, finish(Load, A, B)),
-    ?assertMatch(#{state := up, sessions := 1},
-                 cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+    ?assertMatch(#{state := up, sessions := 1}, cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 %% So do those that wait for the turn of one large message, or for one reply.
@@ -1144,7 +1142,7 @@ with_everything(Bulk) ->
     {A, B} = cluster:pair(Env, [{bulk_transport, Bulk} | Env]),
     [begin
          exchange:one_way(X, Y, [10, 100_000, 20]),
-         cluster:await(fun() -> case cluster:call(X, trunkline, info, [cluster:node_of(Y)]) of
+         cluster:await(fun() -> case cluster:info(X, Y) of
                                     #{batches := #{by := connections}} -> true;
                                     Info -> Info
                                 end end),

@@ -196,7 +196,7 @@ run_page(Blocks, Run, A, B, Config) ->
 %% Some pages end what the others need.
 again(A, B) ->
     [{ok, _} = cluster:call(Node, application, ensure_all_started, [trunkline]) || Node <- [A, B]],
-    case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+    case cluster:info(A, B) of
         #{state := up} -> ok;
         _ -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)])
     end,

@@ -1453,7 +1453,7 @@ afterwards(A, B, Senders) ->
                   Some ->
                       {length(Some),
                        [cluster:call(B, fun() -> trunkline_inbox:info(?NAME) end)
-                        | [maps:get(lost, cluster:call(A, trunkline, info, [cluster:node_of(B)]))]]}
+                        | [maps:get(lost, cluster:info(A, B))]]}
               end
       end, ?LONG),
     ok.

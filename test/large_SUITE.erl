@@ -602,8 +602,7 @@ terms_of_megabytes(_) ->
                        || Timeout <- [infinity, 60_000]],
                       ok
               end),
-    [?assertMatch(#{large := #{connections := 0}},
-                  cluster:call(P, trunkline, info, [cluster:node_of(Q)]))
+    [?assertMatch(#{large := #{connections := 0}}, cluster:info(P, Q))
      || {P, Q} <- [{A, B}, {B, A}]],
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
     cluster:stop_all([A, B]).
@@ -969,8 +968,7 @@ kinds(A, Caller) ->
                     end).
 
 in_flight(B, A) ->
-    #{lanes := [#{in_flight_messages := N}]} =
-        cluster:call(B, trunkline, info, [cluster:node_of(A)]),
+    #{lanes := [#{in_flight_messages := N}]} = cluster:info(B, A),
     N.
 
 %% Replies, or sends something, when it is told so. Then the lane has got that.
@@ -1482,7 +1480,7 @@ processes_killed(_) ->
                         {bulk, B, A}, {opener, B, A}, {opener, B, A}, {opener, B, A}, {inlet, B, A},
                         {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {dock, B, A}]),
     Missing = length(finish(Load, A, B)),
-    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := Lost} = cluster:info(A, B),
     Broken = counter(B, A, large_broken),
     ct:log("~b messages are missing; counted as lost: ~p, as broken: ~b", [Missing, Lost, Broken]),
     ?assert(Missing =< lists:sum(maps:values(Lost)) + Broken),
@@ -1676,7 +1674,7 @@ connection_breaks(_) ->
                           flowing(Load, B)
                   end, lists:seq(1, 12)),
     Missing = length(finish(Load, A, B)),
-    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := Lost} = cluster:info(A, B),
     ct:log("~b messages are missing; counted as lost: ~p", [Missing, Lost]),
     ?assert(Missing =< lists:sum(maps:values(Lost))),
     cluster:await(fun() -> level(A, B) =:= 0 orelse level(A, B) end),
@@ -2021,7 +2019,7 @@ level(A, B) ->
 bytes(Charge) -> trunkline_gate:bytes(max(0, Charge)).
 
 lanes(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     Lanes.
 
 counter(A, B, Field) ->

@@ -650,7 +650,7 @@ ports_taken(_) ->
     ?assert(lists:member(port(B), [Low, Low + 1])),
     exchange:both_ways(A, B),
     ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
-                 {info(A, B), info(B, A)}),
+                 {cluster:info(A, B), cluster:info(B, A)}),
     cluster:stop_all([A, B]).
 
 %% It can be reached at its address and at no other one. (All of 127/8 is this
@@ -873,7 +873,7 @@ unreachable_port(_) ->
               ?assertEqual({{distribution, 0}, {distribution, 0}},
                            {exchange:by(A, B), exchange:by(B, A)}),
               ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
-                           {info(A, B), info(B, A)}),
+                           {cluster:info(A, B), cluster:info(B, A)}),
               %% The way becomes free.
               follow(B),
               exchange:await_connection(A, B),
@@ -950,11 +950,12 @@ lanes_without_port(_) ->
     exchange:both_ways(A, B),
     ?assertEqual(true, Connected()),
     ?assertMatch({#{sessions := 1, state := up}, #{sessions := 1, state := up}},
-                 {info(A, B), info(B, A)}),
+                 {cluster:info(A, B), cluster:info(B, A)}),
     cluster:stop_all([A, B]).
 
 batches_by(A, B) ->
-    [{By, N} || #{batches := #{by := By, connections := N}} <- [info(A, B), info(B, A)]].
+    [{By, N} || {From, To} <- [{A, B}, {B, A}],
+                #{batches := #{by := By, connections := N}} <- [cluster:info(From, To)]].
 
 %% Somebody else takes the listener's place at the node, who invites to that port.
 misled(Node, Port) ->
@@ -1090,7 +1091,7 @@ seen(A, B) ->
       memory => memory(B),
       kept => #{link => cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end),
                 dock => dock(A, B),
-                sessions => {maps:get(sessions, info(A, B)), maps:get(sessions, info(B, A))},
+                sessions => {anew:sessions(A, B), anew:sessions(B, A)},
                 by => exchange:by(A, B)}}.
 
 %% Messages flow as before, and nothing is left behind.
@@ -1156,8 +1157,6 @@ dock(A, B) ->
                                                =:= {trunkline_dock, init, 1}]
                              end),
     Dock.
-
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
 
 port(Node) ->
     #{ports := #{tcp := Port}} = cluster:call(Node, trunkline_listener, info, []),

@@ -1214,7 +1214,7 @@ many_servers(_) ->
                                         fun() -> trunkline:send(Parent, stop) end)
                         end),
     %% One that does not go by lane may come too late.
-    #{fallbacks := Fallbacks} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{fallbacks := Fallbacks} = cluster:info(A, B),
     ?assertEqual({#{done => N}, 0}, {Reasons, Fallbacks}),
     nothing_left(A, B),
     cluster:stop_all([A, B]).

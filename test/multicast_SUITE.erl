@@ -360,15 +360,14 @@ waits(_) ->
               [] =:= [x
                       || #{queued_messages := Q, in_flight_messages := F} <- lanes(A, B), Q + F > 0]
       end),
-    cluster:await(fun() -> case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+    cluster:await(fun() -> case cluster:info(A, B) of
                                #{large := #{pending_messages := 0}} -> true;
                                Info -> Info
                            end end),
-    #{lost := #{queued := 0, unconfirmed := 0}} =
-        cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := #{queued := 0, unconfirmed := 0}} = cluster:info(A, B),
     cluster:stop_all([A, B]).
 
-lanes(A, B) -> maps:get(lanes, cluster:call(A, trunkline, info, [cluster:node_of(B)])).
+lanes(A, B) -> maps:get(lanes, cluster:info(A, B)).
 
 %% It sets up a connection where there is none, as `!' does.
 connects(_) ->
@@ -575,7 +574,7 @@ dying(End, Loss) ->
         counted ->
             %% Once A has seen that it is gone.
             cluster:await(
-              fun() -> #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+              fun() -> #{lost := Lost} = cluster:info(A, B),
                        ct:log("lost: ~p", [Lost]),
                        lists:sum(maps:values(Lost)) > 0
               end)
@@ -651,7 +650,7 @@ disturbed(Disturb, Loss) ->
                              ?assertEqual([], Odd),
                              N - Arrived
                          end || P <- Pids]),
-    #{lost := Lost} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lost := Lost} = cluster:info(A, B),
     ct:log("~b messages are missing, lost: ~p", [Missing, Lost]),
     %% (Whoever counts them has done so before there were lanes again.)
     case Loss of

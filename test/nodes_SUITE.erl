@@ -191,7 +191,7 @@ late_neighbours() ->
     [ok = cluster:call(Node, fun answer_late/0) || Node <- [A, B]],
     cluster:connect(A, B),
     cluster:await_lanes(A, B),
-    Info = fun() -> cluster:call(A, trunkline, info, [cluster:node_of(B)]) end,
+    Info = fun() -> cluster:info(A, B) end,
     cluster:await(fun() -> case Info() of
                                #{round_trip := undefined} = I -> I;
                                #{round_trip := Time} when is_integer(Time) -> true

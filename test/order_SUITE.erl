@@ -1003,7 +1003,7 @@ lane_connections_break(_) ->
     flow(A, B, fun() -> lane_breaks(A, B, 16, 0) end, complete),
     [?assertMatch(#{state := up, sessions := 1,
                     lost := #{queued := 0, unconfirmed := 0, crashed := 0}},
-                  cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+                  cluster:info(From, To))
      || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
@@ -1021,7 +1021,7 @@ lane_breaks(A, B, N, Broken) ->
     lane_breaks(A, B, case More of 0 -> N; _ -> N - 1 end, Broken + More).
 
 await_lane_connection(A, B) ->
-    cluster:await(fun() -> case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+    cluster:await(fun() -> case cluster:info(A, B) of
                                #{batches := #{by := connections}} -> true;
                                #{batches := Batches} -> Batches
                            end end).
@@ -1087,7 +1087,7 @@ replies_at_the_start(Rounds, Why) ->
     ok = cluster:call(A, sys, install, [Link, {fun ?MODULE:stop_at_opened/3, cluster:node_of(B)}]),
     ok = cluster:call(B, cluster, start_trunkline, [[{lanes, 1}]]),
     cluster:await_lanes(B, A),
-    Result = case cluster:call(A, trunkline, info, [cluster:node_of(B)]) of
+    Result = case cluster:info(A, B) of
                  #{state := opening} -> reply_at_the_start(A, B, Link, Server);
                  #{state := up} -> too_early
              end,

@@ -92,7 +92,7 @@ uninterested_nodes(_) ->
     cluster:stop_all(Nodes).
 
 messages(A, B) ->
-    #{lanes := Lanes} = cluster:call(A, trunkline, info, [cluster:node_of(B)]),
+    #{lanes := Lanes} = cluster:info(A, B),
     lists:sum([N || #{messages := N} <- Lanes]).
 
 %% Broadcasts and single messages of one sender.

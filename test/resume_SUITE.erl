@@ -30,8 +30,6 @@ pair() -> cluster:pair(?PATIENT).
 
 stop(A, B) -> cluster:stop_all([A, B]).
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
 disconnect(A, B) -> cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]).
 
 %% The connection breaks, and until together/2 no other can be made: the cookies differ.
@@ -63,9 +61,9 @@ cookie(X, Y, Cookie) ->
 still_the_first(A, B) ->
     [?assertMatch(#{state := up, sessions := 1, fallbacks := 0,
                     lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
-                  info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+                  cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
 
-resumed(A, B) -> maps:get(resumed, info(A, B)).
+resumed(A, B) -> maps:get(resumed, cluster:info(A, B)).
 
 %% A process at the node that does this; await/1 has the outcome.
 start(Node, Fun) ->
@@ -314,7 +312,7 @@ senders_wait(_) ->
                                         || Id <- lists:seq(1, 20)]) end),
     %% Each lane has what it may have, and less than one message more.
     cluster:await(fun() ->
-                          case [Q || #{queued_bytes := Q} <- maps:get(lanes, info(A, B))] of
+                          case [Q || #{queued_bytes := Q} <- maps:get(lanes, cluster:info(A, B))] of
                               [Q1, Q2] when Q1 >= Limit - 2_000, Q2 >= Limit - 2_000 -> true;
                               Other -> Other
                           end
@@ -322,7 +320,7 @@ senders_wait(_) ->
     [begin
          ?assert(Q =< Limit + 2_000),
          ?assert(Kept =< Limit + 2_000)
-     end || #{queued_bytes := Q, kept_bytes := Kept} <- maps:get(lanes, info(A, B))],
+     end || #{queued_bytes := Q, kept_bytes := Kept} <- maps:get(lanes, cluster:info(A, B))],
     ?assert(is_waiting(Many)),
     together(A, B),
     ?assertEqual({ok, [normal]}, outcome(Waiting)),
@@ -381,10 +379,11 @@ time_runs_out(_) ->
     cluster:await_state(A, B, down),
     %% The lanes count, a moment later.
     cluster:await(fun() ->
-                          #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, B),
+                          #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} =
+                              cluster:info(A, B),
                           Queued + Unconfirmed >= 10 orelse {Queued, Unconfirmed}
                   end),
-    ?assertMatch(#{resumed := 0}, info(A, B)),
+    ?assertMatch(#{resumed := 0}, cluster:info(A, B)),
     reunite(A, B),
     connect(A, B),
     anew:await_session(A, B, 1),
@@ -412,7 +411,7 @@ another_incarnation(_) ->
                                         [[{1, [{send, Name, 100} || _ <- lists:seq(1, 10)]}]])),
     Call = start(A, fun() -> trunkline:call(Name, count, infinity) end),
     cluster:await(
-      fun() -> case [Q || #{queued_messages := Q} <- maps:get(lanes, info(A, B)), Q > 0] of
+      fun() -> case [Q || #{queued_messages := Q} <- maps:get(lanes, cluster:info(A, B)), Q > 0] of
                    [] -> false;
                    _ -> true
                end end),
@@ -430,8 +429,8 @@ another_incarnation(_) ->
                                                      Id = trunkline:send_request(Name, count),
                                                      trunkline:receive_response(Id, ?LONG)
                                              end)),
-    ?assertMatch(#{resumed := 0}, info(A, New)),
-    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = info(A, New),
+    ?assertMatch(#{resumed := 0}, cluster:info(A, New)),
+    #{lost := #{queued := Queued, unconfirmed := Unconfirmed}} = cluster:info(A, New),
     ?assert(Queued + Unconfirmed >= 10),
     cluster:stop_all([A, B, New]).
 
@@ -473,7 +472,7 @@ one_side_does_not(_) ->
                           true = anew:connection(A, B),
                           ?assertMatch({exit, {{nodedown, _}, _}}, outcome(Call)),
                           ?assertEqual({ok, noconnection}, outcome(Down)),
-                          [?assertMatch(#{resumed := 0, sessions := 2}, info(X, Y))
+                          [?assertMatch(#{resumed := 0, sessions := 2}, cluster:info(X, Y))
                            || {X, Y} <- [{A, B}, {B, A}]],
                           stop(A, B)
                   end, [{?PATIENT, []}, {[], ?PATIENT}]).

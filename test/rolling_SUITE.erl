@@ -63,11 +63,9 @@ pair(Config, EnvOld, EnvNew) ->
     connect(Old, New),
     {Old, New}.
 
-info(A, B) -> cluster:call(A, trunkline, info, [cluster:node_of(B)]).
-
 no_loss(A, B) ->
     [?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
-                  info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
+                  cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]].
 
 %% --- two versions ----------------------------------------------------------------------
 
@@ -75,9 +73,9 @@ no_loss(A, B) ->
 exchanged(Config) ->
     {Old, New} = pair(Config, [], []),
     Release = ?config(release, Config),
-    ?assertMatch(#{release := Release}, info(New, Old)),
+    ?assertMatch(#{release := Release}, cluster:info(New, Old)),
     exchange:both_ways(Old, New),
-    [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, info(A, B))
+    [?assertMatch(#{state := up, sessions := 1, fallbacks := 0}, cluster:info(A, B))
      || {A, B} <- [{Old, New}, {New, Old}]],
     no_loss(Old, New),
     cluster:stop_all([Old, New]).
@@ -85,7 +83,8 @@ exchanged(Config) ->
 lane_counts(Config) ->
     lists:foreach(fun({EnvOld, EnvNew, N}) ->
                           {Old, New} = pair(Config, EnvOld, EnvNew),
-                          [?assertMatch(#{lanes := Lanes} when length(Lanes) =:= N, info(A, B))
+                          [?assertMatch(#{lanes := Lanes} when length(Lanes) =:= N,
+                                        cluster:info(A, B))
                            || {A, B} <- [{Old, New}, {New, Old}]],
                           Loads = loads(Old, New),
                           ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
@@ -277,7 +276,7 @@ upgraded_in_place(Config) ->
                           streams:flowing(Loads, ?DEADLINE),
                           ?assertEqual(Version =:= old, is_old(B)),
                           {ok, Release} = cluster:call(B, application, get_key, [trunkline, vsn]),
-                          ?assertMatch(#{release := Release}, info(A, B))
+                          ?assertMatch(#{release := Release}, cluster:info(A, B))
                   end, [new, old, new]),
     ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
     exchange:both_ways(A, B),
@@ -325,7 +324,7 @@ new_takes_the_name_of_old(Config) ->
                             true = cluster:call(Node, erlang, register, [target, To]),
                             Tag = {Version, length(Before)},
                             cluster:suspend(Node),
-                            #{lost := Lost} = info(A, Node),
+                            #{lost := Lost} = cluster:info(A, Node),
                             ok = cluster:call(
                                    A,
                                    fun() ->
@@ -341,7 +340,7 @@ new_takes_the_name_of_old(Config) ->
                                     cluster:await_state(A, Node, down),
                                     %% The counters are those of lanes that came after.
                                     cluster:await(fun() ->
-                                                          #{lost := Now} = info(A, Node),
+                                                          #{lost := Now} = cluster:info(A, Node),
                                                           lists:sum(maps:values(Now))
                                                               - lists:sum(maps:values(Lost)) =:= 200
                                                   end);

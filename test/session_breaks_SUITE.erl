@@ -65,12 +65,12 @@ gone(_) ->
     NodeB = cluster:node_of(B),
     cluster:kill(B),
     cluster:await(fun() ->
-                          case info(A, B) of
+                          case cluster:info(A, B) of
                               #{state := down} -> true;
                               Other -> {NodeB, Other}
                           end
                   end, ?LONG),
-    ?assertMatch(#{resumed := 0}, info(A, B)),
+    ?assertMatch(#{resumed := 0}, cluster:info(A, B)),
     cluster:stop_all([A, B]).
 
 %% A host that cannot be reached, as a router says, has not said that the node is gone.
@@ -95,7 +95,7 @@ unreachable(_) ->
             "" = wan:run(Wan, a, "ip route replace " ++ Route),
             streams:flowing(Load, B, ?LONG),
             ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
-            ?assertMatch(#{resumed := 1, sessions := 1}, info(A, B)),
+            ?assertMatch(#{resumed := 1, sessions := 1}, cluster:info(A, B)),
             unharmed(A, B),
             wan:close(Wan)
     end.
@@ -116,7 +116,8 @@ time_is_over(_) ->
     {A, B} = cluster:pair(env([{resume_time, 1}])),
     suspended(A, B, fun() -> cluster:await_state(A, B, down) end),
     cluster:await_up(A, B),
-    [?assertMatch(#{resumed := 0, sessions := 2}, info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
+    [?assertMatch(#{resumed := 0, sessions := 2}, cluster:info(X, Y))
+     || {X, Y} <- [{A, B}, {B, A}]],
     exchanged(A, B),
     cluster:stop_all([A, B]).
 
@@ -163,7 +164,7 @@ leaves(_) ->
                                  spawn_link(fun() -> Test ! {Left, Leave(A)} end),
                                  cluster:await(fun() -> is_leaving(A, B) end, ?LONG)
                          end),
-         receive {Left, ok} -> ok after ?LONG -> error({timeout, info(A, B)}) end,
+         receive {Left, ok} -> ok after ?LONG -> error({timeout, cluster:info(A, B)}) end,
          ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
          cluster:stop_all([A, B])
      end || Leave <- [fun(A) -> cluster:call(A, trunkline, drain, []) end,
@@ -180,7 +181,8 @@ is_leaving(A, B) ->
 suspended(A, B, Meanwhile) ->
     cluster:suspend(B),
     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
-    cluster:await(fun() -> lists:member(maps:get(state, info(A, B)), [suspended, down]) end, ?LONG),
+    cluster:await(fun() -> lists:member(maps:get(state, cluster:info(A, B)), [suspended, down]) end,
+                  ?LONG),
     Result = Meanwhile(),
     cluster:continue(B),
     Result.
@@ -198,7 +200,7 @@ breaks(Env, [Bytes, BytesBack]) ->
     ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
     ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
     %% What was in flight at a break was sent again, and counted.
-    Again = [N || {X, Y} <- [{A, B}, {B, A}], #{lanes := Lanes} <- [info(X, Y)],
+    Again = [N || {X, Y} <- [{A, B}, {B, A}], #{lanes := Lanes} <- [cluster:info(X, Y)],
                   #{sent_again := N} <- Lanes],
     ?assert(lists:sum(Again) > 0),
     unharmed(A, B).
@@ -222,18 +224,16 @@ broken(Times, A, B, Flowing) ->
 
 count(X, Y) -> count(resumed, X, Y).
 
-count(Field, X, Y) -> maps:get(Field, info(X, Y)).
+count(Field, X, Y) -> maps:get(Field, cluster:info(X, Y)).
 
 %% In the first session that they had, and nothing is kept when all has arrived.
 unharmed(A, B) ->
     [begin
-         #{state := State, sessions := Sessions, lost := Lost} = info(X, Y),
+         #{state := State, sessions := Sessions, lost := Lost} = cluster:info(X, Y),
          ?assertEqual({up, 1, [0]}, {State, Sessions, lists:usort(maps:values(Lost))}),
          cluster:await(fun() ->
-                               #{lanes := Lanes} = info(X, Y),
+                               #{lanes := Lanes} = cluster:info(X, Y),
                                [0] =:= lists:usort([Kept || #{kept_bytes := Kept} <- Lanes])
                        end, ?LONG)
      end || {X, Y} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
-
-info(X, Y) -> cluster:call(X, trunkline, info, [cluster:node_of(Y)]).

@@ -493,8 +493,7 @@ wrong_settings(Config) ->
               exchange:both_ways(A, B),
               ?assertEqual({Why, {distribution, 0}, {distribution, 0}},
                            {Why, exchange:by(A, B), exchange:by(B, A)}),
-              ?assertMatch(#{state := up, sessions := 1},
-                           cluster:call(A, trunkline, info, [cluster:node_of(B)])),
+              ?assertMatch(#{state := up, sessions := 1}, cluster:info(A, B)),
               cluster:stop_all([A, B])
       end,
       [{foreign, Ours, Foreign}, {no_key, KeyIn(Ca ++ ".missing"), KeyIn(Ca ++ ".missing")},
@@ -515,7 +514,7 @@ lanes_over_tls(Config) ->
       end, [{private_arguments(Files), ?ALL_SIZES}, {Files, [1, 70_000, 2]}]).
 
 lanes_connected(A, B) ->
-    Batches = [maps:get(batches, cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+    Batches = [maps:get(batches, cluster:info(From, To))
                || {From, To} <- [{A, B}, {B, A}]],
     case Batches of
         [#{by := connections, connections := N}, #{by := connections, connections := M}]
@@ -574,8 +573,7 @@ over_tls(A, B) ->
     lists:foreach(fun({From, To}) ->
                           exchange:await_connection(From, To),
                           ?assertEqual([tls], maps:keys(ports(To))),
-                          ?assertMatch(#{state := up, sessions := 1},
-                                       cluster:call(From, trunkline, info, [cluster:node_of(To)]))
+                          ?assertMatch(#{state := up, sessions := 1}, cluster:info(From, To))
                   end, [{A, B}, {B, A}]).
 
 %% Counts B's processes, from when on no connection is being made between the two any more:
@@ -586,7 +584,7 @@ processes_of(A, B) ->
               cluster:await(
                 fun() ->
                         #{batches := #{connections := N}, large := #{connections := M}} =
-                            cluster:call(From, trunkline, info, [cluster:node_of(To)]),
+                            cluster:info(From, To),
                         case length(cluster:call(From, cluster, by_module, [trunkline_writer])) of
                             Carriers when Carriers =:= N + M -> true;
                             Carriers -> {Carriers, N, M}

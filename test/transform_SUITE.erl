@@ -69,7 +69,7 @@ answers(Config, Module, Function) ->
 
 %% When the lanes have passed on what they were given: nobody waits for the last of it.
 by_lane(A, B) ->
-    Lanes = fun() -> maps:get(lanes, cluster:call(A, trunkline, info, [cluster:node_of(B)])) end,
+    Lanes = fun() -> maps:get(lanes, cluster:info(A, B)) end,
     cluster:await(
       fun() ->
               case [Lane
