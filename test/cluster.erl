@@ -11,7 +11,7 @@
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
          by_module/1, is_a/2, in_loop/1, writers/1, is_at_rest/1, is_awaited/2, count_calls/3]).
--export([break_channels/1, channel_ports/0]).
+-export([break_channels/1, channel_ports/0, tls_connections/0]).
 
 -define(DEADLINE, 60_000).
 %% (The defaults of peer are 15 and 5 seconds.)
@@ -320,7 +320,7 @@ channel_ports() ->
     [Port || Port <- erlang:ports(), {connected, Owner} <- [erlang:port_info(Port, connected)],
              lists:member(Owner, Owners)].
 
-%% Those that are not the distribution's.
+%% The processes of ssl that are not the distribution's.
 tls_connections() ->
     case whereis(tls_connection_sup) of
         undefined ->

@@ -437,14 +437,9 @@ all_sites(Sites, Links, Settings, Env, Args, Prepare) ->
     cluster:await_lanes(B, A),
     {Wan, Nodes}.
 
+%% Most of what is tested here concerns connections.
 start(Wan, Site, Env, Args) ->
-    Node = wan:start_node(Wan, Site, atom_to_list(Site),
-                          Args ++ ["-setcookie", "trunkline_test_" ++ os:getpid()]),
-    ok = cluster:call(Node, logger, set_primary_config, [level, error]),
-    %% Most of what is tested here concerns connections.
-    ok = cluster:call(Node, cluster, start_trunkline,
-                      [[{lane_transport, tcp}, {far_connections, 16} | Env]]),
-    Node.
+    cluster:start_at(Wan, Site, [{lane_transport, tcp}, {far_connections, 16} | Env], Args).
 
 close(Wan, Nodes) ->
     cluster:stop_all(Nodes),

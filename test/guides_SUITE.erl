@@ -21,7 +21,7 @@ all() -> [likeness, extraction, links, tags, contents, erlang_blocks, elixir_blo
           arguments, yaml, shell_commands, log].
 
 init_per_suite(Config) ->
-    Root = root(filename:dirname(code:which(?MODULE))),
+    Root = command:root(),
     [A, B] = cluster:start_all([none, none], []),
     [{ok, _} = cluster:call(Node, application, ensure_all_started, [trunkline]) || Node <- [A, B]],
     await_up(A, B),
@@ -32,13 +32,6 @@ init_per_suite(Config) ->
     [{root, Root}, {a, A}, {b, B}, {usual, Usual#{'Others' => [cluster:node_of(B)]}} | Config].
 
 end_per_suite(Config) -> cluster:stop_all([?config(a, Config), ?config(b, Config)]).
-
-%% Where the makefile is.
-root(Dir) ->
-    case filelib:is_regular(filename:join(Dir, "Makefile")) of
-        true -> Dir;
-        false -> root(filename:dirname(Dir))
-    end.
 
 await_up(A, B) ->
     cluster:connect(A, B),

@@ -543,19 +543,7 @@ broken_until_ended(Ref, Pid, Node, Broken) ->
             broken_until_ended(Ref, Pid, Node, Broken + cluster:call(Node, fun() -> break() end))
     end.
 
-%% The processes of ssl that are not the distribution's.
-break() ->
-    Pids = [Pid || {_, Sup, supervisor, _} <- supervisor:which_children(tls_connection_sup),
-                   is_pid(Sup),
-                   {_, Pid, worker, _} <- children(Sup), is_pid(Pid)],
-    lists:foreach(fun(Pid) -> exit(Pid, kill) end, Pids),
-    length(Pids).
-
-%% The supervisor of one connection ends with it.
-children(Sup) ->
-    try supervisor:which_children(Sup)
-    catch exit:_ -> []
-    end.
+break() -> length([exit(Pid, kill) || Pid <- cluster:tls_connections()]).
 
 %% --- what is common ---------------------------------------------------------------------
 
