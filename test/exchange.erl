@@ -2,14 +2,11 @@
 %% several receivers, as messages, casts and calls. Each must arrive whole, and in
 %% order.
 -module(exchange).
--behaviour(gen_server).
 
 -include_lib("stdlib/include/assert.hrl").
 
 -export([both_ways/2, both_ways/3, one_way/3, large/2]).
 -export([await_connection/2, by/2, all_by_distribution/2]).
--export([start/1, play/2, report/1]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(DEADLINE, 180_000).
 
@@ -27,27 +24,31 @@ both_ways(A, B, Sizes) ->
 
 %% Three senders, two receivers: each sender sends every size in every way.
 one_way(A, B, Sizes) ->
-    Receivers = [R1, R2] = [cluster:call(B, ?MODULE, start, [Sizes]) || _ <- [1, 2]],
-    Script = [{Kind, To, Bytes}
-              || Bytes <- Sizes,
-                 {Kind, To} <- [{send, R1}, {cast, R1}, {send, R2}, {call, R1}, {cast, R2}]],
+    Receivers = [R1, R2] = cluster:call(B, freight, start_receivers, [2]),
+    Script = [{Kind, To, Make}
+              || Make <- [make(Bytes) || Bytes <- Sizes],
+                 {Kind, To} <- [{send, R1}, {cast, R1}, {send, R2}, {{call, Make}, R1},
+                                {cast, R2}]],
     Senders = [1, 2, 3],
-    ?assertEqual([normal || _ <- Senders], cluster:call(A, ?MODULE, play, [Senders, Script])),
-    Expected = [{To, lists:sort([{Id, N} || Id <- Senders,
-                                            {N, {_, R, _}} <- lists:enumerate(Script), R =:= To])}
-                || To <- Receivers],
+    ?assertEqual([normal || _ <- Senders],
+                 cluster:call(A, freight, play_all, [[{Id, Script} || Id <- Senders]])),
     lists:foreach(
-      fun({To, Numbers}) ->
-              cluster:await(fun() -> case length(cluster:call(B, ?MODULE, report, [To])) of
-                                         N when N =:= length(Numbers) -> true;
-                                         N -> {arrived, N, 'of', length(Numbers)}
+      fun(To) ->
+              Numbers = [N || {N, {_, R, _}} <- lists:enumerate(Script), R =:= To],
+              All = length(Senders) * length(Numbers),
+              cluster:await(fun() -> case cluster:call(B, freight, count, [To]) of
+                                         All -> true;
+                                         N -> {arrived, N, 'of', All}
                                      end end, ?DEADLINE),
-              Got = cluster:call(B, ?MODULE, report, [To]),
-              ?assertEqual([], [{Id, N} || {Id, N, broken} <- Got]),
-              [?assertEqual([N || {I, N} <- Numbers, I =:= Id], [N || {I, N, _} <- Got, I =:= Id])
-               || Id <- Senders],
+              Got = cluster:call(B, freight, received, [To]),
+              [?assertEqual({Id, Numbers}, {Id, [N || {I, N} <- Got, I =:= Id]}) || Id <- Senders],
               ok = cluster:call(B, gen_server, stop, [To])
-      end, Expected).
+      end, Receivers).
+
+%% Of different make: a binary, a term with binaries, and one with a long list besides.
+make(Bytes) when Bytes > 2_000_000; Bytes rem 3 =:= 0 -> Bytes;
+make(Bytes) when Bytes rem 3 =:= 1 -> {map, Bytes};
+make(Bytes) -> {parcel, Bytes}.
 
 %% One large message, from A to B.
 large(A, B) ->
@@ -76,54 +77,3 @@ all_by_distribution(A, B) ->
                                        cluster:call(From, trunkline_listener, info, [])),
                           ?assertMatch(#{state := up, sessions := 1}, cluster:info(From, To))
                   end, [{A, B}, {B, A}]).
-
-%% --- at the nodes -----------------------------------------------------------------
-
-start(_) ->
-    {ok, Pid} = gen_server:start(?MODULE, [], []),
-    Pid.
-
-%% [{Sender, Number, whole | broken}] in the order of arrival.
-report(Pid) -> gen_server:call(Pid, report, infinity).
-
-play(Ids, Script) ->
-    Pids = [spawn_monitor(fun() -> steps(Script, Id, 1) end) || Id <- Ids],
-    [receive {'DOWN', Ref, process, Pid, Reason} -> Reason end || {Pid, Ref} <- Pids].
-
-steps([], _, _) ->
-    ok;
-steps([{Kind, To, Bytes} | Script], Id, N) ->
-    Payload = payload(Bytes),
-    Message = {exchange, Id, N, erlang:phash2(Payload), Payload},
-    case Kind of
-        send -> Message = trunkline:send(To, Message);
-        cast -> ok = trunkline:cast(To, Message);
-        call -> {got, N, Payload} = trunkline:call(To, Message, infinity)
-    end,
-    steps(Script, Id, N + 1).
-
-%% Of different make. No two are alike, nor are two parts of one.
-payload(Bytes) ->
-    Random = crypto:strong_rand_bytes(Bytes),
-    case Bytes rem 3 of
-        _ when Bytes > 2_000_000 -> Random;
-        0 -> Random;
-        1 -> {1, #{bytes => [Random, Bytes]}};
-        2 -> [binary_to_list(Random, 1, Bytes div 2), Random]
-    end.
-
-init(Got) -> {ok, Got}.
-
-handle_call(report, _, Got) -> {reply, lists:reverse(Got), Got};
-handle_call({exchange, _, N, _, Payload} = Message, _, Got) ->
-    {reply, {got, N, Payload}, got(Message, Got)}.
-
-handle_cast(Message, Got) -> {noreply, got(Message, Got)}.
-
-handle_info(Message, Got) -> {noreply, got(Message, Got)}.
-
-got({exchange, Id, N, Hash, Payload}, Got) ->
-    [{Id, N, case erlang:phash2(Payload) of
-                 Hash -> whole;
-                 _ -> broken
-             end} | Got].

@@ -74,7 +74,7 @@ load_all() ->
     code:ensure_modules_loaded(
       lists:append([Modules || App <- [kernel, stdlib, crypto, public_key, ssl, trunkline],
                                {ok, Modules} <- [application:get_key(App, modules)]])
-      ++ [?MODULE, exchange, stranger, cluster, traffic, peer]).
+      ++ [?MODULE, exchange, freight, stranger, cluster, traffic, peer]).
 
 %% Hundreds of connections that are closed at once, orderly or not.
 port_scan(Config) ->

@@ -4,7 +4,7 @@
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([start/3, trickle/3, flowing/3, finish/4]).
+-export([start/3, trickle/3, flowing/3, flowing/4, finish/4]).
 -export([both_ways/2, flowing/2, finish/2]).
 
 %% From A to B, messages of so many bytes: {Receivers, [{Id, Receiver, Stream}]}.
@@ -29,12 +29,15 @@ flowing(Loads, Deadline) ->
 finish(Loads, Deadline) -> lists:sum([finish(Load, A, B, Deadline) || {A, B, Load} <- Loads]).
 
 %% Every stream makes progress, in so many ms.
-flowing({Pids, Streams}, B, Deadline) ->
+flowing(Load, B, Deadline) -> flowing(Load, B, 20, Deadline).
+
+%% By more than so many messages. (The receivers of freight do as well.)
+flowing({Pids, Streams}, B, More, Deadline) ->
     Before = summaries(Pids, B),
     cluster:await(fun() ->
                           Now = summaries(Pids, B),
-                          case [Id
-                                || {Id, _, _} <- Streams, last(Id, Now) =< last(Id, Before) + 20] of
+                          case [Id || {Id, _, _} <- Streams,
+                                      last(Id, Now) =< last(Id, Before) + More] of
                               [] -> true;
                               Slow -> {slow, Slow}
                           end
