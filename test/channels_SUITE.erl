@@ -167,8 +167,7 @@ peer_killed(_) ->
 garbage(_) ->
     {A, B} = cluster:pair([]),
     NodeA = cluster:node_of(A),
-    Before = {sessions(A, B),
-              cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)},
+    Before = {sessions(A, B), cluster:call(B, cluster, find, [inlets, NodeA])},
     Atoms = cluster:call(B, erlang, system_info, [atom_count]),
     Term = fun(T) -> term_to_binary(T) end,
     Good = Term({later, trunkline_gate:charge(x), {more, []}, []}),
@@ -187,7 +186,7 @@ garbage(_) ->
     [begin
          {ok, Invitation} =
              cluster:call(B, fun() ->
-                                     [Inlet | _] = maps:get(inlets, trunkline_peers:lookup(NodeA)),
+                                     [Inlet | _] = cluster:find(inlets, NodeA),
                                      trunkline_listener:invite({large, tcp}, Inlet)
                              end),
          #{port := Port} = Invitation,
@@ -203,9 +202,7 @@ garbage(_) ->
      end || {Expected, Frame} <- Frames, cluster:lane_transport() =/= tls],
     exchange:both_ways(A, B),
     ?assert(cluster:call(B, erlang, system_info, [atom_count]) < Atoms + 200),
-    ?assertEqual(Before,
-                 {sessions(A, B),
-                  cluster:call(B, fun() -> maps:get(inlets, trunkline_peers:lookup(NodeA)) end)}),
+    ?assertEqual(Before, {sessions(A, B), cluster:call(B, cluster, find, [inlets, NodeA])}),
     cluster:stop_all([A, B]).
 
 %% To make a connection does not connect the nodes: these may have been disconnected on purpose.

@@ -10,8 +10,11 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         by_module/1, is_a/2, in_loop/1, writers/1, is_at_rest/1, is_awaited/2, count_calls/3]).
+         find/2, by_module/1, is_a/2, in_loop/1, writers/1, is_at_rest/1, is_awaited/2,
+         count_calls/3]).
 -export([break_channels/1, channel_ports/0, tls_connections/0]).
+
+-include("../src/gate/trunkline_route.hrl").
 
 -define(DEADLINE, 60_000).
 %% (The defaults of peer are 15 and 5 seconds.)
@@ -255,6 +258,25 @@ close(Port) ->
     try port_close(Port)
     catch error:badarg -> true
     end.
+
+%% Trunkline's processes for that peer, or the one of that name. Runs at the node. (A link that
+%% waits, and a lane that has slept, run no code of their own module.)
+find(link, Node) ->
+    [Link || #{link := Link} <- [trunkline_peers:lookup(Node)], is_pid(Link)];
+find(inlets, Node) ->
+    lists:append([Inlets || #{inlets := Inlets} <- [trunkline_peers:lookup(Node)]]);
+find(lanes, Node) ->
+    lists:append([tuple_to_list(Lanes)
+                  || #route{lanes = Lanes} <- [trunkline_route:lookup(Node)]]);
+find(dock, Node) ->
+    [Pid || Link <- find(link, Node), {links, Links} <- [process_info(Link, links)],
+            Pid <- Links, is_a(trunkline_dock, Pid)];
+find(trunk, Node) ->
+    %% One that is held cannot be asked what it carries, but the link knows.
+    [Pid || Link <- find(link, Node), Pid <- tuple_to_list(sys:get_state(Link, ?DEADLINE)),
+            is_a(trunkline_trunk, Pid)];
+find(Name, _) ->
+    [Pid || Pid <- [whereis(Name)], is_pid(Pid)].
 
 %% Processes that run this module's code. Runs at the node.
 by_module(Module) ->

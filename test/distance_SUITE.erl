@@ -279,11 +279,6 @@ connections_break(_) ->
     unharmed(Sessions, A, B),
     close(Wan, [A, B]).
 
-kill(Pid) ->
-    Ref = monitor(process, Pid),
-    exit(Pid, kill),
-    receive {'DOWN', Ref, process, Pid, _} -> Pid end.
-
 %% With the trunk the link goes. What its lanes held is counted, the next link goes on.
 trunk_killed(_) ->
     {Wan, A, B} = sites(#{delay => 5}, []),
@@ -293,7 +288,7 @@ trunk_killed(_) ->
     lists:foreach(
       fun(_) ->
               [_] = Trunks = trunks(A),
-              ok = cluster:call(A, fun() -> lists:foreach(fun kill/1, Trunks) end),
+              ok = cluster:call(A, lists, foreach, [fun trunkline_process:kill/1, Trunks]),
               %% Up may still be the session of those that have been killed.
               cluster:await(
                 fun() -> New = trunks(A),

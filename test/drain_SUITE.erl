@@ -14,7 +14,7 @@
          stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
          by_a_later_session/1, replies_at_the_end/1, never_refused/1, moved/1]).
--export([late/1, kill/2, find/2, answering/1, watching/3, fill/1, has_looked/1]).
+-export([late/1, kill/2, answering/1, watching/3, fill/1, has_looked/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -238,7 +238,7 @@ late_callers(A, B) ->
 replies_at_the_end(_) ->
     {A, B} = cluster:pair([]),
     {Large, Waiting, Holding} = late_callers(A, B),
-    Link = cluster:call(A, ?MODULE, find, [link, cluster:node_of(B)]),
+    Link = find_link(A, cluster:node_of(B)),
     [ok = cluster:call(A, sys, suspend, [Pid])
      || Pid <- [Link | cluster:call(A, nemesis_node, by_kind, [trunkline_dock])]],
     Stopping = spawn_monitor(fun() -> cluster:call(B, cluster, stop_trunkline, []) end),
@@ -590,7 +590,7 @@ stays(_) ->
     lists:foreach(
       fun({At, Other, Which}) ->
               Find = fun() ->
-                             [cluster:call(At, ?MODULE, find, [W, cluster:node_of(Other)])
+                             [cluster:call(At, cluster, find, [W, cluster:node_of(Other)])
                               || W <- [Which, link]]
                      end,
               [_, OldLink] = Find(),
@@ -598,7 +598,7 @@ stays(_) ->
               %% With all but trunkline_links the link goes too.
               cluster:await(fun() ->
                                     [New, Link] = Find(),
-                                    is_pid(New) andalso New =/= Old andalso is_pid(Link)
+                                    New =/= [] andalso New =/= Old andalso Link =/= []
                                         andalso (Link =/= OldLink orelse Which =:= trunkline_links)
                             end),
               cluster:await_state(B, A, greeting),
@@ -610,18 +610,9 @@ stays(_) ->
     cluster:stop_all([A, B]).
 
 kill(Which, Node) ->
-    Pid = find(Which, Node),
-    Ref = monitor(process, Pid),
-    exit(Pid, kill),
-    receive {'DOWN', Ref, process, Pid, killed} -> Pid end.
-
-find(link, Node) ->
-    case trunkline_peers:lookup(Node) of
-        #{link := Link} -> Link;
-        none -> none
-    end;
-find(Name, _) ->
-    whereis(Name).
+    [Pid] = Found = cluster:find(Which, Node),
+    ok = trunkline_process:kill(Pid),
+    Found.
 
 %% Neither side has lanes, and messages and calls arrive.
 plain(A, B) ->
@@ -1052,7 +1043,7 @@ stopped_while_opening(_) ->
     NodeA = cluster:node_of(A),
     NodeB = cluster:node_of(B),
     [To] = cluster:call(A, traffic, start_watchers, [1]),
-    ok = cluster:call(B, fun() -> hold(maps:get(inlets, trunkline_peers:lookup(NodeA))) end),
+    ok = cluster:call(B, fun() -> hold(cluster:find(inlets, NodeA)) end),
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
     cluster:connect(A, B),
@@ -1091,7 +1082,7 @@ stopped_after_crash(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
     [To] = cluster:call(B, traffic, start_watchers, [1]),
-    ok = cluster:call(B, fun() -> hold(maps:get(inlets, trunkline_peers:lookup(NodeA))) end),
+    ok = cluster:call(B, fun() -> hold(cluster:find(inlets, NodeA)) end),
     Stream = cluster:call(A, traffic, trickle, [To, 1, 50]),
     cluster:await(fun() -> #{lanes := [#{in_flight_messages := N}]} = cluster:info(A, B),
                            N > 100
@@ -1131,7 +1122,9 @@ hold(Pids) ->
     true = register(holder, Holder),
     receive {held, Holder} -> ok end.
 
-find_link(At, Node) -> cluster:call(At, ?MODULE, find, [link, Node]).
+find_link(At, Node) ->
+    [Link] = cluster:call(At, cluster, find, [link, Node]),
+    Link.
 
 %% Trunkline there is stopped at the same time.
 peer_stops(_) ->

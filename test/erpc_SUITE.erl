@@ -1271,7 +1271,8 @@ killed_here(_) ->
                                                end)
                                      end)
                              =:= {ok, 3} end)
-      end, [{Victim, At, Other} || Victim <- [lane, inlet, link], {At, Other} <- [{A, B}, {B, A}]]),
+      end, [{Victim, At, Other}
+            || Victim <- [lanes, inlets, link], {At, Other} <- [{A, B}, {B, A}]]),
     cluster:stop_all([A, B]).
 
 disconnected(_) ->
@@ -1742,20 +1743,7 @@ in_parallel(List, Fun) ->
     Refs = [element(2, spawn_monitor(fun() -> exit({result, Fun(E)}) end)) || E <- List],
     [receive {'DOWN', Ref, process, _, {result, Result}} -> Result end || Ref <- Refs].
 
-kill(Victim, Node) ->
-    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
-    Victims = case Victim of
-                  link -> [Link];
-                  inlet -> Inlets;
-                  lane -> {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
-                          tuple_to_list(element(3, Route))
-              end,
-    [exit(Pid, kill) || Pid <- Victims],
-    ok.
-
-inlets(Node) ->
-    #{inlets := Inlets} = trunkline_peers:lookup(Node),
-    Inlets.
+kill(Victim, Node) -> lists:foreach(fun(Pid) -> exit(Pid, kill) end, cluster:find(Victim, Node)).
 
 %% At B no executor is left, and its agents for A remember none.
 nothing_left(B, A) ->
@@ -1766,7 +1754,7 @@ nothing_left(B, A) ->
                            case {cluster:by_module(trunkline_executor),
                                  cluster:by_module(trunkline_opener),
                                  [monitored_processes(Inlet)
-                                  || Inlet <- inlets(cluster:node_of(A))]} of
+                                  || Inlet <- cluster:find(inlets, cluster:node_of(A))]} of
                                {[], [], Monitors} ->
                                    lists:all(fun(Ms) -> Ms =:= [] end, Monitors) orelse Monitors;
                                Other -> Other

@@ -41,7 +41,7 @@ each_process_killed(_) ->
               end,
               flowing(Load, B)
       end,
-      [{Victim, At, Other} || Victim <- [lane, inlet, link, trunkline_links, trunkline_link_sup],
+      [{Victim, At, Other} || Victim <- [lanes, inlets, link, trunkline_links, trunkline_link_sup],
                               {At, Other} <- [{A, B}, {B, A}], _ <- [1, 2]]),
     Missing = finish(Load, A, B),
     #{lost := Lost} = cluster:info(A, B),
@@ -53,10 +53,9 @@ each_process_killed(_) ->
 kill(Victim, At, Other) ->
     OtherNode = cluster:node_of(Other),
     Killed = cluster:call(At, fun() ->
-                                      {Pid, Link} = find(Victim, OtherNode),
-                                      Ref = monitor(process, Pid),
-                                      exit(Pid, kill),
-                                      receive {'DOWN', Ref, process, Pid, killed} -> {Pid, Link} end
+                                      {Pid, _} = Found = find(Victim, OtherNode),
+                                      ok = trunkline_process:kill(Pid),
+                                      Found
                               end),
     Victim =:= trunkline_sup
         orelse cluster:await(
@@ -65,26 +64,15 @@ kill(Victim, At, Other) ->
                                      cluster:call(At, fun() -> find(Victim, OtherNode) end))
                  end).
 
-find(Victim, Node) ->
-    case trunkline_peers:lookup(Node) of
-        #{link := Link, inlets := Inlets} ->
-            {case Victim of
-                 link -> Link;
-                 inlet -> case Inlets of [] -> none; _ -> lists:last(Inlets) end;
-                 lane -> lane(Node);
-                 Name -> whereis(Name)
-             end, Link};
-        none ->
-            {none, none}
-    end.
+%% And the link.
+find(Victim, Node) -> {one(cluster:find(Victim, Node)), one(cluster:find(link, Node))}.
+
+one([]) -> none;
+one(Pids) -> lists:last(Pids).
 
 is_replaced(_, _, {Pid, Link}) when not is_pid(Pid); not is_pid(Link) -> {waiting, Pid, Link};
 is_replaced(trunkline_links, {Old, _}, {New, _}) -> Old =/= New;
 is_replaced(_, {Old, OldLink}, {New, Link}) -> Old =/= New andalso OldLink =/= Link.
-
-lane(Node) ->
-    {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
-    element(1, element(3, Route)).
 
 %% With the top supervisor the application ends. Messages go on by plain
 %% distribution, and by lane again when it is started again.
@@ -806,7 +794,7 @@ sender_dies(_) ->
 
 %% They are suspended until the holder is told.
 hold_inlets(Node) ->
-    #{inlets := Inlets} = trunkline_peers:lookup(Node),
+    Inlets = cluster:find(inlets, Node),
     Self = self(),
     Pid = spawn(fun() ->
                         put(inlets, Inlets),
@@ -819,8 +807,8 @@ hold_inlets(Node) ->
 
 %% Batches that have arrived at held inlets.
 batches(Node) ->
-    #{inlets := Inlets} = trunkline_peers:lookup(Node),
-    lists:sum([N || {message_queue_len, N} <- [process_info(P, message_queue_len) || P <- Inlets]]).
+    lists:sum([N || Inlet <- cluster:find(inlets, Node),
+                    {message_queue_len, N} <- [process_info(Inlet, message_queue_len)]]).
 
 sent_batches(A, B) ->
     #{lanes := Lanes} = cluster:info(A, B),
@@ -908,7 +896,7 @@ no_process_for_what_comes(_) ->
                                    end)
            end,
     Before = Kept(),
-    Link = fun() -> cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end) end,
+    Link = fun() -> hd(cluster:call(B, cluster, find, [link, NodeA])) end,
     LinkOfA = Link(),
     SendFromA = fun(Tag) ->
                         cluster:call(

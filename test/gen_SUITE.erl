@@ -1146,19 +1146,12 @@ processes_killed(_) ->
                                                  trunkline:multi_call(
                                                    [NodeB], test_gen_server, {echo, hello})] end)),
               _ = cluster:call(B, fun() -> gen_server:call(Pid, forget) end)
-      end, [{Victim, At, Other} || Victim <- [inlet, link, lane], {At, Other} <- [{A, B}, {B, A}]]),
+      end, [{Victim, At, Other}
+            || Victim <- [inlets, link, lanes], {At, Other} <- [{A, B}, {B, A}]]),
     cluster:stop_all([A, B]).
 
-kill(Victim, Node) ->
-    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
-    Pid = case Victim of
-              inlet -> hd(Inlets);
-              link -> Link;
-              lane ->
-                  {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
-                  element(1, element(3, Route))
-          end,
-    exit(Pid, kill).
+%% One of them.
+kill(Victim, Node) -> exit(hd(cluster:find(Victim, Node)), kill).
 
 %% The node ends, or the connection does.
 node_goes(_) ->

@@ -534,7 +534,7 @@ smaller_overtakes(_) ->
       fun(Env) ->
               {A, B} = cluster:pair([{bulk_bytes, 1 bsl 30} | Env]),
               [To, Other] = cluster:call(B, freight, start_receivers, [2]),
-              hold(A, B, bulk),
+              hold(A, B, trunk),
               [normal] =
                   cluster:call(
                     A,
@@ -908,7 +908,7 @@ reply_behind_large(A, B) ->
     {Slow, Slower} = served(A, B),
     hold(A, B, dock),
     ok = do(B, Slow, {send, Slower, <<0:2_000_000/unit:8>>}),
-    Inlet = fun() -> order_SUITE:suspended(find(inlet, cluster:node_of(B))) end,
+    Inlet = fun() -> order_SUITE:suspended(find(inlets, cluster:node_of(B))) end,
     Suspender = cluster:call(A, Inlet),
     ok = do(B, Quick, {send, Quicker, small}),
     ok = do(B, Quick, reply),
@@ -973,7 +973,7 @@ in_flight(B, A) ->
 
 %% Replies, or sends something, when it is told so. Then the lane has got that.
 replying_with_maps(A) ->
-    Lane = find(lane, cluster:node_of(A)),
+    Lane = find(lanes, cluster:node_of(A)),
     Reply = [#{key => N} || N <- lists:seq(1, 5000)],
     From = fun() -> receive {'$gen_call', Next, _} -> Next end end,
     {Step, Test} = receive {_, To} = Told when is_pid(To) -> Told end,
@@ -1105,7 +1105,7 @@ replies_wait_no_longer(_) ->
                                     cluster:call(B, cluster, by_module, [trunkline_throttle]) =:= []
                             end, ?LONG),
               cluster:stop_all([A, B])
-      end, [throttle, killed_server, lane, link, disconnect, stop]).
+      end, [throttle, killed_server, lanes, link, disconnect, stop]).
 
 %% A reply that is kept as a term counts among the large messages, even if it is no large message.
 %% So that is where its server waits, though there is room in the lane.
@@ -1476,9 +1476,10 @@ processes_killed(_) ->
                           ct:log("~p at ~p: ~p", [Victim, cluster:node_of(At), Broken]),
                           cluster:await_up(A, B),
                           flowing(Load, B)
-                  end, [{bulk, A, B}, {dock, B, A}, {bulk, A, B}, {dock, B, A}, {dock, A, B},
-                        {bulk, B, A}, {opener, B, A}, {opener, B, A}, {opener, B, A}, {inlet, B, A},
-                        {lane, A, B}, {link, A, B}, {link, B, A}, {bulk, A, B}, {dock, B, A}]),
+                  end, [{trunk, A, B}, {dock, B, A}, {trunk, A, B}, {dock, B, A}, {dock, A, B},
+                        {trunk, B, A}, {opener, B, A}, {opener, B, A}, {opener, B, A},
+                        {inlets, B, A}, {lanes, A, B}, {link, A, B}, {link, B, A},
+                        {trunk, A, B}, {dock, B, A}]),
     Missing = finish(Load, A, B),
     #{lost := Lost} = cluster:info(A, B),
     Broken = counter(B, A, large_broken),
@@ -1497,9 +1498,8 @@ kill(Victim, At, Other) ->
     Node = cluster:node_of(Other),
     Pid = cluster:call(At, fun() ->
         Pid = find(Victim, Node),
-        Ref = monitor(process, Pid),
-        exit(Pid, kill),
-        receive {'DOWN', Ref, process, Pid, _} -> Pid end
+        ok = trunkline_process:kill(Pid),
+        Pid
     end),
     cluster:await(fun() -> case cluster:call(At, fun() -> try find(Victim, Node)
                                                           catch _:Reason -> Reason
@@ -1510,21 +1510,7 @@ kill(Victim, At, Other) ->
     Pid.
 
 %% Runs at a node.
-find(Victim, Node) ->
-    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
-    {links, Links} = process_info(Link, links),
-    case Victim of
-        link -> Link;
-        inlet -> hd(Inlets);
-        lane -> element(1, (trunkline_route:lookup(Node))#route.lanes);
-        dock ->
-            hd([Pid || Pid <- Links, cluster:is_a(trunkline_dock, Pid)]);
-        bulk ->
-            %% One that is held cannot be asked what it carries, but the link knows.
-            [Trunk] = [Pid || Pid <- tuple_to_list(sys:get_state(Link, ?LONG)),
-                              cluster:is_a(trunkline_trunk, Pid)],
-            Trunk
-    end.
+find(Victim, Node) -> hd(cluster:find(Victim, Node)).
 
 %% An opener that is still busy when its link is killed does not deliver into the
 %% next session.
@@ -1595,7 +1581,7 @@ nothing_in_the_log(_) ->
                             end),
               cluster:await(fun() -> cluster:call(B, fun() -> has_parts(node(Sender)) end) end,
                             ?LONG),
-              hold(A, B, bulk),                                % in the midst of a message
+              hold(A, B, trunk),                               % in the midst of a message
               Parts = cluster:call(B, fun() -> has_parts(node(Sender)) end),
               ct:log("~p, with parts of a message: ~p", [Victim, Parts]),
               Dock = cluster:call(B, fun() -> find(dock, node(Sender)) end),
@@ -1610,7 +1596,7 @@ nothing_in_the_log(_) ->
               cluster:await_up(A, B),
               cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Sender]) end,
                             ?LONG)
-      end, [{link, B, A}, {link, A, B}, {dock, B, A}, {bulk, A, B}, {inlet, B, A}, {lane, A, B},
+      end, [{link, B, A}, {link, A, B}, {dock, B, A}, {trunk, A, B}, {inlets, B, A}, {lanes, A, B},
             {link, B, A}]),
     lists:foreach(
       fun(Node) ->

@@ -1083,13 +1083,12 @@ await_refused(B, N) ->
     cluster:await(fun() -> refused(B) >= N orelse {refused(B), 'of', N} end, ?LONG).
 
 seen(A, B) ->
-    NodeA = cluster:node_of(A),
     #{time => now_ms(),
       atoms => cluster:call(B, erlang, system_info, [atom_count]),
       ports => cluster:call(B, fun() -> length(erlang:ports()) end),
       processes => cluster:call(B, fun() -> length(processes()) end),
       memory => memory(B),
-      kept => #{link => cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end),
+      kept => #{link => hd(cluster:call(B, cluster, find, [link, cluster:node_of(A)])),
                 dock => dock(A, B),
                 sessions => {anew:sessions(A, B), anew:sessions(B, A)},
                 by => exchange:by(A, B)}}.
@@ -1148,14 +1147,7 @@ log_of(Node) -> cluster:call(Node, ?MODULE, logged, []).
 
 %% The process at B where large messages of A arrive.
 dock(A, B) ->
-    NodeA = cluster:node_of(A),
-    [Dock] = cluster:call(B, fun() ->
-                                     #{link := Link} = trunkline_peers:lookup(NodeA),
-                                     {links, Linked} = process_info(Link, links),
-                                     [P || P <- Linked, is_pid(P),
-                                           proc_lib:translate_initial_call(P)
-                                               =:= {trunkline_dock, init, 1}]
-                             end),
+    [Dock] = cluster:call(B, cluster, find, [dock, cluster:node_of(A)]),
     Dock.
 
 port(Node) ->

@@ -509,9 +509,8 @@ monitored(B, A) ->
     NodeA = cluster:node_of(A),
     cluster:call(
       B, fun() ->
-                 #{inlets := Inlets} = trunkline_peers:lookup(NodeA),
-                 lists:sum([length(Ms)
-                            || {monitors, Ms} <- [process_info(I, monitors) || I <- Inlets]])
+                 lists:sum([length(Ms) || Inlet <- cluster:find(inlets, NodeA),
+                                          {monitors, Ms} <- [process_info(Inlet, monitors)]])
                      + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_agent,
                                           Size <- [ets:info(T, size)], is_integer(Size)])
          end).
@@ -519,9 +518,8 @@ monitored(B, A) ->
 kill(At, Fun) ->
     cluster:call(At, fun() ->
                              Pid = Fun(),
-                             Ref = erlang:monitor(process, Pid),
-                             exit(Pid, kill),
-                             receive {'DOWN', Ref, process, Pid, _} -> Pid end
+                             ok = trunkline_process:kill(Pid),
+                             Pid
                      end).
 
 %% --- faults ----------------------------------------------------------------------------------
@@ -583,25 +581,16 @@ killed(_) ->
               Ps = servers(B, 20),
               Holder = cluster:call(A, ?MODULE, set, [Ps, there]),
               Node = cluster:node_of(Other),
-              anew:lanes(A, B, fun() -> kill(At, fun() -> find(Victim, Node) end) end),
+              Find = fun() -> lists:last(cluster:find(Victim, Node)) end,
+              anew:lanes(A, B, fun() -> kill(At, Find) end),
               Again = cluster:call(A, ?MODULE, set, [Ps, there]),
               [?assertEqual([none || _ <- Ps], cluster:call(A, ?MODULE, held, [H]))
                || H <- [Holder, Again]],
               finish(B, Ps, Victim),
               [await_held(A, H, [Victim || _ <- Ps]) || H <- [Holder, Again]],
               nothing_left(A, B)
-      end, [{V, At, Other} || V <- [lane, inlet, link], {At, Other} <- [{A, B}, {B, A}]]),
+      end, [{V, At, Other} || V <- [lanes, inlets, link], {At, Other} <- [{A, B}, {B, A}]]),
     cluster:stop_all([A, B]).
-
-find(Victim, Node) ->
-    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Node),
-    case Victim of
-        link -> Link;
-        inlet -> lists:last(Inlets);
-        lane ->
-            {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
-            element(1, element(3, Route))
-    end.
 
 disconnected(_) ->
     {A, B} = cluster:pair([]),
@@ -926,8 +915,8 @@ session_ends_while_monitoring(_) ->
                         case What of
                             disconnect -> cluster:call(A, erlang, disconnect_node, [NodeB]);
                             At ->
-                                kill(At,
-                                     fun() -> find(link, cluster:node_of(hd([A, B] -- [At]))) end)
+                                [Other] = [cluster:node_of(X) || X <- [A, B], X =/= At],
+                                kill(At, fun() -> hd(cluster:find(link, Other)) end)
                         end
                 end)
       end, lists:append(lists:duplicate(8, [disconnect, A, B]))),
@@ -1063,7 +1052,7 @@ set_before_link_notices(_) ->
               [P] = Ps = servers(B, 1),
               Before = anew:sessions(A, B),
               Lost = cluster:call(A, ?MODULE, set, [Ps, there]),
-              Link = cluster:call(A, fun() -> find(link, NodeB) end),
+              [Link] = cluster:call(A, cluster, find, [link, NodeB]),
               ok = cluster:call(A, sys, suspend, [Link]),
               true = cluster:call(A, erlang, disconnect_node, [NodeB]),
               cluster:await(fun() -> cluster:call(B, erlang, nodes, []) =:= [] end),

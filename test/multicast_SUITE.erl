@@ -611,21 +611,10 @@ each_process_killed(_) ->
                         anew:lanes(
                           A, B, fun() ->
                    cluster:call(X,
-                                fun() -> [exit(P, kill) || P <- processes_of(What, Peer)], ok end)
+                                fun() -> [exit(P, kill) || P <- cluster:find(What, Peer)], ok end)
                end)
                 end, [{X, What} || What <- [lanes, inlets, link], X <- [A, B]])
       end, counted).
-
-%% (A link that waits, and a lane that has slept, run no code of their own module.)
-processes_of(What, Peer) ->
-    #{link := Link, inlets := Inlets} = trunkline_peers:lookup(Peer),
-    case What of
-        lanes ->
-            {_, Route} = lists:keyfind(Peer, 1, trunkline_route:all()),
-            tuple_to_list(element(3, Route));
-        inlets -> Inlets;
-        link -> [Link]
-    end.
 
 disturbed(Disturb, Loss) ->
     {A, B} = cluster:pair([]),

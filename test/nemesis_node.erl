@@ -42,9 +42,8 @@ kill_name(Name) ->
     end.
 
 end_it(Pid) ->
-    Ref = monitor(process, Pid),
-    exit(Pid, kill),
-    receive {'DOWN', Ref, process, Pid, _} -> killed end.
+    ok = trunkline_process:kill(Pid),
+    killed.
 
 %% A socket of a connection of Trunkline's own, without a farewell.
 close_connection(Random) ->

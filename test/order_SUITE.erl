@@ -1132,7 +1132,7 @@ stop_at_opened(Node, _, _) ->
     Node.
 
 link_to(A, B) ->
-    #{link := Link} = cluster:call(A, trunkline_peers, lookup, [cluster:node_of(B)]),
+    [Link] = cluster:call(A, cluster, find, [link, cluster:node_of(B)]),
     Link.
 
 sleep(#route{lanes = {Lane}}) -> suspended(Lane).

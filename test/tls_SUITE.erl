@@ -589,9 +589,7 @@ refused(Node) -> maps:get(refused, cluster:call(Node, trunkline_listener, info, 
 
 stop(Node, Pid) -> cluster:call(Node, erlang, send, [Pid, stop]).
 
-link_of(A, B) ->
-    NodeA = cluster:node_of(A),
-    cluster:call(B, fun() -> maps:get(link, trunkline_peers:lookup(NodeA)) end).
+link_of(A, B) -> hd(cluster:call(B, cluster, find, [link, cluster:node_of(A)])).
 
 %% The socket has gone when it is to become a TLS connection: an error, and no crash.
 closed_before_tls(Config) ->
