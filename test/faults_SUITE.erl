@@ -14,7 +14,7 @@
          comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
          told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
 -export([processes_of/1, full/2, load_again/0, in_old_code/0, kept_funs/1]).
--export([fake_links/1, install_log/0, install_log/1, log/2, logged/0]).
+-export([fake_links/1, install_log/0, install_log/1, line/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -101,7 +101,7 @@ top_supervisor_killed(_) ->
     ok = cluster:call(A, listener_SUITE, install_log, []),
     kill(trunkline_sup, A, B),
     anew:await_stopped(A),
-    Log = cluster:call(A, listener_SUITE, logged, []),
+    Log = cluster:call(A, kept_log, kept, []),
     ?assertEqual([], [Entry || Entry <- Log, Word <- ["trunkline_peers", "trunkline_link,"],
                                string:find(io_lib:format("~0p", [Entry]), Word) =/= nomatch]),
     cluster:stop_all([A, B]).
@@ -316,7 +316,7 @@ incompatible_peer(_) ->
                            end),
     ok = cluster:call(A, ?MODULE, install_log, []),
     cluster:connect(A, B),
-    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of
+    cluster:await(fun() -> case cluster:call(A, kept_log, kept, []) of
                                [{warning, "trunkline: no lanes to " ++ _} | _] -> true;
                                Log -> Log
                            end end),
@@ -364,9 +364,9 @@ reported_once(_) ->
                            lists:any(fun(#{waits := W}) -> W > 0 end, Ls) end),
     cluster:kill(B),
     cluster:await(fun() ->
-                          case cluster:call(A, ?MODULE, logged, []) of [_] -> true; L -> L end
+                          case cluster:call(A, kept_log, kept, []) of [_] -> true; L -> L end
                   end),
-    [{warning, Text}] = cluster:call(A, ?MODULE, logged, []),
+    [{warning, Text}] = cluster:call(A, kept_log, kept, []),
     ct:log("~ts", [Text]),
     {match, [_, Queued, Unconfirmed]} =
         re:run(Text, " ([0-9]+) messages .* lost.* ([0-9]+)", [{capture, all, list}]),
@@ -376,27 +376,15 @@ reported_once(_) ->
 install_log() -> install_log(warning).
 
 install_log(Level) ->
-    true = register(kept_log, spawn(fun() -> keep_log([]) end)),
-    ok = logger:set_primary_config(level, Level),
     %% What the default handler would show.
     {ok, Default} = logger:get_handler_config(default),
-    ok = logger:add_handler(kept, ?MODULE, maps:with([filters, filter_default], Default)).
+    kept_log:keep(Level, maps:with([filters, filter_default], Default), fun ?MODULE:line/1).
 
-log(#{level := Level, msg := {report, Report}, meta := #{domain := [trunkline]}}, _) ->
+line(#{level := Level, msg := {report, Report}, meta := #{domain := [trunkline]}}) ->
     {Format, Args} = trunkline_log:text(Report),
-    kept_log ! {Level, lists:flatten(io_lib:format(Format, Args))};
-log(_, _) ->
-    ok.
-
-keep_log(Lines) ->
-    receive
-        {get, From} -> From ! {lines, lists:reverse(Lines)}, keep_log(Lines);
-        Line -> keep_log([Line | Lines])
-    end.
-
-logged() ->
-    kept_log ! {get, self()},
-    receive {lines, Lines} -> Lines end.
+    {true, {Level, lists:flatten(io_lib:format(Format, Args))}};
+line(_) ->
+    false.
 
 %% One node that stands still does not stall the others.
 many_nodes(_) ->
@@ -672,11 +660,11 @@ halts_after_replies(_) ->
     A = cluster:start([{lanes, 1}]),
     ok = cluster:call(A, ?MODULE, install_log, [notice]),
     Unconfirmed = halts_after_reply(A, 5, 40),
-    cluster:await(fun() -> case cluster:call(A, ?MODULE, logged, []) of
+    cluster:await(fun() -> case cluster:call(A, kept_log, kept, []) of
                                [] -> {no_notice, Unconfirmed};
                                _ -> true
                            end end),
-    Log = cluster:call(A, ?MODULE, logged, []),
+    Log = cluster:call(A, kept_log, kept, []),
     ct:log("~p ~p", [Unconfirmed, Log]),
     ?assertEqual([], [Line || {warning, _} = Line <- Log]),
     ?assertEqual([], [Text
@@ -1068,9 +1056,9 @@ tell_nonsense(Bulk) ->
                                  [sys:get_state(P, ?DEADLINE) || {_, P} <- Processes]
                          end),
          are_there(Processes, X),
-         ?assertEqual([], [Line || {_, Line} <- cluster:call(X, ?MODULE, logged, []),
+         ?assertEqual([], [Line || {_, Line} <- cluster:call(X, kept_log, kept, []),
                                    string:find(Line, "unexpected message: nonsense") =:= nomatch]),
-         ?assertEqual(length(Processes), length(cluster:call(X, ?MODULE, logged, [])))
+         ?assertEqual(length(Processes), length(cluster:call(X, kept_log, kept, [])))
      end || X <- [A, B]],
     exchange:both_ways(A, B, [10, 100_000, 20]),
     ?assertEqual(0, finish(Load, A, B)),
@@ -1102,7 +1090,7 @@ waits_and_answers(_) ->
                             receive {'DOWN', _, process, Server, normal} -> ok end
                     end),
     ?assertEqual([nonsense, nonsense, nonsense],
-                 [nonsense || {_, Line} <- cluster:call(A, ?MODULE, logged, []),
+                 [nonsense || {_, Line} <- cluster:call(A, kept_log, kept, []),
                               string:find(Line, "unexpected message: nonsense") =/= nomatch]),
     cluster:stop_all([A, B]).
 

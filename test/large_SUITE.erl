@@ -21,7 +21,7 @@
          connection_breaks/1, breaks_before_the_term/1, new_incarnation/1,
          stops/1, stops_by_distribution/1, memory/1,
          memory_after_one/1, idle_connection/1]).
--export([find/2, log/2]).
+-export([find/2, size_of/1]).
 
 suite() -> [{timetrap, {minutes, 10}}].
 
@@ -1560,13 +1560,7 @@ puppet(To, Id, N) ->
 nothing_in_the_log(_) ->
     {A, B} = cluster:pair([{bulk_transport, dist}]),         % many fragments
     [To] = cluster:call(B, freight, start_receivers, [1]),
-    lists:foreach(
-      fun(At) ->
-              ok = cluster:call(At, fun() ->
-                  true = register(log_sizes, spawn(fun() -> log_sizes([]) end)),
-                  logger:add_handler(sizes, ?MODULE, #{})
-              end)
-      end, [A, B]),
+    [ok = cluster:call(At, kept_log, keep, [error, #{}, fun ?MODULE:size_of/1]) || At <- [A, B]],
     lists:foreach(
       fun({Victim, At, Other}) ->
               Sender = cluster:call(
@@ -1600,8 +1594,7 @@ nothing_in_the_log(_) ->
             {link, B, A}]),
     lists:foreach(
       fun(Node) ->
-              Sizes = cluster:call(
-                        Node, fun() -> log_sizes ! {get, self()}, receive {sizes, S} -> S end end),
+              Sizes = cluster:call(Node, kept_log, kept, []),
               ct:log("sizes of reports: ~w", [Sizes]),
               ?assertEqual([], [S || S <- Sizes, S > 20_000])
       end, [A, B]),
@@ -1612,13 +1605,7 @@ until_told(Do) ->
     _ = Do(),
     receive stop -> ok after 0 -> until_told(Do) end.
 
-log(Event, _) -> log_sizes ! {size, iolist_size(logger_formatter:format(Event, #{}))}.
-
-log_sizes(Sizes) ->
-    receive
-        {size, Size} -> log_sizes([Size | Sizes]);
-        {get, From} -> From ! {sizes, Sizes}, log_sizes(Sizes)
-    end.
+size_of(Event) -> {true, iolist_size(logger_formatter:format(Event, #{}))}.
 
 %% Whether the dock has parts of a message.
 has_parts(Node) ->

@@ -15,8 +15,8 @@
          own_address/1, all_addresses/1, address_of_distribution/1, ipv6_distribution/1,
          advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1,
          lanes_without_port/1, busy_peer/1]).
--export([hook_controlling_process/0, load_all/0, install_log/0, log/2, logged/0, mislead/2,
-         misleading/2, frames/3, bad_frames/0]).
+-export([hook_controlling_process/0, load_all/0, install_log/0, entry/1, mislead/2, misleading/2,
+         frames/3, bad_frames/0]).
 
 suite() -> [{timetrap, {minutes, 8}}].
 
@@ -74,7 +74,7 @@ load_all() ->
     code:ensure_modules_loaded(
       lists:append([Modules || App <- [kernel, stdlib, crypto, public_key, ssl, trunkline],
                                {ok, Modules} <- [application:get_key(App, modules)]])
-      ++ [?MODULE, exchange, freight, stranger, cluster, traffic, peer]).
+      ++ [?MODULE, exchange, freight, kept_log, stranger, cluster, traffic, peer]).
 
 %% Hundreds of connections that are closed at once, orderly or not.
 port_scan(Config) ->
@@ -464,7 +464,7 @@ reported_now_and_then(Config) ->
     Lines(1),
     Lines(2),
     %% When they were written, and not when somebody has seen them.
-    [First, Second | _] = [T div 1000 || {{T, _}, _, _} <- lists:nthtail(Earlier, log_of(B))],
+    [First, Second | _] = [T div 1000 || {T, _, _} <- lists:nthtail(Earlier, log_of(B))],
     ?assert(Second - First > ?REPORT - 1000),
     replaced(B, fun() -> whereis(trunkline_listener) end),
     {_, Owner} = stranger:invitation(B),
@@ -888,7 +888,7 @@ unreachable_port(_) ->
     Closing ! stop.
 
 is_logged(Node, Words) ->
-    Texts = [Text || {_, warning, Text} <- cluster:call(Node, ?MODULE, logged, [])],
+    Texts = [Text || {_, warning, Text} <- log_of(Node)],
     lists:any(fun(Text) -> string:find(Text, Words) =/= nomatch end, Texts) orelse Texts.
 
 %% The attempt to connect has five seconds; messages do not wait for it. (A machine that
@@ -1119,18 +1119,11 @@ memory(Node) ->
 
 %% All that the node would log.
 install_log() ->
-    Caller = self(),
-    Pid = spawn(fun() ->
-                        ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set]),
-                        ok = logger:set_primary_config(level, notice),
-                        ok = logger:remove_handler(default),
-                        ok = logger:add_handler(?MODULE, ?MODULE, #{}),
-                        Caller ! {self(), installed},
-                        receive stop -> ok end
-                end),
-    receive {Pid, installed} -> ok end.
+    ok = logger:remove_handler(default),
+    kept_log:keep(notice, #{}, fun ?MODULE:entry/1).
 
-log(#{level := Level, msg := Msg, meta := #{time := Time}}, _) ->
+%% {When, Level, Text}
+entry(#{level := Level, msg := Msg, meta := #{time := Time}}) ->
     Text = case Msg of
                {Format, Args} when is_list(Format) -> lists:flatten(io_lib:format(Format, Args));
                {report, #{what := _} = Report} ->
@@ -1138,12 +1131,9 @@ log(#{level := Level, msg := Msg, meta := #{time := Time}}, _) ->
                    lists:flatten(io_lib:format(Format, Args));
                _ -> Msg
            end,
-    ets:insert(?MODULE, {{Time, erlang:unique_integer([monotonic])}, Level, Text}).
+    {true, {Time, Level, Text}}.
 
-%% {When, Level, Text}, in order.
-logged() -> ets:tab2list(?MODULE).
-
-log_of(Node) -> cluster:call(Node, ?MODULE, logged, []).
+log_of(Node) -> cluster:call(Node, kept_log, kept, []).
 
 %% The process at B where large messages of A arrive.
 dock(A, B) ->

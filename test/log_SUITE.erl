@@ -8,7 +8,7 @@
 -export([all/0, suite/0]).
 -export([texts/1, connections/1, every_what/1, default_handler/1, no_default_handler/1,
          come_and_go/1, link_killed/1]).
--export([log/2, keep/1, kept/0]).
+-export([log/2, report/1]).
 
 suite() -> [{timetrap, {minutes, 2}}].
 
@@ -112,9 +112,9 @@ run(Before, After, Config) ->
 %% the data.
 come_and_go(_) ->
     [A, B] = cluster:start_all([[{lanes, 2}], []]),
-    ok = cluster:call(A, ?MODULE, keep, [info]),
+    ok = cluster:call(A, kept_log, keep, [info, #{}, fun ?MODULE:report/1]),
     Said = fun(What) -> [Report || {info, #{what := W} = Report}
-                                       <- cluster:call(A, ?MODULE, kept, []), W =:= What] end,
+                                       <- cluster:call(A, kept_log, kept, []), W =:= What] end,
     NodeB = cluster:node_of(B),
     cluster:connect(A, B),
     cluster:await_up(A, B),
@@ -138,7 +138,7 @@ come_and_go(_) ->
 %% A link is killed, and its lanes with it: what is lost is not blamed on the peer.
 link_killed(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
-    ok = cluster:call(A, ?MODULE, keep, [warning]),
+    ok = cluster:call(A, kept_log, keep, [warning, #{}, fun ?MODULE:report/1]),
     NodeB = cluster:node_of(B),
     cluster:suspend(B),
     true = cluster:call(A, fun() ->
@@ -147,7 +147,7 @@ link_killed(_) ->
                                    #{link := Link} = trunkline_peers:lookup(NodeB),
                                    exit(Link, kill)
                            end),
-    Said = fun() -> [Line || {_, #{what := What}} = Line <- cluster:call(A, ?MODULE, kept, []),
+    Said = fun() -> [Line || {_, #{what := What}} = Line <- cluster:call(A, kept_log, kept, []),
                              What =:= lanes_killed orelse What =:= lanes_ended] end,
     cluster:await(fun() -> Said() =/= [] end),
     ?assertMatch([{warning, #{what := lanes_killed, peer := NodeB, messages := 10}}], Said()),
@@ -157,26 +157,11 @@ link_killed(_) ->
     cluster:continue(B),
     cluster:stop_all([A, B]).
 
-%% Keeps what is logged from that level on. Runs at the node.
-keep(Level) ->
-    Pid = spawn(fun() -> keeper([]) end),
-    true = register(?MODULE, Pid),
-    ok = logger:set_primary_config(level, Level),
-    logger:add_handler(?MODULE, ?MODULE, #{}).
-
-keeper(Reports) ->
-    receive
-        {kept, From} -> From ! {?MODULE, lists:reverse(Reports)}, keeper(Reports);
-        {Level, Report} -> keeper([{Level, Report} | Reports])
-    end.
-
-kept() ->
-    ?MODULE ! {kept, self()},
-    receive {?MODULE, Reports} -> Reports end.
+%% What is kept of an event.
+report(#{level := Level, msg := {report, #{what := _} = Report}}) -> {true, {Level, Report}};
+report(_) -> false.
 
 %% A handler. Runs at the node.
-log(#{level := Level, msg := {report, #{what := _} = Report}}, #{id := ?MODULE}) ->
-    ?MODULE ! {Level, Report};
 log(#{msg := {report, #{what := What, module := Module}}, meta := #{domain := Domain}}, _) ->
     io:format(user, "~0p~n", [{Domain, What, Module}]);
 log(_, _) ->

@@ -808,5 +808,5 @@ at_rest(Before, #{wrong := Wrong} = C) ->
 
 crashes(#{wrong := Wrong} = C) ->
     Crashes = [{crash, Id, Text} || Id <- ?NODES,
-                                    Text <- cluster:call(node_at(Id, C), nemesis_node, logged, [])],
+                                    Text <- cluster:call(node_at(Id, C), kept_log, kept, [])],
     C#{wrong := Crashes ++ Wrong}.

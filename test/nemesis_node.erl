@@ -3,7 +3,7 @@
 
 -export([by_kind/1, kill/2, kill_name/1, close_connection/1, close_distribution/1, fill/1]).
 -export([rest/0, keep_counters/0, counted/0, sessions/0]).
--export([install_log/0, log/2, logged/0]).
+-export([install_log/0, crash/1]).
 
 -include("../src/gate/trunkline_route.hrl").
 
@@ -148,12 +148,10 @@ sessions() ->
 
 %% Reports of errors that name Trunkline, with a reason that nobody has planned: the first ones.
 install_log() ->
-    true = register(nemesis_crashes, spawn(fun() -> keep_log([]) end)),
-    ok = logger:add_handler(nemesis, ?MODULE, #{level => error}),
     _ = logger:remove_handler(default),
-    ok.
+    kept_log:keep(error, #{}, fun ?MODULE:crash/1).
 
-log(#{level := error, msg := Msg}, _) ->
+crash(#{level := error, msg := Msg}) ->
     Text = case Msg of
                {report, Report} -> io_lib:format("~0tp", [Report]);
                {string, String} -> String;
@@ -163,20 +161,10 @@ log(#{level := error, msg := Msg}, _) ->
     Unplanned = "badmatch|(case|function|if|try)_clause|bad(arg|key|map|record)|undef\\b|corrupt",
     case {string:find(Flat, "trunkline_"), re:run(Flat, Unplanned, [unicode])} of
         {Found, {match, [{At, _} | _]}} when Found =/= nomatch ->
-            nemesis_crashes ! {crash, lists:sublist(Flat, max(1, At - 100), 400)};
+            length(kept_log:kept()) < 3
+                andalso {true, lists:sublist(Flat, max(1, At - 100), 400)};
         _ ->
-            ok
+            false
     end;
-log(_, _) ->
-    ok.
-
-keep_log(Crashes) ->
-    receive
-        {crash, Text} when length(Crashes) < 3 -> keep_log([Text | Crashes]);
-        {crash, _} -> keep_log(Crashes);
-        {get, From} -> From ! {crashes, lists:reverse(Crashes)}, keep_log(Crashes)
-    end.
-
-logged() ->
-    nemesis_crashes ! {get, self()},
-    receive {crashes, Crashes} -> Crashes end.
+crash(_) ->
+    false.

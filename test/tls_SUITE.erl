@@ -241,7 +241,7 @@ quiet_log(Config) ->
     [attempt(Port, garbage, none) || _ <- lists:seq(1, 20)],
     [_ = stranger:secure(stranger:connect(Port), careless([])) || _ <- lists:seq(1, 20)],
     cluster:await(fun() -> refused(B) >= Refused + 40 orelse refused(B) end, ?LONG),
-    Log = cluster:call(B, listener_SUITE, logged, []),
+    Log = cluster:call(B, kept_log, kept, []),
     ct:log("~p", [Log]),
     ?assert(length(Log) =< 1 + (erlang:monotonic_time(millisecond) - Start) div 10_000),
     cluster:stop_all([A, B]).
