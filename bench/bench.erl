@@ -15,7 +15,7 @@
 -export([processors/1, used/1, log_briefly/0]).
 -export([callers/0, calls/3, by_unit/2]).
 -export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
-         number/1, encode/1]).
+         number/1]).
 
 -export_type([variant/0, result/0, target/0]).
 
@@ -370,7 +370,7 @@ finish(Bench, Results, Targets) ->
              rounds => rounds(),
              results => [json_result(Unit, Result) || {Unit, Rs} <- Results, Result <- Rs],
              targets => [json_target(T) || T <- Targets]},
-    say("~ts", [encode(Json)]).
+    say("~ts", [trunkline_json:encode(Json)]).
 
 verdict(#{at_least := Bound, measured := M}) when M >= Bound ->
     io_lib:format("met (at least ~p)", [Bound]);
@@ -393,19 +393,3 @@ json_result(Unit, {Case, Variants}) ->
 json_target(#{name := Name} = Target) ->
     Target#{name := unicode:characters_to_binary(Name),
             met => case lists:flatten(verdict(Target)) of "met" ++ _ -> true; _ -> false end}.
-
-%% OTP 25 has no json module. Only what benchmarks print.
--spec encode(term()) -> iolist().
-encode(Map) when is_map(Map) ->
-    ["{", lists:join(",", [[$", atom_to_list(K), "\":", encode(V)]
-                           || {K, V} <- lists:sort(maps:to_list(Map))]), "}"];
-encode(List) when is_list(List) ->
-    ["[", lists:join(",", [encode(E) || E <- List]), "]"];
-encode(Text) when is_binary(Text) ->
-    [$", string:replace(string:replace(Text, "\\", "\\\\", all), "\"", "\\\"", all), $"];
-encode(Bool) when is_boolean(Bool) ->
-    atom_to_list(Bool);
-encode(Int) when is_integer(Int) ->
-    integer_to_list(Int);
-encode(Float) when is_float(Float) ->
-    float_to_list(Float, [{decimals, 4}, compact]).
