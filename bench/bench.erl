@@ -13,15 +13,18 @@
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
 -export([poll/2, delay_send/2, collect_garbage/0, collect_garbage/1]).
 -export([processors/1, used/1, log_briefly/0]).
--export([callers/0, calls/3, by_unit/2]).
--export([median/1, percentile/2, ratio/3, target/4, say/2, table/3, overview/1, finish/3,
-         number/1]).
+-export([callers/0, callers/4, calls/3]).
+-export([a_case/4, tables/4, by_unit/2, results/2]).
+-export([median/1, percentile/2, ratio/3, target/4, targets/2, say/2, table/3, overview/1,
+         finish/3, number/1]).
 
--export_type([variant/0, result/0, target/0]).
+-export_type([variant/0, result/0, figures/0, target/0]).
 
 -type variant() :: atom().
 %% Of one case: what was measured of each variant, a value a round.
 -type result() :: {Case :: string(), [{variant(), [number()]}]}.
+%% The same in each of several units.
+-type figures() :: #{Unit :: string() => [{variant(), [number()]}]}.
 -type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
 
 %% Of a term in the log.
@@ -236,6 +239,15 @@ callers() ->
         Callers -> [list_to_integer(C) || C <- string:lexemes(Callers, " ")]
     end.
 
+%% A variant of that: in turn with others, as many calls as take long enough.
+-spec callers(variant(), node(), pos_integer(), fun((pos_integer(), N) -> N)) ->
+          {variant(), fun(() -> [number()])}.
+callers(Variant, Node, Callers, Call) ->
+    {Variant, sized(fun(Calls) ->
+                            tune(Node, Variant =:= tuned),
+                            calls(Callers, max(20, Calls div Callers), Call)
+                    end)}.
+
 %% So many callers make so many calls each, one after the other. Call gets the number of the caller
 %% and that of the call, which it must answer. [calls a second, p50 in us, p99 in us]
 -spec calls(pos_integer(), pos_integer(), fun((pos_integer(), N) -> N)) -> [number()].
@@ -262,6 +274,24 @@ us(Native) -> erlang:convert_time_unit(Native, native, nanosecond) / 1000.
 
 %% --- figures ------------------------------------------------------------------
 
+%% Measures the variants in turn, which have a figure in each of these units, and shows them.
+-spec a_case(string(), [string()], [variant()], [{variant(), fun(() -> [number()])}]) ->
+          {Case :: string(), figures()}.
+a_case(Case, Units, Bases, Variants) -> tables(Case, Units, Bases, in_turn(Variants)).
+
+%% A table for each unit.
+-spec tables(string(), [string()], [variant()], [{variant(), [[number()]]}]) ->
+          {Case :: string(), figures()}.
+tables(Case, Units, Bases, Measured) ->
+    Figures = by_unit(Units, Measured),
+    lists:foreach(fun(Unit) -> table(Unit, Bases, {Case, maps:get(Unit, Figures)}) end, Units),
+    {Case, Figures}.
+
+%% For finish/3.
+-spec results([string()], [{Case :: string(), figures()}]) -> [{Unit :: string(), [result()]}].
+results(Units, Cases) ->
+    [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- Units].
+
 -spec median([number(), ...]) -> number().
 median(Values) -> trunkline_compare:median(Values).
 
@@ -269,7 +299,7 @@ median(Values) -> trunkline_compare:median(Values).
 percentile(Percent, Values) -> trunkline_compare:percentile(Percent, Values).
 
 %% Of measurements that have a figure in each of these units: the variants' figures by unit.
--spec by_unit([string()], [{variant(), [[number()]]}]) -> #{string() => [{variant(), [number()]}]}.
+-spec by_unit([string()], [{variant(), [[number()]]}]) -> figures().
 by_unit(Units, Measured) ->
     maps:from_list([{Unit, [{V, [lists:nth(I, M) || M <- Ms]} || {V, Ms} <- Measured]}
                     || {I, Unit} <- lists:zip(lists:seq(1, length(Units)), Units)]).
@@ -282,6 +312,15 @@ ratio(A, B, Variants) ->
 -spec target(string(), at_least | at_most, number(), number()) -> target().
 target(Name, Kind, Bound, Measured) ->
     #{name => Name, Kind => Bound, measured => Measured}.
+
+%% Of Trunkline to that base, where that case has been measured.
+-spec targets([{Case, figures()}],
+              [{Name :: string(), at_least | at_most, number(), {Case, string(), variant()}}]) ->
+          [target()] when Case :: string().
+targets(Cases, Rows) ->
+    [target(Name, Kind, Bound, ratio(trunkline, Base, Variants))
+     || {Name, Kind, Bound, {Case, Unit, Base}} <- Rows,
+        {C, #{Unit := Variants}} <- Cases, C =:= Case].
 
 %% --- output -------------------------------------------------------------------
 

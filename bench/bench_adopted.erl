@@ -3,15 +3,13 @@
 -module(bench_adopted).
 
 -export([variants/0, start/3, await/2, call/4, stop/1]).
--export([measure/2, with_cost/3, tables/1, results/1]).
+-export([measure/3, with_cost/3, results/1]).
 
 -export_type([variant/0, started/0]).
 
 -type variant() :: stock | adopted.
 -type started() :: #{variant := variant(), peer := pid(), node := node(), name := atom(),
                      pid := string()}.                  % of the operating system
-%% Of a case, by unit.
--type figures() :: #{Unit :: string() => [{variant(), [number()]}]}.
 
 -define(DEADLINE, 60_000).
 
@@ -58,12 +56,11 @@ stop(#{peer := Peer}) -> peer:stop(Peer).
 %% --- figures ------------------------------------------------------------------
 
 %% Rate does so many operations between the two nodes, or about so many, with_cost/3.
--spec measure(Rate, [{variant(), [started()]}]) -> figures()
+-spec measure(Case :: string(), Rate, [{variant(), [started()]}]) -> {string(), bench:figures()}
               when Rate :: fun((pos_integer(), [started()]) -> [number()]).
-measure(Rate, Pairs) ->
-    Measured = bench:in_turn([{Variant, bench:sized(fun(N) -> Rate(N, Pair) end)}
-                              || {Variant, Pair} <- Pairs]),
-    bench:by_unit(units(), Measured).
+measure(Case, Rate, Pairs) ->
+    bench:a_case(Case, units(), [stock], [{Variant, bench:sized(fun(N) -> Rate(N, Pair) end)}
+                                          || {Variant, Pair} <- Pairs]).
 
 %% Load does exactly so many, and answers as bench:calls/3 does. In the order of units/0.
 -spec with_cost(Load, pos_integer(), [started()]) -> [number()] when Load :: fun(() -> [number()]).
@@ -76,13 +73,6 @@ used(Pair) -> bench:used([Pid || #{pid := Pid} <- Pair]).
 
 units() -> ["operations/s", "us of CPU", "us p50", "us p99"].
 
--spec tables([{Case :: string(), figures()}]) -> ok.
-tables(Cases) ->
-    _ = [bench:table(Unit, [stock], {Case, maps:get(Unit, Figures)})
-         || {Case, Figures} <- Cases, Unit <- units()],
-    ok.
-
 %% For bench:finish/3.
--spec results([{Case :: string(), figures()}]) -> [{Unit :: string(), [bench:result()]}].
-results(Cases) ->
-    [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]} || Unit <- units()].
+-spec results([{Case :: string(), bench:figures()}]) -> [{Unit :: string(), [bench:result()]}].
+results(Cases) -> bench:results(units(), Cases).

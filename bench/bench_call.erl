@@ -17,10 +17,17 @@ run() ->
     Servers = #{node() => start_servers(16), Node => erpc:call(Node, ?MODULE, start_servers, [16])},
     Cases = [measure(Callers, N, Node, Servers) || N <- [1, 16], Callers <- bench:callers()],
     bench:stop_peer(Peer),
-    bench:finish("call",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
-                  || Unit <- units()],
-                 targets(maps:from_list(Cases))).
+    bench:finish("call", bench:results(units(), Cases),
+                 bench:targets(
+                   Cases,
+                   [{"100 to 1, calls/s: Trunkline / stock", at_least, 4,
+                     {"100 to 1", "calls/s", stock}},
+                    {"100 to 1, calls/s: Trunkline / tuned", at_least, 2.5,
+                     {"100 to 1", "calls/s", tuned}},
+                    {"100 to 1, p99: Trunkline / stock", at_most, 0.5,
+                     {"100 to 1", "us p99", stock}},
+                    {"1 to 1, p50: Trunkline / stock", at_most, 1.15,
+                     {"1 to 1", "us p50", stock}}])).
 
 units() -> ["calls/s", "us p50", "us p99"].
 
@@ -29,44 +36,14 @@ measure(Callers, N, Node, Servers) ->
         fun(V) ->
                 At = case V of same -> node(); _ -> Node end,
                 To = lists:sublist(maps:get(At, Servers), N),
-                {V, bench:sized(fun(Calls) ->
-                                        bench:tune(Node, V =:= tuned),
-                                        bench:calls(Callers, max(20, Calls div Callers),
-                                                    fun(I, Term) ->
-                                                            call(V, lists:nth(I rem N + 1, To),
-                                                                 Term)
-                                                    end)
-                                end)}
+                bench:callers(V, Node, Callers,
+                              fun(I, Term) -> call(V, lists:nth(I rem N + 1, To), Term) end)
         end,
-    Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, trunkline]]),
-    Figures = bench:by_unit(units(), Measured),
-    Case = name(Callers, N),
-    lists:foreach(fun(Unit) ->
-                          bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)})
-                  end, units()),
-    {Case, Figures}.
-
-name(Callers, Servers) -> lists:concat([Callers, " to ", Servers]).
+    bench:a_case(lists:concat([Callers, " to ", N]), units(), [stock, tuned],
+                 [Variant(V) || V <- [same, stock, tuned, trunkline]]).
 
 call(trunkline, Server, Term) -> trunkline:call(Server, {echo, Term}, 60000);
 call(_, Server, Term) -> gen_server:call(Server, {echo, Term}, 60000).
-
-targets(Cases) ->
-    Of = fun(Callers, Unit, Base) ->
-                 case Cases of
-                     #{Callers := #{Unit := Variants}} -> bench:ratio(trunkline, Base, Variants);
-                     _ -> none
-                 end
-         end,
-    [bench:target(Name, Kind, Bound, Measured)
-     || {Name, Kind, Bound, Measured} <-
-            [{"100 to 1, calls/s: Trunkline / stock", at_least, 4,
-              Of("100 to 1", "calls/s", stock)},
-             {"100 to 1, calls/s: Trunkline / tuned", at_least, 2.5,
-              Of("100 to 1", "calls/s", tuned)},
-             {"100 to 1, p99: Trunkline / stock", at_most, 0.5, Of("100 to 1", "us p99", stock)},
-             {"1 to 1, p50: Trunkline / stock", at_most, 1.15, Of("1 to 1", "us p50", stock)}],
-        Measured =/= none].
 
 %% --- the servers ----------------------------------------------------------------
 

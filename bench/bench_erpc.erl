@@ -15,32 +15,20 @@ run() ->
               [bench:rounds()]),
     Cases = [measure(Callers, Node) || Callers <- bench:callers()],
     bench:stop_peer(Peer),
-    bench:finish("erpc",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
-                  || Unit <- units()],
-                 targets(maps:from_list(Cases))).
+    bench:finish("erpc", bench:results(units(), Cases),
+                 bench:targets(Cases, [{"100 callers, calls/s: Trunkline / stock", at_least, 3,
+                                        {"100 callers", "calls/s", stock}}])).
 
 units() -> ["calls/s", "us p50", "us p99"].
 
 measure(Callers, Node) ->
-    Variant =
-        fun(V) ->
-                {V, bench:sized(fun(Calls) ->
-                                        bench:tune(Node, V =:= tuned),
-                                        bench:calls(Callers, max(20, Calls div Callers),
-                                                    fun(_, N) -> call(V, Node, [N]) end)
-                                end)}
-        end,
-    Measured = bench:in_turn([Variant(V) || V <- [same, stock, tuned, rpc, trunkline]]),
-    Figures = bench:by_unit(units(), Measured),
     Case = case Callers of
                1 -> "1 caller";
                _ -> lists:concat([Callers, " callers"])
            end,
-    lists:foreach(fun(Unit) ->
-                          bench:table(Unit, [stock, tuned], {Case, maps:get(Unit, Figures)})
-                  end, units()),
-    {Case, Figures}.
+    bench:a_case(Case, units(), [stock, tuned],
+                 [bench:callers(V, Node, Callers, fun(_, N) -> call(V, Node, [N]) end)
+                  || V <- [same, stock, tuned, rpc, trunkline]]).
 
 %% With a limit in time erpc executes a function for this node in a process of its own, as
 %% it does elsewhere.
@@ -51,16 +39,3 @@ call(_, Node, Args) -> erpc:call(Node, ?MODULE, echo, Args, 60000).
 
 -spec echo(Term) -> Term.
 echo(Term) -> Term.
-
-targets(Cases) ->
-    Of = fun(Callers, Unit, Base) ->
-                 case Cases of
-                     #{Callers := #{Unit := Variants}} -> bench:ratio(trunkline, Base, Variants);
-                     _ -> none
-                 end
-         end,
-    [bench:target(Name, Kind, Bound, Measured)
-     || {Name, Kind, Bound, Measured} <-
-            [{"100 callers, calls/s: Trunkline / stock", at_least, 3,
-              Of("100 callers", "calls/s", stock)}],
-        Measured =/= none].

@@ -29,16 +29,15 @@ run() ->
              measure("one node, 1 KB", [hd(Nodes)], Kilobyte),
              measure("four nodes, 1 KB", Nodes, Kilobyte)],
     lists:foreach(fun bench:stop_peer/1, Peers),
-    Of = fun(Unit) -> [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases] end,
-    [{_, Rates} | _] = Of("delivered/s"),
-    bench:finish("fanout", [{Unit, Of(Unit)} || Unit <- units()],
+    Results = [{_, [{_, Rates} | _]}, {_, Times}] = bench:results(units(), Cases),
+    bench:finish("fanout", Results,
                  [bench:target("one node, delivered/s: Trunkline / !", at_least, 8,
                                bench:ratio(trunkline, stock, Rates)),
                   bench:target("one node, delivered/s: Trunkline / relay", at_least, 1.2,
                                bench:ratio(trunkline, relay, Rates))
                   | [bench:target(Case ++ ", caller's time: Trunkline / !", at_most, 0.02,
                                   bench:ratio(trunkline, stock, Variants))
-                     || {Case, Variants} <- Of("us, caller")]]).
+                     || {Case, Variants} <- Times]]).
 
 units() -> ["delivered/s", "us, caller"].
 
@@ -53,14 +52,10 @@ measure(Case, Nodes, Message) ->
                                   fan_outs(V, Places, Message, ?TIMES)
                           end}
               end,
-    Variants = [same, stock, tuned, relay, trunkline],
-    Measured = bench:in_turn([Variant(V) || V <- Variants]),
-    Figures = bench:by_unit(units(), Measured),
-    lists:foreach(fun(Unit) ->
-                          bench:table(Unit, [stock, tuned, relay], {Case, maps:get(Unit, Figures)})
-                  end, units()),
+    Measured = bench:a_case(Case, units(), [stock, tuned, relay],
+                            [Variant(V) || V <- [same, stock, tuned, relay, trunkline]]),
     lists:foreach(fun stop/1, Here ++ There),
-    {Case, Figures}.
+    Measured.
 
 %% So many processes at that node.
 -spec start(node(), pos_integer()) -> #place{}.

@@ -35,10 +35,9 @@ run() ->
     bench:say("~nmnesia, a table at two nodes, ~b processes with values of ~b B; ~b rounds",
               [?WRITERS, ?BYTES, bench:rounds()]),
     Pairs = [{Variant, pair(Variant)} || Variant <- bench_adopted:variants()],
-    Cases = [{Case, measure(Kind, Pairs)} || {Case, Kind} <- cases()],
+    Cases = [measure(Case, Kind, Pairs) || {Case, Kind} <- cases()],
     {Done, PairsNow} = lists:mapfoldl(fun(_, Now) -> all_faults(Now) end, Pairs,
                                       lists:seq(1, bench:rounds())),
-    ok = bench_adopted:tables(Cases),
     bench:say("~nnodes that were killed under load and started again: ~b; after each the tables "
               "were the same,~nwith all that these numbers of synchronous transactions had "
               "written: ~0p",
@@ -95,8 +94,8 @@ join(Other) ->
 
 %% --- rates ------------------------------------------------------------------------
 
-measure(Kind, Pairs) ->
-    bench_adopted:measure(fun(N, Pair) -> rate(Kind, N, Pair) end, Pairs).
+measure(Case, Kind, Pairs) ->
+    bench_adopted:measure(Case, fun(N, Pair) -> rate(Kind, N, Pair) end, Pairs).
 
 rate(Kind, N, [A, _] = Pair) ->
     Each = N div ?WRITERS,

@@ -20,9 +20,7 @@ run() ->
                                              {"100 processes monitor 1,000 each", 100, ?MONITORS},
                                              {"1,000 processes monitor the same 100", 1000, 100}]],
     bench:stop_peer(Peer),
-    bench:finish("monitor",
-                 [{Unit, [{Case, maps:get(Unit, Figures)} || {Case, Figures} <- Cases]}
-                  || Unit <- units()],
+    bench:finish("monitor", bench:results(units(), Cases),
                  lists:append([targets(Case, Figures) || {Case, Figures} <- Cases])).
 
 units() -> ["ms, set and fired", "ms, set", "ms, fired"].
@@ -33,12 +31,7 @@ measure(Name, Callers, Servers, Node) ->
                             At = case V of same -> node(); _ -> Node end,
                             round(V, Callers, Servers, ?MONITORS, At)
                     end} || V <- [same, stock, tuned, trunkline]],
-    Measured = bench:in_turn(Variants),
-    Figures = bench:by_unit(units(), Measured),
-    lists:foreach(fun(Unit) ->
-                          bench:table(Unit, [stock, tuned], {Name, maps:get(Unit, Figures)})
-                  end, units()),
-    {Name, Figures}.
+    bench:a_case(Name, units(), [stock, tuned], Variants).
 
 targets(Case, #{"ms, set and fired" := Variants}) ->
     [bench:target(lists:concat([Case, ": Trunkline / ", Base]), at_most, 1,

@@ -30,17 +30,16 @@ run() ->
     bench:say("8 to 8, looked at or not; ~b rounds", [bench:rounds()]),
     _ = started(unobserved, Node),
     N = round(?SECONDS * bench_throughput:run(trunkline, 8, ping, Node, 50_000)),
-    Measured = bench:in_turn([{V, fun() -> measure(V, Reader, Node, N) end}
-                              || V <- [unobserved, unobserved_again, observed]]),
+    Units = ["messages/s", "us of both nodes"],
+    Case = bench:a_case("8 to 8, {ping, N, 1}", Units, [unobserved],
+                        [{V, fun() -> measure(V, Reader, Node, N) end}
+                         || V <- [unobserved, unobserved_again, observed]]),
     peer:stop(Reader),
     bench:stop_peer(Peer),
-    Units = ["messages/s", "us of both nodes"],
-    ByUnit = bench:by_unit(Units, Measured),
-    Results = [{Unit, {"8 to 8, {ping, N, 1}", maps:get(Unit, ByUnit)}} || Unit <- Units],
-    lists:foreach(fun({Unit, Result}) -> bench:table(Unit, [unobserved], Result) end, Results),
-    Ratio = fun(Unit) -> bench:ratio(observed, unobserved, maps:get(Unit, ByUnit)) end,
-    bench:finish("observed", [{Unit, [Result]} || {Unit, Result} <- Results],
-                 [bench:target("rate observed / unobserved", at_least, 0.98, Ratio(hd(Units)))]).
+    Results = [{_, [{_, Rates}]} | _] = bench:results(Units, [Case]),
+    bench:finish("observed", Results,
+                 [bench:target("rate observed / unobserved", at_least, 0.98,
+                               bench:ratio(observed, unobserved, Rates))]).
 
 %% Messages a second, and the processor time of one.
 measure(Variant, Reader, Node, N) ->

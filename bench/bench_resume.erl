@@ -18,28 +18,20 @@ run() ->
     Time = integer_to_list(resume_time()),
     {_, Node} = Peer = bench:start_peer(["-trunkline", "resume_time", Time]),
     bench:say("One way; ~b rounds, two cores shared by both nodes", [bench:rounds()]),
-    Results = [{name(Pairs, Kind), measure(Pairs, Kind, Node)}
-               || Kind <- [ping, b100, b1000], Pairs <- [1, 8, 100]],
+    Cases = [measure(Pairs, Kind, Node) || Kind <- [ping, b100, b1000], Pairs <- [1, 8, 100]],
     bench:stop_peer(Peer),
-    Rates = [part(1, Result) || Result <- Results],
-    bench:finish("resume", [{"messages/s", Rates},
-                            {"us of both nodes' processors", [part(2, R) || R <- Results]}],
+    Results = [{_, Rates} | _] = bench:results(units(), Cases),
+    bench:finish("resume", Results,
                  [bench:target(Case ++ ": with resume_time / without", at_least, 0.9,
                                bench:ratio(resuming, trunkline, Variants))
                   || {Case, Variants} <- Rates, lists:prefix("8 to 8", Case)]).
 
-name(Pairs, Kind) -> lists:concat([Pairs, " to ", Pairs, ", ", Kind]).
+units() -> ["messages/s", "us of both nodes' processors"].
 
 measure(Pairs, Kind, Node) ->
-    Variants = bench:in_turn([{V, bench:sized(fun(N) -> figures(V, Pairs, Kind, Node, N) end)}
-                              || V <- [trunkline, resuming]]),
-    Name = name(Pairs, Kind),
-    bench:table("messages/s", [trunkline], part(1, {Name, Variants})),
-    bench:table("us of both nodes' processors", [trunkline], part(2, {Name, Variants})),
-    Variants.
-
-part(N, {Case, Variants}) ->
-    {Case, [{V, [lists:nth(N, Figures) || Figures <- Values]} || {V, Values} <- Variants]}.
+    bench:a_case(lists:concat([Pairs, " to ", Pairs, ", ", Kind]), units(), [trunkline],
+                 [{V, bench:sized(fun(N) -> figures(V, Pairs, Kind, Node, N) end)}
+                  || V <- [trunkline, resuming]]).
 
 figures(Variant, Pairs, Kind, Node, N) ->
     Each = max(1, N div Pairs),

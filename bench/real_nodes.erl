@@ -203,13 +203,10 @@ show_rates(System, Cases, [_ | _] = Results, Targets) ->
     Of = fun(Case, Mode) ->
                  [proplists:get_value(Case, Rates) || {M, Rates} <- Results, M =:= Mode]
          end,
-    Figures = [{Case, bench:by_unit(units(), [{Mode, Of(Case, Mode)} || Mode <- [stock, adopted]])}
+    Figures = [bench:tables(Case, units(), [stock],
+                            [{Mode, Of(Case, Mode)} || Mode <- [stock, adopted]])
                || Case <- Cases],
-    _ = [bench:table(Unit, [stock], {Case, maps:get(Unit, ByUnit)})
-         || {Case, ByUnit} <- Figures, Unit <- units()],
-    bench:finish(System, [{Unit, [{Case, maps:get(Unit, ByUnit)} || {Case, ByUnit} <- Figures]}
-                          || Unit <- units()],
-                 Targets(Figures));
+    bench:finish(System, bench:results(units(), Figures), Targets(Figures));
 show_rates(_, _, [], _) ->
     ok.
 
