@@ -27,6 +27,7 @@
 %%       | <---- delivered- | <------------- sent- |
 %%
 %% The connection keeps the order of what the lane sends, so the message is there before `sent' is.
+%% If the connection is lost, this process gives up, and the lane does not send by the next one.
 %% If this process may not deliver to that mailbox (see above), the lane sends the term here. In
 %% both cases it learns where the mailbox is.
 %%
