@@ -182,9 +182,8 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   false -> S
               end};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, retry = Retry} = S) ->
-    %% (They have not failed, however short they have lasted.)
     S1 = lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers)),
-    {noreply, S1#trunk{retry = Retry}};
+    {noreply, S1#trunk{retry = trunkline_retry:lasted(Retry)}};
 handle_info({timeout, Timer, retry}, #trunk{retry = Retry} = S) ->
     {noreply, pump(S#trunk{retry = trunkline_retry:timeout(Timer, Retry)})};
 handle_info({timeout, _, _}, S) ->

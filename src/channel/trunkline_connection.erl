@@ -72,12 +72,12 @@ show(Stats, Field, CongestionControl) ->
 %%
 %% Nothing here may connect the nodes, as a monitor of a process at the peer would: they may just
 %% have been disconnected on purpose.
--spec connect(Reader :: pid(), Trunk :: pid(), settings()) -> connection().
-connect(Reader, Trunk, #{cargo := Cargo, transport := Wanted} = Settings) ->
+-spec connect(Reader :: pid(), Owner :: pid(), settings()) -> connection().
+connect(Reader, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
     Node = node(Reader),
     {To, For} = case Cargo of
                     batches -> {{trunkline_listener, Node}, Reader};
-                    large -> {Reader, Trunk}
+                    large -> {Reader, Owner}
                 end,
     Ref = make_ref(),
     erlang:send(To, {invite, self(), Ref, {Cargo, Wanted}, For}, [noconnect]) =:= ok

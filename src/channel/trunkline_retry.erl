@@ -7,7 +7,7 @@
 -module(trunkline_retry).
 -moduledoc false.
 
--export([new/1, may/1, is_first/1, failed/1, ended/2, timeout/2]).
+-export([new/1, may/1, is_first/1, failed/1, ended/2, lasted/1, timeout/2]).
 
 -export_type([retry/0]).
 
@@ -42,8 +42,12 @@ failed(#retry{pause = Pause} = R) -> later(Pause, min(?LONGEST_PAUSE, 2 * Pause)
 ended(Since, #retry{pause = Pause} = R) ->
     case erlang:monotonic_time(millisecond) - Since < ?PAUSE of
         true -> later(?PAUSE, Pause, R);
-        false -> R#retry{pause = ?PAUSE}
+        false -> lasted(R)
     end.
+
+%% A connection has done what it was for.
+-spec lasted(retry()) -> retry().
+lasted(R) -> R#retry{pause = ?PAUSE}.
 
 later(Pause, Next, #retry{timer = none, message = Message} = R) ->
     Timer = erlang:start_timer(Pause div 2 + rand:uniform(Pause), self(), Message),

@@ -76,6 +76,7 @@
 %% What is known of this node's gate for one inbox.
 -record(account,
         {keys :: [key()],
+         is_introduced = false :: boolean(),       % by a node of 0.5.0, not in a visit
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
          %% ms: since when the inbox has held less than what is outstanding, and when that was last
          %% seen.
@@ -529,7 +530,8 @@ heard_of(_, _, S) ->
 %% The visit to that node, if there is one, is over.
 forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
     lists:foldl(fun forget_one/2, S#state{hosts = trunkline_hosts:is_away(Node, Hosts)},
-                [Keeper || Keeper <- maps:keys(Accounts), node(Keeper) =:= Node]).
+                [Keeper || {Keeper, #account{is_introduced = false}} <- maps:to_list(Accounts),
+                           node(Keeper) =:= Node]).
 
 %% --- rows of inboxes, of any node -----------------------------------------------------
 
@@ -678,7 +680,13 @@ introduce_all(Node, #state{old = Old} = S) ->
 introduced({Keeper, _, _, _} = Inbox, #state{accounts = Accounts} = S)
   when is_pid(Keeper), node(Keeper) =/= node(), not is_map_key(Keeper, Accounts) ->
     _ = monitor(process, Keeper),
-    row(Inbox, S);
+    #state{accounts = Accounts1} = S1 = row(Inbox, S),
+    case Accounts1 of
+        #{Keeper := Account} ->
+            S1#state{accounts = Accounts1#{Keeper := Account#account{is_introduced = true}}};
+        #{} ->
+            S1
+    end;
 introduced(_, S) ->
     S.
 

@@ -11,6 +11,7 @@
 %% To all other processes the keeper is the server. It has the server's name, and it is the child
 %% that the supervisor knows. It forwards system messages and exit signals at once, ahead of all
 %% queued messages. When the server ends, the keeper ends with the same reason, and vice versa.
+%% (If the server has called exit(kill), the keeper ends with `killed'.)
 %%
 %% Under load the keeper's own mailbox may become long all the same. Therefore the receive here is
 %% not selective: it takes the first message.

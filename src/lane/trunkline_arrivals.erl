@@ -21,7 +21,7 @@
 -type serial() :: pos_integer().
 -type batch() :: {trunkline_window:ack(), trunkline_gate:charge(), [trunkline_lane:entry()]}.
 %% By which connection a frame has come.
--type from() :: distribution | {Transport :: module(), trunkline_transport:socket()}.
+-type from() :: distribution | {trunkline_transport:transport(), trunkline_transport:socket()}.
 
 -record(arrivals,
         {next = 1 :: serial(),

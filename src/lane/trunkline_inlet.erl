@@ -80,7 +80,8 @@
          sizes :: trunkline_opener:sizes(),
          charge :: trunkline_gate:charge(),
          turn = false :: boolean(),
-         opener = none :: none | later | pid() | ended}).
+         %% `lost': with the session. It is not acknowledged, so that the lane counts it.
+         opener = none :: none | later | pid() | ended | lost}).
 
 %% (An element of an atom makes a guard fail.)
 -define(IS_FINISHING(S), (element(1, S#inlet.ends) =:= finishing
@@ -195,6 +196,8 @@ loop(S) ->
             loop(opener_ended(Opener, opener_delivered(Opener, S1)));
         {missing, Opener} ->
             loop(opener_ended(Opener, S));
+        {lost, Opener} ->
+            loop(opener_ended(Opener, lost, S));
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
@@ -356,7 +359,7 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
     S1 = items(Items, S#inlet{turns = Turns, large = (S#inlet.large)#{Number => Large}}),
     case maps:take(Number, S1#inlet.arrived) of
         {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
-        error when ?IS_FINISHING(S) -> ended(Number, S1);
+        error when ?IS_FINISHING(S) -> ended(Number, lost, S1);
         error when element(1, Large#large.sizes) =:= term ->
             open(Number, {term, S#inlet.lane, Number}, S1);
         error -> S1
@@ -364,7 +367,7 @@ noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
 
 %% Has it decoded before its turn comes, in parallel with everything else.
 open(Number, {term, _, _}, S) when ?IS_FINISHING(S) ->
-    ended(Number, S);
+    ended(Number, lost, S);
 open(Number, Parts, #inlet{large = All} = S) ->
     case All of
         #{Number := #large{opener = none, sizes = Sizes} = Large} ->
@@ -397,7 +400,8 @@ items(Items, S) ->
 
 item({large, Number}, {Ended, #inlet{large = All} = S}) ->
     case All of
-        #{Number := #large{opener = ended}} -> {[Number | Ended], S};
+        #{Number := #large{opener = Opener}} when Opener =:= ended; Opener =:= lost ->
+            {[Number | Ended], S};
         #{Number := Large} ->
             {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
     end;
@@ -412,7 +416,7 @@ turn(Number, #inlet{large = All} = S) ->
             {Address, S1} = address(To, Opener, S),
             ok = trunkline_opener:deliver(Opener, Address),
             S1;
-        #{Number := #large{turn = true, opener = ended}} ->
+        #{Number := #large{turn = true, opener = Opener}} when Opener =:= ended; Opener =:= lost ->
             done(Number, S);
         _ ->
             S
@@ -505,28 +509,33 @@ counterpart_ended({_, _, _, Pid, _} = Down, #inlet{ends = {retired, Others}} = S
     end.
 
 %% The opener has delivered its message, or is dead: maybe before its turn.
-opener_ended(Opener, #inlet{openers = Openers} = S) ->
+opener_ended(Opener, S) -> opener_ended(Opener, ended, S).
+
+opener_ended(Opener, How, #inlet{openers = Openers} = S) ->
     case maps:take(Opener, Openers) of
-        {Number, Openers1} -> ended(Number, S#inlet{openers = Openers1});
+        {Number, Openers1} -> ended(Number, How, S#inlet{openers = Openers1});
         error -> S
     end.
 
-ended(Number, #inlet{large = All} = S) ->
+ended(Number, How, #inlet{large = All} = S) ->
     #{Number := Large} = All,
-    turn(Number, S#inlet{large = All#{Number := Large#large{opener = ended}}}).
+    turn(Number, S#inlet{large = All#{Number := Large#large{opener = How}}}).
 
 %% It is the turn of those behind it. (They are delivered before the lane is told: a reply of the
 %% same sender, which the lane may send by the distribution then, must not overtake them.)
 done(Number, #inlet{large = All} = S) ->
-    {#large{sender = Sender, receiver = Receiver, charge = Charge, sizes = Sizes}, All1} =
-        maps:take(Number, All),
+    {#large{sender = Sender, receiver = Receiver} = Large, All1} = maps:take(Number, All),
     {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
-    S1 = items(Items, S#inlet{large = All1, turns = Turns}),
-    S2 = acknowledge(Charge, tell(Number, trunkline_opener:bytes(Sizes), S1)),
+    acknowledge_large(Number, Large, items(Items, S#inlet{large = All1, turns = Turns})).
+
+acknowledge_large(_, #large{opener = lost}, S) ->
+    S;
+acknowledge_large(Number, #large{charge = Charge, sizes = Sizes}, S) ->
+    S1 = acknowledge(Charge, tell(Number, trunkline_opener:bytes(Sizes), S)),
     case Sizes of
         %% If the lane is idle now, the next term need not wait for its turn.
-        {term, _} -> acknowledge_rest(S2);
-        _ -> S2
+        {term, _} -> acknowledge_rest(S1);
+        _ -> S1
     end.
 
 %% The lane is told of many at a time if they are not so large: to tell of one costs
@@ -547,7 +556,7 @@ tell(#inlet{lane = Lane, delivered = Numbers} = S) ->
 without_missing(#inlet{large = All} = S) ->
     lists:foldl(fun(Number, #inlet{large = Large} = S1) ->
                         case Large of
-                            #{Number := #large{opener = none}} -> ended(Number, S1);
+                            #{Number := #large{opener = none}} -> ended(Number, lost, S1);
                             #{Number := #large{opener = Opener, sizes = {term, _}, turn = false}}
                               when is_pid(Opener) -> ok = trunkline_opener:finish(Opener), S1;
                             #{} -> S1

@@ -107,6 +107,8 @@
 -define(BATCH_MESSAGES, 256).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
+%% ms between two looks whether the session has ended, if its connection has.
+-define(AGAIN, 10).
 
 %% A system message has come while a batch was being made.
 -type system() :: {system, gen_server:from(), Request :: term(), State :: tuple()}.
@@ -286,7 +288,7 @@ is_for_plain(Size, Reply, S) ->
         andalso may_send_terms(S).
 
 %% Whether terms may go to the peer by the distribution. (Before OTP 25.1 one cannot tell that by
-%% then there is another connection: see fetched/4.)
+%% then there is another connection: see is_connected/1.)
 may_send_terms(#lane{batches = Batches, stats = Stats, connection = Connection}) ->
     trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats)
         andalso is_integer(Connection).
@@ -671,8 +673,16 @@ control({not_sent, Ref}, #lane{asks = Asks} = S) ->
 control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
                        element(1, element(3, Event)) =:= channels ->
     way_event(Event, S);
-control({fetch, Inlet, N, Opener, How}, S) ->
-    fetched(fetch(Inlet, N, S), N, Opener, How, S);
+control({fetch, Inlet, N, Opener, How} = Fetch, #lane{mode = {send, {Inlet, _}}} = S) ->
+    case is_connected(S) of
+        true ->
+            fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
+        false ->
+            _ = erlang:send_after(?AGAIN, self(), Fetch),
+            S
+    end;
+control({fetch, _, N, Opener, How}, S) ->
+    fetched(none, N, Opener, How, S);                        % of an earlier session
 control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
 control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
@@ -767,20 +777,16 @@ ready(Ref, Lost, #lane{link = Link}) ->
     Link ! {lane_ready, Ref, self(), Lost},
     ok.
 
-%% An opener asks for a term. If the connection has been lost since, what waited behind the term has
-%% been delivered, though this lane may not have heard of that. So the term must not go by the next
-%% connection.
-fetch(Inlet, N, #lane{mode = {send, {Inlet, _}}, node = Node, connection = Connection,
-                      notices = Notices}) ->
-    case trunkline_peers:connection(Node) of
-        Connection -> trunkline_notices:term(N, Notices);
-        _ -> none
-    end;
-fetch(_, _, _) ->
-    none.                                                    % of an earlier session
+%% Whether the nodes still have the connection with which the session has begun. If not, what waited
+%% behind a term may have been delivered, so that the term must not go by the next connection. It is
+%% lost, but counts as that only when the link has ended the session, as it will do now. (If the
+%% connection is lost right after this, and there is another one before the next call is made, the
+%% term goes by that all the same.)
+is_connected(#lane{node = Node, connection = Connection}) ->
+    trunkline_peers:connection(Node) =:= Connection.
 
-%% The term goes straight to the receiver, or to the opener. What the opener knows of the receiver's
-%% mailbox, senders may know, too.
+%% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
+%% knows of the receiver's mailbox, senders may know, too.
 fetched(none, _, Opener, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;

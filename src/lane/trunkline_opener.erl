@@ -81,7 +81,7 @@ deliver(Opener, Address) ->
 bytes({term, Bytes}) -> Bytes;
 bytes(Sizes) -> lists:sum(Sizes).
 
-%% The session has ended before the term's turn: the inlet gets {missing, Opener}.
+%% The session has ended before the term's turn: the inlet gets {lost, Opener}.
 -spec finish(pid()) -> ok.
 finish(Opener) ->
     Opener ! finish,
@@ -112,7 +112,7 @@ await({Inlet, Ref, Has} = S) ->
             deliver_once(Address, element(2, Has), Inlet, Ref);
         {deliver, Address} when element(1, Has) =:= term ->
             case ask(Has, Address, Inlet, Ref) of
-                noconnection -> missing(Inlet);
+                noconnection -> lost(Inlet);
                 Asked -> ?MODULE:await({Inlet, Ref, Asked})
             end;
         {[alias | Ref], Message} when element(1, Has) =:= asked ->
@@ -121,18 +121,18 @@ await({Inlet, Ref, Has} = S) ->
         sent ->
             Inlet ! {delivered, self()};
         finish when element(1, Has) =:= term ->
-            missing(Inlet);
+            lost(Inlet);
         missing ->
-            missing(Inlet);
+            Inlet ! {missing, self()};
         {'DOWN', Lane, process, _, _} when element(1, Has) =:= asked, element(2, Has) =:= Lane ->
-            missing(Inlet);
+            lost(Inlet);
         {'DOWN', Ref, process, _, _} ->
             ok;
         Other ->
             trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
-missing(Inlet) -> Inlet ! {missing, self()}.
+lost(Inlet) -> Inlet ! {lost, self()}.
 
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
