@@ -40,6 +40,8 @@
 %% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 
+-compile({inline, [module/1, kind/1]}).           % on the way of each message
+
 %% The persistent terms that have the arrays.
 -define(HERE, trunkline_bounded_here).
 -define(ELSEWHERE, trunkline_bounded_elsewhere).
