@@ -1338,7 +1338,7 @@ stays_disconnected(_) ->
                                 trunkline_opener:start({term, Lane, 1}, {term, 100_000}),
                             true = erlang:disconnect_node(NodeB),
                             ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
-                            receive {missing, Opener} -> ok end,
+                            receive {lost, Opener} -> ok end,
                             false = lists:member(NodeB, nodes(connected))
                     end),
     cluster:stop_all([A, B]).
