@@ -11,12 +11,13 @@
 
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
-         asks_again/1, held_for_drain/1, counts_before_it_stops/1, any_event/1]).
+         asks_again/1, begins_again/1, held_for_drain/1, counts_before_it_stops/1,
+         any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
-          held_for_drain, counts_before_it_stops, any_event].
+          begins_again, held_for_drain, counts_before_it_stops, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -49,7 +50,18 @@ once_failed(_) ->
             {hold, news, a}, {go, lists:duplicate(11, 1)}, {hold, links, a}, {go, [1]}, {drain, a},
             {hold, links, a}, {go, [1, 0, 0]}, {hold, links, a}, {go, lists:duplicate(10, 0)},
             {hold, links, a}, {go, [0, 0, 0, 0, 2, 2, 0, 2, 0, 0, 0]}, {hold, links, a},
-            {go, lists:duplicate(28, 0)}, {again, a}]).
+            {go, lists:duplicate(28, 0)}, {again, a}]),
+    %% A link took a new session after a break, and the news of that was lost with the other's
+    %% trunkline_links. So b gave its inlets to a session that it did not know, and ended them when
+    %% it heard of that. a went on sending to them, and b waited to be asked again.
+    ok = session_world:run(
+           {new, new},
+           [{full, a}, {go, lists:duplicate(9, 0)}, {break, 0},
+            {go, lists:duplicate(20, 0) ++ [1, 1, 1, 1, 1]}, {stop, a}, {full, a}, {go, [0]},
+            {break, 3}, {go, [0, 1, 2]}, {full, a}, {go, [0, 1, 1, 1, 1]}, {start, a},
+            {go, [0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 2, 0, 2, 2] ++ lists:duplicate(19, 0)
+                 ++ [1, 2, 2, 0, 1, 0, 1, 1, 2, 0, 0, 0, 1, 0, 0]},
+            {again, b}, {send, a, 1}]).
 
 %% The first of these, step by step: the attempt's end says nothing of the connection that is there;
 %% only if nothing can be watched by that is it lost.
@@ -75,6 +87,22 @@ asks_again(_) ->
     ?assertMatch([_], [x || {say, links, {hello, here, _, _, true}} <- Effects]),
     {_, Effects1} = trunkline_session:step({open, there, name(Said), asked, [t1, t2]}, Again),
     ?assertEqual([{say, there, {opened, asked, [i1, i2], d1}}], Effects1).
+
+%% A link that has another session, and may have our inlets, is told that we have another one, too.
+%% (Its first hello may be lost with trunkline_links, so that we answer its question too early.)
+begins_again(_) ->
+    {S, Said} = steps([{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
+                       fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
+                       {started, inlets, {[i1, i2], d1}}]),
+    {S1, Effects1} = trunkline_session:step({hello, there, anew, hello(2), false}, S),
+    ?assertNotEqual(name(Said), name(Effects1)),
+    {_, Effects2} = trunkline_session:step({open, there, name(Said), asked, [t1, t2]}, S1),
+    ?assertEqual([], Effects2),
+    %% (Its lanes deliver what they have, and then hold what comes.)
+    S2 = lists:foldl(fun(Event, Before) -> element(1, trunkline_session:step(Event, Before)) end,
+                     S1, [finished, lanes_ready, lanes_ready]),
+    {_, Effects3} = trunkline_session:step({open, there, name(Effects1), again, [t1, t2]}, S2),
+    ?assertMatch([{start, {inlets, [t1, t2], _}}], Effects3).
 
 %% A drain of a session that does not open gives up, and its senders use plain distribution again.
 held_for_drain(_) ->

@@ -640,6 +640,10 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
     case {trunkline_handshake:agree(Ours, Hello), Peer} of
         {{error, malformed}, #peer{}} ->
             effect({refused, malformed, Hello}, S);        % no link says that
+        {_, #peer{link = Link}} when S#session.inlets =/= none ->
+            %% The same link, in another session. It may have our inlets, which end now. So it has
+            %% to hear that ours is another session, too.
+            event(setelement(5, Event, true), (peer_link_down(S))#session{name = make_ref()});
         {_, #peer{}} ->
             %% The news that the session before has ended is still under way.
             event(Event, peer_link_down(S));
