@@ -103,7 +103,7 @@ lost_for_good(_) ->
     [_] = await(A, [peer, up], 1),
     Holder = cluster:call(
                B, fun() ->
-                          #{link := Link} = trunkline_peers:lookup(NodeA),
+                          [Link] = cluster:find(link, NodeA),
                           spawn(fun() -> erlang:suspend_process(Link), receive stop -> ok end end)
                   end),
     cluster:await(fun() -> cluster:call(B, erlang, process_info, [Holder, status])

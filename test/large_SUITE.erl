@@ -654,8 +654,7 @@ breaks_before_the_term(_) ->
     Got = fun() -> cluster:call(B, fun() -> To ! {got, self()}, receive {To, N} -> N end end) end,
     1 = element(1, cluster:call(A, trunkline, send, [To, {1}])),
     cluster:await(fun() -> Got() =:= [1] end),
-    [Lane] = cluster:call(A, fun() -> tuple_to_list(
-                                        (trunkline_route:lookup(NodeB))#route.lanes) end),
+    [Lane] = cluster:call(A, cluster, find, [lanes, NodeB]),
     cluster:suspend(B),
     Holder = cluster:call(
                A, fun() ->

@@ -436,22 +436,26 @@ count(Keeper, _, #state{accounts = Accounts} = S) when node(Keeper) =:= node() -
             ok                               % the inbox has ended
     end,
     S;
-count(Keeper, More, #state{waits = Waits} = S) ->
+count(Keeper, More, #state{waits = Waits} = S) when is_map_key(node(Keeper), Waits) ->
     Node = node(Keeper),
-    case {Waits, trunkline_peers:lookup(Node)} of
-        {#{Node := Wait}, _} ->
-            N = max(0, trunkline_wait_time:size(Wait) + More),
-            Wait1 = trunkline_wait_time:set(N, Wait),
-            S#state{waits = if N =:= 0 -> maps:remove(Node, Waits);
-                               true -> Waits#{Node := Wait1}
-                            end};
-        {#{}, #{stats := Stats}} when More > 0 ->
+    #{Node := Wait} = Waits,
+    N = max(0, trunkline_wait_time:size(Wait) + More),
+    Wait1 = trunkline_wait_time:set(N, Wait),
+    S#state{waits = if N =:= 0 -> maps:remove(Node, Waits);
+                       true -> Waits#{Node := Wait1}
+                    end};
+count(Keeper, More, #state{waits = Waits} = S) when More > 0 ->
+    Node = node(Keeper),
+    case trunkline_peers:lookup(Node) of
+        #{stats := Stats} ->
             Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
             Wait1 = trunkline_wait_time:set(More, Wait),
             timer(refresh, ?REFRESH, S#state{waits = Waits#{Node => Wait1}});
-        _ ->
-            S                                % the node has just gone, or was gone before
-    end.
+        none ->
+            S                                % it has just gone
+    end;
+count(_, _, S) ->
+    S.
 
 refresh(#state{waits = Waits} = S) when map_size(Waits) > 0 ->
     Refreshed = maps:map(fun(_, Wait) -> trunkline_wait_time:refresh(Wait) end, Waits),
