@@ -9,7 +9,7 @@
 -export([wrap/2, request/1, receiver/1, for/2]).
 -export([is_request/1, is_news/1, is_missed/1, is_of_session/1]).
 
--export_type([command/0, apply/0, exit/0, caller/0, label/0, object/0, wrap/0]).
+-export_type([command/0, apply/0, exit/0, ended/0, caller/0, label/0, object/0, wrap/0]).
 
 -dialyzer({no_improper_lists, [wrap/2]}).
 
@@ -22,12 +22,14 @@
                  | {down, server(), caller()}
                  | {monitor, server(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
-                 | {ended, object(), Caller :: pid(), reference()}
+                 | ended()
                  | {tell, server()}
                  %% See trunkline_in_turn.
                  | {turn, trunkline_in_turn:addressee(), reference(), Lane :: pid()}
                  | exit()
                  | apply().
+%% The message is the reason. The process has ended that the caller monitors.
+-type ended() :: {ended, object(), Caller :: pid(), reference()}.
 %% The message is the reason.
 -type exit() :: {exit, pid(), Sender :: pid()}.
 %% The message is the function and its arguments. `nobody': no caller wants the outcome.

@@ -202,6 +202,9 @@ loop(S) ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
             loop(opener_died(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
+        {{ended, _, _, _} = Command, Monitor, process, Pid, Reason} ->
+            loop(S#inlet{agent = trunkline_agent:monitored_ended(Command, Monitor, Pid, Reason,
+                                                                 S#inlet.agent)});
         {'DOWN', Monitor, process, Pid, Reason} ->
             loop(down(Monitor, Pid, Reason, S));
         {resume, Ref} when is_reference(Ref) ->
@@ -490,7 +493,7 @@ down(Monitor, Pid, Reason, #inlet{agent = Agent, ends = Ends} = S) ->
         true when Reason =:= normal, node(Pid) =/= node() ->
             counterpart_ended({'DOWN', Monitor, process, Pid, Reason}, S);
         true -> S#inlet{ends = over};
-        false -> S#inlet{agent = trunkline_agent:down(Monitor, Pid, Reason, Agent)}
+        false -> S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}
     end.
 
 %% No process waits at the counterpart any more. But its last replies may be on their way by the

@@ -18,8 +18,9 @@
 %%
 %% For each monitor of a caller (trunkline_monitor) the inlet has one of its own, until the server
 %% ends or the caller demonitors it. So what the caller sends afterwards finds the server monitored.
-%% The 'DOWN' takes the lane of the server's own messages. There may be very many monitors: they
-%% are in a table of the inlet, so that no garbage collection copies them.
+%% In place of 'DOWN' that monitor's message has the command that tells the caller, and it takes the
+%% lane of the server's own messages. There may be very many monitors: they are in a table of the
+%% inlet, so that no garbage collection copies them.
 %%
 %% The agent is the inlet itself, because only the process that delivers a sender's messages can
 %% deliver the sender's requests in order with them. This module has the agent's state and its
@@ -34,7 +35,8 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/3, answered/2,
-         unannounced/2, executed_by/3, down/4, server_ended/3, sweep/1, ended/1]).
+         unannounced/2, executed_by/3, monitored_ended/5, down/3, server_ended/3, sweep/1,
+         ended/1]).
 -export([is_awaited/1]).
 
 -export_type([agent/0, request/0]).
@@ -57,8 +59,7 @@
         {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => trunkline_command:caller()},
-         %% {caller's reference, monitor} and
-         %% {monitor, caller's reference, Caller, trunkline_command:object()}
+         %% {caller's reference, monitor}
          monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
@@ -215,11 +216,8 @@ address({monitor, Server, Caller, Ref}, Agent) ->
     {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
 address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
     case Monitors =/= none andalso ets:take(Monitors, Ref) of
-        [{Ref, Monitor}] ->
-            true = ets:delete(Monitors, Monitor),
-            demonitor(Monitor);              % a 'DOWN' that is here already is ignored
-        _ ->
-            true                             % it has ended
+        [{Ref, Monitor}] -> demonitor(Monitor);      % a message that is here already is ignored
+        _ -> true                                    % it has ended
     end,
     {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
@@ -233,8 +231,8 @@ add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
         true ->
             Agent;
         false ->
-            Monitor = monitor(process, Server),
-            true = ets:insert(Monitors, [{Ref, Monitor}, {Monitor, Ref, Caller, Object}]),
+            Monitor = monitor(process, Server, [{tag, {ended, Object, Caller, Ref}}]),
+            true = ets:insert(Monitors, {Ref, Monitor}),
             Agent
     end.
 
@@ -290,25 +288,26 @@ executed_by(_, {apply, nobody, _}, Agent) ->
 executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
     Agent#agent{executors = Executors#{Executor => element(2, Command)}}.
 
-%% A process has ended that a caller monitors, or that should have sent a reply or an outcome.
--spec down(reference(), pid(), Reason :: term(), agent()) -> agent().
-down(Monitor, Pid, Reason, #agent{monitors = Monitors} = Agent) ->
-    case Monitors =/= none andalso ets:take(Monitors, Monitor) of
-        [{Monitor, Ref, Caller, Object}] ->
-            true = ets:delete(Monitors, Ref),
-            send({ended, Object, Caller, Ref}, Reason, Pid, Agent),
-            Agent;
-        _ ->
-            no_reply(Pid, Reason, Agent)
-    end.
+%% A process has ended that a caller monitors.
+-spec monitored_ended(trunkline_command:ended(), reference(), pid(), Reason :: term(), agent()) ->
+          agent().
+monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
+                #agent{monitors = Monitors} = Agent) ->
+    case ets:take(Monitors, Ref) of
+        [{Ref, Monitor}] -> send(Command, Reason, Pid, Agent);
+        Other -> true = ets:insert(Monitors, Other)  % demonitored, and possibly monitored again
+    end,
+    Agent.
 
-no_reply(Executor, Reason, #agent{executors = Executors} = Agent)
+%% A process has ended that should have sent a reply or an outcome.
+-spec down(pid(), Reason :: term(), agent()) -> agent().
+down(Executor, Reason, #agent{executors = Executors} = Agent)
   when is_map_key(Executor, Executors) ->
     {Caller, Executors1} = maps:take(Executor, Executors),
     trunkline_executor:is_done(Caller, Reason)
         orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
-no_reply(Server, Reason, Agent) ->
+down(Server, Reason, Agent) ->
     case is_relayed(Server, {server_ended, Server, Reason}, Agent) of
         true -> Agent;
         false -> server_ended(Server, Reason, Agent)
