@@ -61,7 +61,7 @@
          carriers = #{} :: #{pid() => #carrier{}},     % self(): by distribution
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
          number = 0 :: non_neg_integer(),              % of the last such fragment
-         retired = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
+         closing = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          %% Carriers of which it is not known how many fragments have arrived.
          asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
          suspended = false :: boolean(),
@@ -118,7 +118,7 @@ handle_cast(suspend, #trunk{opening = Opening, carriers = Carriers, asked = Aske
     lists:foreach(fun trunkline_writer:close/1, Opening),
     Suspended = S#trunk{suspended = true, opening = [], waiting = none,
                         asked = Asked#{self() => []}},
-    {noreply, lists:foldl(fun retire/2, Suspended, maps:keys(Carriers))};
+    {noreply, lists:foldl(fun close/2, Suspended, maps:keys(Carriers))};
 handle_cast(resume, #trunk{asked = Asked} = S) ->
     lists:foreach(fun(Name) -> ask(Name, S) end, maps:keys(Asked)),
     %% If a connection could not be made, or ended, that was due to the same break.
@@ -172,8 +172,8 @@ handle_info({'DOWN', _, process, Pid, Reason}, S) ->
         true ->
             S1 = S#trunk{opening = lists:delete(Pid, Opening)},
             {noreply, pump(not_connected(Reason, S1))};
-        false when is_map_key(Pid, Carriers) -> {noreply, pump(retired(Pid, retire(Pid, S)))};
-        false -> {noreply, retired(Pid, S)}
+        false when is_map_key(Pid, Carriers) -> {noreply, pump(closed(Pid, close(Pid, S)))};
+        false -> {noreply, closed(Pid, S)}
     end;
 handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carriers} = S)
   when Opening =/= [], map_size(Carriers) =:= 0 ->
@@ -182,7 +182,7 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   false -> S
               end};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, retry = Retry} = S) ->
-    S1 = lists:foldl(fun retire/2, S#trunk{idle = none}, maps:keys(Carriers)),
+    S1 = lists:foldl(fun close/2, S#trunk{idle = none}, maps:keys(Carriers)),
     {noreply, S1#trunk{retry = trunkline_retry:lasted(Retry)}};
 handle_info({timeout, Timer, retry}, #trunk{retry = Retry} = S) ->
     {noreply, pump(S#trunk{retry = trunkline_retry:timeout(Timer, Retry)})};
@@ -358,20 +358,20 @@ without(Pid, #trunk{carriers = Carriers, retry = Retry} = S) ->
 
 %% The carrier is not used any more. Until the dock has answered what has arrived
 %% by it, its fragments are neither under way nor waiting.
-retire(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
+close(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
     show(S#trunk{carriers = maps:remove(Pid, Carriers)});
-retire(Pid, #trunk{carriers = Carriers, retired = Retired} = S) ->
+close(Pid, #trunk{carriers = Carriers, closing = Closing} = S) ->
     #{Pid := #carrier{name = Name}} = Carriers,
     ok = trunkline_writer:close(Pid),
-    without(Pid, S#trunk{retired = Retired#{Pid => Name}}).
+    without(Pid, S#trunk{closing = Closing#{Pid => Name}}).
 
 %% Asks the dock only when the carrier is dead: then it has certainly sent nothing behind the
 %% question.
-retired(Pid, #trunk{retired = Retired, asked = Asked} = S) ->
-    case maps:take(Pid, Retired) of
-        {Name, Retired1} ->
+closed(Pid, #trunk{closing = Closing, asked = Asked} = S) ->
+    case maps:take(Pid, Closing) of
+        {Name, Closing1} ->
             ask(Name, S),
-            S#trunk{retired = Retired1, asked = Asked#{Name => []}};
+            S#trunk{closing = Closing1, asked = Asked#{Name => []}};
         error ->
             S
     end.
