@@ -8,8 +8,7 @@
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
          takes_turns/1, is_suspended/1, is_audience/1, has_spoken/1, states/0,
-         of_link/1, monitor_connections/0, connection_of/1, connection/1, connections/0,
-         are_numbered/0]).
+         of_link/1, monitor_connections/0, connection_of/1, connection/1, are_numbered/0]).
 
 -export_type([peer/0, state/0, connection/0]).
 
@@ -111,17 +110,15 @@ connection_of(#{connection_id := Connection}) -> Connection;
 connection_of(_) -> make_ref().
 
 -spec connection(node()) -> connection() | none.
-connection(Node) -> maps:get(Node, connections(), none).
-
--spec connections() -> #{node() => connection()}.
-connections() ->
-    maps:from_list(case are_numbered() of
-                       true ->
-                           [{Node, connection_of(Info)}
-                            || {Node, Info} <- nodes(connected, #{connection_id => true})];
-                       false ->
-                           [{Node, make_ref()} || Node <- nodes(connected)]
-                   end).
+connection(Node) ->
+    Connections = case are_numbered() of
+                      true -> nodes(connected, #{connection_id => true});
+                      false -> [{Other, []} || Other <- nodes(connected)]
+                  end,
+    case lists:keyfind(Node, 1, Connections) of
+        {Node, Info} -> connection_of(Info);
+        false -> none
+    end.
 
 %% Whether two connections to a node, one after the other, can be told apart.
 -spec are_numbered() -> boolean().

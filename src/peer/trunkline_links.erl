@@ -46,10 +46,9 @@ init(Options) ->
     %% This process, or all links, may have been restarted. A published route needs a link, whether
     %% its node is up or down. The old mailbox is lost: links are told whether their nodes are
     %% connected, and ask each other for the rest.
-    Connections = trunkline_peers:connections(),
     Known = maps:keys(trunkline_peers:all()) ++ [Node || {Node, _} <- trunkline_route:all()],
-    lists:foreach(fun(Node) -> pass(Node, present(Node, Connections), Options) end,
-                  lists:usort(Known ++ maps:keys(Connections))),
+    lists:foreach(fun(Node) -> pass(Node, present(Node), Options) end,
+                  lists:usort(Known ++ nodes(connected))),
     {ok, Options}.
 
 -spec handle_call(term(), gen_server:from(), state()) ->
@@ -95,10 +94,10 @@ handle_info(Unexpected, Options) ->
     {noreply, Options}.
 
 %% The event that says whether the node is connected.
-present(Node, Connections) ->
-    case Connections of
-        #{Node := Connection} -> {nodeup, Connection};
-        #{} -> nodedown
+present(Node) ->
+    case trunkline_peers:connection(Node) of
+        none -> nodedown;
+        Connection -> {nodeup, Connection}
     end.
 
 %% A link that starts later finds out by itself what it has missed.
@@ -115,7 +114,7 @@ pass(Node, Event, Options) ->
 
 %% The link for that node could not be started: tries again, if there is still a reason to.
 again(Node, Options) ->
-    Event = present(Node, trunkline_peers:connections()),
+    Event = present(Node),
     case Event =/= nodedown orelse trunkline_peers:lookup(Node) =/= none of
         true -> pass(Node, Event, Options);
         false -> ok
