@@ -293,7 +293,7 @@ garbage(_) ->
                               {trunkline, NodeA, {open, Pid, Ref, Ref, [x]}},
                               {trunkline, NodeA, {open, Pid, Ref, Ref, [Pid]}},
                               {'$gen_call', {Pid, Ref}, x}, {'$gen_cast', x}, {opened, Ref, [x]},
-                              {goodbye, Pid, Ref}, {lane_ready, Ref, Pid, {1, 1}},
+                              {goodbye, Pid, Ref}, {lane_ready, Ref, Pid},
                               {lane_ready, Ref}, {room, 1}, {room, 99},
                               {wait, Ref, nonsense}, {ack, now, Pid, 1}, {ack, now, Pid, 1, 1},
                               {timeout, Ref, nonsense}, {'EXIT', Pid, x},

@@ -7,13 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([texts/1, connections/1, every_what/1, default_handler/1, no_default_handler/1,
-         come_and_go/1, link_killed/1]).
+         come_and_go/1, lost/1, link_killed/1]).
 -export([log/2, report/1]).
 
 suite() -> [{timetrap, {minutes, 2}}].
 
 all() -> [texts, connections, every_what, default_handler, no_default_handler, come_and_go,
-          link_killed].
+          lost, link_killed].
 
 %% One of each.
 reports() ->
@@ -133,6 +133,32 @@ come_and_go(_) ->
                                        ok = logger:set_primary_config(level, notice),
                                        logger:allow(info, trunkline_log)
                                end)),
+    cluster:stop(A).
+
+%% What is counted as lost when a node ends is in the log: what was in the lane, and what senders
+%% waited with.
+lost(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, 4096}]),
+    ok = cluster:call(A, kept_log, keep, [notice, #{}, fun ?MODULE:report/1]),
+    NodeB = cluster:node_of(B),
+    cluster:suspend(B),
+    Message = binary:copy(<<0>>, 1000),
+    Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
+    cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end),
+    cluster:await(fun() ->
+                          #{lanes := [#{waiting := Waiting}]} =
+                              cluster:call(A, trunkline, info, [NodeB]),
+                          Waiting =:= 20
+                  end),
+    cluster:kill(B),
+    Logged = fun() -> lists:sum([maps:get(queued, Report, 0)
+                                 || {_, #{what := lost} = Report} <-
+                                        cluster:call(A, kept_log, kept, [])])
+             end,
+    cluster:await(fun() -> Logged() > 0 end),
+    #{lost := #{queued := Queued}} = cluster:call(A, trunkline, info, [NodeB]),
+    ?assert(Queued > 20),
+    ?assertEqual(Queued, Logged()),
     cluster:stop(A).
 
 %% A link is killed, and its lanes with it: what is lost is not blamed on the peer.

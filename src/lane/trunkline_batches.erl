@@ -286,7 +286,7 @@ is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 %%     over        arrives by plain distribution
 %%
 %% Returns how many messages are lost.
--spec end_bypass(lost | kept | over, batches()) -> {Lost :: non_neg_integer(), batches()}.
+-spec end_bypass(lost | kept | over, batches()) -> batches().
 end_bypass(How, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
     ok = trunkline_bypass:set_idle(false, Past),
     ok = trunkline_bypass:set_quiet(false, Past),
@@ -295,12 +295,13 @@ end_bypass(How, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
         lost ->
             {Unreported, Sending, Past1} = trunkline_bypass:ended(?SOON, Past),
             trunkline_stats:add(Stats, {lane, Ix}, messages, Sending),
-            {Unreported + Sending, B1#batches{past = Past1}};
+            trunkline_stats:add(Stats, peer, lost_unconfirmed, Unreported + Sending),
+            B1#batches{past = Past1};
         kept ->
-            {0, B1};
+            B1;
         over ->
             {_, _, Past1} = trunkline_bypass:ended(0, Past),
-            {0, B1#batches{past = Past1}}
+            B1#batches{past = Past1}
     end.
 
 %% Whether the gate's level is right: if not, it may be zero although a message is in the lane.

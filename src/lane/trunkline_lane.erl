@@ -170,8 +170,7 @@ start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, L
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
-%% The lane answers {lane_ready, Ref, Lane, {Queued, Unconfirmed}} when it has done so, with the
-%% numbers of messages that were lost by it.
+%% The lane answers {lane_ready, Ref, Lane} when it has done so, and has counted what was lost.
 -spec order(pid(), reference(), order()) -> ok.
 order(Lane, Ref, Order) ->
     Lane ! {order, Ref, Order},
@@ -226,15 +225,13 @@ data(Charge, Entry, #lane{mode = Mode} = S) when Mode =:= hold; element(1, Mode)
 data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
     case trunkline_leftovers:is_of_session(Entry) of
         true ->
-            {_, S1} = dispose(Entry, lost_queued, S),
-            left(Charge, S1);
+            left(Charge, dispose(Entry, lost_queued, S));
         false ->
             trunkline_backlog:is_empty(Backlog) andalso (Link ! connect),
             keep(Charge, Entry, S)
     end;
 data(Charge, Entry, #lane{mode = direct} = S) ->
-    {_, S1} = dispose(Entry, direct, S),
-    left(Charge, S1).
+    left(Charge, dispose(Entry, direct, S)).
 
 %% While little comes, the lane finds out to whom short messages may be sent past it.
 seen(To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes, drain = none,
@@ -658,7 +655,7 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
             to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session. It may be lost, or still be under way.
-            _ = is_anew(Mode) andalso trunkline_leftovers:lost(1, lost_unconfirmed, Stats),
+            _ = is_anew(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
             case Mode =:= hold orelse trunkline_batches:takes_turns(Batches) of
                 true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
                 false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
@@ -687,11 +684,11 @@ control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
     settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
 control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
     Batches1 = trunkline_batches:suspend(Batches),
-    ok = ready(Ref, {0, 0}, S),
+    ok = ready(Ref, S),
     ticking(S#lane{mode = {suspended, element(2, Mode), none}, batches = Batches1});
 control({order, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
     ok = trunkline_inlet:resume(Inlet, Ref),
-    ok = ready(Ref, {0, 0}, S),
+    ok = ready(Ref, S),
     S#lane{mode = {suspended, Outlets, Ref}};
 control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
@@ -701,20 +698,19 @@ control({order, Ref, drain}, #lane{batches = Batches} = S) ->
     ok = trunkline_batches:ticks(false, Batches),
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->
-    {Lost, Batches} = trunkline_batches:end_bypass(past(Mode, Before), Before#lane.batches),
-    S0 = Before#lane{batches = Batches},
+    S0 = Before#lane{batches = trunkline_batches:end_bypass(past(Mode, Before),
+                                                            Before#lane.batches)},
     S = lists:foldl(fun settle/2, without_asks(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
-    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight + Lost),
-    {Queued, S1} = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
-                                       drain = none, probe = none}),
-    ok = ready(Ref, {Queued, InFlight + Lost}, S1),
+    trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
+    S1 = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
+                             drain = none, probe = none}),
+    ok = ready(Ref, S1),
     ticking(S1);
 control({retire, Inlets}, #lane{batches = Batches} = S) ->
-    {_, Batches1} = trunkline_batches:end_bypass(over, Batches),
-    S0 = S#lane{batches = Batches1},
-    {_, #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle}} =
+    S0 = S#lane{batches = trunkline_batches:end_bypass(over, Batches)},
+    #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle} =
         dispose_all(retired, without_asks(S0)),
     trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
                                inlets => Inlets});
@@ -773,8 +769,8 @@ answered_ask(Ref, Answer, S) ->
             S
     end.
 
-ready(Ref, Lost, #lane{link = Link}) ->
-    Link ! {lane_ready, Ref, self(), Lost},
+ready(Ref, #lane{link = Link}) ->
+    Link ! {lane_ready, Ref, self()},
     ok.
 
 %% Whether the nodes still have the connection with which the session has begun. If not, what waited
@@ -855,16 +851,12 @@ without_asks(#lane{asks = Asks, mailboxes = Mailboxes} = S) ->
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches, node = Node} = S) ->
     Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
-    {0, flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1,
-                     connection = trunkline_peers:connection(Node)})};
+    flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1,
+                 connection = trunkline_peers:connection(Node)});
 change(hold, S) ->
-    {0, S#lane{mode = hold}};
-change({absent, lost_queued}, S) ->
-    dispose_all(lost_queued, S#lane{mode = absent});
+    S#lane{mode = hold};
 change({absent, Lost}, S) ->
-    %% As with `!', this loss is not reported.
-    {_, S1} = dispose_all(Lost, S#lane{mode = absent}),
-    {0, S1};
+    dispose_all(Lost, S#lane{mode = absent});
 change(direct, S) ->
     dispose_all(direct, S#lane{mode = direct}).
 
@@ -875,19 +867,16 @@ resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, batches = Batche
     Batches1 = trunkline_batches:resumed(Expects, Acknowledged, Batches),
     drained(flush(settle_all(Delivered, S#lane{batches = Batches1}))).
 
-%% Returns how many messages were lost.
 dispose(Entry, How, #lane{node = Node, stats = Stats} = S) ->
-    {Lost, Parcels} = trunkline_leftovers:dispose(Entry, How, Node, Stats),
-    {Lost, lists:foldl(fun settle/2, S, Parcels)}.
+    lists:foldl(fun settle/2, S, trunkline_leftovers:dispose(Entry, How, Node, Stats)).
 
 dispose_all(How, #lane{backlog = Backlog} = S) ->
     case trunkline_backlog:take(Backlog) of
         {Charge, Entries, Backlog1} ->
-            {Lost, S1} = lists:mapfoldl(fun(Entry, S0) -> dispose(Entry, How, S0) end, S, Entries),
-            {More, S2} = dispose_all(How, left(Charge, S1#lane{backlog = Backlog1})),
-            {lists:sum(Lost) + More, S2};
+            S1 = lists:foldl(fun(Entry, S0) -> dispose(Entry, How, S0) end, S, Entries),
+            dispose_all(How, left(Charge, S1#lane{backlog = Backlog1}));
         empty ->
-            {0, S}
+            S
     end.
 
 %% Something about the ways of the batches.
@@ -906,7 +895,7 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
         andalso trunkline_backlog:is_empty(S#lane.backlog)
         andalso trunkline_gate:level(Gate, Ix) =< 0 of
         true ->
-            ok = ready(Ref, {0, 0}, S),
+            ok = ready(Ref, S),
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
             S#lane{drain = none, drained = true,

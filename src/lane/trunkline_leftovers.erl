@@ -11,23 +11,22 @@
 -module(trunkline_leftovers).
 -moduledoc false.
 
--export([dispose/4, is_of_session/1, lost/3]).
+-export([dispose/4, is_of_session/1]).
 
 -dialyzer({no_improper_lists, [dispose/4]}).
 
 -type how() :: direct | retired | trunkline_room:lost().
 -type entry() :: trunkline_lane:entry().
 
-%% Returns how many messages were lost, and which large messages the lane has no more.
--spec dispose(entry(), how(), node(), trunkline_stats:stats()) ->
-          {non_neg_integer(), [trunkline_notices:serial()]}.
+%% Returns which large messages the lane has no more.
+-spec dispose(entry(), how(), node(), trunkline_stats:stats()) -> [trunkline_notices:serial()].
 dispose([{parcel, _, N, _, To} | Parcel], How, Node, Stats) ->
     Message = case How =:= direct orelse How =:= retired of
                   true -> trunkline_parcel:unpack_sent(Parcel);
                   false -> []
               end,
-    {Lost, []} = dispose(trunkline_multicast:entry(To, Message), How, Node, Stats),
-    {Lost, [N]};
+    [] = dispose(trunkline_multicast:entry(To, Message), How, Node, Stats),
+    [N];
 dispose([{behind, _, _, To} | Message], How, Node, Stats) ->
     dispose([To | Message], How, Node, Stats);
 dispose([To | Message], retired, Node, Stats) ->
@@ -37,26 +36,18 @@ dispose([To | Message], retired, Node, Stats) ->
     end;
 dispose([{each, Tos} | Encoded], direct, Node, Stats) ->
     Message = trunkline_multicast:decode(Encoded),
-    Lost = [element(1, dispose([To | Message], direct, Node, Stats)) || To <- Tos],
-    {lists:sum(Lost), []};
+    lists:append([dispose([To | Message], direct, Node, Stats) || To <- Tos]);
 dispose([{each, Tos} | _], Field, _, Stats) ->
-    {lost(length(Tos), Field, Stats), []};
+    trunkline_stats:add(Stats, peer, Field, length(Tos)),
+    [];
 dispose([To | Message], direct, Node, Stats) ->
     case direct(To, Message, Node) of
-        ok -> {0, []};
+        ok -> [];
         noconnect -> dispose([To], lost_queued, Node, Stats)
     end;
 dispose([To | _], Field, _, Stats) ->
-    case trunkline_command:is_missed(To) of
-        true -> {lost(1, Field, Stats), []};
-        false -> {0, []}
-    end.
-
--spec lost(Messages, trunkline_room:lost() | lost_unconfirmed, trunkline_stats:stats()) -> Messages
-              when Messages :: non_neg_integer().
-lost(Messages, Field, Stats) ->
-    trunkline_stats:add(Stats, peer, Field, Messages),
-    Messages.
+    _ = trunkline_command:is_missed(To) andalso trunkline_stats:add(Stats, peer, Field, 1),
+    [].
 
 direct(Command, Message, Node) when is_tuple(Command) ->
     trunkline_direct:send(Command, Message, Node);

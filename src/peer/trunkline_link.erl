@@ -212,13 +212,8 @@ message({goodbye_ok, _} = Goodbye, D) ->
     step(Goodbye, D);
 
 %% From processes that this link has started, or watches.
-message({lane_ready, Ref, Lane, Lost}, #link{report = Report} = D)
-  when is_pid(Lane), node(Lane) =:= node() ->
-    D1 = D#link{report = trunkline_report:add_lost(Lost, Report)},
-    case D1 of
-        #link{order = {Ref, _}} -> lane_ready(Lane, D1);
-        _ -> D1
-    end;
+message({lane_ready, Ref, Lane}, #link{order = {Ref, _}} = D) -> lane_ready(Lane, D);
+message({lane_ready, _, _}, D) -> D;
 message({finished, Inlet}, #link{inlets = Inlets} = D) ->
     end_together(D#link{inlets = trunkline_inlets:delivered(Inlet, Inlets)});
 message({retired, Inlet}, #link{inlets = Inlets} = D) ->
@@ -279,7 +274,7 @@ message(Unexpected, D) ->
 
 lane_ready(Lane, #link{order = {Ref, Lanes}} = D) ->
     case lists:delete(Lane, Lanes) of
-        [] -> step(lanes_ready, tell_lost(log_lost(D#link{order = none})));
+        [] -> step(lanes_ready, lost(D#link{order = none}));
         Left -> D#link{order = {Ref, Left}}
     end.
 
@@ -304,7 +299,7 @@ timeout(look, _, #link{reach = Reach} = D) ->
 timeout(together, _, D) ->
     end_together(D);
 timeout(lost, _, D) ->
-    tell_lost(D);
+    lost(D);
 timeout(log_lost, _, D) ->
     log_lost(D);
 timeout(patience, Patience, D) ->
@@ -335,6 +330,7 @@ leave_now(#link{session = Session} = D) ->
 %% What the link has said should arrive before the news that the link has ended.
 has_left(#link{node = Node, speaker = Speaker} = D) ->
     ok = trunkline_speaker:finish(Speaker),
+    _ = trunkline_report:log_lost(D#link.report),
     _ = without_route(lost_queued, D),
     trunkline_peers:delete(Node).
 
@@ -581,11 +577,11 @@ without_route(Field, #link{node = Node} = D) ->
 end_lanes(_, #link{route = none} = D) ->
     D;
 end_lanes(Field, #link{route = Route, inlets = Inlets, report = Report} = D) ->
-    case trunkline_lanes:end_all(Field, Route, trunkline_inlets:retired(Inlets)) of
-        0 -> ok;
-        Lost -> ok = trunkline_report:lanes_ended(Field, Lost, Report)
-    end,
-    D#link{route = none}.
+    Report1 = case trunkline_lanes:end_all(Field, Route, trunkline_inlets:retired(Inlets)) of
+                  0 -> Report;
+                  Lost -> trunkline_report:lanes_ended(Field, Lost, Report)
+              end,
+    D#link{route = none, report = Report1}.
 
 path(#link{route = #route{gate = Gate}}) -> trunkline_gate:path(Gate);
 path(_) -> direct.
@@ -695,6 +691,10 @@ crashed(#{state := State, since := Since}, #link{report = Report})
     trunkline_report:crashed(erlang:system_time(millisecond) - Since, Report);
 crashed(_, _) ->
     ok.
+
+%% Reports losses, unless senders that were dismissed have still to count theirs.
+lost(#link{timers = #{lost := _}} = D) -> D;
+lost(D) -> tell_lost(log_lost(D)).
 
 tell_lost(#link{report = Report} = D) -> D#link{report = trunkline_report:tell_lost(Report)}.
 

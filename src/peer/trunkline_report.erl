@@ -5,7 +5,7 @@
 -moduledoc false.
 
 -export([new/2, up/3, suspended/2, resumed/2, down/2, crashed/2, refused/3]).
--export([tell_lost/1, add_lost/2, log_lost/1, lanes_ended/3]).
+-export([tell_lost/1, log_lost/1, lanes_ended/3]).
 
 -export_type([report/0]).
 
@@ -14,13 +14,14 @@
          stats :: trunkline_stats:stats(),
          up = none :: none | integer(),              % when the session came up (native)
          told :: trunkline_stats:lost(),             % losses for which there was an event
-         %% Losses that are not in the log yet.
-         lost = {0, 0} :: {Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}}).
+         logged :: trunkline_stats:lost()}).         % losses that are in the log
 -opaque report() :: #report{}.
 
-%% Of losses that are counted already there was an event, unless the link before ended without one.
+%% Losses that are counted already have been reported, unless the link before ended without that.
 -spec new(node(), trunkline_stats:stats()) -> report().
-new(Node, Stats) -> #report{node = Node, stats = Stats, told = trunkline_stats:lost(Stats)}.
+new(Node, Stats) ->
+    Lost = trunkline_stats:lost(Stats),
+    #report{node = Node, stats = Stats, told = Lost, logged = Lost}.
 
 -spec up(trunkline_handshake:agreement(), Lanes :: pos_integer(), report()) -> report().
 up(#{release := Release, protocol := Protocol}, Lanes, #report{node = Node} = R) ->
@@ -82,35 +83,37 @@ tell_lost(#report{node = Node, stats = Stats, told = Told} = R) ->
     Lost = trunkline_stats:lost(Stats),
     Lost =:= Told
         orelse trunkline_events:tell([peer, lost],
-                                     maps:map(fun(Why, More) -> More - maps:get(Why, Told) end,
-                                              Lost),
-                                     #{peer => Node}),
+                                     more(Lost, Told), #{peer => Node}),
     R#report{told = Lost}.
 
-%% A lane has lost so many messages, which the next line of the log will say.
--spec add_lost({Queued :: non_neg_integer(), Unconfirmed :: non_neg_integer()}, report()) ->
-          report().
-add_lost({Queued, Unconfirmed}, #report{lost = {Q, U}} = R) ->
-    R#report{lost = {Q + Queued, U + Unconfirmed}}.
+more(Lost, Before) -> maps:map(fun(Why, All) -> All - maps:get(Why, Before) end, Lost).
 
-%% Writes that line. `none': there is nothing to say.
+%% Writes a line of the log about the losses counted since the last one. (As with `!', it does not
+%% tell of messages to a node that cannot be reached.) `none': there is nothing to say.
 -spec log_lost(report()) -> report() | none.
-log_lost(#report{lost = {0, 0}}) ->
-    none;
-log_lost(#report{node = Node, lost = {Queued, Unconfirmed}} = R) ->
-    ok = case Queued of
-             0 -> trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed});
-             _ -> trunkline_log:write(lost, #{peer => Node, queued => Queued,
-                                              unconfirmed => Unconfirmed})
-         end,
-    R#report{lost = {0, 0}}.
+log_lost(#report{node = Node, stats = Stats, logged = Logged} = R) ->
+    Lost = trunkline_stats:lost(Stats),
+    case more(Lost, Logged) of
+        #{queued := 0, unconfirmed := 0} ->
+            none;
+        #{queued := 0, unconfirmed := Unconfirmed} ->
+            ok = trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed}),
+            R#report{logged = Lost};
+        #{queued := Queued, unconfirmed := Unconfirmed} ->
+            ok = trunkline_log:write(lost, #{peer => Node, queued => Queued,
+                                             unconfirmed => Unconfirmed}),
+            R#report{logged = Lost}
+    end.
 
-%% Dead lanes have left behind so many messages, which count as Field.
--spec lanes_ended(trunkline_stats:field(), Messages :: pos_integer(), report()) -> ok.
-lanes_ended(lost_crashed, Messages, #report{node = Node}) ->
-    trunkline_log:write(lanes_killed, #{peer => Node, messages => Messages});
-lanes_ended(_, Messages, #report{node = Node}) ->
-    trunkline_log:write(lanes_ended, #{peer => Node, messages => Messages}).
+%% Dead lanes have left behind so many messages, which have been counted as Field.
+-spec lanes_ended(trunkline_stats:field(), Messages :: pos_integer(), report()) -> report().
+lanes_ended(Field, Messages, #report{node = Node, stats = Stats} = R) ->
+    Report = #{peer => Node, messages => Messages},
+    ok = case Field of
+             lost_crashed -> trunkline_log:write(lanes_killed, Report);
+             _ -> trunkline_log:write(lanes_ended, Report)
+         end,
+    R#report{logged = trunkline_stats:lost(Stats)}.
 
 since(Then) -> erlang:monotonic_time() - Then.
 
