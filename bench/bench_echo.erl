@@ -121,7 +121,7 @@ queues(Wan, Peers) ->
     bench:say("~nThe same at ~w ms round trip, with a packet queue in the link~n"
               "~8ts ~8ts ~12ts ~12ts ~9ts ~9ts ~15ts ~10ts ~9ts ~5ts ~6ts ~9ts",
               [?QUEUE_ROUND_TRIP, "queue", "workers", "requests/s", "queue's cap", "own, ms",
-               "far, ms", "retransmitted", "time-outs", "dropped", "most", "idle", "emulator"]),
+               "far, ms", "retransmitted", "timeouts", "dropped", "most", "idle", "emulator"]),
     [[say_queue(figures(Wan, Peers, setting(Workers, ?QUEUE_ROUND_TRIP, Limit)))
       || Workers <- ?QUEUE_WORKERS]
      || Limit <- ?QUEUES].
@@ -147,7 +147,7 @@ tcp(Wan, Peers) ->
     Cubic = setting(Workers, RoundTrip, Limit),
     bench:say("~nTCP's settings: ~w workers, ~w ms, a queue of ~w packets~n"
               "~40ts ~12ts ~15ts ~10ts ~6ts",
-              [Workers, RoundTrip, Limit, "", "requests/s", "retransmitted", "time-outs", "idle"]),
+              [Workers, RoundTrip, Limit, "", "requests/s", "retransmitted", "timeouts", "idle"]),
     [{Name, say_tcp(Name, tcp(Name, Wan, Peers, Cubic))}
      || Name <- [cubic, no_idle_restart] ++ [bbr || has_bbr(Wan)]].
 
@@ -253,7 +253,7 @@ between(Before, After) ->
 %% In ms.
 mean(N, Us) -> Us / max(1, N) / 1000.
 
-%% Segments sent again, and time-outs, at both sites.
+%% Segments sent again, and timeouts, at both sites.
 segments(Wan) ->
     Counters = [string:lexemes(Line, " ")
                 || Site <- ?SITES,
@@ -483,7 +483,7 @@ queue_limits(0, _, _) ->
     "it drops nothing, and is not the limit";
 queue_limits(Dropped, Timeouts, Parts) ->
     Limited = length([Part || Part <- Parts, Part < 1 - ?NEAR]),
-    io_lib:format("it drops ~w, TCP waits for ~w time-outs, and it is the limit in ~w of ~w cases",
+    io_lib:format("it drops ~w, TCP waits for ~w timeouts, and it is the limit in ~w of ~w cases",
                   [Dropped, Timeouts, Limited, length(Parts)]).
 
 explain_tcp([{cubic, Base} | Others]) ->
@@ -517,7 +517,7 @@ results(Grid, Queues, Tcp) ->
      {"ms", figure(latencies, Cells ++ Rows)},
      {"idle processors, %", figure(idle, Cells ++ Rows)},
      {"retransmitted", figure(retransmitted, Rows ++ Settings)},
-     {"time-outs", figure(timeouts, Rows ++ Settings)},
+     {"timeouts", figure(timeouts, Rows ++ Settings)},
      {"dropped", figure(full, Rows ++ Settings)}].
 
 figure(Key, Cases) ->

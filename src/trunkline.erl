@@ -22,7 +22,7 @@ hello
 {ok, 3}
 ```
 
-Time-outs are in milliseconds, sizes in bytes. `options/0` says what can be configured.
+Timeouts are in milliseconds, sizes in bytes. `options/0` says what can be configured.
 ".
 -moduledoc #{since => <<"0.1.0">>}.
 -compile({parse_transform, trunkline_docs}).
@@ -76,7 +76,7 @@ Options of `advise/1`: `time`, how long to look (1 to 60,000 ms; the default is 
 -type advise_options() :: #{time => 1..60_000, nodes => [node()]}.
 
 -doc "
-What `advise/1` answers for one connection: the `figures`, what there is to `gain` (`none`,
+What `advise/1` returns for one connection: the `figures`, what there is to `gain` (`none`,
 `batches`, `waits`, `large`; or `in_use`, if Trunkline carries most messages already), and the
 `text`, as lines.
 ".
@@ -109,7 +109,7 @@ not respond (`timeout`), or a process has failed (`{failed, Reason}`).
 -type compare_error() :: trunkline_compare:error().
 
 -doc "
-What `info/0` answers:
+What `info/0` returns:
 
 - `running`: whether Trunkline runs at this node, and its `release`;
 - `options`: the options with the values in use (`options/0` says more of them);
@@ -144,10 +144,10 @@ What is going on between this node and another one:
   one (before, they count in the `fallbacks` of `info/0`);
 - `sessions`: how many there have been;
 - `resumed`: how often one went on over a new connection;
-- `lost`: messages that were accepted and not delivered. `queued`: they were in a lane when the
-  connection was lost. `unconfirmed`: they were in flight, and may have arrived. `crashed`: they
-  were in a lane that was killed. `unreachable`: they were kept for a connection that could not be
-  made.
+- `lost`: messages that were accepted and not delivered. `queued`: they were in a lane, or their
+  senders waited for room, when the connection was lost. `unconfirmed`: they were in flight, and may
+  have arrived. `crashed`: they were in a lane that was killed. `unreachable`: they were kept for a
+  connection that could not be made.
 ".
 -doc #{since => <<"0.1.0">>}.
 -type peer_info() ::
@@ -289,10 +289,12 @@ Sends a message, as `erlang:send/3` does.
 - `nosuspend`: while the lane to the node, or an inbox, is full, the result is `nosuspend`, and
   nothing is sent. While Trunkline stops at one of the two nodes, or one drains the other, this
   waits for up to a second.
-- `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent.
+- `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent. While a
+  connection is being made for earlier messages, the message is kept, too, and the result is `ok`.
 - `priority` (OTP 28): `erlang:send/3` sends the message. It may overtake others, and be overtaken.
 
-Otherwise the result is `ok`. The errors are those of `send/2`, and `badarg` for another option.
+Otherwise the result is `ok`. The errors are those of `send/2`, and `badarg` for another option, or
+for a list of destinations (see `multicast/3`).
 
 ```erlang
 1> trunkline:send(Pid, {price, 17}, [nosuspend]).
@@ -418,7 +420,7 @@ call(ServerRef, Request) ->
     trunkline_call:call(ServerRef, Request, 5000, {?MODULE, call, [ServerRef, Request]}).
 
 -doc "
-Like `call/2`, with a time-out in milliseconds, or `infinity`. The time includes the wait for room
+Like `call/2`, with a timeout in milliseconds, or `infinity`. The time includes the wait for room
 in the lane.
 
 ```erlang
@@ -608,9 +610,10 @@ The result is `ok`, or `{error, Reason}`:
 
 - `noconnection`: there is no connection, nor a session that waits for one, or it was lost
   meanwhile;
-- `timeout`: nothing has moved, and nothing has come from the other node, for three seconds. The
-  drain goes on until the other node has delivered what it has, or the connection is lost. Meanwhile
-  the lanes take messages up to their bounds. `erlang:disconnect_node/1` ends such a drain;
+- `timeout`: nothing has moved, and nothing has come from the other node, for three seconds, or only
+  plain messages for 23 seconds. The drain goes on until the other node has delivered what it has,
+  or the connection is lost. Meanwhile the lanes take messages up to their bounds.
+  `erlang:disconnect_node/1` ends such a drain;
 - `stopped`: Trunkline does not run at this node;
 - another reason: a process of Trunkline has died for it meanwhile, and there are lanes again.
 
@@ -626,7 +629,7 @@ drain(Node) ->
 
 -doc "
 Like `drain/1`, for up to `Timeout` milliseconds. Then the result is `{error, timeout}`, and the
-drain goes on. The error is `badarg` if this is not another node, or no time-out.
+drain goes on. The error is `badarg` if this is not another node, or no timeout.
 
 ```erlang
 1> trunkline:drain('b@host', 5000).
@@ -701,7 +704,9 @@ info() ->
 
 -doc "
 What is going on between this node and another one. The result is `undefined` if nothing is known of
-that node. A node that is not connected is forgotten after an hour.
+that node, or if it is this one. A node that is not connected is forgotten after an hour.
+
+The error is `badarg` if this is no node.
 
 ```erlang
 1> #{state := up, lost := Lost} = trunkline:info('b@host').
@@ -711,8 +716,10 @@ that node. A node that is not connected is forgotten after an hour.
 ".
 -doc #{since => <<"0.1.0">>}.
 -spec info(node()) -> peer_info() | undefined.
+info(Node) when is_atom(Node) ->
+    trunkline_info:peer(Node);
 info(Node) ->
-    trunkline_info:peer(Node).
+    ?BAD_ARGUMENT(badarg, [Node]).
 
 -doc "
 The options of the application: what each is set to, and what it means. While Trunkline runs the
@@ -741,14 +748,15 @@ text(Chars) -> unicode:characters_to_binary(Chars).
 
 -doc "
 Waits until messages to that node go by lane, for up to `Timeout` milliseconds. It does not connect
-to the node. This is for tests and for scripts: senders need not wait for anything.
+to the node. This is for tests and for scripts. You can send before that: messages then go by plain
+distribution.
 
 The result is `{error, stopped}` at once if Trunkline does not run at this node. When the time is
-over it is `{error, Reason}`: the nodes are not connected (`noconnection`), the other node does not
-run Trunkline, or has drained this one (`no_trunkline`), this node has drained the other one
-(`drained`), or the two are still agreeing (`timeout`).
+over, and not before, it is `{error, Reason}`: the nodes are not connected (`noconnection`), the
+other node does not run Trunkline, or has drained this one (`no_trunkline`), this node has drained
+the other one (`drained`), or the two are still agreeing (`timeout`).
 
-The error is `badarg` if this is no node, or no time-out.
+The error is `badarg` if this is not another node, or no timeout.
 
 ```erlang
 1> net_kernel:connect_node('b@host').
@@ -760,8 +768,8 @@ ok
 -doc #{since => <<"0.6.0">>}.
 -spec await_up(node(), timeout()) ->
           ok | {error, stopped | noconnection | no_trunkline | drained | timeout}.
-await_up(Node, Timeout) when is_atom(Node), Timeout =:= infinity;
-                             is_atom(Node), is_integer(Timeout), Timeout >= 0 ->
+await_up(Node, Timeout) when is_atom(Node), Node =/= node(), Timeout =:= infinity;
+                             is_atom(Node), Node =/= node(), is_integer(Timeout), Timeout >= 0 ->
     await_up_until(Node, trunkline_deadline:in(Timeout));
 await_up(Node, Timeout) ->
     ?BAD_ARGUMENT(badarg, [Node, Timeout]).

@@ -230,7 +230,7 @@ judge(#{socket := undefined, lanes := undefined}) ->
 judge(#{lanes := Lanes} = Figures) ->
     case {gain(Figures), Lanes} of
         {none, undefined} ->
-            {none, traffic(Figures) ++ waits(Figures) ++ ["There is nothing to gain here."]};
+            {none, traffic(Figures) ++ waits(Figures) ++ [nothing(Figures)]};
         {Gain, undefined} ->
             {Gain, traffic(Figures) ++ by_trunkline(Gain, Figures) ++ waits(Figures)
              ++ ["Try it: trunkline:compare(Node)." | use_it()]};
@@ -245,6 +245,12 @@ judge(#{lanes := Lanes} = Figures) ->
         {none, _} ->
             in_use(Figures)
     end.
+
+nothing(#{socket := #{writes := Writes, packets_received := Received}})
+  when Writes + Received < 1 ->
+    "The connection was idle. Look again under load.";
+nothing(_) ->
+    "There is nothing to gain here.".
 
 in_use(Figures) -> {in_use, by_lane(Figures) ++ beside_lanes(Figures) ++ waits(Figures)}.
 
@@ -294,10 +300,9 @@ batches(#{socket := #{writes := Writes}, round_trip := RoundTrip}) ->
     %% (A connection that is always busy costs less for each message.)
     Now = min(Writes * ?PLAIN_COST, erlang:system_info(schedulers_online) * 1.0e6),
     Saved = (Now - Batches * ?BATCH_COST - Writes * ?MESSAGE_COST) / 1.0e6,
-    [text("Batches would make about ~ts of them, and fewer the busier the nodes are.",
+    [text("With batches there would be about ~ts writes/s, and fewer under higher load.",
           [count(Batches)])]
-        ++ [text("That would be up to ~b % of a processor less, on both nodes together.",
-                 [round(Saved * 100)])
+        ++ [text("That saves up to ~b % of one CPU (both nodes together).", [round(Saved * 100)])
             || Saved >= 0.01].
 
 %% The messages that reach a lane while a batch is in flight are the next batch.

@@ -8,7 +8,7 @@
 -export([format_error/2, are_nodes/1]).
 
 -type kind() :: any | applications | atom | list | node | other_node | nodes | name | boolean
-              | function | count | pid | destination | destinations | manager
+              | function | count | own_inbox | destination | destinations | manager
               | {send_options, More :: [atom()]}
               | {options, module()} | inbox | top | server_name | proper_list | time | deadline
               | statem_time | call_time | request | erpc_request | requests.
@@ -46,6 +46,8 @@ kinds(trunkline_erpc, Function, Args) ->
                   _ -> Kind
               end || Kind <- kinds(Function, length(Args))]
     end;
+kinds(trunkline, info, [_]) ->
+    [node];
 kinds(trunkline_adopt, write, [_, _]) ->
     [applications, any];
 kinds(trunkline_adopt, _, [_]) ->
@@ -80,13 +82,13 @@ kinds(check_response, 3) -> [any, requests, boolean];
 kinds(Of, 1) when Of =:= reqids_size; Of =:= reqids_to_list -> [requests];
 kinds(reqids_add, 3) -> [request, any, requests];
 kinds(drain, 2) -> [other_node, time];
-kinds(await_up, 2) -> [node, time];
+kinds(await_up, 2) -> [other_node, time];
 kinds(start_link, 3) -> [atom, any, proper_list];
 kinds(start_link, 4) -> [server_name, atom, any, proper_list];
 kinds(open, 2) -> [server_name, any];
 kinds(done, 2) -> [inbox, count];
 kinds(info, 1) -> [inbox];
-kinds(close, 1) -> [pid].
+kinds(close, 1) -> [own_inbox].
 
 %% Whether an argument is valid, as far as its value alone tells.
 -spec is_right(kind(), term()) -> boolean().
@@ -103,7 +105,7 @@ is_right(server_name, _) -> false;
 is_right(boolean, Value) -> is_boolean(Value);
 is_right(function, Value) -> is_function(Value, 0);
 is_right(count, Value) -> is_integer(Value) andalso Value > 0;
-is_right(pid, Value) -> is_pid(Value);
+is_right(own_inbox, Value) -> is_pid(Value) orelse is_atom(Value);
 is_right(destination, Value) -> is_right(destinations, [Value]);
 is_right(destinations, Value) ->
     try is_map(trunkline_by_node:group(Value))
@@ -138,13 +140,16 @@ is_list_of(_, Rest) -> Rest =:= [].
 
 %% If each value is valid in itself, the error is about one of these: it names something that does
 %% not exist, or no longer does.
-is_suspicious(Kind) -> lists:member(Kind, [call_time, inbox, pid, request, erpc_request, requests]).
+is_suspicious(Kind) ->
+    lists:member(Kind, [call_time, inbox, own_inbox, request, erpc_request, requests]).
 
 %% What is wrong with an argument, or what it should be.
 text(top, Value) when is_map(Value) ->
     text({options, trunkline_screen}, Value);
 text({options, _}, Value) when not is_map(Value) ->
     "not a map";
+text({send_options, _}, Value) when not is_list(Value) ->
+    "not a list";
 text({options, Module}, Options) ->
     Declared = Module:options(Options),
     Names = [Name || {Name, _, _} <- Declared],
@@ -177,7 +182,8 @@ text(atom) -> "not an atom";
 text(list) -> "not a list";
 text(proper_list) -> "not a list";
 text(server_name) -> "invalid server name";
-text(applications) -> "no such application, or one that is not adopted";
+text(applications) ->
+    "an application of OTP (write {otp, Name}), one that Trunkline itself needs, or none";
 text(node) -> "not a node";
 text(other_node) -> "not another node";
 text(nodes) -> "not a list of nodes";
@@ -185,7 +191,7 @@ text(name) -> "not a registered name";
 text(boolean) -> "not a boolean value";
 text(function) -> "not a fun that takes no arguments";
 text(count) -> "not a positive integer";
-text(pid) -> "not the pid of an inbox of this node";
+text(own_inbox) -> "not an inbox of this node";
 text(inbox) -> "not an inbox";
 text(top) -> "neither a node nor a map";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
@@ -193,7 +199,7 @@ text(destinations) -> "not a list of destinations";
 text({send_options, More}) ->
     ["invalid option in list: the options are ",
      lists:join(" and ", [atom_to_list(Option) || Option <- [nosuspend, noconnect | More]])];
-text(call_time) -> "invalid time value, or invalid option in map";
+text(call_time) -> "invalid time value, or a map with an invalid option, or before OTP 28";
 text(Kind) when Kind =:= time; Kind =:= deadline; Kind =:= statem_time -> "invalid time value";
 text(Kind) when Kind =:= request; Kind =:= erpc_request ->
     "not a request id of this module, or its response is not expected any more";

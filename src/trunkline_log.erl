@@ -58,9 +58,9 @@ text(#{what := suspended, peer := Peer, resume_time := Time}) ->
 text(#{what := resumed, peer := Peer, milliseconds := Time}) ->
     {"trunkline: the session with ~ts goes on, after ~b ms without a connection", [Peer, Time]};
 text(#{what := lost, peer := Peer, queued := Queued, unconfirmed := Unconfirmed}) ->
-    {"trunkline: ~b messages to ~ts were lost, which were queued; it had not acknowledged another "
-     "~b, which may have arrived. Look for why the node went; drain it before it is stopped",
-     [Queued, Peer, Unconfirmed]};
+    {"trunkline: lost ~b messages that were queued for ~ts; another ~b had been sent but not "
+     "acknowledged, and may have arrived. Find out why the node went down; drain a node before you "
+     "stop it", [Queued, Peer, Unconfirmed]};
 text(#{what := unconfirmed, peer := Peer, messages := Messages}) ->
     {"trunkline: ~ts had not acknowledged ~b messages when the session ended; they may have "
      "arrived", [Peer, Messages]};
@@ -123,7 +123,7 @@ cure({connect, _, Port, Reason}, Peer, Option) when Reason =:= timeout; Reason =
                   "~ts to dist", [Port, Peer, Option]);
 cure({connect, _, Port, econnrefused}, Peer, _) ->
     io_lib:format("No process listens there at port ~p. Behind a proxy or an address translation, "
-                  "set advertise_address and advertise_port of ~ts", [Port, Peer]);
+                  "set advertise_address and advertise_port of ~ts, or correct them", [Port, Peer]);
 cure({listen, eaddrinuse}, Peer, _) ->
     io_lib:format("All listen_ports of ~ts are taken: give it more", [Peer]);
 cure(not_wanted, Peer, Option) ->

@@ -171,8 +171,7 @@ table() ->
      #{name => adopt, type => applications, default => [],
        unit => "", since => "1.0.0",
        what => "Applications whose modules are loaded as the parse transform makes them, so that "
-               "they send by Trunkline: see [adopt](../howto/adopt.md). Trunkline must start "
-               "before they do.",
+               "they send by Trunkline. Trunkline must start before they do.",
        touch => "Set it to let a dependency send by Trunkline, without its source. "
                 "Set it alike on all nodes."}].
 
@@ -379,15 +378,17 @@ type(ports) ->
     "a port, or a pair {Lowest, Highest} of ports";
 type(port) -> "undefined, or a port";
 type(applications) ->
-    "a list of applications, as [rabbit, {otp, mnesia}], without those that Trunkline itself needs".
+    "a list of applications, as [rabbit, {otp, mnesia}] (with otp if they are OTP's), without "
+    "those that Trunkline itself needs".
 
 offered(congestion_control) ->
     case trunkline_socket:offered() of
         [] -> "";
         Names -> [": ", lists:join(", ", Names)]
     end;
-offered(_) ->
-    "".
+offered({size, _, _}) -> ", in bytes, or as a text with the unit B, KB, MB or GB";
+offered({time, _, _}) -> ", in ms, or as a text with the unit ms, s, min, h or d";
+offered(_) -> "".
 
 %% A value as people write it.
 -spec text(type(), term()) -> iolist().

@@ -78,7 +78,7 @@ send_request(ServerRef, Request, Label, ReqIds) ->
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
 `" ?OTP ":wait_response/2` does. After `timeout` one may wait for it again. The error is `badarg`
-if this is no request id, or no time-out.
+if this is no request id, or no timeout.
 
 ```erlang
 1> " ?MODULE_STRING ":wait_response(Id, 1000).
@@ -110,7 +110,7 @@ wait_response(ReqIds, Timeout, Delete) ->
 -doc "
 Waits for the response to a request for up to `Timeout` milliseconds, as
 `" ?OTP ":receive_response/2` does. After `timeout` the response is given up: it never arrives.
-The error is `badarg` if this is no request id, or no time-out.
+The error is `badarg` if this is no request id, or no timeout.
 
 ```erlang
 1> " ?MODULE_STRING ":receive_response(Id, 1000).

@@ -305,7 +305,7 @@ call_timeout(Config) ->
               {exit, _, call, _} = at(Config, {trunkline, call}, [To, never, bad])
       end, destinations(Config)).
 
-%% A reply that comes after the time-out reaches nobody.
+%% A reply that comes after the timeout reaches nobody.
 replies(Config) ->
     lists:foreach(
       fun(To) ->

@@ -290,7 +290,7 @@ await_sum(Sent, A, B) ->
                           end
                   end).
 
-%% The time-out of a call includes the wait for room; nothing comes after it.
+%% The timeout of a call includes the wait for room; nothing comes after it.
 call_while_full(_) ->
     {A, B} = cluster:pair(?SMALL),
     {ok, Server} = cluster:call(B, server, start, [gen_server]),

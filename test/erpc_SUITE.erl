@@ -680,7 +680,7 @@ by_lane(Config) ->
     {Before, Fallbacks} = Sent(),
     ok = cluster:call(
            A, fun() ->
-                      %% (Without a time-out they may go past the lane.)
+                      %% (Without a timeout they may go past the lane.)
                       [3 = trunkline_erpc:call(Node, ?MODULE, add, [1, 2], 20_000)
                        || _ <- lists:seq(1, 10)],
                       [ok = trunkline_erpc:cast(Node, ?MODULE, add, [1, 2])
@@ -1060,7 +1060,7 @@ large_is_killed(_) ->
                       exit(Killer, kill),
                       ok
               end),
-    %% So does the outcome end with the process that puts it together, with a time-out and without
+    %% So does the outcome end with the process that puts it together, with a timeout and without
     %% (then it is the only thing that goes by lane).
     [?assertEqual(
         {{exit, {signal, lost}}, {messages, []}},

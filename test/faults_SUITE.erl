@@ -699,7 +699,7 @@ halts_after_reply(A) ->
     Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
     _ = cluster:call(A,
                      fun() ->
-                             %% By lane: with a time-out no call goes past it.
+                             %% By lane: with a timeout no call goes past it.
                              Pid = trunkline_erpc:call(NodeB, erlang, spawn, [Halt], 10_000),
                              true = is_pid(Pid)
                      end),

@@ -1153,8 +1153,9 @@ not_an_inbox(_) ->
                       Expected = [badarg || _ <- lists:seq(1, 10)],
                       ok = trunkline_inbox:close(Inbox),
                       Consumer = spawn_link(fun() -> receive stop -> ok end end),
-                      [badarg, badarg, badarg] =
-                          [Try(close, [Pid]) || Pid <- [self(), Consumer, whereis(code_server)]],
+                      [badarg, badarg, badarg, badarg, badarg] =
+                          [Try(close, [P]) || P <- [self(), Consumer, whereis(code_server),
+                                                    code_server, nobody]],
                       true = is_process_alive(Consumer),
                       Expected = [Try(info, [P]) || P <- [self(), whereis(code_server), code_server,
                                                           nobody, Inbox]]
@@ -1164,8 +1165,17 @@ not_an_inbox(_) ->
                       [badarg, badarg, badarg, badarg] =
                           [Try(done, [Inbox2, N]) || N <- [0, -1, x, 1.0]],
                       #{consumer := P} = trunkline_inbox:info(Inbox2),
+                      {_, Inbox3} = mailroom:open({local, ?NAME}, #{}),
+                      ok = trunkline_inbox:close(?NAME),
+                      false = is_process_alive(Inbox3),
                       ok
               end),
+    %% A node without Trunkline has none, either.
+    {ok, Peer, Node} = peer:start(#{name => peer:random_name(?MODULE), connection => standard_io}),
+    ?assertEqual(badarg, cluster:call(B, fun() -> try trunkline_inbox:info({?NAME, Node})
+                                                  catch error:Reason -> Reason
+                                                  end end)),
+    ok = peer:stop(Peer),
     cluster:stop(B).
 
 %% What gen_server says of what it should start, and with which name and options, is said here too.

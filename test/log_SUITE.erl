@@ -17,7 +17,7 @@ all() -> [texts, connections, every_what, default_handler, no_default_handler, c
 
 %% One of each.
 reports() ->
-    [#{what => up, peer => b@host, release => "1.0.0", lanes => 4},
+    [#{what => up, peer => b@host, release => "1.0.0-rc", lanes => 4},
      #{what => down, peer => b@host, reason => connection_lost},
      #{what => suspended, peer => b@host, resume_time => 60_000},
      #{what => resumed, peer => b@host, milliseconds => 812},

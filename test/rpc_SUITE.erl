@@ -225,7 +225,7 @@ by_lane(Config) ->
                                     By >= Least orelse {Name, By}
                             end)
       end,
-      %% (Without a time-out a call may go past the lane.)
+      %% (Without a timeout a call may go past the lane.)
       [{Name, 1, fun() -> apply(trunkline_rpc, Name, [Node, erlang, node, [], 20_000]) end}
        || Name <- [call, block_call]]
       ++ [{Name, 1, fun() -> apply(trunkline_rpc, Name, [Node, erlang, node, []]) end}

@@ -10,7 +10,7 @@ defmodule DocsTest do
     assert text =~ "Sends a message"
 
     {:ok, _} = Application.ensure_all_started(:iex)
-    assert capture_io(fn -> IEx.Introspection.h({:trunkline, :call, 3}) end) =~ "time-out in milliseconds"
+    assert capture_io(fn -> IEx.Introspection.h({:trunkline, :call, 3}) end) =~ "timeout in milliseconds"
   end
 
   test "an error names the argument" do

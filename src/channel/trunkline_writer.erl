@@ -36,7 +36,7 @@
 -define(AT_ONCE, 262144).
 %% A writer that has had nothing to do for that many ms collects its garbage.
 -define(QUIET, 1000).
-%% ms: less than the shortest retransmission time-out, which is 200 (Linux).
+%% ms: less than the shortest retransmission timeout, which is 200 (Linux).
 -define(HEARTBEAT, 100).
 -define(HEARTBEATS, 100).              % for ten seconds
 

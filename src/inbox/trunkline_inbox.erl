@@ -26,8 +26,8 @@ messages it is done with.
 When the inbox is full, its policy decides about messages that are sent by `trunkline:send/2,3` and
 `trunkline:cast/2`, from any node that runs Trunkline:
 
-- `block`: the sender waits. With `nosuspend`, `trunkline:send/3` answers `nosuspend` instead.
-- `reject`: the sender does not wait. With `nosuspend`, `trunkline:send/3` answers `nosuspend`;
+- `block`: the sender waits. With `nosuspend`, `trunkline:send/3` returns `nosuspend` instead.
+- `reject`: the sender does not wait. With `nosuspend`, `trunkline:send/3` returns `nosuspend`;
   `trunkline:call/2,3` exits at once, with the reason `overload`; `trunkline:send/2` and
   `trunkline:cast/2` drop the message and count it.
 - `drop_newest`: a message that arrives is dropped, and counted.
@@ -68,7 +68,7 @@ Options of an inbox:
                      tell_dropped => boolean()}.
 
 -doc "
-What `info/1` answers:
+What `info/1` returns:
 
 - `queued_messages` and `queued_bytes`: what waits in the inbox;
 - `in_work`: messages that the process has and is not done with;
@@ -260,8 +260,8 @@ pid(Inbox) -> Inbox.
 
 -doc "
 Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. If it
-has ended already, the result is `ok`, too. The error is `badarg` if this is another process, or no
-pid of this node.
+has ended already, the result is `ok`, too. The error is `badarg` if this is another process, a name
+that no process has, or no pid of this node.
 
 ```erlang
 1> trunkline_inbox:close(Inbox).
@@ -269,28 +269,28 @@ ok
 ```
 ".
 -doc #{since => <<"0.4.0">>}.
--spec close(Inbox :: pid()) -> ok.
-close(Inbox) when is_pid(Inbox), node(Inbox) =:= node() ->
+-spec close(Inbox :: pid() | atom()) -> ok.
+close(Inbox) ->
+    Keeper = pid(Inbox),
     %% (If it ends just now, it is not alive any more.)
-    case trunkline_keeper:is_keeper(Inbox) orelse not is_process_alive(Inbox) of
+    case is_pid(Keeper) andalso node(Keeper) =:= node()
+        andalso (trunkline_keeper:is_keeper(Keeper) orelse not is_process_alive(Keeper)) of
         false ->
             ?BAD_ARGUMENT(badarg, [Inbox]);
         true ->
-            Ref = monitor(process, Inbox),
-            unlink(Inbox),
-            _ = erase({?MODULE, Inbox}),
-            exit(Inbox, kill),
+            Ref = monitor(process, Keeper),
+            unlink(Keeper),
+            _ = erase({?MODULE, Keeper}),
+            exit(Keeper, kill),
             receive {'DOWN', Ref, process, _, _} -> ok end
-    end;
-close(Inbox) ->
-    ?BAD_ARGUMENT(badarg, [Inbox]).
+    end.
 
 -doc "
 What is going on in an inbox, at this node or at another one. The nodes that send are asked, for up
 to a second, and the node of the inbox for up to five.
 
-The error is `badarg` if this is no inbox, and that of `erpc:call/5` if the inbox's node cannot be
-asked, as `{erpc, timeout}`.
+The error is `badarg` if this is no inbox, or its node is without Trunkline, and that of
+`erpc:call/5` if the inbox's node cannot be asked, as `{erpc, timeout}`.
 
 ```erlang
 1> #{queued_messages := N, dropped := 0} = trunkline_inbox:info(counter).
@@ -323,7 +323,7 @@ info(Inbox) ->
 info_of(Node, There) ->
     case trunkline_process:multicall([Node], ?MODULE, info, [There], ?ASK_INBOX) of
         [{ok, Info}] -> Info;
-        [{error, {exception, badarg, _}}] -> error(badarg);
+        [{error, {exception, Why, _}}] when Why =:= badarg; Why =:= undef -> error(badarg);
         [{Class, Reason}] -> erlang:raise(Class, Reason, [])
     end.
 

@@ -2,7 +2,7 @@
 -moduledoc "
 What Trunkline counts, for monitoring systems.
 
-`prometheus/0` answers all of it in the text format of Prometheus, for whatever serves your metrics;
+`prometheus/0` returns all of it in the text format of Prometheus, for whatever serves your metrics;
 `measure/0` gives it to `telemetry`, for telemetry_poller. Counters are read, and no process of
 Trunkline is asked, so that the answer comes while they are busy.
 

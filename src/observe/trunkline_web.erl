@@ -4,7 +4,7 @@ A page in a browser that draws what the peers of this node have done in the last
 the metrics for Prometheus. It is off until `start/1` is called.
 
 The page is at `/`. It needs nothing from elsewhere: no library, no font, no other host. `/samples`
-has its figures as JSON, and `/metrics` what `trunkline_metrics:prometheus/0` answers.
+has its figures as JSON, and `/metrics` what `trunkline_metrics:prometheus/0` returns.
 
 It is served by OTP's `inets`. Unless you say otherwise, only this host can connect. At another
 address a password is needed. It is sent as it is, without TLS, so use another address in a network
@@ -63,7 +63,7 @@ Starts the page at an address of this host that no other host can reach. See `st
 start() -> start(#{}).
 
 -doc "
-Starts the page, and answers its address. It lasts until `stop/0`, or until Trunkline stops.
+Starts the page, and returns its address. It lasts until `stop/0`, or until Trunkline stops.
 
 The error is `badarg` if the options are not right.
 

@@ -63,7 +63,7 @@ A place in the source: module, line, and the function that is called there. `!` 
 -type found() :: {module(), Line :: non_neg_integer(), mfa()}.
 
 -doc "
-What `report/1` answers:
+What `report/1` returns:
 
 - `modules`: how many modules the applications have;
 - `changed`: those that would be changed;
@@ -93,7 +93,7 @@ answer.
                     | no_trunkline | noconnection.
 
 -doc "
-What `check/0` answers:
+What `check/0` returns:
 
 - `applications`: those that are kept adopted;
 - `adopted`: the modules that are loaded and adopted;

@@ -5,7 +5,7 @@ Remote procedure calls: the functions of `erpc`, by lane.
 They have the arguments, results and exceptions of those of `erpc`; the reasons are `{erpc,
 noconnection}`, `{erpc, timeout}` and so on. At a node that runs Trunkline a function is executed
 after everything that the caller has sent to that node before by Trunkline. To other nodes, and to
-this one, requests go as those of `erpc` do. So does a call without a time-out, while its lane is
+this one, requests go as those of `erpc` do. So does a call without a timeout, while its lane is
 idle, if only few callers call at a time or if its arguments are long.
 
 As with `erpc`, giving up does not stop the execution. A result that comes too late is dropped
@@ -69,7 +69,7 @@ How an execution has ended, as `erpc:multicall/4` tells it: `{ok, Result}`, or `
                     {exception, Reason :: term(), Stack :: list()} | {erpc, Reason :: term()}}.
 
 -doc "
-Options in the place of a time-out, as `erpc` takes them since OTP 28.
+Options in the place of a timeout, as `erpc` takes them since OTP 28.
 ".
 -doc #{since => <<"0.5.0">>}.
 -type options() :: #{timeout => timeout_time(), always_spawn => boolean()}.
@@ -117,7 +117,7 @@ call(Node, Fun) ->
     call(Node, Fun, infinity).
 
 -doc "
-Executes a fun at a node and returns its result, with a time-out in milliseconds. See `call/5`.
+Executes a fun at a node and returns its result, with a timeout in milliseconds. See `call/5`.
 
 ```erlang
 1> trunkline_erpc:call('b@host', fun() -> node() end, 1000).
@@ -191,7 +191,7 @@ multicall(Nodes, Fun) ->
     multicall(Nodes, Fun, infinity).
 
 -doc "
-Executes a fun at many nodes, with a time-out in milliseconds. See `multicall/5`.
+Executes a fun at many nodes, with a timeout in milliseconds. See `multicall/5`.
 
 ```erlang
 1> trunkline_erpc:multicall(['b@host', 'c@host'], fun() -> node() end, 1000).

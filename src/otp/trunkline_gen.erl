@@ -44,7 +44,7 @@ call(Process, Label, Request) ->
     call(Process, Label, Request, 5000).
 
 -doc "
-Like `call/3`, with a time-out in milliseconds, or `infinity`.
+Like `call/3`, with a timeout in milliseconds, or `infinity`.
 
 ```erlang
 1> trunkline_gen:call({stock, 'b@host'}, '$gen_call', count, 1000).

@@ -102,7 +102,7 @@ call(Manager, Handler, Query) ->
                         {gen_event, call, [Manager, Handler, Query]}).
 
 -doc "
-Like `call/3`, with a time-out in milliseconds, or `infinity`.
+Like `call/3`, with a timeout in milliseconds, or `infinity`.
 
 ```erlang
 1> trunkline_gen_event:call({alarms, 'b@host'}, counter, count, 1000).

@@ -41,7 +41,7 @@ call(ServerRef, Request) ->
     trunkline_call:call(ServerRef, Request, 5000, {gen_server, call, [ServerRef, Request]}).
 
 -doc "
-Like `call/2`, with a time-out in milliseconds, or `infinity`. The time includes the wait for room
+Like `call/2`, with a timeout in milliseconds, or `infinity`. The time includes the wait for room
 in the lane.
 
 ```erlang

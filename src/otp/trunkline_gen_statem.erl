@@ -38,7 +38,7 @@ call(ServerRef, Request) ->
     call(ServerRef, Request, infinity).
 
 -doc "
-Like `call/2`, with a time-out in milliseconds, as `gen_statem:call/3`. Every time-out is a clean
+Like `call/2`, with a timeout in milliseconds, as `gen_statem:call/3`. Every timeout is a clean
 one: no reply arrives later, and there is no process between the caller and the server. So
 `{clean_timeout, T}` and `{dirty_timeout, T}` mean the same. The error is `badarg` for another pair.
 

@@ -6,7 +6,8 @@ Messages to the members of a group of `pg`.
 to no other. As in `pg`, the scope is `pg` unless another one is named, and a process that has
 joined twice is a member twice.
 
-The error of each function is that of `pg` if the scope is not started.
+If the scope is not started, a function does what `pg:get_members/2` does: in OTP 25 to 28 the group
+has no members, and nothing is sent.
 
 ```erlang
 1> pg:start_link().

@@ -100,7 +100,7 @@ block_call(Node, M, F, A) ->
     block_call(Node, M, F, A, infinity).
 
 -doc "
-Like `block_call/4`, with a time-out in milliseconds.
+Like `block_call/4`, with a timeout in milliseconds.
 
 ```erlang
 1> trunkline_rpc:block_call('b@host', erlang, node, [], 1000).
@@ -293,7 +293,7 @@ multicall(M, F, A) ->
     multicall(M, F, A, infinity).
 
 -doc "
-Executes a function at these nodes, without a limit in time; or, with a time-out as the last
+Executes a function at these nodes, without a limit in time; or, with a timeout as the last
 argument, at this node and at all connected nodes. See `multicall/5`.
 
 ```erlang

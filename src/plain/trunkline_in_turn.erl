@@ -237,7 +237,7 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
     end.
 
 %% Whether that lane says that everything has been delivered that the calling process has sent. (It
-%% does not matter to whom: the caller waits for an outcome. There is no time-out: a second question
+%% does not matter to whom: the caller waits for an outcome. There is no timeout: a second question
 %% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
