@@ -8,6 +8,9 @@ They have the arguments, results and exits of those of `gen_server`: a call exit
 {gen_server, call, Args}}`. So code that matches on exits needs no change but the module's name.
 Otherwise they are the functions of `trunkline`.
 
+A server needs none of its own: `gen_server:reply/2` sends the reply by lane if the request has come
+by lane. `gen_server:stop/1,3` remain OTP's.
+
 ```erlang
 1> trunkline_gen_server:call({stock, 'b@host'}, {take, apples, 3}).
 {ok,3}
