@@ -13,11 +13,13 @@
          drop_newest/1,
          drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
-         closed/1, topped_up/1, done_alone/1]).
+         closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
+         requests_refused/1, wrong_server_options/1, done_alone/1]).
 -export([stalled_beside_lane/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
          receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, opened_meanwhile/1,
          application_restarted/1,
+         killed_and_started_again/1, starter_killed/1, waiters_killed/1,
          keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
 -export([is_urgent/1]).
 
@@ -40,11 +42,13 @@ groups() ->
                drop_newest, drop_oldest,
                drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
-                  closed, topped_up, done_alone]},
+                  closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
+                  requests_refused, wrong_server_options, done_alone]},
      {lanes, [stalled_beside_lane]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
                application_restarted,
+               killed_and_started_again, starter_killed, waiters_killed,
                keeper_killed, disconnected, stopped_and_continued, late_introduction]}].
 
 %% A keeper that only waits until it can forget the nodes that have sent to it looks once a second
@@ -1171,7 +1175,9 @@ not_an_inbox(_) ->
                       ok
               end),
     %% A node without Trunkline has none, either.
-    {ok, Peer, Node} = peer:start(#{name => peer:random_name(?MODULE), connection => standard_io}),
+    Cookie = atom_to_list(cluster:call(B, erlang, get_cookie, [])),
+    {ok, Peer, Node} = peer:start(#{name => peer:random_name(?MODULE), connection => standard_io,
+                                    args => ["-setcookie", Cookie]}),
     ?assertEqual(badarg, cluster:call(B, fun() -> try trunkline_inbox:info({?NAME, Node})
                                                   catch error:Reason -> Reason
                                                   end end)),
@@ -1199,6 +1205,41 @@ odd_arguments(_) ->
     ?assertEqual([], [D || {_, [Who | _], _, _} = D <- Differences,
                            not is_tuple(Who) orelse element(1, Who) =/= global]),
     cluster:stop(A).
+
+%% Requests do not wait. But where senders are refused, so are they.
+requests_refused(_) ->
+    {A, B} = cluster:pair([]),
+    {ok, _} = cluster:call(B, mailroom, start,
+                           [{local, ?NAME}, #{}, #{messages => 10, policy => reject}]),
+    await_known([A, B], B),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    lists:foreach(
+      fun({At, To}) ->
+              Refused = cluster:call(
+                          At, fun() ->
+                                      [_ = trunkline:send_request(To, {echo, N})
+                                       || N <- lists:seq(1, 100)],
+                                      cluster:await(fun() -> trunkline_bounded:is_refusing(To) end),
+                                      Last = trunkline:send_request(To, {echo, last}),
+                                      trunkline:receive_response(Last, ?LONG)
+                              end),
+              ?assertEqual({error, {overload, To}}, Refused)
+      end, [{B, ?NAME}, {A, {?NAME, cluster:node_of(B)}}]),
+    cluster:stop_all([A, B]).
+
+%% An option of the server that is wrong is an error, as with gen_server.
+wrong_server_options(_) ->
+    B = cluster:start([]),
+    [?assertEqual(cluster:call(B, fun() -> raised(gen_server, Options) end),
+                  cluster:call(B, fun() -> raised(trunkline_inbox, Options) end))
+     || Options <- [[{spawn_opt, [monitor]}], [{spawn_opt, wrong}], [{timeout, wrong}],
+                    [{timeout, -1}]]],
+    cluster:stop(B).
+
+raised(Module, Options) ->
+    try Module:start_link(mailroom, #{}, Options)
+    catch Class:Reason -> {Class, Reason}
+    end.
 
 %% Refused, with the one that is wrong, and nothing has been started.
 bad_options(_) ->
@@ -1336,13 +1377,73 @@ remembered() ->
      end || Pid <- Remembered].
 
 %% A process that is done with one of eight may be busy with the other seven for long. It gets one
-%% more as soon as there is a reason to look.
+%% more at once.
 topped_up(_) ->
     {B, Pid, Got} = open_to_eight(20),
     ok = cluster:call(B, mailroom, done, [Pid, 1]),
-    {from, x, 21, y} = cluster:call(B, erlang, send, [?NAME, {from, x, 21, y}]),
     Got(9),
+    ok = cluster:call(B, mailroom, done, [Pid, 2]),
+    Got(11),
     cluster:stop(B).
+
+%% What OTP's tools say to a process is not dropped, however full its inbox is.
+asked_by_tools(_) ->
+    B = cluster:start([]),
+    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 10}]),
+    ok = cluster:call(B, fun() ->
+                                 lists:foreach(fun(N) -> ?NAME ! {from, x, N, y} end,
+                                               lists:seq(1, 20)),
+                                 #{dropped := Dropped} = trunkline_inbox:info(Inbox),
+                                 true = Dropped > 0,
+                                 ?NAME ! {system, {self(), make_ref()}, get_state},
+                                 #{dropped := Dropped} = trunkline_inbox:info(Inbox),
+                                 ok
+                         end),
+    ok = cluster:call(B, mailroom, go_on, [Pid]),
+    cluster:await(fun() ->
+                          {Got, _, _} = cluster:call(B, mailroom, state, [Pid]),
+                          [x || {system, _, get_state} <- Got] =:= [x]
+                  end),
+    cluster:stop(B).
+
+%% Whoever has the name gets what is sent to it, as with `!', also from a node that takes it for the
+%% inbox's.
+name_passed_on(_) ->
+    {A, B} = cluster:pair([]),
+    {Pid, _} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
+    await_known([A, B], B),
+    [Other] = cluster:call(B, traffic, start_watchers, [1]),
+    true = cluster:call(B, fun() -> unregister(?NAME), register(?NAME, Other) end),
+    Send = fun(To, N) -> fun() -> trunkline:send(To, {from, N, 1, x}) end end,
+    Node = cluster:node_of(B),
+    Sent = [cluster:call(At, Send(To, {At, To}))
+            || {At, To} <- [{B, ?NAME}, {B, {?NAME, Node}}, {A, {?NAME, Node}}]],
+    cluster:await(fun() -> cluster:call(B, traffic, count, [Other]) =:= length(Sent) end),
+    ?assertEqual({[], 0, 0}, cluster:call(B, mailroom, state, [Pid])),
+    %% Another inbox has the name.
+    {Pid2, _} = cluster:call(B, fun() -> unregister(?NAME),
+                                         mailroom:open({local, ?NAME}, #{}) end),
+    _ = cluster:call(A, Send({?NAME, Node}, 1)),
+    cluster:await(fun() ->
+                          {Got, _, _} = cluster:call(B, mailroom, state, [Pid2]),
+                          Got =:= [{from, 1, 1, x}]
+                  end),
+    cluster:stop_all([A, B]).
+
+%% To ask how the senders of other nodes fare does not connect to them.
+info_connects_to_no_node(_) ->
+    {A, B} = cluster:pair([]),
+    {_, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
+    _ = cluster:call(A, trunkline, send, [Inbox, {from, a, 1, x}]),
+    #{nodes := Nodes} = cluster:call(B, trunkline_inbox, info, [Inbox]),
+    NodeA = cluster:node_of(A),
+    ?assert(is_map_key(NodeA, Nodes)),
+    ?assertEqual([], cluster:call(B, fun() ->
+                                             true = erlang:disconnect_node(NodeA),
+                                             #{} = trunkline_inbox:info(Inbox),
+                                             nodes(connected) -- [node()]
+                                     end) -- cluster:call(B, erlang, nodes, [hidden])),
+    cluster:stop_all([A, B]).
 
 %% With so many messages. Returns the consumer, and how to wait until it has got some.
 open_to_eight(Messages) ->
@@ -1721,6 +1822,57 @@ flowing_if_free(A, B) ->
     end.
 
 %% The server goes with it, and a new one comes with a new one.
+%% Then its server has ended when it starts again, although the server ends after it.
+killed_and_started_again(_) ->
+    B = cluster:start([]),
+    [ok = cluster:call(
+            B, fun() ->
+                       process_flag(trap_exit, true),
+                       [begin
+                            {ok, Pid} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How,
+                                                                   []),
+                            exit(Pid, kill),
+                            receive {'EXIT', Pid, killed} -> ok end
+                        end || _ <- lists:seq(1, 100)],
+                       ok
+               end) || How <- [#{table => ?NAME}, #{table => ?NAME, trap => true}]],
+    cluster:stop(B).
+
+%% Who starts the server is killed meanwhile: so is the server, as with gen_server.
+starter_killed(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      Starter = spawn(fun() ->
+                                              trunkline_inbox:start_link({local, ?NAME}, mailroom,
+                                                                         #{wait => self()}, [])
+                                      end),
+                      Waiting = fun() ->
+                                        [P || P <- processes(),
+                                              {_, {mailroom, init, 1}}
+                                                  <- [process_info(P, current_function)]]
+                                end,
+                      cluster:await(fun() -> Waiting() =/= [] end),
+                      mailroom:kill([Starter]),
+                      cluster:await(fun() -> Waiting() =:= [] end),
+                      cluster:await(fun() -> whereis(?NAME) =:= undefined end)
+              end),
+    cluster:stop(B).
+
+%% Very many senders are killed while they wait. Then one that lives does not wait behind them.
+waiters_killed(_) ->
+    B = cluster:start([]),
+    Bytes = 10_000,
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{bytes => Bytes}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    Senders = cluster:call(B, mailroom, senders, [?NAME, lists:seq(1, 300), 100, 1000]),
+    await_waiting(B, [B], 300),
+    ok = cluster:call(B, mailroom, kill, [Senders]),
+    [Living] = cluster:call(B, mailroom, senders, [?NAME, [living], 1, 1000]),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    ?assertEqual([1], cluster:call(B, mailroom, collect, [[Living], finish])),
+    cluster:stop(B).
+
 keeper_killed(_) ->
     faulty(fun(_, _, B) ->
                    Before = cluster:call(B, fun() -> P = whereis(?NAME), mailroom:kill([P]), P end),

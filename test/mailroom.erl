@@ -70,6 +70,8 @@ init(#{init := crash}) -> error(crash);
 init(#{init := Answer}) -> Answer;
 init(How) ->
     _ = [process_flag(trap_exit, true) || is_map_key(trap, How)],
+    _ = [ets:new(Table, [named_table]) || #{table := Table} <- [How]],
+    _ = [receive never -> ok end || is_map_key(wait, How)],
     {ok, #{how => How, summary => #{}, list => []}}.
 
 handle_call({echo, Term}, _, S) -> {reply, Term, S};

@@ -6,11 +6,12 @@
 
 -export([all/0]).
 -export([gate/1, gate_shared/1, bypass/1, past_the_lane/1, many_short/1, mailboxes/1,
-         concurrency/1, heap/1, window/1, window_link/1, distance/1, way/1, waiters/1, rests/1,
-         backlog/1, pace/1, patience/1, handshake/1, stats/1]).
+         concurrency/1, heap/1, window/1, window_link/1, distance/1, way/1, waiters/1, passed_by/1,
+         rests/1, backlog/1, pace/1, patience/1, handshake/1, stats/1]).
 
 all() -> [stats, gate, gate_shared, bypass, past_the_lane, many_short, mailboxes, concurrency, heap,
-          window, window_link, distance, way, waiters, rests, backlog, pace, patience, handshake].
+          window, window_link, distance, way, waiters, passed_by, rests, backlog, pace, patience,
+          handshake].
 
 check(Property) -> check(1000, Property).
 
@@ -710,7 +711,8 @@ prop_tickets() ->
             end).
 
 prop_waiters() ->
-    ?FORALL(Commands, list(oneof([{add, range(1, 100)}, {release, range(-50, 300)},
+    ?FORALL(Commands, list(oneof([{add, range(1, 100)},
+                                  {release, range(-50, 300), oneof([all, range(-2, 5)])},
                                   {remove, range(1, 10)}, return, release_all])),
             run_waiters(Commands, trunkline_waiters:new(), [], [], 1)).
 
@@ -736,14 +738,19 @@ run_waiters([release_all | Commands], W, Waiting, Released, N) ->
     [Name || {Name, _} <- Out] =:= [Name || {Name, _} <- Waiting]
         andalso trunkline_waiters:is_empty(W1)
         andalso run_waiters(Commands, W1, [], Out ++ Released, N);
-run_waiters([{release, Room} | Commands], W, Waiting, Released, N) ->
-    {Out, W1} = trunkline_waiters:release(Room, W),
+run_waiters([{release, Room, Most} | Commands], W, Waiting, Released, N) ->
+    {Out, W1} = case Most of
+                    all -> trunkline_waiters:release(Room, W);
+                    _ -> trunkline_waiters:release(Room, Most, W)
+                end,
     {Go, Stay} = lists:split(length(Out), Waiting),
     Sums = lists:foldl(fun({_, Bytes}, [Sum | _] = Acc) -> [Sum + Bytes | Acc] end, [0], Go),
     [Name || {Name, _} <- Out] =:= [Name || {Name, _} <- Go]
         %% all before the last fit; the next would have gone if there was room
         andalso (Go =:= [] orelse lists:nth(2, Sums) < Room)
-        andalso (Stay =:= [] orelse hd(Sums) >= Room)
+        andalso (Most =:= all orelse length(Go) =< max(0, Most))
+        andalso (Stay =:= [] orelse hd(Sums) >= Room
+                 orelse is_integer(Most) andalso length(Go) >= Most)
         andalso run_waiters(Commands, W1, Stay, Out ++ Released, N).
 
 %% --- room: what a killed sender has left behind of a large message --------------------
@@ -798,6 +805,59 @@ prop_rests() ->
                 _ = Look(Look(Room)),
                 trunkline_gate:level(Gate, Bulk) =:= 0
             end).
+
+%% While newcomers take all room that there is, and leave no less than half, others wait in vain.
+%% Then the gate is closed until they do, or have given up.
+passed_by(_) ->
+    [passed_by(Then, Ix) || Then <- [room, give_up, session_ends], Ix <- [1, 2]].
+
+passed_by(Then, Ix) ->
+    Gate = trunkline_gate:new(1),
+    Stats = trunkline_stats:new(1),
+    Limit = trunkline_gate:limit(10_000),
+    Route = #route{link = self(), lanes = {self()}, aliases = {make_ref()}, gate = Gate,
+                   stats = Stats, limit = Limit, large = 0, bulk_limit = Limit},
+    ok = trunkline_route:set_path(lanes, Route),
+    Charge = trunkline_gate:limit(1000),
+    Enter = fun() -> trunkline_gate:enter_large(Gate, Ix, Charge, Limit) end,
+    [ok = Enter() || _ <- lists:seq(1, 10)],
+    refused = Enter(),
+    %% (Nothing looks as if a killed sender had left it behind.)
+    trunkline_stats:put(Stats, {lane, 1}, in_flight_messages, 1),
+    Waiter = alias(),
+    What = {room, Ix, 1000, new},
+    Waiting = trunkline_room:add(Waiter, What, Route, trunkline_room:new(Stats)),
+    %% One leaves, and another one comes.
+    Pass = fun(_, Room) ->
+                   _ = trunkline_gate:leave(Gate, Ix, Charge),
+                   ok = Enter(),
+                   trunkline_room:recheck(Route, Room)
+           end,
+    Room1 = lists:foldl(Pass, Waiting, lists:seq(1, 5)),
+    _ = trunkline_gate:leave(Gate, Ix, Charge),
+    refused = Enter(),
+    true = 9 * Charge =:= trunkline_gate:level(Gate, Ix),
+    case Then of
+        room ->
+            [trunkline_gate:leave(Gate, Ix, Charge) || _ <- lists:seq(1, 4)],
+            Room2 = trunkline_room:release(Ix, Route, Room1),
+            refused = Enter(),
+            _ = trunkline_gate:leave(Gate, Ix, Charge),
+            Room3 = trunkline_room:release(Ix, Route, Room2),
+            receive {Waiter, {again, _}} -> ok after 0 -> exit(not_woken) end,
+            false = trunkline_room:is_awaited(Room3),
+            ok = Enter();
+        give_up ->
+            false = trunkline_room:is_awaited(trunkline_room:remove(Waiter, What, Room1)),
+            ok = Enter();
+        session_ends ->
+            ok = trunkline_route:set_path(wait, Route),
+            _ = trunkline_room:dismiss(again, trunkline_room:recheck(Route, Room1)),
+            receive {Waiter, {again, _}} -> ok after 0 -> exit(not_woken) end,
+            refused = Enter(),
+            ok = trunkline_route:set_path(lanes, Route),
+            ok = Enter()
+    end.
 
 %% --- backlog: a queue that is cut into batches ----------------------------------------
 

@@ -12,7 +12,9 @@
 %% A lane reports room only when it is below half of its limit. So a sender that goes on gets more
 %% than one message in before it must wait again. A sender that gives up tells the link. A sender
 %% that is killed does not, and the room that it was offered stays unused. So the link checks from
-%% time to time, and if a lane is empty while senders wait for it, wakes all of them.
+%% time to time, and if a lane is empty while senders wait for it, wakes all of them. If others come
+%% so fast that a lane does not get below half, those that wait would wait for ever. Then the link
+%% closes its gate, as if it were full, until it is below half.
 %%
 %% The number of waiting senders and their waiting times are counted here, not by the senders
 %% (trunkline_wait_time). So the counts are right while they wait. One that is killed counts until
@@ -27,6 +29,9 @@
 
 -export_type([room/0, answer/0, lost/0]).
 
+%% So often the link looks while senders wait and no room is reported, before it closes the gate.
+-define(PASSED, 5).
+
 -type what() :: session
               | {room, Ix :: pos_integer() | Inbox :: pid(), Bytes :: pos_integer(),
                  new | trunkline_waiters:ticket()}.
@@ -38,6 +43,8 @@
 -record(room,
         {stats :: trunkline_stats:stats(),
          lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
+         passed = #{} :: #{pos_integer() => Looks :: pos_integer()},
+         closed = #{} :: #{pos_integer() => trunkline_gate:gate()},
          counts = #{} :: #{pos_integer() => {trunkline_stats:scope(),
                                              trunkline_wait_time:wait_time()}},
          %% The level of large messages at the last look, if nothing else was there.
@@ -121,7 +128,40 @@ remove(_, _, R) ->
 
 %% These senders wait at that level.
 set(Ix, Waiters, #room{lanes = Lanes} = R) ->
-    count(Ix, R#room{lanes = Lanes#{Ix => Waiters}}).
+    R1 = count(Ix, R#room{lanes = Lanes#{Ix => Waiters}}),
+    case trunkline_waiters:is_empty(Waiters) of
+        true -> open(Ix, R1);
+        false -> R1
+    end.
+
+open(Ix, #room{passed = Passed, closed = Closed} = R) ->
+    _ = [trunkline_gate:open(Gate, Ix) || #{Ix := Gate} <- [Closed], is_open(Gate)],
+    R#room{passed = maps:remove(Ix, Passed), closed = maps:remove(Ix, Closed)}.
+
+%% Whether the path would let senders in.
+is_open(Gate) -> lists:member(trunkline_gate:path(Gate), [lanes, down]).
+
+%% How full it is, whether the gate is closed only here or not.
+fill(Ix, Gate, #room{closed = Closed}) ->
+    case Closed of
+        #{Ix := Gate} ->
+            case is_open(Gate) of
+                true -> trunkline_gate:level(Gate, Ix);
+                false -> trunkline_gate:fill(Gate, Ix)
+            end;
+        #{} ->
+            trunkline_gate:fill(Gate, Ix)
+    end.
+
+%% The waiting senders have been looked at, and none could go on.
+passed(Ix, Gate, #room{passed = Passed, closed = Closed} = R) ->
+    case maps:get(Ix, Passed, 0) + 1 of
+        Looks when Looks < ?PASSED ->
+            R#room{passed = Passed#{Ix => Looks}};
+        _ ->
+            is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
+            R#room{closed = Closed#{Ix => Gate}}
+    end.
 
 %% If there are fewer lanes than there were, the level of large messages has another number.
 counted_in(Ix, Scope, #room{stats = Stats, counts = Counts} = R) ->
@@ -155,13 +195,14 @@ release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
     Limit = trunkline_route:limit(Ix, Route),
     %% First the mark, then the level: if a message leaves in between, the lane sees the mark.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
-    case trunkline_gate:fill(Gate, Ix) of
+    case fill(Ix, Gate, R) of
         Level when Level < Limit div 2 ->
+            R1 = open(Ix, R),
             Room = trunkline_gate:bytes(Limit - Level),
             {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
             trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
-            set(Ix, Waiters1, R);
+            set(Ix, Waiters1, R1);
         _ ->
             count(Ix, R)
     end;
@@ -174,14 +215,23 @@ recheck(none, R) ->
     R;
 recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
     R = mend(Route, R0),
-    lists:foldl(fun(Ix, #room{lanes = Ls} = R1) when Ix =< tuple_size(All) + 1 ->
-                        case trunkline_gate:fill(Gate, Ix) =< 0 of
-                            true -> set(Ix, tell_all(again, maps:get(Ix, Ls)), R1);
-                            false -> release(Ix, Route, R1)
-                        end;
-                   (_, R1) ->
-                        R1
+    lists:foldl(fun(Ix, R1) when Ix =< tuple_size(All) + 1 -> recheck(Ix, Gate, Route, R1);
+                   (_, R1) -> R1
                 end, R, maps:keys(Lanes)).
+
+recheck(Ix, Gate, Route, #room{lanes = Lanes} = R) ->
+    #{Ix := Waiters} = Lanes,
+    case fill(Ix, Gate, R) =< 0 of
+        true ->
+            set(Ix, tell_all(again, Waiters), R);
+        false ->
+            #room{lanes = #{Ix := Waiters1}} = R1 = release(Ix, Route, R),
+            case trunkline_waiters:size(Waiters1) =:= trunkline_waiters:size(Waiters)
+                andalso not trunkline_waiters:is_empty(Waiters) of
+                true -> passed(Ix, Gate, R1);
+                false -> R1
+            end
+    end.
 
 %% If the level of large messages is the same at two looks, while nothing is in the lanes or under
 %% way, a sender has left it behind that was killed between the gate and the lane (for the lanes'

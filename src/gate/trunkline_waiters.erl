@@ -7,7 +7,7 @@
 -module(trunkline_waiters).
 -moduledoc false.
 
--export([new/0, is_empty/1, size/1, add/4, remove/2, release/2, release_all/1]).
+-export([new/0, is_empty/1, size/1, add/4, remove/2, release/2, release/3, release_all/1]).
 
 -export_type([waiters/0, ticket/0]).
 
@@ -52,13 +52,19 @@ remove(Waiter, #waiters{queue = Queue, tickets = Tickets} = W) ->
 %% Takes out the senders that fit into that many bytes of room: while there is any
 %% room the next one goes, because a message may be larger than the whole queue.
 -spec release(Room :: integer(), waiters()) -> {[{waiter(), ticket()}], waiters()}.
-release(Room, W) -> release(Room, W, []).
+release(Room, #waiters{tickets = Tickets} = W) -> release(Room, map_size(Tickets), W).
 
-release(Room, #waiters{queue = Queue, tickets = Tickets} = W, Released) ->
-    case Room > 0 andalso not gb_trees:is_empty(Queue) of
+%% The same, but at most so many.
+-spec release(Room :: integer(), Most :: integer(), waiters()) ->
+          {[{waiter(), ticket()}], waiters()}.
+release(Room, Most, W) -> release(Room, Most, W, []).
+
+release(Room, Most, #waiters{queue = Queue, tickets = Tickets} = W, Released) ->
+    case Room > 0 andalso Most > 0 andalso not gb_trees:is_empty(Queue) of
         true ->
             {{Ticket, Waiter}, Bytes, Queue1} = gb_trees:take_smallest(Queue),
-            release(Room - Bytes, W#waiters{queue = Queue1, tickets = maps:remove(Waiter, Tickets)},
+            release(Room - Bytes, Most - 1,
+                    W#waiters{queue = Queue1, tickets = maps:remove(Waiter, Tickets)},
                     [{Waiter, Ticket} | Released]);
         false ->
             {lists:reverse(Released), W}

@@ -28,14 +28,15 @@ When the inbox is full, its policy decides about messages that are sent by `trun
 
 - `block`: the sender waits. With `nosuspend`, `trunkline:send/3` returns `nosuspend` instead.
 - `reject`: the sender does not wait. With `nosuspend`, `trunkline:send/3` returns `nosuspend`;
-  `trunkline:call/2,3` exits at once, with the reason `overload`; `trunkline:send/2` and
-  `trunkline:cast/2` drop the message and count it.
+  `trunkline:call/2,3` exits at once, with the reason `overload`, and the response to a
+  `trunkline:send_request/2` has that reason; `trunkline:send/2` and `trunkline:cast/2` drop the
+  message and count it.
 - `drop_newest`: a message that arrives is dropped, and counted.
 - `drop_oldest`: the oldest message makes room for it, is dropped, and counted.
 
-Calls, system messages and exit signals are never dropped. A process that sends by `!` or
-`gen_server:cast/2` cannot be made to wait. Beyond the bound its messages are treated as with
-`drop_newest`, unless the policy is `drop_oldest`.
+Calls, requests, system messages and exit signals are never dropped once they have been sent. A
+process that sends by `!` or `gen_server:cast/2` cannot be made to wait. Beyond the bound its
+messages are treated as with `drop_newest`, unless the policy is `drop_oldest`.
 ".
 -moduledoc #{since => <<"0.4.0">>}.
 -compile({parse_transform, trunkline_docs}).
@@ -308,14 +309,16 @@ info(Inbox) ->
     case trunkline_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
             #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
-            All = lists:usort([node() | maps:keys(Nodes)] ++ trunkline_inboxes:who_knows(Keeper)),
-            Senders = trunkline_process:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK),
+            Senders = maps:keys(Nodes) ++ trunkline_inboxes:who_knows(Keeper),
+            %% (To ask a node would connect to it.)
+            All = [node() | [N || N <- lists:usort(Senders), trunkline_process:is_connected(N)]],
+            Counts = trunkline_process:multicall(All, trunkline_inboxes, senders, [Keeper], ?ASK),
             Merge = fun({Node, {ok, Who}}, Map) ->
                             Map#{Node => maps:merge(maps:get(Node, Map, #{}), Who)};
                        (_, Map) ->
                             Map
                     end,
-            Info#{nodes := lists:foldl(Merge, Nodes, lists:zip(All, Senders))};
+            Info#{nodes := lists:foldl(Merge, Nodes, lists:zip(All, Counts))};
         none ->
             ?BAD_ARGUMENT(badarg, [Inbox])
     end.

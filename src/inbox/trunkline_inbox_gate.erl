@@ -88,14 +88,12 @@ credit(Left, Window, Gate) ->
 -spec level(gate()) -> integer().
 level(Gate) -> atomics:get(Gate, ?LEVEL).
 
-%% Bytes for which there is room.
--spec room(gate()) -> integer().
+%% For how much there is room.
+-spec room(gate()) -> {Bytes :: integer(), Messages :: integer()}.
 room(Gate) ->
     Level = max(0, level(Gate)),
-    case trunkline_gate:messages(Level) < atomics:get(Gate, ?MESSAGES) of
-        true -> atomics:get(Gate, ?BYTES) - trunkline_gate:bytes(Level);
-        false -> 0
-    end.
+    {atomics:get(Gate, ?BYTES) - trunkline_gate:bytes(Level),
+     atomics:get(Gate, ?MESSAGES) - trunkline_gate:messages(Level)}.
 
 %% The inbox is full (an odd number), or no longer full. Changes may overtake each other. Therefore
 %% each has a number, and the greatest counts.

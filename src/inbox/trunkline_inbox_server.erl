@@ -6,7 +6,7 @@
 -behaviour(gen_server).
 
 -export([mark/2, said/1, is_26/0, is_behind/1]).
--export([begin_with/2, told_of/1, enter/1, done/1, returned/1, optional/3,
+-export([begin_as/4, enter/1, done/1, returned/1, optional/3,
          plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2,
          code_change/3, format_status/1]).
@@ -30,18 +30,22 @@ mark(Serial, {'$gen_call', From, Request}) -> {'$gen_call', From, ?MARKED(Serial
 mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
 mark(Serial, Message) -> ?MARKED(Serial, Message).
 
-%% Makes the calling process look like a process of that module.
--spec begin_with(module(), trunkline_work:work()) -> ok.
-begin_with(Module, Work) ->
+%% Makes the calling process look like a process of that module, and calls init/1. Meanwhile the
+%% keeper does nothing but wait. So a link to the process that starts both ends init/1 if that
+%% process ends.
+-spec begin_as(module(), Args :: term(), trunkline_work:work(), Parent :: pid()) -> term().
+begin_as(Module, Args, Work, Parent) ->
     put('$initial_call', {Module, init, 1}),
     put('$ancestors', tl(get('$ancestors'))),            % without the keeper
     put(?LAST, 0),
     put(?INBOX, {Module, Work}),
-    ok.
+    link(Parent),
+    try told_of(Module:init(Args))
+    after unlink(Parent)
+    end.
 
 %% Since OTP 26 init/1 may return {error, Reason}. Then the server exits with `normal', unlike after
 %% {stop, Reason}. The keeper has to know which of the two it was, so the reason is marked.
--spec told_of(InitResult) -> InitResult | {error, term()}.
 told_of({error, Reason} = Result) ->
     case is_26() of
         true -> {error, ?SAID(Reason)};
@@ -106,10 +110,8 @@ optional(Callback, Args, Else) ->
         false -> Else
     end.
 
--spec init({module(), term(), trunkline_work:work()}) -> init_result().
-init({Module, Args, Work}) ->
-    ok = begin_with(Module, Work),
-    told_of(Module:init(Args)).
+-spec init({module(), term(), trunkline_work:work(), Parent :: pid()}) -> init_result().
+init({Module, Args, Work, Parent}) -> begin_as(Module, Args, Work, Parent).
 
 -spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->

@@ -12,10 +12,9 @@ callback_mode() ->
     Mode = Module:callback_mode(),
     [handle_event_function | [state_enter || is_mode(state_enter, Mode)]].
 
--spec init({module(), term(), trunkline_work:work()}) -> gen_statem:init_result(term()).
-init({Module, Args, Work}) ->
-    ok = trunkline_inbox_server:begin_with(Module, Work),
-    trunkline_inbox_server:told_of(Module:init(Args)).
+-spec init({module(), term(), trunkline_work:work(), Parent :: pid()}) ->
+          gen_statem:init_result(term()).
+init({Module, Args, Work, Parent}) -> trunkline_inbox_server:begin_as(Module, Args, Work, Parent).
 
 -spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) ->
           gen_statem:event_handler_result(term()).

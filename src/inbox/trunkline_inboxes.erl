@@ -38,7 +38,8 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([register/1, register_again/2, held/3, met/2, full/2, work/1, keeper/1, senders/1,
+-export([await_predecessor/1, register/1, register_again/2, held/3, met/2, full/2, work/1,
+         keeper/1, senders/1,
          who_knows/1, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -59,7 +60,8 @@
 -type policy() :: trunkline_mail:policy().
 -type inbox() :: {Keeper :: pid(), Name :: atom(), policy(), Bound :: trunkline_share:window()}.
 -type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(),
-                         Server :: pid() | none}.
+                         server() | none}.
+-type server() :: {trunkline_keeper:name(), pid()}.
 
 -record(row,
         {key :: key(),
@@ -71,7 +73,7 @@
         {inbox :: inbox(),
          work :: trunkline_work:work(),
          stats :: trunkline_inbox_stats:stats(),
-         server :: pid() | none}).
+         server :: server() | none}).
 
 %% What is known of this node's gate for one inbox.
 -record(account,
@@ -101,7 +103,7 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 enter(Key, Message, Patience) -> find_and_enter(Key, Message, Patience, new).
 
 find_and_enter(Key, Message, Patience, Ticket) ->
-    case lookup(Key) of
+    case find(Key) of
         none -> none;
         Row -> enter_gate(Row, Key, Message, Patience, Ticket)
     end.
@@ -172,15 +174,30 @@ cancel(Keeper, ['$inbox', Source, Charge | _]) ->
 
 %% Whether it is an inbox that bounds its senders, so that they have to enter.
 -spec is_bounded(key()) -> boolean().
-is_bounded(Key) -> lookup(Key) =/= none.
+is_bounded(Key) -> find(Key) =/= none.
 
 %% Whether a call should not even be tried.
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
-    case lookup(Key) of
+    case find(Key) of
         #row{policy = reject, gate = Gate} -> trunkline_inbox_gate:is_refusing(Gate);
         _ -> false
     end.
+
+%% The row of what a sender sends to. (A name of this node may belong to another process already.)
+find(Key) ->
+    case lookup(Key) of
+        #row{keeper = Keeper} = Row when not is_pid(Key), node(Keeper) =:= node() ->
+            case whereis(name(Key)) of
+                Keeper -> Row;
+                _ -> none
+            end;
+        Found ->
+            Found
+    end.
+
+name({Name, _}) -> Name;
+name(Name) -> Name.
 
 lookup(Key) ->
     try ets:lookup(?TABLE, Key) of
@@ -193,8 +210,15 @@ lookup(Key) ->
 %% --- for inlets and links -----------------------------------------------------------
 
 %% Marks each message for an inbox of this node that comes from a node that does not know the inbox.
-%% (Calls are always admitted, and the keepers see which node a call comes from.)
+%% (Calls are always admitted, and the keepers see which node a call comes from.) If the name has
+%% another process by now that is no inbox, that gets the message as it was sent.
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+arrived(Node, [[Name, '$inbox', {_, _}, Charge | Message] = Entry | Entries])
+  when is_atom(Name), is_integer(Charge) ->
+    [case keeper(Name) of
+         none -> [Name | Message];
+         _ -> Entry
+     end | arrived(Node, Entries)];
 arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
     [Entry | arrived(Node, Entries)];
 arrived(Node, [[_ | {'$gen_call', _, _}] = Entry | Entries]) ->
@@ -219,14 +243,8 @@ arrived_at_each(Inboxes, Others, Encoded, Entries, Node) ->
     arrived(Node, [[To | Message] || To <- Inboxes]) ++ [[{each, Others} | Encoded] | Entries].
 
 bounded_here(To) ->
-    case (is_pid(To) orelse is_atom(To)) andalso trunkline_bounded:may_be(To) andalso lookup(To) of
-        #row{keeper = To} -> To;
-        #row{keeper = Keeper} ->
-            %% A name may belong to another process already.
-            case whereis(To) of
-                Keeper -> Keeper;
-                _ -> none
-            end;
+    case (is_pid(To) orelse is_atom(To)) andalso trunkline_bounded:may_be(To) andalso find(To) of
+        #row{keeper = Keeper} -> Keeper;
         _ -> none
     end.
 
@@ -238,6 +256,20 @@ stranger(Node, Message) ->
 has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 
 %% --- for inboxes ------------------------------------------------------------------
+
+%% Waits until the server has ended that was behind the last inbox with that name. (If the inbox was
+%% killed, its server ends after it.)
+-spec await_predecessor(trunkline_keeper:name()) -> ok | {error, not_started}.
+await_predecessor(Name) ->
+    try gen_server:call(?MODULE, {predecessor, Name}, infinity) of
+        none ->
+            ok;
+        Server ->
+            Ref = monitor(process, Server),
+            receive {'DOWN', Ref, process, _, _} -> ok end
+    catch
+        exit:_ -> {error, not_started}
+    end.
 
 %% A keeper registers itself, and its server if there is one.
 -spec register(registration()) -> ok | {error, not_started}.
@@ -331,6 +363,8 @@ init([]) ->
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
+handle_call({predecessor, Name}, _, S) ->
+    {reply, predecessor(Name), S};
 handle_call({register, Registration}, _, S) ->
     {reply, ok, registered(Registration, S)};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
@@ -470,6 +504,8 @@ registered({{Keeper, Name, Policy, _} = Inbox, Work, Stats, Server},
     ok = trunkline_inbox_stats:waiting(Stats, 0),
     Own = #own{inbox = Inbox, work = Work, stats = Stats, server = Server},
     true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
+    _ = [ets:insert(?TABLE, {server, {server, ServerName}, Keeper, Pid})
+         || {ServerName, Pid} <- [Server], ServerName =/= none],
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
     case Name =/= undefined andalso is_bounding(Policy) of
@@ -501,16 +537,37 @@ own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
             S
     end.
 
+predecessor(Name) ->
+    case lookup({server, Name}) of
+        {server, _, Keeper, Server} ->
+            case is_process_alive(Keeper) of
+                true -> none;                % it has given its name away
+                false -> Server
+            end;
+        none ->
+            none
+    end.
+
 %% A supervisor that kills the keeper means the server. The server may trap exits, so it is killed.
 own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
     case lookup({own, Keeper}) of
         {own, Key, #own{server = Server}} ->
-            Reason =:= killed andalso is_pid(Server) andalso exit(Server, kill),
+            ok = server_ends(Server, Keeper, Reason),
             true = ets:delete(?TABLE, Key),
             flush(S#state{guests = trunkline_guests:ended(Keeper, Guests)});
         none ->
             S
     end.
+
+%% (The row of a server that has to be killed stays, until there is another one with that name.)
+server_ends({_, Server}, _, killed) ->
+    exit(Server, kill),
+    ok;
+server_ends({Name, Server}, Keeper, _) ->
+    true = ets:delete_object(?TABLE, {server, {server, Name}, Keeper, Server}),
+    ok;
+server_ends(none, _, _) ->
+    ok.
 
 %% --- inboxes of other nodes -----------------------------------------------------------
 
@@ -736,7 +793,8 @@ audit(#state{watched = Watched} = S) ->
         S1 -> timer(audit, ?AUDIT, S1)
     end.
 
-%% A sender may have been told of room, and killed before it took that room. Then the others get it.
+%% A sender may have been told of room, and killed before it took that room. Then the others get it:
+%% all of them, if nothing is outstanding, since many may have been killed.
 look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
     #row{gate = Gate, source = Source} = lookup(Keeper),
@@ -746,7 +804,9 @@ look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             update(Keeper, Account#account{missing = none},
                    S#state{watched = maps:remove(Keeper, Watched)});
         {0, false} ->
-            update(Keeper, release(Keeper, Account#account{missing = none}), S);
+            {All, None} = trunkline_waiters:release_all(Waiters),
+            ok = tell_of_room(All),
+            update(Keeper, Account#account{missing = none, waiters = None}, S);
         _ ->
             _ = erlang:send(Keeper, ['$inbox_audit', self(), Source], [noconnect, nosuspend]),
             update(Keeper, release(Keeper, Account), S)
@@ -788,9 +848,11 @@ release(Keeper, #account{waiters = Waiters} = Account) ->
             Account;
         false ->
             #row{gate = Gate} = lookup(Keeper),
-            Room = trunkline_inbox_gate:room(Gate),
-            {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
-            lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end,
-                          Released),
+            {Bytes, Messages} = trunkline_inbox_gate:room(Gate),
+            {Released, Waiters1} = trunkline_waiters:release(Bytes, Messages, Waiters),
+            ok = tell_of_room(Released),
             Account#account{waiters = Waiters1}
     end.
+
+tell_of_room(Released) ->
+    lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Released).

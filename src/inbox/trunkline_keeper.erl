@@ -5,6 +5,9 @@
 %%                   │ ^                                                │
 %%       credit <────┘ └───────── more: half of them are done ──────────┘
 %%
+%% (A process that has opened an inbox may be long about some of them. It asks for more when it is
+%% done with one.)
+%%
 %% The keeper's mailbox stays short because the keeper does nothing that takes time. The
 %% consumer's stays short because the keeper limits what it passes on (trunkline_work).
 %%
@@ -17,6 +20,8 @@
 %% not selective: it takes the first message.
 -module(trunkline_keeper).
 -moduledoc false.
+
+-export_type([name/0]).
 
 -export([start_link/3, is_keeper/1, info/1, infos/2]).
 -export([init/2, loop/1]).
@@ -71,7 +76,8 @@
          quiet = off :: off | {reference(), non_neg_integer() | forget}}).
 
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
-%% result also has the counter of the consumer's work.
+%% result also has the counter of the consumer's work. Bad options for the server are an error, as
+%% with gen_server.
 -spec start_link(name(), what(), options()) ->
           {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
@@ -79,6 +85,7 @@ start_link(Name, What, Options) ->
         Pid when is_pid(Pid) -> {error, {already_started, Pid}};
         _ ->
             case proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]) of
+                {failed, Keeper, {raised, Reason}} -> forget_exit(Keeper), error(Reason);
                 {failed, Keeper, Answer} -> forget_exit(Keeper), Answer;
                 Started -> Started
             end
@@ -126,10 +133,13 @@ init(Parent, {Name, What, Options}) ->
     ok = trunkline_process:label({trunkline_inbox, local_name(Name)}),
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
-    Work = trunkline_work:new(Most),
+    Work = trunkline_work:new(Most, case What of
+                                        {server, _, _, _, _} -> Most div 2;
+                                        {process, _} -> Most - 1
+                                    end),
     case take_name(Name) of
         true ->
-            case start(What, Work) of
+            case start(What, Work, Parent, Name) of
                 {ok, Consumer} ->
                     Bound = {Bytes, Messages},
                     IsAway = fun trunkline_peers:is_suspended/1,
@@ -151,17 +161,17 @@ init(Parent, {Name, What, Options}) ->
                             end,
                             fail(Name, Parent, {error, Reason}, normal)
                     end;
-                ignore ->
-                    fail(Name, Parent, ignore, normal);
-                {error, timeout} ->
-                    %% The server was killed. The process that has started it gets an error, and is
-                    %% not killed.
-                    fail(Name, Parent, {error, timeout}, normal);
+                {error, Reason} when Reason =:= timeout; Reason =:= not_started ->
+                    %% The server was killed, or not started. The process that has started it gets
+                    %% an error, and is not killed.
+                    fail(Name, Parent, {error, Reason}, normal);
                 {error, Reason} ->
                     case trunkline_inbox_server:said(Reason) of
                         {said, Said} -> fail(Name, Parent, {error, Said}, normal);
                         no -> fail(Name, Parent, {error, Reason}, Reason)
-                    end
+                    end;
+                Other ->                             % `ignore', or the error of bad options
+                    fail(Name, Parent, Other, normal)
             end;
         {false, Pid} ->
             proc_lib:init_ack(Parent, {failed, self(), {error, {already_started, Pid}}})
@@ -177,11 +187,21 @@ end_with(Reason) ->
     process_flag(trap_exit, false),
     exit(self(), Reason).
 
-start({process, Pid}, _) -> {ok, Pid};
-start({server, gen_server, Module, Args, Options}, Work) ->
-    gen_server:start_link(trunkline_inbox_server, {Module, Args, Work}, Options);
-start({server, gen_statem, Module, Args, Options}, Work) ->
-    gen_statem:start_link(trunkline_inbox_statem, {Module, Args, Work}, Options).
+start({process, Pid}, _, _, _) ->
+    {ok, Pid};
+start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
+    Callbacks = case Behaviour of
+                    gen_server -> trunkline_inbox_server;
+                    gen_statem -> trunkline_inbox_statem
+                end,
+    case trunkline_inboxes:await_predecessor(Name) of
+        ok ->
+            try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options)
+            catch error:Reason -> {raised, Reason}
+            end;
+        NotStarted ->
+            NotStarted
+    end.
 
 %% Registers the name as gen does.
 take_name(none) -> true;
@@ -209,7 +229,7 @@ registration(#keeper{name = Name, options = Options, work = Work, stats = Stats,
                      consumer = Consumer}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
     Server = case Kind of
-                 server -> Consumer;
+                 server -> {Name, Consumer};
                  process -> none
              end,
     {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Server}.
@@ -234,6 +254,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {system, _, _} = System when S#keeper.kind =:= server ->
             Consumer ! System,
             loop(S);
+        {system, _, _} = System ->
+            loop(plain(call, System, S));        % never dropped
         {'EXIT', Consumer, Reason} ->
             end_with(Reason);
         {'EXIT', Parent, Reason} ->

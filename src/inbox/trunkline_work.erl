@@ -3,43 +3,45 @@
 %%
 %%     keeper                                   consumer
 %%       | -- messages, at most so many -------> |
-%%       |   (waits)                             |  done with one, with two, with half of them:
+%%       |   (waits)                             |  done with one, with two, with enough of them:
 %%       | <------------------- '$inbox_more' -- |
 %%
-%% The consumer sends a message only if the keeper waits, and only when it is done with half of what
-%% it may have. Now and then the keeper looks by itself.
+%% The consumer sends a message only if the keeper waits, and only when it has few enough left. Now
+%% and then the keeper looks by itself.
 -module(trunkline_work).
 -moduledoc false.
 
--export([new/1, keeper/1, room/1, add/1, done/2, wait/1, size/1]).
+-export([new/2, keeper/1, room/1, add/1, done/2, wait/1, size/1]).
 
 -export_type([work/0]).
 
--opaque work() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer()}.
+-opaque work() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer(),
+                   Few :: non_neg_integer()}.
 
 -define(WORK, 1).                     % messages that the consumer has
 -define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
 
-%% The calling process is the keeper.
--spec new(Most :: pos_integer()) -> work().
-new(Most) -> {self(), atomics:new(2, [{signed, true}]), Most}.
+%% The calling process is the keeper. The consumer may have so many, and asks for more when it has
+%% that few.
+-spec new(Most :: pos_integer(), Few :: non_neg_integer()) -> work().
+new(Most, Few) -> {self(), atomics:new(2, [{signed, true}]), Most, Few}.
 
 -spec keeper(work()) -> pid().
-keeper({Keeper, _, _}) -> Keeper.
+keeper({Keeper, _, _, _}) -> Keeper.
 
 %% How many more messages the consumer may have, below 1 if none.
 -spec room(work()) -> integer().
-room({_, Cells, Most}) -> Most - atomics:get(Cells, ?WORK).
+room({_, Cells, Most, _}) -> Most - atomics:get(Cells, ?WORK).
 
 %% The consumer gets one more.
 -spec add(work()) -> ok.
-add({_, Cells, _}) -> atomics:add(Cells, ?WORK, 1).
+add({_, Cells, _, _}) -> atomics:add(Cells, ?WORK, 1).
 
 %% The consumer is done with N more.
 -spec done(work(), pos_integer()) -> ok.
-done({Keeper, Cells, Most}, N) ->
+done({Keeper, Cells, _, Few}, N) ->
     case atomics:sub_get(Cells, ?WORK, N) of
-        Left when Left * 2 =< Most ->
+        Left when Left =< Few ->
             case atomics:get(Cells, ?AWAITED) =:= 1 andalso atomics:exchange(Cells, ?AWAITED, 0) of
                 1 -> Keeper ! '$inbox_more', ok;
                 _ -> ok
@@ -51,13 +53,13 @@ done({Keeper, Cells, Most}, N) ->
 %% The keeper waits for '$inbox_more', unless the consumer has done enough already. The mark is set
 %% before the number is read, so that a consumer that is done with one in between sees the mark.
 -spec wait(work()) -> wait | more.
-wait({_, Cells, Most}) ->
+wait({_, Cells, _, Few}) ->
     case atomics:get(Cells, ?AWAITED) of
         1 ->
             wait;
         0 ->
             atomics:put(Cells, ?AWAITED, 1),
-            case atomics:get(Cells, ?WORK) * 2 =< Most of
+            case atomics:get(Cells, ?WORK) =< Few of
                 true -> more;
                 false -> wait
             end
@@ -65,4 +67,4 @@ wait({_, Cells, Most}) ->
 
 %% The consumer may have reported more messages as done than it had.
 -spec size(work()) -> non_neg_integer().
-size({_, Cells, _}) -> max(0, atomics:get(Cells, ?WORK)).
+size({_, Cells, _, _}) -> max(0, atomics:get(Cells, ?WORK)).

@@ -134,22 +134,31 @@ call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
 -spec send_request(server_ref(), label(), term()) -> request_id().
 send_request(ServerRef, Label, Request) ->
     case place(ServerRef) of
-        {at, Node, Server} when Node =/= node() ->
-            case request(Node, Server, Label, Request) of
-                direct ->
-                    trunkline_sender:fallback(Node),
-                    Id = plain(process(Node, Server), Label, Request),
-                    ok = trunkline_in_turn:sent_direct(Node),
-                    Id;
-                unreachable ->
-                    failed(process(Node, Server), noconnection);
-                Id ->
-                    Id
+        {at, Node, Server} ->
+            Process = if Node =:= node() -> Server;
+                         true -> process(Node, Server)
+                      end,
+            case trunkline_bounded:is_refusing(Process) of
+                true -> failed(ServerRef, overload);
+                false -> request_at(Node, Server, Process, Label, Request)
             end;
-        {at, _, Process} ->
-            plain(Process, Label, Request);
         {nowhere, Reason} ->
             failed(ServerRef, Reason)
+    end.
+
+request_at(Node, _, Process, Label, Request) when Node =:= node() ->
+    plain(Process, Label, Request);
+request_at(Node, Server, Process, Label, Request) ->
+    case request(Node, Server, Label, Request) of
+        direct ->
+            trunkline_sender:fallback(Node),
+            Id = plain(Process, Label, Request),
+            ok = trunkline_in_turn:sent_direct(Node),
+            Id;
+        unreachable ->
+            failed(Process, noconnection);
+        Id ->
+            Id
     end.
 
 -spec send_request(server_ref(), label(), term(), trunkline_reqids:label(),
