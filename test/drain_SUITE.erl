@@ -11,7 +11,8 @@
          nothing_to_drain/1, just_connected/1, stays/1,
          started_anew/1, stands_still/1, connections/1, peer_killed/1, peer_stops/1, link_killed/1,
          peers_link_killed/1, stopped_under_load/1, stopped_under_flood/1, stopped_while_opening/1,
-         stopped_after_crash/1, stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
+         stopped_after_crash/1, reconnected_while_stopping/1,
+         stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
          by_a_later_session/1, replies_at_the_end/1, never_refused/1, moved/1]).
 -export([late/1, kill/2, answering/1, watching/3, fill/1, has_looked/1]).
@@ -24,9 +25,9 @@ all() -> [under_load, thin_traffic, sends_past, both_at_once, all_forms, large, 
           servers_die, monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected,
           stays, started_anew, stands_still, connections, peer_killed, peer_stops, link_killed,
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
-          stopped_after_crash, stopped_while_down, refusals_are_no_progress, full_lanes,
-          senders_wait, busy_connection, nobody_misses, one_patience, late_answer,
-          by_a_later_session, replies_at_the_end, never_refused, moved].
+          stopped_after_crash, reconnected_while_stopping, stopped_while_down,
+          refusals_are_no_progress, full_lanes, senders_wait, busy_connection, nobody_misses,
+          one_patience, late_answer, by_a_later_session, replies_at_the_end, never_refused, moved].
 
 %% Short messages that are sent past their lane.
 thin_traffic(_) ->
@@ -1106,8 +1107,28 @@ stopped_after_crash(_) ->
                            end end),
     cluster:stop_all([A, B]).
 
+%% A node's stop takes long, because of another one. Meanwhile the connection to a third one breaks,
+%% and is made again. That one does not wait until the stop is over.
+reconnected_while_stopping(_) ->
+    [A, B, C] = Nodes = cluster:start_all([[], [], []]),
+    [begin cluster:connect(X, B), cluster:await_up(X, B) end || X <- [A, C]],
+    [NodeA, NodeB, NodeC] = [cluster:node_of(X) || X <- Nodes],
+    {ok, _} = cluster:call(B, server, start, [gen_server]),
+    ok = cluster:call(B, fun() -> hold(cluster:find(link, NodeC)) end),
+    {Pid, Ref} = spawn_monitor(fun() -> ok = cluster:call(B, cluster, stop_trunkline, []) end),
+    cluster:await(fun() -> is_closed(B) andalso [] =:= cluster:call(B, cluster, find, [link, NodeA])
+                  end),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:connect(A, B),
+    ?assertEqual(noted, cluster:call(A, trunkline, call,
+                                     [{test_gen_server, NodeB}, {note, x}, ?DEADLINE])),
+    ?assert(is_process_alive(Pid)),
+    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
+    cluster:stop_all(Nodes).
+
 is_closed(At) ->
-    cluster:call(At, fun() -> try sys:get_state(trunkline_links) =:= closed
+    cluster:call(At, fun() -> try element(1, sys:get_state(trunkline_links)) =:= closed
                               catch exit:_ -> false
                               end end).
 

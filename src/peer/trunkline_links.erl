@@ -19,7 +19,7 @@
 -export([start_link/1, links/1, close/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--type state() :: trunkline_options:options() | closed.
+-type state() :: trunkline_options:options() | {closed, trunkline_options:options()}.
 
 -spec start_link(trunkline_options:options()) -> gen_server:start_ret().
 start_link(Options) ->
@@ -35,8 +35,8 @@ links(Which) ->
     catch exit:_ -> stopped
     end.
 
-%% From here on no new link starts. Existing links still get what peers say: they may have to open a
-%% session before they can leave it.
+%% From here on no new link starts, and peers that say hello are told so. Existing links still get
+%% what their peers say: they may have to open a session before they can leave it.
 -spec close() -> ok.
 close() -> gen_server:call(?MODULE, close, infinity).
 
@@ -53,10 +53,10 @@ init(Options) ->
 
 -spec handle_call(term(), gen_server:from(), state()) ->
           {reply, [{node(), pid()}] | stopped | ok | {error, badarg}, state()}.
-handle_call(close, _, _) ->
-    {reply, ok, closed};
-handle_call({links, _}, _, closed) ->
-    {reply, stopped, closed};
+handle_call(close, _, Options) when is_map(Options) ->
+    {reply, ok, {closed, Options}};
+handle_call({links, _}, _, {closed, _} = S) ->
+    {reply, stopped, S};
 handle_call({links, Which}, _, Options) ->
     Suspended = [Node || {Node, #{state := suspended}} <- maps:to_list(trunkline_peers:all())],
     {reply, [{Node, Link} || Node <- lists:usort(nodes(connected) ++ Suspended),
@@ -84,8 +84,8 @@ handle_info({nodedown, Node, _}, Options) ->
 handle_info({trunkline, Node, Event}, Options) ->
     is_from(Node, Event) andalso pass(Node, Event, Options),
     {noreply, Options};
-handle_info({again, _}, closed) ->
-    {noreply, closed};
+handle_info({again, _}, {closed, _} = S) ->
+    {noreply, S};
 handle_info({again, Node}, Options) ->
     again(Node, Options),
     {noreply, Options};
@@ -100,17 +100,24 @@ present(Node) ->
         Connection -> {nodeup, Connection}
     end.
 
-%% A link that starts later finds out by itself what it has missed.
-pass(Node, Event, closed) ->
-    case trunkline_peers:lookup(Node) of
-        #{link := Link} -> trunkline_link:notify(Link, Event);
-        none -> ok
+%% A link that starts later finds out by itself what it has missed. If there will be none, because
+%% Trunkline stops here, the peer should not wait until it has stopped.
+pass(Node, Event, {closed, Options}) ->
+    case {trunkline_peers:lookup(Node), Event} of
+        {#{link := Link}, _} -> trunkline_link:notify(Link, Event);
+        {none, {hello, _, _, _, true}} -> decline(Node, Options);
+        _ -> ok
     end;
 pass(Node, Event, Options) ->
     case trunkline_link_sup:ensure(Node, Options) of
         none -> ok;
         Link -> trunkline_link:notify(Link, Event)
     end.
+
+decline(Node, Options) ->
+    Hello = {hello, self(), make_ref(), trunkline_handshake:no_hello(Options), false},
+    _ = trunkline_process:send_apart({?MODULE, Node}, {trunkline, node(), Hello}),
+    ok.
 
 %% The link for that node could not be started: tries again, if there is still a reason to.
 again(Node, Options) ->
