@@ -13,7 +13,8 @@
 -export([calls/1, failures/1, bad_arguments/1, timeouts/1, executors/1, casts/1, multicalls/1,
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
--export([by_lane/1, not_started/1, order/1, direct_outcome/1, direct_with_uneven_list/1,
+-export([by_lane/1, not_started/1, order/1, direct_outcome/1, outcome_of_linked/1,
+         direct_with_uneven_list/1,
          direct_with_large_outcome/1,
          direct_burst/1, direct_and_waits/1, direct_calls/1, direct_to_limited_heaps/1,
          behind_large/1, large_is_killed/1, long_mailbox/1, many/1, no_process_left/1,
@@ -22,7 +23,8 @@
          full_nodes/1, odd_arguments/1]).
 %% What is executed.
 -export([add/2, fail/1, deep/1, wait/1, report/1, me/0, link_to_dead/0, helper/0, hold_for/2,
-         start_counter/0, with_mail/1, rows/0, say_before/2, direct_call/2, heap/1]).
+         start_counter/0, with_mail/1, rows/0, say_before/2, linked/0, direct_call/2,
+         heap/1]).
 -export([mixed/1, waiting/0, throw_large/0, to_pack/0, and_linked/1, asks_once/1]).
 
 -define(LARGE, 1_000_000).
@@ -34,7 +36,8 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          by_lane, not_started, order, direct_outcome, direct_with_uneven_list,
+          by_lane, not_started, order, direct_outcome, outcome_of_linked,
+          direct_with_uneven_list,
           direct_with_large_outcome, direct_burst,
           direct_and_waits, direct_calls, direct_to_limited_heaps, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
@@ -766,6 +769,31 @@ direct_outcome(_) ->
             end,
     [?assert(count_direct(B, fun() -> ok = Calls(List) end) > 0) || List <- [rows(), [short]]],
     cluster:stop_all([A, B]).
+
+%% A process that the function has linked to itself ends when the function has returned, and its
+%% outcome is on its way: that changes nothing.
+outcome_of_linked(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    ?assertEqual([400_000 || _ <- lists:seq(1, 5)],
+                 cluster:call(A, fun() ->
+                                         [length(trunkline_erpc:call(Node, ?MODULE, linked, [],
+                                                                     60_000))
+                                          || _ <- lists:seq(1, 5)]
+                                 end)),
+    cluster:stop_all([A, B]).
+
+linked() ->
+    Self = self(),
+    _ = spawn_link(fun() -> end_while_sent(Self) end),
+    lists:seq(1, 400_000).
+
+end_while_sent(Pid) ->
+    {_, Stack} = process_info(Pid, current_stacktrace),
+    case [M || {M, _, _, _} <- Stack, M =:= trunkline_sender orelse M =:= trunkline_parcel] of
+        [] -> end_while_sent(Pid);
+        _ -> exit(because)
+    end.
 
 %% The size of a list is estimated. If its first element is much longer than all others, the
 %% executor does not get a heap of 100 GB.

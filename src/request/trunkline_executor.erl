@@ -90,6 +90,7 @@ run(Caller, Reply, Leader, {M, F, A}) ->
                           false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
                       end
               end,
+    ok = without_links(),
     case trunkline_sender:hand_over(node(Caller), Reply, Outcome, infinity, noconnect) of
         direct ->
             %% The link may have been drained while the session goes on.
@@ -108,13 +109,17 @@ execute_call(Mark, M, F, A) ->
         erpc:execute_call(Mark, M, F, A)
     catch
         exit:Outcome ->
-            %% The function has ended. So what it has linked to itself must not change the outcome.
-            _ = process_flag(trap_exit, true),
+            ok = without_links(),
             MayEnd = trunkline_plain_call:may_end_with(Outcome, node(Mark)),
             Reason = outcome(MayEnd, Mark, Outcome),
             ok = trunkline_plain_call:await_delivery(Mark),
             exit(Reason)
     end.
+
+%% The function has ended. So what it has linked to itself must not change the outcome.
+without_links() ->
+    _ = process_flag(trap_exit, true),
+    ok.
 
 outcome(true, _, Outcome) ->
     Outcome;
