@@ -10,12 +10,16 @@
          application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
          session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
-         set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1]).
+         set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1,
+         killed_while_moving/1, demonitored_while_moving/1, stopped_at_both/1]).
+-export([monitor_often/2, heard/1, kill_when/2, take_back_at_session/3, of_sessions/0]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
          answering/0, set_and_see/2, says_and_ends/2, hears/1, gone/4, obeys/1,
          ask/2]).
 
 -define(DEADLINE, 60_000).
+%% Monitors that are moved for some time.
+-define(MANY, 20_000).
 
 suite() -> [{timetrap, {minutes, 15}}].
 
@@ -24,7 +28,8 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
           application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
-          set_before_link_notices, demonitored_when_gone, no_process_left].
+          set_before_link_notices, demonitored_when_gone, no_process_left, killed_while_moving,
+          demonitored_while_moving, stopped_at_both].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -958,6 +963,117 @@ account(Got) ->
             From ! {self(), {length([x || 0 <- Numbers]), length([x || N <- Numbers, N > 1])}},
             account(Got)
     end.
+
+%% The overseer is killed while it moves very many monitors: from lanes to the watcher, or back.
+killed_while_moving(_) ->
+    {A, B} = cluster:pair([]),
+    Stop = fun() -> cluster:call(B, cluster, stop_trunkline, []) end,
+    Start = fun() ->
+                    ok = cluster:call(B, cluster, start_trunkline, [[]]),
+                    cluster:await_up(A, B)
+            end,
+    ToWatcher = fun(Move) -> Move(fun is_tuple/1, Stop) end,
+    ToLanes = fun(Move) -> Move(fun is_pid/1, Start) end,
+    [ok = moved(A, B, How) || _ <- [1, 2], How <- [ToWatcher, ToLanes]],
+    cluster:stop_all([A, B]).
+
+moved(A, B, How) ->
+    [Server] = servers(B, 1),
+    {Caller, Row} = cluster:call(A, ?MODULE, monitor_often, [Server, ?MANY]),
+    How(fun(IsThere, Change) ->
+                ok = cluster:call(A, ?MODULE, kill_when, [IsThere, Row]),
+                ok = Change()
+        end),
+    finish(B, [Server], because),
+    cluster:await(fun() -> cluster:call(A, ?MODULE, heard, [Caller]) =:= ?MANY end),
+    cluster:await(fun() -> rows(A) =:= 0 end),
+    true = cluster:call(A, erlang, exit, [Caller, kill]),
+    ok.
+
+%% These run at the node. Returns one row of the middle, too.
+monitor_often(Server, Times) ->
+    Self = self(),
+    Caller = spawn(fun() ->
+                           Refs = [trunkline:monitor(Server) || _ <- lists:seq(1, Times)],
+                           Self ! {self(), lists:nth(Times div 4, Refs)},
+                           hear_all(0)
+                   end),
+    receive {Caller, Ref} -> {Caller, {Caller, Ref}} end.
+
+hear_all(N) ->
+    receive
+        {'DOWN', _, process, _, _} -> hear_all(N + 1);
+        {heard, From} -> From ! {self(), N}, hear_all(N)
+    end.
+
+heard(Caller) ->
+    Caller ! {heard, self()},
+    receive {Caller, N} -> N end.
+
+%% Kills the overseer when that row has been moved.
+kill_when(IsThere, Row) ->
+    Overseer = whereis(trunkline_monitors),
+    _ = spawn(fun() ->
+                      process_flag(priority, max),
+                      kill_at(IsThere, Row, Overseer)
+              end),
+    ok.
+
+kill_at(IsThere, Row, Overseer) ->
+    case IsThere(ets:lookup_element(trunkline_monitors, Row, 2)) of
+        true -> exit(Overseer, kill);
+        false -> kill_at(IsThere, Row, Overseer)
+    end.
+
+%% Monitors are taken back just while they are moved to lanes: none stays at the peer.
+demonitored_while_moving(_) ->
+    [A, B] = cluster:start_all([[], []]),
+    [Server] = servers(B, 1),
+    Node = cluster:node_of(B),
+    ok = cluster:call(B, sys, suspend, [trunkline_links]),
+    cluster:connect(A, B),
+    Self = self(),
+    Caller = spawn_link(fun() -> Self ! {self(), cluster:call(A, ?MODULE, take_back_at_session,
+                                                              [Server, Node, ?MANY])} end),
+    cluster:await(fun() -> rows(A) =:= ?MANY end),
+    ok = cluster:call(B, sys, resume, [trunkline_links]),
+    receive {Caller, ok} -> ok end,
+    ?assertEqual(0, rows(A)),
+    cluster:await(fun() -> {_, By} = cluster:call(B, erlang, process_info, [Server, monitored_by]),
+                           By =:= [] orelse length(By)
+                  end),
+    cluster:stop_all([A, B]).
+
+take_back_at_session(Server, Node, Times) ->
+    Refs = [trunkline:monitor(Server) || _ <- lists:seq(1, Times)],
+    at_session(Node),
+    lists:foreach(fun(Ref) -> true = trunkline:demonitor(Ref) end, Refs).
+
+at_session(Node) ->
+    case trunkline_peers:session(Node) of
+        none -> at_session(Node);
+        _ -> ok
+    end.
+
+%% Both nodes stop while each monitors a process of the other: no lane and no inlet stays.
+stopped_at_both(_) ->
+    {A, B} = Pair = cluster:pair([]),
+    Holders = [{X, cluster:call(X, ?MODULE, set, [servers(Y, 1), there])}
+               || {X, Y} <- [Pair, {B, A}]],
+    Self = self(),
+    Stops = [spawn_link(fun() -> ok = cluster:call(X, cluster, stop_trunkline, []),
+                                 Self ! {self(), stopped}
+                        end) || X <- [A, B]],
+    [receive {Stop, stopped} -> ok end || Stop <- Stops],
+    [cluster:await(fun() -> cluster:call(X, ?MODULE, of_sessions, []) =:= [] end) || X <- [A, B]],
+    [true = cluster:call(X, erlang, is_process_alive, [Holder]) || {X, Holder} <- Holders],
+    cluster:stop_all([A, B]).
+
+%% Lanes and inlets.
+of_sessions() ->
+    [Module || P <- processes(), {_, Dictionary} <- [process_info(P, dictionary)],
+               {_, {Module, _, _}} <- [lists:keyfind('$initial_call', 1, Dictionary)],
+               Module =:= trunkline_inlet orelse Module =:= trunkline_lane].
 
 nothing_left_behind(_) ->
     {A, B} = cluster:pair([]),

@@ -651,13 +651,13 @@ retired(Counterpart, #inlet{route = #route{link = Link, lanes = Lanes}} = S) ->
                        _ -> {retired, [Counterpart | Lanes1]}
                    end}.
 
-%% The lanes and the counterpart monitor this inlet for their own sake, and trunkline_monitors only
-%% waits for its end: none of these is a caller.
+%% The lanes and the counterpart monitor this inlet for their own sake, and so may others: none of
+%% these is a caller.
 is_awaited(#inlet{agent = Agent, ends = {retired, Counterparts}}) ->
-    Others = [whereis(trunkline_monitors) | Counterparts],
     {monitored_by, By} = process_info(self(), monitored_by),
     trunkline_agent:is_awaited(Agent)
         orelse lists:any(fun(Pid) ->
                                  is_pid(Pid) andalso node(Pid) =:= node()
-                                     andalso not lists:member(Pid, Others)
+                                     andalso not lists:member(Pid, Counterparts)
+                                     andalso not trunkline_watched:is_watching(Pid)
                          end, By).

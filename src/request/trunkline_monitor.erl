@@ -167,8 +167,7 @@ demonitor(Ref, Options) ->
         {ok, Object, Session} ->
             case unalias(Ref) of
                 true ->
-                    trunkline_monitors:cancel(Object, self(), Ref),
-                    ok = trunkline_monitors:take_back(self(), Ref, Session),
+                    ok = trunkline_monitors:take_back(self(), Ref, Object, Session),
                     true;
                 false ->
                     erlang:demonitor(Ref, Options)         % its 'DOWN' is here already

@@ -16,7 +16,7 @@
 -moduledoc false.
 
 -export([create/0, delete/0, give_away/1, size/0, foldl/2, lost/0]).
--export([enter/3, lookup/1, leave/2, of_caller/1, of_session/1, move/3, node_of/1]).
+-export([enter/3, lookup/1, leave/2, take/2, of_caller/1, of_session/1, move/3, node_of/1]).
 -export([down/4, ended/4, forgotten/2, is_plain/2, witness/2]).
 
 -export_type([session/0, monitor/0]).
@@ -84,6 +84,16 @@ leave(Caller, Ref) ->
         true -> ok
     catch
         error:badarg -> ok
+    end.
+
+%% The same. Returns the session that the monitor had at last.
+-spec take(Caller :: pid(), reference()) -> session() | none.
+take(Caller, Ref) ->
+    try ets:take(?ROWS, {Caller, Ref}) of
+        [{_, Session, _, _}] -> Session;
+        [] -> none
+    catch
+        error:badarg -> none
     end.
 
 -spec of_caller(pid()) -> [{reference(), session(), object()}].

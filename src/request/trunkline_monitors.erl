@@ -37,7 +37,7 @@
 -include("trunkline_watched.hrl").
 
 -export([create/0, close/0]).
--export([command/3, force/4, cancel/3, take_back/3]).
+-export([command/3, force/4, cancel/3, take_back/4]).
 -export([start_link/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -107,15 +107,18 @@ give_away(Pid) ->
     true = ets:give_away(?WATCHED, Pid, none),
     ok.
 
-%% The caller does not need the monitor any more. (If it has been moved since its row was read, this
-%% goes to a watcher that has it no longer, and has no effect.)
--spec take_back(Caller :: pid(), reference(), session()) -> ok.
-take_back(Caller, Ref, Session) ->
-    ok = trunkline_monitor_rows:leave(Caller, Ref),
-    case Session of
-        {plain, Watcher} -> trunkline_watcher:demonitor(Watcher, Ref);
-        _ -> ok
+%% The caller does not need the monitor any more, which had that session. (It may have been moved
+%% since its row was read.)
+-spec take_back(Caller :: pid(), reference(), object(), session()) -> ok.
+take_back(Caller, Ref, Object, Session) ->
+    ok = demonitor_in(Session, Object, Caller, Ref),
+    case trunkline_monitor_rows:take(Caller, Ref) of
+        Last when Last =:= none; Last =:= Session -> ok;
+        Moved -> demonitor_in(Moved, Object, Caller, Ref)
     end.
+
+demonitor_in({plain, Watcher}, _, _, Ref) -> trunkline_watcher:demonitor(Watcher, Ref);
+demonitor_in(_, Object, Caller, Ref) -> cancel(Object, Caller, Ref).
 
 %% --- the overseer -------------------------------------------------------------------
 
@@ -141,15 +144,24 @@ init(How) ->
                            ({{retired, Inlet}}, S) -> inlet_retired(Inlet, S);
                            (_, S) -> S
                         end, #overseer{}, ets:tab2list(?WATCHED)),
-    {ok, trunkline_monitor_rows:foldl(
-           fun(Session, Object, S) ->
-                   %% If the session has no row it has ended, or the caller is about to ask for it.
-                   Node = trunkline_monitor_rows:node_of(Object),
-                   case trunkline_watched:is_watched(Session) of
-                       true -> S;
-                       false -> watch_session(Session, {first(Session)}, Node, S)
-                   end
-           end, Known)}.
+    All = trunkline_monitor_rows:foldl(
+            fun(Session, Object, S) ->
+                    %% If the session has no row it has ended, or the caller is about to ask for it.
+                    Node = trunkline_monitor_rows:node_of(Object),
+                    case trunkline_watched:is_watched(Session) of
+                        true -> S;
+                        false -> watch_session(Session, {first(Session)}, Node, S)
+                    end
+            end, Known),
+    {ok, lists:foldl(fun go_on_moving/2, All, ets:tab2list(?WATCHED))}.
+
+%% The process before this one may have been killed while it moved monitors to the watcher, or to
+%% lanes.
+go_on_moving({{plain, Watcher} = Session, _, Node, Controller}, S) ->
+    ok = trunkline_watcher:take(Watcher, Controller, trunkline_monitor_rows:of_session(Session)),
+    to_lanes(Node, S);
+go_on_moving(_, S) ->
+    S.
 
 first({plain, Watcher}) -> Watcher;
 first(Inlet) -> Inlet.
@@ -308,8 +320,7 @@ inlet_ended(Session, #overseer{sessions = Sessions} = S) ->
 %% The caller's row is the last one to be deleted, because this process may be killed meanwhile.
 caller_ended(Caller) ->
     lists:foreach(fun({Ref, Session, Object}) ->
-                          take_back(Caller, Ref, Session),
-                          cancel(Object, Caller, Ref)
+                          take_back(Caller, Ref, Object, Session)
                   end,
                   trunkline_monitor_rows:of_caller(Caller)),
     true = ets:delete(?WATCHED, Caller).
@@ -398,13 +409,16 @@ lanes_of(Node) ->
             none
     end.
 
-%% Each monitor takes its caller's lane, so that it keeps its place among the caller's messages.
+%% Each monitor takes its caller's lane, so that it keeps its place among the caller's messages. It
+%% is in the lane before its row says so: whoever finds it there may cancel it behind that, and if
+%% this process is killed in between, its successor does both.
 move_to_lanes(Monitors, From, Inlets, Route) ->
-    [begin
-         ok = force(Route, Object, Caller, Ref),
-         Monitor
-     end || {Caller, Ref, Object} = Monitor <- Monitors,
-            trunkline_monitor_rows:move(Monitor, From, element(1, Inlets))].
+    lists:filter(fun({Caller, Ref, Object} = Monitor) ->
+                         ok = force(Route, Object, Caller, Ref),
+                         IsMoved = trunkline_monitor_rows:move(Monitor, From, element(1, Inlets)),
+                         IsMoved orelse cancel(Object, Caller, Ref),
+                         IsMoved
+                 end, Monitors).
 
 %% --- commands by lane ------------------------------------------------------------
 

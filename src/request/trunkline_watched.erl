@@ -16,7 +16,7 @@
 
 -include("trunkline_watched.hrl").
 
--export([is_running/0, is_watched/1, is_present/2, watcher/1]).
+-export([is_running/0, is_watched/1, is_present/2, is_watching/1, watcher/1]).
 -export([ask/2, lanes/1, connected/1, retired/1]).
 
 -type session() :: trunkline_monitor_rows:session().
@@ -52,6 +52,15 @@ is_present(Session, Node) ->
     catch
         error:badarg -> true
     end.
+
+%% Whether that process monitors inlets for its own sake: the overseer, which may be left alone, or
+%% another inlet that goes on after its session has ended.
+-spec is_watching(pid()) -> boolean().
+is_watching(Pid) ->
+    Pid =:= whereis(?OVERSEER) orelse Pid =:= ets:info(?WATCHED, owner)
+        orelse try is_watched({retired, Pid})
+               catch error:badarg -> false
+               end.
 
 %% The timeout is in ms. `down': there is no overseer, or it did not answer.
 -spec ask(Request :: term(), timeout()) -> Answer :: term() | down.
