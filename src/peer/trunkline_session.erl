@@ -850,26 +850,21 @@ be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S))
 
 %% Ends what is left of the session. After a goodbye that was answered, or will not be, the inlets
 %% retire.
-end_session(How, #session{peer = Peer, inlets = Inlets, opened = Opened,
-                          is_finishing = IsFinishing} = S) ->
-    S1 = case Peer of
-             none -> S;
-             _ -> unwatch(peer, S)
-         end,
-    S2 = S1#session{peer = none, opening = none, opened = none, wanted = none, inlets = none,
-                    ours = none, theirs = none, is_resumed = false},
-    case {Peer, Inlets, Opened} of
-        {none, _, _} ->
-            S2;
-        {_, {_, _}, {Counterparts, _}} when How =:= retire ->
-            effect({end_session, {retire, Counterparts}}, S2#session{is_finishing = true});
+end_session(_, #session{peer = none} = S) ->
+    S;
+end_session(How, #session{inlets = Inlets, opened = Opened, is_finishing = IsFinishing} = S) ->
+    S1 = (unwatch(peer, S))#session{peer = none, opening = none, opened = none, wanted = none,
+                                    inlets = none, ours = none, theirs = none, is_resumed = false},
+    case {How, Inlets, Opened} of
+        {retire, {_, _}, {Counterparts, _}} ->
+            effect({end_session, {retire, Counterparts}}, S1#session{is_finishing = true});
         _ ->
             End = case How of
                       lost -> lost;
                       _ -> finish
                   end,
             effect({end_session, End},
-                   S2#session{is_finishing = IsFinishing orelse Inlets =/= none})
+                   S1#session{is_finishing = IsFinishing orelse Inlets =/= none})
     end.
 
 %% --- effects --------------------------------------------------------------
