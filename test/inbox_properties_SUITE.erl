@@ -228,8 +228,8 @@ arrive(Source, Charge, #sim{now = Now, known = Known, bound = Bound, here = Here
     end.
 
 %% What is owed is told when it is a quarter of the window.
-leave(Source, Charge, #sim{now = Now, known = Known} = Sim) ->
-    {Credits, Share} = trunkline_share:left(Now, Source, Charge, Sim#sim.share),
+leave(Source, Charge, #sim{known = Known} = Sim) ->
+    {Credits, Share} = trunkline_share:left(Source, Charge, Sim#sim.share),
     #{Source := #known{held = Held, owed = Owed, told = {Bytes, Messages}} = K} = Known,
     K1 = K#known{held = Held - Charge, owed = Owed + Charge},
     Due = is_above(4 * bytes(K1#known.owed), 4 * messages(K1#known.owed), {Bytes, Messages}),
@@ -369,7 +369,7 @@ bytes(Nodes, Share) ->
 %% It sends a message, which leaves at once.
 visited(Node, Now, Share) ->
     {_, Arrived} = trunkline_share:arrived(Now, {Node, 1}, charge(1), Share),
-    {_, Left} = trunkline_share:left(Now, {Node, 1}, charge(1), Arrived),
+    {_, Left} = trunkline_share:left({Node, 1}, charge(1), Arrived),
     {_, Flushed} = trunkline_share:flush(Now, Left),
     Flushed.
 

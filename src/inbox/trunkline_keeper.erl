@@ -390,13 +390,13 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
     case trunkline_mail:level(Mail) =:= 0 andalso look(S0, Now) of
         #keeper{room = Room} = S when is_integer(Room) ->
             ok = trunkline_inbox_stats:passed(S#keeper.stats, 0),
-            left(Source, Charge, Now, hand_on(Message, S));
+            left(Source, Charge, hand_on(Message, S));
         _ ->
             Item = {Charge, {Now, Source, Message}},
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S0), Kind, Item, Mail),
             S1 = full(S0#keeper{mail = Mail1}),
-            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, Now, S) end,
-                                  S1, Dropped), Now),
+            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, S) end, S1, Dropped),
+                      Now),
             case Dropped of
                 [] -> S2;
                 _ -> hurry(S2)
@@ -435,7 +435,7 @@ pass(#keeper{mail = Mail, room = Room} = S, Now) ->
 out(#keeper{mail = Mail} = S, Now) ->
     {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
     ok = trunkline_inbox_stats:passed(S#keeper.stats, Now - Came),
-    full(left(Source, Charge, Now, hand_on(Message, S#keeper{mail = Mail1}))).
+    full(left(Source, Charge, hand_on(Message, S#keeper{mail = Mail1}))).
 
 %% How much room there is. (To look for each message would take a tenth of the keeper's time.) If
 %% there is none, the consumer will tell when it is done with half. But its word may be behind many
@@ -475,10 +475,10 @@ tell_dropped(_) ->
 
 %% --- credit ---------------------------------------------------------------------------
 
-left(none, _, _, S) ->
+left(none, _, S) ->
     S;
-left(Source, Charge, Now, #keeper{share = Share} = S) ->
-    {Credits, Share1} = trunkline_share:left(Now div 1000, Source, Charge, Share),
+left(Source, Charge, #keeper{share = Share} = S) ->
+    {Credits, Share1} = trunkline_share:left(Source, Charge, Share),
     credit_timer(pay(Credits, S#keeper{share = Share1})).
 
 %% Other nodes may have a smaller window now.

@@ -32,7 +32,7 @@
 -module(trunkline_share).
 -moduledoc false.
 
--export([new/3, first/2, arrived/4, left/4, unpaid/2, flush/2, is_owing/1, held/2, sources/1,
+-export([new/3, first/2, arrived/4, left/3, unpaid/2, flush/2, is_owing/1, held/2, sources/1,
          nodes/1]).
 -export([stranger/1, is_stranger/1, is_granted/2]).
 
@@ -119,8 +119,8 @@ arrived(Now, Name, Charge, #share{sources = Sources} = S) ->
             credit(Name, S1)
     end.
 
--spec left(milliseconds(), source(), charge(), share()) -> {[credit()], share()}.
-left(_, Name, Charge, #share{sources = Sources} = S) ->
+-spec left(source(), charge(), share()) -> {[credit()], share()}.
+left(Name, Charge, #share{sources = Sources} = S) ->
     case Sources of
         #{Name := #source{held = Held, owed = Owed, told = Told} = Source} ->
             Source1 = Source#source{held = Held - Charge, owed = Owed + Charge},
