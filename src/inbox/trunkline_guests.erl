@@ -53,10 +53,10 @@ new() -> #{}.
 met(Node, Inbox, Name, G) ->
     case G of
         #{Node := #guest{visit = Visit} = Guest} when Visit =/= none ->
-            tell(Node, Inbox, know(Inbox, Name, Guest), G);
+            G#{Node := tell(Inbox, know(Inbox, Name, Guest))};
         #{} ->
-            Guest = maps:get(Node, G, #guest{}),
-            tell(Node, Inbox, know(Inbox, Name, Guest#guest{visit = make_ref()}), G)
+            Guest = (maps:get(Node, G, #guest{}))#guest{visit = make_ref()},
+            G#{Node => tell(Inbox, know(Inbox, Name, Guest))}
     end.
 
 know(Inbox, Name, #guest{inboxes = Inboxes, names = Names} = Guest) ->
@@ -66,50 +66,40 @@ know(Inbox, Name, #guest{inboxes = Inboxes, names = Names} = Guest) ->
                             _ -> Names#{Name => []}
                         end}.
 
-tell(Node, Inbox, #guest{changed = Changed} = Guest, G) ->
-    put_guest(Node, Guest#guest{changed = Changed#{Inbox => []}}, G).
-
-put_guest(Node, #guest{visit = none, over = []}, G) -> maps:remove(Node, G);
-put_guest(Node, Guest, G) -> G#{Node => Guest}.
+tell(Inbox, #guest{changed = Changed} = Guest) -> Guest#guest{changed = Changed#{Inbox => []}}.
 
 %% A new inbox has this name. The nodes that knew the previous one are told of it at once.
 -spec named(inbox(), Name :: atom(), guests()) -> guests().
 named(Inbox, Name, G) ->
-    each(fun(Node, #guest{names = Names} = Guest, G1) when is_map_key(Name, Names) ->
-                 tell(Node, Inbox, know(Inbox, Name, Guest), G1);
-            (_, _, G1) ->
-                 G1
-         end, G).
+    maps:map(fun(_, #guest{names = Names} = Guest) when is_map_key(Name, Names) ->
+                     tell(Inbox, know(Inbox, Name, Guest));
+                (_, Guest) ->
+                     Guest
+             end, G).
 
 %% The state of the inbox has changed. The nodes that know it are told.
 -spec changed(inbox(), guests()) -> guests().
 changed(Inbox, G) ->
-    each_that_knows(Inbox, fun(Guest) -> Guest end, G).
+    maps:map(fun(_, #guest{inboxes = Inboxes} = Guest) when is_map_key(Inbox, Inboxes) ->
+                     tell(Inbox, Guest);
+                (_, Guest) ->
+                     Guest
+             end, G).
 
 -spec ended(inbox(), guests()) -> guests().
 ended(Inbox, G) ->
-    each_that_knows(Inbox, fun(#guest{inboxes = Inboxes} = Guest) ->
-                                   Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}
-                           end, G).
-
-%% Each guest that knows the inbox is to be told of it.
-each_that_knows(Inbox, Change, G) ->
-    each(fun(Node, #guest{inboxes = Inboxes} = Guest, G1) when is_map_key(Inbox, Inboxes) ->
-                 tell(Node, Inbox, Change(Guest), G1);
-            (_, _, G1) ->
-                 G1
-         end, G).
-
-each(Step, G) -> maps:fold(Step, G, G).
+    maps:map(fun(_, #guest{inboxes = Inboxes} = Guest) ->
+                     Guest#guest{inboxes = maps:remove(Inbox, Inboxes)}
+             end, changed(Inbox, G)).
 
 %% The process at the guest has ended, or the connection is lost.
 -spec down(Monitor :: reference(), guests()) -> guests().
 down(Monitor, G) ->
-    each(fun(Node, #guest{monitor = M, visit = Visit, over = Over}, G1) when M =:= Monitor ->
-                 put_guest(Node, #guest{over = [Visit | Over]}, G1);
-            (_, _, G1) ->
-                 G1
-         end, G).
+    maps:map(fun(_, #guest{monitor = M, visit = Visit, over = Over}) when M =:= Monitor ->
+                     #guest{over = [Visit | Over]};
+                (_, Guest) ->
+                     Guest
+             end, G).
 
 %% The guest mentions this visit. If it is not the present one, the guest is told that it is over.
 -spec speaks_of(node(), visit(), guests()) -> guests().
@@ -117,7 +107,7 @@ speaks_of(Node, Visit, G) ->
     case maps:get(Node, G, #guest{}) of
         #guest{visit = Visit} -> G;
         #guest{over = Over} = Guest ->
-            put_guest(Node, Guest#guest{over = [Visit | lists:delete(Visit, Over)]}, G)
+            G#{Node => Guest#guest{over = [Visit | lists:delete(Visit, Over)]}}
     end.
 
 %% Which nodes are to be told now, and what.
@@ -133,13 +123,16 @@ news(#guest{visit = Visit, changed = Changed, over = Over}) ->
 -spec told(node(), news(), guests()) -> {ok | monitor, guests()}.
 told(Node, {over, Visit}, G) ->
     #{Node := #guest{over = Over} = Guest} = G,
-    {ok, put_guest(Node, Guest#guest{over = lists:delete(Visit, Over)}, G)};
+    {ok, case Guest#guest{over = lists:delete(Visit, Over)} of
+             #guest{visit = none, over = []} -> maps:remove(Node, G);
+             Guest1 -> G#{Node := Guest1}
+         end};
 told(Node, {inboxes, Visit, _}, G) ->
     #{Node := #guest{visit = Visit, monitor = Monitor} = Guest} = G,
     {case Monitor of
          none -> monitor;
          _ -> ok
-     end, put_guest(Node, Guest#guest{changed = #{}}, G)}.
+     end, G#{Node := Guest#guest{changed = #{}}}}.
 
 -spec monitored(node(), reference(), guests()) -> guests().
 monitored(Node, Monitor, G) ->
