@@ -304,15 +304,13 @@ force_apart(#route{lanes = Lanes, gate = Gate} = Route, {To, Message}, Sender) -
 %% session may outlive its connection, the message outlives it, too, and keeps its order with
 %% everything else that the calling process tells that node. Otherwise it is lost with the
 %% connection.
--spec tell(node(), pid() | atom(), Message :: term()) -> ok | nosuspend | noconnect.
-tell(Node, To, Message) ->
+-spec tell(node(), RegisteredName :: atom(), Message :: term()) -> ok | nosuspend | noconnect.
+tell(Node, Name, Message) ->
     case trunkline_peers:resumes(Node) andalso trunkline_route:lookup(Node) of
         #route{} = Route ->
-            force(Route, {{tell, To}, Message}, self());
-        _ when is_pid(To) ->
-            erlang:send(To, Message, [noconnect, nosuspend]);
+            force(Route, {{tell, Name}, Message}, self());
         _ ->
-            erlang:send({To, Node}, Message, [noconnect, nosuspend])
+            erlang:send({Name, Node}, Message, [noconnect, nosuspend])
     end.
 
 %% Fallbacks to nodes that never had a link are counted together, here.

@@ -68,8 +68,6 @@ send({down, Server, Caller}, Reason, _) ->
                                      trunkline_command:wrap({down, Server, Caller}, Reason));
 send({ended, Object, _, Ref}, Reason, _) ->
     trunkline_process:send_connected(Ref, trunkline_command:wrap({down, Object, Ref}, Reason));
-send({tell, Pid}, Message, _) when is_pid(Pid) ->
-    trunkline_process:send_connected(Pid, Message);
 send({tell, Name}, Message, Node) ->
     trunkline_process:send_connected({Name, Node}, Message);
 send(_, _, _) ->
