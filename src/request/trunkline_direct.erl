@@ -16,10 +16,7 @@
 -spec send(trunkline_command:command(), Message :: term(), node()) -> ok | noconnect.
 send(Command, Message, Node) when element(1, Command) =:= call ->
     {Server, Pid, Caller, Label} = trunkline_command:request(Command),
-    Object = case Server of
-                 _ when is_pid(Server) -> Server;
-                 _ -> {Server, Node}
-             end,
+    Object = trunkline_by_node:destination(Server, Node),
     Sender = self(),
     Sent = make_ref(),
     Ask = fun() -> ask(Object, Label, Pid, Caller, Message, fun() -> Sender ! Sent end) end,
