@@ -163,11 +163,7 @@ load_file(Module) ->
                 {adopted, _} -> adopted;
                 none -> {error, other_code}
             end;
-        false ->
-            case code:load_file(Module) of
-                {module, Module} -> adopted;
-                {error, Why} -> {error, {not_loaded, Why}}
-            end
+        false -> loaded(code:load_file(Module))
     end.
 
 load(Module, #{beam := Beam, file := File}) ->
@@ -175,12 +171,11 @@ load(Module, #{beam := Beam, file := File}) ->
     case code:is_sticky(Module) of
         true -> {error, sticky};
         false when not IsFree -> {error, old_code};
-        false ->
-            case code:load_binary(Module, File, Beam) of
-                {module, Module} -> adopted;
-                {error, Why} -> {error, {not_loaded, Why}}
-            end
+        false -> loaded(code:load_binary(Module, File, Beam))
     end.
+
+loaded({module, _}) -> adopted;
+loaded({error, Why}) -> {error, {not_loaded, Why}}.
 
 %% Whether no process runs code of the module from before the last change.
 -spec is_free(module()) -> boolean().
