@@ -409,12 +409,10 @@ collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entrie
   when is_pid(Agent) ->
     {C, Entry, S1} = reply(trunkline_shape:size(Reply), Request, Reply, S),
     add(C, Entry, More, Charge, Entries, S1);
-collected({channel, _, Event} = Channel, More, Charge, Entries, S)
-  when element(1, Event) =:= written ->
-    collect(More, Charge, Entries, control(Channel, S));
 collected(Control, More, Charge, Entries, S)
   when element(1, Control) =:= ack; element(1, Control) =:= fetch;
-       element(1, Control) =:= sent_plain; element(1, Control) =:= relay ->
+       element(1, Control) =:= sent_plain; element(1, Control) =:= relay;
+       element(1, Control) =:= channel, element(1, element(3, Control)) =:= written ->
     collect(More, Charge, Entries, control(Control, S));
 collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
     control(Ask, transmit(Charge, lists:reverse(Entries), S));
