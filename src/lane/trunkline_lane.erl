@@ -721,14 +721,14 @@ control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    drained(tick(tick_asks(tick_heap(S))));
+    drained(tick(tick_all(S)));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
 control({probe, _}, S) ->
     S;
 control({timeout, _, tick}, S) ->
-    quiet(tick_asks(tick_heap(S)));
+    quiet(tick_all(S));
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= resumed; element(1, Late) =:= unanswered ->
     S;                                       % of an earlier session, or connection
@@ -803,14 +803,12 @@ silent(Addressees, #lane{mailboxes = Mailboxes} = S) ->
 with_room(Charge, #lane{heap = Heap} = S) ->
     S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
 
-tick_heap(#lane{heap = Heap} = S) -> S#lane{heap = trunkline_heap:tick(Heap)}.
-
 %% Senders that have been killed count as having sent.
-tick_asks(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes} = S) ->
+tick_all(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes, heap = Heap} = S) ->
     IsAlive = fun erlang:is_process_alive/1,
     {Killed, Asks1} = trunkline_asks:tick(IsAlive, Asks),
     Batches1 = trunkline_batches:tick(length(Killed), Batches),
-    S1 = report(S#lane{asks = Asks1, batches = Batches1}),
+    S1 = report(S#lane{asks = Asks1, batches = Batches1, heap = trunkline_heap:tick(Heap)}),
     S2 = case S1 of
              #lane{mode = {send, _}, drain = none, drained = false} ->
                  ask_about(trunkline_mailboxes:tick(Mailboxes), S1);
