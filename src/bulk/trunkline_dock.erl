@@ -215,20 +215,17 @@ closed(Socket, #dock{connections = Connections} = S) ->
         error -> S
     end.
 
-fragment(Carrier, Id, Size, Offset, Data, S) ->
-    #dock{received = Received, reassembly = Reassembly, stats = Stats} = S,
+fragment(Carrier, {Lane, Number} = Id, Size, Offset, Data, S) ->
+    #dock{inlets = Inlets, received = Received, reassembly = Reassembly, stats = Stats} = S,
     trunkline_stats:add(Stats, peer, large_arrived_bytes, byte_size(Data)),
     S1 = S#dock{received = Received#{Carrier => maps:get(Carrier, Received, 0) + 1}},
     case trunkline_reassembly:add(Id, Size, Offset, Data, Reassembly) of
         {complete, Parts, Reassembly1} ->
-            ok = arrived(Id, Parts, S),
+            ok = trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts),
             S1#dock{reassembly = Reassembly1};
         {incomplete, Reassembly1} ->
             S1#dock{reassembly = Reassembly1}
     end.
-
-arrived({Lane, Number}, Parts, #dock{inlets = Inlets}) ->
-    trunkline_inlet:arrived(element(Lane, Inlets), Number, Parts).
 
 %% Tells the final count of a carrier. A trunk that does not resume sessions does not ask again.
 tell_count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->

@@ -55,12 +55,10 @@ set_path(Path, #route{gate = Gate} = Route) ->
     Set = if IsOpen -> fun trunkline_gate:open/2;
              true -> fun trunkline_gate:close/2
           end,
-    lists:foreach(fun(Ix) -> Set(Gate, Ix) end, levels_of(Route)),
+    lists:foreach(fun(Ix) -> Set(Gate, Ix) end, lists:seq(1, bulk_ix(Route))),
     trunkline_gate:set_path(Gate, Path).
 
 is_open(Path) -> Path =:= lanes orelse Path =:= down.
-
-levels_of(Route) -> lists:seq(1, bulk_ix(Route)).
 
 %% The number of the level that counts the large messages.
 -spec bulk_ix(route()) -> pos_integer().

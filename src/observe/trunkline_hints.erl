@@ -39,8 +39,8 @@ lost(#{lost_now := Lost, peer := Peer}, _) ->
     [text("~b messages to ~ts were lost, or may be: the log says why", [Lost, Peer])].
 
 suspended(#{state := suspended, peer := Peer}, #{resume_time := Time}) when is_integer(Time) ->
-    [text("the connection to ~ts is lost: its lanes keep what they have for up to ~ts",
-          [Peer, seconds(Time)])];
+    [text("the connection to ~ts is lost: its lanes keep what they have for up to ~.1f s",
+          [Peer, Time / 1000])];
 suspended(#{state := down, queued_messages := Queued, peer := Peer}, _) when Queued > 0 ->
     [text("~ts is not connected: its lanes keep ~b messages while a connection is made",
           [Peer, Queued])];
@@ -104,7 +104,5 @@ plain(_, _) -> [].
 refused(#{refused_now := 0}) -> [];
 refused(#{refused_now := Refused}) ->
     [text("~b connections to Trunkline's port were refused: they had no invitation", [Refused])].
-
-seconds(Time) -> text("~.1f s", [Time / 1000]).
 
 text(Format, Args) -> lists:flatten(io_lib:format(Format, Args)).

@@ -193,7 +193,7 @@ table(Columns, What, Name, Rows, More, #{columns := Width, sort := Sort}, Room) 
     %% As wide as the longest name, and not wider than the rest of the line.
     Longest = lists:max([length(Text) || {Text, _} <- [{What, title} | Named]]) + 1,
     First = max(?SHORTEST, min(Longest, Width - lists:sum([W || {_, _, W, _} <- Columns]))),
-    Titles = [above(Columns, First),
+    Titles = [titles([{"", First} | spanning(Columns)]),
               titles([{What, -First} | [{Title, W} || {_, Title, W, _} <- Columns]])],
     {Shown, Hidden} = fit(sorted(Sort, Named), Room, length(Titles)),
     Titles
@@ -218,9 +218,6 @@ sorted(Key, Named) ->
     lists:sort(fun({NameA, A}, {NameB, B}) ->
                        {maps:get(Key, B), NameA} =< {maps:get(Key, A), NameB}
                end, Named).
-
-above(Columns, First) ->
-    titles([{"", First} | spanning(Columns)]).
 
 spanning([{Above, _, W1, _}, {"", _, W2, _} | Columns]) when length(Above) =:= W1 + W2 ->
     [{Above, W1 + W2} | spanning(Columns)];
