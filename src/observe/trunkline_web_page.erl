@@ -72,10 +72,8 @@ is_allowed(Allow, Header) ->
     case Allow(proplists:get_value("authorization", Header, "")) of
         true -> true;
         false ->
-            {Code, More, Body} = text(401, "The user is trunkline, with the password of "
-                                      "trunkline_web:start/1.\n"),
-            {Code, [{"WWW-Authenticate", "Basic realm=\"Trunkline\", charset=\"UTF-8\""} | More],
-             Body}
+            text(401, "The user is trunkline, with the password of trunkline_web:start/1.\n",
+                 [{"WWW-Authenticate", "Basic realm=\"Trunkline\", charset=\"UTF-8\""}])
     end.
 
 is_this_host(Host) ->
@@ -89,8 +87,7 @@ is_address(Name) -> element(1, inet:parse_ipv4strict_address(Name)) =:= ok.
 %% --- answers ---------------------------------------------------------------------------
 
 answer(Method, _) when Method =/= "GET", Method =/= "HEAD" ->
-    {Code, More, Body} = text(405, "Only GET and HEAD.\n"),
-    {Code, [{allow, "GET, HEAD"} | More], Body};
+    text(405, "Only GET and HEAD.\n", [{allow, "GET, HEAD"}]);
 answer(_, ["/" | _]) ->
     case file:read_file(trunkline_web_server:page()) of
         {ok, Page} -> {200, [{content_type, "text/html; charset=utf-8"}], Page};
@@ -117,4 +114,6 @@ samples(N) ->
         {error, busy} -> text(503, "Try again.\n")
     end.
 
-text(Code, Text) -> {Code, [{content_type, "text/plain; charset=utf-8"}], Text}.
+text(Code, Text) -> text(Code, Text, []).
+
+text(Code, Text, More) -> {Code, More ++ [{content_type, "text/plain; charset=utf-8"}], Text}.
