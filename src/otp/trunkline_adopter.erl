@@ -122,11 +122,10 @@ look(IsWanted, #state{names = Names, seen = Seen} = State) ->
             State#state{seen = maps:merge(Seen, maps:from_list(Found))}
     end.
 
-has_failed(Module, Seen) ->
-    case Seen of
-        #{Module := {_, {error, _}}} -> true;
-        #{} -> false
-    end.
+has_failed(Module, Seen) -> is_tuple(outcome(Module, Seen)).
+
+%% Of the last time; `none': it has not been examined.
+outcome(Module, Seen) -> element(2, maps:get(Module, Seen, {none, none})).
 
 %% Old code that was in the way may be gone by now.
 is_new(Module, Seen) ->
@@ -154,15 +153,9 @@ report(Found, Seen) ->
         N -> trunkline_log:write(adopted, #{modules => N})
     end,
     %% Each problem of a module is logged once.
-    case [{Module, Problem} || {Module, {_, {error, Problem}}} <- Found,
-                               not is_known(Module, Problem, Seen)] of
+    case [{Module, Problem} || {Module, {_, {error, Problem} = Outcome}} <- Found,
+                               Outcome =/= outcome(Module, Seen)] of
         [] -> ok;
         Problems ->
             trunkline_log:write(not_adopted, #{problems => Problems})
-    end.
-
-is_known(Module, Problem, Seen) ->
-    case Seen of
-        #{Module := {_, {error, Problem}}} -> true;
-        #{} -> false
     end.
