@@ -101,27 +101,18 @@ modules_of(Name) ->
             end
     end.
 
-%% The adopted module, if the transform changes anything in it. (Debug information may have any
-%% form, and another tool may have written it. So an error concerns this module alone.)
+%% The adopted module, if the transform changes anything in it.
 -spec adopt(module()) -> {changed, changed()} | adopted | unchanged | {error, problem()}.
-adopt(Module) ->
-    try adopt_forms(Module)
-    catch _:Reason -> {error, {not_compiled, Reason}}
-    end.
+adopt(Module) -> with_forms(Module, fun adopt/4).
 
-adopt_forms(Module) ->
-    case forms(Module) of
-        {ok, File, Beam, Forms} ->
-            case mark_of(Beam) of
-                {adopted, _} -> adopted;
-                none ->
-                    case transformed(Forms) of
-                        {Forms, _} -> unchanged;
-                        {New, _} -> compiled(Module, Beam, File, New)
-                    end
-            end;
-        {error, _} = Error ->
-            Error
+adopt(Module, File, Beam, Forms) ->
+    case mark_in(chunk(attributes, Beam)) of
+        {adopted, _} -> adopted;
+        none ->
+            case transformed(Forms) of
+                {Forms, _} -> unchanged;
+                {New, _} -> compiled(Module, Beam, File, New)
+            end
     end.
 
 %% Adopts the module and loads it. No process is killed for that: a process that still runs code
@@ -183,22 +174,14 @@ is_free(Module) -> not erlang:check_old_code(Module) orelse code:soft_purge(Modu
 
 %% It does not matter whether the module's file is adopted: what it sends can be seen in both.
 -spec look(module()) -> {ok, look()} | {error, problem()}.
-look(Module) ->
-    try look_at_forms(Module)
-    catch _:Reason -> {error, {not_compiled, Reason}}
-    end.
+look(Module) -> with_forms(Module, fun look/4).
 
-look_at_forms(Module) ->
-    case forms(Module) of
-        {ok, _, Beam, Forms} ->
-            {New, Warnings} = transformed(Forms),
-            Calls = calls(New),
-            case New =/= Forms andalso has_core_transform(chunk(compile_info, Beam), New) of
-                true -> {error, {not_compiled, core_transform}};
-                false -> {ok, look(Module, Forms, New, Calls, Warnings)}
-            end;
-        {error, _} = Error ->
-            Error
+look(Module, _, Beam, Forms) ->
+    {New, Warnings} = transformed(Forms),
+    Calls = calls(New, []),
+    case New =/= Forms andalso has_core_transform(chunk(compile_info, Beam), New) of
+        true -> {error, {not_compiled, core_transform}};
+        false -> {ok, look(Module, Forms, New, Calls, Warnings)}
     end.
 
 look(Module, Forms, New, Calls, Warnings) ->
@@ -234,8 +217,6 @@ mark(Module) ->
     catch error:badarg -> none               % not loaded any more
     end.
 
-mark_of(Beam) -> mark_in(chunk(attributes, Beam)).
-
 %% The chunk may have been stripped from the file.
 chunk(Name, Beam) ->
     case beam_lib:chunks(Beam, [Name], [allow_missing_chunks]) of
@@ -258,6 +239,18 @@ md5(Beam) ->
     end.
 
 %% --- a module's forms ------------------------------------------------------------
+
+%% (Debug information may have any form, and another tool may have written it. So an error concerns
+%% this module alone.)
+with_forms(Module, Do) ->
+    try
+        case forms(Module) of
+            {ok, File, Beam, Forms} -> Do(Module, File, Beam, Forms);
+            {error, _} = Error -> Error
+        end
+    catch
+        _:Reason -> {error, {not_compiled, Reason}}
+    end.
 
 forms(Module) ->
     case code:get_object_code(Module) of
@@ -367,8 +360,6 @@ with_chunks_of(Old, New) ->
     Beam.
 
 %% --- calls in forms ----------------------------------------------------------------
-
-calls(Forms) -> calls(Forms, []).
 
 calls({call, Anno, {remote, _, {atom, _, M}, {atom, _, F}}, Args}, Found) ->
     calls(Args, [{line(erl_anno:location(Anno)), {M, F, length(Args)}} | Found]);
