@@ -154,9 +154,8 @@ steps(Events) ->
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 
 new(Hello, Node, Lanes) ->
-    trunkline_session:new(#{link => here, hello => Hello, no_hello => Hello#{protocol := {0, 0}},
-                            large_bytes => 1000, node => Node, lanes => Lanes, capabilities => [],
-                            has_met => false}).
+    trunkline_session:new(#{link => here, hello => Hello, large_bytes => 1000, node => Node,
+                            lanes => Lanes, capabilities => [], has_met => false}).
 
 prop_history(Commands) -> prop_history(release(), Commands).
 

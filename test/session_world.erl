@@ -510,7 +510,6 @@ start_link(X, W) ->
     Hello = hello(Release),
     {Session, Effects} =
         trunkline_session:new(#{link => Pid, hello => Hello,
-                                no_hello => Hello#{protocol := {0, 0}},
                                 large_bytes => 65536, node => Node,
                                 lanes => case Lanes of
                                              [] -> none;

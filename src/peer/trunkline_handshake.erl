@@ -66,10 +66,9 @@ hello(#{lanes := Lanes, window_bytes := Window, bulk_bytes := Bulk,
 capabilities() ->
     ?REQUIRED ++ ?CAPABILITIES ++ [heaps || not trunkline_process:is_heap_limited()].
 
-%% The hello of a node that wants no lanes now.
--spec no_hello(trunkline_options:options()) -> hello().
-no_hello(Options) ->
-    (hello(Options))#{protocol := ?NO_PROTOCOL}.
+%% The same hello, of a node that wants no lanes now.
+-spec no_hello(hello()) -> hello().
+no_hello(Hello) -> Hello#{protocol := ?NO_PROTOCOL}.
 
 %% `malformed': this is not a hello. `incompatible': no protocol version is known to both, or the
 %% peer lacks what every peer must have. `drained': the peer does not want lanes now.

@@ -121,7 +121,6 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                     IsAudience = trunkline_peers:is_audience(Node),
                     Config = #{link => self(),
                                hello => trunkline_handshake:hello(Options),
-                               no_hello => trunkline_handshake:no_hello(Options),
                                large_bytes => LargeBytes,
                                node => if Drained -> {drained, Connection, IsAudience};
                                           Connection =:= none -> down;

@@ -131,7 +131,6 @@
 -type config() ::
         #{link := pid(),                                 % this one
           hello := trunkline_handshake:hello(),
-          no_hello := trunkline_handshake:hello(),       % says that there are to be no lanes
           large_bytes := pos_integer(),
           node := down | {connected | drained, trunkline_peers:connection(),
                           IsAudience :: boolean()},
@@ -892,8 +891,8 @@ say_hello(Answer, #session{config = #{link := Link, hello := Hello}, name = Name
 %% Says that there are to be no lanes, whatever has been said before.
 decline(#session{is_audience = false} = S) ->
     S;
-decline(#session{config = #{link := Link, no_hello := NoHello}} = S) ->
-    say(links, {hello, Link, make_ref(), NoHello, false}, S).
+decline(#session{config = #{link := Link, hello := Hello}} = S) ->
+    say(links, {hello, Link, make_ref(), trunkline_handshake:no_hello(Hello), false}, S).
 
 say_open(#session{config = #{link := Link}, opening = Ref, opened = none, lanes = {_, Lanes},
                   peer = #peer{session = Name}} = S) when Ref =/= none ->
