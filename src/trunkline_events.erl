@@ -125,28 +125,24 @@ may_log(Cells) ->
 
 %% For Trunkline's own processes: the event is executed elsewhere, so that the caller does not wait.
 -spec tell(name(), measurements(), metadata()) -> ok.
-tell(Name, Measurements, Metadata) ->
-    case persistent_term:get(?SINK, none) of
-        none -> ok;
-        {_, Cells} -> tell(Cells, {event, Name, Measurements, Metadata})
-    end.
+tell(Name, Measurements, Metadata) -> tell({event, Name, Measurements, Metadata}).
 
 %% The calling process owns a connection, which lasts as long as the process.
 -spec connection(metadata()) -> ok.
-connection(Metadata) ->
+connection(Metadata) -> tell({connection, self(), Metadata}).
+
+tell(Message) ->
     case persistent_term:get(?SINK, none) of
         none -> ok;
-        {_, Cells} -> tell(Cells, {connection, self(), Metadata})
-    end.
-
-tell(Cells, Message) ->
-    case atomics:add_get(Cells, ?WAITING, 1) =< ?MOST andalso whereis(?MODULE) of
-        Pid when is_pid(Pid) ->
-            Pid ! Message,
-            ok;
-        _ ->
-            atomics:sub(Cells, ?WAITING, 1),
-            atomics:add(Cells, ?DROPPED, 1)
+        {_, Cells} ->
+            case atomics:add_get(Cells, ?WAITING, 1) =< ?MOST andalso whereis(?MODULE) of
+                Pid when is_pid(Pid) ->
+                    Pid ! Message,
+                    ok;
+                _ ->
+                    atomics:sub(Cells, ?WAITING, 1),
+                    atomics:add(Cells, ?DROPPED, 1)
+            end
     end.
 
 %% --- the process ------------------------------------------------------------------------
