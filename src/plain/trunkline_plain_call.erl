@@ -79,8 +79,7 @@ await_delivery(Caller) ->
         #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
             Ix = ?LANE_OF(self(), Lanes),
             case trunkline_bypass:may(Gate, Ix, 0, Bypass)
-                orelse trunkline_gate:path(Gate) =:= direct
-                orelse trunkline_gate:path(Gate) =:= down
+                orelse lists:member(trunkline_gate:path(Gate), [direct, down])
                 orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
                 orelse not trunkline_peers:takes_turns(Node) of
                 true -> ok;
