@@ -43,8 +43,7 @@ write(What, Data) ->
 
 level(What) when What =:= up; What =:= down; What =:= suspended; What =:= resumed -> info;
 level(What) when What =:= unconfirmed; What =:= adopted -> notice;
-level(bad_option) -> error;
-level(missing_modules) -> error;
+level(What) when What =:= bad_option; What =:= missing_modules -> error;
 level(_) -> warning.
 
 -spec text(report()) -> {io:format(), [term()]}.
