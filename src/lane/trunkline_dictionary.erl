@@ -68,25 +68,17 @@ serial(_) -> error.
 
 -spec decode(binary(), reader()) ->
           {Ack :: term(), Charge :: non_neg_integer(), Entries :: [term()], reader()} | error.
-decode(Binary, Names) ->
-    try binary_to_term(Binary) of
-        {Ack, Charge, {Start, New}, Encoded} when is_integer(Charge), is_list(New) ->
-            decode(Ack, Charge, Start, New, Encoded, Names);
-        _ ->
-            error
-    catch
-        error:badarg -> error
-    end.
-
-decode(Ack, Charge, Start, New, Encoded, Before) ->
+decode(Binary, Before) ->
     try
+        {Ack, Charge, {Start, New}, Encoded} = binary_to_term(Binary),
+        true = is_integer(Charge),
         Names = add(New, case Start of
                              more -> Before;
                              anew -> #{}
                          end),
         {Ack, Charge, named(Encoded, Names), Names}
     catch
-        error:_ -> error                     % it uses a number without a name
+        error:_ -> error                     % also if it uses a number without a name
     end.
 
 add([To | New], Names) -> add(New, Names#{map_size(Names) + 1 => To});
