@@ -115,7 +115,8 @@ pass(Node, Event, Options) ->
     end.
 
 decline(Node, Options) ->
-    Hello = {hello, self(), make_ref(), trunkline_handshake:no_hello(Options), false},
+    No = trunkline_handshake:no_hello(trunkline_handshake:hello(Options)),
+    Hello = {hello, self(), make_ref(), No, false},
     _ = trunkline_process:send_apart({?MODULE, Node}, {trunkline, node(), Hello}),
     ok.
 
