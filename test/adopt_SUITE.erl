@@ -10,14 +10,15 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([reports/1, get_after_publish/1, checks/1, hot_code/1, lingering/1, other_code/1, writes/1,
          odd_modules/1, adopter_killed/1, restarted/1, options/1, room/1, chunks/1, elixir/1,
-         tasks/1, mnesia/1]).
+         tasks/1, mnesia/1, archive/1]).
 
 -export([core_transform/2]).
 
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [reports, get_after_publish, checks, hot_code, lingering, other_code, writes,
-          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, tasks, mnesia].
+          odd_modules, adopter_killed, restarted, options, room, chunks, elixir, tasks, mnesia,
+          archive].
 
 init_per_suite(Config) ->
     Dir = filename:join(?config(priv_dir, Config), "lib"),
@@ -458,3 +459,19 @@ mnesia(Config) ->
     cluster:await(fun() -> 501 =:= cluster:call(B, mnesia, table_info, [stock, size]) end),
     ?assert(by_lane(A, B) - Before >= 500),
     cluster:stop_all([A, B]).
+
+%% An application in an archive is found before it is loaded, where the code server takes archives.
+archive(Config) ->
+    Dir = filename:join(?config(priv_dir, Config), "archives"),
+    application(Dir, packed, [{packed_sender, "send(P) -> P ! x.", [debug_info]}]),
+    Archive = filename:join(Dir, "packed.ez"),
+    {ok, _} = zip:create(Archive, ["packed"], [{cwd, Dir}]),
+    Ebin = filename:join([Archive, "packed", "ebin"]),
+    _ = code:add_patha(Ebin),
+    Found = code:where_is_file("packed.app"),
+    Modules = trunkline_beams:modules([packed]),
+    _ = code:del_path(Ebin),
+    case Found of
+        non_existing -> {skip, "no archives"};
+        _ -> ?assertEqual([packed_sender], Modules)
+    end.

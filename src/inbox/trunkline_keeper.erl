@@ -505,8 +505,12 @@ pay(Credits, S) -> lists:foldl(fun pay_one/2, S, Credits).
 %% Strangers have no gate, so they get no credit.
 pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S) ->
     Paid = {credit, self(), Source, Left, Window},
+    To = case Node of
+             nonode@nohost -> node();        % this node had no name yet
+             _ -> Node
+         end,
     case trunkline_share:is_stranger(Source)
-        orelse trunkline_sender:tell(Node, trunkline_inboxes, Paid) of
+        orelse trunkline_sender:tell(To, trunkline_inboxes, Paid) of
         nosuspend -> S#keeper{share = trunkline_share:unpaid(Credit, Share)};
         _ -> S
     end.

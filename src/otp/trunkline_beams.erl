@@ -95,9 +95,14 @@ modules_of(Name) ->
         {ok, Modules} ->
             Modules;
         undefined ->
-            case file:consult(file_of(Name)) of
-                {ok, [{application, Name, Keys}]} -> proplists:get_value(modules, Keys, []);
-                _ -> []
+            try
+                %% (It may be in an archive.)
+                {ok, Text, _} = erl_prim_loader:get_file(file_of(Name)),
+                {ok, Tokens, _} = erl_scan:string(unicode:characters_to_list(Text)),
+                {ok, {application, Name, Keys}} = erl_parse:parse_term(Tokens),
+                proplists:get_value(modules, Keys, [])
+            catch
+                error:_ -> []
             end
     end.
 
