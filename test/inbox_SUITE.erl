@@ -1831,6 +1831,7 @@ killed_and_started_again(_) ->
                        [begin
                             {ok, Pid} = trunkline_inbox:start_link({local, ?NAME}, mailroom, How,
                                                                    []),
+                            ok = gen_server:call(Pid, hold, infinity),
                             exit(Pid, kill),
                             receive {'EXIT', Pid, killed} -> ok end
                         end || _ <- lists:seq(1, 100)],
