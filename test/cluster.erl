@@ -49,6 +49,7 @@ start(Env, NameOrBoth, Args, Path) ->
                                           "-connect_all", "false", "-pa" | Path]}),
     ok = peer:call(Peer, logger, set_primary_config, [level, error], ?BOOT),
     OsPid = peer:call(Peer, os, getpid, [], ?BOOT),
+    ok = left_nodes:started(Peer, OsPid),
     case Env of
         none -> ok;
         _ -> ok = peer:call(Peer, ?MODULE, start_trunkline, [Env], ?BOOT)
