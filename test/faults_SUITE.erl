@@ -1015,7 +1015,7 @@ look_at(Bulk) ->
                                         ok = sys:resume(P, ?DEADLINE)
                                 end, Processes),
                               [sys:get_state(P, ?DEADLINE)
-                               || _ <- lists:seq(1, 10), {M, P} <- Processes,
+                               || _ <- lists:seq(1, 2), {M, P} <- Processes,
                                   M =:= trunkline_lane orelse M =:= trunkline_inlet]
                       end),
          are_there(Processes, X)
