@@ -39,8 +39,7 @@
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
 -export([await_predecessor/1, register/1, register_again/2, held/3, met/2, full/2, work/1,
-         keeper/1, senders/1,
-         who_knows/1, stats/0]).
+         keeper/1, senders/1, who_knows/1, stats/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -85,6 +84,8 @@
          missing = none :: none | {Since :: integer(), Seen :: integer()}}).
 -record(state,
         {accounts = #{} :: #{Keeper :: pid() => #account{}},
+         %% Servers that have been killed, and not ended yet: their rows.
+         killed = #{} :: #{pid() => tuple()},
          watched = #{} :: #{Keeper :: pid() => []},
          timers = #{} :: #{audit | busy | refresh => reference()},
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
@@ -552,22 +553,26 @@ predecessor(Name) ->
 own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
     case lookup({own, Keeper}) of
         {own, Key, #own{server = Server}} ->
-            ok = server_ends(Server, Keeper, Reason),
             true = ets:delete(?TABLE, Key),
-            flush(S#state{guests = trunkline_guests:ended(Keeper, Guests)});
+            flush(server_ends(Server, Keeper, Reason,
+                              S#state{guests = trunkline_guests:ended(Keeper, Guests)}));
         none ->
             S
     end.
 
-%% (The row of a server that has to be killed stays, until there is another one with that name.)
-server_ends({_, Server}, _, killed) ->
-    exit(Server, kill),
-    ok;
-server_ends({Name, Server}, Keeper, _) ->
-    true = ets:delete_object(?TABLE, {server, {server, Name}, Keeper, Server}),
-    ok;
-server_ends(none, _, _) ->
-    ok.
+server_ends(none, _, _, S) ->
+    S;
+server_ends({Name, Server}, Keeper, Reason, #state{killed = Killed} = S) ->
+    Row = {server, {server, Name}, Keeper, Server},
+    case Reason of
+        killed ->
+            exit(Server, kill),
+            _ = monitor(process, Server),
+            S#state{killed = Killed#{Server => Row}};
+        _ ->
+            true = ets:delete_object(?TABLE, Row),
+            S
+    end.
 
 %% --- inboxes of other nodes -----------------------------------------------------------
 
@@ -653,6 +658,10 @@ forget_key(Key, Keeper) ->
 %% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
     flush(S#state{guests = trunkline_guests:down(Monitor, Guests)});
+down(_, Server, _, #state{killed = Killed} = S) when is_map_key(Server, Killed) ->
+    {Row, Killed1} = maps:take(Server, Killed),
+    true = ets:delete_object(?TABLE, Row),
+    S#state{killed = Killed1};
 down(_, Keeper, Reason, S) when node(Keeper) =:= node() ->
     forget_one(Keeper, own_ended(Keeper, Reason, S));
 down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->

@@ -329,8 +329,7 @@ leave_now(#link{session = Session} = D) ->
 %% What the link has said should arrive before the news that the link has ended.
 has_left(#link{node = Node, speaker = Speaker} = D) ->
     ok = trunkline_speaker:finish(Speaker),
-    _ = trunkline_report:log_lost(D#link.report),
-    _ = without_route(lost_queued, D),
+    _ = without_route(lost_queued, log_rest(D)),
     trunkline_peers:delete(Node).
 
 %% --- the session ----------------------------------------------------------
@@ -575,7 +574,8 @@ without_route(Field, #link{node = Node} = D) ->
 %% their own must not be there any more.
 end_lanes(_, #link{route = none} = D) ->
     D;
-end_lanes(Field, #link{route = Route, inlets = Inlets, report = Report} = D) ->
+end_lanes(Field, D0) ->
+    #link{route = Route, inlets = Inlets, report = Report} = D = log_rest(D0),
     Report1 = case trunkline_lanes:end_all(Field, Route, trunkline_inlets:retired(Inlets)) of
                   0 -> Report;
                   Lost -> trunkline_report:lanes_ended(Field, Lost, Report)
@@ -690,6 +690,13 @@ crashed(#{state := State, since := Since}, #link{report = Report})
     trunkline_report:crashed(erlang:system_time(millisecond) - Since, Report);
 crashed(_, _) ->
     ok.
+
+%% The same at once: what comes next is logged in another way, or there is nothing more.
+log_rest(#link{report = Report} = D) ->
+    case trunkline_report:log_lost(Report) of
+        none -> D;
+        Report1 -> D#link{report = Report1}
+    end.
 
 %% Reports losses, unless senders that were dismissed have still to count theirs.
 lost(#link{timers = #{lost := _}} = D) -> D;
