@@ -155,10 +155,12 @@ lost(_) ->
                                  || {_, #{what := lost} = Report} <-
                                         cluster:call(A, kept_log, kept, [])])
              end,
-    cluster:await(fun() -> Logged() > 0 end),
-    #{lost := #{queued := Queued}} = cluster:call(A, trunkline, info, [NodeB]),
-    ?assert(Queued > 20),
-    ?assertEqual(Queued, Logged()),
+    %% (Some may be in the next line, ten seconds later.)
+    cluster:await(fun() ->
+                          #{lost := #{queued := Queued}} =
+                              cluster:call(A, trunkline, info, [NodeB]),
+                          (Queued >= 20 andalso Logged() =:= Queued) orelse {Queued, Logged()}
+                  end),
     cluster:stop(A).
 
 %% A link is killed, and its lanes with it: what is lost is not blamed on the peer.
