@@ -18,8 +18,7 @@
 -module(trunkline_bounded).
 -moduledoc false.
 
--export([enter/3, cancel/2, is_wrapped/1, are_there/0, may_be/1, is_bounded/1, is_refusing/1,
-         arrived/2]).
+-export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
 -export([clear/0, add/2, remove/1, is_crowded/0, grow/1]).
 
 -export_type([key/0, entered/0]).
@@ -64,11 +63,6 @@ enter(Key, Message, Patience) ->
 cancel(Pid, Wrapped) ->
     {_, _, Module} = persistent_term:get(kind(Pid)),
     Module:cancel(Pid, Wrapped).
-
-%% Whether it is a message that a destination gets which bounds its senders.
--spec is_wrapped(Message :: term()) -> boolean().
-is_wrapped(['$inbox' | _]) -> true;
-is_wrapped(_) -> false.
 
 %% Whether this node has ever heard of a bounded destination.
 -spec are_there() -> boolean().

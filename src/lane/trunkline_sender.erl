@@ -100,11 +100,10 @@ alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, 
     end.
 
 %% The best way for a long message depends on what it is made of. Messages whose receiver is not
-%% known, or bounds its senders, and commands other than requests and replies, must go by lane. A
-%% sender that has waited for room takes it at once.
+%% known, and commands other than requests and replies, must go by lane. A sender that has waited
+%% for room takes it at once.
 long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
-    case is_known(To) andalso not trunkline_bounded:is_wrapped(Message)
-        andalso Patience =/= nosuspend andalso Ticket =:= new
+    case is_known(To) andalso Patience =/= nosuspend andalso Ticket =:= new
         andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Size, Patience) of
         ok ->
             ok;
