@@ -297,6 +297,7 @@ garbage(_) ->
                               {lane_ready, Ref}, {room, 1}, {room, 99},
                               {wait, Ref, nonsense}, {ack, now, Pid, 1}, {ack, now, Pid, 1, 1},
                               {timeout, Ref, nonsense}, {'EXIT', Pid, x},
+                              {{ended, Pid, Pid, Ref}, Ref, process, Pid, x},
                               {'DOWN', Ref, process, Pid, x}, {[alias | Ref], x},
                               {[[alias | Ref] | {Ref, Pid}], x}],
                       _ = [To ! J || J <- Junk, To <- [Links, Link | Inlets]],

@@ -11,7 +11,8 @@
          session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
          set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1,
-         killed_while_moving/1, demonitored_while_moving/1, stopped_at_both/1]).
+         killed_while_moving/1, demonitored_while_moving/1, stopped_at_both/1,
+         plain_and_overseer_killed/1]).
 -export([monitor_often/2, heard/1, kill_when/2, take_back_at_session/3, of_sessions/0]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
          answering/0, set_and_see/2, says_and_ends/2, hears/1, gone/4, obeys/1,
@@ -29,7 +30,7 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
           set_before_link_notices, demonitored_when_gone, no_process_left, killed_while_moving,
-          demonitored_while_moving, stopped_at_both].
+          demonitored_while_moving, stopped_at_both, plain_and_overseer_killed].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -980,10 +981,12 @@ killed_while_moving(_) ->
 moved(A, B, How) ->
     [Server] = servers(B, 1),
     {Caller, Row} = cluster:call(A, ?MODULE, monitor_often, [Server, ?MANY]),
+    Overseer = cluster:call(A, erlang, whereis, [trunkline_monitors]),
     How(fun(IsThere, Change) ->
                 ok = cluster:call(A, ?MODULE, kill_when, [IsThere, Row]),
                 ok = Change()
         end),
+    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Overseer]) end),
     finish(B, [Server], because),
     cluster:await(fun() -> cluster:call(A, ?MODULE, heard, [Caller]) =:= ?MANY end),
     cluster:await(fun() -> rows(A) =:= 0 end),
@@ -1013,17 +1016,27 @@ heard(Caller) ->
 %% Kills the overseer when that row has been moved.
 kill_when(IsThere, Row) ->
     Overseer = whereis(trunkline_monitors),
-    _ = spawn(fun() ->
-                      process_flag(priority, max),
-                      kill_at(IsThere, Row, Overseer)
-              end),
+    _ = spawn(fun() -> kill_at(IsThere, Row, Overseer) end),
     ok.
 
 kill_at(IsThere, Row, Overseer) ->
     case IsThere(ets:lookup_element(trunkline_monitors, Row, 2)) of
         true -> exit(Overseer, kill);
-        false -> kill_at(IsThere, Row, Overseer)
+        false -> erlang:yield(), kill_at(IsThere, Row, Overseer)
     end.
+
+%% A process is monitored before there is a connection, and by another overseer later: that one
+%% does not take the connection for a new one.
+plain_and_overseer_killed(_) ->
+    [A, B] = cluster:start_all([[], none]),
+    [Server] = servers(B, 1),
+    Holder = cluster:call(A, ?MODULE, set, [[Server], there]),
+    Overseer = fun() -> whereis(trunkline_monitors) end,
+    Old = kill(A, Overseer),
+    cluster:await(fun() -> New = cluster:call(A, Overseer), is_pid(New) andalso New =/= Old end),
+    finish(B, [Server], because),
+    await_held(A, Holder, [because]),
+    cluster:stop_all([A, B]).
 
 %% Monitors are taken back just while they are moved to lanes: none stays at the peer.
 demonitored_while_moving(_) ->

@@ -31,17 +31,25 @@ mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
 mark(Serial, Message) -> ?MARKED(Serial, Message).
 
 %% Makes the calling process look like a process of that module, and calls init/1. Meanwhile the
-%% keeper does nothing but wait. So a link to the process that starts both ends init/1 if that
-%% process ends.
+%% keeper does nothing but wait. So another process ends init/1 if the process ends that starts
+%% both. (A server that traps exits hears of it from the keeper, afterwards.)
 -spec begin_as(module(), Args :: term(), trunkline_work:work(), Parent :: pid()) -> term().
 begin_as(Module, Args, Work, Parent) ->
     put('$initial_call', {Module, init, 1}),
     put('$ancestors', tl(get('$ancestors'))),            % without the keeper
     put(?LAST, 0),
     put(?INBOX, {Module, Work}),
-    link(Parent),
+    Server = self(),
+    Guard = spawn(fun() -> guard(Server, monitor(process, Server), monitor(process, Parent)) end),
     try told_of(Module:init(Args))
-    after unlink(Parent)
+    after exit(Guard, kill)
+    end.
+
+guard(Server, ServerRef, ParentRef) ->
+    receive
+        {'DOWN', ServerRef, process, _, _} -> ok;
+        {'DOWN', ParentRef, process, _, Reason} ->
+            process_info(Server, trap_exit) =:= {trap_exit, false} andalso exit(Server, Reason)
     end.
 
 %% Since OTP 26 init/1 may return {error, Reason}. Then the server exits with `normal', unlike after

@@ -211,15 +211,8 @@ lookup(Key) ->
 %% --- for inlets and links -----------------------------------------------------------
 
 %% Marks each message for an inbox of this node that comes from a node that does not know the inbox.
-%% (Calls are always admitted, and the keepers see which node a call comes from.) If the name has
-%% another process by now that is no inbox, that gets the message as it was sent.
+%% (Calls are always admitted, and the keepers see which node a call comes from.)
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
-arrived(Node, [[Name, '$inbox', {_, _}, Charge | Message] = Entry | Entries])
-  when is_atom(Name), is_integer(Charge) ->
-    [case keeper(Name) of
-         none -> [Name | Message];
-         _ -> Entry
-     end | arrived(Node, Entries)];
 arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
     [Entry | arrived(Node, Entries)];
 arrived(Node, [[_ | {'$gen_call', _, _}] = Entry | Entries]) ->

@@ -197,7 +197,12 @@ start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
     case trunkline_inboxes:await_predecessor(Name) of
         ok ->
             try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options)
-            catch error:Reason -> {raised, Reason}
+            catch
+                error:Reason ->
+                    %% (The server may have started already.)
+                    {links, Links} = process_info(self(), links),
+                    [begin unlink(Pid), exit(Pid, kill) end || Pid <- Links, Pid =/= Parent],
+                    {raised, Reason}
             end;
         NotStarted ->
             NotStarted
@@ -438,9 +443,9 @@ out(#keeper{mail = Mail} = S, Now) ->
     full(left(Source, Charge, hand_on(Message, S#keeper{mail = Mail1}))).
 
 %% How much room there is. (To look for each message would take a tenth of the keeper's time.) If
-%% there is none, the consumer will tell when it is done with half. But its word may be behind many
-%% messages in the keeper's mailbox. And it may be done with less than half, and busy with the rest
-%% for long.
+%% there is none, the consumer will tell when it is done with enough. But its word may be behind
+%% many messages in the keeper's mailbox. And a server may be done with less than half, and busy
+%% with the rest for long.
 look(#keeper{room = 0, work = Work} = S, Now) ->
     case trunkline_work:room(Work) of
         Room when Room > 0 ->

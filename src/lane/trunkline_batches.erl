@@ -285,7 +285,7 @@ is_sending(#batches{past = Past}) -> trunkline_bypass:is_sending(Past).
 %%     kept        will be reported in the next session, or is lost with the connection before that
 %%     over        arrives by plain distribution
 %%
-%% Returns how many messages are lost.
+%% What is lost is counted.
 -spec end_bypass(lost | kept | over, batches()) -> batches().
 end_bypass(How, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
     ok = trunkline_bypass:set_idle(false, Past),

@@ -22,15 +22,10 @@ send(To, Message, {Patience, _} = How) ->
 
 entered(none, To, Message, How) ->
     send_on(To, Message, How);
-entered({Pid, Wrapped}, To, _, How) ->
-    %% The name may belong to another process by the time when the message arrives.
-    Sent = case To of
-               {Name, Node} when Node =/= node() -> send_lane(Node, Name, Pid, Wrapped, How);
-               _ -> send_on(Pid, Wrapped, How)
-           end,
-    case Sent of
+entered({Keeper, Wrapped}, _, _, How) ->
+    case send_on(Keeper, Wrapped, How) of
         ok -> ok;
-        Refused -> trunkline_bounded:cancel(Pid, Wrapped), Refused
+        Refused -> trunkline_bounded:cancel(Keeper, Wrapped), Refused
     end;
 entered(refused, _, _, _) ->
     ok;                                      % and counted: see trunkline_inbox

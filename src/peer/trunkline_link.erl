@@ -377,7 +377,8 @@ carry_out({dismiss, Answer}, D) ->
                                   {gone, _} -> no_stand_in(D)
                               end,
     D2 = D1#link{room = trunkline_room:dismiss(Answer, Room)},
-    case Answer =/= again andalso trunkline_room:is_awaited(Room) of
+    case Answer =/= again andalso trunkline_room:is_awaited(Room)
+        andalso not is_map_key(lost, D2#link.timers) of
         true -> timer(lost, ?LOST, D2);
         false -> D2
     end;

@@ -293,9 +293,10 @@ executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
           agent().
 monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
                 #agent{monitors = Monitors} = Agent) ->
-    case ets:take(Monitors, Ref) of
+    case Monitors =/= none andalso ets:take(Monitors, Ref) of
         [{Ref, Monitor}] -> send(Command, Reason, Pid, Agent);
-        Other -> true = ets:insert(Monitors, Other)  % demonitored, and possibly monitored again
+        [Another] -> true = ets:insert(Monitors, Another);      % it has been monitored again
+        _ -> true                                               % it is demonitored
     end,
     Agent.
 

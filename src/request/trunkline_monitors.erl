@@ -108,13 +108,14 @@ give_away(Pid) ->
     ok.
 
 %% The caller does not need the monitor any more, which had that session. (It may have been moved
-%% since its row was read.)
+%% since its row was read, or be moved until the row is gone.)
 -spec take_back(Caller :: pid(), reference(), object(), session()) -> ok.
 take_back(Caller, Ref, Object, Session) ->
     ok = demonitor_in(Session, Object, Caller, Ref),
     case trunkline_monitor_rows:take(Caller, Ref) of
-        Last when Last =:= none; Last =:= Session -> ok;
-        Moved -> demonitor_in(Moved, Object, Caller, Ref)
+        none -> ok;
+        Session when is_pid(Session) -> ok;
+        Last -> demonitor_in(Last, Object, Caller, Ref)
     end.
 
 demonitor_in({plain, Watcher}, _, _, Ref) -> trunkline_watcher:demonitor(Watcher, Ref);
@@ -157,8 +158,8 @@ init(How) ->
 
 %% The process before this one may have been killed while it moved monitors to the watcher, or to
 %% lanes.
-go_on_moving({{plain, Watcher} = Session, _, Node, Controller}, S) ->
-    ok = trunkline_watcher:take(Watcher, Controller, trunkline_monitor_rows:of_session(Session)),
+go_on_moving({{plain, Watcher} = Session, _, Node, _}, S) ->
+    ok = trunkline_watcher:take_rest(Watcher, trunkline_monitor_rows:of_session(Session)),
     to_lanes(Node, S);
 go_on_moving(_, S) ->
     S.

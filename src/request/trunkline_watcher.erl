@@ -22,7 +22,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/1, monitor/3, take/3, demonitor/2, moved/2, ended_before/4]).
+-export([start/1, monitor/3, take/3, take_rest/2, demonitor/2, moved/2, ended_before/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type object() :: trunkline_command:object().
@@ -59,6 +59,11 @@ monitor(Watcher, Ref, Object) ->
 take(Watcher, Controller, Monitors) ->
     gen_server:cast(Watcher, {take, Controller, Monitors}).
 
+%% Takes over those that it does not have yet, by the connection that there is now.
+-spec take_rest(pid(), [monitor()]) -> ok.
+take_rest(Watcher, Monitors) ->
+    gen_server:cast(Watcher, {take_rest, Monitors}).
+
 -spec demonitor(pid(), reference()) -> ok.
 demonitor(Watcher, Ref) ->
     gen_server:cast(Watcher, {demonitor, Ref}).
@@ -94,7 +99,8 @@ handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
     %% Monitoring would make a connection, if there is none.
     Controller =:= trunkline_process:controller(Node)
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
-                                      %% A process that demonitors deletes the row first.
+                                      %% A process that demonitors says so again when it has
+                                      %% deleted the row.
                                       trunkline_monitor_rows:is_plain(Caller, Ref)
                                           andalso watch(Monitor, S)
                               end, Monitors),
@@ -104,6 +110,17 @@ handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
                                      trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
                              end, Monitors),
     {noreply, S};
+handle_cast({take_rest, Monitors}, #watcher{node = Node, monitors = Known} = S) ->
+    case {[Monitor || {_, Ref, _} = Monitor <- Monitors, not ets:member(Known, Ref)],
+          trunkline_process:controller(Node)} of
+        {New, none} ->
+            lists:foreach(fun({Caller, Ref, Object}) ->
+                                  trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
+                          end, New),
+            {noreply, S};
+        {New, Controller} ->
+            handle_cast({take, Controller, New}, S)
+    end;
 handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
