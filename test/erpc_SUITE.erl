@@ -1543,8 +1543,8 @@ nothing_remembered(_) ->
                                                               {erlang, apply, [Fun, []]}, Agent),
                                      true = Under =/= Agent,
                                      receive
-                                         {'DOWN', Ref, process, Pid, Reason} ->
-                                             Agent =:= trunkline_agent:down(Ref, Pid, Reason, Under)
+                                         {'DOWN', _, process, Pid, Reason} ->
+                                             Agent =:= trunkline_agent:down(Pid, Reason, Under)
                                      end
                                  end || Fun <- [fun() -> ok end, fun() -> fail(kill) end]]
                         end),
