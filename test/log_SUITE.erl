@@ -146,8 +146,7 @@ lost(_) ->
     Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
     cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end),
     cluster:await(fun() ->
-                          #{lanes := [#{waiting := Waiting}]} =
-                              cluster:call(A, trunkline, info, [NodeB]),
+                          #{lanes := [#{waiting := Waiting}]} = cluster:info(A, B),
                           Waiting =:= 20
                   end),
     cluster:kill(B),
@@ -157,8 +156,7 @@ lost(_) ->
              end,
     %% (Some may be in the next line, ten seconds later.)
     cluster:await(fun() ->
-                          #{lost := #{queued := Queued}} =
-                              cluster:call(A, trunkline, info, [NodeB]),
+                          #{lost := #{queued := Queued}} = cluster:info(A, B),
                           (Queued >= 20 andalso Logged() =:= Queued) orelse {Queued, Logged()}
                   end),
     cluster:stop(A).

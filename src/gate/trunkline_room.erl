@@ -43,8 +43,7 @@
 -record(room,
         {stats :: trunkline_stats:stats(),
          lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
-         passed = #{} :: #{pos_integer() => Looks :: pos_integer()},
-         closed = #{} :: #{pos_integer() => trunkline_gate:gate()},
+         passed = #{} :: #{pos_integer() => {Looks :: pos_integer(), trunkline_gate:gate()}},
          counts = #{} :: #{pos_integer() => {trunkline_stats:scope(),
                                              trunkline_wait_time:wait_time()}},
          %% The level of large messages at the last look, if nothing else was there.
@@ -134,34 +133,28 @@ set(Ix, Waiters, #room{lanes = Lanes} = R) ->
         false -> R1
     end.
 
-open(Ix, #room{passed = Passed, closed = Closed} = R) ->
-    _ = [trunkline_gate:open(Gate, Ix) || #{Ix := Gate} <- [Closed], is_open(Gate)],
-    R#room{passed = maps:remove(Ix, Passed), closed = maps:remove(Ix, Closed)}.
+%% (Only the link closes a gate while the path is open.)
+open(Ix, #room{passed = Passed} = R) ->
+    _ = [trunkline_gate:open(Gate, Ix) || #{Ix := {_, Gate}} <- [Passed], is_open(Gate)],
+    R#room{passed = maps:remove(Ix, Passed)}.
 
-%% Whether the path would let senders in.
-is_open(Gate) -> lists:member(trunkline_gate:path(Gate), [lanes, down]).
+is_open(Gate) -> trunkline_route:is_open(trunkline_gate:path(Gate)).
 
-%% How full it is, whether the gate is closed only here or not.
-fill(Ix, Gate, #room{closed = Closed}) ->
-    case Closed of
-        #{Ix := Gate} ->
-            case is_open(Gate) of
-                true -> trunkline_gate:level(Gate, Ix);
-                false -> trunkline_gate:fill(Gate, Ix)
-            end;
-        #{} ->
-            trunkline_gate:fill(Gate, Ix)
+%% How full it is. What a session has closed is beyond any limit.
+fill(Ix, Gate) ->
+    case is_open(Gate) of
+        true -> trunkline_gate:level(Gate, Ix);
+        false -> trunkline_gate:fill(Gate, Ix)
     end.
 
 %% The waiting senders have been looked at, and none could go on.
-passed(Ix, Gate, #room{passed = Passed, closed = Closed} = R) ->
-    case maps:get(Ix, Passed, 0) + 1 of
-        Looks when Looks < ?PASSED ->
-            R#room{passed = Passed#{Ix => Looks}};
-        _ ->
-            is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
-            R#room{closed = Closed#{Ix => Gate}}
-    end.
+passed(Ix, Gate, #room{passed = Passed} = R) ->
+    Looks = case Passed of
+                #{Ix := {Before, Gate}} -> Before + 1;
+                #{} -> 1
+            end,
+    _ = Looks >= ?PASSED andalso is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
+    R#room{passed = Passed#{Ix => {Looks, Gate}}}.
 
 %% If there are fewer lanes than there were, the level of large messages has another number.
 counted_in(Ix, Scope, #room{stats = Stats, counts = Counts} = R) ->
@@ -195,7 +188,7 @@ release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
     Limit = trunkline_route:limit(Ix, Route),
     %% First the mark, then the level: if a message leaves in between, the lane sees the mark.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
-    case fill(Ix, Gate, R) of
+    case fill(Ix, Gate) of
         Level when Level < Limit div 2 ->
             R1 = open(Ix, R),
             Room = trunkline_gate:bytes(Limit - Level),
@@ -221,7 +214,7 @@ recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
 
 recheck(Ix, Gate, Route, #room{lanes = Lanes} = R) ->
     #{Ix := Waiters} = Lanes,
-    case fill(Ix, Gate, R) =< 0 of
+    case fill(Ix, Gate) =< 0 of
         true ->
             set(Ix, tell_all(again, Waiters), R);
         false ->

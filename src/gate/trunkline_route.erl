@@ -14,8 +14,8 @@
 
 -include("trunkline_route.hrl").
 
--export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, bulk_ix/1, bulk_level/1,
-         limit/2]).
+-export([publish/2, withdraw/1, lookup/1, all/0, levels/1, set_path/2, is_open/1, bulk_ix/1,
+         bulk_level/1, limit/2]).
 
 -export_type([route/0]).
 
@@ -58,6 +58,8 @@ set_path(Path, #route{gate = Gate} = Route) ->
     lists:foreach(fun(Ix) -> Set(Gate, Ix) end, lists:seq(1, bulk_ix(Route))),
     trunkline_gate:set_path(Gate, Path).
 
+%% Whether the gates are open on that path.
+-spec is_open(trunkline_gate:path()) -> boolean().
 is_open(Path) -> Path =:= lanes orelse Path =:= down.
 
 %% The number of the level that counts the large messages.

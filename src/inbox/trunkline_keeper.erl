@@ -21,10 +21,10 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export_type([name/0]).
-
 -export([start_link/3, is_keeper/1, info/1, infos/2]).
 -export([init/2, loop/1]).
+
+-export_type([name/0]).
 
 -dialyzer({no_improper_lists, [ask/2]}).
 

@@ -693,11 +693,7 @@ crashed(_, _) ->
     ok.
 
 %% The same at once: what comes next is logged in another way, or there is nothing more.
-log_rest(#link{report = Report} = D) ->
-    case trunkline_report:log_lost(Report) of
-        none -> D;
-        Report1 -> D#link{report = Report1}
-    end.
+log_rest(#link{report = Report} = D) -> D#link{report = trunkline_report:log_lost(Report)}.
 
 %% Reports losses, unless senders that were dismissed have still to count theirs.
 lost(#link{timers = #{lost := _}} = D) -> D;
@@ -708,8 +704,8 @@ tell_lost(#link{report = Report} = D) -> D#link{report = trunkline_report:tell_l
 %% As soon as losses are known, but at most once every LOG_LOST ms.
 log_lost(#link{timers = #{log_lost := _}} = D) ->
     D;
-log_lost(#link{report = Report} = D) ->
-    case trunkline_report:log_lost(Report) of
-        none -> D;
-        Report1 -> timer(log_lost, ?LOG_LOST, D#link{report = Report1})
+log_lost(D) ->
+    case log_rest(D) of
+        D -> D;
+        D1 -> timer(log_lost, ?LOG_LOST, D1)
     end.

@@ -89,13 +89,14 @@ tell_lost(#report{node = Node, stats = Stats, told = Told} = R) ->
 more(Lost, Before) -> maps:map(fun(Why, All) -> All - maps:get(Why, Before) end, Lost).
 
 %% Writes a line of the log about the losses counted since the last one. (As with `!', it does not
-%% tell of messages to a node that cannot be reached.) `none': there is nothing to say.
--spec log_lost(report()) -> report() | none.
+%% tell of messages to a node that cannot be reached.) If there is nothing to say, it returns the
+%% same report.
+-spec log_lost(report()) -> report().
 log_lost(#report{node = Node, stats = Stats, logged = Logged} = R) ->
     Lost = trunkline_stats:lost(Stats),
     case more(Lost, Logged) of
         #{queued := 0, unconfirmed := 0} ->
-            none;
+            R;
         #{queued := 0, unconfirmed := Unconfirmed} ->
             ok = trunkline_log:write(unconfirmed, #{peer => Node, messages => Unconfirmed}),
             R#report{logged = Lost};

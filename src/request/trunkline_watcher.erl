@@ -97,30 +97,24 @@ handle_call(_, _, S) ->
 -spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
 handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
     %% Monitoring would make a connection, if there is none.
-    Controller =:= trunkline_process:controller(Node)
+    IsThere = fun() -> Controller =/= none
+                           andalso Controller =:= trunkline_process:controller(Node) end,
+    IsThere()
         andalso lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                                       %% A process that demonitors says so again when it has
                                       %% deleted the row.
                                       trunkline_monitor_rows:is_plain(Caller, Ref)
                                           andalso watch(Monitor, S)
                               end, Monitors),
-    Controller =:= trunkline_process:controller(Node)
+    IsThere()
         orelse lists:foreach(fun({Caller, Ref, Object}) ->
                                      forget(Ref, S),
                                      trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
                              end, Monitors),
     {noreply, S};
 handle_cast({take_rest, Monitors}, #watcher{node = Node, monitors = Known} = S) ->
-    case {[Monitor || {_, Ref, _} = Monitor <- Monitors, not ets:member(Known, Ref)],
-          trunkline_process:controller(Node)} of
-        {New, none} ->
-            lists:foreach(fun({Caller, Ref, Object}) ->
-                                  trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
-                          end, New),
-            {noreply, S};
-        {New, Controller} ->
-            handle_cast({take, Controller, New}, S)
-    end;
+    New = [Monitor || {_, Ref, _} = Monitor <- Monitors, not ets:member(Known, Ref)],
+    handle_cast({take, trunkline_process:controller(Node), New}, S);
 handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
