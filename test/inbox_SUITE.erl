@@ -1150,7 +1150,7 @@ not_an_inbox(_) ->
                       {_, Inbox} = mailroom:open(none, #{}),
                       ok = trunkline_inbox:close(Inbox),
                       %% Who keeps the list hears of it, too.
-                      cluster:await(fun() -> not ets:member(trunkline_inboxes, {own, Inbox}) end),
+                      cluster:await(fun() -> trunkline_own_inboxes:inbox(Inbox) =:= none end),
                       Try = fun(F, Args) -> try apply(trunkline_inbox, F, Args)
                                             catch error:badarg -> badarg
                                             end end,
@@ -1432,9 +1432,11 @@ info_connects_to_no_node(_) ->
     {A, B} = cluster:pair([]),
     {_, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
     _ = cluster:call(A, trunkline, send, [Inbox, {from, a, 1, x}]),
-    #{nodes := Nodes} = cluster:call(B, trunkline_inbox, info, [Inbox]),
     NodeA = cluster:node_of(A),
-    ?assert(is_map_key(NodeA, Nodes)),
+    cluster:await(fun() ->
+                          #{nodes := Nodes} = cluster:call(B, trunkline_inbox, info, [Inbox]),
+                          is_map_key(NodeA, Nodes)
+                  end),
     ?assertEqual([], cluster:call(B, fun() ->
                                              true = erlang:disconnect_node(NodeA),
                                              #{} = trunkline_inbox:info(Inbox),

@@ -246,7 +246,7 @@ ok
 done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
         undefined ->
-            case trunkline_inboxes:work(Inbox) of
+            case trunkline_own_inboxes:work(Inbox) of
                 none -> ?BAD_ARGUMENT(badarg, [Inbox, N]);
                 Work -> trunkline_work:done(Work, N)
             end;
@@ -306,7 +306,7 @@ info({Name, Node} = Inbox) when is_atom(Name), is_atom(Node) ->
 info(Inbox) when is_pid(Inbox), node(Inbox) =/= node() ->
     ?NAMED(badarg, [Inbox], info_of(node(Inbox), Inbox));
 info(Inbox) ->
-    case trunkline_inboxes:keeper(Inbox) of
+    case trunkline_own_inboxes:keeper(Inbox) of
         Keeper when is_pid(Keeper) ->
             #{nodes := Nodes} = Info = trunkline_keeper:info(Keeper),
             Senders = maps:keys(Nodes) ++ trunkline_inboxes:who_knows(Keeper),

@@ -38,8 +38,7 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, has_spoken/1]).
--export([await_predecessor/1, register/1, register_again/2, held/3, met/2, full/2, work/1,
-         keeper/1, senders/1, who_knows/1, stats/0]).
+-export([register/1, register_again/2, held/3, met/2, full/2, senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -57,10 +56,7 @@
 
 -type key() :: trunkline_bounded:key().
 -type policy() :: trunkline_mail:policy().
--type inbox() :: {Keeper :: pid(), Name :: atom(), policy(), Bound :: trunkline_share:window()}.
--type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(),
-                         server() | none}.
--type server() :: {trunkline_keeper:name(), pid()}.
+-type registration() :: trunkline_own_inboxes:registration().
 
 -record(row,
         {key :: key(),
@@ -68,11 +64,6 @@
          gate :: trunkline_inbox_gate:gate(),
          source :: trunkline_share:source(),
          policy :: policy()}).
--record(own,
-        {inbox :: inbox(),
-         work :: trunkline_work:work(),
-         stats :: trunkline_inbox_stats:stats(),
-         server :: server() | none}).
 
 %% What is known of this node's gate for one inbox.
 -record(account,
@@ -84,8 +75,6 @@
          missing = none :: none | {Since :: integer(), Seen :: integer()}}).
 -record(state,
         {accounts = #{} :: #{Keeper :: pid() => #account{}},
-         %% Servers that have been killed, and not ended yet: their rows.
-         killed = #{} :: #{pid() => tuple()},
          watched = #{} :: #{Keeper :: pid() => []},
          timers = #{} :: #{audit | busy | refresh => reference()},
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
@@ -142,16 +131,16 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
 
 count_refused(Keeper, Gate) ->
     ok = trunkline_inbox_gate:count_refused(Gate),
-    case node(Keeper) =:= node() andalso row_of(Keeper) of
-        {own, _, #own{stats = Stats}} ->
-            trunkline_inbox_stats:refused(Stats);
+    case node(Keeper) =:= node() andalso trunkline_own_inboxes:stats(Keeper) of
         none ->
             ok;
         false ->
             case trunkline_peers:lookup(node(Keeper)) of
                 #{stats := Stats} -> trunkline_stats:add(Stats, peer, inbox_refused, 1);
                 none -> ok
-            end
+            end;
+        Stats ->
+            trunkline_inbox_stats:refused(Stats)
     end.
 
 %% What is outstanding may be lost. Then no credit comes, which would start the checks.
@@ -251,20 +240,6 @@ has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
 
 %% --- for inboxes ------------------------------------------------------------------
 
-%% Waits until the server has ended that was behind the last inbox with that name. (If the inbox was
-%% killed, its server ends after it.)
--spec await_predecessor(trunkline_keeper:name()) -> ok | {error, not_started}.
-await_predecessor(Name) ->
-    try gen_server:call(?MODULE, {predecessor, Name}, infinity) of
-        none ->
-            ok;
-        Server ->
-            Ref = monitor(process, Server),
-            receive {'DOWN', Ref, process, _, _} -> ok end
-    catch
-        exit:_ -> {error, not_started}
-    end.
-
 %% A keeper registers itself, and its server if there is one.
 -spec register(registration()) -> ok | {error, not_started}.
 register(Registration) ->
@@ -295,26 +270,6 @@ met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
 -spec full(Keeper :: pid(), non_neg_integer()) -> ok.
 full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 
-%% The counter of messages that the consumer has and is not done with.
--spec work(key()) -> trunkline_work:work() | none.
-work(Key) ->
-    case row_of(Key) of
-        {own, _, #own{work = Work}} -> Work;
-        none -> none
-    end.
-
-%% The keeper of a name or pid of this node.
--spec keeper(key()) -> pid() | none.
-keeper(Key) ->
-    case row_of(Key) of
-        {own, {own, Keeper}, _} -> Keeper;
-        none -> none
-    end.
-
-row_of(Name) when is_atom(Name), Name =/= undefined -> row_of(whereis(Name));
-row_of(Keeper) when is_pid(Keeper) -> lookup({own, Keeper});
-row_of(_) -> none.
-
 %% How this node's senders fare with that inbox: how many wait for room now, and how many of their
 %% messages have been refused.
 -spec senders(Keeper :: pid()) -> #{waiting := non_neg_integer(), refused := non_neg_integer()}.
@@ -332,21 +287,13 @@ who_knows(Keeper) ->
     catch exit:_ -> []                      % it has just ended
     end.
 
-%% The inboxes of this node, and what they count.
--spec stats() -> [{inbox(), trunkline_inbox_stats:stats()}].
-stats() -> [{Inbox, Stats} || #own{inbox = Inbox, stats = Stats} <- owns()].
-
-owns() ->
-    try ets:select(?TABLE, [{{own, {own, '_'}, '$1'}, [], ['$1']}])
-    catch error:badarg -> []                % there is no table: Trunkline does not run
-    end.
-
 %% --- the process --------------------------------------------------------------------
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key},
                               {read_concurrency, true}]),
+    ok = trunkline_own_inboxes:new(),
     %% (The previous process may have left entries.)
     ok = trunkline_bounded:clear(),
     Peers = maps:to_list(trunkline_peers:all()),
@@ -357,8 +304,6 @@ init([]) ->
                      [Node || {Node, #{agreement := #{}}} <- Peers])}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
-handle_call({predecessor, Name}, _, S) ->
-    {reply, predecessor(Name), S};
 handle_call({register, Registration}, _, S) ->
     {reply, ok, registered(Registration, S)};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
@@ -457,8 +402,8 @@ update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts
 count(_, 0, S) ->
     S;
 count(Keeper, _, #state{accounts = Accounts} = S) when node(Keeper) =:= node() ->
-    case {row_of(Keeper), Accounts} of
-        {{own, _, #own{stats = Stats}}, #{Keeper := #account{waiters = Waiters}}} ->
+    case {trunkline_own_inboxes:stats(Keeper), Accounts} of
+        {Stats, #{Keeper := #account{waiters = Waiters}}} when Stats =/= none ->
             ok = trunkline_inbox_stats:waiting(Stats, trunkline_waiters:size(Waiters));
         _ ->
             ok                               % the inbox has ended
@@ -493,13 +438,10 @@ refresh(S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-registered({{Keeper, Name, Policy, _} = Inbox, Work, Stats, Server},
+registered({{Keeper, Name, Policy, _} = Inbox, _, Stats, _} = Registration,
            #state{guests = Guests} = S) ->
     ok = trunkline_inbox_stats:waiting(Stats, 0),
-    Own = #own{inbox = Inbox, work = Work, stats = Stats, server = Server},
-    true = ets:insert(?TABLE, {own, {own, Keeper}, Own}),
-    _ = [ets:insert(?TABLE, {server, {server, ServerName}, Keeper, Pid})
-         || {ServerName, Pid} <- [Server], ServerName =/= none],
+    ok = trunkline_own_inboxes:add(Registration),
     _ = monitor(process, Keeper),
     S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
     case Name =/= undefined andalso is_bounding(Policy) of
@@ -511,8 +453,8 @@ registered({{Keeper, Name, Policy, _} = Inbox, Work, Stats, Server},
 is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
 
 met(Keeper, Node, #state{guests = Guests} = S) ->
-    case lookup({own, Keeper}) of
-        {own, _, #own{inbox = {_, Name, _, _}}} ->
+    case trunkline_own_inboxes:inbox(Keeper) of
+        {_, Name, _, _} ->
             case trunkline_peers:can(Node, inboxes) of
                 true -> flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
                 false -> S
@@ -528,42 +470,6 @@ own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
             tell_old({full, Keeper, Number},
                      flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)}));
         none ->
-            S
-    end.
-
-predecessor(Name) ->
-    case lookup({server, Name}) of
-        {server, _, Keeper, Server} ->
-            case is_process_alive(Keeper) of
-                true -> none;                % it has given its name away
-                false -> Server
-            end;
-        none ->
-            none
-    end.
-
-%% A supervisor that kills the keeper means the server. The server may trap exits, so it is killed.
-own_ended(Keeper, Reason, #state{guests = Guests} = S) ->
-    case lookup({own, Keeper}) of
-        {own, Key, #own{server = Server}} ->
-            true = ets:delete(?TABLE, Key),
-            flush(server_ends(Server, Keeper, Reason,
-                              S#state{guests = trunkline_guests:ended(Keeper, Guests)}));
-        none ->
-            S
-    end.
-
-server_ends(none, _, _, S) ->
-    S;
-server_ends({Name, Server}, Keeper, Reason, #state{killed = Killed} = S) ->
-    Row = {server, {server, Name}, Keeper, Server},
-    case Reason of
-        killed ->
-            exit(Server, kill),
-            _ = monitor(process, Server),
-            S#state{killed = Killed#{Server => Row}};
-        _ ->
-            true = ets:delete_object(?TABLE, Row),
             S
     end.
 
@@ -651,12 +557,14 @@ forget_key(Key, Keeper) ->
 %% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
     flush(S#state{guests = trunkline_guests:down(Monitor, Guests)});
-down(_, Server, _, #state{killed = Killed} = S) when is_map_key(Server, Killed) ->
-    {Row, Killed1} = maps:take(Server, Killed),
-    true = ets:delete_object(?TABLE, Row),
-    S#state{killed = Killed1};
-down(_, Keeper, Reason, S) when node(Keeper) =:= node() ->
-    forget_one(Keeper, own_ended(Keeper, Reason, S));
+down(_, Pid, Reason, #state{guests = Guests} = S) when node(Pid) =:= node() ->
+    case trunkline_own_inboxes:server_ended(Pid) of
+        true ->
+            S;
+        false ->
+            ok = trunkline_own_inboxes:ended(Pid, Reason),
+            forget_one(Pid, flush(S#state{guests = trunkline_guests:ended(Pid, Guests)}))
+    end;
 down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->
     %% There may be a new connection to a node of release 0.5.0 already, on which that node
     %% has introduced its inboxes. So it is asked to introduce them again.
@@ -698,8 +606,8 @@ tell_guest(Node, [News | Others], Guests) ->
 in_full({over, Visit}) -> {over, Visit};
 in_full({inboxes, Visit, Keepers}) -> {inboxes, Visit, self(), [in_full(K) || K <- Keepers]};
 in_full(Keeper) ->
-    case lookup({own, Keeper}) of
-        {own, _, #own{inbox = {_, Name, Policy, Bound}}} ->
+    case trunkline_own_inboxes:inbox(Keeper) of
+        {_, Name, Policy, Bound} ->
             {Keeper, Name, Policy, Bound, number(Keeper)};
         none ->
             {Keeper, ended}
@@ -734,7 +642,7 @@ has_spoken(Node, #state{old = Old} = S) ->
     end.
 
 introduce_all(Node, #state{old = Old} = S) ->
-    case [Inbox || #own{inbox = Inbox} <- owns()] of
+    case [Inbox || {Inbox, _} <- trunkline_own_inboxes:all()] of
         [] -> ok;
         Inboxes -> tell(Node, {introduced, Inboxes})
     end,

@@ -194,7 +194,7 @@ start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
                     gen_server -> trunkline_inbox_server;
                     gen_statem -> trunkline_inbox_statem
                 end,
-    case trunkline_inboxes:await_predecessor(Name) of
+    case trunkline_own_inboxes:await_predecessor(Name) of
         ok ->
             try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options)
             catch

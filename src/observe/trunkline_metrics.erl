@@ -268,7 +268,7 @@ lanes({Node, #{stats := Stats}}) ->
 inboxes() ->
     ByName = maps:groups_from_list(fun({{_, Name, _, _}, _}) -> Name end,
                                    fun({_, Stats}) -> trunkline_inbox_stats:read(Stats) end,
-                                   trunkline_inboxes:stats()),
+                                   trunkline_own_inboxes:all()),
     [{[{"inbox", atom_to_list(Name)}],
       (of_inboxes(Name, trunkline_inbox_stats:sum(Values)))#{metadata => #{inbox => Name}}}
      || {Name, Values} <- lists:sort(maps:to_list(ByName))].

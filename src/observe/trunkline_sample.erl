@@ -115,7 +115,7 @@ transport(#{}) ->
     end.
 
 inboxes() ->
-    {Asked, More} = fullest(trunkline_inboxes:stats()),
+    {Asked, More} = fullest(trunkline_own_inboxes:all()),
     Answers = trunkline_keeper:infos([Keeper || {{Keeper, _, _, _}, _} <- Asked], ?ASK_INBOXES),
     {maps:from_list([{Keeper, (with_senders(Stats, Info))#{name => Name, policy => Policy,
                                                            bytes => Bytes, messages => Messages}}

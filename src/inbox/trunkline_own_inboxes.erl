@@ -1,0 +1,149 @@
+%% The inboxes of this node: a table that any process may read. trunkline_inboxes writes it.
+%%
+%%     inbox     by its keeper: what it is, its counters, and the server behind it
+%%     server    by its name, until it has ended
+%%     killed    by its pid: its keeper was killed, and the server is about to end
+%%
+%% A supervisor that kills a keeper means the server. The server may trap exits, so it is killed. It
+%% ends after its keeper, and the supervisor may start both again before that. So the next keeper of
+%% that name waits (await_predecessor/1).
+-module(trunkline_own_inboxes).
+-moduledoc false.
+
+-export([new/0, add/1, ended/2, server_ended/1]).
+-export([await_predecessor/1, all/0, inbox/1, stats/1, work/1, keeper/1]).
+
+-export_type([inbox/0, registration/0]).
+
+-type inbox() :: {Keeper :: pid(), Name :: atom(), trunkline_mail:policy(),
+                  Bound :: trunkline_share:window()}.
+-type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(),
+                         server() | none}.
+-type server() :: {trunkline_keeper:name(), pid()}.
+
+-record(own,
+        {keeper :: pid(),
+         inbox :: inbox(),
+         work :: trunkline_work:work(),
+         stats :: trunkline_inbox_stats:stats(),
+         server :: server() | none}).
+-record(server,
+        {name :: trunkline_keeper:name(),
+         keeper :: pid(),
+         pid :: pid()}).
+-record(killed,
+        {pid :: pid(),
+         server :: #server{}}).
+
+-define(TABLE, ?MODULE).
+
+%% --- for trunkline_inboxes ------------------------------------------------------------
+
+%% The table of the calling process.
+-spec new() -> ok.
+new() ->
+    ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #own.keeper},
+                              {read_concurrency, true}]),
+    ok.
+
+-spec add(registration()) -> ok.
+add({{Keeper, _, _, _} = Inbox, Work, Stats, Server}) ->
+    _ = [ets:insert(?TABLE, #server{name = Name, keeper = Keeper, pid = Pid})
+         || {Name, Pid} <- [Server], Name =/= none],
+    true = ets:insert(?TABLE, #own{keeper = Keeper, inbox = Inbox, work = Work, stats = Stats,
+                                   server = Server}),
+    ok.
+
+%% That keeper has ended, of an inbox of this node or not. If it was killed, the calling process
+%% monitors the server, and calls server_ended/1.
+-spec ended(pid(), Reason :: term()) -> ok.
+ended(Keeper, Reason) ->
+    case ets:take(?TABLE, Keeper) of
+        [#own{server = {Name, Pid}}] ->
+            server_ends(#server{name = Name, keeper = Keeper, pid = Pid}, Reason);
+        _ ->
+            ok
+    end.
+
+server_ends(#server{pid = Pid} = Server, killed) ->
+    exit(Pid, kill),
+    true = ets:insert(?TABLE, #killed{pid = Pid, server = Server}),
+    _ = monitor(process, Pid),
+    ok;
+server_ends(Server, _) ->
+    true = ets:delete_object(?TABLE, Server),
+    ok.
+
+%% Whether that is a server whose keeper was killed. It has ended.
+-spec server_ended(pid()) -> boolean().
+server_ended(Pid) ->
+    case lookup(Pid) of
+        #killed{server = Server} ->
+            true = ets:delete_object(?TABLE, Server),
+            ets:delete(?TABLE, Pid);
+        _ ->
+            false
+    end.
+
+%% --- for all --------------------------------------------------------------------------
+
+%% Waits until the server has ended that was behind the last inbox with that name.
+-spec await_predecessor(trunkline_keeper:name()) -> ok | {error, not_started}.
+await_predecessor(Name) ->
+    case ets:whereis(?TABLE) =/= undefined andalso lookup(Name) of
+        false ->
+            {error, not_started};
+        #server{keeper = Keeper, pid = Pid} ->
+            case is_process_alive(Keeper) of
+                true ->
+                    ok;                      % it has given its name away
+                false ->
+                    Ref = monitor(process, Pid),
+                    receive {'DOWN', Ref, process, _, _} -> ok end
+            end;
+        none ->
+            ok
+    end.
+
+%% Empty if Trunkline does not run.
+-spec all() -> [{inbox(), trunkline_inbox_stats:stats()}].
+all() ->
+    try ets:tab2list(?TABLE) of
+        Rows -> [{Inbox, Stats} || #own{inbox = Inbox, stats = Stats} <- Rows]
+    catch
+        error:badarg -> []
+    end.
+
+-spec inbox(Keeper :: pid()) -> inbox() | none.
+inbox(Keeper) -> element_of(#own.inbox, Keeper).
+
+-spec stats(Keeper :: pid()) -> trunkline_inbox_stats:stats() | none.
+stats(Keeper) -> element_of(#own.stats, Keeper).
+
+%% The counter of messages that the consumer has and is not done with.
+-spec work(pid() | Name :: atom()) -> trunkline_work:work() | none.
+work(Inbox) -> element_of(#own.work, Inbox).
+
+%% The keeper of a pid or name of this node.
+-spec keeper(pid() | Name :: atom()) -> pid() | none.
+keeper(Inbox) -> element_of(#own.keeper, Inbox).
+
+element_of(_, undefined) ->
+    none;
+element_of(N, Name) when is_atom(Name) ->
+    element_of(N, whereis(Name));
+element_of(N, Keeper) when is_pid(Keeper) ->
+    case lookup(Keeper) of
+        #own{} = Own -> element(N, Own);
+        _ -> none
+    end;
+element_of(_, _) ->
+    none.                                    % a port, or what is no name of this node
+
+lookup(Key) ->
+    try ets:lookup(?TABLE, Key) of
+        [Row] -> Row;
+        [] -> none
+    catch
+        error:badarg -> none
+    end.
