@@ -9,7 +9,9 @@
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          losses_of_long_terms_add_up/1, losses_of_thin_traffic_add_up/1, call_while_full/1,
          larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
-         binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1]).
+         binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1,
+         waiting_unpacked/1, delegated_replies/1]).
+-export([delegating/2]).
 -export([await_blocked/3]).
 
 
@@ -19,7 +21,8 @@ all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losse
           losses_of_long_terms_add_up, losses_of_thin_traffic_add_up, call_while_full,
           larger_than_all_bounds, fair,
           killed_senders, waiters_gave_up, binaries_do_not_keep_batches, batches_are_small,
-          bound_while_connecting, waiting, time_in_lane].
+          bound_while_connecting, waiting, waiting_unpacked, delegated_replies,
+          time_in_lane].
 
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
@@ -451,6 +454,80 @@ keeper(Kept, N) ->
         {report, To} ->
             garbage_collect(),
             To ! {kept, N, lists:sum([binary:referenced_byte_size(B) || B <- Kept])}
+    end.
+
+%% What waits for room is not encoded. (All senders share the list; its encodings they would not.)
+waiting_unpacked(_) ->
+    lists:foreach(
+      fun(Length) ->
+              {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, "256KB"}, {bulk_bytes, "1MB"}]),
+              [Pid] = cluster:call(B, traffic, start_receivers, [1]),
+              ok = cluster:call(A, fun() -> persistent_term:put(list, lists:seq(1000, Length)) end),
+              cluster:suspend(B),
+              Before = cluster:call(A, erlang, memory, [binary]),
+              Send = fun() -> trunkline:send(Pid, persistent_term:get(list)) end,
+              Senders = cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 300)] end),
+              AreAlive = fun() -> lists:filter(fun is_process_alive/1, Senders) end,
+              cluster:await(fun() ->
+                                    Alive = length(cluster:call(A, AreAlive)),
+                                    Waiting = waiting(A, B),
+                                    Waiting =:= Alive orelse {Waiting, Alive}
+                            end),
+              ?assert(waiting(A, B) > 100),
+              %% (All of them would be 18 and 60 MB.)
+              ?assert(cluster:call(A, erlang, memory, [binary]) - Before < 8_000_000),
+              cluster:stop_all([A, B])
+      end, [12_000, 40_000]).
+
+waiting(A, B) ->
+    #{lanes := [#{waiting := InLane}], large := #{waiting := Large}} = cluster:info(A, B),
+    InLane + Large.
+
+%% A server for which another process replies is not stopped for long if a peer does not take these
+%% replies.
+delegated_replies(_) ->
+    lists:foreach(
+      fun({Bytes, N}) ->
+              {A, B} = cluster:pair([{lanes, 1}, {queue_bytes, "64KB"}, {bulk_bytes, "1MB"}]),
+              [Lane] = cluster:call(B, cluster, find, [lanes, cluster:node_of(A)]),
+              Server = cluster:call(B, fun() -> spawn(?MODULE, delegating, [Lane, #{}]) end),
+              Asking = cluster:call(A, fun() -> spawn(fun() -> ask(Server, Bytes, N) end) end),
+              Open = fun() ->
+                             cluster:call(B, fun() -> gen_server:call(Server, open, infinity) end)
+                     end,
+              cluster:await(fun() -> Open() =:= N orelse Open() end),
+              cluster:suspend(A),
+              ok = cluster:call(B, fun() -> Server ! reply, ok end),
+              cluster:await(fun() -> Open() =:= 0 orelse Open() end),
+              cluster:continue(A),
+              cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Asking]) end),
+              cluster:stop_all([A, B])
+      end, [{1000, 200}, {1000, 1000}, {200_000, 9}, {200_000, 40}]).
+
+ask(Server, Bytes, N) ->
+    Ids = [trunkline:send_request(Server, Bytes) || _ <- lists:seq(1, N)],
+    lists:foreach(fun(Id) -> {reply, _} = trunkline:receive_response(Id, infinity) end, Ids).
+
+%% Another process replies to all, one by one.
+delegating(Lane, Open) ->
+    receive
+        {'$gen_call', From, open} ->
+            gen_server:reply(From, map_size(Open)),
+            delegating(Lane, Open);
+        {'$gen_call', From, Bytes} ->
+            delegating(Lane, Open#{From => Bytes});
+        reply ->
+            Server = self(),
+            spawn(fun() ->
+                          maps:foreach(fun(From, Bytes) ->
+                                               gen_server:reply(From, <<0:Bytes/unit:8>>),
+                                               cluster:await(fun() -> cluster:is_at_rest(Lane) end),
+                                               Server ! {replied, From}
+                                       end, Open)
+                  end),
+            delegating(Lane, Open);
+        {replied, From} ->
+            delegating(Lane, maps:remove(From, Open))
     end.
 
 %% While a connection is being made the lanes keep no more than at any other time. Whoever sends

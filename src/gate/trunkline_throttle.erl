@@ -27,10 +27,27 @@
 %% When a process ends, for whatever reason, the runtime system resumes the processes that it has
 %% suspended. So no server stays suspended. The replies to a peer take at most the bound, and one or
 %% two replies more for each server: those that it sends before it is suspended.
+%%
+%% A server may let other processes reply to its requests. To suspend it would stop it for all of
+%% its clients, and not those who reply. A reply does not say who has sent it. But if a server is
+%% known to have stopped, and a reply to its request comes after that, another process has sent it:
+%%
+%%     server                       lane                                 worker
+%%       | <--------------- suspends  |                                     |
+%%       |                            | sees that it is suspended, and      |
+%%       |                            |   sends itself a message: `stopped' |
+%%       |                            | <-------------------------- reply - |
+%%       | <---------------- resumes  | if this comes behind that message   |
+%%
+%% Then it is not suspended any more, until there is room. What its workers reply is bounded by the
+%% requests that it has taken. If no reply comes, there may be none that it could send. So it goes
+%% on after a while, and is suspended again if it replies: each time for twice as long, so that
+%% these replies are few.
 -module(trunkline_throttle).
 -moduledoc false.
 
--export([new/1, small/3, suspend/1, packed/3, long_term/3, looked_through/2, ended/2]).
+-export([new/1, small/3, suspend/2, packed/3, long_term/3, looked_through/2]).
+-export([stopped/3, ended/2]).
 -export([await/3]).
 
 -export_type([throttle/0]).
@@ -43,10 +60,19 @@
          bulk_ix :: pos_integer(),              % the level of large messages
          small :: trunkline_gate:charge(),      % the bounds of the two levels
          large :: trunkline_gate:charge(),
-         at_bound = #{} :: #{reference() => Server :: pid()},
+         %% The processes that wait for room, each for a server: it is being suspended; it has
+         %% stopped; it may go on until it replies; or others reply for it. For how long (ms) it
+         %% will be suspended.
+         at_bound = #{} :: #{reference() => {Server :: pid(), stopping | stopped | free | delegates,
+                                             pos_integer()}},
          %% Servers whose replies were long terms, and what these took.
          long_terms = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}]}).
 -opaque throttle() :: #throttle{}.
+
+%% ms between two looks whether a server has stopped.
+-define(LOOK, 5).
+%% ms that a server is suspended for the first time, if there is no room.
+-define(PAUSE, 100).
 
 %% The levels of small and of large messages, and the bounds that replies have there.
 -spec new(#{node := node(), gate := trunkline_gate:gate(), stats := trunkline_stats:stats(),
@@ -60,26 +86,33 @@ new(#{node := Node, gate := Gate, stats := Stats,
 %% A small reply of that server has entered the lane.
 -spec small(Server :: pid(), trunkline_gate:charge(), throttle()) -> throttle().
 small(Server, Charge, #throttle{ix = Ix, small = Bound} = T) ->
-    at_bound(Server, Charge, Ix, Bound, T).
+    at_bound(Server, Charge, Ix, Bound, came(Server, T)).
 
 %% A large reply has come, and is being packed. (The server may be running; it stops at the next
 %% opportunity.)
--spec suspend(Server :: pid()) -> boolean().
-suspend(Server) ->
-    try erlang:suspend_process(Server, [asynchronous])
-    catch error:badarg -> false              % it has ended
+-spec suspend(Server :: pid(), throttle()) -> ok.
+suspend(Server, T) ->
+    case entry(Server, T) of
+        {_, {_, delegates, _}} ->
+            ok;
+        _ ->
+            try erlang:suspend_process(Server, [asynchronous]) of
+                true -> ok
+            catch
+                error:badarg -> ok           % it has ended
+            end
     end.
 
 %% It is packed. The server goes on when there is room for another such reply.
 -spec packed(Server :: pid(), trunkline_gate:charge(), throttle()) -> throttle().
-packed(Server, Charge, T) -> resume(Server, Charge, 0, T).
+packed(Server, Charge, T) -> resume(Server, Charge, 0, came(Server, T)).
 
 %% The same for a long term. There may be more of these in the mailbox: the lane will get
 %% {looked_through, N}.
 -spec long_term(Server :: pid(), Term :: trunkline_gate:charge(), throttle()) -> throttle().
 long_term(Server, Term, #throttle{long_terms = Terms} = T) ->
     Terms =:= [] andalso look_through(1),
-    T#throttle{long_terms = [{Server, Term} | Terms]}.
+    (came(Server, T))#throttle{long_terms = [{Server, Term} | Terms]}.
 
 look_through(N) ->
     self() ! {looked_through, N},
@@ -96,16 +129,40 @@ looked_through(_, #throttle{long_terms = Terms} = T) ->
     ok = look_through(length(Terms)),
     T.
 
+%% News of a server at the bound. Whether it has stopped: it may have to run before it can be
+%% suspended. `true': it had, when this was asked, and all has been looked at that it has sent.
+%% `over': it has been suspended for a while.
+-spec stopped(reference(), boolean() | over, throttle()) -> throttle().
+stopped(Ref, News, #throttle{at_bound = AtBound} = T) ->
+    case AtBound of
+        #{Ref := {Server, stopping, Pause}} when News =:= true ->
+            _ = erlang:send_after(Pause, self(), {stopped, Ref, over}),
+            T#throttle{at_bound = AtBound#{Ref := {Server, stopped, 2 * Pause}}};
+        #{Ref := {Server, stopping, _}} ->
+            _ = case process_info(Server, status) of
+                    {status, suspended} -> self() ! {stopped, Ref, true};
+                    _ -> erlang:send_after(?LOOK, self(), {stopped, Ref, false})
+                end,
+            T;
+        #{Ref := {Server, stopped, Pause}} when News =:= over ->
+            ok = trunkline_process:resume(Server),
+            T#throttle{at_bound = AtBound#{Ref := {Server, free, Pause}}};
+        #{} ->
+            T
+    end.
+
 %% A process that was monitored has ended: if it waited for room, its server goes on.
 -spec ended(reference(), throttle()) -> throttle() | unknown.
 ended(Ref, #throttle{at_bound = AtBound} = T) ->
     case maps:take(Ref, AtBound) of
-        {Server, AtBound1} ->
-            ok = trunkline_process:resume(Server),
+        {{Server, State, _}, AtBound1} ->
+            _ = is_suspended(State) andalso trunkline_process:resume(Server),
             T#throttle{at_bound = AtBound1};
         error ->
             unknown
     end.
+
+is_suspended(State) -> State =:= stopping orelse State =:= stopped.
 
 %% So much must be free for another reply.
 resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
@@ -115,14 +172,41 @@ resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
 
 %% Suspends the server if the level is at the bound. If no process is left to wait for room, the
 %% next reply tries again. (A process that is suspended twice must be resumed twice.)
-at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound} = T) ->
-    case trunkline_gate:level(Gate, Level) >= Bound
-        andalso not lists:member(Server, maps:values(AtBound))
-        andalso start(T#throttle.node, Level, Charge) of
-        {ok, {_, Ref}} ->
-            _ = suspend(Server),
-            trunkline_stats:add(T#throttle.stats, {lane, T#throttle.ix}, waits, 1),
-            T#throttle{at_bound = AtBound#{Ref => Server}};
+at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate} = T) ->
+    case trunkline_gate:level(Gate, Level) >= Bound andalso entry(Server, T) of
+        {Ref, {_, free, Pause}} ->
+            stop(Ref, Server, Pause, T);
+        none ->
+            case start(T#throttle.node, Level, Charge) of
+                {ok, {_, Ref}} ->
+                    trunkline_stats:add(T#throttle.stats, {lane, T#throttle.ix}, waits, 1),
+                    stop(Ref, Server, ?PAUSE, T);
+                {error, system_limit} ->
+                    T
+            end;
+        _ ->
+            T
+    end.
+
+stop(Ref, Server, Pause, #throttle{at_bound = AtBound} = T) ->
+    ok = suspend(Server, T),
+    self() ! {stopped, Ref, false},
+    T#throttle{at_bound = AtBound#{Ref => {Server, stopping, Pause}}}.
+
+entry(Server, #throttle{at_bound = AtBound}) ->
+    case [Entry || {_, {Pid, _, _}} = Entry <- maps:to_list(AtBound), Pid =:= Server] of
+        [Entry] -> Entry;
+        [] -> none
+    end.
+
+%% A reply has come. If its server had stopped before, another process has sent it.
+came(_, #throttle{at_bound = AtBound} = T) when map_size(AtBound) =:= 0 ->
+    T;
+came(Server, #throttle{at_bound = AtBound} = T) ->
+    case entry(Server, T) of
+        {Ref, {_, stopped, Pause}} ->
+            ok = trunkline_process:resume(Server),
+            T#throttle{at_bound = AtBound#{Ref := {Server, delegates, Pause}}};
         _ ->
             T
     end.

@@ -318,7 +318,7 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
                     ok ->
                         Throttle;
                     _ ->
-                        _ = trunkline_throttle:suspend(Server),
+                        ok = trunkline_throttle:suspend(Server, Throttle),
                         ok = Send([]),
                         trunkline_throttle:long_term(Server, Charge, Throttle)
                 end,
@@ -446,13 +446,13 @@ reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
                      end, (answered(Agent, Caller, Server, S))#lane{
                             throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
         false ->
-            _ = trunkline_throttle:suspend(Server),
+            ok = trunkline_throttle:suspend(Server, S#lane.throttle),
             Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
             large_reply(Parcel, Request, Reply, S)
     end.
 
 as_term(Charge, {_, {_, Server}, _} = Request, Reply, S) ->
-    _ = trunkline_throttle:suspend(Server),
+    ok = trunkline_throttle:suspend(Server, S#lane.throttle),
     large_reply(trunkline_sender:as_term(Reply, Charge), Request, Reply, S).
 
 large_reply({Parcel, Charged}, {Caller, {Pid, Server}, Agent}, Reply,
@@ -717,6 +717,8 @@ control({'DOWN', Ref, process, _, _} = Down, S) ->
         unknown -> way_event(Down, S);
         Throttle -> S#lane{throttle = Throttle}
     end;
+control({stopped, Ref, Before}, S) ->
+    S#lane{throttle = trunkline_throttle:stopped(Ref, Before, S#lane.throttle)};
 control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
