@@ -61,14 +61,15 @@ wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 request({call, Server, Pid, Caller}) -> {Server, Pid, Caller, '$gen_call'};
 request({call, Server, Pid, Caller, Label}) -> {Server, Pid, Caller, Label}.
 
-%% The process that gets the message of this command. `unknown': it may be any process, or it is not
-%% known before the command's turn.
--spec receiver(command()) -> pid() | {name, atom()} | unknown.
+%% The process that gets the message of this command. `unknown': it may be any process, or several,
+%% or it is not known before the command's turn.
+-spec receiver(command() | trunkline_multicast:command()) -> pid() | {name, atom()} | unknown.
 receiver({call, Server, _, _}) -> pid_or_name(Server);
 receiver({call, Server, _, _, _}) -> pid_or_name(Server);
 receiver({cancel, Server, _}) -> pid_or_name(Server);
 receiver({reply, _, Pid}) -> Pid;
-receiver({monitor, Server, _, _}) when is_pid(Server) -> Server;
+receiver({monitor, Server, _, _}) -> pid_or_name(Server);
+receiver({each, [To]}) when not is_reference(To) -> pid_or_name(To);
 receiver({ended, _, Caller, _}) -> Caller;
 receiver({exit, Pid, _}) -> Pid;
 receiver({tell, Pid}) when is_pid(Pid) -> Pid;
@@ -80,10 +81,12 @@ pid_or_name(Pid) when is_pid(Pid) -> Pid;
 pid_or_name(Name) -> {name, Name}.
 
 %% The same command, addressed to the process that has the name.
--spec for(pid(), command()) -> command().
+-spec for(pid(), Command) -> Command when Command :: command() | trunkline_multicast:command().
 for(Server, {turn, Command, Ref, Lane}) when is_tuple(Command) ->
     {turn, for(Server, Command), Ref, Lane};
 for(_, {turn, _, _, _} = Command) -> Command;        % looks up the name itself
+for(_, {monitor, _, _, _} = Command) -> Command;     % so does this, and its 'DOWN' has the name
+for(To, {each, [_]}) -> {each, [To]};
 for(Server, Command) -> setelement(2, Command, Server).
 
 -spec is_request(trunkline_lane:to()) -> boolean().

@@ -149,6 +149,7 @@ steps([{Kind, To, Make} | Script], Id, N, Requests) ->
     steps(Script, Id, N + 1, step(Kind, To, message(Id, N, Make), N) ++ Requests).
 
 step(send, To, Message, _) -> Message = trunkline:send(To, Message), [];
+step(monitor, To, _, _) -> _ = trunkline:monitor(process, To), [];
 step(cast, To, Message, _) -> ok = trunkline:cast(server(To), Message), [];
 step(retry, To, Message, N) ->
     case trunkline:send(To, Message, [nosuspend]) of

@@ -92,7 +92,7 @@ alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, 
             _ = trunkline_gate:awaited(Gate, Ix) andalso trunkline_room:offer(Link, Ix),
             case trunkline_in_turn:send_short(Route, Ix, To, Message, Charge) of
                 ok -> ok;
-                _ -> by_lane(Route, Ix, [To | Message], Charge, How, Ticket)
+                _ -> by_lane(Route, Ix, fun() -> [To | Message] end, Charge, How, Ticket)
             end;
         false ->
             element(Ix, Lanes) ! [Charge, self(), To | Message],
@@ -111,7 +111,7 @@ long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
             Charge = trunkline_shape:charge(Size, Message, Route#route.large),
             case Charge >= Route#route.large of
                 true -> large(Route, Ix, Node, To, Message, Charge, How, Ticket);
-                false -> by_lane(Route, Ix, entry(To, Message), Charge, How, Ticket)
+                false -> by_lane(Route, Ix, fun() -> entry(To, Message) end, Charge, How, Ticket)
             end
     end.
 
@@ -128,11 +128,12 @@ entry(To, Message) ->
         _ -> [To | Message]
     end.
 
+%% (It is encoded when it has been admitted: senders that wait do not keep encoded messages.)
 by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Charge, How,
         Ticket) ->
     case trunkline_gate:enter_large(Gate, Ix, Charge, Limit) of
         ok ->
-            element(Ix, Lanes) ! [Charge, self() | Entry],
+            element(Ix, Lanes) ! [Charge, self() | Entry()],
             ok;
         refused ->
             refused(Route, Ix, Ix, Charge, How, Ticket)
@@ -214,6 +215,8 @@ parcel(Route, Ix, To, Addressees, Parcel, Charge, How, Ticket) ->
             send_parcel(element(Ix, Lanes), Place, self(), To, Charge, Parcel);
         refused ->
             _ = trunkline_gate:leave(Gate, Ix, Place),
+            %% Many may have packed at the same time, and wait: without their parcels.
+            true = garbage_collect(self(), [{type, minor}]),
             refused(Route, Ix, Bulk, Charge, How, Ticket)
     end.
 
@@ -254,7 +257,7 @@ packed_charge({parcel, _, Charge}, Addressees) ->
     trunkline_gate:with_addressees(Addressees, Charge).
 
 enter_packed(Route, Ix, To, Addressees, {encoded, Binary} = Packed, How, Ticket) ->
-    by_lane(Route, Ix, [To | Binary], packed_charge(Packed, Addressees), How, Ticket);
+    by_lane(Route, Ix, fun() -> [To | Binary] end, packed_charge(Packed, Addressees), How, Ticket);
 enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) ->
     %% As a message to one process it need not hold up those to others.
     parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);
