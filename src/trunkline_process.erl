@@ -13,8 +13,8 @@
 -export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
 -export([label/1, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
--export([is_connected/1, controller/1, monitor_connected/1, send_connected/2, send_apart/2,
-         deliver/2]).
+-export([is_connected/1, controller/1, monitor/1, monitor_connected/1, send_connected/2,
+         send_apart/2, deliver/2]).
 -export([without_data/2]).
 -export([system_continue/3, system_terminate/4, system_code_change/4, system_get_state/1,
          system_replace_state/2, format_status/2]).
@@ -296,8 +296,16 @@ monitor_connected(Object) ->
                _ -> node(Object)
            end,
     case is_connected(Node) of
-        true -> monitor(process, Object);
+        true -> ?MODULE:monitor(Object);
         false -> noconnection
+    end.
+
+%% As erlang:monitor/2, which raises an error for a name at another node if this node has left the
+%% distribution (net_kernel:stop/0).
+-spec monitor(pid() | {atom(), node()}) -> reference() | noconnection.
+monitor(Object) ->
+    try erlang:monitor(process, Object)
+    catch error:badarg when node() =:= nonode@nohost -> noconnection
     end.
 
 %% Whether the mailbox of a process of this node is on its heap (trunkline_opener says why that

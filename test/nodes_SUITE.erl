@@ -7,13 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([c_node/1, hidden/1, both_hidden/1, short_lived/1, gone_before_a_session/1,
-         late_neighbour/1, former_life/1]).
+         late_neighbour/1, former_life/1, comes_and_goes/1]).
 -export([log/2]).
 
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [c_node, hidden, both_hidden, short_lived, gone_before_a_session, late_neighbour,
-          former_life].
+          former_life, comes_and_goes].
 
 %% A C node gets what it is sent, and nothing else, whatever Trunkline has to say to others.
 c_node(Config) ->
@@ -47,6 +47,48 @@ await_link(A, Node) ->
     #{link := Link} = cluster:call(A, trunkline_peers, lookup, [Node]),
     lists:foreach(fun(P) -> cluster:call(A, sys, get_state, [P]) end,
                   [trunkline_links, Link, trunkline_inboxes]).
+
+%% A node may get its name while Trunkline runs there, and give it up again. Then nobody can be
+%% reached, and it is no reason to crash.
+comes_and_goes(_) ->
+    B = cluster:start([]),
+    NodeB = cluster:node_of(B),
+    {ok, Peer, _} =
+        peer:start(#{connection => standard_io, wait_boot => 120_000,
+                     args => cluster:dist_arguments()
+                         ++ ["-connect_all", "false", "-pa" | code:get_path()]}),
+    A = {Peer, undefined, peer:call(Peer, os, getpid, [])},
+    ok = cluster:call(A, logger, set_primary_config, [level, none]),
+    ok = cluster:call(A, cluster, start_trunkline, [[]]),
+    Name = list_to_atom(peer:random_name("comes")),
+    %% (Seen from here, its processes change with its name.)
+    Links = fun() ->
+                    cluster:call(A, fun() -> [{Node, pid_to_list(Link)}
+                                              || {Node, Link, _, _} <-
+                                                     supervisor:which_children(trunkline_link_sup)]
+                                    end)
+            end,
+    Cookie = cluster:call(B, erlang, get_cookie, []),
+    Come = fun() ->
+                   {ok, _} = cluster:call(A, net_kernel, start, [[Name, shortnames]]),
+                   true = cluster:call(A, erlang, set_cookie, [Cookie]),
+                   ok = cluster:connect(A, B),
+                   true = cluster:await_lanes(A, B)
+           end,
+    Come(),
+    #{peers := Peers} = cluster:call(A, trunkline, info, []),
+    ?assertEqual([NodeB], maps:keys(Peers)),
+    [{NodeB, _}] = Before = Links(),
+    Unreachable = fun() -> #{lost := #{unreachable := N}} = cluster:info(A, B), N end,
+    ok = cluster:call(A, net_kernel, stop, []),
+    lists:foreach(fun(N) ->
+                          hello = cluster:call(A, trunkline, send, [{nobody, NodeB}, hello]),
+                          cluster:await(fun() -> Unreachable() =:= N orelse Unreachable() end)
+                  end, lists:seq(1, 20)),
+    ?assertEqual(Before, Links()),
+    Come(),
+    ?assertEqual(Before, Links()),
+    cluster:stop_all([A, B]).
 
 open_inbox(Node, Name) ->
     {ok, _} = cluster:call(Node, mailroom, start, [{local, Name}, #{}, #{}]),

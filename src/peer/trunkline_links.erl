@@ -76,10 +76,11 @@ handle_cast(Unexpected, Options) ->
 
 -spec handle_info(term(), state()) -> {noreply, state()}.
 handle_info({nodeup, Node, Info}, Options) ->
-    pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options),
+    %% (When this node gets its name, it is told of itself.)
+    Node =:= node() orelse pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options),
     {noreply, Options};
 handle_info({nodedown, Node, _}, Options) ->
-    pass(Node, nodedown, Options),
+    trunkline_peers:lookup(Node) =:= none orelse pass(Node, nodedown, Options),
     {noreply, Options};
 handle_info({trunkline, Node, Event}, Options) ->
     is_from(Node, Event) andalso pass(Node, Event, Options),

@@ -114,7 +114,7 @@ loop(#speaker{link = Link, watched = Watched} = S0) ->
     end.
 
 monitor_by(watch, Object) -> trunkline_process:monitor_connected(Object);
-monitor_by(connect, Object) -> monitor(process, Object).
+monitor_by(connect, Object) -> trunkline_process:monitor(Object).
 
 watched(noconnection, Watch, Object, #speaker{link = Link} = S) ->
     Link ! {'DOWN', Watch, process, Object, noconnection},
