@@ -306,7 +306,8 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
         #link{mailbox = Mailbox, speech = Speech, news = News, timers = Timers} ->
             [{link, X} || Mailbox =/= []] ++ [{speaker, X} || Speech =/= []]
                 ++ [{news, X} || News =/= []]
-                ++ [{timer, X, Name} || Name <- Timers, Name =:= retry orelse Name =:= connect]
+                ++ [{timer, X, Name} || Name <- Timers,
+                                        lists:member(Name, [retry, connect, settled])]
     end
         ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
         ++ [{inlet, X, Id} || {Id, I} <- lists:sort(maps:to_list(Inlets)),

@@ -78,8 +78,8 @@
 %%
 %% If both peers have agreed on a resume_time, a session outlives its connection. Each side finds
 %% out for itself that the connection is lost, perhaps only when the next one is there. It suspends
-%% its lanes and connects again. On each new connection it says hello under the name of its session,
-%% and names the peer's session:
+%% its lanes and connects again: at once, or after a pause if the last connection did not last. On
+%% each new connection it says hello under the name of its session, and names the peer's session:
 %%
 %%     link at A                                       link at B
 %%       | -- hello (session a, that resumes b) --------> |    is in session b with a: goes on
@@ -144,7 +144,7 @@
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | supervisor | asked.
 -type what() :: lanes | inlets | trunk.
--type timer() :: retry | finish | forget | connect | resume.
+-type timer() :: retry | finish | forget | connect | resume | settled.
 
 -type event() ::
         %% The node. If it is not an audience it may not be an Erlang node: it is sent nothing until
@@ -212,6 +212,8 @@
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
 -define(LONGEST_PAUSE, 1000).
+-define(SETTLED, 5000).            % a connection that ends sooner did not last
+-define(LONGEST_UNSETTLED, 10_000).
 
 -record(peer,
         {link :: pid(),
@@ -248,6 +250,7 @@
          %% there is a new connection.
          pause = ?PAUSE :: pos_integer(),
          is_connected = false :: boolean(),
+         is_settled = true :: boolean(),             % the last connection has lasted for a while
          is_resumed = false :: boolean(),            % it has been suspended
          %% The request to leave that is being carried out, and those that come next.
          leaving = none :: none | request(),
@@ -339,9 +342,9 @@ event({down, peer, _}, #session{peer = #peer{}} = S) ->
     peer_link_down(S);
 event({down, supervisor, noconnection}, #session{phase = down} = S) ->
     down(lost_unreachable, S#session{supervisor = none});
-event({down, supervisor, noconnection}, #session{phase = suspended, pause = Pause} = S) ->
-    S1 = S#session{supervisor = none, is_connected = false, pause = min(2 * Pause, ?LONGEST_PAUSE)},
-    effect({timer, connect, Pause}, effect(ask_if_gone, S1));
+event({down, supervisor, noconnection}, #session{phase = suspended} = S) ->
+    connect_later(?LONGEST_PAUSE,
+                  effect(ask_if_gone, S#session{supervisor = none, is_connected = false}));
 event({down, supervisor, noconnection}, #session{phase = holding, supervisor = connecting} = S) ->
     %% Our attempt to connect has failed, and another connection was made meanwhile.
     watch_supervisor(S#session{supervisor = none});
@@ -460,6 +463,8 @@ event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
 event({timeout, connect}, #session{phase = suspended, supervisor = none} = S) ->
     connect(S);
+event({timeout, settled}, #session{phase = up} = S) ->
+    S#session{is_settled = true};
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
@@ -566,15 +571,22 @@ suspend(Time, #session{phase = Phase} = S) ->
                               up -> order(suspend, S1);
                               opening -> S1
                           end),
-    S3 = S2#session{is_connected = false, pause = ?PAUSE},
-    connect(effect({timer, resume, Time}, S3)).
+    connect_again(effect({timer, resume, Time}, S2#session{is_connected = false})).
+
+%% OTP itself may disconnect the nodes each time that they connect: if one of them cannot reach a
+%% third node (see prevent_overlapping_partitions in global(3)).
+connect_again(#session{is_settled = true} = S) -> connect(S#session{pause = ?PAUSE});
+connect_again(S) -> connect_later(?LONGEST_UNSETTLED, S).
+
+connect_later(Longest, #session{pause = Pause} = S) ->
+    effect({timer, connect, Pause}, S#session{pause = max(Pause, min(2 * Pause, Longest))}).
 
 %% There is another connection. What was meant for the one before is not done on this one.
 reconnected(S) -> hello_or_probe(watch_supervisor(connection(S#session{is_connected = true}))).
 
 %% The peer goes on with the session. (If it was opening, the lanes hold.)
 resumed(#session{mode = Mode, peer = #peer{link = Link}} = S0) ->
-    S = S0#session{is_resumed = true},
+    S = effect({timer, settled, ?SETTLED}, S0#session{is_resumed = true, is_settled = false}),
     S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unwatch_supervisor(S)))),
     case Mode of
         hold -> proceed(say_open(enter(opening, S1)));
