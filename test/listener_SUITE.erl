@@ -704,12 +704,16 @@ all_addresses(_) ->
 
 %% Without an address of its own it listens where the distribution does.
 address_of_distribution(_) ->
-    {A, B} = pair_with([], ["-kernel", "inet_dist_use_interface", "{127,0,0,1}"]),
-    exchange:await_connection(A, B),
-    ?assertMatch({error, _}, stranger:connect({127, 0, 0, 2}, port(B))),
-    stranger:close(stranger:connect(port(B))),
-    exchange:both_ways(A, B),
-    cluster:stop_all([A, B]).
+    lists:foreach(fun({Parameter, Value}) ->
+                          {A, B} = pair_with([], ["-kernel", Parameter, Value]),
+                          exchange:await_connection(A, B),
+                          ?assertMatch({error, _}, stranger:connect({127, 0, 0, 2}, port(B))),
+                          stranger:close(stranger:connect(port(B))),
+                          exchange:both_ways(A, B),
+                          cluster:stop_all([A, B])
+                  end, [{"inet_dist_use_interface", "{127,0,0,1}"},
+                        {"inet_dist_use_interface", "loopback"},
+                        {"inet_dist_listen_options", "[{ip,{127,0,0,1}}]"}]).
 
 %% The distribution over IPv6, and Trunkline's connections with it. (The host of the nodes' names
 %% is an address: this machine's name need not have one of IPv6.)

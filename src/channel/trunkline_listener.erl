@@ -181,10 +181,8 @@ advertised(#{advertise_address := Address, advertise_port := Port} = Options, So
      end}.
 
 %% The address where the distribution listens, unless the option says another one.
-address(#{listen_address := undefined}) ->
-    application:get_env(kernel, inet_dist_use_interface, any);
-address(#{listen_address := Address}) ->
-    Address.
+address(#{listen_address := undefined}) -> trunkline_socket:distribution_address();
+address(#{listen_address := Address}) -> Address.
 
 %% The address that stands for all addresses is not one to connect to.
 known_as({0, 0, 0, 0}) -> any;

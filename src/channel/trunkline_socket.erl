@@ -18,7 +18,8 @@
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([protocol/0, distribution/1, moved/1, round_trip/1, accepts/1, offered/0, is_own/1]).
+-export([protocol/0, distribution_address/0, distribution/1, moved/1, round_trip/1]).
+-export([accepts/1, offered/0, is_own/1]).
 
 -type settings() :: #{timeout := pos_integer(),               % ms
                       cargo => batches | large,               % on the sending side
@@ -75,6 +76,20 @@ congestion_control(Socket) ->
             end;
         _ ->
             <<>>
+    end.
+
+%% Where the distribution listens.
+-spec distribution_address() -> inet:ip_address() | any.
+distribution_address() ->
+    Options = application:get_env(kernel, inet_dist_listen_options, []),
+    IsIpv6 = lists:prefix("inet6", protocol()),
+    case application:get_env(kernel, inet_dist_use_interface,
+                             proplists:get_value(ip, Options,
+                                                 proplists:get_value(ifaddr, Options))) of
+        loopback when IsIpv6 -> {0, 0, 0, 0, 0, 0, 0, 1};
+        loopback -> {127, 0, 0, 1};
+        Address when tuple_size(Address) =:= 4; tuple_size(Address) =:= 8 -> Address;
+        _ -> any
     end.
 
 %% The protocol of the distribution, as `-proto_dist' names it.
