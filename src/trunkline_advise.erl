@@ -360,7 +360,7 @@ print(Time, Nodes, Advice) ->
                   end, Advice),
     Missing = case Nodes of
                   all -> [];
-                  _ -> Nodes -- [Node || #{figures := #{node := Node}} <- Advice]
+                  _ -> lists:usort(Nodes) -- [Node || #{figures := #{node := Node}} <- Advice]
               end,
     lists:foreach(fun(Node) -> io:format("~n  to ~tp: not connected~n", [Node]) end, Missing).
 

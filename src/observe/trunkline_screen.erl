@@ -274,6 +274,10 @@ time(T) -> text("~.1fs", [T / 1_000_000]).
 %% The name of an inbox, or its pid.
 -spec name(atom(), pid()) -> string().
 name(undefined, Pid) -> pid_to_list(Pid);
-name(Name, _) -> atom_to_list(Name).
+name(Name, _) -> [printable(C) || C <- atom_to_list(Name)].
+
+%% (A control character would end the line, or be a command to the terminal.)
+printable(C) when C < 32; C >= 127, C < 160 -> $?;
+printable(C) -> C.
 
 text(Format, Args) -> lists:flatten(io_lib:format(Format, Args)).

@@ -23,6 +23,9 @@ ok
 
 -export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
 
+%% ms: the runtime system takes no longer timeout.
+-define(LONGEST, 16#ffffffff).
+
 -doc "
 Calls a server and waits for its reply without a limit in time, as `gen_statem:call/2` does, and
 exits as that does: with `{Reason, {gen_statem, call, Args}}`.
@@ -56,8 +59,14 @@ call(ServerRef, Request, Timeout) ->
             {_, _} -> ?BAD_ARGUMENT(badarg, [ServerRef, Request, Timeout]);
             _ -> Timeout
         end,
-    trunkline_call:call(ServerRef, '$gen_call', Request, T,
-                        {gen_statem, call, [ServerRef, Request, Timeout]}).
+    case is_integer(T) andalso T > ?LONGEST of
+        true ->
+            %% (The call is made, and nothing of it is left here.)
+            gen_statem:call(ServerRef, Request, Timeout);
+        false ->
+            trunkline_call:call(ServerRef, '$gen_call', Request, T,
+                                {gen_statem, call, [ServerRef, Request, Timeout]})
+    end.
 
 -doc "
 Sends an event to a server and does not wait for it, as `gen_statem:cast/2` does.
