@@ -10,8 +10,8 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         find/2, by_module/1, is_a/2, in_loop/1, writers/1, is_at_rest/1, is_awaited/2,
-         count_calls/3]).
+         find/2, by_module/1, hold/1, release/0, is_a/2, in_loop/1, writers/1, is_at_rest/1,
+         is_awaited/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0, tls_connections/0]).
 
 -include("../src/gate/trunkline_route.hrl").
@@ -284,6 +284,22 @@ by_module(Module) ->
     [Pid || Pid <- processes(),
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
+
+%% They are suspended until release/0, or until the test ends the node. Runs at the node.
+hold(Pids) ->
+    Self = self(),
+    Holder = spawn(fun() ->
+                           lists:foreach(fun erlang:suspend_process/1, Pids),
+                           Self ! {held, self()},
+                           receive release -> ok end
+                   end),
+    true = register(holder, Holder),
+    receive {held, Holder} -> ok end.
+
+release() ->
+    Ref = monitor(process, holder),
+    holder ! release,
+    receive {'DOWN', Ref, process, _, _} -> ok end.
 
 %% Whether that is a process of this node that runs that module.
 is_a(Module, Pid) ->

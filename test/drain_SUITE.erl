@@ -1044,7 +1044,7 @@ stopped_while_opening(_) ->
     NodeA = cluster:node_of(A),
     NodeB = cluster:node_of(B),
     [To] = cluster:call(A, traffic, start_watchers, [1]),
-    ok = cluster:call(B, fun() -> hold(cluster:find(inlets, NodeA)) end),
+    ok = cluster:call(B, fun() -> cluster:hold(cluster:find(inlets, NodeA)) end),
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
     cluster:connect(A, B),
@@ -1054,7 +1054,7 @@ stopped_while_opening(_) ->
                                Peer -> Peer
                            end end),
     Link = find_link(A, NodeB),
-    ok = cluster:call(A, fun() -> hold([Link]) end),
+    ok = cluster:call(A, cluster, hold, [[Link]]),
     Stopping = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
     cluster:await(fun() ->
                           cluster:call(A, fun() ->
@@ -1063,10 +1063,10 @@ stopped_while_opening(_) ->
                                           end)
                   end),
     Stream = cluster:call(B, traffic, stream, [To, 1, 50]),
-    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    ok = cluster:call(B, cluster, release, []),
     cluster:await_lanes(B, A),
     cluster:await(fun() -> cluster:call(A, traffic, count, [To]) > 1000 end),
-    ok = cluster:call(A, fun() -> holder ! release, ok end),
+    ok = cluster:call(A, cluster, release, []),
     {Pid, Ref} = Stopping,
     receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
     N = cluster:call(B, traffic, stop_stream, [Stream]),
@@ -1083,7 +1083,7 @@ stopped_after_crash(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     {NodeA, NodeB} = {cluster:node_of(A), cluster:node_of(B)},
     [To] = cluster:call(B, traffic, start_watchers, [1]),
-    ok = cluster:call(B, fun() -> hold(cluster:find(inlets, NodeA)) end),
+    ok = cluster:call(B, fun() -> cluster:hold(cluster:find(inlets, NodeA)) end),
     Stream = cluster:call(A, traffic, trickle, [To, 1, 50]),
     cluster:await(fun() -> #{lanes := [#{in_flight_messages := N}]} = cluster:info(A, B),
                            N > 100
@@ -1092,7 +1092,7 @@ stopped_after_crash(_) ->
     {Pid, Ref} = spawn_monitor(fun() -> ok = cluster:call(A, cluster, stop_trunkline, []) end),
     %% It waits, or something has overtaken by now.
     cluster:await(fun() -> is_closed(A) orelse cluster:call(B, traffic, count, [To]) > 0 end),
-    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    ok = cluster:call(B, cluster, release, []),
     receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
     %% What goes by plain distribution arrives: the last message is not one that was lost.
     Before = cluster:call(B, traffic, count, [To]),
@@ -1114,7 +1114,7 @@ reconnected_while_stopping(_) ->
     [begin cluster:connect(X, B), cluster:await_up(X, B) end || X <- [A, C]],
     [NodeA, NodeB, NodeC] = [cluster:node_of(X) || X <- Nodes],
     {ok, _} = cluster:call(B, server, start, [gen_server]),
-    ok = cluster:call(B, fun() -> hold(cluster:find(link, NodeC)) end),
+    ok = cluster:call(B, fun() -> cluster:hold(cluster:find(link, NodeC)) end),
     {Pid, Ref} = spawn_monitor(fun() -> ok = cluster:call(B, cluster, stop_trunkline, []) end),
     cluster:await(fun() -> is_closed(B) andalso [] =:= cluster:call(B, cluster, find, [link, NodeA])
                   end),
@@ -1123,7 +1123,7 @@ reconnected_while_stopping(_) ->
     ?assertEqual(noted, cluster:call(A, trunkline, call,
                                      [{test_gen_server, NodeB}, {note, x}, ?DEADLINE])),
     ?assert(is_process_alive(Pid)),
-    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    ok = cluster:call(B, cluster, release, []),
     receive {'DOWN', Ref, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
     cluster:stop_all(Nodes).
 
@@ -1133,17 +1133,6 @@ is_closed(At) ->
                                   _ -> false
                               catch exit:_ -> false
                               end end).
-
-%% They are suspended until the holder is told.
-hold(Pids) ->
-    Self = self(),
-    Holder = spawn(fun() ->
-                           lists:foreach(fun erlang:suspend_process/1, Pids),
-                           Self ! {held, self()},
-                           receive release -> ok end
-                   end),
-    true = register(holder, Holder),
-    receive {held, Holder} -> ok end.
 
 find_link(At, Node) ->
     [Link] = cluster:call(At, cluster, find, [link, Node]),
@@ -1193,7 +1182,7 @@ peers_link_killed(_) ->
                               =:= {message_queue_len, 1}
                   end),
     Link = find_link(B, NodeA),
-    ok = cluster:call(B, fun() -> hold([Link]) end),
+    ok = cluster:call(B, cluster, hold, [[Link]]),
     {Pid, Ref} = spawn_monitor(fun() -> exit(drain(A, B)) end),
     cluster:await(
       fun() -> cluster:call(A, fun() -> #route{gate = Gate} = trunkline_route:lookup(NodeB),

@@ -222,7 +222,8 @@ watch(Refs, Got) ->
 large_messages(_) ->
     {A, B} = cluster:pair([{bulk_bytes, 8_000_000}, {large_bytes, 65_536} | ?PATIENT]),
     To = cluster:call(B, freight, start_receivers, [2]),
-    Makes = [10, 70_000, {list, 3_000}, 2_000_000, 100, {pieces, 500_000}, 1],
+    Makes = [10, 70_000, {rows, 100_000}, {list, 3_000}, 2_000_000, 100, {pieces, 500_000},
+             {rows, 1_000_000}, 1],
     Kinds = [send, cast, {call, 10}, {request, 300_000}, {call, 1_000_000}],
     Steps = [{Kind, R, Make} || _ <- lists:seq(1, 3), Kind <- Kinds, Make <- Makes, R <- To],
     Scripts = [{Id, Steps} || Id <- [1, 2, 3]],
