@@ -212,7 +212,7 @@
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
 -define(LONGEST_PAUSE, 1000).
--define(SETTLED, 5000).            % a connection that ends sooner did not last
+-define(SETTLED, 1000).            % a connection that ends sooner did not last
 -define(LONGEST_UNSETTLED, 10_000).
 
 -record(peer,
