@@ -11,13 +11,13 @@
 
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
-         asks_again/1, begins_again/1, held_for_drain/1, counts_before_it_stops/1,
+         asks_again/1, begins_again/1, does_not_last/1, held_for_drain/1, counts_before_it_stops/1,
          any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
-          begins_again, held_for_drain, counts_before_it_stops, any_event].
+          begins_again, does_not_last, held_for_drain, counts_before_it_stops, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -104,6 +104,29 @@ begins_again(_) ->
     {_, Effects3} = trunkline_session:step({open, there, name(Effects1), again, [t1, t2]}, S2),
     ?assertMatch([{start, {inlets, [t1, t2], _}}], Effects3).
 
+%% After the first break a session connects at once. If a connection does not last, it waits, and
+%% longer each time; once one has lasted it does not wait.
+does_not_last(_) ->
+    Lasting = (hello(2))#{resume_time => 600_000},
+    {Up, Effects0} = steps(Lasting, up(Lasting)),
+    Break = fun(S) ->
+                    {S1, Effects} = trunkline_session:step({down, peer, noconnection}, S),
+                    ?assertEqual(suspended, trunkline_session:phase(S1)),
+                    {S1, [Pause || {timer, connect, Pause} <- Effects]}
+            end,
+    Resume = fun(S) ->
+                     Hello = {hello, there, theirs, Lasting#{resume => name(Effects0)}, false},
+                     {S1, _} = trunkline_session:step(Hello, S),
+                     ?assertEqual(up, trunkline_session:phase(S1)),
+                     S1
+             end,
+    {S1, []} = Break(Up),
+    {S2, [Pause]} = Break(Resume(S1)),
+    {S3, [Longer]} = Break(Resume(S2)),
+    ?assert(Longer > Pause),
+    {Settled, []} = trunkline_session:step({timeout, settled}, Resume(S3)),
+    {_, []} = Break(Settled).
+
 %% A drain of a session that does not open gives up, and its senders use plain distribution again.
 held_for_drain(_) ->
     {S, Effects} = steps([{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
@@ -131,8 +154,10 @@ counts_before_it_stops(_) ->
     {S1, Effects} = trunkline_session:step(lanes_ready, S),
     ?assertEqual({ended, true}, {trunkline_session:phase(S1), lists:member(stop, Effects)}).
 
-up() ->
-    [{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]},
+up() -> up(hello(2)).
+
+up(Hello) ->
+    [{hello, there, theirs, Hello, false}, {started, lanes, [l1, l2]},
      fun(Effects) -> {open, there, name(Effects), asked, [t1, t2]} end,
      {started, inlets, {[i1, i2], d1}},
      fun(Effects) ->
@@ -142,14 +167,16 @@ up() ->
      {started, trunk}].
 
 %% What a session does that begins on a connection. An event may depend on that.
-steps(Events) ->
+steps(Events) -> steps(hello(2), Events).
+
+steps(Hello, Events) ->
     lists:foldl(fun(Event, {S, Before}) ->
                         {S1, Effects} = trunkline_session:step(case is_function(Event) of
                                                                    true -> Event(Before);
                                                                    false -> Event
                                                                end, S),
                         {S1, Before ++ Effects}
-                end, new(hello(2), {connected, one, true}, none), Events).
+                end, new(Hello, {connected, one, true}, none), Events).
 
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 

@@ -306,8 +306,7 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
         #link{mailbox = Mailbox, speech = Speech, news = News, timers = Timers} ->
             [{link, X} || Mailbox =/= []] ++ [{speaker, X} || Speech =/= []]
                 ++ [{news, X} || News =/= []]
-                ++ [{timer, X, Name} || Name <- Timers,
-                                        lists:member(Name, [retry, connect, settled])]
+                ++ [{timer, X, Name} || Name <- Timers, Name =:= retry orelse Name =:= connect]
     end
         ++ [{lane, X, Id} || {Id, #lane{mailbox = [_ | _]}} <- lists:sort(maps:to_list(Lanes))]
         ++ [{inlet, X, Id} || {Id, I} <- lists:sort(maps:to_list(Inlets)),
@@ -768,7 +767,7 @@ effect({enter, Phase}, X, W) ->
     change(X, fun(P) -> P#peer{row = Phase} end, W);
 effect({patience, What}, X, W) ->
     change_link(X, fun(L) -> L#link{is_patient = What =:= start} end, W);
-effect({timer, forget, _}, _, W) ->
+effect({timer, Name, _}, _, W) when Name =:= forget; Name =:= settled ->
     W;
 effect({timer, Name, _}, X, W) ->
     change_link(X, fun(#link{timers = Timers} = L) ->
