@@ -34,20 +34,19 @@
 %%
 %%     server                       lane                                 worker
 %%       | <--------------- suspends  |                                     |
-%%       |                            | sees that it is suspended, and      |
-%%       |                            |   sends itself a message: `stopped' |
+%%       | -- stopped --------------> |                                     |
 %%       |                            | <-------------------------- reply - |
-%%       | <---------------- resumes  | if this comes behind that message   |
+%%       | <---------------- resumes  |                                     |
 %%
 %% Then it is not suspended any more, until there is room. What its workers reply is bounded by the
 %% requests that it has taken. If no reply comes, there may be none that it could send. So it goes
-%% on after a while, and is suspended again if it replies: each time for twice as long, so that
+%% on after a while, and is suspended again if it replies: each time for ten times as long, so that
 %% these replies are few.
 -module(trunkline_throttle).
 -moduledoc false.
 
 -export([new/1, small/3, suspend/2, packed/3, long_term/3, looked_through/2]).
--export([stopped/3, ended/2]).
+-export([came/2, stopped/3, ended/2]).
 -export([await/3]).
 
 -export_type([throttle/0]).
@@ -60,19 +59,19 @@
          bulk_ix :: pos_integer(),              % the level of large messages
          small :: trunkline_gate:charge(),      % the bounds of the two levels
          large :: trunkline_gate:charge(),
-         %% The processes that wait for room, each for a server: it is being suspended; it has
-         %% stopped; it may go on until it replies; or others reply for it. For how long (ms) it
-         %% will be suspended.
-         at_bound = #{} :: #{reference() => {Server :: pid(), stopping | stopped | free | delegates,
-                                             pos_integer()}},
+         %% For each of these servers a process waits for room. The server is being suspended; it
+         %% has stopped; it may go on until it replies; or others reply for it. For how long (ms)
+         %% it will be suspended.
+         at_bound = #{} :: #{Server :: pid() => {reference(),
+                                                 stopping | stopped | free | delegates,
+                                                 pos_integer()}},
+         waiters = #{} :: #{reference() => Server :: pid()},
          %% Servers whose replies were long terms, and what these took.
-         long_terms = [] :: [{Server :: pid(), Term :: trunkline_gate:charge()}]}).
+         long_terms = [] :: [{Server :: pid() | none, Term :: trunkline_gate:charge()}]}).
 -opaque throttle() :: #throttle{}.
 
-%% ms between two looks whether a server has stopped.
--define(LOOK, 5).
 %% ms that a server is suspended for the first time, if there is no room.
--define(PAUSE, 100).
+-define(PAUSE, 1000).
 
 %% The levels of small and of large messages, and the bounds that replies have there.
 -spec new(#{node := node(), gate := trunkline_gate:gate(), stats := trunkline_stats:stats(),
@@ -92,15 +91,15 @@ small(Server, Charge, #throttle{ix = Ix, small = Bound} = T) ->
 %% opportunity.)
 -spec suspend(Server :: pid(), throttle()) -> ok.
 suspend(Server, T) ->
-    case entry(Server, T) of
-        {_, {_, delegates, _}} ->
-            ok;
-        _ ->
-            try erlang:suspend_process(Server, [asynchronous]) of
-                true -> ok
-            catch
-                error:badarg -> ok           % it has ended
-            end
+    case delegates(Server, T) of
+        true -> ok;
+        false -> suspend_process(Server, asynchronous)
+    end.
+
+delegates(Server, #throttle{at_bound = AtBound}) ->
+    case AtBound of
+        #{Server := {_, delegates, _}} -> true;
+        #{} -> false
     end.
 
 %% It is packed. The server goes on when there is room for another such reply.
@@ -112,7 +111,12 @@ packed(Server, Charge, T) -> resume(Server, Charge, 0, came(Server, T)).
 -spec long_term(Server :: pid(), Term :: trunkline_gate:charge(), throttle()) -> throttle().
 long_term(Server, Term, #throttle{long_terms = Terms} = T) ->
     Terms =:= [] andalso look_through(1),
-    (came(Server, T))#throttle{long_terms = [{Server, Term} | Terms]}.
+    %% (It has not been suspended if others reply for it.)
+    Suspended = case delegates(Server, T) of
+                    true -> none;
+                    false -> Server
+                end,
+    (came(Server, T))#throttle{long_terms = [{Suspended, Term} | Terms]}.
 
 look_through(N) ->
     self() ! {looked_through, N},
@@ -129,42 +133,43 @@ looked_through(_, #throttle{long_terms = Terms} = T) ->
     ok = look_through(length(Terms)),
     T.
 
-%% News of a server at the bound. Whether it has stopped: it may have to run before it can be
-%% suspended. `true': it had, when this was asked, and all has been looked at that it has sent.
-%% `over': it has been suspended for a while.
--spec stopped(reference(), boolean() | over, throttle()) -> throttle().
+%% News of a server at the bound: it has stopped, and all that it has sent is here, or it has ended
+%% (then it stays as it is); or it has been suspended for a while.
+-spec stopped(reference(), suspended | over | atom(), throttle()) -> throttle().
 stopped(Ref, News, #throttle{at_bound = AtBound} = T) ->
-    case AtBound of
-        #{Ref := {Server, stopping, Pause}} when News =:= true ->
-            _ = erlang:send_after(Pause, self(), {stopped, Ref, over}),
-            T#throttle{at_bound = AtBound#{Ref := {Server, stopped, 2 * Pause}}};
-        #{Ref := {Server, stopping, _}} ->
-            _ = case process_info(Server, status) of
-                    {status, suspended} -> self() ! {stopped, Ref, true};
-                    _ -> erlang:send_after(?LOOK, self(), {stopped, Ref, false})
-                end,
-            T;
-        #{Ref := {Server, stopped, Pause}} when News =:= over ->
+    case {News, server(Ref, T)} of
+        {suspended, {Server, {Ref, stopping, Pause}}} ->
+            _ = erlang:send_after(Pause, self(), {{stopped, Ref}, over}),
+            T#throttle{at_bound = AtBound#{Server := {Ref, stopped, 10 * Pause}}};
+        {over, {Server, {Ref, stopped, Pause}}} ->
             ok = trunkline_process:resume(Server),
-            T#throttle{at_bound = AtBound#{Ref := {Server, free, Pause}}};
-        #{} ->
+            T#throttle{at_bound = AtBound#{Server := {Ref, free, Pause}}};
+        _ ->
             T
+    end.
+
+server(Ref, #throttle{waiters = Waiters, at_bound = AtBound}) ->
+    case Waiters of
+        #{Ref := Server} -> {Server, map_get(Server, AtBound)};
+        #{} -> none
     end.
 
 %% A process that was monitored has ended: if it waited for room, its server goes on.
 -spec ended(reference(), throttle()) -> throttle() | unknown.
-ended(Ref, #throttle{at_bound = AtBound} = T) ->
-    case maps:take(Ref, AtBound) of
-        {{Server, State, _}, AtBound1} ->
-            _ = is_suspended(State) andalso trunkline_process:resume(Server),
-            T#throttle{at_bound = AtBound1};
-        error ->
+ended(Ref, #throttle{waiters = Waiters, at_bound = AtBound} = T) ->
+    case server(Ref, T) of
+        {Server, {_, State, _}} ->
+            _ = (State =:= stopping orelse State =:= stopped)
+                andalso trunkline_process:resume(Server),
+            T#throttle{waiters = maps:remove(Ref, Waiters),
+                       at_bound = maps:remove(Server, AtBound)};
+        none ->
             unknown
     end.
 
-is_suspended(State) -> State =:= stopping orelse State =:= stopped.
-
 %% So much must be free for another reply.
+resume(none, _, _, T) ->
+    T;
 resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
     T1 = at_bound(Server, Another, BulkIx, Bound - Free, T),
     ok = trunkline_process:resume(Server),
@@ -172,15 +177,16 @@ resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
 
 %% Suspends the server if the level is at the bound. If no process is left to wait for room, the
 %% next reply tries again. (A process that is suspended twice must be resumed twice.)
-at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate} = T) ->
-    case trunkline_gate:level(Gate, Level) >= Bound andalso entry(Server, T) of
-        {Ref, {_, free, Pause}} ->
+at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound} = T) ->
+    case trunkline_gate:level(Gate, Level) >= Bound andalso maps:get(Server, AtBound, none) of
+        {Ref, free, Pause} ->
             stop(Ref, Server, Pause, T);
         none ->
             case start(T#throttle.node, Level, Charge) of
                 {ok, {_, Ref}} ->
                     trunkline_stats:add(T#throttle.stats, {lane, T#throttle.ix}, waits, 1),
-                    stop(Ref, Server, ?PAUSE, T);
+                    Waiters = (T#throttle.waiters)#{Ref => Server},
+                    stop(Ref, Server, ?PAUSE, T#throttle{waiters = Waiters});
                 {error, system_limit} ->
                     T
             end;
@@ -188,26 +194,26 @@ at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate} = T) ->
             T
     end.
 
+%% (Its answer comes behind all that the server has sent before.)
 stop(Ref, Server, Pause, #throttle{at_bound = AtBound} = T) ->
-    ok = suspend(Server, T),
-    self() ! {stopped, Ref, false},
-    T#throttle{at_bound = AtBound#{Ref => {Server, stopping, Pause}}}.
+    ok = suspend_process(Server, {asynchronous, {stopped, Ref}}),
+    T#throttle{at_bound = AtBound#{Server => {Ref, stopping, Pause}}}.
 
-entry(Server, #throttle{at_bound = AtBound}) ->
-    case [Entry || {_, {Pid, _, _}} = Entry <- maps:to_list(AtBound), Pid =:= Server] of
-        [Entry] -> Entry;
-        [] -> none
+suspend_process(Server, How) ->
+    try erlang:suspend_process(Server, [How]) of
+        _ -> ok
+    catch
+        error:badarg -> ok                   % it has ended
     end.
 
 %% A reply has come. If its server had stopped before, another process has sent it.
-came(_, #throttle{at_bound = AtBound} = T) when map_size(AtBound) =:= 0 ->
-    T;
+-spec came(Server :: pid(), throttle()) -> throttle().
 came(Server, #throttle{at_bound = AtBound} = T) ->
-    case entry(Server, T) of
-        {Ref, {_, stopped, Pause}} ->
+    case AtBound of
+        #{Server := {Ref, stopped, Pause}} ->
             ok = trunkline_process:resume(Server),
-            T#throttle{at_bound = AtBound#{Ref := {Server, delegates, Pause}}};
-        _ ->
+            T#throttle{at_bound = AtBound#{Server := {Ref, delegates, Pause}}};
+        #{} ->
             T
     end.
 

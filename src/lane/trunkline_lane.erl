@@ -316,7 +316,7 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
     Throttle1 = case IsNext andalso Send([nosuspend]) of
                     ok ->
-                        Throttle;
+                        trunkline_throttle:came(Server, Throttle);
                     _ ->
                         ok = trunkline_throttle:suspend(Server, Throttle),
                         ok = Send([]),
@@ -717,8 +717,8 @@ control({'DOWN', Ref, process, _, _} = Down, S) ->
         unknown -> way_event(Down, S);
         Throttle -> S#lane{throttle = Throttle}
     end;
-control({stopped, Ref, Before}, S) ->
-    S#lane{throttle = trunkline_throttle:stopped(Ref, Before, S#lane.throttle)};
+control({{stopped, Ref}, News}, S) ->
+    S#lane{throttle = trunkline_throttle:stopped(Ref, News, S#lane.throttle)};
 control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->

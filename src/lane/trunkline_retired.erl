@@ -58,8 +58,8 @@ handle({'DOWN', Ref, process, Pid, _}, #{throttle := Throttle, inlets := Inlets}
         unknown -> R#{inlets := lists:delete(Pid, Inlets)};
         Throttle1 -> R#{throttle := Throttle1}
     end;
-handle({stopped, Ref, Before}, #{throttle := Throttle} = R) ->
-    R#{throttle := trunkline_throttle:stopped(Ref, Before, Throttle)};
+handle({{stopped, Ref}, News}, #{throttle := Throttle} = R) ->
+    R#{throttle := trunkline_throttle:stopped(Ref, News, Throttle)};
 handle({looked_through, N}, #{throttle := Throttle} = R) ->
     R#{throttle := trunkline_throttle:looked_through(N, Throttle)};
 %% Senders of long terms, and openers.

@@ -80,7 +80,9 @@ handle_info({nodeup, Node, Info}, Options) ->
     Node =:= node() orelse pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options),
     {noreply, Options};
 handle_info({nodedown, Node, _}, Options) ->
-    trunkline_peers:lookup(Node) =:= none orelse pass(Node, nodedown, Options),
+    %% (And when it loses its name.)
+    node() =:= nonode@nohost andalso trunkline_peers:lookup(Node) =:= none
+        orelse pass(Node, nodedown, Options),
     {noreply, Options};
 handle_info({trunkline, Node, Event}, Options) ->
     is_from(Node, Event) andalso pass(Node, Event, Options),

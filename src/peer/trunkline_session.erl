@@ -463,7 +463,7 @@ event({timeout, retry}, #session{phase = opening} = S) ->
     proceed(S);
 event({timeout, connect}, #session{phase = suspended, supervisor = none} = S) ->
     connect(S);
-event({timeout, settled}, #session{phase = up} = S) ->
+event({timeout, settled}, #session{phase = Phase} = S) when Phase =/= suspended ->
     S#session{is_settled = true};
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
@@ -571,15 +571,16 @@ suspend(Time, #session{phase = Phase} = S) ->
                               up -> order(suspend, S1);
                               opening -> S1
                           end),
-    connect_again(effect({timer, resume, Time}, S2#session{is_connected = false})).
+    connect_again(Time, effect({timer, resume, Time}, S2#session{is_connected = false})).
 
 %% OTP itself may disconnect the nodes each time that they connect: if one of them cannot reach a
 %% third node (see prevent_overlapping_partitions in global(3)).
-connect_again(#session{is_settled = true} = S) -> connect(S#session{pause = ?PAUSE});
-connect_again(S) -> connect_later(?LONGEST_UNSETTLED, S).
+connect_again(_, #session{is_settled = true} = S) -> connect(S#session{pause = ?PAUSE});
+connect_again(Time, S) -> connect_later(max(1, min(?LONGEST_UNSETTLED, Time div 4)), S).
 
 connect_later(Longest, #session{pause = Pause} = S) ->
-    effect({timer, connect, Pause}, S#session{pause = max(Pause, min(2 * Pause, Longest))}).
+    Now = min(Pause, Longest),
+    effect({timer, connect, Now}, S#session{pause = 2 * Now}).
 
 %% There is another connection. What was meant for the one before is not done on this one.
 reconnected(S) -> hello_or_probe(watch_supervisor(connection(S#session{is_connected = true}))).
@@ -677,7 +678,7 @@ reply(false, S) -> S.
 %% If the peer could do more before, the lanes may hold what it can no longer handle.
 agreed(#session{capabilities = Before} = S) ->
     #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
-    S1 = enter(opening, S#session{capabilities = Capabilities}),
+    S1 = enter(opening, S#session{capabilities = Capabilities, is_settled = true}),
     proceed(case Before -- Capabilities of
                 [] -> S1;
                 _ -> order(direct, S1)
