@@ -213,7 +213,7 @@
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
 -define(LONGEST_PAUSE, 1000).
 -define(SETTLED, 1000).            % a connection that ends sooner did not last
--define(LONGEST_UNSETTLED, 10_000).
+-define(LONGEST_UNSETTLED, 500).
 
 -record(peer,
         {link :: pid(),
