@@ -541,7 +541,7 @@ order_over_reconnection(_) ->
     lists:foreach(
       fun(Round) ->
               Base = 200 * (Round - 1),
-              ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
+              ok = cluster:call(B, fun() -> cluster:hold(cluster:find(inlets, NodeA)) end),
               ok = Send(lists:seq(Base + 1, Base + 100)),
               cluster:await(fun() ->
                                     cluster:call(B, fun() -> batches(NodeA) end) >= in_session(A, B)
@@ -552,10 +552,8 @@ order_over_reconnection(_) ->
               cluster:await(fun() ->
                                     lists:member(NodeA, cluster:call(B, erlang, nodes, [connected]))
                             end),
-              ok = cluster:call(B, fun() -> holder ! release, ok end),
+              ok = cluster:call(B, cluster, release, []),
               cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 200 * Round end),
-              cluster:await(
-                fun() -> not lists:member(holder, cluster:call(B, erlang, registered, [])) end),
               cluster:await_up(A, B)
       end, [1, 2, 3]),
     ?assertEqual(lists:seq(1, 600), [N || {1, N} <- cluster:call(B, traffic, received, [To])]),
@@ -771,28 +769,15 @@ sender_dies(_) ->
     {A, B} = cluster:pair([{lanes, 2}]),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     NodeA = cluster:node_of(A),
-    ok = cluster:call(B, fun() -> hold_inlets(NodeA) end),
+    ok = cluster:call(B, fun() -> cluster:hold(cluster:find(inlets, NodeA)) end),
     [normal] = cluster:call(A, traffic, play_all,
                             [[{1, [{send, To, 100} || _ <- lists:seq(1, 5000)]}]]),
     cluster:await(fun() -> cluster:call(B, fun() -> batches(NodeA) end) >= sent_batches(A, B) end),
     cluster:kill(A),
     cluster:await_state(B, A, down),
-    ok = cluster:call(B, fun() -> holder ! release, ok end),
+    ok = cluster:call(B, cluster, release, []),
     cluster:await(fun() -> cluster:call(B, traffic, count, [To]) =:= 5000 end),
     cluster:stop(B).
-
-%% They are suspended until the holder is told.
-hold_inlets(Node) ->
-    Inlets = cluster:find(inlets, Node),
-    Self = self(),
-    Pid = spawn(fun() ->
-                        put(inlets, Inlets),
-                        lists:foreach(fun erlang:suspend_process/1, Inlets),
-                        Self ! {held, self()},
-                        receive release -> ok end
-                end),
-    true = register(holder, Pid),
-    receive {held, Pid} -> ok end.
 
 %% Batches that have arrived at held inlets.
 batches(Node) ->

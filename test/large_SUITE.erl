@@ -1929,23 +1929,9 @@ finish(Load, A, B) -> streams:finish(Load, A, B, ?LONG).
 %% It sleeps until it is released. At B, for the peer A.
 hold(B, A, Victim) ->
     Node = cluster:node_of(A),
-    ok = cluster:call(B, fun() ->
-        Self = self(),
-        Pid = spawn(fun() ->
-            true = erlang:suspend_process(find(Victim, Node)),
-            Self ! {held, self()},
-            receive release -> ok end
-        end),
-        true = register(holder, Pid),
-        receive {held, Pid} -> ok end
-    end).
+    ok = cluster:call(B, fun() -> cluster:hold([find(Victim, Node)]) end).
 
-release(B) ->
-    cluster:call(B, fun() ->
-        Ref = monitor(process, holder),
-        holder ! release,
-        receive {'DOWN', Ref, _, _, _} -> ok end
-    end).
+release(B) -> ok = cluster:call(B, cluster, release, []).
 
 route(A, B) -> cluster:call(A, trunkline_route, lookup, [cluster:node_of(B)]).
 
