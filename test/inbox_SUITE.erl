@@ -9,9 +9,9 @@
 -export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1,
          ends_together/1, parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
--export([short_mailbox/1, own_requests/1, takes_by_itself/1, block/1, block_bytes/1, reject/1,
-         drop_newest/1,
-         drop_oldest/1, drop_flood/1, calls_stay/1, urgent/1]).
+-export([short_mailbox/1, own_requests/1, takes_by_itself/1, few_long_ones/1, block/1,
+         block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, calls_stay/1,
+         urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
          requests_refused/1, wrong_server_options/1, done_alone/1]).
@@ -38,9 +38,8 @@ groups() ->
     [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, supervised,
                 ends_together, parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
-     {floods, [short_mailbox, own_requests, takes_by_itself, block, block_bytes, reject,
-               drop_newest, drop_oldest,
-               drop_flood, calls_stay, urgent]},
+     {floods, [short_mailbox, own_requests, takes_by_itself, few_long_ones, block, block_bytes,
+               reject, drop_newest, drop_oldest, drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
                   requests_refused, wrong_server_options, done_alone]},
@@ -746,17 +745,23 @@ await_waiting(B, Nodes, AtLeast) ->
 %% The server's own is short all the time, though as much as may be is before it.
 short_mailbox(_) ->
     {A, C, B} = Nodes = three(),
-    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{messages => 1000}]),
+    [short_mailbox(B, Nodes, Options, Most)
+     || {Options, Most} <- [{#{}, 256}, {#{work => 8}, 8}]],
+    cluster:stop_all([A, B, C]).
+
+short_mailbox(B, Nodes, Options, Most) ->
+    {ok, Inbox} = cluster:call(B, mailroom, start,
+                               [{local, ?NAME}, #{}, Options#{messages => 1000}]),
     Watch = cluster:call(B, mailroom, watch, [?NAME]),
     Senders = flood(Nodes, 8, 2000, 100),
     finished(Senders, 2000),
     all_in_order(B, Senders, 2000),
     {Messages, _, Length} = cluster:call(B, mailroom, most, [Watch]),
     ct:log("at most ~b in the inbox, ~b in the mailbox", [Messages, Length]),
-    ?assert(Length =< 8 + 2),                       % and a system message or two
+    ?assert(Length =< Most + 2),                    % and a system message or two
     ?assert(Messages =< 1000 + ?CALLS),
     cluster:await(fun() -> idle(B) end),
-    cluster:stop_all([A, B, C]).
+    ok = cluster:call(B, gen_server, stop, [Inbox]).
 
 %% A server that takes messages out of its mailbox by itself gets the others all the same, when one
 %% more comes.
@@ -782,6 +787,29 @@ takes_by_itself(_) ->
                           #{in_work := InWork} = cluster:call(B, trunkline_inbox, info, [?NAME]),
                           InWork =:= 0
                   end),
+    cluster:stop(B).
+
+%% A server has at most an eighth of the inbox's bytes, and less than one message more.
+few_long_ones(_) ->
+    B = cluster:start([]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true}, #{}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    Long = binary:copy(<<"x">>, 600_000),
+    Each = [cluster:call(B, gen_server, cast, [?NAME, {from, x, N, Long}]) || N <- lists:seq(1, 5)],
+    ?assertEqual([ok, ok, ok, ok, ok], Each),
+    InWork = fun() ->
+                     #{queued_messages := Queued, in_work := N} =
+                         cluster:call(B, trunkline_inbox, info, [?NAME]),
+                     {Queued, N}
+             end,
+    %% The call that holds it is one of three.
+    cluster:await(fun() -> InWork() =:= {3, 3} end),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    cluster:await(fun() ->
+                          [{x, N} || N <- lists:seq(1, 5)]
+                              =:= cluster:call(B, gen_server, call, [?NAME, list])
+                  end),
+    cluster:await(fun() -> InWork() =:= {0, 0} end),
     cluster:stop(B).
 
 has(N) -> process_info(self(), message_queue_len) =:= {message_queue_len, N}.
@@ -1901,7 +1929,7 @@ stopped_and_continued(_) ->
                        cluster:continue(At)
                end),
     ?assert(Messages =< 200 + ?CALLS),
-    ?assert(Length =< 10).
+    ?assert(Length =< 256 + 2).
 
 %% A node that comes late gets to know of an inbox that is full, and of its end.
 late_introduction(_) ->

@@ -6,9 +6,9 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0]).
--export([mail/1, share/1, away/1, flood/1, flood_in_turn/1, left_alone/1, visits/1]).
+-export([mail/1, work/1, share/1, away/1, flood/1, flood_in_turn/1, left_alone/1, visits/1]).
 
-all() -> [mail, share, away, flood, flood_in_turn, left_alone, visits].
+all() -> [mail, work, share, away, flood, flood_in_turn, left_alone, visits].
 
 -define(TESTS, 300).
 
@@ -100,6 +100,87 @@ drain(Mail) ->
         {Item, Mail1} -> [Item | drain(Mail1)];
         empty -> 0 = trunkline_mail:level(Mail), []
     end.
+
+%% --- work: what the process behind an inbox has -----------------------------------------
+
+work(_) -> [check(prop_work(Kind)) || Kind <- [server, process]].
+
+prop_work(Kind) ->
+    ?ALL({Least, More, Bytes, Commands},
+         {range(1, 9), range(0, 40), wide(1, 20_000),
+          many(frequency([{3, {come, wide(100, 9000)}}, {2, done}, {1, look}]))},
+         begin
+             Window = {Least, Least + More},
+             run_work(Commands, trunkline_work:new(Kind, Window, Bytes),
+                      {Kind, Window, max(1, Bytes bsr 10)},
+                      #{waiting => [], given => [], room => 0, window => Least})
+         end).
+
+%% Model: the sizes of what is waiting, and the costs of what the consumer has, oldest first.
+run_work([], _, _, _) ->
+    true;
+run_work([Command | Commands], Work, Rules, #{waiting := Waiting, given := Given} = M0) ->
+    M = case Command of
+            {come, Bytes} -> M0#{waiting := Waiting ++ [Bytes]};
+            done when Given =:= [] -> M0;
+            done -> ok = trunkline_work:done(Work, hd(Given)), M0#{given := tl(Given)};
+            look -> M0
+        end,
+    IsAsked = receive '$inbox_more' -> true after 0 -> false end,
+    case M of
+        #{room := awaited, given := Left, window := Window} when not IsAsked, Command =/= look ->
+            %% The consumer has so much that it need not ask.
+            not is_little(Left, Window, Rules) andalso run_work(Commands, Work, Rules, M);
+        #{room := Room} ->
+            M1 = give(M#{room := case Room of
+                                     awaited -> 0;
+                                     _ -> Room
+                                 end}, Work, Rules),
+            trunkline_work:size(Work) =:= length(maps:get(given, M1))
+                andalso run_work(Commands, Work, Rules, M1)
+    end.
+
+%% As the keeper does.
+give(#{waiting := []} = M, _, _) ->
+    M;
+give(#{waiting := [_ | _], room := 0, given := Given, window := Window} = M, Work, Rules) ->
+    Fitted = fitted(length(Given), Window, Rules),
+    M1 = M#{window := Fitted},
+    case trunkline_work:room(true, Work) of
+        0 ->
+            false = has_room(Given, Fitted, Rules),
+            case trunkline_work:wait(Work) of
+                more -> give(M1, Work, Rules);
+                wait -> M1#{room := awaited}
+            end;
+        Room ->
+            true = has_room(Given, Fitted, Rules),
+            give(M1#{room := Room}, Work, Rules)
+    end;
+give(#{waiting := [Bytes | Waiting], room := Room, given := Given, window := Window} = M, Work,
+     {Kind, _, _} = Rules) ->
+    true = has_room(Given, Window, Rules),
+    Cost = trunkline_work:add(trunkline_gate:packed(Bytes, 1), Work),
+    Cost = case Kind of
+               server -> trunkline_gate:packed(Bytes div 1024, 1);
+               process -> 1
+           end,
+    give(M#{waiting := Waiting, given := Given ++ [Cost],
+            room := trunkline_work:less(Cost, Room)}, Work, Rules).
+
+has_room(Given, Window, {_, _, Kilobytes}) ->
+    length(Given) < Window andalso bytes(lists:sum(Given)) < Kilobytes.
+
+is_little(Given, Window, {Kind, _, Kilobytes}) ->
+    Few = case Kind of
+              server -> Window div 2;
+              process -> Window - 1
+          end,
+    length(Given) =< Few andalso 2 * bytes(lists:sum(Given)) =< Kilobytes.
+
+fitted(0, Window, {_, {_, Most}, _}) -> min(Most, 2 * Window);
+fitted(N, Window, {_, {Least, _}, _}) when N < Window -> max(Least, Window - Window div 8);
+fitted(_, Window, _) -> Window.
 
 %% --- share: a keeper, nodes that send to it, and the way between ---------------------
 

@@ -22,13 +22,14 @@
 -define(INBOX, '$trunkline_inbox').
 -define(LAST, '$trunkline_inbox_last').
 -define(SAID(Reason), {'$trunkline_said', Reason}).
--define(MARKED(Serial, Message), ['$inbox', Serial | Message]).
+-define(MARKED(Given, Message), ['$inbox', Given | Message]).
 
-%% The mark is put where gen_server and gen_statem do not look at it.
--spec mark(pos_integer(), term()) -> term().
-mark(Serial, {'$gen_call', From, Request}) -> {'$gen_call', From, ?MARKED(Serial, Request)};
-mark(Serial, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Serial, Request)};
-mark(Serial, Message) -> ?MARKED(Serial, Message).
+%% The mark says how much the server has been given, with this message. It is put where gen_server
+%% and gen_statem do not look at it.
+-spec mark(trunkline_work:cost(), term()) -> term().
+mark(Given, {'$gen_call', From, Request}) -> {'$gen_call', From, ?MARKED(Given, Request)};
+mark(Given, {'$gen_cast', Request}) -> {'$gen_cast', ?MARKED(Given, Request)};
+mark(Given, Message) -> ?MARKED(Given, Message).
 
 %% Makes the calling process look like a process of that module, and calls init/1. Meanwhile the
 %% keeper does nothing but wait. So another process ends init/1 if the process ends that starts
@@ -71,11 +72,12 @@ said(_) -> no.
 -spec is_26() -> boolean().
 is_26() -> erlang:function_exported(proc_lib, init_fail, 3).
 
--spec enter(Content :: term()) -> {module(), Serial :: none | pos_integer(), Content :: term()}.
+-spec enter(Content :: term()) ->
+          {module(), Given :: none | trunkline_work:cost(), Content :: term()}.
 enter(Content) ->
     {Module, _} = get(?INBOX),
     case Content of
-        ?MARKED(Serial, Message) when is_integer(Serial) -> {Module, Serial, Message};
+        ?MARKED(Given, Message) when is_integer(Given) -> {Module, Given, Message};
         _ -> {Module, none, Content}
     end.
 
@@ -89,15 +91,15 @@ is_behind(Keeper) ->
 
 %% Each message is counted only once, because a gen_statem may see it again; and so are those before
 %% it that the server has taken out of its mailbox by itself.
--spec done(none | pos_integer()) -> ok.
+-spec done(none | trunkline_work:cost()) -> ok.
 done(none) ->
     ok;
-done(Serial) ->
+done(Given) ->
     case get(?LAST) of
-        Last when Serial > Last ->
-            put(?LAST, Serial),
+        Last when Given > Last ->
+            put(?LAST, Given),
             {_, Work} = get(?INBOX),
-            trunkline_work:done(Work, Serial - Last);
+            trunkline_work:done(Work, Given - Last);
         _ ->
             ok
     end.
@@ -123,21 +125,21 @@ init({Module, Args, Work, Parent}) -> begin_as(Module, Args, Work, Parent).
 
 -spec handle_call(term(), gen_server:from(), term()) -> call_result().
 handle_call(Content, From, State) ->
-    {Module, Serial, Request} = enter(Content),
+    {Module, Given, Request} = enter(Content),
     Result = returned(fun() -> Module:handle_call(Request, From, State) end),
-    done(Serial),
+    done(Given),
     Result.
 
 -spec handle_cast(term(), term()) -> result().
 handle_cast(Content, State) ->
-    {Module, Serial, Request} = enter(Content),
+    {Module, Given, Request} = enter(Content),
     Result = returned(fun() -> Module:handle_cast(Request, State) end),
-    done(Serial),
+    done(Given),
     Result.
 
 -spec handle_info(term(), term()) -> result().
 handle_info(Content, State) ->
-    {Module, Serial, Message} = enter(Content),
+    {Module, Given, Message} = enter(Content),
     Result = case erlang:function_exported(Module, handle_info, 2) of
                  true ->
                      returned(fun() -> Module:handle_info(Message, State) end);
@@ -146,7 +148,7 @@ handle_info(Content, State) ->
                                               #{module => Module, message => Message}),
                      {noreply, State}
              end,
-    done(Serial),
+    done(Given),
     Result.
 
 -spec handle_continue(term(), term()) -> result().

@@ -19,14 +19,14 @@ init({Module, Args, Work, Parent}) -> trunkline_inbox_server:begin_as(Module, Ar
 -spec handle_event(gen_statem:event_type() | enter, term(), term(), term()) ->
           gen_statem:event_handler_result(term()).
 handle_event(Type, Content, State, Data) ->
-    {Module, Serial, Event} = trunkline_inbox_server:enter(Content),
+    {Module, Given, Event} = trunkline_inbox_server:enter(Content),
     Mode = Module:callback_mode(),
     Callback = case is_mode(state_functions, Mode) of
                    true -> fun() -> Module:State(Type, Event, Data) end;
                    false -> fun() -> Module:handle_event(Type, Event, State, Data) end
                end,
     Result = trunkline_inbox_server:returned(Callback),
-    trunkline_inbox_server:done(Serial),
+    trunkline_inbox_server:done(Given),
     Result.
 
 is_mode(Name, Mode) -> Mode =:= Name orelse is_list(Mode) andalso lists:member(Name, Mode).

@@ -31,7 +31,7 @@
 -type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
 -type options() :: #{policy := trunkline_mail:policy(),
                      bytes := pos_integer(), messages := pos_integer(),
-                     work := pos_integer(),
+                     work := trunkline_work:window(),
                      urgent := none | fun((term()) -> boolean()),
                      tell_dropped := boolean()}.
 %% What the keeper stands in front of.
@@ -46,6 +46,8 @@
 -define(MEET_AGAIN, 1000).
 %% us until the keeper looks by itself for room
 -define(LOOK_AGAIN, 50).
+%% The consumer may have so small a part of the bytes that the inbox may hold.
+-define(WORK, 8).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
 
@@ -55,13 +57,13 @@
          consumer :: pid(),
          kind :: server | process,
          work :: trunkline_work:work(),
-         %% How many more messages the consumer may have, at least. `awaited': it will tell; and the
-         %% keeper looks again when a message comes after that time (in us).
-         room = 0 :: non_neg_integer() | {awaited, integer()},
+         %% How much more the consumer may have, at least. `awaited': it will tell; and the keeper
+         %% looks again when a message comes after that time (in us).
+         room = 0 :: trunkline_work:cost() | {awaited, integer()},
          mail :: trunkline_mail:mail(),
          share :: trunkline_share:share(),
          options :: options(),
-         serial = 0 :: non_neg_integer(),                   % of the last message to the consumer
+         given = 0 :: trunkline_work:cost(),                % what the consumer has had in all
          stats :: trunkline_inbox_stats:stats(),
          %% How many dropped messages events have reported; and since when the inbox is too full.
          told = 0 :: non_neg_integer(),
@@ -71,8 +73,8 @@
          credit_timer = false :: boolean(),
          hurried = false :: boolean(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
-         %% The timer of quiet/2, and the serial when it was started. `forget': it only waits until
-         %% nodes can be forgotten.
+         %% The timer of quiet/2, and what had been given when it was started. `forget': it only
+         %% waits until nodes can be forgotten.
          quiet = off :: off | {reference(), non_neg_integer() | forget}}).
 
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
@@ -129,14 +131,11 @@ ask(Keepers, Time) ->
 
 -spec init(pid(), {name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, Options}) ->
-    #{policy := Policy, bytes := Bytes, messages := Messages, work := Most} = Options,
+    #{policy := Policy, bytes := Bytes, messages := Messages, work := Window} = Options,
     ok = trunkline_process:label({trunkline_inbox, local_name(Name)}),
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
-    Work = trunkline_work:new(Most, case What of
-                                        {server, _, _, _, _} -> Most div 2;
-                                        {process, _} -> Most - 1
-                                    end),
+    Work = trunkline_work:new(element(1, What), Window, Bytes div ?WORK),
     case take_name(Name) of
         true ->
             case start(What, Work, Parent, Name) of
@@ -293,12 +292,12 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 %% When nothing has come for QUIET ms the keeper hibernates, to release its memory. (With `after' in
 %% the receive every wait would start a timer.) It wakes once or twice to forget the nodes that have
 %% sent to it.
-quiet(Timer, #keeper{quiet = {Timer, Since}, serial = Serial, mail = Mail} = S0) ->
+quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) ->
     S = tell(S0),
-    case (Since =:= forget orelse Since =:= Serial) andalso trunkline_mail:level(Mail) =:= 0 of
+    case (Since =:= forget orelse Since =:= Given) andalso trunkline_mail:level(Mail) =:= 0 of
         true -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
         %% (It moves on to code that has been loaded meanwhile.)
-        false -> ?MODULE:loop(quiet_timer(?QUIET, Serial, hurry_no_more(S)))
+        false -> ?MODULE:loop(quiet_timer(?QUIET, Given, hurry_no_more(S)))
     end;
 quiet(_, S) ->
     loop(S).                                 % another one has been started
@@ -385,9 +384,9 @@ plain(Kind, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
     accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
 
-accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, serial = Serial} = S)
+accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, given = Given} = S)
   when Quiet =:= off; element(2, Quiet) =:= forget ->
-    accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Serial, S));
+    accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Given, S));
 accept(Kind, Source, Charge, Now, Message, #keeper{room = {awaited, Until}} = S)
   when Now >= Until ->
     accept(Kind, Source, Charge, Now, Message, pass(S#keeper{room = 0}, Now));
@@ -395,7 +394,7 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
     case trunkline_mail:level(Mail) =:= 0 andalso look(S0, Now) of
         #keeper{room = Room} = S when is_integer(Room) ->
             ok = trunkline_inbox_stats:passed(S#keeper.stats, 0),
-            left(Source, Charge, hand_on(Message, S));
+            left(Source, Charge, hand_on(Charge, Message, S));
         _ ->
             Item = {Charge, {Now, Source, Message}},
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S0), Kind, Item, Mail),
@@ -440,14 +439,14 @@ pass(#keeper{mail = Mail, room = Room} = S, Now) ->
 out(#keeper{mail = Mail} = S, Now) ->
     {{Charge, {Came, Source, Message}}, Mail1} = trunkline_mail:out(Mail),
     ok = trunkline_inbox_stats:passed(S#keeper.stats, Now - Came),
-    full(left(Source, Charge, hand_on(Message, S#keeper{mail = Mail1}))).
+    full(left(Source, Charge, hand_on(Charge, Message, S#keeper{mail = Mail1}))).
 
 %% How much room there is. (To look for each message would take a tenth of the keeper's time.) If
 %% there is none, the consumer will tell when it is done with enough. But its word may be behind
 %% many messages in the keeper's mailbox. And a server may be done with less than half, and busy
 %% with the rest for long.
-look(#keeper{room = 0, work = Work} = S, Now) ->
-    case trunkline_work:room(Work) of
+look(#keeper{room = 0, mail = Mail, work = Work} = S, Now) ->
+    case trunkline_work:room(trunkline_mail:level(Mail) > 0, Work) of
         Room when Room > 0 ->
             S#keeper{room = Room};
         _ ->
@@ -459,21 +458,22 @@ look(#keeper{room = 0, work = Work} = S, Now) ->
 look(S, _) ->
     S.
 
-hand_on(Message, #keeper{work = Work, room = Room, consumer = Consumer, kind = Kind,
-                         serial = Serial} = S) ->
-    ok = trunkline_work:add(Work),
+hand_on(Charge, Message, #keeper{work = Work, room = Room, consumer = Consumer, kind = Kind,
+                                 given = Given} = S) ->
+    Cost = trunkline_work:add(Charge, Work),
     Consumer ! case Kind of
                    process -> Message;
-                   server -> trunkline_inbox_server:mark(Serial + 1, Message)
+                   server -> trunkline_inbox_server:mark(Given + Cost, Message)
                end,
-    S#keeper{serial = Serial + 1, room = Room - 1}.
+    S#keeper{given = Given + Cost, room = trunkline_work:less(Cost, Room)}.
 
 %% The notice is a message like any other, so the consumer must have room for it.
 tell_dropped(#keeper{options = #{tell_dropped := true}, mail = Mail} = S) ->
     case trunkline_mail:take_dropped(Mail) of
         {0, _} -> none;
         {N, Mail1} ->
-            {told, hand_on({trunkline_inbox, self(), {dropped, N}}, S#keeper{mail = Mail1})}
+            Notice = {trunkline_inbox, self(), {dropped, N}},
+            {told, hand_on(0, Notice, S#keeper{mail = Mail1})}
     end;
 tell_dropped(_) ->
     none.

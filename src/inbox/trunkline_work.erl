@@ -8,63 +8,133 @@
 %%
 %% The consumer sends a message only if the keeper waits, and only when it has few enough left. Now
 %% and then the keeper looks by itself.
+%%
+%% How many messages the consumer may have is the window. A server whose window is not fixed gets as
+%% many as it can do until the keeper has its turn on a processor, but not many more. If it has
+%% nothing left to do while messages are waiting, its window was too small, and becomes twice as
+%% large. Each time that it still has some, the window shrinks by an eighth. So the mailbox of a
+%% slow server stays as short as it can be, and a fast one does not wait for the keeper.
+%%
+%% The messages that a server has are also bounded in bytes. They are counted in kilobytes, rounded
+%% down, so that the sum of all that it has ever had remains a small integer. (A process that has
+%% opened an inbox only says how many messages it is done with.)
 -module(trunkline_work).
 -moduledoc false.
 
--export([new/2, keeper/1, room/1, add/1, done/2, wait/1, size/1]).
+-export([new/3, keeper/1, room/2, less/2, add/2, done/2, wait/1, size/1]).
 
--export_type([work/0]).
+-export_type([work/0, window/0, cost/0]).
 
--opaque work() :: {Keeper :: pid(), atomics:atomics_ref(), Most :: pos_integer(),
-                   Few :: non_neg_integer()}.
+-type window() :: {Least :: pos_integer(), Most :: pos_integer()}.
+%% Messages and kilobytes, packed as in trunkline_gate.
+-type cost() :: trunkline_gate:charge().
 
--define(WORK, 1).                     % messages that the consumer has
--define(AWAITED, 2).                  % 1 while the keeper waits for it to have fewer
+-record(work,
+        {keeper :: pid(),
+         kind :: server | process,
+         cells :: atomics:atomics_ref(),
+         window :: window(),
+         kilobytes :: pos_integer()}).
+-opaque work() :: #work{}.
 
-%% The calling process is the keeper. The consumer may have so many, and asks for more when it has
-%% that few.
--spec new(Most :: pos_integer(), Few :: non_neg_integer()) -> work().
-new(Most, Few) -> {self(), atomics:new(2, [{signed, true}]), Most, Few}.
+-define(LEVEL, 1).                    % what the consumer has
+-define(AWAITED, 2).                  % 1 while the keeper waits for it to have less
+-define(WINDOW, 3).                   % in messages
+-define(FEW, 4).                      % so few that it asks for more
+
+%% The calling process is the keeper. A process asks for more when it is done with one message, and
+%% a server when it is done with half of its window.
+-spec new(server | process, window(), Bytes :: pos_integer()) -> work().
+new(Kind, {Least, _} = Window, Bytes) ->
+    Work = #work{keeper = self(), kind = Kind, cells = atomics:new(?FEW, [{signed, true}]),
+                 window = Window, kilobytes = max(1, Bytes bsr 10)},
+    ok = set_window(Least, Work),
+    Work.
+
+set_window(Messages, #work{kind = Kind, cells = Cells}) ->
+    ok = atomics:put(Cells, ?WINDOW, Messages),
+    atomics:put(Cells, ?FEW, case Kind of
+                                 process -> Messages - 1;
+                                 server -> Messages div 2
+                             end).
 
 -spec keeper(work()) -> pid().
-keeper({Keeper, _, _, _}) -> Keeper.
+keeper(#work{keeper = Keeper}) -> Keeper.
 
-%% How many more messages the consumer may have, below 1 if none.
--spec room(work()) -> integer().
-room({_, Cells, Most, _}) -> Most - atomics:get(Cells, ?WORK).
-
-%% The consumer gets one more.
--spec add(work()) -> ok.
-add({_, Cells, _, _}) -> atomics:add(Cells, ?WORK, 1).
-
-%% The consumer is done with N more.
--spec done(work(), pos_integer()) -> ok.
-done({Keeper, Cells, _, Few}, N) ->
-    case atomics:sub_get(Cells, ?WORK, N) of
-        Left when Left =< Few ->
-            case atomics:get(Cells, ?AWAITED) =:= 1 andalso atomics:exchange(Cells, ?AWAITED, 0) of
-                1 -> Keeper ! '$inbox_more', ok;
-                _ -> ok
-            end;
-        _ ->
-            ok
+%% How much more the consumer may have; 0: nothing. AreWaiting: whether messages are waiting for it.
+-spec room(AreWaiting :: boolean(), work()) -> cost().
+room(AreWaiting, #work{cells = Cells, kilobytes = Most} = Work) ->
+    {Kilobytes, Messages} = unpack(atomics:get(Cells, ?LEVEL)),
+    Window = atomics:get(Cells, ?WINDOW),
+    Fitted = if AreWaiting -> fitted(Messages, Window, Work);
+                true -> Window
+             end,
+    Fitted =:= Window orelse set_window(Fitted, Work),
+    case Kilobytes < Most andalso Messages < Fitted of
+        true -> trunkline_gate:packed(Most - Kilobytes, Fitted - Messages);
+        false -> 0
     end.
 
+fitted(Messages, Window, #work{window = {Least, Most}}) ->
+    if Messages =< 0 -> min(Most, 2 * Window);
+       Messages < Window -> max(Least, Window - Window div 8);
+       true -> Window
+    end.
+
+%% (A process may say that it is done with more than it had.)
+unpack(Level) when Level < 0 -> {0, Level};
+unpack(Level) -> {trunkline_gate:bytes(Level), trunkline_gate:messages(Level)}.
+
+%% What is left of that room when the consumer has got one more message.
+-spec less(cost(), Room :: cost()) -> cost().
+less(Cost, Room) ->
+    {Kilobytes, 1} = unpack(Cost),
+    case unpack(Room) of
+        {Free, Messages} when Kilobytes < Free, Messages > 1 -> Room - Cost;
+        _ -> 0
+    end.
+
+%% The consumer gets one more. Returns what that costs.
+-spec add(trunkline_gate:charge(), work()) -> cost().
+add(Charge, #work{kind = Kind, cells = Cells}) ->
+    Cost = case Kind of
+               process -> 1;
+               server -> trunkline_gate:packed(trunkline_gate:bytes(Charge) bsr 10, 1)
+           end,
+    ok = atomics:add(Cells, ?LEVEL, Cost),
+    Cost.
+
+%% The consumer is done with that.
+-spec done(work(), cost()) -> ok.
+done(#work{keeper = Keeper, cells = Cells} = Work, Cost) ->
+    Left = atomics:sub_get(Cells, ?LEVEL, Cost),
+    case atomics:get(Cells, ?AWAITED) =:= 1 andalso is_little(Left, Work)
+        andalso atomics:exchange(Cells, ?AWAITED, 0) of
+        1 -> Keeper ! '$inbox_more', ok;
+        _ -> ok
+    end.
+
+is_little(Level, #work{cells = Cells, kilobytes = Most}) ->
+    {Kilobytes, Messages} = unpack(Level),
+    Messages =< atomics:get(Cells, ?FEW) andalso 2 * Kilobytes =< Most.
+
 %% The keeper waits for '$inbox_more', unless the consumer has done enough already. The mark is set
-%% before the number is read, so that a consumer that is done with one in between sees the mark.
+%% before the level is read, so that a consumer that is done with one in between sees the mark.
 -spec wait(work()) -> wait | more.
-wait({_, Cells, _, Few}) ->
+wait(#work{cells = Cells} = Work) ->
     case atomics:get(Cells, ?AWAITED) of
         1 ->
             wait;
         0 ->
             atomics:put(Cells, ?AWAITED, 1),
-            case atomics:get(Cells, ?WORK) =< Few of
+            case is_little(atomics:get(Cells, ?LEVEL), Work) of
                 true -> more;
                 false -> wait
             end
     end.
 
-%% The consumer may have reported more messages as done than it had.
+%% How many messages the consumer has. (It may have reported more as done than it had.)
 -spec size(work()) -> non_neg_integer().
-size({_, Cells, _, _}) -> max(0, atomics:get(Cells, ?WORK)).
+size(#work{cells = Cells}) ->
+    {_, Messages} = unpack(atomics:get(Cells, ?LEVEL)),
+    max(0, Messages).
