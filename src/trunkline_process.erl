@@ -11,7 +11,7 @@
 -moduledoc false.
 
 -export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
--export([label/1, other/3, system/4, unexpected/2]).
+-export([label/1, is_own/0, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
 -export([is_connected/1, controller/1, monitor/1, monitor_connected/1, send_connected/2,
          send_apart/2, deliver/2]).
@@ -130,6 +130,16 @@ label(Module, Function, Args) ->
     case erlang:function_exported(Module, Function, length(Args)) of
         true -> apply(Module, Function, Args);
         false -> ok
+    end.
+
+%% Whether the calling process is one of those below Trunkline's supervisor. It may run users' code
+%% all the same: logger calls its handlers in the process that logs. If these send by Trunkline,
+%% they must not wait for what only this process, or one that waits for it, can do.
+-spec is_own() -> boolean().
+is_own() ->
+    case get('$ancestors') of
+        Ancestors when is_list(Ancestors) -> lists:member(trunkline_sup, Ancestors);
+        _ -> false
     end.
 
 %% --- system messages ----------------------------------------------------------------

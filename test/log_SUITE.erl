@@ -7,13 +7,13 @@
 
 -export([all/0, suite/0]).
 -export([texts/1, connections/1, every_what/1, default_handler/1, no_default_handler/1,
-         come_and_go/1, lost/1, link_killed/1]).
+         come_and_go/1, handler_calls/1, handler_sends/1, lost/1, link_killed/1]).
 -export([log/2, report/1]).
 
 suite() -> [{timetrap, {minutes, 2}}].
 
 all() -> [texts, connections, every_what, default_handler, no_default_handler, come_and_go,
-          lost, link_killed].
+          handler_calls, handler_sends, lost, link_killed].
 
 %% One of each.
 reports() ->
@@ -135,6 +135,47 @@ come_and_go(_) ->
                                end)),
     cluster:stop(A).
 
+    ?assertEqual(hello,
+                 cluster:call(A, trunkline, call, [{mailroom, NodeB}, {echo, hello}])),
+%% wait for itself.
+handler_calls(_) ->
+    {A, B} = with_handler(call, []),
+    NodeB = cluster:node_of(B),
+    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
+    cluster:await(fun() -> not lists:member(NodeB, cluster:call(A, erlang, nodes, [])) end),
+    true = cluster:call(A, net_kernel, connect_node, [NodeB]),
+    cluster:await_up(A, B),
+    ?assertEqual(hello, cluster:call(A, trunkline, call, [{mailroom, NodeB}, {echo, hello}])),
+    ok = cluster:call(A, application, stop, [trunkline]),
+    cluster:stop_all([A, B]).
+
+%% A handler sends to the peer while that takes nothing.
+handler_sends(_) ->
+    {A, B} = with_handler(send, [{lanes, 1}, {queue_bytes, 4096}]),
+    NodeB = cluster:node_of(B),
+    cluster:suspend(B),
+    Message = binary:copy(<<0>>, 1000),
+    Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
+    _ = cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end),
+    cluster:await(fun() -> #{lanes := [#{waiting := N}]} = cluster:info(A, B), N > 0 end),
+    cluster:kill(B),
+    cluster:await(fun() ->
+                          #{state := State} = cluster:info(A, B),
+                          State =:= down orelse State
+                  end),
+    ok = cluster:call(A, application, stop, [trunkline]),
+    cluster:stop(A).
+
+with_handler(How, Options) ->
+    {A, B} = cluster:pair(Options),
+    {ok, _} = cluster:call(B, gen_server, start, [{local, mailroom}, mailroom, #{}, []]),
+    Server = {mailroom, cluster:node_of(B)},
+    ok = cluster:call(A, fun() ->
+                                 ok = logger:set_application_level(trunkline, info),
+                                 logger:add_handler(?MODULE, ?MODULE, #{config => {How, Server}})
+                         end),
+    {A, B}.
+
 %% What is counted as lost when a node ends is in the log: what was in the lane, and what senders
 %% waited with.
 lost(_) ->
@@ -193,6 +234,10 @@ report(#{level := Level, msg := {report, #{what := _} = Report}}) -> {true, {Lev
 report(_) -> false.
 
 %% A handler. Runs at the node.
+log(#{msg := {report, #{what := _}}}, #{config := {call, Server}}) ->
+    trunkline:call(Server, {echo, logged}, infinity);
+log(#{msg := {report, #{what := _}}}, #{config := {send, Server}}) ->
+    trunkline:send(Server, logged);
 log(#{msg := {report, #{what := What, module := Module}}, meta := #{domain := Domain}}, _) ->
     io:format(user, "~0p~n", [{Domain, What, Module}]);
 log(_, _) ->

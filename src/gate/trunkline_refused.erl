@@ -4,6 +4,9 @@
 %% link until there is room, or until it is clear whether there are lanes. How long it waits at most
 %% is its patience. If the node goes meanwhile, the message is lost.
 %%
+%% A process of Trunkline's own, in which a user's log handler sends, does not wait, and uses plain
+%% distribution: the link may be that process, or may wait for it.
+%%
 %% A sender may have a long mailbox. It waits for a reference that was made after those messages
 %% came, so the runtime system need not search them.
 -module(trunkline_refused).
@@ -53,7 +56,9 @@ wait_for_room(Link, Full, Charge, Ticket, Patience, Stats) ->
     end.
 
 wait(Link, What, Patience) ->
-    case trunkline_room:wait(Link, What, Patience) of
+    case trunkline_process:is_own() orelse trunkline_room:wait(Link, What, Patience) of
+        true ->
+            direct;
         down ->
             %% Another link takes over within milliseconds, and publishes
             %% another route.

@@ -114,7 +114,8 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                     ok = watch_full(Keeper, Gate),
                     refused;
                IsOwn ->
-                    %% The owner may always send to itself: only it can make room.
+                    %% The owner may always send to itself: only it can make room. (So may a log
+                    %% handler in a process of Trunkline, which senders may wait for.)
                     ok = trunkline_inbox_gate:force(Charge, Gate),
                     {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
@@ -150,9 +151,10 @@ watch_full(Keeper, Gate) ->
         false -> gen_server:cast(?MODULE, {watch, Keeper})
     end.
 
-%% Whether the inbox is the calling process's own.
+%% Whether the inbox is the calling process's own, or this is a process of Trunkline.
 is_own(Keeper) ->
-    trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined.
+    trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined
+        orelse trunkline_process:is_own().
 
 %% Takes back the charge of a message that could not be sent after all.
 -spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.

@@ -329,10 +329,12 @@ reply_or(Ref, Else) ->
     end.
 
 %% The process to monitor for a request to that node. Waits until it is clear whether there is a
-%% session. `direct': there are no lanes.
+%% session. `direct': there are no lanes, or they may wait for the calling process.
 -spec watch(node(), patience()) -> pid() | direct | unreachable | nosuspend | timeout.
 watch(Node, Patience) ->
-    case trunkline_peers:watch(Node) of
+    case not trunkline_process:is_own() andalso trunkline_peers:watch(Node) of
+        false ->
+            direct;
         none ->
             case trunkline_refused:await_session(Node, Patience) of
                 ok -> watch(Node, Patience);
