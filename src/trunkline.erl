@@ -382,12 +382,7 @@ ok
 cast({global, Name}, Request) ->
     cast({via, global, Name}, Request);
 cast({via, Module, Name}, Request) ->
-    try Module:whereis_name(Name) of
-        Pid when is_pid(Pid) -> do_cast(Pid, Request);
-        _ -> ok
-    catch
-        _:_ -> ok                     % gen_server ignores it, too
-    end;
+    trunkline_send:via(Module, Name, {'$gen_cast', Request});
 cast({Name, Node} = Server, Request) when is_atom(Name), is_atom(Node) ->
     do_cast(Server, Request);
 cast(Server, Request) when is_atom(Server); is_pid(Server) ->

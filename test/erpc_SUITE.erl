@@ -14,9 +14,8 @@
          requests/1, collections/1, erpcs_collections/1,
          output/1]).
 -export([by_lane/1, not_started/1, order/1, direct_outcome/1, outcome_of_linked/1,
-         direct_with_uneven_list/1,
-         direct_with_large_outcome/1,
-         direct_burst/1, direct_and_waits/1, direct_calls/1, direct_to_limited_heaps/1,
+         direct_with_uneven_list/1, direct_with_large_outcome/1, direct_burst/1,
+         direct_and_waits/1, direct_calls/1, direct_are_counted/1, direct_to_limited_heaps/1,
          behind_large/1, large_is_killed/1, long_mailbox/1, many/1, no_process_left/1,
          dead_caller/1, killed_there/1, killed_here/1, disconnected/1, stopped_and_continued/1,
          restarted/1, leaves/1, casts_on_the_way/1, nothing_remembered/1, silent_node/1,
@@ -37,9 +36,8 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
           by_lane, not_started, order, direct_outcome, outcome_of_linked,
-          direct_with_uneven_list,
-          direct_with_large_outcome, direct_burst,
-          direct_and_waits, direct_calls, direct_to_limited_heaps, behind_large, large_is_killed,
+          direct_with_uneven_list, direct_with_large_outcome, direct_burst, direct_and_waits,
+          direct_calls, direct_are_counted, direct_to_limited_heaps, behind_large, large_is_killed,
           long_mailbox, many, no_process_left, dead_caller, killed_there, killed_here, disconnected,
           stopped_and_continued, restarted, leaves, casts_on_the_way, nothing_remembered,
           silent_node, full_nodes, odd_arguments].
@@ -1001,6 +999,27 @@ direct_calls(_) ->
               cluster:call(B, erlang, send, [Executor, go]),
               ?assertEqual({ok, ok}, results(A, Pid))
       end, [{Peer, List} || Peer <- [A, B], List <- [rows(), [short]]]),
+    cluster:stop_all([A, B]).
+
+%% They are counted as what they are: a message there, and one back.
+direct_are_counted(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Node = cluster:node_of(B),
+    Counts = fun() ->
+                     [lists:sum([maps:get(Key, Lane) || Lane <- Lanes])
+                      || #{lanes := Lanes} <- [cluster:info(A, B), cluster:info(B, A)],
+                         Key <- [messages, received_messages]]
+             end,
+    Calls = fun() -> [ok = trunkline_erpc:call(Node, erlang, apply, [fun() -> ok end, []])
+                      || _ <- lists:seq(1, 100)] end,
+    Before = Counts(),
+    Direct = count_direct(B, fun() -> cluster:call(A, Calls) end),
+    ?assert(Direct > 0),
+    %% (Those that go by lane are counted, too, and so are commands.)
+    cluster:await(fun() ->
+                          More = lists:zipwith(fun erlang:'-'/2, Counts(), Before),
+                          lists:min(More) >= 100 orelse More
+                  end),
     cluster:stop_all([A, B]).
 
 direct_call([_ | _], return) -> returned;

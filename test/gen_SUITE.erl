@@ -11,7 +11,7 @@
          end_per_group/2]).
 -export([calls/1, server_ends/1, requests/1, collections/1, request_errors/1, events/1, managers/1,
          casts/1, multi_calls/1]).
--export([odd_arguments/1, foreign_ids/1, names_once/1, everywhere/1, bad_nodes/1,
+-export([odd_arguments/1, foreign_ids/1, names_once/1, name_of_many/1, everywhere/1, bad_nodes/1,
          late_replies/1, mixed_collection/1, order/1, long_mailbox/1, server_dies/1,
          processes_killed/1, node_goes/1, not_alive/1, stopped_host/1, asked_while_down/1]).
 -export([held/3, alone/0, counting/1, foreign/2, asked/0]).
@@ -23,7 +23,7 @@
 suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [{group, local}, {group, plain}, {group, lanes},
-          odd_arguments, foreign_ids, names_once, everywhere, bad_nodes, late_replies,
+          odd_arguments, foreign_ids, names_once, name_of_many, everywhere, bad_nodes, late_replies,
           mixed_collection, order, long_mailbox, server_dies, processes_killed, node_goes,
           not_alive, stopped_host, asked_while_down].
 
@@ -857,6 +857,17 @@ names_once(Config) ->
                              end),
               ?assertEqual({There, [1, 1, 1]}, {There, Lookups})
       end, [a, plain, lanes]).
+
+%% A registry may send to several processes, of which it does not know one by that name.
+name_of_many(_) ->
+    To = {via, via_test, {all, [self(), self()]}},
+    [begin
+         ok = Send(To, hello),
+         [receive Expected -> ok after ?LONG -> error({Expected, missing}) end || _ <- [1, 2]]
+     end || {Send, Expected} <- [{fun gen_server:cast/2, {'$gen_cast', hello}},
+                                 {fun trunkline_gen_server:cast/2, {'$gen_cast', hello}},
+                                 {fun trunkline_gen_statem:cast/2, {'$gen_cast', hello}},
+                                 {fun trunkline_gen_event:notify/2, {notify, hello}}]].
 
 %% --- many nodes -------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@
          reply_to_a_lease/1, lease_ends/1, lease_of_another_session/1, not_in_turn/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
--export([replies_among_messages/1]).
+-export([replies_among_messages/1, tokens_of_others/1]).
 -export([full_while_lanes_come_up/1]).
 -export([lanes_come_up/1, peer_stops_and_starts/1, sender_stops_and_starts/1, both_stop/1]).
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
@@ -27,10 +27,40 @@ all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lan
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, drain_goes_on,
-          any_traffic, replies_among_messages,
+          any_traffic, replies_among_messages, tokens_of_others,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
           both_stop, connection_breaks, lane_connections_break, mailboxes_off_heap,
           replies_at_the_start].
+
+%% The token of a traced message (seq_trace) is not put on messages of others in the same lane.
+tokens_of_others(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    Receiver = cluster:call(B, fun() -> spawn(fun() -> tokens(10_000, #{}) end) end),
+    Send = fun(Who) -> [trunkline:send(Receiver, {Who, N}) || N <- lists:seq(1, 1000)] end,
+    Traced = fun() -> seq_trace:set_token(label, 42), Send(traced) end,
+    cluster:call(A, fun() ->
+                            Monitors = [spawn_monitor(F) || F <- [Traced
+                                                                  | [fun() -> Send(other) end
+                                                                     || _ <- lists:seq(1, 9)]]],
+                            [receive {'DOWN', Ref, _, _, Why} -> normal = Why end
+                             || {_, Ref} <- Monitors]
+                    end),
+    Tokens = cluster:call(B, fun() ->
+                                     Receiver ! {count, self()},
+                                     receive {Receiver, Counts} -> Counts end
+                             end),
+    ?assertEqual([], [Token || {other, Token} <- maps:keys(Tokens), Token =/= []]),
+    ?assertEqual(9000, maps:get({other, []}, Tokens)),
+    cluster:stop_all([A, B]).
+
+tokens(0, Counts) ->
+    receive {count, From} -> From ! {self(), Counts} end;
+tokens(Left, Counts) ->
+    receive
+        {Who, _} when Who =/= count ->
+            tokens(Left - 1, maps:update_with({Who, seq_trace:get_token()}, fun(N) -> N + 1 end, 1,
+                                              Counts))
+    end.
 
 %% A long list is not measured, and its size is estimated all the same. What is known of its
 %% elements says of which kind it is.

@@ -11,7 +11,8 @@
          gen_server_exits/1, gen_server_requests/1, gen_statem/1, gen_event/1, erpc/1, rpc/1,
          monitor/1, handbook/1]).
 -export([grammar/1, lines/1, names/1, imported_to_self/1, table/1, warnings/1,
-         silence/1, classes/1, bad_options/1, untouched/1, types/1, otp/1, ourselves/1]).
+         silence/1, classes/1, bad_options/1, untouched/1, types/1, named_clause/1, otp/1,
+         ourselves/1]).
 -export([start_servers/0, run/2]).
 -export([init/1, handle_event/2, handle_call/2, terminate/2]).
 
@@ -19,7 +20,7 @@ suite() -> [{timetrap, {minutes, 30}}].
 
 all() ->
     [{group, nodes}, grammar, lines, names, imported_to_self, table, warnings, silence, classes,
-     bad_options, untouched, types, otp, ourselves].
+     bad_options, untouched, types, named_clause, otp, ourselves].
 
 groups() ->
     [{nodes, [],
@@ -394,6 +395,12 @@ types(_) ->
     ?assertEqual(forms(io_lib:format(Text, [trunkline_gen_server, trunkline_gen_event]), 1),
                  parse_transform(forms(io_lib:format(Text, [gen_server, gen_event]), 1),
                                  [{trunkline_transform, [send, gen_server, gen_event]}])).
+
+%% The specification of a function with the name `clause' looks like a list of clauses.
+named_clause(_) ->
+    Text = "-module(m).\n-export([clause/1]).\n-callback clause(pid()) -> x.\n"
+        "-spec clause(pid()) -> x.\nclause(P) -> P ! x.\n",
+    ?assertMatch({ok, m, _}, compile:forms(forms(Text), transform())).
 
 %% OTP's own modules: those that say nothing stay as they are, and the others compile.
 otp(_) ->

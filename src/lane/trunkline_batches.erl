@@ -179,6 +179,8 @@ by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = 
 %% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges.
 send(Charge, Entries, Way, Urgent,
      #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Past} = B) ->
+    %% The token of the last message that the lane has received is not that of all others.
+    _ = seq_trace:set_token([]),
     Now = erlang:monotonic_time(nanosecond),
     Messages = trunkline_gate:messages(Charge),
     Reported = Charge + trunkline_gate:packed(0, trunkline_bypass:unreported(Past)),

@@ -1,9 +1,9 @@
-%% Sends one message to one destination, for trunkline:send/2,3: by way of its inbox if it has one,
-%% by lane if it is at another node that has lanes, and otherwise by plain distribution.
+%% Sends one message to one destination, for trunkline:send/2,3 and casts: by way of its inbox if it
+%% has one, by lane if it is at another node that has lanes, and otherwise by plain distribution.
 -module(trunkline_send).
 -moduledoc false.
 
--export([send/2, send/3]).
+-export([send/2, send/3, via/3]).
 
 -spec send(trunkline:destination(), Message) -> Message.
 send(To, Message) ->
@@ -19,6 +19,26 @@ send(To, Message) ->
           ok | nosuspend | noconnect.
 send(To, Message, {Patience, _} = How) ->
     entered(trunkline_bounded:enter(To, Message, Patience), To, Message, How).
+
+%% Sends to the process that has the name in that registry. If there is none, the registry may know
+%% better: some have names of many processes. Errors are ignored, as gen_server:cast/2 does.
+-spec via(module(), Name :: term(), Message :: term()) -> ok.
+via(Module, Name, Message) ->
+    try
+        case whereis_name(Module, Name) of
+            Pid when is_pid(Pid) -> send(Pid, Message);
+            _ -> Module:send(Name, Message)
+        end
+    of
+        _ -> ok
+    catch
+        _:_ -> ok
+    end.
+
+whereis_name(Module, Name) ->
+    try Module:whereis_name(Name)
+    catch _:_ -> none
+    end.
 
 entered(none, To, Message, How) ->
     send_on(To, Message, How);

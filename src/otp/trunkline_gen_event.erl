@@ -61,12 +61,7 @@ ok
 notify({global, Name}, Event) ->
     notify({via, global, Name}, Event);
 notify({via, Module, Name}, Event) ->
-    try Module:whereis_name(Name) of
-        Pid when is_pid(Pid) -> notify(Pid, Event);
-        _ -> ok
-    catch
-        _:_ -> ok                     % gen_event ignores it, too
-    end;
+    trunkline_send:via(Module, Name, {notify, Event});
 notify(Managers, Event) when is_list(Managers) ->
     ?BAD_ARGUMENT(badarg, [Managers, Event]);         % send/2 would take it for many
 notify(Manager, Event) ->

@@ -242,7 +242,7 @@ is_silent(Form, {_, _, Warning}, Options) ->
 %% Walks from the inside out, in the order of the text. Only one of several clauses is executed, so
 %% what one clause sends does not come before what the next one sends.
 walk([Clause | _] = Clauses, Scope, #seen{sent = Before} = Seen)
-  when element(1, Clause) =:= clause ->
+  when element(1, Clause) =:= clause, tuple_size(Clause) =:= 5 ->
     lists:mapfoldl(fun(Each, #seen{sent = Sent} = Seen0) ->
                            {Walked, Seen1} =
                                walk(tuple_to_list(Each), Scope, Seen0#seen{sent = Before}),

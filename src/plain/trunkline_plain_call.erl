@@ -12,7 +12,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/2, ended/3, may_end_with/2, await_delivery/1]).
+-export([start/2, came/1, ended/3, may_end_with/2, await_delivery/1]).
 
 %% Bytes of a long call. For that the lanes are no better, however many callers there are.
 -define(LONG, 4096).
@@ -39,11 +39,26 @@ start(Size, Message, Ix, #route{stats = Stats, concurrency = Concurrency} = Rout
     case is_suited(Size, Message, Route)
         andalso trunkline_concurrency:bypass(Bytes >= ?LONG, Concurrency) of
         true ->
-            trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes),
+            ok = count(Stats, Ix, Bytes),
             {true, Bytes};
         false ->
             false
     end.
+
+count(Stats, Ix, Bytes) ->
+    trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
+    trunkline_stats:add(Stats, {lane, Ix}, bytes, Bytes).
+
+%% Counts the outcome of a call that has come from that node by plain distribution.
+-spec came(node()) -> ok.
+came(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{} = Route -> count_received(Route);
+        none -> ok
+    end.
+
+count_received(#route{lanes = Lanes, stats = Stats}) ->
+    trunkline_stats:add(Stats, {lane, ?LANE_OF(self(), Lanes)}, received_messages, 1).
 
 %% A call to that node has ended, whichever way it went. Started is when it began.
 -spec ended(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
@@ -55,14 +70,17 @@ ended(Node, Way, Started) ->
             ok
     end.
 
-%% Whether the exit reason of an executor may tell that node the outcome.
+%% Whether the exit reason of an executor may tell that node the outcome. If so it does.
 -spec may_end_with(Outcome :: term(), node()) -> boolean().
 may_end_with(Outcome, Node) ->
     case trunkline_route:lookup(Node) of
-        #route{} = Route ->
+        #route{lanes = Lanes, stats = Stats} = Route ->
+            ok = count_received(Route),                  % the call
             Size = trunkline_shape:size(Outcome),
-            trunkline_in_turn:may_go_at_once(trunkline_shape:charge(Size))
-                andalso is_suited(Size, Outcome, Route);
+            Charge = trunkline_shape:charge(Size),
+            trunkline_in_turn:may_go_at_once(Charge)
+                andalso is_suited(Size, Outcome, Route)
+                andalso count(Stats, ?LANE_OF(self(), Lanes), trunkline_gate:bytes(Charge)) =:= ok;
         none ->
             true
     end.
