@@ -54,7 +54,10 @@
 -spec compare(node(), options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
     Self = self(),
-    {Pid, Ref} = spawn_monitor(fun() -> Self ! {self(), measured(Node, Options)} end),
+    {Pid, Ref} = spawn_monitor(fun() ->
+                                       ok = end_with(Self),
+                                       Self ! {self(), measured(Node, Options)}
+                               end),
     receive
         {Pid, {ok, Report} = Measured} ->
             demonitor(Ref, [flush]),
@@ -73,6 +76,19 @@ compare(Node, Options) ->
             receive {Pid, _} -> ok after 0 -> ok end,
             {error, timeout}
     end.
+
+%% Another process kills the calling one when that one ends.
+end_with(Caller) ->
+    Measuring = self(),
+    _ = spawn(fun() ->
+                      Ref = monitor(process, Measuring),
+                      Its = monitor(process, Caller),
+                      receive
+                          {'DOWN', Its, process, _, _} -> exit(Measuring, kill);
+                          {'DOWN', Ref, process, _, _} -> ok
+                      end
+              end),
+    ok.
 
 measured(Node, Options) ->
     case may(Node, maps:get(force, Options, false)) of

@@ -149,11 +149,13 @@ once(Node) ->
 run(Node, Options) ->
     Ref = make_ref(),
     Top = self(),
-    _ = spawn_link(fun() -> read(Top, Ref) end),
+    Reader = spawn_link(fun() -> read(Top, Ref) end),
     is_terminal() andalso io:put_chars("\e[2J"),
-    look(#top{node = Node, reader = Ref, before = none,
-              interval = maps:get(interval, Options, ?INTERVAL),
-              show = maps:get(show, Options, peers), sort = maps:get(sort, Options, name)}).
+    ok = look(#top{node = Node, reader = Ref, before = none,
+                   interval = maps:get(interval, Options, ?INTERVAL),
+                   show = maps:get(show, Options, peers), sort = maps:get(sort, Options, name)}),
+    unlink(Reader),
+    receive {'EXIT', Reader, _} -> ok after 0 -> ok end.
 
 %% Reads lines until it is told to quit, so that it never takes one from the shell afterwards.
 read(Top, Ref) ->

@@ -68,6 +68,9 @@ file_of(Name) ->
 %% Whether a module belongs to OTP, or to Trunkline. The transform itself reports calls of those.
 -spec is_otp(module()) -> boolean().
 is_otp(Module) ->
+    lists:member(Module, modules_of(trunkline)) orelse is_in_otp(Module).
+
+is_in_otp(Module) ->
     case code:which(Module) of
         File when is_list(File), File =/= "" ->
             [Name | _] = string:split(filename:basename(filename:dirname(filename:dirname(File))),
@@ -91,6 +94,12 @@ modules(Names) ->
 %% An application is not loaded for this: that would set its environment, which others may want
 %% to do first.
 modules_of(Name) ->
+    case listed(Name) of
+        Modules when is_list(Modules) -> [Module || Module <- Modules, is_atom(Module)];
+        _ -> []
+    end.
+
+listed(Name) ->
     case application:get_key(Name, modules) of
         {ok, Modules} ->
             Modules;
