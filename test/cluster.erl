@@ -11,7 +11,7 @@
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
          find/2, by_module/1, hold/1, release/0, is_a/2, in_loop/1, writers/1, is_at_rest/1,
-         is_awaited/2, count_calls/3]).
+         is_awaited/2, agent/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0, tls_connections/0]).
 
 -include("../src/gate/trunkline_route.hrl").
@@ -314,10 +314,12 @@ is_at_rest(Pid) ->
     process_info(Pid, [message_queue_len, status]) =:= [{message_queue_len, 0}, {status, waiting}].
 
 %% Whether that inlet at B, as an agent, waits for a reply.
-is_awaited(Inlet, B) ->
+is_awaited(Inlet, B) -> trunkline_agent:is_awaited(agent(Inlet, B)).
+
+agent(Inlet, B) ->
     [Agent] = [Part || Part <- tuple_to_list(call(B, sys, get_state, [Inlet])),
                        is_tuple(Part), element(1, Part) =:= agent],
-    trunkline_agent:is_awaited(Agent).
+    Agent.
 
 %% How often these functions are called at that node while Fun is executed.
 count_calls(A, Functions, Fun) ->

@@ -9,7 +9,8 @@
 -export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1,
          ends_together/1, parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
--export([short_mailbox/1, own_requests/1, takes_by_itself/1, few_long_ones/1, block/1,
+-export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
+         takes_by_itself/1, few_long_ones/1, block/1,
          block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, calls_stay/1,
          urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
@@ -38,8 +39,9 @@ groups() ->
     [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, supervised,
                 ends_together, parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
-     {floods, [short_mailbox, own_requests, takes_by_itself, few_long_ones, block, block_bytes,
-               reject, drop_newest, drop_oldest, drop_flood, calls_stay, urgent]},
+     {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
+               few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
+               drop_flood, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
                   requests_refused, wrong_server_options, done_alone]},
@@ -762,6 +764,77 @@ short_mailbox(B, Nodes, Options, Most) ->
     ?assert(Messages =< 1000 + ?CALLS),
     cluster:await(fun() -> idle(B) end),
     ok = cluster:call(B, gen_server, stop, [Inbox]).
+
+%% While init/1 runs, senders are bounded as they are later.
+slow_start(_) ->
+    {A, B} = cluster:pair([]),
+    To = {?NAME, cluster:node_of(B)},
+    Start = fun(How) ->
+                    cluster:call(B, mailroom, start, [{local, ?NAME}, How, #{messages => 100}])
+            end,
+    {ok, First} = Start(#{}),
+    await_known([A], B),
+    ok = cluster:call(B, gen_server, stop, [First]),
+    _ = spawn_link(fun() -> {ok, _} = Start(#{until_go => true}) end),
+    cluster:await(fun() -> is_pid(cluster:call(B, erlang, whereis, [starting])) end),
+    Keeper = cluster:call(B, erlang, whereis, [?NAME]),
+    Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 4), 1000, 100])}
+               || N <- [A, B]],
+    cluster:await(fun() ->
+                          Waiting = [cluster:call(N, trunkline_inboxes, senders, [Keeper])
+                                     || N <- [A, B]],
+                          [4, 4] =:= [Each || #{waiting := Each} <- Waiting] orelse Waiting
+                  end),
+    {message_queue_len, Length} =
+        cluster:call(B, erlang, process_info, [Keeper, message_queue_len]),
+    ?assert(Length =< 200),                          % also what is no message of a sender
+    cluster:call(B, erlang, send, [starting, go]),
+    finished(Senders, 1000),
+    all_in_order(B, Senders, 1000),
+    ?assertMatch(#{dropped := 0}, cluster:call(B, trunkline_inbox, info, [?NAME])),
+    cluster:stop_all([A, B]).
+
+%% Processes flood the inbox with `!', so that it drops nearly everything. The server gets what it
+%% can do all the same, though its word is behind all that.
+overload(_) ->
+    B = cluster:start([]),
+    {ok, Inbox} = cluster:call(B, mailroom, start,
+                               [{local, ?NAME}, #{}, #{policy => drop_newest, messages => 1000}]),
+    Flood = fun Flood() -> Inbox ! {from, x, 1, x}, Flood() end,
+    Floods = cluster:call(B, fun() -> [spawn(Flood) || _ <- [1, 2]] end),
+    Passed = fun() ->
+                     #{passed := N, dropped := Dropped} =
+                         cluster:call(B, trunkline_inbox, info, [?NAME]),
+                     {N, Dropped}
+             end,
+    cluster:await(fun() -> {N, Dropped} = Passed(), Dropped > 100_000 andalso N > 20_000 end),
+    _ = [cluster:call(B, erlang, exit, [Pid, kill]) || Pid <- Floods],
+    cluster:stop(B).
+
+%% All that was outstanding is lost with the lanes. Calls are refused only until that is known.
+all_lost(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    To = {?NAME, cluster:node_of(B)},
+    {ok, _} = cluster:call(B, mailroom, start,
+                           [{local, ?NAME}, #{}, #{policy => reject, messages => 10}]),
+    await_known([A], B),
+    cluster:await(fun() -> idle(B) end),
+    cluster:call(A, fun() ->
+                            [Lane] = cluster:find(lanes, element(2, To)),
+                            true = erlang:suspend_process(Lane),
+                            _ = [ok = trunkline:send(To, {from, x, N, x}, [nosuspend])
+                                 || N <- lists:seq(1, 10)],
+                            exit(Lane, kill)
+                    end),
+    cluster:await_up(A, B),
+    cluster:await(fun() ->
+                          try cluster:call(A, trunkline, call, [To, {echo, hello}]) of
+                              hello -> true
+                          catch
+                              exit:Reason -> Reason
+                          end
+                  end, ?LONG),
+    cluster:stop_all([A, B]).
 
 %% A server that takes messages out of its mailbox by itself gets the others all the same, when one
 %% more comes.

@@ -72,6 +72,10 @@ init(How) ->
     _ = [process_flag(trap_exit, true) || is_map_key(trap, How)],
     _ = [ets:new(Table, [named_table]) || #{table := Table} <- [How]],
     _ = [receive never -> ok end || is_map_key(wait, How)],
+    _ = [begin
+             true = register(starting, self()),
+             receive go -> unregister(starting) end
+         end || is_map_key(until_go, How)],
     {ok, #{how => How, summary => #{}, list => []}}.
 
 handle_call({echo, Term}, _, S) -> {reply, Term, S};

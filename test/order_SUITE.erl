@@ -10,7 +10,8 @@
 -export([all/0, suite/0]).
 -export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
-         reply_to_a_lease/1, lease_ends/1, lease_of_another_session/1, not_in_turn/1]).
+         reply_to_a_lease/1, lease_ends/1, lease_is_over/1, lease_of_another_session/1,
+         not_in_turn/1, not_asked/1, name_of_another/1]).
 -export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
 -export([replies_among_messages/1, tokens_of_others/1]).
@@ -25,7 +26,8 @@ suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
-          reply_to_a_lease, lease_ends, lease_of_another_session, reply_behind_messages,
+          reply_to_a_lease, lease_ends, lease_is_over, lease_of_another_session,
+          not_asked, name_of_another, reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, drain_goes_on,
           any_traffic, replies_among_messages, tokens_of_others,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
@@ -420,6 +422,95 @@ lease_ends(_) ->
                       cluster:call(A, fun() -> call_until_it_ends(Server) end))
      end || _ <- lists:seq(1, 10)],
     cluster:stop_all([A, B]).
+
+%% A lease is over while the server's lane stands still. Until that goes on, the server has to ask:
+%% a request, and its reply, may be there.
+lease_is_over(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    NodeA = cluster:node_of(A),
+    Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+    ok = cluster:call(A, fun() -> trunkline:call(Server, {reply, long()}) end),
+    [Inlet] = cluster:call(B, cluster, by_module, [trunkline_inlet]),
+    %% {server, Monitor, Lane, Leased, Callers}
+    Leased = fun() ->
+                     Servers = element(3, cluster:agent(Inlet, B)),
+                     element(4, maps:get(Server, Servers))
+             end,
+    Marks = fun() ->
+                    cluster:call(B, fun() ->
+                                            #route{bypass = Bypass} = trunkline_route:lookup(NodeA),
+                                            atomics:get(Bypass, erlang:phash2(Server, 1024) + 1)
+                                    end)
+            end,
+    ok = cluster:call(B, fun() -> cluster:hold([lane_to(NodeA)]) end),
+    cluster:await(fun() -> is_reference(Leased()) orelse Leased() end),
+    ?assertEqual(1, Marks()),
+    cluster:call(B, cluster, release, []),
+    cluster:await(fun() -> {Leased(), Marks()} =:= {0, 0} end),
+    cluster:stop_all([A, B]).
+
+%% A lane stands still. Senders of long terms ask it once each, and not again until it goes on.
+not_asked(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
+    NodeB = cluster:node_of(B),
+    Lane = cluster:call(A, ?MODULE, lane_to, [NodeB]),
+    ok = cluster:call(A, cluster, hold, [[Lane]]),
+    Attempt = fun() -> try trunkline:call(Server, {reply, long()}, 150) of
+                           ok -> ok
+                       catch
+                           exit:{timeout, _} -> timeout
+                       end
+              end,
+    Attempts = cluster:call(A, fun() ->
+                                       Pids = [spawn_monitor(fun() ->
+                                                   exit([Attempt() || _ <- lists:seq(1, 10)])
+                                               end) || _ <- lists:seq(1, 5)],
+                                       [receive {'DOWN', Ref, _, _, Outcomes} -> Outcomes end
+                                        || {_, Ref} <- Pids]
+                               end),
+    ?assertEqual([timeout || _ <- lists:seq(1, 50)], lists:append(Attempts)),
+    {messages, Messages} = cluster:call(A, erlang, process_info, [Lane, messages]),
+    Asks = [Ask || Ask <- Messages, element(1, Ask) =:= ask],
+    ?assert(length(Asks) =< 5),
+    cluster:call(A, cluster, release, []),
+    ok = cluster:call(A, fun() -> trunkline:call(Server, {reply, long()}) end),
+    MayAsk = fun() ->
+                     #route{bypass = Bypass} = trunkline_route:lookup(NodeB),
+                     trunkline_bypass:may_ask(1, Bypass)
+             end,
+    cluster:await(fun() -> cluster:call(A, MayAsk) end),
+    cluster:stop_all([A, B]).
+
+%% A long term to a name stays behind a large message of the same sender: by the time that it
+%% arrives the receiver of that may have the name.
+name_of_another(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    To = {of_another, cluster:node_of(B)},
+    [First, Second] = [cluster:call(B, fun() -> spawn(fun() -> kinds([]) end) end) || _ <- [1, 2]],
+    true = cluster:call(B, erlang, register, [of_another, First]),
+    ok = cluster:call(B, fun() -> cluster:hold(cluster:find(dock, cluster:node_of(A))) end),
+    cluster:call(A, fun() ->
+                            trunkline:send(Second, binary:copy(<<7>>, 1_000_000)),
+                            trunkline:send(To, long())
+                    end),
+    true = cluster:call(B, fun() -> unregister(of_another), register(of_another, Second) end),
+    cluster:call(B, cluster, release, []),
+    cluster:await(fun() ->
+                          Got = [cluster:call(B, fun() ->
+                                                         Pid ! {tell, self()},
+                                                         receive {Pid, Kinds} -> Kinds end
+                                                 end) || Pid <- [First, Second]],
+                          Got =:= [[], [binary, list]] orelse Got
+                  end),
+    cluster:stop_all([A, B]).
+
+kinds(Got) ->
+    receive
+        {tell, From} -> From ! {self(), lists:reverse(Got)}, kinds(Got);
+        Message when is_binary(Message) -> kinds([binary | Got]);
+        Message when is_list(Message) -> kinds([list | Got])
+    end.
 
 %% The session ends before a lease does.
 lease_of_another_session(_) ->

@@ -172,8 +172,10 @@ is_bounded(Key) -> find(Key) =/= none.
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) ->
     case find(Key) of
-        #row{policy = reject, gate = Gate} -> trunkline_inbox_gate:is_refusing(Gate);
-        _ -> false
+        #row{policy = reject, gate = Gate, keeper = Keeper} ->
+            trunkline_inbox_gate:is_refusing(Gate) andalso watch_full(Keeper, Gate) =:= ok;
+        _ ->
+            false
     end.
 
 %% The row of what a sender sends to. (A name of this node may belong to another process already.)
@@ -440,15 +442,22 @@ refresh(S) ->
 
 %% --- inboxes of this node -------------------------------------------------------------
 
-registered({{Keeper, Name, Policy, _} = Inbox, _, Stats, _} = Registration,
-           #state{guests = Guests} = S) ->
-    ok = trunkline_inbox_stats:waiting(Stats, 0),
+registered({{Keeper, _, _, _} = Inbox, _, Stats, _} = Registration, S) ->
+    IsKnown = trunkline_own_inboxes:inbox(Keeper) =/= none,
     ok = trunkline_own_inboxes:add(Registration),
-    _ = monitor(process, Keeper),
-    S1 = tell_old({introduced, [Inbox]}, row(Inbox, S)),
+    case IsKnown of
+        true ->
+            S;                               % its server has started
+        false ->
+            ok = trunkline_inbox_stats:waiting(Stats, 0),
+            _ = monitor(process, Keeper),
+            named(Inbox, tell_old({introduced, [Inbox]}, row(Inbox, S)))
+    end.
+
+named({Keeper, Name, Policy, _}, #state{guests = Guests} = S) ->
     case Name =/= undefined andalso is_bounding(Policy) of
-        true -> flush(S1#state{guests = trunkline_guests:named(Keeper, Name, Guests)});
-        false -> S1
+        true -> flush(S#state{guests = trunkline_guests:named(Keeper, Name, Guests)});
+        false -> S
     end.
 
 %% An inbox whose policy is to drop does not bound its senders.
@@ -610,9 +619,16 @@ in_full({inboxes, Visit, Keepers}) -> {inboxes, Visit, self(), [in_full(K) || K 
 in_full(Keeper) ->
     case trunkline_own_inboxes:inbox(Keeper) of
         {_, Name, Policy, Bound} ->
-            {Keeper, Name, Policy, Bound, number(Keeper)};
+            {Keeper, still(Name, Keeper), Policy, Bound, number(Keeper)};
         none ->
             {Keeper, ended}
+    end.
+
+%% (Another process may have that name by now.)
+still(Name, Keeper) ->
+    case Name =/= undefined andalso whereis(Name) of
+        Keeper -> Name;
+        _ -> undefined
     end.
 
 %% Which change it was that the inbox is full, or no longer full.

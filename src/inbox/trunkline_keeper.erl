@@ -40,7 +40,7 @@
 
 %% ms
 -define(CREDIT, 20).                  % until a node is told what has left of its messages
--define(AGAIN, 100).
+-define(AGAIN, 10).
 -define(QUIET, 1000).
 -define(FORGET, 11_000).              % until a node that sends nothing is forgotten
 -define(MEET_AGAIN, 1000).
@@ -54,7 +54,7 @@
 -record(keeper,
         {parent :: pid(),
          name :: name(),
-         consumer :: pid(),
+         consumer = none :: none | pid(),                   % none while init/1 runs
          kind :: server | process,
          work :: trunkline_work:work(),
          %% How much more the consumer may have, at least. `awaited': it will tell; and the keeper
@@ -138,43 +138,48 @@ init(Parent, {Name, What, Options}) ->
     Work = trunkline_work:new(element(1, What), Window, Bytes div ?WORK),
     case take_name(Name) of
         true ->
-            case start(What, Work, Parent, Name) of
-                {ok, Consumer} ->
-                    Bound = {Bytes, Messages},
-                    IsAway = fun trunkline_peers:is_suspended/1,
-                    S = #keeper{parent = Parent, name = Name, options = Options,
-                                consumer = Consumer, kind = element(1, What), work = Work,
-                                stats = trunkline_inbox_stats:new(),
-                                mail = trunkline_mail:new(Bound, Policy),
-                                share = trunkline_share:new(Bound, Policy, IsAway),
-                                %% If the process ends from here on, the keeper registers again.
-                                inboxes = monitor(process, trunkline_inboxes)},
-                    case trunkline_inboxes:register(registration(S)) of
-                        ok ->
-                            proc_lib:init_ack(Parent, {ok, self(), Work}),
-                            loop(S);
-                        {error, Reason} ->
-                            element(1, What) =:= server andalso begin
-                                unlink(Consumer),
-                                exit(Consumer, kill)
-                            end,
-                            fail(Name, Parent, {error, Reason}, normal)
-                    end;
-                {error, Reason} when Reason =:= timeout; Reason =:= not_started ->
-                    %% The server was killed, or not started. The process that has started it gets
-                    %% an error, and is not killed.
-                    fail(Name, Parent, {error, Reason}, normal);
-                {error, Reason} ->
-                    case trunkline_inbox_server:said(Reason) of
-                        {said, Said} -> fail(Name, Parent, {error, Said}, normal);
-                        no -> fail(Name, Parent, {error, Reason}, Reason)
-                    end;
-                Other ->                             % `ignore', or the error of bad options
-                    fail(Name, Parent, Other, normal)
+            Bound = {Bytes, Messages},
+            IsAway = fun trunkline_peers:is_suspended/1,
+            S = #keeper{parent = Parent, name = Name, options = Options,
+                        kind = element(1, What), work = Work,
+                        stats = trunkline_inbox_stats:new(),
+                        mail = trunkline_mail:new(Bound, Policy),
+                        share = trunkline_share:new(Bound, Policy, IsAway),
+                        %% If the process ends from here on, the keeper registers again.
+                        inboxes = monitor(process, trunkline_inboxes)},
+            %% Senders know the bounds before init/1 is called, which may take long.
+            case registered(S) of
+                ok -> started(start(What, Work, Parent, Name), S);
+                Error -> fail(Name, Parent, Error, normal)
             end;
         {false, Pid} ->
             proc_lib:init_ack(Parent, {failed, self(), {error, {already_started, Pid}}})
     end.
+
+started({ok, Consumer}, #keeper{name = Name, parent = Parent, kind = Kind, work = Work} = S0) ->
+    S = S0#keeper{consumer = Consumer},
+    case registered(S) of
+        ok ->
+            proc_lib:init_ack(Parent, {ok, self(), Work}),
+            loop(S);
+        Error ->
+            Kind =:= server andalso begin unlink(Consumer), exit(Consumer, kill) end,
+            fail(Name, Parent, Error, normal)
+    end;
+started({error, Reason}, #keeper{name = Name, parent = Parent})
+  when Reason =:= timeout; Reason =:= not_started ->
+    %% The server was killed, or not started. The process that has started it gets an error, and is
+    %% not killed.
+    fail(Name, Parent, {error, Reason}, normal);
+started({error, Reason}, #keeper{name = Name, parent = Parent}) ->
+    case trunkline_inbox_server:said(Reason) of
+        {said, Said} -> fail(Name, Parent, {error, Said}, normal);
+        no -> fail(Name, Parent, {error, Reason}, Reason)
+    end;
+started(Other, #keeper{name = Name, parent = Parent}) ->    % `ignore', or the error of bad options
+    fail(Name, Parent, Other, normal).
+
+registered(S) -> trunkline_inboxes:register(registration(S)).
 
 fail(Name, Parent, Answer, Reason) ->
     give_name_back(Name),
@@ -233,8 +238,8 @@ registration(#keeper{name = Name, options = Options, work = Work, stats = Stats,
                      consumer = Consumer}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
     Server = case Kind of
-                 server -> {Name, Consumer};
-                 process -> none
+                 server when Consumer =/= none -> {Name, Consumer};
+                 _ -> none
              end,
     {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Server}.
 
@@ -279,8 +284,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             Ref ! {Ref, show(S)},
             loop(S);
         {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
-            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
-            loop(S);
+            loop(again(S));
         {timeout, _, '$inbox_again'} ->
             loop(again(S));
         {timeout, Timer, '$inbox_quiet'} ->
@@ -349,9 +353,18 @@ called(_, S) -> S.
 %% So dropping a message has to be as cheap as possible.
 uninvited(Message, #keeper{mail = Mail} = S) ->
     case trunkline_mail:refuse(Mail) of
-        {refused, Mail1} -> hurry(S#keeper{mail = Mail1});
+        {refused, Mail1} -> look_again(hurry(S#keeper{mail = Mail1}));
         admitted -> plain(other, Message, S)
     end.
+
+%% (The consumer's word is behind all these messages.)
+look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
+    case trunkline_mail:dropped(Mail) band 31 =:= 0 andalso erlang:monotonic_time(microsecond) of
+        Now when is_integer(Now), Now >= Until -> pass(S#keeper{room = 0}, Now);
+        _ -> S
+    end;
+look_again(S) ->
+    S.
 
 %% Many processes that send with `!' get more processor time than the keeper that drops their
 %% messages, and its mailbox would grow without bound. So it has high priority while it is behind.

@@ -23,7 +23,7 @@
 -export([is_open/1, is_waiting/2, next/1, arrived/1, in_flight/1, is_idle/1, have_arrived/1]).
 -export([send/4, fence/2, acked/4, event/2]).
 -export([takes_turns/1, is_quiet/1, passed/2, unreported/1, report/2, is_sending/1]).
--export([end_bypass/2, exact/2, tick/2, ticks/2, rest/1]).
+-export([end_bypass/2, exact/2, tick/2, answers/1, ticks/2, rest/1]).
 
 -export_type([batches/0, batch/0, event/0]).
 
@@ -317,6 +317,10 @@ tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = 
     IsQuiet = takes_turns(B) andalso trunkline_bypass:are_few(Messages - Before),
     ok = trunkline_bypass:set_quiet(IsQuiet, Past),
     passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
+
+%% The lane has taken a question that its sender has given up, and answers questions again.
+-spec answers(batches()) -> ok.
+answers(#batches{past = Past}) -> trunkline_bypass:answers(Past).
 
 %% Whether tick/2 will be called.
 -spec ticks(boolean(), batches()) -> ok.

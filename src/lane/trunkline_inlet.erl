@@ -186,6 +186,8 @@ loop(S) ->
         {called, Request} ->
             Agent = trunkline_agent:called(Request, S#inlet.agent),
             loop(timer(quiet, S#inlet{agent = Agent, active = true}));
+        {lease_over, Server, Ref} ->
+            loop(S#inlet{agent = trunkline_agent:lease_over(Server, Ref, S#inlet.agent)});
         {server_ended, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:server_ended(Server, Reason, S#inlet.agent)});
         {arrived, Number, Parts} ->
@@ -343,6 +345,9 @@ receiver_now(Name, Sender, Turns) when is_atom(Name) ->
         _ ->
             {Name, any}
     end;
+receiver_now({turn, Name, _, _} = To, _, _) when is_atom(Name) ->
+    %% The sender has the term, which takes time: by then another process may have the name.
+    {To, any};
 receiver_now(To, Sender, Turns) when is_tuple(To) ->
     case trunkline_command:receiver(To) of
         {name, Name} ->

@@ -659,7 +659,8 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
                 false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
             end
     end;
-control({not_sent, Ref}, #lane{asks = Asks} = S) ->
+control({not_sent, Ref}, #lane{asks = Asks, batches = Batches} = S) ->
+    ok = trunkline_batches:answers(Batches),
     case trunkline_asks:unused(Ref, Asks) of
         {late, To, Asks1} -> drained(cancel(To, silent([To], S#lane{asks = Asks1})));
         {granted, To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}));

@@ -34,8 +34,8 @@
 -moduledoc false.
 
 -export([new/1, may/4, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
--export([called/3]).
--export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1]).
+-export([called/3, may_ask/2, not_answered/2]).
+-export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1]).
 
@@ -69,6 +69,7 @@
 -define(SENT(Ix), (?MARKS + 16 * (Ix) + 3)).
 -define(QUIET(Ix), (?MARKS + 16 * (Ix) + 4)).
 -define(WINDOW(Ix), (?MARKS + 16 * (Ix) + 5)).
+-define(LATE(Ix), (?MARKS + 16 * (Ix) + 6)).
 
 %% Messages of one lane in a second. (With more, its batches cost less than messages that go one by
 %% one. That does not depend on how many lanes there are. Measured with `thin traffic' of
@@ -81,7 +82,7 @@
 -define(COUNT_BITS, 16).
 
 -spec new(Lanes :: pos_integer()) -> bypass().
-new(Lanes) -> atomics:new(?WINDOW(Lanes), [{signed, true}]).
+new(Lanes) -> atomics:new(?LATE(Lanes), [{signed, true}]).
 
 %% --- for a sender whose lane is Ix ------------------------------------------------
 
@@ -124,6 +125,15 @@ sent_short(Ix, Bypass) ->
         _ -> atomics:put(Bypass, ?WINDOW(Ix), (Window bsl ?COUNT_BITS) + 1)
     end.
 
+%% Whether to ask the lane. Questions pass no gate. So when the lane has not answered one of them in
+%% time, nobody asks until it goes on: each sender leaves at most one there.
+-spec may_ask(Ix :: pos_integer(), bypass()) -> boolean().
+may_ask(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 0.
+
+%% To be called before the lane is told that its answer is not awaited any more.
+-spec not_answered(Ix :: pos_integer(), bypass()) -> ok.
+not_answered(Ix, Bypass) -> atomics:put(Bypass, ?LATE(Ix), 1).
+
 %% It has sent. Returns whether the lane should be told.
 -spec sent(Ix :: pos_integer(), bypass()) -> boolean().
 sent(Ix, Bypass) ->
@@ -161,6 +171,10 @@ are_few(N) -> N < ?FEW.
 %% Whether few messages have come in the last second.
 -spec set_quiet(boolean(), past()) -> ok.
 set_quiet(IsQuiet, #past{ix = Ix, bypass = Bypass}) -> put(?QUIET(Ix), IsQuiet, Bypass).
+
+%% The lane goes on.
+-spec answers(past()) -> ok.
+answers(#past{ix = Ix, bypass = Bypass}) -> put(?LATE(Ix), false, Bypass).
 
 put(Word, true, Bypass) -> atomics:put(Bypass, Word, 1);
 put(Word, false, Bypass) -> atomics:put(Bypass, Word, 0).

@@ -130,6 +130,7 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             end;
         ask ->
             case trunkline_gate:path(Route#route.gate) =:= lanes
+                andalso trunkline_bypass:may_ask(Ix, Route#route.bypass)
                 andalso are_terms_suited(Node, Route#route.stats)
                 andalso is_worth_asking(To, Charge, Node) of
                 true -> ask(Route, Ix, Node, To, Message, Charge, Deadline);
@@ -212,10 +213,15 @@ may_ask_again(Node) ->
         _ -> _ = put({?MODULE, Node}, Now), true
     end.
 
-ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge, Deadline) ->
+ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To, Message, Charge,
+    Deadline) ->
     Lane = element(Ix, Lanes),
     Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
-    {Answer, Ref} = question(Lane, To, min(?WAIT, trunkline_deadline:left(Deadline))),
+    GiveUp = fun(Ref) ->
+                     ok = trunkline_bypass:not_answered(Ix, Bypass),
+                     {not_sent, Ref}
+             end,
+    {Answer, Ref} = question(Lane, To, GiveUp, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
     Options = options(Deadline, Charge),
     Sent = case Answer of
@@ -241,7 +247,7 @@ ask(#route{lanes = Lanes, stats = Stats} = Route, Ix, Node, To, Message, Charge,
 %% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
-    case question(Lane, {reply, Caller}, infinity) of
+    case question(Lane, {reply, Caller}, fun(Ref) -> {not_sent, Ref} end, infinity) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
@@ -249,9 +255,8 @@ await(Lane, Caller) ->
             false
     end.
 
-question(Lane, To, Timeout) ->
-    trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end,
-                          fun(Ref) -> {not_sent, Ref} end, Timeout).
+question(Lane, To, GiveUp, Timeout) ->
+    trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end, GiveUp, Timeout).
 
 send_now(To, Node, Request, Options) when element(1, To) =:= call ->
     trunkline_lease:send(To, Node, Request, Options);

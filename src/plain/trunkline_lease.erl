@@ -19,8 +19,8 @@
 %%
 %% When the agent hears of a request, the server may have replied, and what it sends next must not
 %% overtake that. So the agent counts a server with leases among those that owe a reply, for two
-%% seconds at least. (A connection that stands still for longer than that, and then brings the
-%% request first, is the exception.)
+%% seconds at least, and until its lane has passed on all news that it had by then. (A connection
+%% that stands still for longer than that, and then brings the request first, is the exception.)
 %%
 %% Only a process has leases, not a name: by the next request another process may have the name.
 -module(trunkline_lease).

@@ -34,9 +34,9 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/1, step/3, called/2, tick/1, address/2, delivered/1, broken/3, answered/2,
-         unannounced/2, executed_by/3, monitored_ended/5, down/3, server_ended/3, sweep/1,
-         ended/1]).
+-export([new/1, step/3, called/2, tick/1, lease_over/3, address/2, delivered/1, broken/3,
+         answered/2, unannounced/2, executed_by/3, monitored_ended/5, down/3, server_ended/3,
+         sweep/1, ended/1]).
 -export([is_awaited/1]).
 
 -export_type([agent/0, request/0]).
@@ -50,8 +50,9 @@
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
-         %% Ticks in which a caller may use a lease (trunkline_lease).
-         leased = 0 :: 0..?LEASED,
+         %% Ticks in which a caller may use a lease (trunkline_lease). A reference: none may any
+         %% more, but the server's lane may still have news of a request.
+         leased = 0 :: 0..?LEASED | reference(),
          %% Those that wait for a reply. One that has announced a request, because it has a lease,
          %% may be killed before it has sent it: it is there with its pid.
          callers = #{} :: #{trunkline_command:caller() => [] | pid()}}).
@@ -139,16 +140,33 @@ called(Request, Agent) ->
 %% whether there are leases.
 -spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
 tick(#agent{servers = Servers} = Agent) ->
-    Leased = maps:filter(fun(_, #server{leased = Ticks}) -> Ticks > 0 end, Servers),
-    Left = maps:map(fun(Server, #server{leased = Ticks} = Known) ->
-                            Known1 = Known#server{leased = Ticks - 1},
-                            owes_reply(Known1) orelse mark(Server, -1, Agent),
-                            Known1
+    Leased = maps:filter(fun(_, #server{leased = Ticks}) -> Ticks =/= 0 end, Servers),
+    Left = maps:map(fun(Server, #server{leased = 1} = Known) ->
+                            Ref = make_ref(),
+                            true = is_relayed(Server, {lease_over, Server, Ref}, Agent),
+                            Known#server{leased = Ref};
+                       (_, #server{leased = Ticks} = Known) when is_integer(Ticks) ->
+                            Known#server{leased = Ticks - 1};
+                       (_, Known) ->
+                            Known
                     end, Leased),
     {[{call, Server, Pid, Caller}
       || {Server, #server{callers = Callers}} <- maps:to_list(Leased),
          {Caller, Pid} <- maps:to_list(Callers), is_pid(Pid)],
      map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
+
+%% This has come back from the server's lane, behind the news of all requests that were sent by a
+%% lease.
+-spec lease_over(Server :: pid(), reference(), agent()) -> agent().
+lease_over(Server, Ref, #agent{servers = Servers} = Agent) ->
+    case Servers of
+        #{Server := #server{leased = Ref} = Known} ->
+            Known1 = Known#server{leased = 0},
+            owes_reply(Known1) orelse mark(Server, -1, Agent),
+            Agent#agent{servers = Servers#{Server := Known1}};
+        #{} ->
+            Agent
+    end.
 
 %% The message of this command has been delivered.
 -spec delivered(trunkline_lane:to()) -> ok.
@@ -317,7 +335,7 @@ down(Server, Reason, Agent) ->
 %% What must come behind the requests that may have been announced takes their way, and comes back.
 is_relayed(Server, Message, #agent{servers = Servers}) ->
     case Servers of
-        #{Server := #server{leased = Ticks, lane = Lane}} when Ticks > 0 ->
+        #{Server := #server{leased = Ticks, lane = Lane}} when Ticks =/= 0 ->
             Lane ! {relay, self(), Message},
             true;
         #{} ->
@@ -354,7 +372,7 @@ ended(#agent{servers = Servers} = Agent) ->
                  Servers).
 
 %% Or may owe one, for all that the agent knows.
-owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks > 0 orelse map_size(Callers) > 0.
+owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks =/= 0 orelse map_size(Callers) > 0.
 
 mark(Server, N, #agent{route = #route{bypass = Bypass}}) ->
     trunkline_bypass:called(Server, N, Bypass).
