@@ -43,7 +43,7 @@ load() ->
               {ok, Modules} -> Modules;
               undefined -> []
           end,
-    case code:ensure_modules_loaded([crypto, gen_statem, gen_tcp, inet_tcp | Own]) of
+    case code:ensure_modules_loaded([crypto, gen_statem, gen_tcp, inet_tcp, seq_trace | Own]) of
         ok -> ok;
         %% These are needed at compile time only, and a release may leave them out.
         {error, Missing} ->

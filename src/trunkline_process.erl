@@ -134,11 +134,14 @@ label(Module, Function, Args) ->
 
 %% Whether the calling process is one of those below Trunkline's supervisor. It may run users' code
 %% all the same: logger calls its handlers in the process that logs. If these send by Trunkline,
-%% they must not wait for what only this process, or one that waits for it, can do.
+%% they must not wait: this process may be the only one that can end the wait. (The process of
+%% trunkline_events is there so that handlers may wait.)
 -spec is_own() -> boolean().
 is_own() ->
     case get('$ancestors') of
-        Ancestors when is_list(Ancestors) -> lists:member(trunkline_sup, Ancestors);
+        Ancestors when is_list(Ancestors) ->
+            lists:member(trunkline_sup, Ancestors)
+                andalso not lists:member(trunkline_events_sup, Ancestors);
         _ -> false
     end.
 

@@ -778,6 +778,7 @@ slow_start(_) ->
     _ = spawn_link(fun() -> {ok, _} = Start(#{until_go => true}) end),
     cluster:await(fun() -> is_pid(cluster:call(B, erlang, whereis, [starting])) end),
     Keeper = cluster:call(B, erlang, whereis, [?NAME]),
+    cluster:await(fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [Keeper]) end),
     Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 4), 1000, 100])}
                || N <- [A, B]],
     cluster:await(fun() ->
@@ -807,7 +808,11 @@ overload(_) ->
                          cluster:call(B, trunkline_inbox, info, [?NAME]),
                      {N, Dropped}
              end,
-    cluster:await(fun() -> {N, Dropped} = Passed(), Dropped > 100_000 andalso N > 20_000 end),
+    %% (Before, one of some 1,000 was passed on.)
+    cluster:await(fun() ->
+                          {N, Dropped} = Passed(),
+                          Dropped > 100_000 andalso N > Dropped div 300 orelse {N, Dropped}
+                  end),
     _ = [cluster:call(B, erlang, exit, [Pid, kill]) || Pid <- Floods],
     cluster:stop(B).
 
@@ -877,11 +882,12 @@ few_long_ones(_) ->
              end,
     %% The call that holds it is one of three.
     cluster:await(fun() -> InWork() =:= {3, 3} end),
+    %% It takes what it has by itself. What it is done with then is less than it seems.
+    Take = fun() -> [receive {'$gen_cast', _} -> taken end || _ <- [1, 2]] end,
+    [taken, taken] = cluster:call(B, mailroom, run, [?NAME, Take]),
     ok = cluster:call(B, mailroom, release, [?NAME]),
-    cluster:await(fun() ->
-                          [{x, N} || N <- lists:seq(1, 5)]
-                              =:= cluster:call(B, gen_server, call, [?NAME, list])
-                  end),
+    cluster:await(fun() -> InWork() =:= {0, 0} end),
+    ?assertEqual([{x, 3}, {x, 4}, {x, 5}], cluster:call(B, gen_server, call, [?NAME, list])),
     cluster:await(fun() -> InWork() =:= {0, 0} end),
     cluster:stop(B).
 

@@ -112,8 +112,9 @@ prop_work(Kind) ->
          begin
              Window = {Least, Least + More},
              run_work(Commands, trunkline_work:new(Kind, Window, Bytes),
-                      {Kind, Window, max(1, Bytes bsr 10)},
-                      #{waiting => [], given => [], room => 0, window => Least})
+                      {Kind, Window, max(1, Bytes div 128)},
+                      #{waiting => [], given => [], room => 0, window => Least, full => false,
+                        asked => false})
          end).
 
 %% Model: the sizes of what is waiting, and the costs of what the consumer has, oldest first.
@@ -126,16 +127,30 @@ run_work([Command | Commands], Work, Rules, #{waiting := Waiting, given := Given
             done -> ok = trunkline_work:done(Work, hd(Given)), M0#{given := tl(Given)};
             look -> M0
         end,
-    IsAsked = receive '$inbox_more' -> true after 0 -> false end,
+    Word = receive
+               '$inbox_more' -> more;
+               '$inbox_idle' -> idle
+           after 0 -> none
+           end,
     case M of
-        #{room := awaited, given := Left, window := Window} when not IsAsked, Command =/= look ->
+        #{room := awaited, given := Left, window := Window} when Word =:= none, Command =/= look ->
             %% The consumer has so much that it need not ask.
             not is_little(Left, Window, Rules) andalso run_work(Commands, Work, Rules, M);
-        #{room := Room} ->
-            M1 = give(M#{room := case Room of
-                                     awaited -> 0;
-                                     _ -> Room
-                                 end}, Work, Rules),
+        #{room := Room, waiting := Waiting1, given := Given1} ->
+            Asked = case Word of
+                        idle ->
+                            Fitted = fitted(Waiting1, Given1, M, Rules),
+                            More = trunkline_work:idle(Waiting1 =/= [], Work),
+                            true = More > 0,
+                            M#{room := More, window := Fitted,
+                               full := is_full(Given1, Fitted, M, Rules),
+                               asked := not has_room(Given1, Fitted, Rules)};
+                        _ when Room =:= awaited ->
+                            M#{room := 0};
+                        _ ->
+                            M
+                    end,
+            M1 = give(Asked, Work, Rules),
             trunkline_work:size(Work) =:= length(maps:get(given, M1))
                 andalso run_work(Commands, Work, Rules, M1)
     end.
@@ -143,9 +158,9 @@ run_work([Command | Commands], Work, Rules, #{waiting := Waiting, given := Given
 %% As the keeper does.
 give(#{waiting := []} = M, _, _) ->
     M;
-give(#{waiting := [_ | _], room := 0, given := Given, window := Window} = M, Work, Rules) ->
-    Fitted = fitted(length(Given), Window, Rules),
-    M1 = M#{window := Fitted},
+give(#{waiting := [_ | _] = Waiting, room := 0, given := Given} = M, Work, Rules) ->
+    Fitted = fitted(Waiting, Given, M, Rules),
+    M1 = M#{window := Fitted, full := is_full(Given, Fitted, M, Rules)},
     case trunkline_work:room(true, Work) of
         0 ->
             false = has_room(Given, Fitted, Rules),
@@ -159,28 +174,39 @@ give(#{waiting := [_ | _], room := 0, given := Given, window := Window} = M, Wor
     end;
 give(#{waiting := [Bytes | Waiting], room := Room, given := Given, window := Window} = M, Work,
      {Kind, _, _} = Rules) ->
-    true = has_room(Given, Window, Rules),
+    true = has_room(Given, Window, Rules) orelse maps:get(asked, M),
     Cost = trunkline_work:add(trunkline_gate:packed(Bytes, 1), Work),
     Cost = case Kind of
-               server -> trunkline_gate:packed(Bytes div 1024, 1);
+               server -> trunkline_gate:packed(Bytes div 128, 1);
                process -> 1
            end,
-    give(M#{waiting := Waiting, given := Given ++ [Cost],
+    give(M#{waiting := Waiting, given := Given ++ [Cost], asked := false,
             room := trunkline_work:less(Cost, Room)}, Work, Rules).
 
-has_room(Given, Window, {_, _, Kilobytes}) ->
-    length(Given) < Window andalso bytes(lists:sum(Given)) < Kilobytes.
+has_room(Given, Window, {_, _, Units}) ->
+    length(Given) < Window andalso bytes(lists:sum(Given)) < Units.
 
-is_little(Given, Window, {Kind, _, Kilobytes}) ->
+%% Whether it has been refused because of the bytes, when that was last the case.
+is_full(Given, Window, #{full := Before}, {_, _, Units}) ->
+    case bytes(lists:sum(Given)) >= Units of
+        true -> true;
+        false when length(Given) >= Window -> false;
+        false -> Before
+    end.
+
+is_little(Given, Window, {Kind, _, Units}) ->
     Few = case Kind of
               server -> Window div 2;
               process -> Window - 1
           end,
-    length(Given) =< Few andalso 2 * bytes(lists:sum(Given)) =< Kilobytes.
+    length(Given) =< Few andalso 2 * bytes(lists:sum(Given)) =< Units.
 
-fitted(0, Window, {_, {_, Most}, _}) -> min(Most, 2 * Window);
-fitted(N, Window, {_, {Least, _}, _}) when N < Window -> max(Least, Window - Window div 8);
-fitted(_, Window, _) -> Window.
+fitted([], _, #{window := Window}, _) -> Window;
+fitted(_, [], #{window := Window, full := true}, _) -> Window;
+fitted(_, [], #{window := Window}, {_, {_, Most}, _}) -> min(Most, 2 * Window);
+fitted(_, Given, #{window := Window}, {_, {Least, _}, _}) when length(Given) < Window ->
+    max(Least, Window - Window div 8);
+fitted(_, _, #{window := Window}, _) -> Window.
 
 %% --- share: a keeper, nodes that send to it, and the way between ---------------------
 

@@ -140,10 +140,13 @@ come_and_go(_) ->
 handler_calls(_) ->
     {A, B} = with_handler(call, []),
     NodeB = cluster:node_of(B),
-    true = cluster:call(A, erlang, disconnect_node, [NodeB]),
-    cluster:await(fun() -> not lists:member(NodeB, cluster:call(A, erlang, nodes, [])) end),
-    true = cluster:call(A, net_kernel, connect_node, [NodeB]),
+    Broken = fun() ->
+                     true = erlang:disconnect_node(NodeB),
+                     net_kernel:connect_node(NodeB)
+             end,
+    true = cluster:call(A, Broken),
     cluster:await_up(A, B),
+    ?assertMatch({ok, _}, cluster:call(A, logger, get_handler_config, [?MODULE])),
     ?assertEqual(hello, cluster:call(A, trunkline, call, [{mailroom, NodeB}, {echo, hello}])),
     ok = cluster:call(A, application, stop, [trunkline]),
     cluster:stop_all([A, B]).
@@ -234,7 +237,10 @@ report(_) -> false.
 
 %% A handler. Runs at the node.
 log(#{msg := {report, #{what := _}}}, #{config := {call, Server}}) ->
-    trunkline:call(Server, {echo, logged}, infinity);
+    try trunkline:call(Server, {echo, logged}, infinity)
+    catch exit:{{nodedown, _}, _} -> lost
+    end,
+    true = trunkline:exit(spawn(element(2, Server), timer, sleep, [1]), kill);
 log(#{msg := {report, #{what := _}}}, #{config := {send, Server}}) ->
     trunkline:send(Server, logged);
 log(#{msg := {report, #{what := What, module := Module}}, meta := #{domain := Domain}}, _) ->

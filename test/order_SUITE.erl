@@ -434,7 +434,10 @@ lease_is_over(_) ->
     %% {server, Monitor, Lane, Leased, Callers}
     Leased = fun() ->
                      Servers = element(3, cluster:agent(Inlet, B)),
-                     element(4, maps:get(Server, Servers))
+                     case Servers of
+                         #{Server := Known} -> element(4, Known);
+                         #{} -> unknown
+                     end
              end,
     Marks = fun() ->
                     cluster:call(B, fun() ->

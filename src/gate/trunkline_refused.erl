@@ -4,8 +4,8 @@
 %% link until there is room, or until it is clear whether there are lanes. How long it waits at most
 %% is its patience. If the node goes meanwhile, the message is lost.
 %%
-%% A process of Trunkline's own, in which a user's log handler sends, does not wait, and uses plain
-%% distribution: the link may be that process, or may wait for it.
+%% A process of Trunkline's own, in which a user's log handler sends, does not wait here. It uses
+%% plain distribution: the link may be that process, or may wait for it.
 %%
 %% A sender may have a long mailbox. It waits for a reference that was made after those messages
 %% came, so the runtime system need not search them.

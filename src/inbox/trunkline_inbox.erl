@@ -53,9 +53,10 @@ Options of an inbox:
 - `policy`: what happens when it is full (`block`);
 - `bytes`: its bound, less than 4 GB (8 MB). A message counts as its size and 128 bytes;
 - `messages`: its bound in messages, less than 4,194,304 (100,000);
-- `work`: how many messages the process may have at a time that it is not done with. (Without this
-  option a server has 8, and up to 256 if it is done with these before the inbox passes on more. For
-  `open/1,2` it is 1.) A server has at most an eighth of `bytes`, or one message;
+- `work`: how many messages the process may have at a time that it is not done with; less than
+  4,194,304. (Without this option a server has 8. If it is done with these before the inbox passes
+  on more, and there is no `urgent`, it has up to 256. For `open/1,2` it is 1.) A server gets no
+  more while it has an eighth of `bytes`;
 - `urgent`: a fun that says whether a message overtakes the others (none does);
 - `tell_dropped`: whether the process gets `{trunkline_inbox, Inbox, {dropped, N}}` ahead of the
   next message when some have been dropped (`false`; for `open/1,2` `true`). This, too, is a message
@@ -342,20 +343,23 @@ check(Options, Own) when is_list(Options) ->
 check(Options, Own) when is_map(Options) ->
     Defaults = Own#{policy => block, bytes => 8 bsl 20, messages => 100_000, urgent => none},
     case [{Key, Value} || {Key, Value} <- maps:to_list(Options), not is_valid(Key, Value)] of
-        [] -> {ok, maps:merge(Defaults, fixed(Options))};
+        [] -> {ok, fixed(maps:merge(Defaults, Options))};
         [{Key, Value} | _] -> {error, {bad_option, Key, Value}}
     end;
 check(Options, _) ->
     {error, {bad_option, inbox, Options}}.
 
-%% How many messages the process may have is fixed if the user has said how many.
-fixed(#{work := N} = Options) -> Options#{work := {N, N}};
+%% How many messages the process may have is fixed if the user has said how many, and if some are
+%% urgent: these overtake only what is still in the inbox.
+fixed(#{work := N} = Options) when is_integer(N) -> Options#{work := {N, N}};
+fixed(#{work := {Least, _}, urgent := Urgent} = Options) when Urgent =/= none ->
+    Options#{work := {Least, Least}};
 fixed(Options) -> Options.
 
 is_valid(policy, Policy) -> lists:member(Policy, [block, reject, drop_newest, drop_oldest]);
 is_valid(bytes, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 32;
 is_valid(messages, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 22;
-is_valid(work, N) -> is_integer(N) andalso N > 0;
+is_valid(work, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 22;
 is_valid(urgent, Fun) -> Fun =:= none orelse is_function(Fun, 1);
 is_valid(tell_dropped, Flag) -> is_boolean(Flag);
 is_valid(_, _) -> false.

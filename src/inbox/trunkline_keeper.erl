@@ -40,7 +40,8 @@
 
 %% ms
 -define(CREDIT, 20).                  % until a node is told what has left of its messages
--define(AGAIN, 10).
+-define(AGAIN, 10).                   % until it looks for trunkline_inboxes, and later
+-define(SELDOM, 1000).
 -define(QUIET, 1000).
 -define(FORGET, 11_000).              % until a node that sends nothing is forgotten
 -define(MEET_AGAIN, 1000).
@@ -260,6 +261,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             loop(plain(call, Call, S));
         '$inbox_more' ->
             loop(pass(S#keeper{room = 0}, erlang:monotonic_time(microsecond)));
+        '$inbox_idle' ->
+            loop(pass(one_more(S), erlang:monotonic_time(microsecond)));
         {system, _, _} = System when S#keeper.kind =:= server ->
             Consumer ! System,
             loop(S);
@@ -284,9 +287,9 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             Ref ! {Ref, show(S)},
             loop(S);
         {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
-            loop(again(S));
-        {timeout, _, '$inbox_again'} ->
-            loop(again(S));
+            loop(again(?AGAIN, S));
+        {timeout, _, {'$inbox_again', After}} ->
+            loop(again(min(?SELDOM, 2 * After), S));
         {timeout, Timer, '$inbox_quiet'} ->
             quiet(Timer, S);
         Message ->
@@ -298,13 +301,27 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 %% sent to it.
 quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) ->
     S = tell(S0),
-    case (Since =:= forget orelse Since =:= Given) andalso trunkline_mail:level(Mail) =:= 0 of
-        true -> proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
-        %% (It moves on to code that has been loaded meanwhile.)
-        false -> ?MODULE:loop(quiet_timer(?QUIET, Given, hurry_no_more(S)))
+    HasStopped = Since =:= forget orelse Since =:= Given,
+    case trunkline_mail:level(Mail) of
+        0 when HasStopped ->
+            proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
+        _ ->
+            %% (It moves on to code that has been loaded meanwhile.)
+            ?MODULE:loop(quiet_timer(?QUIET, Given, unless_idle(HasStopped, hurry_no_more(S))))
     end;
 quiet(_, S) ->
     loop(S).                                 % another one has been started
+
+%% A server has got nothing for a second. It may have nothing left, though it is not done with all:
+%% it has taken messages by itself, just before the keeper said that it waits.
+unless_idle(true, #keeper{room = {awaited, _}, kind = server, consumer = Consumer,
+                          work = Work} = S) ->
+    case trunkline_work:size(Work) > 1 andalso process_info(Consumer, message_queue_len) of
+        {_, 0} -> pass(one_more(S), erlang:monotonic_time(microsecond));
+        _ -> S
+    end;
+unless_idle(_, S) ->
+    S.
 
 quiet_timer(Time, Since, S) ->
     S#keeper{quiet = {erlang:start_timer(Time, self(), '$inbox_quiet'), Since}}.
@@ -330,7 +347,7 @@ sent(Source, Charge, Message, S) ->
 strange(Source, Charge, Message, #keeper{share = Share, mail = Mail} = S) ->
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
-        false -> hurry(S#keeper{mail = trunkline_mail:refused(Mail)})
+        false -> look_again(hurry(S#keeper{mail = trunkline_mail:refused(Mail)}))
     end.
 
 %% The node is told what this is, and told again after a while if it still seems not to know.
@@ -458,6 +475,9 @@ out(#keeper{mail = Mail} = S, Now) ->
 %% there is none, the consumer will tell when it is done with enough. But its word may be behind
 %% many messages in the keeper's mailbox. And a server may be done with less than half, and busy
 %% with the rest for long.
+one_more(#keeper{mail = Mail, work = Work} = S) ->
+    S#keeper{room = trunkline_work:idle(trunkline_mail:level(Mail) > 0, Work)}.
+
 look(#keeper{room = 0, mail = Mail, work = Work} = S, Now) ->
     case trunkline_work:room(trunkline_mail:level(Mail) > 0, Work) of
         Room when Room > 0 ->
@@ -545,10 +565,10 @@ full(S) ->
     S.
 
 %% trunkline_inboxes was killed, or the application has stopped.
-again(S) ->
+again(After, S) ->
     case whereis(trunkline_inboxes) of
         undefined ->
-            _ = erlang:start_timer(?AGAIN, self(), '$inbox_again'),
+            _ = erlang:start_timer(After, self(), {'$inbox_again', After}),
             S;
         Pid ->
             ok = trunkline_inboxes:register_again(Pid, registration(S)),

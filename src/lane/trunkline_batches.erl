@@ -318,7 +318,8 @@ tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = 
     ok = trunkline_bypass:set_quiet(IsQuiet, Past),
     passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
 
-%% The lane has taken a question that its sender has given up, and answers questions again.
+%% The lane has taken a question that its sender has given up, and answers questions again. (A
+%% sender may be killed before it has sent that. So this is called at each tick, too.)
 -spec answers(batches()) -> ok.
 answers(#batches{past = Past}) -> trunkline_bypass:answers(Past).
 

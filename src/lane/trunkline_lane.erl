@@ -810,6 +810,7 @@ with_room(Charge, #lane{heap = Heap} = S) ->
 tick_all(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes, heap = Heap} = S) ->
     IsAlive = fun erlang:is_process_alive/1,
     {Killed, Asks1} = trunkline_asks:tick(IsAlive, Asks),
+    ok = trunkline_batches:answers(Batches),
     Batches1 = trunkline_batches:tick(length(Killed), Batches),
     S1 = report(S#lane{asks = Asks1, batches = Batches1, heap = trunkline_heap:tick(Heap)}),
     S2 = case S1 of

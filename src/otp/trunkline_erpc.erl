@@ -285,6 +285,7 @@ bypass(Node, {M, F, A}, Bytes) ->
             %% (It may have been killed after its outcome had been delivered.)
             Ended = case trunkline_executor:is_by_lane(Mark, Reason) orelse not unalias(Mark) of
                         true -> delivered(Mark);
+                        false when Reason =:= noconnection -> Reason;
                         false -> ok = trunkline_plain_call:came(Node), Reason
                     end,
             outcome({'DOWN', Ref, process, Executor, Ended}, [Mark | Ref])

@@ -29,7 +29,10 @@ exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
         false ->
             plain(Node, Pid, Reason);
         direct ->
-            when_clear(Node, Command, Reason);
+            case trunkline_process:is_own() of
+                true -> plain(Node, Pid, Reason);
+                false -> when_clear(Node, Command, Reason)
+            end;
         _ ->
             true                             % exit/2 ignores it, too
     end;
