@@ -156,9 +156,7 @@ handler_sends(_) ->
     {A, B} = with_handler(send, [{lanes, 1}, {queue_bytes, 4096}]),
     NodeB = cluster:node_of(B),
     cluster:suspend(B),
-    Message = binary:copy(<<0>>, 1000),
-    Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
-    _ = cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end),
+    _ = flood(A, NodeB),
     cluster:await(fun() -> #{lanes := [#{waiting := N}]} = cluster:info(A, B), N > 0 end),
     cluster:kill(B),
     cluster:await(fun() ->
@@ -167,6 +165,12 @@ handler_sends(_) ->
                   end),
     ok = cluster:call(A, application, stop, [trunkline]),
     cluster:stop(A).
+
+%% More than lane and connection take.
+flood(A, NodeB) ->
+    Message = binary:copy(<<0>>, 1000),
+    Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
+    cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end).
 
 with_handler(How, Options) ->
     {A, B} = cluster:pair(Options),
@@ -185,9 +189,7 @@ lost(_) ->
     ok = cluster:call(A, kept_log, keep, [notice, #{}, fun ?MODULE:report/1]),
     NodeB = cluster:node_of(B),
     cluster:suspend(B),
-    Message = binary:copy(<<0>>, 1000),
-    Send = fun() -> [trunkline:send({nobody, NodeB}, Message) || _ <- lists:seq(1, 1000)] end,
-    Senders = cluster:call(A, fun() -> [spawn(Send) || _ <- lists:seq(1, 20)] end),
+    Senders = flood(A, NodeB),
     %% (What the connection takes may be all that some have to send, if others begin later.)
     Waiting = fun() -> #{lanes := [#{waiting := N}]} = cluster:info(A, B), N end,
     cluster:await(fun() ->

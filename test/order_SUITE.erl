@@ -39,7 +39,8 @@ tokens_of_others(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     NodeB = cluster:node_of(B),
     Receiver = cluster:call(B, fun() ->
-                                       Pid = spawn(fun() -> tokens(2, []) end),
+                                       Note = fun(Who) -> {Who, seq_trace:get_token()} end,
+                                       Pid = spawn(fun() -> notes(Note, []) end),
                                        true = register(tokens, Pid),
                                        Pid
                                end),
@@ -53,17 +54,22 @@ tokens_of_others(_) ->
                              end || Sender <- [fun() -> Send(other) end, Traced]],
                             cluster:release()
                     end),
-    ?assertEqual([{other, []}, {traced, []}],
-                 cluster:call(B, fun() ->
-                                         Receiver ! {tell, self()},
-                                         receive {Receiver, Tokens} -> Tokens end
-                                 end)),
+    cluster:await(fun() -> length(noted(B, Receiver)) =:= 2 end),
+    ?assertEqual([{other, []}, {traced, []}], noted(B, Receiver)),
     cluster:stop_all([A, B]).
 
-tokens(0, Got) ->
-    receive {tell, From} -> From ! {self(), lists:reverse(Got)} end;
-tokens(Left, Got) ->
-    receive Who when is_atom(Who) -> tokens(Left - 1, [{Who, seq_trace:get_token()} | Got]) end.
+%% A receiver that notes something of each message.
+notes(Note, Got) ->
+    receive
+        {tell, From} -> From ! {self(), lists:reverse(Got)}, notes(Note, Got);
+        Message -> notes(Note, [Note(Message) | Got])
+    end.
+
+noted(B, Receiver) ->
+    cluster:call(B, fun() ->
+                            Receiver ! {tell, self()},
+                            receive {Receiver, Notes} -> Notes end
+                    end).
 
 %% A long list is not measured, and its size is estimated all the same. What is known of its
 %% elements says of which kind it is.
@@ -490,7 +496,11 @@ not_asked(_) ->
 name_of_another(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
     To = {of_another, cluster:node_of(B)},
-    [First, Second] = [cluster:call(B, fun() -> spawn(fun() -> kinds([]) end) end) || _ <- [1, 2]],
+    Kind = fun(Message) when is_binary(Message) -> binary;
+              (Message) when is_list(Message) -> list
+           end,
+    [First, Second] = [cluster:call(B, fun() -> spawn(fun() -> notes(Kind, []) end) end)
+                       || _ <- [1, 2]],
     true = cluster:call(B, erlang, register, [of_another, First]),
     ok = cluster:call(B, fun() -> cluster:hold(cluster:find(dock, cluster:node_of(A))) end),
     cluster:call(A, fun() ->
@@ -500,20 +510,10 @@ name_of_another(_) ->
     true = cluster:call(B, fun() -> unregister(of_another), register(of_another, Second) end),
     cluster:call(B, cluster, release, []),
     cluster:await(fun() ->
-                          Got = [cluster:call(B, fun() ->
-                                                         Pid ! {tell, self()},
-                                                         receive {Pid, Kinds} -> Kinds end
-                                                 end) || Pid <- [First, Second]],
+                          Got = [noted(B, Pid) || Pid <- [First, Second]],
                           Got =:= [[], [binary, list]] orelse Got
                   end),
     cluster:stop_all([A, B]).
-
-kinds(Got) ->
-    receive
-        {tell, From} -> From ! {self(), lists:reverse(Got)}, kinds(Got);
-        Message when is_binary(Message) -> kinds([binary | Got]);
-        Message when is_list(Message) -> kinds([list | Got])
-    end.
 
 %% The session ends before a lease does.
 lease_of_another_session(_) ->

@@ -173,7 +173,10 @@ is_bounded(Key) -> find(Key) =/= none.
 is_refusing(Key) ->
     case find(Key) of
         #row{policy = reject, gate = Gate, keeper = Keeper} ->
-            trunkline_inbox_gate:is_refusing(Gate) andalso watch_full(Keeper, Gate) =:= ok;
+            case trunkline_inbox_gate:is_refusing(Gate) of
+                true -> ok = watch_full(Keeper, Gate), true;
+                false -> false
+            end;
         _ ->
             false
     end.

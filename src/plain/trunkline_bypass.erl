@@ -126,7 +126,7 @@ sent_short(Ix, Bypass) ->
     end.
 
 %% Whether to ask the lane. Questions pass no gate. So when the lane has not answered one of them in
-%% time, nobody asks until it goes on: each sender leaves at most one there.
+%% time, no sender asks until it goes on: each leaves at most one there.
 -spec may_ask(Ix :: pos_integer(), bypass()) -> boolean().
 may_ask(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 0.
 

@@ -78,9 +78,14 @@ may_end_with(Outcome, Node) ->
             ok = count_received(Route),                  % the call
             Size = trunkline_shape:size(Outcome),
             Charge = trunkline_shape:charge(Size),
-            trunkline_in_turn:may_go_at_once(Charge)
-                andalso is_suited(Size, Outcome, Route)
-                andalso count(Stats, ?LANE_OF(self(), Lanes), trunkline_gate:bytes(Charge)) =:= ok;
+            case trunkline_in_turn:may_go_at_once(Charge)
+                andalso is_suited(Size, Outcome, Route) of
+                true ->
+                    ok = count(Stats, ?LANE_OF(self(), Lanes), trunkline_gate:bytes(Charge)),
+                    true;
+                false ->
+                    false
+            end;
         none ->
             true
     end.
