@@ -11,7 +11,7 @@
 
 -export([run/1, rounds/0, seconds/0, in_turn/1, in_turn/2, all_in_turn/1, sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
--export([poll/2, delay_send/2, collect_garbage/0, collect_garbage/1]).
+-export([poll/2, set_socket/2, collect_garbage/0, collect_garbage/1]).
 -export([processors/1, used/1, log_briefly/0]).
 -export([callers/0, callers/4, calls/3]).
 -export([a_case/4, tables/4, by_unit/2, results/2]).
@@ -27,6 +27,8 @@
 -type figures() :: #{Unit :: string() => [{variant(), [number()]}]}.
 -type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
 
+%% OTP's default of inet:setopts/2's buffer: bytes.
+-define(BUFFER, 1460).
 %% Of a term in the log.
 -define(DEPTH, 50).
 %% For lanes to open, ms.
@@ -191,16 +193,21 @@ restart_with(Option, Value, Default, Node) ->
             await_up(node(), Node)
     end.
 
-%% Sets delay_send on both sockets of the connection to Node, or takes it away.
--spec tune(node(), boolean()) -> ok.
-tune(Node, Delay) ->
-    ok = delay_send(Node, Delay),
-    ok = erpc:call(Node, ?MODULE, delay_send, [node(), Delay]).
+%% Gives both sockets of the connection to Node what the variant has: those of plain distribution
+%% have OTP's buffer, and not Trunkline's.
+-spec tune(node(), variant()) -> ok.
+tune(Node, Variant) ->
+    ok = set_socket(Node, Variant),
+    ok = erpc:call(Node, ?MODULE, set_socket, [node(), Variant]).
 
--spec delay_send(node(), boolean()) -> ok.
-delay_send(Node, Delay) ->
+-spec set_socket(node(), variant()) -> ok.
+set_socket(Node, Variant) ->
     {Node, Socket} = lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)),
-    inet:setopts(Socket, [{delay_send, Delay}]).
+    ok = inet:setopts(Socket, [{delay_send, Variant =:= tuned}, {buffer, ?BUFFER}]),
+    is_plain(Variant) orelse trunkline_socket:tune_distribution(Node),
+    ok.
+
+is_plain(Variant) -> lists:member(Variant, [stock, tuned, stock_bbr, rpc, relay, sketch, qr]).
 
 %% In every process of these nodes, so that no measurement pays for the large
 %% binaries of the one before.
@@ -244,7 +251,7 @@ callers() ->
           {variant(), fun(() -> [number()])}.
 callers(Variant, Node, Callers, Call) ->
     {Variant, sized(fun(Calls) ->
-                            tune(Node, Variant =:= tuned),
+                            tune(Node, Variant),
                             calls(Callers, max(20, Calls div Callers), Call)
                     end)}.
 

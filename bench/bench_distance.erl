@@ -141,7 +141,7 @@ prepare(Variant, {RoundTrip, Loss}, {Wan, A, B, NodeB}) ->
     ok = site(A, disconnect, [NodeB]),
     lists:foreach(fun(Site) -> ok = site(Site, configure, [environment(Variant)]) end, [A, B]),
     ok = site(A, connect, [NodeB]),
-    ok = site(A, tune, [NodeB, Variant =:= tuned]),
+    ok = site(A, tune, [NodeB, Variant]),
     ok = site(A, settle, [NodeB]),
     wan:set(Wan, ?LINK, #{loss => Loss}).
 

@@ -47,7 +47,7 @@ measure(Case, Nodes, Message) ->
     Variant = fun(V) ->
                       Places = case V of same -> Here; _ -> There end,
                       {V, fun() ->
-                                  lists:foreach(fun(Node) -> bench:tune(Node, V =:= tuned) end,
+                                  lists:foreach(fun(Node) -> bench:tune(Node, V) end,
                                                 Nodes),
                                   fan_outs(V, Places, Message, ?TIMES)
                           end}

@@ -49,7 +49,7 @@ pong(Variant) ->
 
 %% Pongs a minute.
 flood(Variant, Node, Pong) ->
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant),
     erlang:garbage_collect(),
     Self = self(),
     T0 = erlang:monotonic_time(),

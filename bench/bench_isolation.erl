@@ -73,7 +73,7 @@ targets({_, Rates}, P99s) ->
 
 isolation(Variant, Node, Large) ->
     bench:bulk_on(case Variant of plain -> dist; _ -> auto end, Node),
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant),
     bench:collect_garbage([node(), Node]),
     Self = self(),
     Probes = [{Kind, spawn_link(fun() -> probe(Self, Kind, Node) end)} || {Kind, _} <- probes()],

@@ -27,7 +27,7 @@ units() -> ["ms, set and fired", "ms, set", "ms, fired"].
 
 measure(Name, Callers, Servers, Node) ->
     Variants = [{V, fun() ->
-                            bench:tune(Node, V =:= tuned),
+                            bench:tune(Node, V),
                             At = case V of same -> node(); _ -> Node end,
                             round(V, Callers, Servers, ?MONITORS, At)
                     end} || V <- [same, stock, tuned, trunkline]],

@@ -83,7 +83,7 @@ targets(#{trunkline := Ms}) ->
 %% --- one measurement ----------------------------------------------------------------
 
 overload(Variant, Node) ->
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant),
     OsPid = erpc:call(Node, os, getpid, []),
     bench:collect_garbage([node()]),
     Rest = erlang:memory(total),

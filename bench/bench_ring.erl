@@ -65,7 +65,7 @@ connect({Node, Next}) ->
 
 ring(Variant, Ring) ->
     lists:foreach(fun({Node, Next}) ->
-                          ok = erpc:call(Node, bench, tune, [Next, Variant =:= tuned])
+                          ok = erpc:call(Node, bench, tune, [Next, Variant])
                   end, Ring),
     bench:collect_garbage([Node || {Node, _} <- Ring]),
     %% The connections are in use before it begins: something small goes around.

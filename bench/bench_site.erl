@@ -257,8 +257,8 @@ is_known(#{round_trip := Time, batches := #{connections := N}}) ->
 
 await(Fun) -> Fun() orelse (timer:sleep(10) =:= ok andalso await(Fun)).
 
--spec tune(node(), boolean()) -> ok.
-tune(Node, Delay) -> bench:tune(Node, Delay).
+-spec tune(node(), bench:variant()) -> ok.
+tune(Node, Variant) -> bench:tune(Node, Variant).
 
 %% Nothing of the last measurement is under way any more, and nobody holds its binaries.
 -spec settle(node()) -> ok.

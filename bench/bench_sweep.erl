@@ -73,7 +73,7 @@ measure(#case_of{first = First, variants = Variants, measure = Measure} = Case, 
     Result.
 
 figures(Variant, N, Measure, Node) ->
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant),
     Before = bench:processors(Node),
     {Count, [Rate | Times]} = Measure(Variant, N),
     [Rate, (bench:processors(Node) - Before) / Count | Times].

@@ -54,7 +54,7 @@ name(Pairs, Kind) ->
 -spec rate(bench:variant(), Pairs :: pos_integer(), kind(), node(), Each :: pos_integer()) ->
           float().
 rate(Variant, Pairs, Kind, Node, Each) ->
-    bench:tune(Node, Variant =:= tuned),
+    bench:tune(Node, Variant),
     bench:lanes_on(case Variant of trunkline_tcp -> tcp; _ -> dist end, Node),
     bench:resume_for(case Variant of resuming -> bench_resume:resume_time(); _ -> 0 end, Node),
     At = case Variant of same -> node(); _ -> Node end,

@@ -26,7 +26,9 @@ both_ways(A, B) -> [{A, B, trickle(A, B, 50)}, {B, A, trickle(B, A, 50)}].
 flowing(Loads, Deadline) ->
     lists:foreach(fun({_, B, Load}) -> flowing(Load, B, Deadline) end, Loads).
 
-finish(Loads, Deadline) -> lists:sum([finish(Load, A, B, Deadline) || {A, B, Load} <- Loads]).
+finish(Loads, Deadline) ->
+    Stopped = [{B, stop(Load, A)} || {A, B, Load} <- Loads],
+    lists:sum([missing(Streams, B, Deadline) || {B, Streams} <- Stopped]).
 
 %% Every stream makes progress, in so many ms.
 flowing(Load, B, Deadline) -> flowing(Load, B, 20, Deadline).
@@ -50,9 +52,12 @@ last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
 
 %% Stops the streams, all of them before the last messages are waited for; answers how many
 %% messages are missing. What came, came in order.
-finish({_, Streams}, A, B, Deadline) ->
-    Stopped = [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])}
-               || {Id, To, Stream} <- Streams],
+finish(Load, A, B, Deadline) -> missing(stop(Load, A), B, Deadline).
+
+stop({_, Streams}, A) ->
+    [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams].
+
+missing(Stopped, B, Deadline) ->
     lists:sum(
       [begin
            cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of

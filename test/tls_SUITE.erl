@@ -62,6 +62,11 @@ distributions_socket(Config) ->
       fun({X, Y}) ->
               Port = cluster:call(X, trunkline_socket, distribution, [cluster:node_of(Y)]),
               ?assertMatch({ok, _}, cluster:call(X, inet, peername, [Port])),
+              cluster:await(fun() -> case cluster:call(X, inet, getopts, [Port, [buffer]]) of
+                                         {ok, [{buffer, 65536}]} -> true;
+                                         Other -> Other
+                                     end
+                            end),
               Before = Moved(X, Y),
               pong = cluster:call(X, net_adm, ping, [cluster:node_of(Y)]),
               cluster:await(fun() -> Moved(X, Y) > Before end)

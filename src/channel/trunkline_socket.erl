@@ -1,5 +1,8 @@
-%% The settings of Trunkline's own sockets, and why.
+%% The settings of Trunkline's own sockets, and why; and the one that it gives to those of the
+%% distribution, which is the first.
 %%
+%%   * buffer: a read takes so many bytes at most, and OTP's default is 1,460. After each read the
+%%     port waits for its turn on a scheduler. A node that was busy sending read 0.3 MB a second.
 %%   * nodelay: batches are made earlier; a message does not wait for others here.
 %%   * No sndbuf and no recbuf: the kernel finds better sizes by itself, and stops
 %%     tuning when one is set.
@@ -13,18 +16,20 @@
 %%     at most. BBR does not. It is set where it matters, to far peers. If the kernel
 %%     does not have it, or does not allow it, the kernel's own stays.
 %%
-%% All but nodelay and keepalive are Linux's. What a kernel does not know is left out.
+%% All but buffer, nodelay and keepalive are Linux's. What a kernel does not know is left out.
 -module(trunkline_socket).
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([protocol/0, distribution_address/0, distribution/1, moved/1, round_trip/1]).
+-export([protocol/0, distribution_address/0, distribution/1, tune_distribution/1, moved/1,
+         round_trip/1]).
 -export([accepts/1, offered/0, is_own/1]).
 
 -type settings() :: #{timeout := pos_integer(),               % ms
                       cargo => batches | large,               % on the sending side
                       congestion_control => atom()}.
 
+-define(BUFFER, 65536).
 -define(UNSENT, 131072).
 
 -define(TCP, 6).
@@ -38,7 +43,8 @@
 -define(NAME_MAX, 16).
 
 -spec connect_options() -> [gen_tcp:connect_option()].
-connect_options() -> [binary, {active, false}, {packet, raw}, {nodelay, true}, {keepalive, true}].
+connect_options() ->
+    [binary, {active, false}, {packet, raw}, {buffer, ?BUFFER}, {nodelay, true}, {keepalive, true}].
 
 -spec listen_options() -> [gen_tcp:listen_option()].
 listen_options() -> [{reuseaddr, true} | connect_options()].
@@ -120,6 +126,22 @@ links(Pid) ->
     case process_info(Pid, links) of
         {links, Links} -> Links;
         undefined -> []
+    end.
+
+%% The distribution's connection to a node reads more at a time from here on, unless the options
+%% inet_dist_connect_options or inet_dist_listen_options have it read even more. Another process
+%% does it, because with TLS processes of ssl have to answer.
+-spec tune_distribution(node()) -> ok.
+tune_distribution(Node) ->
+    _ = trunkline_process:start(fun() -> spawn(fun() -> read_more(distribution(Node)) end) end),
+    ok.
+
+read_more(none) ->
+    ok;
+read_more(Port) ->
+    case inet:getopts(Port, [buffer]) of
+        {ok, [{buffer, Bytes}]} when Bytes < ?BUFFER -> inet:setopts(Port, [{buffer, ?BUFFER}]);
+        _ -> ok
     end.
 
 %% A number that grows while bytes come from a node by the distribution's connection, or many leave

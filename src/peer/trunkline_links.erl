@@ -46,9 +46,11 @@ init(Options) ->
     %% This process, or all links, may have been restarted. A published route needs a link, whether
     %% its node is up or down. The old mailbox is lost: links are told whether their nodes are
     %% connected, and ask each other for the rest.
+    Connected = nodes(connected),
+    lists:foreach(fun trunkline_socket:tune_distribution/1, Connected),
     Known = maps:keys(trunkline_peers:all()) ++ [Node || {Node, _} <- trunkline_route:all()],
     lists:foreach(fun(Node) -> pass(Node, present(Node), Options) end,
-                  lists:usort(Known ++ nodes(connected))),
+                  lists:usort(Known ++ Connected)),
     {ok, Options}.
 
 -spec handle_call(term(), gen_server:from(), state()) ->
@@ -77,7 +79,7 @@ handle_cast(Unexpected, Options) ->
 -spec handle_info(term(), state()) -> {noreply, state()}.
 handle_info({nodeup, Node, Info}, Options) ->
     %% (When this node gets its name, it is told of itself.)
-    Node =:= node() orelse pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options),
+    Node =:= node() orelse came(Node, Info, Options),
     {noreply, Options};
 handle_info({nodedown, Node, _}, Options) ->
     %% (And when it loses its name.)
@@ -95,6 +97,10 @@ handle_info({again, Node}, Options) ->
 handle_info(Unexpected, Options) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, Options}.
+
+came(Node, Info, Options) ->
+    ok = trunkline_socket:tune_distribution(Node),
+    pass(Node, {nodeup, trunkline_peers:connection_of(Info)}, Options).
 
 %% The event that says whether the node is connected.
 present(Node) ->
