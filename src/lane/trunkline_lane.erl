@@ -234,13 +234,18 @@ data(Charge, Entry, #lane{mode = direct} = S) ->
     left(Charge, dispose(Entry, direct, S)).
 
 %% While little comes, the lane finds out to whom short messages may be sent past it.
-seen(To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes, drain = none,
-               drained = false} = S) when is_pid(To) ->
+seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
     case trunkline_batches:is_quiet(Batches) of
-        true -> ask_about(trunkline_mailboxes:seen(To, Mailboxes), S);
+        true -> seen(short, To, S);
         false -> S
     end;
 seen(_, S) ->
+    S.
+
+seen(Kind, To, #lane{mode = {send, _}, mailboxes = Mailboxes, drain = none,
+                     drained = false} = S) ->
+    ask_about(trunkline_mailboxes:seen(Kind, To, Mailboxes), S);
+seen(_, _, S) ->
     S.
 
 %% (What is in flight should be acknowledged at once: until then it could be overtaken.)
@@ -274,10 +279,15 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
         look when Turn =:= now ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
+        look ->
+            seen(long, Pid, by_lane(Size, Request, Reply, S));
         _ ->
-            {Place, Entry, S1} = reply(Size, Request, Reply, S),
-            data(Place, Entry, S1)
+            by_lane(Size, Request, Reply, S)
     end.
+
+by_lane(Size, Request, Reply, S) ->
+    {Place, Entry, S1} = reply(Size, Request, Reply, S),
+    data(Place, Entry, S1).
 
 is_for_plain(Size, Reply, S) ->
     trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))

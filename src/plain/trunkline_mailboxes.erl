@@ -25,7 +25,7 @@
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, known/2, know/3, silent/2, seen/2, answer/3, tick/1, are_none_known/1,
+-export([new/0, table/1, known/2, know/3, silent/2, seen/3, answer/3, tick/1, are_none_known/1,
          clear/1]).
 
 -export_type([mailboxes/0, table/0, known/0, question/0]).
@@ -42,7 +42,8 @@
 -record(mailboxes,
         {table :: table(),
          ticks = 0 :: non_neg_integer(),
-         %% How many batches since the last tick began with a message to each receiver.
+         %% How many batches since the last tick began with a message to each receiver, and how many
+         %% long replies could not go past the lane because it is not known.
          seen = #{} :: #{pid() => pos_integer()},
          %% Until the answer comes it does not ask about that receiver again. (One that does not run
          %% may never answer, and a process at the peer waits for it.)
@@ -82,7 +83,8 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
-%% Whether the mailbox is on the heap of the process that gets what is sent so. (One that waits for
+%% Whether the mailbox is on the heap of the process that gets what is sent so. If so, the caller
+%% means to send to it, or to have it sent. (One that waits for
 %% an outcome does not care for the place of it in its mailbox.)
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
 known({reply, _}, _) ->
@@ -93,7 +95,7 @@ known(To, #mailboxes{table = Table, unsuited = Unsuited, silent = Silent}) ->
         true ->
             no;
         false ->
-            case ets:member(Table, Receiver) of
+            case may_receive(Receiver, Table) of
                 true -> go;
                 false -> look
             end
@@ -130,18 +132,23 @@ silent(Addressees, #mailboxes{silent = Silent} = M) ->
     Receivers = [receiver(To) || To <- Addressees],
     M#mailboxes{silent = maps:merge(Silent, maps:from_keys(Receivers, []))}.
 
-%% A batch begins with a message to that receiver. Returns what the inlet should be asked.
--spec seen(pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-seen(Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsuited,
+%% A batch begins with a message to that receiver, or there is a long reply for it. Returns what the
+%% inlet should be asked.
+-spec seen(short | long, pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
+seen(Kind, Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsuited,
                          table = Table} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
-    case N =:= ?MANY andalso not is_map_key(Receiver, Unsuited)
+    case is_worth_a_question(Kind, N) andalso not is_map_key(Receiver, Unsuited)
         andalso not ets:member(Table, Receiver)
         andalso not lists:member(Receiver, maps:values(Pending)) of
         true -> ask([Receiver], M1);
         false -> {[], M1}
     end.
+
+%% (Many callers get one reply, and end.)
+is_worth_a_question(short, N) -> N =:= ?MANY;
+is_worth_a_question(long, N) -> N > 1.
 
 ask(Receivers, #mailboxes{pending = Pending} = M) ->
     Questions = [{make_ref(), Receiver} || Receiver <- Receivers],
