@@ -12,8 +12,8 @@
          requests_and_replies/1, terms_of_megabytes/1, long_requests/1, long_request_to_stopped/1,
          late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          replies_wait/1,
-         reply_behind_large_message/1, reply_behind_what_waits/1, replies_wait_no_longer/1,
-         short_terms_wait/1, many_large_replies/1,
+         reply_behind_large_message/1, reply_behind_what_waits/1, becomes_known/1,
+         replies_wait_no_longer/1, short_terms_wait/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, given_up/1, asked_in_vain/1, stays_disconnected/1,
          ends_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
@@ -30,8 +30,8 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           terms_of_megabytes, long_requests, long_request_to_stopped, late_replies, servers_die,
           nosuspend_at_the_bound,
           waits_at_the_bound, replies_wait,
-          reply_behind_large_message, reply_behind_what_waits, replies_wait_no_longer,
-          short_terms_wait, many_large_replies, killed_senders,
+          reply_behind_large_message, reply_behind_what_waits, becomes_known,
+          replies_wait_no_longer, short_terms_wait, many_large_replies, killed_senders,
           killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
           two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
           stopped_and_continued,
@@ -941,6 +941,34 @@ reply_behind_waiting(A, B) ->
     release(A),
     cluster:await(fun() -> length(kinds(A, Caller)) =:= length(Kinds) end),
     ?assertEqual(Kinds, kinds(A, Caller)).
+
+%% While something is in flight, replies to a caller whose mailbox is not known go by lane. With the
+%% second one the lane asks about it.
+becomes_known(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {large_bytes, 128 * ?KB}]),
+    Server = cluster:call(B, fun() -> spawn(fun() -> replying_with_maps(A) end) end),
+    Caller = cluster:call(A, fun() -> spawn(fun() -> calling(Server) end) end),
+    cluster:await(fun() -> in_flight(B, A) =:= 0 end),
+    Inlet = fun() -> order_SUITE:suspended(find(inlets, cluster:node_of(B))) end,
+    Suspender = cluster:call(A, Inlet),
+    ok = do(B, Server, {send, Caller, small}),
+    Learn = fun() ->
+                    ok = do(B, Server, reply),
+                    ok = do(B, Server, reply),
+                    cluster:call(A, fun() -> Suspender ! resume end),
+                    cluster:await(fun() -> kinds(A, Caller) =:= [small, list, list] end),
+                    cluster:await(fun() -> is_known(B, A, Caller) end)
+            end,
+    ?assertEqual(0, cluster:count_calls(B, [{trunkline_lane, as_term, 4}], Learn)),
+    cluster:stop_all([A, B]).
+
+%% (Who asks means to send, so that it is not forgotten between two looks.)
+is_known(B, A, Receiver) ->
+    cluster:call(B, fun() ->
+                            #route{mailboxes = {Table}} =
+                                trunkline_route:lookup(cluster:node_of(A)),
+                            trunkline_mailboxes:may_receive(Receiver, Table)
+                    end).
 
 %% A server, and its caller, which has had a reply: so the lane knows, for a second at most, that
 %% the caller's mailbox is on the heap.
