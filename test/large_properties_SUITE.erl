@@ -631,7 +631,7 @@ asks_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, dead = Dead} 
 asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead, late = Late} = W) ->
     IsAlive = fun(Sender) -> not lists:member(Sender, Dead) end,
     {Counted, A} = trunkline_asks:tick(IsAlive, W#world.asks),
-    {_, Mailboxes} = trunkline_mailboxes:tick(W#world.mailboxes),
+    {[], Mailboxes} = trunkline_mailboxes:tick(W#world.mailboxes),
     Expected = [To || {To, 1} <- maps:values(Granted)],
     Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
                             || {Ref, {To, 0}} <- maps:to_list(Granted)]),

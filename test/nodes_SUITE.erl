@@ -66,6 +66,7 @@ reads_much(_) ->
     true = cluster:call(A, erlang, disconnect_node, [cluster:node_of(B)]),
     [cluster:await_state(X, Y, down) || {X, Y} <- [{A, B}, {B, A}]],
     cluster:connect(A, B),
+    cluster:await_up(A, B),
     [Reads(X, Y, 65536) || {X, Y} <- [{A, B}, {B, A}]],
     C = cluster:start([], peer:random_name("more"),
                       cluster:dist_arguments()

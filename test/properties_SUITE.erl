@@ -265,16 +265,17 @@ many_short(_) ->
 %% --- mailboxes: which receivers the lane knows to have theirs on the heap ------------
 
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
-%% after eight batches, and again as long as eight messages are sent in a tick. While there is no
-%% answer, and for ten ticks after another one, it does not ask; nor for one tick if a sender's
-%% question has had another answer. Of a name it remembers only that it is silent, until the next
-%% tick or answer.
+%% after eight batches, or with the second long reply, and again as long as eight messages are sent
+%% in a tick. While there is no answer, and for ten ticks after another one, it does not ask; nor
+%% for one tick if a sender's question has had another answer. Of a name it remembers only that it
+%% is silent, until the next tick or answer.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
     ?FORALL(
        Commands,
-       resize(100, list(frequency([{4, {seen, range(1, 2), range(1, 8)}},
+       resize(100, list(frequency([{4, {seen, short, range(1, 2), range(1, 8)}},
+                                   {1, {seen, long, range(1, 2), range(1, 2)}},
                                    {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
                                    {4, {send, range(1, 3), range(1, 8)}},
                                    {2, {know, range(1, 3), oneof([go, no, nothing])}},
@@ -290,14 +291,18 @@ prop_mailboxes() ->
            not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
        end).
 
-mailbox({seen, R, Times}, W) ->
-    lists:foldl(fun mailbox/2, W, lists:duplicate(Times, {seen, R}));
-mailbox({seen, R}, #{mailboxes := M, asked := Asked, seen := Seen, ages := Ages,
+mailbox({seen, Kind, R, Times}, W) ->
+    lists:foldl(fun mailbox/2, W, lists:duplicate(Times, {seen, Kind, R}));
+mailbox({seen, Kind, R}, #{mailboxes := M, asked := Asked, seen := Seen, ages := Ages,
                      closed := Closed} = W) ->
     To = receiver(R, W),
-    {Questions, M1} = trunkline_mailboxes:seen(To, M),
-    IsEighth = length([S || S <- Seen, S =:= R]) =:= 7,
-    Expected = [To || IsEighth, not is_map_key(To, Closed), not is_map_key(To, Ages),
+    {Questions, M1} = trunkline_mailboxes:seen(Kind, To, M),
+    Before = length([S || S <- Seen, S =:= R]),
+    IsDue = case Kind of
+                short -> Before =:= 7;
+                long -> Before >= 1
+            end,
+    Expected = [To || IsDue, not is_map_key(To, Closed), not is_map_key(To, Ages),
                       not lists:keymember(To, 2, Asked)],
     Expected = [Pid || {_, Pid} <- Questions],
     W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};

@@ -3,6 +3,7 @@
 %%
 %%   * buffer: a read takes so many bytes at most, and OTP's default is 1,460. After each read the
 %%     port waits for its turn on a scheduler. A node that was busy sending read 0.3 MB a second.
+%%     (A binary of 48 to 64 kB that came alone keeps a buffer of 64 kB.)
 %%   * nodelay: batches are made earlier; a message does not wait for others here.
 %%   * No sndbuf and no recbuf: the kernel finds better sizes by itself, and stops
 %%     tuning when one is set.

@@ -242,9 +242,12 @@ seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
 seen(_, S) ->
     S.
 
-seen(Kind, To, #lane{mode = {send, _}, mailboxes = Mailboxes, drain = none,
+seen(Kind, To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes, drain = none,
                      drained = false} = S) ->
-    ask_about(trunkline_mailboxes:seen(Kind, To, Mailboxes), S);
+    case trunkline_batches:takes_turns(Batches) of
+        true -> ask_about(trunkline_mailboxes:seen(Kind, To, Mailboxes), S);
+        false -> S
+    end;
 seen(_, _, S) ->
     S.
 
@@ -272,10 +275,11 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
            end,
     case Turn =/= late andalso trunkline_mailboxes:known(Pid, S#lane.mailboxes) of
         go when Turn =:= now ->
-            send_reply(Charge, Request, Reply, with_room(Charge, S));
+            send_reply(Charge, Request, Reply, for_caller(Pid, Charge, S));
         go ->
-            {Place, Entry, S1} = as_term(Charge, Request, Reply, fence(with_room(Charge, S))),
-            keep(Place, Entry, S1);
+            S1 = fence(for_caller(Pid, Charge, S)),
+            {Place, Entry, S2} = as_term(Charge, Request, Reply, S1),
+            keep(Place, Entry, S2);
         look when Turn =:= now ->
             {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
@@ -284,6 +288,11 @@ replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
         _ ->
             by_lane(Size, Request, Reply, S)
     end.
+
+%% (A caller that gets many replies is not forgotten.)
+for_caller(Pid, Charge, #lane{mailboxes = Mailboxes} = S) ->
+    true = trunkline_mailboxes:may_receive(Pid, trunkline_mailboxes:table(Mailboxes)),
+    with_room(Charge, S).
 
 by_lane(Size, Request, Reply, S) ->
     {Place, Entry, S1} = reply(Size, Request, Reply, S),

@@ -59,7 +59,7 @@
 %% Ticks before it asks again about a receiver that is not suited.
 -define(PATIENCE, 10).
 
-%% --- for senders ------------------------------------------------------------------
+%% --- for senders, and for the lane when it sends by itself ------------------------
 
 %% Whether it is known that the mailbox of this process is on the heap. If so, the calling process
 %% means to send to it.
@@ -83,8 +83,7 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
-%% Whether the mailbox is on the heap of the process that gets what is sent so. If so, the caller
-%% means to send to it, or to have it sent. (One that waits for
+%% Whether the mailbox is on the heap of the process that gets what is sent so. (One that waits for
 %% an outcome does not care for the place of it in its mailbox.)
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
 known({reply, _}, _) ->
@@ -95,7 +94,7 @@ known(To, #mailboxes{table = Table, unsuited = Unsuited, silent = Silent}) ->
         true ->
             no;
         false ->
-            case may_receive(Receiver, Table) of
+            case ets:member(Table, Receiver) of
                 true -> go;
                 false -> look
             end
@@ -146,7 +145,7 @@ seen(Kind, Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsui
         false -> {[], M1}
     end.
 
-%% (Many callers get one reply, and end.)
+%% (Many callers get one reply, and end. Short messages and long replies are counted together.)
 is_worth_a_question(short, N) -> N =:= ?MANY;
 is_worth_a_question(long, N) -> N > 1.
 
