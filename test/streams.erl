@@ -26,6 +26,8 @@ both_ways(A, B) -> [{A, B, trickle(A, B, 50)}, {B, A, trickle(B, A, 50)}].
 flowing(Loads, Deadline) ->
     lists:foreach(fun({_, B, Load}) -> flowing(Load, B, Deadline) end, Loads).
 
+%% Stops the streams, all of them before the last messages are waited for; answers how many
+%% messages are missing. What came, came in order.
 finish(Loads, Deadline) ->
     Stopped = [{B, stop(Load, A)} || {A, B, Load} <- Loads],
     lists:sum([missing(Streams, B, Deadline) || {B, Streams} <- Stopped]).
@@ -50,9 +52,7 @@ summaries(Pids, B) ->
 
 last(Id, Summary) -> element(1, maps:get(Id, Summary, {0, 0, []})).
 
-%% Stops the streams, all of them before the last messages are waited for; answers how many
-%% messages are missing. What came, came in order.
-finish(Load, A, B, Deadline) -> missing(stop(Load, A), B, Deadline).
+finish(Load, A, B, Deadline) -> finish([{A, B, Load}], Deadline).
 
 stop({_, Streams}, A) ->
     [{Id, To, cluster:call(A, traffic, stop_stream, [Stream])} || {Id, To, Stream} <- Streams].

@@ -266,7 +266,8 @@ ask_about({Questions, Mailboxes}, S0) ->
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
 %% has been delivered that its server has sent before. If it is not known whether the caller's
-%% mailbox is on the heap, an opener finds out.
+%% mailbox is on the heap, an opener finds out; or, if something is in flight, the reply goes by
+%% lane, and the lane asks.
 replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
     Charge = trunkline_shape:charge(Size),
     Turn = case is_for_plain(Size, Reply, S) of

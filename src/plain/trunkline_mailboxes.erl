@@ -14,6 +14,8 @@
 %%       |     on the heap <|                         |              |
 %%       | ───────────────────── message, by `!' ──────────────────> |
 %%
+%% It also asks about the caller of long replies, if these cannot go past the lane yet.
+%%
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
 %% Once a second it asks again about the receivers that many messages were sent to, and forgets the
 %% others. That a mailbox is not on the heap, or has an inbox, it believes for longer if it has
