@@ -235,13 +235,14 @@ by_hand(Offset, Segments) ->
                        end, Offset, Segments),
     {{[lists:sum(Pieces) || Pieces <- Segments], Binaries}, by_hand}.
 
-%% The model: of each parcel that is not done, what it is, which bytes are under way
-%% or have arrived, where fragments have ended, and since when it has been waiting; of
-%% each carrier, what is under way; and which parcels are complete.
+%% The model: of each parcel that is not done, what it is, its number, which bytes are under way
+%% or have arrived, and where fragments have ended; of each carrier, what is under way; which
+%% parcels are complete; and what parcels have had because they had the least left, beyond what
+%% others have had because they were the oldest.
 -record(known, {message :: {message, term()} | by_hand,
                 whole :: binary(), segments :: [binary()], sizes :: [pos_integer()],
                 sent = #{} :: #{Offset :: non_neg_integer() => Length :: pos_integer()},
-                ends :: [pos_integer()], since :: integer()}).
+                ends :: [pos_integer()], number :: pos_integer()}).
 -record(way, {name :: term(), under_way = [] :: [tuple()], arrived = 0 :: non_neg_integer()}).
 -record(model,
         {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
@@ -249,7 +250,7 @@ by_hand(Offset, Segments) ->
          %% Arrived, of what is not complete.
          bytes = #{} :: #{trunkline_fragments:id() => pos_integer()},
          complete = [] :: [trunkline_fragments:id()],                     % and not done
-         next = 1 :: pos_integer(), now = 0 :: non_neg_integer()}).          % counts steps
+         next = 1 :: pos_integer(), ahead = 0 :: integer(), longest = 0 :: non_neg_integer()}).
 
 %% Fails where it is not as in the model.
 run_fragments(Commands, Quanta, Parcels) ->
@@ -265,34 +266,32 @@ run_fragments(Commands, Quanta, Parcels) ->
 steps(Commands, M) ->
     lists:foldl(fun(Command, M0) -> agree(step(Command, M0)) end, M, Commands).
 
-agree(#model{fragments = F, known = Known, now = Now} = M) ->
+agree(#model{fragments = F, known = Known} = M) ->
     Waiting = waiting(Known) =/= [],
     Waiting = trunkline_fragments:is_waiting(F),
     Empty = map_size(Known) =:= 0,
     Empty = trunkline_fragments:is_empty(F),
-    M#model{now = Now + 1}.
+    M.
 
-waiting(Known) -> [K || K <- maps:values(Known), is_waiting(K)].
+waiting(Known) -> [K || K <- maps:values(Known), left(K) > 0].
 
-is_waiting(#known{whole = Whole, sent = Sent}) ->
-    lists:sum(maps:values(Sent)) < byte_size(Whole).
+left(#known{whole = Whole, sent = Sent}) -> byte_size(Whole) - lists:sum(maps:values(Sent)).
 
 step({add, Offset, Segments}, M) ->
     add_parcel(by_hand(Offset, Segments), M);
-step({next, Slot, Quantum}, #model{fragments = F, ways = Ways, known = Known, now = Now} = M) ->
+step({next, Slot, Quantum}, #model{fragments = F, ways = Ways, known = Known} = M) ->
     #{Slot := #way{name = Name, under_way = UnderWay} = Way} = Ways,
     case trunkline_fragments:next(Name, Quantum, F) of
         none ->
             [] = waiting(Known),
             M;
         {{Id, Size, Offset, Length, Data} = Fragment, F1} ->
-            %% It is the turn of whoever has been waiting longest.
-            #{Id := #known{since = Since} = K} = Known,
-            [] = [Other || #known{since = Other} <- waiting(Known), Other < Since],
+            #{Id := K} = Known,
             Entry = {Id, Size, Offset, Length, iolist_to_binary(Data)},
-            M#model{fragments = F1,
-                    known = Known#{Id := sent(Fragment, Quantum, K#known{since = Now})},
-                    ways = Ways#{Slot := Way#way{under_way = UnderWay ++ [Entry]}}}
+            turn(K, Length,
+                 M#model{fragments = F1, known = Known#{Id := sent(Fragment, Quantum, K)},
+                         ways = Ways#{Slot := Way#way{under_way = UnderWay ++ [Entry]}}},
+                 waiting(Known))
     end;
 step({arrive, _, 0}, M) ->
     M;
@@ -306,15 +305,13 @@ step({arrive, Slot, N}, #model{ways = Ways} = M) ->
             M
     end;
 step({break, Slot},
-     #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes, now = Now} =
-         M) ->
+     #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes} = M) ->
     #{Slot := #way{name = {_, N} = Name, under_way = Lost, arrived = Arrived}} = Ways,
     F1 = trunkline_fragments:cut(Name, Arrived, F),
     F1 = trunkline_fragments:cut(Name, 0, F1),           % who says it again says nothing
     true = trunkline_reassembly:bytes(R) =:= lists:sum(maps:values(Bytes)),
     M#model{fragments = F1,
-            known = lists:foldl(fun({I, Entry}, K) -> lost(Entry, I - 1000 * (Now + 1), K) end,
-                                Known, lists:zip(lists:seq(1, length(Lost)), Lost)),
+            known = lists:foldl(fun lost/2, Known, Lost),
             ways = Ways#{Slot := #way{name = {Slot, N + 1}}}};
 step({done, _}, #model{complete = []} = M) ->
     M;
@@ -332,14 +329,27 @@ step({abandon, N}, #model{fragments = F, complete = Complete, known = Known} = M
             M#model{fragments = trunkline_fragments:done(Id, F), known = maps:remove(Id, Known)}
     end.
 
-add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N, now = Now} = M) ->
+%% It is the turn of the oldest parcel, or of that with the least left, and of those with the same
+%% of the oldest. Neither of the two gets much more than the other.
+turn(#known{number = Number} = K, Length, #model{ahead = Ahead, longest = Longest} = M, Waiting) ->
+    Oldest = lists:min([N || #known{number = N} <- Waiting]),
+    {_, Least} = lists:min([{left(Other), N} || #known{number = N} = Other <- Waiting]),
+    Ahead1 = if Oldest =:= Least, Number =:= Oldest -> Ahead;
+                Number =:= Oldest -> Ahead - Length;
+                Number =:= Least -> Ahead + Length
+             end,
+    Longest1 = max(Longest, Length),
+    true = abs(Ahead1) =< Longest1 andalso left(K) >= Length,
+    M#model{ahead = Ahead1, longest = Longest1}.
+
+add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N} = M) ->
     Id = {lists:nth(1 + N rem 3, [1, 2, 64]), N},
     Sizes = trunkline_parcel:sizes(Parcel),
     Segments = [iolist_to_binary(Segment) || Segment <- trunkline_parcel:segments(Parcel)],
     M#model{fragments = trunkline_fragments:add(Id, Parcel, F), next = N + 1,
             known = Known#{Id => #known{message = Message, whole = iolist_to_binary(Segments),
                                         segments = Segments, sizes = Sizes,
-                                        ends = segment_ends(Sizes), since = Now}}}.
+                                        ends = segment_ends(Sizes), number = N}}}.
 
 %% The fragment is what it says, within one segment, not under way already, and as
 %% long as it should be.
@@ -358,13 +368,11 @@ segment_ends(Sizes) ->
     {Ends, _} = lists:mapfoldl(fun(Size, At) -> {At + Size, At + Size} end, 0, Sizes),
     Ends.
 
-%% Before all that are waiting, in the order in which they were sent.
-lost({Id, _, Offset, Length, _}, First, Known) ->
+lost({Id, _, Offset, Length, _}, Known) ->
     case Known of
-        #{Id := #known{sent = Sent, since = Since} = K} ->
+        #{Id := #known{sent = Sent} = K} ->
             #{Offset := Length} = Sent,
-            Known#{Id := K#known{sent = maps:remove(Offset, Sent),
-                                 since = case is_waiting(K) of true -> Since; false -> First end}};
+            Known#{Id := K#known{sent = maps:remove(Offset, Sent)}};
         #{} ->
             Known
     end.
@@ -741,7 +749,7 @@ deliver(Sender, [Message | Model], Before, Now) ->
 
 %% --- quantum: it finds out what a connection moves in a turn -------------------------------
 
--define(TURN, 8000).                   % us
+-define(TURN, 32_000).                  % us
 -define(LEAST, 65536).
 -define(MOST, (8 bsl 20)).
 
@@ -756,7 +764,7 @@ prop_quantum() ->
 measurement() ->
     {oneof([range(1, 20_000_000), range(1, 2000),
             {of_quantum, range(50, 200)}]),      % bytes, or % of the quantum
-     oneof([0, 1, ?TURN, ?TURN + 1, range(0, 20_000), range(0, 10_000_000)])}.
+     oneof([0, 1, ?TURN, ?TURN + 1, range(0, 80_000), range(0, 10_000_000)])}.
 
 run_quantum([], _) ->
     true;

@@ -1,8 +1,11 @@
 %% What is still to be sent of the large messages to one peer, and by which carrier. Each of these
 %% messages is a parcel.
 %%
-%% Parcels take turns: one fragment of each, then the next of each. So the time a
-%% parcel takes depends on how many there are, not on how large the others are.
+%% Half of the bytes are for the parcel with the least left to send: a short one does not wait for
+%% long ones, and a parcel that has begun is soon complete, so that the peer has to keep few parts.
+%% The other half is for the oldest parcel, so that a long one comes to its end though short ones
+%% come all the time. Parcels of the same size go in their order.
+%%
 %% A fragment never crosses from one segment into the next (see trunkline_parcel).
 %%
 %% Fragments travel by carriers (connections, or the distribution), any fragment
@@ -26,6 +29,7 @@
 
 -record(parcel,
         {parcel :: trunkline_parcel:parcel(),
+         number :: pos_integer(),
          size :: pos_integer(),
          todo :: [range()],
          %% The position up to which the parcel has been read, and what follows:
@@ -35,7 +39,13 @@
 
 -record(fragments,
         {parcels = #{} :: #{id() => #parcel{}},
-         turns = queue:new() :: queue:queue(id()),     % parcels with something to send
+         number = 0 :: non_neg_integer(),              % of the last one
+         %% Parcels with something to send: by number, and by the bytes that are left.
+         oldest = gb_sets:new() :: gb_sets:set({Number :: pos_integer(), id()}),
+         least = gb_sets:new() ::
+           gb_sets:set({Bytes :: pos_integer(), Number :: pos_integer(), id()}),
+         %% The bytes that parcels with the least left have had more than the oldest ones.
+         ahead = 0 :: integer(),
          %% The number of fragments of each carrier that are known to have arrived or
          %% no longer matter, and those that it was given after them.
          given = #{} :: #{carrier() => {non_neg_integer(), queue:queue({id(), range()})}}}).
@@ -45,14 +55,15 @@
 new() -> #fragments{}.
 
 -spec add(id(), trunkline_parcel:parcel(), fragments()) -> fragments().
-add(Id, Parcel, #fragments{parcels = Parcels, turns = Turns} = F) ->
+add(Id, Parcel, #fragments{number = Before} = F) ->
+    Number = Before + 1,
     Size = trunkline_parcel:bytes(Parcel),
-    P = #parcel{parcel = Parcel, size = Size, todo = [{0, Size}], rest = from_start(Parcel)},
-    F#fragments{parcels = Parcels#{Id => P}, turns = queue:in(Id, Turns)}.
+    put(Id, #parcel{parcel = Parcel, number = Number, size = Size, todo = [{0, Size}],
+                    rest = from_start(Parcel)}, F#fragments{number = Number}).
 
 %% Whether there is anything to send.
 -spec is_waiting(fragments()) -> boolean().
-is_waiting(#fragments{turns = Turns}) -> not queue:is_empty(Turns).
+is_waiting(#fragments{oldest = Oldest}) -> not gb_sets:is_empty(Oldest).
 
 %% Whether there are no parcels, sent or not, that have not arrived.
 -spec is_empty(fragments()) -> boolean().
@@ -61,21 +72,17 @@ is_empty(#fragments{parcels = Parcels}) -> map_size(Parcels) =:= 0.
 %% What the carrier should send next. The fragment has about that many bytes: up
 %% to twice as many if that ends the segment, and fewer only if there are no more.
 -spec next(carrier(), Bytes :: pos_integer(), fragments()) -> {fragment(), fragments()} | none.
-next(Carrier, Bytes, #fragments{parcels = Parcels, turns = Turns, given = Given} = F) ->
-    case queue:out(Turns) of
-        {empty, _} ->
+next(Carrier, Bytes, #fragments{parcels = Parcels, given = Given} = F) ->
+    case turn(F) of
+        none ->
             none;
-        {{value, Id}, Turns1} ->
-            #{Id := Parcel} = Parcels,
-            {From, Data, Length, Parcel1} = take(Bytes, Parcel),
-            Turns2 = case Parcel1#parcel.todo of
-                         [] -> Turns1;
-                         _ -> queue:in(Id, Turns1)
-                     end,
+        {Id, Sign} ->
+            {Parcel, F1} = take(Id, F),
+            {From, Data, Length, Parcel1} = cut_off(Bytes, Parcel),
             Entry = {Id, {From, From + Length}},
-            F1 = F#fragments{parcels = Parcels#{Id := Parcel1}, turns = Turns2,
-                             given = give(Carrier, Entry, Given, Parcels)},
-            {{Id, Parcel#parcel.size, From, Length, Data}, F1}
+            F2 = F1#fragments{ahead = F#fragments.ahead + Sign * Length,
+                              given = give(Carrier, Entry, Given, Parcels)},
+            {{Id, Parcel#parcel.size, From, Length, Data}, put(Id, Parcel1, F2)}
     end.
 
 %% The bytes of all these fragments.
@@ -89,10 +96,7 @@ cut(Carrier, Arrived, #fragments{given = Given} = F) ->
         {{Before, Queue}, Given1} ->
             Known = min(queue:len(Queue), max(0, Arrived - Before)),
             Missing = lists:nthtail(Known, queue:to_list(Queue)),
-            F1 = lists:foldr(fun again/2, F#fragments{given = Given1}, Missing),
-            %% First of all, and in the same order: the peer waits for them.
-            Ids = lists:uniq([Id || {Id, _} <- Missing, is_idle(Id, F)]),
-            F1#fragments{turns = lists:foldr(fun queue:in_r/2, F1#fragments.turns, Ids)};
+            lists:foldr(fun again/2, F#fragments{given = Given1}, Missing);
         error ->
             F
     end.
@@ -103,30 +107,18 @@ counted(Carrier, Arrived, F) ->
     #fragments{given = Given} = F1 = cut(Carrier, Arrived, F),
     F1#fragments{given = Given#{Carrier => {Arrived, queue:new()}}}.
 
-is_idle(Id, #fragments{parcels = Parcels}) ->
-    case Parcels of
-        #{Id := #parcel{todo = Todo}} -> Todo =:= [];
-        #{} -> false
-    end.
-
-again({Id, Range}, #fragments{parcels = Parcels} = F) ->
-    case Parcels of
-        #{Id := #parcel{todo = Todo} = Parcel} ->
-            F#fragments{parcels = Parcels#{Id := Parcel#parcel{todo = [Range | Todo]}}};
-        #{} ->
-            F
+again({Id, Range}, F) ->
+    case take(Id, F) of
+        {#parcel{todo = Todo} = Parcel, F1} -> put(Id, Parcel#parcel{todo = [Range | Todo]}, F1);
+        none -> F
     end.
 
 %% The parcel has arrived, or is no longer wanted.
 -spec done(id(), fragments()) -> fragments().
-done(Id, #fragments{parcels = Parcels, turns = Turns} = F) ->
-    case maps:take(Id, Parcels) of
-        {#parcel{todo = []}, Parcels1} ->
-            F#fragments{parcels = Parcels1};
-        {_, Parcels1} ->
-            F#fragments{parcels = Parcels1, turns = queue:delete(Id, Turns)};
-        error ->
-            F
+done(Id, F) ->
+    case take(Id, F) of
+        {_, F1} -> F1;
+        none -> F
     end.
 
 %% A carrier need not remember anything of parcels that are done. (This looks at the
@@ -143,9 +135,42 @@ forget({Before, Queue} = Log, Parcels) ->
             Log
     end.
 
+%% --- turns ------------------------------------------------------------------
+
+%% Whose turn it is, and what each of its bytes counts.
+turn(#fragments{oldest = Oldest, least = Least, ahead = Ahead} = F) ->
+    case is_waiting(F) andalso {gb_sets:smallest(Oldest), gb_sets:smallest(Least)} of
+        false -> none;
+        {{_, Id}, {_, _, Id}} -> {Id, 0};
+        {_, {_, _, Id}} when Ahead =< 0 -> {Id, 1};
+        {{_, Id}, _} -> {Id, -1}
+    end.
+
+take(Id, #fragments{parcels = Parcels, oldest = Oldest, least = Least} = F) ->
+    case maps:take(Id, Parcels) of
+        {#parcel{number = Number} = Parcel, Others} ->
+            {Parcel, F#fragments{parcels = Others,
+                                 oldest = gb_sets:delete_any({Number, Id}, Oldest),
+                                 least = gb_sets:delete_any({left(Parcel), Number, Id}, Least)}};
+        error ->
+            none
+    end.
+
+put(Id, Parcel, #fragments{parcels = Parcels, oldest = Oldest, least = Least} = F) ->
+    F1 = F#fragments{parcels = Parcels#{Id => Parcel}},
+    #parcel{number = Number} = Parcel,
+    case left(Parcel) of
+        0 -> F1;
+        Left -> F1#fragments{oldest = gb_sets:add({Number, Id}, Oldest),
+                             least = gb_sets:add({Left, Number, Id}, Least)}
+    end.
+
+left(#parcel{todo = Todo}) -> lists:sum([To - From || {From, To} <- Todo]).
+
 %% --- cutting ----------------------------------------------------------------
 
-take(Bytes, #parcel{todo = [{From, To} | Todo], at = From, rest = [{Left, Segment} | Rest]} = P) ->
+cut_off(Bytes,
+        #parcel{todo = [{From, To} | Todo], at = From, rest = [{Left, Segment} | Rest]} = P) ->
     End = min(Left, To - From),
     Length = if End =< 2 * Bytes -> End;
                 true -> Bytes
@@ -155,8 +180,8 @@ take(Bytes, #parcel{todo = [{From, To} | Todo], at = From, rest = [{Left, Segmen
      P#parcel{todo = [{From + Length, To} || From + Length < To] ++ Todo,
               at = From + Length,
               rest = [{Left - Length, Behind} || Left > Length] ++ Rest}};
-take(Bytes, #parcel{todo = [{From, _} | _], parcel = Parcel} = P) ->
-    take(Bytes, P#parcel{at = From, rest = skip(From, from_start(Parcel))}).
+cut_off(Bytes, #parcel{todo = [{From, _} | _], parcel = Parcel} = P) ->
+    cut_off(Bytes, P#parcel{at = From, rest = skip(From, from_start(Parcel))}).
 
 from_start(Parcel) ->
     lists:zip(trunkline_parcel:sizes(Parcel), trunkline_parcel:segments(Parcel)).

@@ -16,8 +16,9 @@
 
 -opaque quantum() :: pos_integer().
 
-%% us that a fragment should take.
--define(TURN, 8000).
+%% us that a fragment should take. (With 8 ms messages of 10 MB were cut where memory is slow, and
+%% that made it slower: docs/lab/tried.md.)
+-define(TURN, 32_000).
 %% Bytes.
 -define(LEAST, 65536).
 -define(FIRST, 1 bsl 20).
