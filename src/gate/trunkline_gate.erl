@@ -36,12 +36,12 @@
 -export([new/1, limit/1, least/1, charge/1, charge/2, term/1]).
 -export([with_addressees/2, without_message/1]).
 -export([packed/2, bytes/1, messages/1, is_below/2, is_less_than_a_message/1]).
--export([enter/5, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
+-export([enter/5, enter/4, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
 -export_type([gate/0, charge/0, path/0]).
 
--compile({inline, [admit/4]}).
+-compile({inline, [admit/4, enter/4]}).
 
 -type gate() :: atomics:atomics_ref().
 -type charge() :: non_neg_integer().  % packed: see above
@@ -133,17 +133,21 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
           charge() | {alone | refused | exactly, charge()}.
 enter(Gate, Ix, Message, Limit, Long) ->
     case ?CHARGE(Message) of
-        Charge when Charge < Long ->
-            case admit(Gate, Ix, Charge, Limit) of
-                Charge -> {alone, Charge};
-                refused -> {refused, Charge};
-                _ -> Charge
-            end;
-        Charge ->
-            {exactly, Charge}
+        Charge when Charge < Long -> enter(Gate, Ix, Charge, Limit);
+        Charge -> {exactly, Charge}
     end.
 
-%% The same for a charge that is known.
+%% The same for a message whose charge is known.
+-spec enter(gate(), pos_integer(), charge(), Limit :: charge()) ->
+          charge() | {alone | refused, charge()}.
+enter(Gate, Ix, Charge, Limit) ->
+    case admit(Gate, Ix, Charge, Limit) of
+        Charge -> {alone, Charge};
+        refused -> {refused, Charge};
+        _ -> Charge
+    end.
+
+%% The same for a large one, which may be alone.
 -spec enter_large(gate(), pos_integer(), charge(), Limit :: charge()) -> ok | refused.
 enter_large(Gate, Ix, Charge, Limit) ->
     case admit(Gate, Ix, Charge, Limit) of

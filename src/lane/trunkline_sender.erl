@@ -26,8 +26,10 @@
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
-%% From this charge on it pays to look at what a message is made of.
+%% From this charge on it pays to look at what a message is made of; and from this one on, to find
+%% out how much memory it takes. (The least that is heavy is a string of 200 characters.)
 -define(LONG, (trunkline_gate:limit(4096))).
+-define(MEDIUM, (trunkline_gate:least(200))).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -61,7 +63,7 @@ offer(Node, To, Message, How, Ticket) ->
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
             Entered = case trunkline_shape:long_list(Message) of
-                          none -> trunkline_gate:enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                          none -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
                           Size -> Size
                       end,
             case Entered of
@@ -79,6 +81,20 @@ offer(Node, To, Message, How, Ticket) ->
             end;
         none ->
             direct
+    end.
+
+%% A short message enters, unless it is heavy.
+enter(Gate, Ix, Message, Limit, Long) ->
+    case trunkline_gate:enter(Gate, Ix, Message, Limit, ?MEDIUM) of
+        {exactly, Charge} ->
+            case trunkline_shape:weighed(Charge, Message) of
+                {exactly, Charge} when Charge < Long ->
+                    trunkline_gate:enter(Gate, Ix, Charge, Limit);
+                Size ->
+                    Size
+            end;
+        Entered ->
+            Entered
     end.
 
 %% The message has entered an empty lane. While little comes the lane is not worth it, so the

@@ -62,7 +62,7 @@
 
 -export_type([addressee/0, answer/0]).
 
-%% Bytes. A shorter term is as fast by lane.
+%% Bytes, in the message or in memory. A shorter term is as fast by lane, if its sender has to ask.
 -define(FROM, 16000).
 %% The same for the outcome of a request, and for a request if the caller has to ask and may get no
 %% lease: that costs a round trip between the nodes for each.
@@ -120,8 +120,8 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
           ok | no.
 send(Route, Ix, Node, To, Message, Size, Deadline) ->
     Charge = trunkline_shape:charge(Size),
-    case trunkline_gate:bytes(Charge) >= from(To)
-        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Charge, Route) of
+    case is_long(To, Size)
+        andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Size, Route) of
         now ->
             case send_now(To, Node, Message, options(Deadline, Charge)) of
                 ok -> bypassed(Route, Ix, Node, Charge);
@@ -164,8 +164,12 @@ send_short(#route{bypass = Bypass} = Route, Ix, To, Message, Charge) ->
             NotSent
     end.
 
-from(Outcome) when element(1, Outcome) =:= reply -> ?REQUEST_FROM;
-from(_) -> ?FROM.
+is_long(Outcome, Size) when element(1, Outcome) =:= reply ->
+    trunkline_gate:bytes(trunkline_shape:charge(Size)) >= ?REQUEST_FROM;
+is_long(_, {heavy, _, _}) ->
+    true;
+is_long(_, Size) ->
+    trunkline_gate:bytes(trunkline_shape:charge(Size)) >= ?FROM.
 
 %% One request gains less than the question costs, unless it is long. With a lease many gain.
 is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
@@ -175,28 +179,29 @@ is_worth_asking(_, _, _) ->
 
 %% The lane waits for a sender that has asked, however long it sends. One that bypasses the lane is
 %% not known to it, and given up after a while (trunkline_bypass). So it must not send for long.
-turn(terms, To, Node, Ix, Charge, Route) ->
-    case may_go_at_once(Charge) andalso bypasses(To, Node, Ix, 0, Route) of
+turn(terms, To, Node, Ix, {heavy, _, Bytes}, Route) when Bytes < ?FROM, not is_tuple(To) ->
+    turn_if_idle(To, Node, Ix, Route);
+turn(terms, To, Node, Ix, Size, Route) ->
+    case may_go_at_once(trunkline_shape:charge(Size)) andalso bypasses(To, Node, Ix, 0, Route) of
         true -> now;
         false -> ask
     end;
-turn(binaries, To, Node, Ix, Charge, #route{large = Large} = Route)
-  when is_pid(To), Charge < Large ->
-    case trunkline_gate:bytes(Charge) >= ?BINARY_FROM of
-        true -> turn_of_binary(To, Node, Ix, Route);
+turn(binaries, To, Node, Ix, Size, #route{large = Large} = Route) ->
+    Charge = trunkline_shape:charge(Size),
+    case is_pid(To) andalso Charge < Large andalso trunkline_gate:bytes(Charge) >= ?BINARY_FROM of
+        true -> turn_if_idle(To, Node, Ix, Route);
         false -> no
-    end;
-turn(binaries, _, _, _, _, _) ->
-    no.
+    end.
 
-%% If the sender has to ask, a binary is as fast by lane. But the lane learns about the receiver's
-%% mailbox. And if all go by lane, it never becomes idle.
-turn_of_binary(To, Node, Ix, #route{gate = Gate} = Route) ->
+%% If the sender has to ask, a binary, or a term that is not long, is as fast by lane. But the lane
+%% learns about the receiver's mailbox. And if all go by lane, it never becomes idle.
+turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
     case bypasses(To, Node, Ix, 0, Route) of
         true ->
             now;
         false ->
-            case trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE andalso may_ask_again(Node) of
+            case is_pid(To) andalso trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE
+                andalso may_ask_again(Node) of
                 true -> ask;
                 false -> no
             end

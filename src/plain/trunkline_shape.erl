@@ -16,15 +16,17 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, size/1, long_list/1, charge/1, charge/3, kind/2]).
+-export([shape/1, size/1, weighed/2, long_list/1, charge/1, charge/3, kind/2]).
 
 -export_type([kind/0, size/0]).
 
 -type shape() :: binaries | flat | mixed.
 %% Whether most of it is binaries that are not copied.
 -type kind() :: binaries | terms.
-%% What a message is charged: exactly, or about so much, and then its kind is known, too.
--type size() :: {exactly, trunkline_gate:charge()} | {about, trunkline_gate:charge(), kind()}.
+%% What a message is charged: exactly, or about so much, and then its kind is known, too. A heavy
+%% one takes so many bytes of memory, each time that it is copied.
+-type size() :: {exactly, trunkline_gate:charge()} | {heavy, trunkline_gate:charge(), pos_integer()}
+              | {about, trunkline_gate:charge(), kind()}.
 -record(seen,
         {more :: integer(),                  % how many parts may still be looked at
          atoms = 0 :: non_neg_integer(),
@@ -47,6 +49,9 @@
 -define(MANY_INTEGERS, 3200).
 -define(SAMPLE, 8).
 -define(FURTHER, 512).                   % of integers
+
+%% Words. A character of a string is one byte in a message, and two words in memory.
+-define(HEAVY, 400).
 
 %% The size of a message that is a long list, or ends with one, as in {Tag, List} or {'$gen_cast',
 %% {Tag, List}}. This is asked of every message. To measure a long list takes a third of the time
@@ -107,8 +112,20 @@ size(Term) ->
         About -> About
     end.
 
+%% The size of a message with that charge. One of 16 kB and more is long, however much memory it
+%% takes.
+-spec weighed(trunkline_gate:charge(), term()) -> size().
+weighed(Charge, Message) ->
+    case trunkline_gate:bytes(Charge) < ?LONG andalso erts_debug:flat_size(Message) of
+        Words when is_integer(Words), Words >= ?HEAVY ->
+            {heavy, Charge, Words * erlang:system_info(wordsize)};
+        _ ->
+            {exactly, Charge}
+    end.
+
 -spec charge(size()) -> trunkline_gate:charge().
 charge({exactly, Charge}) -> Charge;
+charge({heavy, Charge, _}) -> Charge;
 charge({about, Charge, _}) -> Charge.
 
 %% A long list is measured only if the estimate does not say that it is large.
@@ -118,6 +135,7 @@ charge(Size, _, _) -> charge(Size).
 
 -spec kind(size(), term()) -> kind().
 kind({about, _, Kind}, _) -> Kind;
+kind({_, _, _}, Term) -> kind(Term);
 kind({exactly, _}, Term) -> kind(Term).
 
 kind(Term) ->
