@@ -10,8 +10,10 @@
 
 -export_type([kind/0]).
 
-%% Lists of integers, or of small maps, take about so many bytes in the external term format.
--type kind() :: ping | b100 | b1000 | {bytes | integers | maps, pos_integer()}.
+%% Lists of integers or of small maps, and documents, take about so many bytes in the external term
+%% format. A document is a map as it is read from JSON.
+-type kind() :: ping | b100 | b1000
+              | {bytes | integers | maps | strings | documents, pos_integer()}.
 
 -define(IS_OURS(V), V =:= trunkline; V =:= trunkline_tcp; V =:= resuming).
 
@@ -83,6 +85,12 @@ message(b100) -> binary:copy(<<"x">>, 100);
 message(b1000) -> binary:copy(<<"x">>, 1000);
 message({bytes, Bytes}) -> binary:copy(<<"x">>, Bytes);
 message({integers, Bytes}) -> lists:seq(1000, 1000 + Bytes div 5);
+message({strings, Bytes}) -> lists:duplicate(Bytes, $x);
+message({documents, Bytes}) ->
+    #{<<"type">> => <<"order">>,
+      <<"items">> => [#{<<"name">> => <<"some name">>, <<"count">> => N, <<"price">> => N / 7,
+                        <<"tags">> => [<<"red">>, <<"blue">>]}
+                      || N <- lists:seq(1, max(1, Bytes div 90))]};
 message({maps, Bytes}) ->
     [#{id => N, name => <<"some name">>, status => active, kind => user, score => N / 7}
      || N <- lists:seq(1, max(1, Bytes div 80))].
@@ -127,7 +135,7 @@ receive_all(ping, N) ->
     receive {ping, M, 1} -> N = M end,
     receive_all(ping, N - 1);
 receive_all(Kind, N) ->
-    receive M when is_binary(M); is_list(M) -> ok end,
+    receive M when is_binary(M); is_list(M); is_map(M) -> ok end,
     receive_all(Kind, N - 1).
 
 targets(Results) ->

@@ -242,7 +242,7 @@ by_hand(Offset, Segments) ->
 -record(known, {message :: {message, term()} | by_hand,
                 whole :: binary(), segments :: [binary()], sizes :: [pos_integer()],
                 sent = #{} :: #{Offset :: non_neg_integer() => Length :: pos_integer()},
-                ends :: [pos_integer()], number :: pos_integer()}).
+                ends :: [pos_integer()], number :: integer()}).
 -record(way, {name :: term(), under_way = [] :: [tuple()], arrived = 0 :: non_neg_integer()}).
 -record(model,
         {fragments = trunkline_fragments:new(), reassembly = trunkline_reassembly:new(),
@@ -331,15 +331,15 @@ step({abandon, N}, #model{fragments = F, complete = Complete, known = Known} = M
 
 %% It is the turn of the oldest parcel, or of that with the least left, and of those with the same
 %% of the oldest. Neither of the two gets much more than the other.
-turn(#known{number = Number} = K, Length, #model{ahead = Ahead, longest = Longest} = M, Waiting) ->
+turn(#known{number = Number}, Length, #model{ahead = Ahead, longest = Longest} = M, Waiting) ->
     Oldest = lists:min([N || #known{number = N} <- Waiting]),
     {_, Least} = lists:min([{left(Other), N} || #known{number = N} = Other <- Waiting]),
-    Ahead1 = if Oldest =:= Least, Number =:= Oldest -> Ahead;
+    Ahead1 = if Oldest =:= Least, Number =:= Oldest -> 0;
                 Number =:= Oldest -> Ahead - Length;
                 Number =:= Least -> Ahead + Length
              end,
     Longest1 = max(Longest, Length),
-    true = abs(Ahead1) =< Longest1 andalso left(K) >= Length,
+    true = abs(Ahead1) =< Longest1,
     M#model{ahead = Ahead1, longest = Longest1}.
 
 add_parcel({Parcel, Message}, #model{fragments = F, known = Known, next = N} = M) ->
@@ -368,11 +368,15 @@ segment_ends(Sizes) ->
     {Ends, _} = lists:mapfoldl(fun(Size, At) -> {At + Size, At + Size} end, 0, Sizes),
     Ends.
 
+%% What is lost counts as older than what is not.
 lost({Id, _, Offset, Length, _}, Known) ->
     case Known of
-        #{Id := #known{sent = Sent} = K} ->
+        #{Id := #known{sent = Sent, number = Number} = K} ->
             #{Offset := Length} = Sent,
-            Known#{Id := K#known{sent = maps:remove(Offset, Sent)}};
+            Known#{Id := K#known{sent = maps:remove(Offset, Sent),
+                                 number = if Number > 0 -> Number - 1_000_000;
+                                             true -> Number
+                                          end}};
         #{} ->
             Known
     end.

@@ -9,6 +9,7 @@
 
 -export([all/0, suite/0]).
 -export([sizes/1, long_terms/1, in_turn/1, past_an_idle_lane/1, binary_past_an_idle_lane/1,
+         heavy_past_an_idle_lane/1, heavy_beside_others/1,
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_is_over/1, lease_of_another_session/1,
          not_in_turn/1, not_asked/1, name_of_another/1]).
@@ -25,6 +26,7 @@
 suite() -> [{timetrap, {minutes, 5}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
+          heavy_past_an_idle_lane, heavy_beside_others,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_is_over, lease_of_another_session,
           not_asked, name_of_another, reply_behind_messages,
@@ -99,7 +101,20 @@ sizes(_) ->
             Term <- Terms],
     %% A binary beside a long list of short elements.
     Beside = {Binary, lists:seq(1, 9999)},
-    ?assertMatch({about, _, binaries}, trunkline_shape:size(Beside)).
+    ?assertMatch({about, _, binaries}, trunkline_shape:size(Beside)),
+    [begin
+         Charge = trunkline_gate:charge(Term),
+         Bytes = erts_debug:flat_size(Term) * erlang:system_info(wordsize),
+         ?assertEqual(case IsHeavy of
+                          true -> {heavy, Charge, Bytes};
+                          false -> {exactly, Charge}
+                      end, trunkline_shape:weighed(Charge, Term))
+     end || {IsHeavy, Terms} <- [{true, [lists:duplicate(200, $a), lists:duplicate(300, $a) ++ tail,
+                                         {m, [[N | x] || N <- lists:seq(1, 150)]},
+                                         maps:from_keys(lists:seq(1, 250), [])]},
+                                 {false, [lists:duplicate(199, $a), Binary, {m, Binary},
+                                          lists:duplicate(20_000, $a)]}],
+            Term <- Terms].
 
 %% A long term takes one of several ways. It keeps its place, to a pid, a name and an alias, and the
 %% receiver gets the same term.
@@ -210,6 +225,63 @@ binary_past_an_idle_lane(_) ->
                                    erlang:resume_process(Lane)
                            end),
     cluster:stop_all([A, B]).
+
+%% The same for a message that takes much more memory than its size tells, however many are sent.
+heavy_past_an_idle_lane(_) -> on_both_ways(fun heavy_past_an_idle_lane/2).
+
+heavy_past_an_idle_lane(A, B) ->
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    ok = cluster:call(A, fun() -> heavy_past(To, 0, tries()) end).
+
+heavy() -> lists:duplicate(450, $a).
+
+%% While few are sent a short message goes past the lane, too. Then it tries again.
+heavy_past(To, N, Tries) when Tries > 0 ->
+    Burst = 10_000,
+    _ = [trunkline:send(To, short) || _ <- lists:seq(1, Burst)],
+    _ = trunkline:send(To, heavy()),
+    cluster:await(fun() -> may_bypass(To) end),
+    Lane = suspend_lane(To),
+    #route{bypass = Bypass} = trunkline_route:lookup(node(To)),
+    IsQuiet = trunkline_bypass:is_quiet(1, Bypass),
+    _ = trunkline:send(To, heavy()),
+    Past = length(got(To)) - N,
+    _ = trunkline:send(To, behind),
+    PastWithShort = length(got(To)) - N,
+    true = erlang:resume_process(Lane),
+    All = Burst + 3,
+    cluster:await(fun() -> length(got(To)) =:= N + All end),
+    ?assertEqual([long, long, behind], lists:nthtail(N + Burst, got(To))),
+    case not IsQuiet andalso Past =:= All - 1 of
+        true -> ?assertEqual(Past, PastWithShort);
+        false -> heavy_past(To, N + All, Tries - 1)
+    end.
+
+%% A busy connection does not suspend the sender of a heavy message: it goes by lane then.
+heavy_beside_others(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    To = cluster:call(B, fun() -> spawn(fun() -> collect([]) end) end),
+    Keep = fun() -> trunkline:send(To, heavy()), cluster:await(fun() -> may_bypass(To) end) end,
+    cluster:call(A, Keep),
+    cluster:suspend(B),
+    Others = cluster:call(A, fun() -> spawn(fun() -> fill({nobody, node(To)}) end) end),
+    Reductions = fun() -> process_info(Others, reductions) end,
+    %% The kernel still takes some of it after the first time that it is suspended.
+    IsStuck = fun() -> Before = Reductions(), receive after 200 -> Before =:= Reductions() end end,
+    cluster:call(A, fun() -> cluster:await(IsStuck) end),
+    cluster:call(A, fun() ->
+                            {_, Ref} = spawn_monitor(fun() -> trunkline:send(To, heavy()) end),
+                            receive {'DOWN', Ref, _, _, How} -> normal = How end
+                    end),
+    true = cluster:call(A, IsStuck),
+    cluster:continue(B),
+    true = cluster:call(A, erlang, exit, [Others, kill]),
+    cluster:call(A, fun() -> cluster:await(fun() -> length(got(To)) =:= 2 end) end),
+    cluster:stop_all([A, B]).
+
+fill(To) ->
+    To ! binary:copy(<<"x">>, 1 bsl 20),
+    fill(To).
 
 %% The same for short messages, while few are sent. After many of them the next ones go by lane, in
 %% order. None goes past the lane to a mailbox off the heap.

@@ -3,15 +3,16 @@
 %%
 %% Half of the bytes are for the parcel with the least left to send: a short one does not wait for
 %% long ones, and a parcel that has begun is soon complete, so that the peer has to keep few parts.
-%% The other half is for the oldest parcel, so that a long one comes to its end though short ones
-%% come all the time. Parcels of the same size go in their order.
+%% The other half is for the oldest parcel. So each waits for at most twice the bytes of those
+%% before it, though shorter ones come all the time. Parcels of the same size go in their order.
 %%
 %% A fragment never crosses from one segment into the next (see trunkline_parcel).
 %%
 %% Fragments travel by carriers (connections, or the distribution), any fragment
 %% by any carrier. A carrier keeps its fragments in order, so that one number
 %% tells what has arrived by it. When a carrier breaks, and that number is known,
-%% another carrier has to send again what has not arrived.
+%% another carrier has to send again what has not arrived. These parcels count as the oldest: the
+%% peer has the rest of them.
 %%
 %% This module is pure: it decides, and has no side effects.
 -module(trunkline_fragments).
@@ -29,7 +30,7 @@
 
 -record(parcel,
         {parcel :: trunkline_parcel:parcel(),
-         number :: pos_integer(),
+         number :: integer(),                          % the oldest has the least
          size :: pos_integer(),
          todo :: [range()],
          %% The position up to which the parcel has been read, and what follows:
@@ -41,10 +42,11 @@
         {parcels = #{} :: #{id() => #parcel{}},
          number = 0 :: non_neg_integer(),              % of the last one
          %% Parcels with something to send: by number, and by the bytes that are left.
-         oldest = gb_sets:new() :: gb_sets:set({Number :: pos_integer(), id()}),
+         oldest = gb_sets:new() :: gb_sets:set({Number :: integer(), id()}),
          least = gb_sets:new() ::
-           gb_sets:set({Bytes :: pos_integer(), Number :: pos_integer(), id()}),
-         %% The bytes that parcels with the least left have had more than the oldest ones.
+           gb_sets:set({Bytes :: pos_integer(), Number :: integer(), id()}),
+         %% The bytes that parcels with the least left have had more than the oldest ones, since
+         %% there are two.
          ahead = 0 :: integer(),
          %% The number of fragments of each carrier that are known to have arrived or
          %% no longer matter, and those that it was given after them.
@@ -80,7 +82,7 @@ next(Carrier, Bytes, #fragments{parcels = Parcels, given = Given} = F) ->
             {Parcel, F1} = take(Id, F),
             {From, Data, Length, Parcel1} = cut_off(Bytes, Parcel),
             Entry = {Id, {From, From + Length}},
-            F2 = F1#fragments{ahead = F#fragments.ahead + Sign * Length,
+            F2 = F1#fragments{ahead = ahead(Sign, Length, F#fragments.ahead),
                               given = give(Carrier, Entry, Given, Parcels)},
             {{Id, Parcel#parcel.size, From, Length, Data}, put(Id, Parcel1, F2)}
     end.
@@ -109,9 +111,14 @@ counted(Carrier, Arrived, F) ->
 
 again({Id, Range}, F) ->
     case take(Id, F) of
-        {#parcel{todo = Todo} = Parcel, F1} -> put(Id, Parcel#parcel{todo = [Range | Todo]}, F1);
-        none -> F
+        {#parcel{todo = Todo, number = Number} = Parcel, F1} ->
+            put(Id, Parcel#parcel{todo = [Range | Todo], number = before_all(Number)}, F1);
+        none ->
+            F
     end.
+
+before_all(Number) when Number > 0 -> Number - (1 bsl 58);
+before_all(Number) -> Number.
 
 %% The parcel has arrived, or is no longer wanted.
 -spec done(id(), fragments()) -> fragments().
@@ -145,6 +152,9 @@ turn(#fragments{oldest = Oldest, least = Least, ahead = Ahead} = F) ->
         {_, {_, _, Id}} when Ahead =< 0 -> {Id, 1};
         {{_, Id}, _} -> {Id, -1}
     end.
+
+ahead(0, _, _) -> 0;
+ahead(Sign, Length, Before) -> Before + Sign * Length.
 
 take(Id, #fragments{parcels = Parcels, oldest = Oldest, least = Least} = F) ->
     case maps:take(Id, Parcels) of

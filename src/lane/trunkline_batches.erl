@@ -176,16 +176,20 @@ by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = 
         false -> distribution
     end.
 
-%% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges.
+%% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges. It
+%% does so at once, since more may go past the lane as soon as nothing is in flight.
 send(Charge, Entries, Way, Urgent,
-     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Past} = B) ->
+     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Before} = B) ->
+    Past = trunkline_bypass:take(Before),
+    Unreported = trunkline_bypass:unreported(Past),
     %% The token of the last message that the lane has received is not that of all others.
     _ = seq_trace:set_token([]),
     Now = erlang:monotonic_time(nanosecond),
     Messages = trunkline_gate:messages(Charge),
-    Reported = Charge + trunkline_gate:packed(0, trunkline_bypass:unreported(Past)),
+    Reported = Charge + trunkline_gate:packed(0, Unreported),
     Window = trunkline_window:sent(Now, Reported, B#batches.window),
-    {Ack, Pace} = case Urgent =:= later andalso trunkline_window:is_open(Window) of
+    {Ack, Pace} = case Urgent =:= later andalso Unreported =:= 0
+                      andalso trunkline_window:is_open(Window) of
                       true -> trunkline_pace:sent(Now, B#batches.pace);
                       false -> {full, B#batches.pace}  % a wait for the window teaches nothing
                   end,

@@ -258,10 +258,12 @@ ask_about({Questions, Mailboxes}, S0) ->
     Ask = fun({Ref, Receiver}, S) ->
                   queue(self(), [{turn, Receiver, Ref, self()} | look], S)
           end,
-    S1 = flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions)),
-    case is_idle(S1) orelse not trunkline_batches:is_open(S1#lane.batches) of
-        true -> S1;
-        false -> empty_batch(S1)
+    acknowledge_now(flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions))).
+
+acknowledge_now(S) ->
+    case is_idle(S) orelse not trunkline_batches:is_open(S#lane.batches) of
+        true -> S;
+        false -> empty_batch(S)
     end.
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
@@ -649,7 +651,7 @@ control({ask, Ref, Sender, To}, #lane{mailboxes = Mailboxes} = S) ->
             Ref ! {Ref, Answer},
             ticking(S#lane{asks = Asks});
         {question, What, Asks} ->
-            command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks});
+            acknowledge_now(command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks}));
         false ->
             Ref ! {Ref, no},
             S

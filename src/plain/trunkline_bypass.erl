@@ -20,7 +20,8 @@
 %%       | -- if the lane does not tick: sent -----> |
 %%
 %% Short messages go by lane, unless so few are sent that most batches would have one message
-%% (is_quiet/2). Whose mailbox may get them is in the tables of trunkline_mailboxes.
+%% (is_quiet/2), or they take much memory (trunkline_shape). Whose mailbox may get them is in the
+%% tables of trunkline_mailboxes.
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on

@@ -22,9 +22,11 @@
 %%
 %% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
 %% not ask, as long as nothing is ahead of its messages (trunkline_bypass): it sends, and counts
-%% what it has sent. The lane reports that at its next tick. Binaries of which a batch has no room
-%% for two, and which are not large, are sent so, too. If something is ahead of one, its sender
-%% asks, but only once a second: otherwise it goes by lane.
+%% what it has sent. The lane reports that at its next tick. Two kinds of messages that are as fast
+%% by lane are sent so, too: binaries of which a batch has no room for two, and which are not large,
+%% and terms that take more memory than their size tells. If something is ahead of one, its sender
+%% asks only while the lane has little, and not for a second after it was refused: otherwise the
+%% message goes by lane.
 %%
 %% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
 %% past it, too.
@@ -76,8 +78,8 @@
 -define(BY_LANE, 16_000_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
-%% ms between two questions of a sender about binaries.
--define(AGAIN, 1000).
+%% ms that a sender does not ask about such messages any more after it was refused.
+-define(REFUSED, 1000).
 %% A sender of a binary does not ask a lane with a longer queue.
 -define(SHORT_QUEUE, (trunkline_gate:limit(65_536))).
 
@@ -123,7 +125,7 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
     case is_long(To, Size)
         andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Size, Route) of
         now ->
-            case send_now(To, Node, Message, options(Deadline, Charge)) of
+            case send_now(To, Node, Message, options(Size, Deadline)) of
                 ok -> bypassed(Route, Ix, Node, Charge);
                 announced -> bypassed(Route, Ix, Node, 0), no;  % what comes by lane is behind it
                 _ -> ok = trunkline_bypass:cancel(Ix, Route#route.bypass), no
@@ -133,7 +135,7 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
                 andalso trunkline_bypass:may_ask(Ix, Route#route.bypass)
                 andalso are_terms_suited(Node, Route#route.stats)
                 andalso is_worth_asking(To, Charge, Node) of
-                true -> ask(Route, Ix, Node, To, Message, Charge, Deadline);
+                true -> ask(Route, Ix, Node, To, Message, Size, Deadline);
                 false -> no
             end;
         _ ->
@@ -179,7 +181,7 @@ is_worth_asking(_, _, _) ->
 
 %% The lane waits for a sender that has asked, however long it sends. One that bypasses the lane is
 %% not known to it, and given up after a while (trunkline_bypass). So it must not send for long.
-turn(terms, To, Node, Ix, {heavy, _, Bytes}, Route) when Bytes < ?FROM, not is_tuple(To) ->
+turn(terms, To, Node, Ix, {heavy, _, Bytes}, Route) when Bytes < ?FROM; not is_tuple(To) ->
     turn_if_idle(To, Node, Ix, Route);
 turn(terms, To, Node, Ix, Size, Route) ->
     case may_go_at_once(trunkline_shape:charge(Size)) andalso bypasses(To, Node, Ix, 0, Route) of
@@ -201,7 +203,7 @@ turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
             now;
         false ->
             case is_pid(To) andalso trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE
-                andalso may_ask_again(Node) of
+                andalso not was_refused(Node) of
                 true -> ask;
                 false -> no
             end
@@ -210,25 +212,27 @@ turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
 bypasses(To, Node, Ix, Own, #route{gate = Gate, bypass = Bypass} = Route) ->
     is_known(To, Node, Ix, Route) andalso trunkline_bypass:start(Gate, Ix, Own, Bypass).
 
-%% Whether the calling process has not asked for a while. If so, it asks.
-may_ask_again(Node) ->
-    Now = erlang:monotonic_time(millisecond),
+was_refused(Node) ->
     case get({?MODULE, Node}) of
-        Asked when is_integer(Asked), Now < Asked + ?AGAIN -> false;
-        _ -> _ = put({?MODULE, Node}, Now), true
+        Asked when is_integer(Asked) ->
+            erlang:monotonic_time(millisecond) < Asked + ?REFUSED;
+        undefined ->
+            false
     end.
 
-ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To, Message, Charge,
+ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To, Message, Size,
     Deadline) ->
+    Charge = trunkline_shape:charge(Size),
     Lane = element(Ix, Lanes),
-    Asked = {erlang:monotonic_time(millisecond), trunkline_lease:session(To, Node)},
+    Now = erlang:monotonic_time(millisecond),
+    Asked = {Now, trunkline_lease:session(To, Node)},
     GiveUp = fun(Ref) ->
                      ok = trunkline_bypass:not_answered(Ix, Bypass),
                      {not_sent, Ref}
              end,
     {Answer, Ref} = question(Lane, To, GiveUp, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
-    Options = options(Deadline, Charge),
+    Options = options(Size, Deadline),
     Sent = case Answer of
                go -> send_now(To, Node, Message, Options);
                {go, Receiver, Wrap} -> send_wrapped(Wrap, Receiver, Message, Options);
@@ -241,7 +245,7 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
             Lane ! {sent_plain, Ref},
             sent_meanwhile(Node, Route);
         noproc -> ok;
-        no -> no;
+        no -> _ = put({?MODULE, Node}, Now), no;
         _ ->
             Lane ! {not_sent, Ref},
             no
@@ -273,8 +277,12 @@ send_now(To, Node, Message, Options) ->
 send_wrapped(Wrap, To, Message, Options) ->
     erlang:send(To, trunkline_command:wrap(Wrap, Message), Options).
 
-options(Deadline, Charge) ->
-    [noconnect | [nosuspend || Deadline =/= infinity, may_go_at_once(Charge)]].
+%% (A heavy message that is not long may as well go by lane, where its sender is not suspended.)
+options({heavy, _, Bytes}, _) when Bytes < ?FROM ->
+    [noconnect, nosuspend];
+options(Size, Deadline) ->
+    [noconnect | [nosuspend || Deadline =/= infinity,
+                               may_go_at_once(trunkline_shape:charge(Size))]].
 
 %% The calling process has sent by plain distribution, and not by way of the lanes. If there are
 %% lanes by now, what it sends next must not overtake that on a connection of its lane's own.
