@@ -147,7 +147,7 @@ enter(Gate, Ix, Charge, Limit) ->
         _ -> Charge
     end.
 
-%% The same for a large one, which may be alone.
+%% The same for one of which it does not matter whether it is alone.
 -spec enter_large(gate(), pos_integer(), charge(), Limit :: charge()) -> ok | refused.
 enter_large(Gate, Ix, Charge, Limit) ->
     case admit(Gate, Ix, Charge, Limit) of
