@@ -76,10 +76,13 @@ await_blocked(A, B, Senders) ->
 is_blocked(Node, Senders) ->
     #{link := Link} = trunkline_peers:lookup(Node),
     {_, Route} = lists:keyfind(Node, 1, trunkline_route:all()),
+    %% (One that asks for its turn does not wait for room yet.)
     Waiting = fun() -> lists:all(
-                         fun(P) -> process_info(P, [status, current_function]) =:=
-                                       [{status, waiting},
-                                        {current_function, {trunkline_process, ask, 4}}]
+                         fun(P) ->
+                                 [{status, Status}, {current_stacktrace, [{M, F, A, _} | Stack]}] =
+                                     process_info(P, [status, current_stacktrace]),
+                                 {Status, M, F, A} =:= {waiting, trunkline_process, ask, 4}
+                                     andalso not lists:keymember(trunkline_in_turn, 1, Stack)
                          end, Senders) end,
     Waiting() andalso lists:all(fun cluster:is_at_rest/1, tuple_to_list(element(3, Route)))
         andalso cluster:is_at_rest(Link) andalso Waiting().

@@ -144,25 +144,23 @@ is_idle(B) -> trunkline_gate:is_less_than_a_message(in_flight(B)).
 
 %% `AreGranted' says whether a sender has been told to send past the lane, and may be doing so.
 -spec send(charge(), [trunkline_lane:entry()], AreGranted :: boolean(), batches()) -> batches().
-send(Charge, Entries, AreGranted, Before) ->
-    {Way, B} = way(AreGranted, Before),
-    send(Charge, Entries, Way, later, B).
+send(Charge, Entries, AreGranted, B) ->
+    transmit(Charge, Entries, later, way(AreGranted, B)).
 
 %% An empty one, which the inlet acknowledges at once.
 -spec fence(AreGranted :: boolean(), batches()) -> batches().
-fence(AreGranted, B) -> send(0, [], by_which(AreGranted, B), full, B).
+fence(AreGranted, B) -> transmit(0, [], full, way(AreGranted, B)).
 
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
 %% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
-%% counted before its sender sends anything else.)
-way(AreGranted, #batches{by = connections, past = Before} = B) ->
+%% counted before its sender sends anything else. What is counted from here on the next batch
+%% reports: this one may go by a connection.)
+way(AreGranted, #batches{past = Before} = B) ->
     Past = trunkline_bypass:take(Before),
     case by_which(AreGranted, B#batches{past = Past}) of
         channels -> {channels, B#batches{past = Past}};
         distribution -> {distribution, B#batches{past = trunkline_bypass:followed(Past)}}
-    end;
-way(AreGranted, B) ->
-    {by_which(AreGranted, B), B}.
+    end.
 
 %% Batches that are kept are the channels' business, whichever way they go. (The first batch goes by
 %% the distribution, too: it is behind what was sent by plain distribution before the session.)
@@ -178,9 +176,8 @@ by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = 
 
 %% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges. It
 %% does so at once, since more may go past the lane as soon as nothing is in flight.
-send(Charge, Entries, Way, Urgent,
-     #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Before} = B) ->
-    Past = trunkline_bypass:take(Before),
+transmit(Charge, Entries, Urgent,
+         {Way, #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Past} = B}) ->
     Unreported = trunkline_bypass:unreported(Past),
     %% The token of the last message that the lane has received is not that of all others.
     _ = seq_trace:set_token([]),

@@ -260,11 +260,13 @@ ask_about({Questions, Mailboxes}, S0) ->
           end,
     acknowledge_now(flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions))).
 
-acknowledge_now(S) ->
-    case is_idle(S) orelse not trunkline_batches:is_open(S#lane.batches) of
+acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
+    case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
         true -> S;
         false -> empty_batch(S)
-    end.
+    end;
+acknowledge_now(S) ->
+    S.
 
 %% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
 %% has been delivered that its server has sent before. If it is not known whether the caller's

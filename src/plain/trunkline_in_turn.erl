@@ -25,8 +25,8 @@
 %% what it has sent. The lane reports that at its next tick. Two kinds of messages that are as fast
 %% by lane are sent so, too: binaries of which a batch has no room for two, and which are not large,
 %% and terms that take more memory than their size tells. If something is ahead of one, its sender
-%% asks only while the lane has little, and not for a second after it was refused: otherwise the
-%% message goes by lane.
+%% asks only while the lane has little, not for a second after it was refused, and so that no more
+%% than a fifth of its time goes into questions: otherwise the message goes by lane.
 %%
 %% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
 %% past it, too.
@@ -78,8 +78,12 @@
 -define(BY_LANE, 16_000_000).
 %% ms that a sender waits for its turn.
 -define(WAIT, 100).
-%% ms that a sender does not ask about such messages any more after it was refused.
--define(REFUSED, 1000).
+%% us that a sender does not ask about such a message to the same receiver any more after it was
+%% refused.
+-define(REFUSED, 1_000_000).
+%% The same after another answer, as a multiple of the time that it took. (Far away questions take
+%% longer than the way by lane.)
+-define(PAUSE, 4).
 %% A sender of a binary does not ask a lane with a longer queue.
 -define(SHORT_QUEUE, (trunkline_gate:limit(65_536))).
 
@@ -203,7 +207,7 @@ turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
             now;
         false ->
             case is_pid(To) andalso trunkline_gate:fill(Gate, Ix) < ?SHORT_QUEUE
-                andalso not was_refused(Node) of
+                andalso may_ask(To, Node) of
                 true -> ask;
                 false -> no
             end
@@ -212,20 +216,29 @@ turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
 bypasses(To, Node, Ix, Own, #route{gate = Gate, bypass = Bypass} = Route) ->
     is_known(To, Node, Ix, Route) andalso trunkline_bypass:start(Gate, Ix, Own, Bypass).
 
-was_refused(Node) ->
+may_ask(To, Node) ->
     case get({?MODULE, Node}) of
-        Asked when is_integer(Asked) ->
-            erlang:monotonic_time(millisecond) < Asked + ?REFUSED;
-        undefined ->
-            false
+        {To, Until} -> erlang:monotonic_time(microsecond) >= Until;
+        _ -> true
     end.
+
+asked(To, Node, Began, Sent) when is_pid(To) ->
+    Now = erlang:monotonic_time(microsecond),
+    Until = case Sent of
+                ok -> Now + ?PAUSE * (Now - Began);
+                _ -> Now + ?REFUSED
+            end,
+    _ = put({?MODULE, Node}, {To, Until}),
+    ok;
+asked(_, _, _, _) ->
+    ok.
 
 ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To, Message, Size,
     Deadline) ->
     Charge = trunkline_shape:charge(Size),
     Lane = element(Ix, Lanes),
-    Now = erlang:monotonic_time(millisecond),
-    Asked = {Now, trunkline_lease:session(To, Node)},
+    Began = erlang:monotonic_time(microsecond),
+    Asked = {Began div 1000, trunkline_lease:session(To, Node)},
     GiveUp = fun(Ref) ->
                      ok = trunkline_bypass:not_answered(Ix, Bypass),
                      {not_sent, Ref}
@@ -239,13 +252,14 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
                noproc -> noproc;
                _ -> no
            end,
+    ok = asked(To, Node, Began, Sent),
     case Sent of
         ok ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             Lane ! {sent_plain, Ref},
             sent_meanwhile(Node, Route);
         noproc -> ok;
-        no -> _ = put({?MODULE, Node}, Now), no;
+        no -> no;
         _ ->
             Lane ! {not_sent, Ref},
             no
