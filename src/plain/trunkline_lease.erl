@@ -70,9 +70,9 @@ session(Request, Node) when element(1, Request) =:= call, is_pid(element(2, Requ
 session(_, _) ->
     none.
 
-%% The agent's answer to that request. When the calling process asked, it was that time, and that
-%% session.
--spec keep(trunkline_in_turn:answer(), trunkline_command:command(), node(),
+%% The answer to that question, which may be about a request. When the calling process asked, it was
+%% that time, and that session.
+-spec keep(trunkline_in_turn:answer(), trunkline_in_turn:addressee(), node(),
            {milliseconds(), Inlet :: pid() | none}) -> ok.
 keep(Answer, Request, Node, {Asked, Inlet}) when is_pid(Inlet) ->
     Way = case Answer of
