@@ -199,7 +199,7 @@ turn(binaries, To, Node, Ix, Size, #route{large = Large} = Route) ->
         false -> no
     end.
 
-%% If the sender has to ask, a binary, or a term that is not long, is as fast by lane. But the lane
+%% If the sender has to ask, a binary or a heavy term is as fast by lane. But the lane
 %% learns about the receiver's mailbox. And if all go by lane, it never becomes idle.
 turn_if_idle(To, Node, Ix, #route{gate = Gate} = Route) ->
     case bypasses(To, Node, Ix, 0, Route) of

@@ -139,8 +139,7 @@ charge(Size, _, _) -> charge(Size).
 
 -spec kind(size(), term()) -> kind().
 kind({about, _, Kind}, _) -> Kind;
-kind({_, _, _}, Term) -> kind(Term);
-kind({exactly, _}, Term) -> kind(Term).
+kind(_, Term) -> kind(Term).
 
 kind(Term) ->
     case shape(Term) of
