@@ -279,8 +279,7 @@ without_channels(Other) -> Other.
 %% --- what is common -----------------------------------------------------------------
 
 unharmed(Sessions, Load, Back, A, B) ->
-    ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
-    ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
+    ?assertEqual(0, streams:finish([{A, B, Load}, {B, A, Back}], ?LONG)),
     ?assertEqual(Sessions, sessions(A, B)),
     [begin
          #{lost := Lost} = cluster:info(From, To),

@@ -386,8 +386,7 @@ slow_peer(_) ->
                             [[{7, [{call, To, 10} || _ <- lists:seq(1, 50)]}]]),
     ok = wan:set(Wan, {a, b}, #{stall => 0}),
     flowing(Slow, B),
-    ?assertEqual(0, finish(Slow, A, B)),
-    ?assertEqual(0, finish(Fast, A, C)),
+    ?assertEqual(0, streams:finish([{A, B, Slow}, {A, C, Fast}], ?LONG)),
     close(Wan, [A, B, C]).
 
 all_wait(A, {_, Streams}) ->
@@ -495,8 +494,7 @@ everything(A, B, Fun) ->
     Fun(),
     flowing(There, B),
     flowing(Back, A),
-    ?assertEqual(0, finish(There, A, B)),
-    ?assertEqual(0, finish(Back, B, A)),
+    ?assertEqual(0, streams:finish([{A, B, There}, {B, A, Back}], ?LONG)),
     N = cluster:call(A, traffic, stop_stream, [Large]),
     cluster:await(fun() -> case cluster:call(B, freight, summary, [Freight]) of
                                #{1 := {N, _, _}} -> true;

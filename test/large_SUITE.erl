@@ -1763,8 +1763,7 @@ stops(Env, Rounds) ->
                           flowing(Load, B),
                           flowing(Back, A)
                   end, [{Node, Transport} || Transport <- Rounds, Node <- [A, B]]),
-    ?assertEqual(0, finish(Load, A, B)),
-    ?assertEqual(0, finish(Back, B, A)),
+    ?assertEqual(0, streams:finish([{A, B, Load}, {B, A, Back}], ?LONG)),
     %% As much as may be under way.
     lists:foreach(
       fun({Leaving, From, To}) ->

@@ -233,7 +233,7 @@ upgraded_one_by_one(Config) ->
                          Loads = [loads(Node, Other) || Other <- Others],
                          ok = leave(Node, Others),
                          [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
-                         [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
+                         ?assertEqual(0, streams:finish(lists:append(Loads), ?DEADLINE)),
                          cluster:stop(Node),
                          [cluster:await_state(Other, Node, down) || Other <- Others],
                          New = start(new, Config, [], Name),
@@ -394,7 +394,7 @@ joined_and_left(Config) ->
                           {_, _, Stream} <- Streams];
                   _ ->
                       [streams:flowing(Load, ?DEADLINE) || Load <- Loads],
-                      [?assertEqual(0, streams:finish(Load, ?DEADLINE)) || Load <- Loads],
+                      ?assertEqual(0, streams:finish(lists:append(Loads), ?DEADLINE)),
                       cluster:stop(C)
               end,
               streams:flowing(Beside, ?DEADLINE)

@@ -49,7 +49,7 @@ at_once(_) ->
     Breakers = [spawn_link(fun() -> Break(X, Y) end) || {X, Y} <- [{A, B}, {B, A}]],
     [receive {Breaker, done} -> ok after ?LONG -> error(timeout) end || Breaker <- Breakers],
     [streams:flowing(L, X, ?LONG) || {L, X} <- [{Load, B}, {Back, A}]],
-    [?assertEqual(0, streams:finish(L, X, Y, ?LONG)) || {L, X, Y} <- [{Load, A, B}, {Back, B, A}]],
+    ?assertEqual(0, streams:finish([{A, B, Load}, {B, A, Back}], ?LONG)),
     unharmed(A, B).
 
 %% Runs at the node.
@@ -148,8 +148,7 @@ links_killed(_) ->
     ok = cluster:call(B, sys, resume, [trunkline_sup]),
     cluster:await(fun() -> count(resumed, A, B) =:= 1 andalso count(resumed, B, A) =:= 1 end,
                   ?LONG),
-    ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
-    ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
+    ?assertEqual(0, streams:finish([{A, B, Load}, {B, A, Back}], ?LONG)),
     unharmed(A, B).
 
 %% Who leaves while the session is suspended waits until it goes on. All arrives.
@@ -197,8 +196,7 @@ breaks(Env, [Bytes, BytesBack]) ->
                                   streams:flowing(Load, B, ?LONG),
                                   streams:flowing(Back, A, ?LONG)
                           end),
-    ?assertEqual(0, streams:finish(Load, A, B, ?LONG)),
-    ?assertEqual(0, streams:finish(Back, B, A, ?LONG)),
+    ?assertEqual(0, streams:finish([{A, B, Load}, {B, A, Back}], ?LONG)),
     %% What was in flight at a break was sent again, and counted.
     Again = [N || {X, Y} <- [{A, B}, {B, A}], #{lanes := Lanes} <- [cluster:info(X, Y)],
                   #{sent_again := N} <- Lanes],

@@ -27,7 +27,11 @@ start_watchers(N) ->
 %% #{Sender => {Last, Count, [{Number, next Number} that are not in order]}}
 summary(Pid) -> gen_server:call(Pid, summary, infinity).
 
-init(Got) -> {ok, Got}.
+%% (A watcher comes before its senders: with streams both ways it would fall millions of messages
+%% behind, and be lost in its garbage collections.)
+init(Got) ->
+    is_map(Got) andalso process_flag(priority, high),
+    {ok, Got}.
 
 handle_call(received, _, Got) -> {reply, lists:reverse(Got), Got};
 handle_call(count, _, Got) when is_list(Got) -> {reply, length(Got), Got};
