@@ -35,7 +35,7 @@
 -moduledoc false.
 
 -export([new/1, may/4, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
--export([called/3, may_ask/2, not_answered/2]).
+-export([called/3, is_late/2, not_answered/2]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1]).
@@ -126,10 +126,10 @@ sent_short(Ix, Bypass) ->
         _ -> atomics:put(Bypass, ?WINDOW(Ix), (Window bsl ?COUNT_BITS) + 1)
     end.
 
-%% Whether to ask the lane. Questions pass no gate. So when the lane has not answered one of them in
-%% time, no sender asks until it goes on: each leaves at most one there.
--spec may_ask(Ix :: pos_integer(), bypass()) -> boolean().
-may_ask(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 0.
+%% Whether the lane has not answered a question in time. Questions pass no gate. So no sender asks
+%% until the lane goes on: each leaves at most one there.
+-spec is_late(Ix :: pos_integer(), bypass()) -> boolean().
+is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 
 %% To be called before the lane is told that its answer is not awaited any more.
 -spec not_answered(Ix :: pos_integer(), bypass()) -> ok.

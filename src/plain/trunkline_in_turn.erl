@@ -136,7 +136,7 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             end;
         ask ->
             case trunkline_gate:path(Route#route.gate) =:= lanes
-                andalso trunkline_bypass:may_ask(Ix, Route#route.bypass)
+                andalso not trunkline_bypass:is_late(Ix, Route#route.bypass)
                 andalso are_terms_suited(Node, Route#route.stats)
                 andalso is_worth_asking(To, Charge, Node) of
                 true -> ask(Route, Ix, Node, To, Message, Size, Deadline);
