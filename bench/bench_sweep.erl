@@ -155,7 +155,10 @@ cases(Node) ->
                         pick([{B, C} || B <- [16_000, 64_000, 256_000, 1_000_000, 10_000_000],
                                         C <- [1, 8]], [{64_000, 1}])),
        casts(At, Servers, pick([1, 8, 100], [8])),
-       multicast(At, pick([10, 1000, 10_000], [1000])),
+       multicast("one message to many processes", {ping, 1, 1}, At,
+                 pick([10, 1000, 10_000], [1000])),
+       multicast("one document of 4 kB to many", bench_throughput:message({documents, 4000}), At,
+                 pick([10, 1000], [])),
        monitors(At, pick([{1, 20_000}, {100, 20_000}, {100, 100}], [{100, 20_000}])),
        thin(At, pick([1, 10], [1])),
        inbox(Node, pick([1, 8, 100], [8])),
@@ -280,18 +283,18 @@ together(Processes, Each, Fun) ->
 
 us(Native) -> max(1, erlang:convert_time_unit(Native, native, microsecond)).
 
-multicast(At, Cases) ->
+multicast(Group, Message, At, Cases) ->
     [begin
          Places = maps:from_list([{Node, bench_fanout:start(Node, Receivers)}
                                   || Node <- [At(same), At(stock)]]),
-         #case_of{group = "one message to many processes", row = "",
+         #case_of{group = Group, row = "",
                   column = lists:concat(["to ", Receivers]),
                   first = 4 * Receivers,
                   measure = fun(V, N) ->
                                     Times = each(N, Receivers),
                                     [Rate | _] =
                                         bench_fanout:fan_outs(V, [maps:get(At(V), Places)],
-                                                              {ping, 1, 1}, Times),
+                                                              Message, Times),
                                     {Times * Receivers, [Rate]}
                             end}
      end || Receivers <- Cases].

@@ -8,9 +8,9 @@
 
 -export([all/0, suite/0]).
 -export([grouping/1, destinations/1, no_destinations/1, any_traffic/1, crosses_once/1,
-         hundred_thousand/1, refused/1, waits/1, without_trunkline/1, inboxes/1, receivers_die/1,
-         node_dies/1, node_is_killed/1, connection_breaks/1, peer_stops_and_starts/1,
-         each_process_killed/1, connects/1]).
+         hundred_thousand/1, copies_are_work/1, refused/1, waits/1, without_trunkline/1,
+         inboxes/1, receivers_die/1, node_dies/1, node_is_killed/1, connection_breaks/1,
+         peer_stops_and_starts/1, each_process_killed/1, connects/1]).
 -export([keep/1, kept/1, flood/1]).
 
 suite() -> [{timetrap, {minutes, 15}}].
@@ -20,8 +20,8 @@ suite() -> [{timetrap, {minutes, 15}}].
 
 all() ->
     [grouping, destinations, no_destinations, any_traffic, crosses_once, hundred_thousand,
-     refused, waits, without_trunkline, inboxes, receivers_die, node_dies, node_is_killed,
-     connection_breaks, peer_stops_and_starts, each_process_killed, connects].
+     copies_are_work, refused, waits, without_trunkline, inboxes, receivers_die, node_dies,
+     node_is_killed, connection_breaks, peer_stops_and_starts, each_process_killed, connects].
 
 %% --- who gets it --------------------------------------------------------------------
 
@@ -268,6 +268,24 @@ in_order(Last, Count) ->
             atomics:add(Count, 1, 1),
             in_order(N, Count)
     end.
+
+%% A process that copies much of a message is scheduled out, so that its receivers get to run.
+copies_are_work(_) ->
+    Work = fun(Message) ->
+                   Receiver = spawn(fun() -> receive stop -> ok end end),
+                   {reductions, Before} = process_info(self(), reductions),
+                   ok = trunkline_multicast:deliver(lists:duplicate(100, Receiver), Message),
+                   {reductions, After} = process_info(self(), reductions),
+                   exit(Receiver, kill),
+                   After - Before
+           end,
+    Words = 8000,
+    Long = lists:duplicate(Words div 2, $a),
+    %% (The last reductions of a time slice count less.)
+    ?assert(Work(Long) >= 50 * Words div 8),
+    ?assert(Work(short) < 4000),
+    %% A large binary is not copied.
+    ?assert(Work(binary:copy(<<"x">>, 8 * Words)) < 4000).
 
 %% --- when there is no room, or no connection -------------------------------------------
 

@@ -32,6 +32,8 @@
 
 %% At most this many addressees are handed over together: meanwhile a lane does nothing else.
 -define(TOGETHER, 16384).
+%% A process is scheduled out after 4,000 reductions: after 256 kB, which takes some 0.3 ms.
+-define(WORDS_A_REDUCTION, 8).
 
 -record(cast,
         {message :: term(),
@@ -131,9 +133,18 @@ pack(_, Cast) ->
 
 %% --- at the other end -----------------------------------------------------------
 
+%% Each copy of the message counts as work of the calling process. So receivers get to run before
+%% much has queued up: a garbage collection copies all that is in its process's mailbox.
 -spec deliver(addressees(), term()) -> ok.
 deliver(Addressees, Message) ->
-    lists:foreach(fun(To) -> ok = trunkline_process:deliver(To, Message) end, Addressees).
+    deliver(Addressees, Message, erts_debug:flat_size(Message) div ?WORDS_A_REDUCTION).
+
+deliver([To | Addressees], Message, Reductions) ->
+    ok = trunkline_process:deliver(To, Message),
+    true = Reductions =:= 0 orelse erlang:bump_reductions(Reductions),
+    deliver(Addressees, Message, Reductions);
+deliver([], _, _) ->
+    ok.
 
 %% The entry of a batch that brings this message: to one, or to each of many.
 -spec entry(trunkline_lane:to(), term()) -> trunkline_lane:entry().
