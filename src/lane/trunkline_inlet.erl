@@ -314,12 +314,11 @@ deliver([], Agent, Waiting, S) ->
 arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).
 
 %% A message that an opener has decoded.
+deliver_opened({each, Addressees}, Message, S) ->
+    trunkline_multicast:foldl(fun(Each, S0) -> deliver_opened(Each, Message, S0) end, S, Addressees,
+                              Message);
 deliver_opened(To, Message, S) ->
-    Entries = case To of
-                  {each, Addressees} -> [[Each | Message] || Each <- Addressees];
-                  _ -> [[To | Message]]
-              end,
-    {0, S1} = deliver(arrived(Entries, S), S#inlet.agent, 0, S),
+    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
     S1.
 
 %% --- large messages -----------------------------------------------------------

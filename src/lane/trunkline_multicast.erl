@@ -17,7 +17,7 @@
 -module(trunkline_multicast).
 -moduledoc false.
 
--export([send/3, deliver/2, entry/2, decode/1]).
+-export([send/3, deliver/2, foldl/4, entry/2, decode/1]).
 
 -export_type([command/0]).
 
@@ -133,18 +133,21 @@ pack(_, Cast) ->
 
 %% --- at the other end -----------------------------------------------------------
 
-%% Each copy of the message counts as work of the calling process. So receivers get to run before
-%% much has queued up: a garbage collection copies all that is in its process's mailbox.
+%% (A flat term to one process comes in this form, too.)
 -spec deliver(addressees(), term()) -> ok.
 deliver(Addressees, Message) ->
-    deliver(Addressees, Message, erts_debug:flat_size(Message) div ?WORDS_A_REDUCTION).
+    foldl(fun(To, ok) -> trunkline_process:deliver(To, Message) end, ok, Addressees, Message).
 
-deliver([To | Addressees], Message, Reductions) ->
-    ok = trunkline_process:deliver(To, Message),
-    true = Reductions =:= 0 orelse erlang:bump_reductions(Reductions),
-    deliver(Addressees, Message, Reductions);
-deliver([], _, _) ->
-    ok.
+%% Calls Deliver for each addressee. Each copy of the message counts as work of the calling process.
+%% So receivers get to run before much has queued up: a garbage collection copies all that is in its
+%% process's mailbox.
+-spec foldl(fun((trunkline_by_node:addressee(), Acc) -> Acc), Acc, addressees(), term()) -> Acc.
+foldl(Deliver, Acc0, Addressees, Message) ->
+    Reductions = erts_debug:flat_size(Message) div ?WORDS_A_REDUCTION,
+    lists:foldl(fun(To, Acc) ->
+                        Reductions =:= 0 orelse erlang:bump_reductions(Reductions),
+                        Deliver(To, Acc)
+                end, Acc0, Addressees).
 
 %% The entry of a batch that brings this message: to one, or to each of many.
 -spec entry(trunkline_lane:to(), term()) -> trunkline_lane:entry().

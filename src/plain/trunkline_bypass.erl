@@ -127,7 +127,7 @@ sent_short(Ix, Bypass) ->
     end.
 
 %% Whether the lane has not answered a question in time. Questions pass no gate. So no sender asks
-%% until the lane goes on: each leaves at most one there.
+%% until the lane goes on: each leaves at most one question there.
 -spec is_late(Ix :: pos_integer(), bypass()) -> boolean().
 is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 

@@ -29,9 +29,8 @@
 -type kind() :: binaries | terms.
 %% What a message is charged: exactly, or about so much, and then its kind is known, too. A heavy
 %% one takes so many bytes of memory, each time that it is copied.
--type size() :: {exactly, trunkline_gate:charge()}
-              | {about, trunkline_gate:charge(), kind()}
-              | {heavy, {exactly | about, trunkline_gate:charge()}, Bytes :: pos_integer()}.
+-type size() :: {exactly, trunkline_gate:charge()} | {heavy, trunkline_gate:charge(), pos_integer()}
+              | {about, trunkline_gate:charge(), kind()}.
 -record(seen,
         {more :: integer(),                  % how many parts may still be looked at
          atoms = 0 :: non_neg_integer(),
@@ -51,44 +50,44 @@
 -define(LONG, 16_000).
 %% A list of fewer tuples, maps or lists, or of fewer integers, is not looked at.
 -define(MANY, 64).
--define(MANY_INTEGERS, 400).
+-define(MANY_INTEGERS, 3200).
 -define(SAMPLE, 8).
+-define(FURTHER, 512).                   % of integers
 
 %% Words. A character of a string is one byte in a message, and two words in memory.
 -define(HEAVY, 400).
--define(CELL, 2).
 
 %% The size of a message that is a long list, or ends with one, as in {Tag, List} or {'$gen_cast',
 %% {Tag, List}}. This is asked of every message. To measure a long list takes a third of the time
 %% that it takes to encode it. So elements from its beginning and its middle stand for all of them.
-%% (Not from the middle of a list of integers: to go there would take as long as to measure the
-%% list.) If all of these are shorter than a large binary, none of them has one. A list of
-%% integers that is not long is heavy all the same.
--spec long_list(term()) -> size() | none.
+%% (The middle of a list of integers is too far away: to go there would take as long as to measure
+%% the list.) If all of these are shorter than a large binary, none of them has one.
+-spec long_list(term()) -> {about, trunkline_gate:charge(), kind()} | none.
 long_list(Message) ->
     case last(Message) of
         [Head | _] = List when is_map(Head); is_tuple(Head); is_list(Head) ->
-            long_list(?MANY, 2, List, Message);
+            long_list(?MANY, infinity, List, Message);
         [Head | _] = List when is_integer(Head) ->
-            long_list(?MANY_INTEGERS, 16, List, Message);
+            long_list(?MANY_INTEGERS, ?FURTHER, List, Message);
         _ ->
             none
     end.
 
-long_list(Many, Part, List, Message) ->
+long_list(Many, Furthest, List, Message) ->
     try length(List) of
         Length when Length >= Many ->
-            Further = lists:nthtail(Length div Part, List),
+            Further = lists:nthtail(min(Length div 2, Furthest), List),
             Sample = lists:sublist(List, ?SAMPLE) ++ lists:sublist(Further, ?SAMPLE),
             Others = erlang:external_size(others(Message)),
             Sampled = erlang:external_size(Sample),
-            Bytes = Others + Sampled * Length div (2 * ?SAMPLE),
-            Charge = trunkline_gate:charge(Bytes, 1),
-            if Bytes >= ?LONG, Others + Sampled < ?ALONE -> {about, Charge, terms};
-               Bytes >= ?LONG -> {about, Charge, kind(Message)};
-               is_integer(hd(List)), Others + Sampled < ?ALONE ->
-                    {heavy, {about, Charge}, bytes(?CELL * Length)};
-               true -> none
+            case Others + Sampled * Length div (2 * ?SAMPLE) of
+                Bytes when Bytes < ?LONG ->
+                    none;
+                Bytes ->
+                    {about, trunkline_gate:charge(Bytes, 1),
+                     if Others + Sampled < ?ALONE -> terms;
+                        true -> kind(Message)
+                     end}
             end;
         _ ->
             none
@@ -123,27 +122,23 @@ size(Term) ->
 weighed(Charge, Message) ->
     case trunkline_gate:bytes(Charge) < ?LONG andalso erts_debug:flat_size(Message) of
         Words when is_integer(Words), Words >= ?HEAVY ->
-            {heavy, {exactly, Charge}, bytes(Words)};
+            {heavy, Charge, Words * erlang:system_info(wordsize)};
         _ ->
             {exactly, Charge}
     end.
 
-bytes(Words) -> Words * erlang:system_info(wordsize).
-
 -spec charge(size()) -> trunkline_gate:charge().
 charge({exactly, Charge}) -> Charge;
-charge({about, Charge, _}) -> Charge;
-charge({heavy, {_, Charge}, _}) -> Charge.
+charge({heavy, Charge, _}) -> Charge;
+charge({about, Charge, _}) -> Charge.
 
-%% What was estimated is measured, unless the estimate says that it is large.
+%% A long list is measured only if the estimate does not say that it is large.
 -spec charge(size(), term(), Large :: trunkline_gate:charge()) -> trunkline_gate:charge().
 charge({about, Charge, _}, Term, Large) when Charge < Large -> trunkline_gate:charge(Term);
-charge({heavy, {about, _}, _}, Term, _) -> trunkline_gate:charge(Term);
 charge(Size, _, _) -> charge(Size).
 
 -spec kind(size(), term()) -> kind().
 kind({about, _, Kind}, _) -> Kind;
-kind({heavy, {about, _}, _}, _) -> terms;
 kind(_, Term) -> kind(Term).
 
 kind(Term) ->
