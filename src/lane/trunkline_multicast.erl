@@ -32,7 +32,8 @@
 
 %% At most this many addressees are handed over together: meanwhile a lane does nothing else.
 -define(TOGETHER, 16384).
-%% A process is scheduled out after 4,000 reductions: after 256 kB, which takes some 0.3 ms.
+%% A process is scheduled out after 4,000 reductions: after it has copied 256 kB. (Measured, with
+%% other figures, too: docs/lab/tried.md.)
 -define(WORDS_A_REDUCTION, 8).
 
 -record(cast,
