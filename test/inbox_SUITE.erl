@@ -11,8 +11,8 @@
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
          takes_by_itself/1, few_long_ones/1, block/1,
-         block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, calls_stay/1,
-         urgent/1]).
+         block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, quick_server/1,
+         calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
          requests_refused/1, wrong_server_options/1, done_alone/1]).
@@ -41,7 +41,7 @@ groups() ->
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
                few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
-               drop_flood, calls_stay, urgent]},
+               drop_flood, quick_server, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
                   requests_refused, wrong_server_options, done_alone]},
@@ -1111,6 +1111,35 @@ drop_flood(_) ->
       end, [{Policy, Bound} || Policy <- [drop_newest, drop_oldest],
                                Bound <- [#{messages => 100}, #{bytes => 100_000}]]),
     cluster:stop_all([A, B, C]).
+
+%% A server that is quick keeps its inbox empty. Senders that do not wait must not fill the mailbox
+%% of the inbox instead: it answers in time, and drops what is too much.
+quick_server(_) ->
+    B = cluster:start([]),
+    lists:foreach(
+      fun(Policy) ->
+              Bound = #{policy => Policy, messages => 200},
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound]),
+              Senders = cluster:call(B, fun() -> [spawn(fun() -> send_endlessly(Pid, I, 1) end)
+                                                  || I <- lists:seq(1, 8)] end),
+              cluster:await(fun() ->
+                                    Info = cluster:call(B, trunkline_inbox, info, [?NAME]),
+                                    #{dropped := Dropped} = Info,
+                                    Dropped > 100_000 orelse Info
+                            end),
+              ok = cluster:call(B, mailroom, kill, [Senders]),
+              cluster:await(fun() -> idle(B) end),
+              cluster:await(fun() -> {priority, P} = cluster:call(B, erlang, process_info,
+                                                                  [Pid, priority]),
+                                     P =:= normal orelse P
+                            end),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [block, drop_oldest]),
+    cluster:stop(B).
+
+send_endlessly(To, I, N) ->
+    To ! {from, I, N, x},
+    send_endlessly(To, I, N + 1).
 
 %% Calls are kept, whatever the policy, and what is sent with `!' to a full one is not.
 calls_stay(_) ->

@@ -51,6 +51,9 @@
 -define(WORK, 8).
 %% Messages in the keeper's own mailbox.
 -define(BEHIND, 1000).
+%% After so many messages that no bound has held back the keeper looks how long its mailbox is: a
+%% power of two.
+-define(UNBOUNDED, 256).
 
 -record(keeper,
         {parent :: pid(),
@@ -72,6 +75,7 @@
          inboxes :: reference(),                            % monitor
          full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
+         unbounded = 0 :: non_neg_integer(),                % messages of senders that did not wait
          hurried = false :: boolean(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          %% The timer of quiet/2, and what had been given when it was started. `forget': it only
@@ -344,10 +348,11 @@ sent(Source, Charge, Message, S) ->
 
 %% A message from a node that does not know that this is an inbox, so that its sender did not wait.
 %% (Later senders will.)
-strange(Source, Charge, Message, #keeper{share = Share, mail = Mail} = S) ->
+strange(Source, Charge, Message, S0) ->
+    #keeper{share = Share, mail = Mail} = S = hurry(S0),
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
-        false -> look_again(hurry(S#keeper{mail = trunkline_mail:refused(Mail)}))
+        false -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)})
     end.
 
 %% The node is told what this is, and told again after a while if it still seems not to know.
@@ -368,9 +373,10 @@ called(_, S) -> S.
 
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
-uninvited(Message, #keeper{mail = Mail} = S) ->
+uninvited(Message, S0) ->
+    #keeper{mail = Mail} = S = hurry(S0),
     case trunkline_mail:refuse(Mail) of
-        {refused, Mail1} -> look_again(hurry(S#keeper{mail = Mail1}));
+        {refused, Mail1} -> look_again(S#keeper{mail = Mail1});
         admitted -> plain(other, Message, S)
     end.
 
@@ -384,12 +390,12 @@ look_again(S) ->
     S.
 
 %% Many processes that send with `!' get more processor time than the keeper that drops their
-%% messages, and its mailbox would grow without bound. So it has high priority while it is behind.
-hurry(#keeper{mail = Mail} = S) ->
-    case trunkline_mail:dropped(Mail) band 255 of
-        0 -> hurry_or_not(S);
-        _ -> S
-    end.
+%% messages, or hands them on to a quick server, and its mailbox would grow without bound. So it has
+%% high priority while it is behind. Then its server gets behind, and the bounds hold.
+hurry(#keeper{unbounded = N} = S) when N band (?UNBOUNDED - 1) =/= 0 ->
+    S#keeper{unbounded = N + 1};
+hurry(#keeper{unbounded = N} = S) ->
+    hurry_or_not(S#keeper{unbounded = N + 1}).
 
 hurry_or_not(#keeper{hurried = Hurried} = S) ->
     case process_info(self(), message_queue_len) of
@@ -429,12 +435,7 @@ accept(Kind, Source, Charge, Now, Message, #keeper{mail = Mail} = S0) ->
             Item = {Charge, {Now, Source, Message}},
             {Dropped, Mail1} = trunkline_mail:in(class(Message, S0), Kind, Item, Mail),
             S1 = full(S0#keeper{mail = Mail1}),
-            S2 = pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, S) end, S1, Dropped),
-                      Now),
-            case Dropped of
-                [] -> S2;
-                _ -> hurry(S2)
-            end
+            pass(lists:foldl(fun({C, {_, From, _}}, S) -> left(From, C, S) end, S1, Dropped), Now)
     end.
 
 class(_, #keeper{options = #{urgent := none}}) -> normal;
