@@ -115,6 +115,14 @@ sizes(_) ->
                                  {false, [lists:duplicate(199, $a), Binary, {m, Binary},
                                           lists:duplicate(20_000, $a)]}],
             Term <- Terms],
+    %% A string is measured, and known to be heavy.
+    [begin
+         Charge = trunkline_gate:charge(Term),
+         Bytes = 2 * trunkline_gate:bytes(Charge) * erlang:system_info(wordsize),
+         ?assertEqual({heavy, Charge, Bytes}, trunkline_shape:size(Term))
+     end || N <- [300, 15_000], Term <- [lists:duplicate(N, $a), {m, f, [lists:duplicate(N, 0)]}]],
+    [?assertEqual({exactly, trunkline_gate:charge(Term)}, trunkline_shape:size(Term))
+     || Term <- [lists:duplicate(299, $a), lists:duplicate(16_000, $a), lists:seq(1, 1000)]],
     %% A large binary behind many characters.
     Behind = lists:duplicate(999, $a) ++ [binary:copy(<<"x">>, 1_000_000)],
     ?assertEqual({exactly, trunkline_gate:charge(Behind)}, trunkline_shape:size(Behind)).

@@ -56,19 +56,27 @@
 
 %% Words. A character of a string is one byte in a message, and two words in memory.
 -define(HEAVY, 400).
+%% Characters. (The numbers from 1 on are not characters for so long.)
+-define(STRING, 300).
 
-%% The size of a message that is a long list, or ends with one, as in {Tag, List} or {'$gen_cast',
-%% {Tag, List}}. This is asked of every message. To measure a long list takes a third of the time
-%% that it takes to encode it. So elements from its beginning and its middle stand for all of them.
-%% (The middle of a list of integers is too far away: to go there would take as long as to measure
-%% the list.) If all of these are shorter than a large binary, none of them has one.
--spec long_list(term()) -> {about, trunkline_gate:charge(), kind()} | none.
+%% The size of a message that is a long list or a string, or ends with one, as in {Tag, List} or
+%% {'$gen_cast', {Tag, List}}. This is asked of every message. To measure a long list takes a third
+%% of the time that it takes to encode it. So elements from its beginning and its middle stand for
+%% all of them. (The middle of a list of integers is too far away: to go there would take as long as
+%% to measure the list.) If all of these are shorter than a large binary, none of them has one.
+%%
+%% A string is measured, but only once. A list counts as one if it begins with many characters:
+%% these alone are heavy.
+-spec long_list(term()) -> size() | none.
 long_list(Message) ->
     case last(Message) of
         [Head | _] = List when is_map(Head); is_tuple(Head); is_list(Head) ->
             long_list(?MANY, infinity, List, Message);
         [Head | _] = List when is_integer(Head) ->
-            long_list(?MANY_INTEGERS, ?FURTHER, List, Message);
+            case are_characters(?STRING, List) of
+                true -> string(trunkline_gate:charge(Message));
+                false -> long_list(?MANY_INTEGERS, ?FURTHER, List, Message)
+            end;
         _ ->
             none
     end.
@@ -95,6 +103,19 @@ long_list(Many, Furthest, List, Message) ->
         error:badarg -> none                 % no proper list
     end.
 
+are_characters(0, _) -> true;
+are_characters(N, [C | List]) when is_integer(C), C >= 0, C < 256 -> are_characters(N - 1, List);
+are_characters(_, _) -> false.
+
+%% (Each character takes two words.)
+string(Charge) ->
+    case trunkline_gate:bytes(Charge) of
+        Bytes when Bytes < ?LONG ->
+            {heavy, Charge, 2 * Bytes * erlang:system_info(wordsize)};
+        _ ->
+            {exactly, Charge}
+    end.
+
 last({_, _, [Last]}) -> Last;                % the arguments of a function
 last({_, {_, Last}}) -> Last;
 last({_, Last}) -> Last;
@@ -113,7 +134,7 @@ others(_) -> [].
 size(Term) ->
     case long_list(Term) of
         none -> {exactly, trunkline_gate:charge(Term)};
-        About -> About
+        Size -> Size
     end.
 
 %% The size of a message with that charge. One of 16 kB and more is long, however much memory it
