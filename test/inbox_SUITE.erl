@@ -1503,8 +1503,18 @@ closed(_) ->
                                  undefined = whereis(?NAME),
                                  ok
                          end),
+    %% The end of the process is the end of its inbox, whether these are linked or not.
+    ok = cluster:call(B, fun() ->
+                                 {Owner, Monitor} = spawn_monitor(fun owner_unlinks/0),
+                                 receive {'DOWN', Monitor, process, Owner, normal} -> ok end,
+                                 cluster:await(fun() -> whereis(?NAME) =:= undefined end)
+                         end),
     ?assertEqual([last], cluster:call(B, fun remembered/0)),
     cluster:stop_all([A, B]).
+
+owner_unlinks() ->
+    {ok, Inbox} = trunkline_inbox:open({local, ?NAME}, #{}),
+    true = unlink(Inbox).
 
 %% What a process remembers of inboxes that others have ended.
 remembered() ->

@@ -197,6 +197,8 @@ end_with(Reason) ->
     exit(self(), Reason).
 
 start({process, Pid}, _, _, _) ->
+    %% (It may unlink itself from its inbox, which has no use without it.)
+    _ = monitor(process, Pid),
     {ok, Pid};
 start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
     Callbacks = case Behaviour of
@@ -273,6 +275,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         {system, _, _} = System ->
             loop(plain(call, System, S));        % never dropped
         {'EXIT', Consumer, Reason} ->
+            end_with(Reason);
+        {'DOWN', _, process, Consumer, Reason} ->
             end_with(Reason);
         {'EXIT', Parent, Reason} ->
             %% To the server, the keeper is its parent, whose end is its own.
