@@ -15,8 +15,8 @@
          calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
-         requests_refused/1, wrong_server_options/1, done_alone/1]).
--export([stalled_beside_lane/1]).
+         requests_refused/1, wrong_server_options/1, done_alone/1, opened_again/1]).
+-export([stalled_beside_lane/1, replies_bounded/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
          receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, opened_meanwhile/1,
          application_restarted/1,
@@ -44,8 +44,8 @@ groups() ->
                drop_flood, quick_server, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
-                  requests_refused, wrong_server_options, done_alone]},
-     {lanes, [stalled_beside_lane]},
+                  requests_refused, wrong_server_options, done_alone, opened_again]},
+     {lanes, [stalled_beside_lane, replies_bounded]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
                application_restarted,
@@ -1117,8 +1117,7 @@ drop_flood(_) ->
 quick_server(_) ->
     B = cluster:start([]),
     lists:foreach(
-      fun(Policy) ->
-              Bound = #{policy => Policy, messages => 200},
+      fun(Bound) ->
               {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound]),
               Senders = cluster:call(B, fun() -> [spawn(fun() -> send_endlessly(Pid, I, 1) end)
                                                   || I <- lists:seq(1, 8)] end),
@@ -1134,7 +1133,8 @@ quick_server(_) ->
                                      P =:= normal orelse P
                             end),
               ok = cluster:call(B, fun() -> stop(Pid) end)
-      end, [block, drop_oldest]),
+      end, [#{policy => Policy, messages => N}
+            || Policy <- [block, drop_oldest], N <- [200, 10_000]]),
     cluster:stop(B).
 
 send_endlessly(To, I, N) ->
@@ -1617,9 +1617,34 @@ done_alone(_) ->
     ok = cluster:call(B, cluster, stop_trunkline, []),
     ok = cluster:call(B, mailroom, done, [Pid, 8]),
     Got(24),
+    %% Another process says so.
+    ok = cluster:call(B, trunkline_inbox, done, [?NAME, 8]),
+    Got(32),
     ok = cluster:call(B, mailroom, go_on, [Pid]),
     Got(40),
     cluster:stop(B).
+
+%% When a process has ended, the name of its inbox is free, however much is in the inbox.
+opened_again(_) ->
+    B = cluster:start([]),
+    Senders = cluster:call(B, fun() -> [spawn(fun() -> send_while_there(?NAME) end)
+                                        || _ <- lists:seq(1, 4)] end),
+    Opened = cluster:call(B, fun() -> [open_and_end() || _ <- lists:seq(1, 50)] end),
+    ?assertEqual([], [Other || Other <- Opened, Other =/= {ok, end_of_owner}]),
+    ok = cluster:call(B, mailroom, kill, [Senders]),
+    cluster:stop(B).
+
+open_and_end() ->
+    {_, Monitor} = spawn_monitor(fun() ->
+                                         {Result, _} = trunkline_inbox:open({local, ?NAME}, #{}),
+                                         receive {sent, _} -> ok end,
+                                         exit({Result, end_of_owner})
+                                 end),
+    receive {'DOWN', Monitor, process, _, Reason} -> Reason end.
+
+send_while_there(Name) ->
+    _ = try Name ! {sent, x} catch error:badarg -> none end,
+    send_while_there(Name).
 
 %% --- lanes -------------------------------------------------------------------------------
 
@@ -1714,6 +1739,31 @@ afterwards(A, B, Senders) ->
               end
       end, ?LONG),
     ok.
+
+%% A server behind an inbox that replies to a node that stands still is suspended as any other.
+replies_bounded(_) ->
+    {A, B} = cluster:pair([{bulk_bytes, 8_000_000}]),
+    {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{}]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    To = {?NAME, cluster:node_of(B)},
+    Size = fun(I) -> byte_size(trunkline:call(To, {bytes, 1_000_000 + I}, infinity)) end,
+    Calls = lists:seq(1, 100),
+    Callers = cluster:call(A, mailroom, callers, [Size, Calls]),
+    cluster:await(fun() -> #{queued_messages := Q, in_work := N} =
+                               cluster:call(B, trunkline_inbox, info, [?NAME]),
+                           Q + N =:= 1 + length(Calls) orelse {Q, N}
+                  end),
+    Server = cluster:call(B, mailroom, consumer, [Pid]),
+    cluster:suspend(A),
+    ok = cluster:call(B, mailroom, release, [Pid]),
+    cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, status])
+                               =:= {status, suspended} end),
+    #{large := #{pending_bytes := Pending}} = cluster:info(B, A),
+    ?assert(Pending < 12_000_000),
+    cluster:continue(A),
+    ?assertEqual([1_000_000 + I || I <- Calls],
+                 cluster:call(A, mailroom, collect, [Callers, finish])),
+    cluster:stop_all([A, B]).
 
 %% With its process go all who wait.
 consumer_dies(_) ->

@@ -1157,7 +1157,7 @@ short_terms_wait(_) ->
                  Throttle = trunkline_throttle:new(#{node => NodeB, gate => Gate, stats => Stats,
                                                      small => {1, Bound},
                                                      large => {Level, Bound}}),
-                 ok = trunkline_throttle:suspend(Server, Throttle),
+                 Server = trunkline_throttle:suspend(Server, Throttle),
                  Waits = trunkline_throttle:packed(Server, trunkline_gate:charge(50_000, 1),
                                                    Throttle),
                  cluster:await(fun() -> Waiting() =:= {1, {status, suspended}} end),

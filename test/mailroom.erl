@@ -80,6 +80,7 @@ init(How) ->
 
 handle_call({echo, Term}, _, S) -> {reply, Term, S};
 handle_call({thrown, Term}, _, S) -> throw({reply, Term, S});
+handle_call({bytes, N}, _, S) -> {reply, binary:copy(<<"x">>, N), S};
 handle_call(self, _, S) -> {reply, self(), S};
 handle_call(summary, _, #{summary := Summary} = S) -> {reply, Summary, S};
 handle_call(list, _, #{list := List} = S) -> {reply, lists:reverse(List), S};

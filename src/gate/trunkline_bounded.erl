@@ -19,6 +19,7 @@
 -moduledoc false.
 
 -export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
+-export([behind/1]).
 -export([clear/0, add/2, remove/1, is_crowded/0, grow/1]).
 
 -export_type([key/0, entered/0]).
@@ -39,6 +40,8 @@
 -callback is_refusing(key()) -> boolean().
 %% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+%% The process that answers what that process gets: another one, or the same.
+-callback behind(pid()) -> pid().
 
 -compile({inline, [module/1, kind/1]}).           % on the way of each message
 
@@ -93,6 +96,13 @@ arrived(Node, Entries) ->
     case persistent_term:get(?HERE, none) of
         none -> Entries;
         {_, _, Module} -> Module:arrived(Node, Entries)
+    end.
+
+-spec behind(pid()) -> pid().
+behind(Pid) ->
+    case persistent_term:get(?HERE, none) of
+        none -> Pid;
+        {_, _, Module} -> Module:behind(Pid)
     end.
 
 kind(Pid) when is_pid(Pid), node(Pid) =:= node() -> ?HERE;

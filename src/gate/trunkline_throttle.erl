@@ -24,6 +24,9 @@
 %%       |                            |   it has looked through its mailbox
 %%       | <---------------- resumes  | when it has, and there is room for another such term
 %%
+%% A server behind an inbox replies for the inbox, which got the request (trunkline_bounded). So it
+%% is the server that is suspended, and it takes no more of what the inbox has.
+%%
 %% When a process ends, for whatever reason, the runtime system resumes the processes that it has
 %% suspended. So no server stays suspended. The replies to a peer take at most the bound, and one or
 %% two replies more for each server: those that it sends before it is suspended.
@@ -49,7 +52,7 @@
 -export([came/2, stopped/3, ended/2]).
 -export([await/3]).
 
--export_type([throttle/0]).
+-export_type([throttle/0, suspended/0]).
 
 -record(throttle,
         {node :: node(),
@@ -67,8 +70,9 @@
                                                  pos_integer()}},
          waiters = #{} :: #{reference() => Server :: pid()},
          %% Servers whose replies were long terms, and what these took.
-         long_terms = [] :: [{Server :: pid() | none, Term :: trunkline_gate:charge()}]}).
+         long_terms = [] :: [{suspended(), Term :: trunkline_gate:charge()}]}).
 -opaque throttle() :: #throttle{}.
+-type suspended() :: pid() | none.
 
 %% ms that a server is suspended for the first time, if there is no room.
 -define(PAUSE, 1000).
@@ -87,36 +91,27 @@ new(#{node := Node, gate := Gate, stats := Stats,
 small(Server, Charge, #throttle{ix = Ix, small = Bound} = T) ->
     at_bound(Server, Charge, Ix, Bound, came(Server, T)).
 
-%% A large reply has come, and is being packed. (The server may be running; it stops at the next
-%% opportunity.)
--spec suspend(Server :: pid(), throttle()) -> ok.
-suspend(Server, T) ->
-    case delegates(Server, T) of
-        true -> ok;
-        false -> suspend_process(Server, asynchronous)
-    end.
-
-delegates(Server, #throttle{at_bound = AtBound}) ->
+%% A large reply has come, and is being packed. Returns which process is suspended meanwhile, for
+%% packed/3 or long_term/3: none if others reply for the server. (It may be running; it stops at the
+%% next opportunity.)
+-spec suspend(Server :: pid(), throttle()) -> suspended().
+suspend(Server, #throttle{at_bound = AtBound}) ->
+    Replies = trunkline_bounded:behind(Server),
     case AtBound of
-        #{Server := {_, delegates, _}} -> true;
-        #{} -> false
+        #{Replies := {_, delegates, _}} -> none;
+        #{} -> ok = suspend_process(Replies, asynchronous), Replies
     end.
 
 %% It is packed. The server goes on when there is room for another such reply.
--spec packed(Server :: pid(), trunkline_gate:charge(), throttle()) -> throttle().
-packed(Server, Charge, T) -> resume(Server, Charge, 0, came(Server, T)).
+-spec packed(suspended(), trunkline_gate:charge(), throttle()) -> throttle().
+packed(Suspended, Charge, T) -> resume(Suspended, Charge, 0, came(Suspended, T)).
 
 %% The same for a long term. There may be more of these in the mailbox: the lane will get
 %% {looked_through, N}.
--spec long_term(Server :: pid(), Term :: trunkline_gate:charge(), throttle()) -> throttle().
-long_term(Server, Term, #throttle{long_terms = Terms} = T) ->
+-spec long_term(suspended(), Term :: trunkline_gate:charge(), throttle()) -> throttle().
+long_term(Suspended, Term, #throttle{long_terms = Terms} = T) ->
     Terms =:= [] andalso look_through(1),
-    %% (It has not been suspended if others reply for it.)
-    Suspended = case delegates(Server, T) of
-                    true -> none;
-                    false -> Server
-                end,
-    (came(Server, T))#throttle{long_terms = [{Suspended, Term} | Terms]}.
+    (came(Suspended, T))#throttle{long_terms = [{Suspended, Term} | Terms]}.
 
 look_through(N) ->
     self() ! {looked_through, N},
@@ -175,10 +170,16 @@ resume(Server, Another, Free, #throttle{bulk_ix = BulkIx, large = Bound} = T) ->
     ok = trunkline_process:resume(Server),
     T1.
 
-%% Suspends the server if the level is at the bound. If no process is left to wait for room, the
+at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate} = T) ->
+    case trunkline_gate:level(Gate, Level) >= Bound of
+        true -> hold(trunkline_bounded:behind(Server), Charge, Level, T);
+        false -> T
+    end.
+
+%% Suspends the server, for the level is at the bound. If no process is left to wait for room, the
 %% next reply tries again. (A process that is suspended twice must be resumed twice.)
-at_bound(Server, Charge, Level, Bound, #throttle{gate = Gate, at_bound = AtBound} = T) ->
-    case trunkline_gate:level(Gate, Level) >= Bound andalso maps:get(Server, AtBound, none) of
+hold(Server, Charge, Level, #throttle{at_bound = AtBound} = T) ->
+    case maps:get(Server, AtBound, none) of
         {Ref, free, Pause} ->
             stop(Ref, Server, Pause, T);
         none ->
@@ -207,12 +208,15 @@ suspend_process(Server, How) ->
     end.
 
 %% A reply has come. If its server had stopped before, another process has sent it.
--spec came(Server :: pid(), throttle()) -> throttle().
+-spec came(Server :: pid() | none, throttle()) -> throttle().
+came(Server, #throttle{at_bound = AtBound} = T) when Server =:= none; map_size(AtBound) =:= 0 ->
+    T;
 came(Server, #throttle{at_bound = AtBound} = T) ->
+    Replies = trunkline_bounded:behind(Server),
     case AtBound of
-        #{Server := {Ref, stopped, Pause}} ->
-            ok = trunkline_process:resume(Server),
-            T#throttle{at_bound = AtBound#{Server := {Ref, delegates, Pause}}};
+        #{Replies := {Ref, stopped, Pause}} ->
+            ok = trunkline_process:resume(Replies),
+            T#throttle{at_bound = AtBound#{Replies := {Ref, delegates, Pause}}};
         #{} ->
             T
     end.

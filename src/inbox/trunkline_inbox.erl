@@ -248,9 +248,15 @@ ok
 done(Inbox, N) when is_integer(N), N > 0 ->
     case get({?MODULE, pid(Inbox)}) of
         undefined ->
+            Keeper = pid(Inbox),
             case trunkline_own_inboxes:work(Inbox) of
-                none -> ?BAD_ARGUMENT(badarg, [Inbox, N]);
-                Work -> trunkline_work:done(Work, N)
+                none ->
+                    case is_alive(Keeper) of
+                        true -> trunkline_keeper:done(Keeper, N);
+                        false -> ?BAD_ARGUMENT(badarg, [Inbox, N])
+                    end;
+                Work ->
+                    trunkline_work:done(Work, N)
             end;
         Work ->
             trunkline_work:done(Work, N)
@@ -260,6 +266,10 @@ done(Inbox, N) ->
 
 pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
 pid(Inbox) -> Inbox.
+
+%% Whether that is an inbox of this node.
+is_alive(Pid) ->
+    is_pid(Pid) andalso node(Pid) =:= node() andalso trunkline_keeper:is_keeper(Pid).
 
 -doc "
 Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. If it
@@ -276,8 +286,8 @@ ok
 close(Inbox) ->
     Keeper = pid(Inbox),
     %% (If it ends just now, it is not alive any more.)
-    case is_pid(Keeper) andalso node(Keeper) =:= node()
-        andalso (trunkline_keeper:is_keeper(Keeper) orelse not is_process_alive(Keeper)) of
+    case is_alive(Keeper) orelse is_pid(Keeper) andalso node(Keeper) =:= node()
+        andalso not is_process_alive(Keeper) of
         false ->
             ?BAD_ARGUMENT(badarg, [Inbox]);
         true ->

@@ -37,7 +37,7 @@
 -behaviour(trunkline_bounded).
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
--export([arrived/2, has_spoken/1]).
+-export([arrived/2, behind/1, has_spoken/1]).
 -export([register/1, register_again/2, held/3, met/2, full/2, senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -240,6 +240,9 @@ bounded_here(To) ->
 
 stranger(Node, Message) ->
     ['$inbox', trunkline_share:stranger(Node), trunkline_gate:charge(Message) | Message].
+
+-spec behind(pid()) -> pid().
+behind(Pid) -> trunkline_own_inboxes:behind(Pid).
 
 %% That node runs Trunkline, and its capabilities are known now.
 -spec has_spoken(node()) -> ok.

@@ -21,12 +21,12 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, is_keeper/1, info/1, infos/2]).
+-export([start_link/3, is_keeper/1, done/2, info/1, infos/2]).
 -export([init/2, loop/1]).
 
 -export_type([name/0]).
 
--dialyzer({no_improper_lists, [ask/2]}).
+-dialyzer({no_improper_lists, [ask/2, done/2]}).
 
 -type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
 -type options() :: #{policy := trunkline_mail:policy(),
@@ -47,9 +47,11 @@
 -define(MEET_AGAIN, 1000).
 %% us until the keeper looks by itself for room
 -define(LOOK_AGAIN, 50).
+%% Messages that the keeper passes on at a time. Meanwhile it receives nothing.
+-define(TOGETHER, 64).
 %% The consumer may have so small a part of the bytes that the inbox may hold.
 -define(WORK, 8).
-%% Messages in the keeper's own mailbox.
+%% Messages in the keeper's own mailbox. With more it is behind.
 -define(BEHIND, 1000).
 %% After so many messages that no bound has held back the keeper looks how long its mailbox is: a
 %% power of two.
@@ -76,7 +78,8 @@
          full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
          unbounded = 0 :: non_neg_integer(),                % messages of senders that did not wait
-         hurried = false :: boolean(),
+         %% How many messages the keeper is behind, when it last looked; 0: it is not.
+         behind = 0 :: non_neg_integer(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          %% The timer of quiet/2, and what had been given when it was started. `forget': it only
          %% waits until nodes can be forgotten.
@@ -88,7 +91,7 @@
 -spec start_link(name(), what(), options()) ->
           {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
-    case where(Name) of
+    case taken_by(Name) of
         Pid when is_pid(Pid) -> {error, {already_started, Pid}};
         _ ->
             case proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]) of
@@ -102,6 +105,13 @@ start_link(Name, What, Options) ->
 -spec is_keeper(pid()) -> boolean().
 is_keeper(Pid) -> element(1, proc_lib:translate_initial_call(Pid)) =:= ?MODULE.
 
+%% Its consumer is done with so many messages. This is for others than the consumer while the
+%% counter cannot be looked up (trunkline_own_inboxes).
+-spec done(pid(), pos_integer()) -> ok.
+done(Keeper, N) ->
+    Keeper ! ['$inbox_done' | N],
+    ok.
+
 %% Since OTP 26 a start that fails leaves no 'EXIT' message in the mailbox of the caller.
 forget_exit(Keeper) ->
     case trunkline_inbox_server:is_26() andalso process_info(self(), trap_exit) of
@@ -109,7 +119,19 @@ forget_exit(Keeper) ->
         _ -> ok
     end.
 
-%% As gen does: if the name is taken, no process is started that would have to end again.
+%% As gen does: if the name is taken, no process is started that would have to end again. (A name
+%% ends with its process. So it does if it is that of the process's inbox, which may be behind.)
+taken_by(Name) ->
+    Pid = where(Name),
+    case is_pid(Pid) andalso trunkline_own_inboxes:is_abandoned(Pid) of
+        true ->
+            Ref = monitor(process, Pid),
+            exit(Pid, kill),
+            receive {'DOWN', Ref, process, _, _} -> where(Name) end;
+        false ->
+            Pid
+    end.
+
 where(none) -> undefined;
 where({local, Name}) -> whereis(Name);
 where({global, Name}) -> global:whereis_name(Name);
@@ -244,11 +266,12 @@ local_name(_) -> undefined.
 registration(#keeper{name = Name, options = Options, work = Work, stats = Stats, kind = Kind,
                      consumer = Consumer}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
-    Server = case Kind of
-                 server when Consumer =/= none -> {Name, Consumer};
-                 _ -> none
+    Behind = case Kind of
+                 _ when Consumer =:= none -> none;
+                 server -> {server, Name, Consumer};
+                 process -> {process, Consumer}
              end,
-    {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Server}.
+    {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Behind}.
 
 %% --- messages -------------------------------------------------------------------------
 
@@ -290,6 +313,9 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
         ['$inbox_audit', Pid, Source] when is_pid(Pid) ->
             Held = trunkline_share:held(Source, S#keeper.share),
             ok = trunkline_inboxes:held(Pid, Source, Held),
+            loop(S);
+        ['$inbox_done' | N] when is_integer(N), N > 0, S#keeper.kind =:= process ->
+            ok = trunkline_work:done(S#keeper.work, N),
             loop(S);
         ['$inbox_info' | Ref] when is_reference(Ref) ->
             Ref ! {Ref, show(S)},
@@ -378,8 +404,8 @@ called(_, S) -> S.
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
 uninvited(Message, S0) ->
-    #keeper{mail = Mail} = S = hurry(S0),
-    case trunkline_mail:refuse(Mail) of
+    #keeper{mail = Mail, behind = Behind} = S = hurry(S0),
+    case trunkline_mail:refuse(Behind, Mail) of
         {refused, Mail1} -> look_again(S#keeper{mail = Mail1});
         admitted -> plain(other, Message, S)
     end.
@@ -401,13 +427,13 @@ hurry(#keeper{unbounded = N} = S) when N band (?UNBOUNDED - 1) =/= 0 ->
 hurry(#keeper{unbounded = N} = S) ->
     hurry_or_not(S#keeper{unbounded = N + 1}).
 
-hurry_or_not(#keeper{hurried = Hurried} = S) ->
+hurry_or_not(#keeper{behind = Behind} = S) ->
     case process_info(self(), message_queue_len) of
-        {_, Length} when Length > ?BEHIND, not Hurried ->
-            process_flag(priority, high),
-            S#keeper{hurried = true};
-        {_, Length} when Length =< ?BEHIND, Hurried -> calm(S);
-        _ -> S
+        {_, Length} when Length > ?BEHIND ->
+            _ = Behind =:= 0 andalso process_flag(priority, high),
+            S#keeper{behind = Length};
+        _ ->
+            calm(S)
     end.
 
 hurry_no_more(S) ->
@@ -416,8 +442,8 @@ hurry_no_more(S) ->
         _ -> S
     end.
 
-calm(#keeper{hurried = false} = S) -> S;
-calm(S) -> process_flag(priority, normal), S#keeper{hurried = false}.
+calm(#keeper{behind = 0} = S) -> S;
+calm(S) -> process_flag(priority, normal), S#keeper{behind = 0}.
 
 %% No sender has asked for room.
 plain(Kind, Message, S) ->
@@ -455,19 +481,25 @@ content({'$gen_call', _, Request}) -> Request;
 content({'$gen_cast', Request}) -> Request;
 content(Message) -> Message.
 
-%% Passes on as much as the consumer may have.
-pass(#keeper{room = {awaited, _}} = S, _) ->
+%% Passes on as much as the consumer may have, but not too much at a time: a quick server takes
+%% messages as fast as they are passed on.
+pass(S, Now) -> pass(?TOGETHER, S, Now).
+
+pass(_, #keeper{room = {awaited, _}} = S, _) ->
     S;
-pass(#keeper{mail = Mail, room = Room} = S, Now) ->
+pass(0, S, Now) ->
+    self() ! '$inbox_more',
+    S#keeper{room = {awaited, Now + ?LOOK_AGAIN}};
+pass(More, #keeper{mail = Mail, room = Room} = S, Now) ->
     case trunkline_mail:level(Mail) of
         0 ->
             S;
         _ when Room =:= 0 ->
-            pass(look(S, Now), Now);
+            pass(More, look(S, Now), Now);
         _ ->
             case tell_dropped(S) of
-                {told, S1} -> pass(S1, Now);
-                none -> pass(out(S, Now), Now)
+                {told, S1} -> pass(More - 1, S1, Now);
+                none -> pass(More - 1, out(S, Now), Now)
             end
     end.
 

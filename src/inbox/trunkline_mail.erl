@@ -15,10 +15,13 @@
 -module(trunkline_mail).
 -moduledoc false.
 
--export([new/2, in/4, refuse/1, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
+-export([new/2, in/4, refuse/2, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
          take_dropped/1, dropped/1]).
 
 -export_type([mail/0, policy/0]).
+
+%% Messages: enough for the consumer while others are refused.
+-define(SOME, 1000).
 
 -type policy() :: block | reject | drop_newest | drop_oldest.
 -type class() :: urgent | normal.
@@ -55,12 +58,19 @@ in(Class, other, Item, M) ->
         false -> {[], put(Class, other, Item, M)}
     end.
 
-%% If in/4 would drop any message of kind `other', counts one as dropped.
--spec refuse(mail()) -> {refused, mail()} | admitted.
-refuse(#mail{policy = drop_oldest}) ->
-    admitted;
-refuse(M) ->
-    case is_full(M) of
+%% If in/4 would drop a message of kind `other', counts it as dropped. So it does if that many are
+%% behind the message, which will fill the queue: but not before there is something in the queue
+%% for a while. (Under drop_oldest it would be dropped for these. A queue that becomes long is slow,
+%% because it is copied with each garbage collection.)
+-spec refuse(Behind :: non_neg_integer(), mail()) -> {refused, mail()} | admitted.
+refuse(Behind, #mail{policy = Policy, level = Level, bound = {_, Most}} = M) ->
+    Queued = trunkline_gate:messages(Level),
+    WillBeFull = Behind > 0 andalso Queued >= min(?SOME, Most)
+        andalso case Policy of
+                    drop_oldest -> Behind >= Most;
+                    _ -> Queued + Behind >= Most
+                end,
+    case WillBeFull orelse Policy =/= drop_oldest andalso is_full(M) of
         true -> {refused, refused(M)};
         false -> admitted
     end.

@@ -1,6 +1,6 @@
 %% The inboxes of this node: a table that any process may read. trunkline_inboxes writes it.
 %%
-%%     inbox     by its keeper: what it is, its counters, and the server behind it
+%%     inbox     by its keeper: what it is, its counters, and the process behind it
 %%     server    by its name, until it has ended
 %%     killed    by its pid: its keeper was killed, and the server is about to end
 %%
@@ -11,22 +11,23 @@
 -moduledoc false.
 
 -export([new/0, add/1, ended/2, server_ended/1]).
--export([await_predecessor/1, all/0, inbox/1, stats/1, work/1, keeper/1]).
+-export([await_predecessor/1, is_abandoned/1, all/0, inbox/1, stats/1, work/1, keeper/1,
+         behind/1]).
 
 -export_type([inbox/0, registration/0]).
 
 -type inbox() :: {Keeper :: pid(), Name :: atom(), trunkline_mail:policy(),
                   Bound :: trunkline_share:window()}.
--type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(),
-                         server() | none}.
--type server() :: {trunkline_keeper:name(), pid()}.
+-type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(), behind()}.
+%% A server, or a process that has opened the inbox; none while a server starts.
+-type behind() :: {server, trunkline_keeper:name(), pid()} | {process, pid()} | none.
 
 -record(own,
         {keeper :: pid(),
          inbox :: inbox(),
          work :: trunkline_work:work(),
          stats :: trunkline_inbox_stats:stats(),
-         server :: server() | none}).
+         behind :: behind()}).
 -record(server,
         {name :: trunkline_keeper:name(),
          keeper :: pid(),
@@ -47,11 +48,11 @@ new() ->
     ok.
 
 -spec add(registration()) -> ok.
-add({{Keeper, _, _, _} = Inbox, Work, Stats, Server}) ->
+add({{Keeper, _, _, _} = Inbox, Work, Stats, Behind}) ->
     _ = [ets:insert(?TABLE, #server{name = Name, keeper = Keeper, pid = Pid})
-         || {Name, Pid} <- [Server], Name =/= none],
+         || {server, Name, Pid} <- [Behind], Name =/= none],
     true = ets:insert(?TABLE, #own{keeper = Keeper, inbox = Inbox, work = Work, stats = Stats,
-                                   server = Server}),
+                                   behind = Behind}),
     ok.
 
 %% That keeper has ended, of an inbox of this node or not. If it was killed, the calling process
@@ -59,7 +60,7 @@ add({{Keeper, _, _, _} = Inbox, Work, Stats, Server}) ->
 -spec ended(pid(), Reason :: term()) -> ok.
 ended(Keeper, Reason) ->
     case ets:take(?TABLE, Keeper) of
-        [#own{server = {Name, Pid}}] ->
+        [#own{behind = {server, Name, Pid}}] ->
             server_ends(#server{name = Name, keeper = Keeper, pid = Pid}, Reason);
         _ ->
             ok
@@ -105,6 +106,14 @@ await_predecessor(Name) ->
             ok
     end.
 
+%% Whether that is a keeper whose process has ended, and which has not yet come to that news.
+-spec is_abandoned(pid()) -> boolean().
+is_abandoned(Keeper) ->
+    case lookup(Keeper) of
+        #own{behind = {process, Pid}} -> not is_process_alive(Pid);
+        _ -> false
+    end.
+
 %% Empty if Trunkline does not run.
 -spec all() -> [{inbox(), trunkline_inbox_stats:stats()}].
 all() ->
@@ -127,6 +136,15 @@ work(Inbox) -> element_of(#own.work, Inbox).
 %% The keeper of a pid or name of this node.
 -spec keeper(pid() | Name :: atom()) -> pid() | none.
 keeper(Inbox) -> element_of(#own.keeper, Inbox).
+
+%% The process behind that keeper. Another process stands for itself.
+-spec behind(pid()) -> pid().
+behind(Pid) ->
+    case lookup(Pid) of
+        #own{behind = {server, _, Server}} -> Server;
+        #own{behind = {process, Process}} -> Process;
+        _ -> Pid
+    end.
 
 element_of(_, undefined) ->
     none;

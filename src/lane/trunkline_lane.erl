@@ -88,7 +88,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, ask_about/2, collected/5, reply/4, large_reply/4, notice/2, control/2]}).
+           [loop/1, ask_about/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -342,9 +342,9 @@ send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
                     ok ->
                         trunkline_throttle:came(Server, Throttle);
                     _ ->
-                        ok = trunkline_throttle:suspend(Server, Throttle),
+                        Suspended = trunkline_throttle:suspend(Server, Throttle),
                         ok = Send([]),
-                        trunkline_throttle:long_term(Server, Charge, Throttle)
+                        trunkline_throttle:long_term(Suspended, Charge, Throttle)
                 end,
     S1 = answered(Agent, Caller, Server, S#lane{batches = trunkline_batches:passed(1, Batches),
                                                 throttle = Throttle1}),
@@ -470,16 +470,16 @@ reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
                      end, (answered(Agent, Caller, Server, S))#lane{
                             throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
         false ->
-            ok = trunkline_throttle:suspend(Server, S#lane.throttle),
+            Suspended = trunkline_throttle:suspend(Server, S#lane.throttle),
             Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
-            large_reply(Parcel, Request, Reply, S)
+            large_reply(Parcel, Suspended, Request, Reply, S)
     end.
 
 as_term(Charge, {_, {_, Server}, _} = Request, Reply, S) ->
-    ok = trunkline_throttle:suspend(Server, S#lane.throttle),
-    large_reply(trunkline_sender:as_term(Reply, Charge), Request, Reply, S).
+    Suspended = trunkline_throttle:suspend(Server, S#lane.throttle),
+    large_reply(trunkline_sender:as_term(Reply, Charge), Suspended, Request, Reply, S).
 
-large_reply({Parcel, Charged}, {Caller, {Pid, Server}, Agent}, Reply,
+large_reply({Parcel, Charged}, Suspended, {Caller, {Pid, Server}, Agent}, Reply,
             #lane{gate = Gate, ix = Ix, throttle = Throttle} = S) ->
     Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
     ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charged),
@@ -492,8 +492,8 @@ large_reply({Parcel, Charged}, {Caller, {Pid, Server}, Agent}, Reply,
            end,
     {Place, Entry,
      S1#lane{throttle = case Term >= Charged of
-                            true -> trunkline_throttle:long_term(Server, Term, Throttle);
-                            false -> trunkline_throttle:packed(Server, Charged, Throttle)
+                            true -> trunkline_throttle:long_term(Suspended, Term, Throttle);
+                            false -> trunkline_throttle:packed(Suspended, Charged, Throttle)
                         end}}.
 
 answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
