@@ -241,6 +241,8 @@ losses_of_long_terms_add_up(_) ->
     true = cluster:call(A, fun() -> exit(whereis(done), kill) end),
     cluster:await(fun() -> cluster:call(A, erlang, whereis, [done]) =:= undefined end),
     start_senders(A, Pids, 8, 40, 60001),
+    Sent = fun() -> lists:sum([N || #{messages := N} <- lanes(A, B)]) end,
+    cluster:await(fun() -> Sent() > 160 orelse Sent() end),
     cluster:kill(B),
     await_done(A, 8),
     await_sum(160 + 320, A, B),

@@ -19,7 +19,7 @@
 
 -define(DEADLINE, 60_000).
 
-suite() -> [{timetrap, {minutes, 6}}].
+suite() -> [{timetrap, {minutes, 20}}].
 
 all() -> [under_load, thin_traffic, sends_past, both_at_once, all_forms, large, requests_answered,
           servers_die, monitors_go_on, all_go_on, all_peers, nothing_to_drain, just_connected,

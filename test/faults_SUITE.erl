@@ -18,7 +18,7 @@
 
 -define(DEADLINE, 60_000).
 
-suite() -> [{timetrap, {minutes, 6}}].
+suite() -> [{timetrap, {minutes, 20}}].
 
 all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_incarnation,
           different_settings, late_starter, garbage, incompatible_peer, nothing_left_behind,
@@ -1011,12 +1011,12 @@ look_at(Bulk) ->
     %% What is sent to a lane that stands still waits there.
     Lanes = [Lane
              || {trunkline_lane, Lane} <- cluster:call(A, ?MODULE, processes_of, [trunkline_lane])],
-    ok = cluster:call(A, lists, foreach, [fun sys:suspend/1, Lanes]),
+    ok = cluster:call(A, fun() -> [sys:suspend(Lane, ?DEADLINE) || Lane <- Lanes], ok end),
     [To] = cluster:call(B, traffic, start_watchers, [1]),
     ok = cluster:call(
            A, fun() -> [trunkline:send(To, {from, a, N, x}) || N <- lists:seq(1, 100)], ok end),
     ?assertEqual(0, cluster:call(B, traffic, count, [To])),
-    ok = cluster:call(A, lists, foreach, [fun sys:resume/1, Lanes]),
+    ok = cluster:call(A, fun() -> [sys:resume(Lane, ?DEADLINE) || Lane <- Lanes], ok end),
     cluster:await(fun() -> case cluster:call(B, traffic, summary, [To]) of
                                #{a := {100, 100, []}} -> true;
                                Other -> Other

@@ -1314,7 +1314,7 @@ not_an_inbox(_) ->
     %% A node without Trunkline has none, either.
     Cookie = atom_to_list(cluster:call(B, erlang, get_cookie, [])),
     {ok, Peer, Node} = peer:start(#{name => peer:random_name(?MODULE), connection => standard_io,
-                                    args => ["-setcookie", Cookie]}),
+                                    wait_boot => 120_000, args => ["-setcookie", Cookie]}),
     ?assertEqual(badarg, cluster:call(B, fun() -> try trunkline_inbox:info({?NAME, Node})
                                                   catch error:Reason -> Reason
                                                   end end)),

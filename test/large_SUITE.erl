@@ -23,7 +23,7 @@
          memory_after_one/1, idle_connection/1]).
 -export([find/2, size_of/1]).
 
-suite() -> [{timetrap, {minutes, 10}}].
+suite() -> [{timetrap, {minutes, 20}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
@@ -962,22 +962,26 @@ becomes_known(_) ->
     cluster:stop_all([A, B]).
 
 %% (Who asks means to send, so that it is not forgotten between two looks.)
-is_known(B, A, Receiver) ->
-    cluster:call(B, fun() ->
-                            #route{mailboxes = {Table}} =
-                                trunkline_route:lookup(cluster:node_of(A)),
-                            trunkline_mailboxes:may_receive(Receiver, Table)
-                    end).
+is_known(B, A, Receiver) -> cluster:call(B, fun() -> is_known_here(A, Receiver) end).
 
-%% A server, and its caller, which has had a reply: so the lane knows, for a second at most, that
-%% the caller's mailbox is on the heap.
+is_known_here(A, Receiver) ->
+    #route{mailboxes = {Table}} = trunkline_route:lookup(cluster:node_of(A)),
+    trunkline_mailboxes:may_receive(Receiver, Table).
+
+%% A server, and its caller, which has had a reply: so the lane knows that the caller's mailbox is
+%% on the heap. (It would forget that after a second, if nothing asked.)
 served(A, B) ->
     Server = cluster:call(B, fun() -> spawn(fun() -> replying_with_maps(A) end) end),
     Caller = cluster:call(A, fun() -> spawn(fun() -> calling(Server) end) end),
     cluster:await(fun() -> in_flight(B, A) =:= 0 end),
     ok = do(B, Server, reply),
     cluster:await(fun() -> kinds(A, Caller) =:= [list] end),
+    _ = cluster:call(B, fun() -> spawn(fun() -> keep_known(A, Caller) end) end),
     {Server, Caller}.
+
+keep_known(A, Receiver) ->
+    _ = is_known_here(A, Receiver),
+    receive after 100 -> keep_known(A, Receiver) end.
 
 %% Again if no reply has gone past the lane, which may have just forgotten what it knew.
 past_the_lane(B, Fun) ->
@@ -1262,12 +1266,9 @@ killed_callers(_) ->
               end),
     %% Also one in a lane that has nothing else to do.
     cluster:suspend(B),
-    Last = cluster:call(A, fun() -> spawn(fun() -> Ask(To, 1) end) end),
-    cluster:await(fun() ->
-                          cluster:call(A, erlang, process_info, [Last, current_function])
-                              =:= {current_function, {trunkline_process, ask, 4}}
-                  end),
-    true = cluster:call(A, erlang, exit, [Last, kill]),
+    %% (It asks for a tenth of a second. Then its request goes another way.)
+    cluster:await(fun() -> cluster:call(A, fun() -> killed_while_it_asks(fun() -> Ask(To, 1) end)
+                                           end) end),
     cluster:continue(B),
     %% And one that has a lease, and has announced a request.
     cluster:call(A, fun() ->
@@ -1277,6 +1278,17 @@ killed_callers(_) ->
     await_no_callers(A, B),
     cluster:await(fun() -> level(A, B) =:= 0 andalso level(B, A) =:= 0 end),
     cluster:stop_all([A, B]).
+
+%% Whether it asks its lane when it is killed.
+killed_while_it_asks(Caller) ->
+    {Pid, Ref} = spawn_monitor(Caller),
+    receive {'DOWN', Ref, process, Pid, _} -> false
+    after 5 ->
+            Info = process_info(Pid, current_function),
+            true = exit(Pid, kill),
+            receive {'DOWN', Ref, process, Pid, _} -> ok end,
+            Info =:= {current_function, {trunkline_process, ask, 4}}
+    end.
 
 %% A caller announces a request with its lease, and gives up. The agent hears of that first by the
 %% lane of the caller, and does not wait though the caller lives.

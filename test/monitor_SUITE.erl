@@ -406,7 +406,14 @@ ends_at_nodeup(_) ->
                                                  receive {nodeup, _} -> ok end,
                                                  [begin
                                                       receive after 1 -> P ! {exit, Round} end
-                                                  end || P <- Ps]
+                                                  end || P <- lists:droplast(Ps)],
+                                                 Last = lists:last(Ps),
+                                                 Watched = fun() ->
+                                                                   process_info(Last, monitored_by)
+                                                                       =/= {monitored_by, []}
+                                                           end,
+                                                 cluster:await(Watched),
+                                                 Last ! {exit, Round}
                                          end)
                            end),
               Holder = cluster:call(A, ?MODULE, set, [Ps, under_way]),

@@ -219,8 +219,9 @@ disconnect(#{at := At, to := To}, C) -> at(At, erlang, disconnect_node, [name_of
 %% (A node that is full must not have to connect: OTP's net_kernel would end. See
 %% docs/reference/otp-defects.md.)
 fill_node(#{at := At, r := R}, C) ->
-    [true = cluster:call(node_at(At, C), net_kernel, connect_node, [name_of(Id, C)])
-     || Id <- running(C)],
+    [cluster:await(fun() ->
+                           cluster:call(node_at(At, C), net_kernel, connect_node, [name_of(Id, C)])
+                   end) || Id <- running(C)],
     at(At, nemesis_node, fill, [100 + R rem 500], C).
 
 drain(#{at := At, to := To}, C) -> drained(At, at(At, trunkline, drain, [name_of(To, C)], C)).

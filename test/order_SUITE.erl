@@ -23,7 +23,7 @@
 -export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1, serving/0,
          resumed_at_the_end/2, suspended_lane/1, lane_to/1]).
 
-suite() -> [{timetrap, {minutes, 5}}].
+suite() -> [{timetrap, {minutes, 20}}].
 
 all() -> [sizes, long_terms, in_turn, past_an_idle_lane, binary_past_an_idle_lane,
           heavy_past_an_idle_lane, heavy_beside_others,

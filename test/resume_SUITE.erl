@@ -277,7 +277,8 @@ inbox(_) ->
     ?assertEqual([{a, {3_000, 3_000, []}}, {b, {3_000, 3_000, []}}, {c, {3_000, 3_000, []}}],
                  lists:sort(maps:to_list(cluster:call(B, mailroom, summary, [room])))),
     {Messages, _, _} = cluster:call(B, mailroom, most, [Watch]),
-    ?assert(Messages =< 100),
+    %% (The test's own calls are not bounded.)
+    ?assert(Messages =< 100 + 3),
     ?assertMatch(#{dropped := 0}, cluster:call(B, trunkline_inbox, info, [room])),
     still_the_first(A, B),
     stop(A, B).
@@ -364,7 +365,7 @@ replies_wait(_) ->
 
 %% As it does without resuming: what is lost is counted, calls and monitors hear of it.
 time_runs_out(_) ->
-    {A, B} = cluster:pair([{resume_time, 5_000}]),
+    {A, B} = cluster:pair([{resume_time, 20_000}]),
     NodeB = cluster:node_of(B),
     [To] = cluster:call(B, traffic, start_receivers, [1]),
     Down = start(A, fun() ->
