@@ -11,8 +11,8 @@
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
          takes_by_itself/1, few_long_ones/1, block/1,
-         block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, quick_server/1,
-         calls_stay/1, urgent/1]).
+         block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, burst/1,
+         quick_server/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
          requests_refused/1, wrong_server_options/1, done_alone/1, opened_again/1]).
@@ -41,7 +41,7 @@ groups() ->
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
                few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
-               drop_flood, quick_server, calls_stay, urgent]},
+               drop_flood, burst, quick_server, calls_stay, urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
                   requests_refused, wrong_server_options, done_alone, opened_again]},
@@ -1111,6 +1111,30 @@ drop_flood(_) ->
       end, [{Policy, Bound} || Policy <- [drop_newest, drop_oldest],
                                Bound <- [#{messages => 100}, #{bytes => 100_000}]]),
     cluster:stop_all([A, B, C]).
+
+%% As many messages as fit are kept, also if all come at once, from senders that do not wait.
+burst(_) ->
+    B = cluster:start([]),
+    Most = 20_000,
+    lists:foreach(
+      fun(Policy) ->
+              Bound = #{policy => Policy, messages => Most, bytes => 100_000_000},
+              {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Bound]),
+              ok = cluster:call(B, mailroom, hold, [?NAME]),
+              ok = cluster:call(B, fun() ->
+                                           true = erlang:suspend_process(Pid),
+                                           [Pid ! {from, x, N, y} || N <- lists:seq(1, Most)],
+                                           true = erlang:resume_process(Pid),
+                                           ok
+                                   end),
+              cluster:await(fun() -> accounted(B, Most + 1) end),
+              ?assertMatch(#{dropped := 0}, cluster:call(B, trunkline_inbox, info, [?NAME])),
+              ok = cluster:call(B, mailroom, release, [?NAME]),
+              cluster:await(fun() -> idle(B) end),
+              ?assertMatch(#{x := {Most, Most, []}}, summary(B)),
+              ok = cluster:call(B, fun() -> stop(Pid) end)
+      end, [block, drop_newest, drop_oldest]),
+    cluster:stop(B).
 
 %% A server that is quick keeps its inbox empty. Senders that do not wait must not fill the mailbox
 %% of the inbox instead: it answers in time, and drops what is too much.

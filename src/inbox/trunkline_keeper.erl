@@ -78,7 +78,8 @@
          full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
          unbounded = 0 :: non_neg_integer(),                % messages of senders that did not wait
-         %% How many messages the keeper is behind, when it last looked; 0: it is not.
+         %% How many messages at least are in the keeper's mailbox, until it looks again; 0: it is
+         %% not behind.
          behind = 0 :: non_neg_integer(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          %% The timer of quiet/2, and what had been given when it was started. `forget': it only
@@ -431,7 +432,7 @@ hurry_or_not(#keeper{behind = Behind} = S) ->
     case process_info(self(), message_queue_len) of
         {_, Length} when Length > ?BEHIND ->
             _ = Behind =:= 0 andalso process_flag(priority, high),
-            S#keeper{behind = Length};
+            S#keeper{behind = Length - ?UNBOUNDED};
         _ ->
             calm(S)
     end.
