@@ -12,9 +12,10 @@
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
          takes_by_itself/1, few_long_ones/1, block/1,
          block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, burst/1,
-         quick_server/1, calls_stay/1, urgent/1]).
+         urgent_burst/1, behind_no_more/1, quick_server/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
-         closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, info_connects_to_no_node/1,
+         closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, name_moves/1,
+         info_connects_to_no_node/1,
          requests_refused/1, wrong_server_options/1, done_alone/1, opened_again/1]).
 -export([stalled_beside_lane/1, replies_bounded/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
@@ -41,10 +42,12 @@ groups() ->
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
                few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
-               drop_flood, burst, quick_server, calls_stay, urgent]},
+               drop_flood, burst, urgent_burst, behind_no_more, quick_server, calls_stay,
+               urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
-                  closed, topped_up, asked_by_tools, name_passed_on, info_connects_to_no_node,
-                  requests_refused, wrong_server_options, done_alone, opened_again]},
+                  closed, topped_up, asked_by_tools, name_passed_on, name_moves,
+                  info_connects_to_no_node, requests_refused, wrong_server_options, done_alone,
+                  opened_again]},
      {lanes, [stalled_beside_lane, replies_bounded]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
@@ -1136,6 +1139,58 @@ burst(_) ->
       end, [block, drop_newest, drop_oldest]),
     cluster:stop(B).
 
+%% The urgent ones of many more than fit.
+urgent_burst(_) ->
+    B = cluster:start([]),
+    Inbox = #{policy => drop_oldest, messages => 100, urgent => fun is_urgent/1},
+    {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{list => true}, Inbox]),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    ok = cluster:call(B, fun() ->
+                                 true = erlang:suspend_process(Pid),
+                                 [Pid ! if N rem 500 =:= 0 -> {from, urgent, N, y};
+                                           true -> {from, x, N, y}
+                                        end || N <- lists:seq(1, 10_000)],
+                                 true = erlang:resume_process(Pid),
+                                 ok
+                         end),
+    cluster:await(fun() -> accounted(B, 10_000 + 1) end),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    cluster:await(fun() -> idle(B) end),
+    List = cluster:call(B, gen_server, call, [?NAME, list, ?LONG]),
+    ?assertEqual(lists:seq(500, 10_000, 500), [N || {urgent, N} <- List]),
+    cluster:stop(B).
+
+%% What has been behind for a while, by calls, is not behind any more.
+behind_no_more(_) ->
+    B = cluster:start([]),
+    Inbox = #{policy => drop_oldest, messages => 10, work => 8},
+    {ok, Pid} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, Inbox]),
+    ok = cluster:call(B, fun() ->
+                                 true = erlang:suspend_process(Pid),
+                                 _ = Pid ! {from, x, 0, y},
+                                 Self = self(),
+                                 [spawn(fun() ->
+                                                x = gen_server:call(Pid, {echo, x}, infinity),
+                                                Self ! answered
+                                        end) || _ <- lists:seq(1, 3000)],
+                                 cluster:await(fun() -> length_of_mailbox(Pid) > 3000 end),
+                                 true = erlang:resume_process(Pid),
+                                 [receive answered -> ok end || _ <- lists:seq(1, 3000)],
+                                 ok
+                         end),
+    ok = cluster:call(B, mailroom, hold, [?NAME]),
+    ok = cluster:call(B, fun() -> [?NAME ! {from, x, N, y} || N <- lists:seq(1, 100)], ok end),
+    cluster:await(fun() -> accounted(B, 3000 + 1 + 1 + 100) end),
+    ok = cluster:call(B, mailroom, release, [?NAME]),
+    cluster:await(fun() -> idle(B) end),
+    #{x := {Last, _, _}} = summary(B),
+    ?assertEqual(100, Last),
+    cluster:stop(B).
+
+length_of_mailbox(Pid) ->
+    {message_queue_len, Length} = process_info(Pid, message_queue_len),
+    Length.
+
 %% A server that is quick keeps its inbox empty. Senders that do not wait must not fill the mailbox
 %% of the inbox instead: it answers in time, and drops what is too much.
 quick_server(_) ->
@@ -1598,6 +1653,33 @@ name_passed_on(_) ->
     ?assertEqual({[], 0, 0}, cluster:call(B, mailroom, state, [Pid])),
     cluster:stop(B).
 
+%% So it does from other nodes that have sent to the inbox by its name, soon. When the inbox has the
+%% name again, it is bounded again.
+name_moves(_) ->
+    {A, B} = cluster:pair([]),
+    To = {?NAME, cluster:node_of(B)},
+    {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{}]),
+    await_known([A], B),
+    [Other] = cluster:call(B, traffic, start_watchers, [1]),
+    true = cluster:call(B, fun() -> unregister(?NAME), register(?NAME, Other) end),
+    Send = fun(N) -> cluster:call(A, trunkline, send, [To, {from, other, N, x}]) end,
+    cluster:await(fun() ->
+                          _ = Send(1),
+                          cluster:call(B, traffic, count, [Other]) > 0
+                  end),
+    {_, Before, _} = cluster:call(B, mailroom, state, [Pid]),
+    ?assertNot(is_known(A, To)),
+    _ = [Send(N) || N <- [2, 3]],
+    cluster:await(fun() -> #{other := {3, _, _}} = cluster:call(B, traffic, summary, [Other]),
+                           true end),
+    ?assertMatch({_, Before, _}, cluster:call(B, mailroom, state, [Pid])),
+    true = cluster:call(B, fun() -> unregister(?NAME), register(?NAME, Inbox) end),
+    cluster:await(fun() ->
+                          _ = cluster:call(A, trunkline, send, [Inbox, {from, inbox, 1, x}]),
+                          is_known(A, To)
+                  end),
+    cluster:stop_all([A, B]).
+
 %% To ask how the senders of other nodes fare does not connect to them.
 info_connects_to_no_node(_) ->
     {A, B} = cluster:pair([]),
@@ -1653,18 +1735,28 @@ opened_again(_) ->
     B = cluster:start([]),
     Senders = cluster:call(B, fun() -> [spawn(fun() -> send_while_there(?NAME) end)
                                         || _ <- lists:seq(1, 4)] end),
-    Opened = cluster:call(B, fun() -> [open_and_end() || _ <- lists:seq(1, 50)] end),
+    {Opened, Ends} =
+        cluster:call(B, fun() -> {[open_and_end() || _ <- lists:seq(1, 50)], reasons(50)} end),
     ?assertEqual([], [Other || Other <- Opened, Other =/= {ok, end_of_owner}]),
+    ?assertEqual([{ok, end_of_owner}], Ends),
     ok = cluster:call(B, mailroom, kill, [Senders]),
     cluster:stop(B).
 
 open_and_end() ->
-    {_, Monitor} = spawn_monitor(fun() ->
-                                         {Result, _} = trunkline_inbox:open({local, ?NAME}, #{}),
-                                         receive {sent, _} -> ok end,
-                                         exit({Result, end_of_owner})
-                                 end),
+    Self = self(),
+    {Owner, Monitor} =
+        spawn_monitor(fun() ->
+                              {Result, Inbox} = trunkline_inbox:open({local, ?NAME}, #{}),
+                              receive {sent, _} -> Self ! {inbox, Inbox} end,
+                              receive go -> exit({Result, end_of_owner}) end
+                      end),
+    receive {inbox, Inbox} -> _ = monitor(process, Inbox) end,
+    Owner ! go,
     receive {'DOWN', Monitor, process, _, Reason} -> Reason end.
+
+%% How so many inboxes have ended.
+reasons(N) ->
+    lists:usort([receive {'DOWN', _, process, _, Reason} -> Reason end || _ <- lists:seq(1, N)]).
 
 send_while_there(Name) ->
     _ = try Name ! {sent, x} catch error:badarg -> none end,

@@ -38,7 +38,8 @@
 
 -export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([arrived/2, behind/1, has_spoken/1]).
--export([register/1, register_again/2, held/3, met/2, full/2, senders/1, who_knows/1]).
+-export([register/1, register_again/2, take_name_back/2, held/3, met/2, full/2, renamed/1,
+         senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
@@ -265,6 +266,15 @@ register_again(Inboxes, Registration) ->
     Inboxes ! {register, Registration},
     ok.
 
+%% The keeper's process has ended. If the keeper still has that name, it has it no longer. (Of those
+%% who want the name, none may take it from another.)
+-spec take_name_back(atom(), Keeper :: pid()) -> ok.
+take_name_back(Name, Keeper) ->
+    try gen_server:call(?MODULE, {take_name_back, Name, Keeper}, infinity)
+    catch
+        exit:_ -> ok
+    end.
+
 %% A keeper's answer when it is audited (look/2), maybe by another node. A busy connection must not
 %% suspend the keeper.
 -spec held(pid(), trunkline_share:source(), trunkline_gate:charge()) -> ok.
@@ -275,6 +285,10 @@ held(Inboxes, Source, Held) ->
 %% For a keeper: a node has sent to it that does not know what it is.
 -spec met(Keeper :: pid(), node()) -> ok.
 met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
+
+%% For a keeper: it has no longer its name, or has it again.
+-spec renamed(Keeper :: pid()) -> ok.
+renamed(Keeper) -> gen_server:cast(?MODULE, {renamed, Keeper}).
 
 %% For a keeper whose senders do not wait: it is full (an odd number), or no longer full.
 -spec full(Keeper :: pid(), non_neg_integer()) -> ok.
@@ -316,6 +330,10 @@ init([]) ->
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Registration}, _, S) ->
     {reply, ok, registered(Registration, S)};
+handle_call({take_name_back, Name, Keeper}, _, S) ->
+    _ = whereis(Name) =:= Keeper andalso trunkline_own_inboxes:is_abandoned(Keeper)
+        andalso try unregister(Name) catch error:badarg -> true end,
+    {reply, ok, S};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
     {reply, case Accounts of
                 #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
@@ -335,6 +353,8 @@ handle_cast({watch, _}, S) ->
     {noreply, S};
 handle_cast({full, Keeper, Number}, S) ->
     {noreply, own_is_full(Keeper, Number, S)};
+handle_cast({renamed, Keeper}, #state{guests = Guests} = S) ->
+    {noreply, flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)})};
 handle_cast({has_spoken, Node}, S) ->
     {noreply, has_spoken(Node, S)};
 handle_cast(Unexpected, S) ->
@@ -505,7 +525,7 @@ heard_of({Keeper, Name, Policy, Bound, Full}, Node, S)
   when node(Keeper) =:= Node, is_integer(Full) ->
     S1 = row({Keeper, Name, Policy, Bound}, S),
     ok = set_full(Keeper, Full),
-    S1;
+    named_now(Keeper, Name, S1);
 heard_of(_, _, S) ->
     S.
 
@@ -522,15 +542,31 @@ row({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Account
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
        not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
     Gate = trunkline_inbox_gate:new(Bound, Policy),
-    Keys = [Keeper | names(Name, node(Keeper))],
-    lists:foreach(fun(Key) -> ok = trunkline_bounded:add(Key, ?MODULE) end, Keys),
+    Keys = keys(Keeper, Name),
     Row = #row{key = Keeper, keeper = Keeper, gate = Gate, policy = Policy, source = source()},
-    true = ets:insert(?TABLE, [Row#row{key = Key} || Key <- Keys]),
+    ok = add_keys(Keys, Row),
     S1 = S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}},
     trunkline_bounded:is_crowded() andalso trunkline_bounded:grow(all_keys(S1)),
     S1;
 row(_, S) ->
     S.
+
+add_keys(Keys, Row) ->
+    lists:foreach(fun(Key) -> ok = trunkline_bounded:add(Key, ?MODULE) end, Keys),
+    true = ets:insert(?TABLE, [Row#row{key = Key} || Key <- Keys]),
+    ok.
+
+%% The inbox may have lost its name, or have it again.
+named_now(Keeper, Name, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
+    #{Keeper := #account{keys = Before} = Account} = Accounts,
+    Now = keys(Keeper, Name),
+    lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Before -- Now),
+    ok = add_keys(Now -- Before, lookup(Keeper)),
+    S#state{accounts = Accounts#{Keeper := Account#account{keys = Now}}};
+named_now(_, _, S) ->
+    S.
+
+keys(Keeper, Name) -> [Keeper | names(Name, node(Keeper))].
 
 names(undefined, _) -> [];
 names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];

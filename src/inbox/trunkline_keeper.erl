@@ -60,6 +60,7 @@
 -record(keeper,
         {parent :: pid(),
          name :: name(),
+         is_named = true :: boolean(),                      % whether it still had it a second ago
          consumer = none :: none | pid(),                   % none while init/1 runs
          kind :: server | process,
          work :: trunkline_work:work(),
@@ -78,8 +79,7 @@
          full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
          unbounded = 0 :: non_neg_integer(),                % messages of senders that did not wait
-         %% How many messages at least are in the keeper's mailbox, until it looks again; 0: it is
-         %% not behind.
+         %% How many messages were in the keeper's mailbox when it last looked; 0: it is not behind.
          behind = 0 :: non_neg_integer(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          %% The timer of quiet/2, and what had been given when it was started. `forget': it only
@@ -120,18 +120,19 @@ forget_exit(Keeper) ->
         _ -> ok
     end.
 
-%% As gen does: if the name is taken, no process is started that would have to end again. (A name
-%% ends with its process. So it does if it is that of the process's inbox, which may be behind.)
+%% As gen does: if the name is taken, no process is started that would have to end again. (A process
+%% that has ended has no name. Nor has its inbox, which may come to that news much later.)
+taken_by({local, Name}) ->
+    case whereis(Name) of
+        Pid when is_pid(Pid) ->
+            trunkline_own_inboxes:is_abandoned(Pid)
+                andalso trunkline_inboxes:take_name_back(Name, Pid),
+            whereis(Name);
+        undefined ->
+            undefined
+    end;
 taken_by(Name) ->
-    Pid = where(Name),
-    case is_pid(Pid) andalso trunkline_own_inboxes:is_abandoned(Pid) of
-        true ->
-            Ref = monitor(process, Pid),
-            exit(Pid, kill),
-            receive {'DOWN', Ref, process, _, _} -> where(Name) end;
-        false ->
-            Pid
-    end.
+    where(Name).
 
 where(none) -> undefined;
 where({local, Name}) -> whereis(Name);
@@ -315,8 +316,8 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             Held = trunkline_share:held(Source, S#keeper.share),
             ok = trunkline_inboxes:held(Pid, Source, Held),
             loop(S);
-        ['$inbox_done' | N] when is_integer(N), N > 0, S#keeper.kind =:= process ->
-            ok = trunkline_work:done(S#keeper.work, N),
+        ['$inbox_done' | N] when is_integer(N), N > 0 ->
+            _ = S#keeper.kind =:= process andalso trunkline_work:done(S#keeper.work, N),
             loop(S);
         ['$inbox_info' | Ref] when is_reference(Ref) ->
             Ref ! {Ref, show(S)},
@@ -335,7 +336,7 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
 %% the receive every wait would start a timer.) It wakes once or twice to forget the nodes that have
 %% sent to it.
 quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) ->
-    S = tell(S0),
+    S = named(tell(S0)),
     HasStopped = Since =:= forget orelse Since =:= Given,
     case trunkline_mail:level(Mail) of
         0 when HasStopped ->
@@ -346,6 +347,16 @@ quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) -
     end;
 quiet(_, S) ->
     loop(S).                                 % another one has been started
+
+%% Its name may have been given to another process, or given back. Other nodes have to know, which
+%% send to this process what is for the name.
+named(#keeper{name = {local, Name}, is_named = WasNamed} = S) ->
+    case whereis(Name) =:= self() of
+        WasNamed -> S;
+        IsNamed -> ok = trunkline_inboxes:renamed(self()), S#keeper{is_named = IsNamed}
+    end;
+named(S) ->
+    S.
 
 %% A server has got nothing for a second. It may have nothing left, though it is not done with all:
 %% it has taken messages by itself, just before the keeper said that it waits.
@@ -405,11 +416,31 @@ called(_, S) -> S.
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
 uninvited(Message, S0) ->
-    #keeper{mail = Mail, behind = Behind} = S = hurry(S0),
-    case trunkline_mail:refuse(Behind, Mail) of
-        {refused, Mail1} -> look_again(S#keeper{mail = Mail1});
-        admitted -> plain(other, Message, S)
+    #keeper{mail = Mail} = S = hurry(S0),
+    case trunkline_mail:is_refusing(Mail) of
+        true -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)});
+        false -> fitting(Message, S)
     end.
+
+%% What is behind the message may fill the inbox. (The keeper may have received much since it has
+%% looked, so it looks again before it refuses a message for that.)
+fitting(Message, S0) ->
+    case will_be_full(S0) of
+        true ->
+            #keeper{mail = Mail} = S = hurry_or_not(S0),
+            case will_be_full(S) of
+                true -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)});
+                false -> plain(other, Message, S)
+            end;
+        false ->
+            plain(other, Message, S0)
+    end.
+
+%% (An urgent message takes the place of an older one that is not.)
+will_be_full(#keeper{behind = 0}) -> false;
+will_be_full(#keeper{options = #{policy := drop_oldest, urgent := Urgent}}) when Urgent =/= none ->
+    false;
+will_be_full(#keeper{behind = Behind, mail = Mail}) -> trunkline_mail:will_be_full(Behind, Mail).
 
 %% (The consumer's word is behind all these messages.)
 look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
@@ -432,16 +463,13 @@ hurry_or_not(#keeper{behind = Behind} = S) ->
     case process_info(self(), message_queue_len) of
         {_, Length} when Length > ?BEHIND ->
             _ = Behind =:= 0 andalso process_flag(priority, high),
-            S#keeper{behind = Length - ?UNBOUNDED};
+            S#keeper{behind = Length};
         _ ->
             calm(S)
     end.
 
-hurry_no_more(S) ->
-    case process_info(self(), message_queue_len) of
-        {_, Length} when Length =< ?BEHIND -> calm(S);
-        _ -> S
-    end.
+hurry_no_more(#keeper{behind = 0} = S) -> S;
+hurry_no_more(S) -> hurry_or_not(S).
 
 calm(#keeper{behind = 0} = S) -> S;
 calm(S) -> process_flag(priority, normal), S#keeper{behind = 0}.

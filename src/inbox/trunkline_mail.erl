@@ -15,7 +15,8 @@
 -module(trunkline_mail).
 -moduledoc false.
 
--export([new/2, in/4, refuse/2, refused/1, out/1, level/1, is_full/1, is_half_empty/1,
+-export([new/2, in/4, is_refusing/1, will_be_full/2, refused/1, out/1]).
+-export([level/1, is_full/1, is_half_empty/1,
          take_dropped/1, dropped/1]).
 
 -export_type([mail/0, policy/0]).
@@ -58,22 +59,22 @@ in(Class, other, Item, M) ->
         false -> {[], put(Class, other, Item, M)}
     end.
 
-%% If in/4 would drop a message of kind `other', counts it as dropped. So it does if that many are
-%% behind the message, which will fill the queue: but not before there is something in the queue
-%% for a while. (Under drop_oldest it would be dropped for these. A queue that becomes long is slow,
-%% because it is copied with each garbage collection.)
--spec refuse(Behind :: non_neg_integer(), mail()) -> {refused, mail()} | admitted.
-refuse(Behind, #mail{policy = Policy, level = Level, bound = {_, Most}} = M) ->
+%% Whether in/4 would drop a message of kind `other'.
+-spec is_refusing(mail()) -> boolean().
+is_refusing(#mail{policy = drop_oldest}) -> false;
+is_refusing(M) -> is_full(M).
+
+%% Whether so many messages behind one of kind `other' will fill the queue, which has enough for a
+%% while. (Under drop_oldest the message would be dropped for these. A queue that becomes long is
+%% slow, because it is copied with each garbage collection.)
+-spec will_be_full(Behind :: pos_integer(), mail()) -> boolean().
+will_be_full(Behind, #mail{policy = Policy, level = Level, bound = {_, Most}}) ->
     Queued = trunkline_gate:messages(Level),
-    WillBeFull = Behind > 0 andalso Queued >= min(?SOME, Most)
+    Queued >= min(?SOME, Most)
         andalso case Policy of
                     drop_oldest -> Behind >= Most;
                     _ -> Queued + Behind >= Most
-                end,
-    case WillBeFull orelse Policy =/= drop_oldest andalso is_full(M) of
-        true -> {refused, refused(M)};
-        false -> admitted
-    end.
+                end.
 
 %% A message was dropped before it came here.
 -spec refused(mail()) -> mail().
