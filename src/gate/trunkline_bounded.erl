@@ -98,6 +98,7 @@ arrived(Node, Entries) ->
         {_, _, Module} -> Module:arrived(Node, Entries)
     end.
 
+%% The process that answers what Pid gets.
 -spec behind(pid()) -> pid().
 behind(Pid) ->
     case persistent_term:get(?HERE, none) of

@@ -452,8 +452,9 @@ look_again(S) ->
     S.
 
 %% Many processes that send with `!' get more processor time than the keeper that drops their
-%% messages, or hands them on to a quick server, and its mailbox would grow without bound. So it has
-%% high priority while it is behind. Then its server gets behind, and the bounds hold.
+%% messages, or passes them on to a quick server, and its mailbox would grow without bound. So it
+%% has high priority while it is behind. Then its server gets behind, and the inbox has to drop
+%% some.
 hurry(#keeper{unbounded = N} = S) when N band (?UNBOUNDED - 1) =/= 0 ->
     S#keeper{unbounded = N + 1};
 hurry(#keeper{unbounded = N} = S) ->

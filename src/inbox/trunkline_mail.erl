@@ -15,9 +15,8 @@
 -module(trunkline_mail).
 -moduledoc false.
 
--export([new/2, in/4, is_refusing/1, will_be_full/2, refused/1, out/1]).
--export([level/1, is_full/1, is_half_empty/1,
-         take_dropped/1, dropped/1]).
+-export([new/2, in/4, is_refusing/1, will_be_full/2, refused/1, out/1, level/1, is_full/1,
+         is_half_empty/1, take_dropped/1, dropped/1]).
 
 -export_type([mail/0, policy/0]).
 
