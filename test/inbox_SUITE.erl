@@ -1878,7 +1878,7 @@ replies_bounded(_) ->
     cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, status])
                                =:= {status, suspended} end),
     #{large := #{pending_bytes := Pending}} = cluster:info(B, A),
-    ?assert(Pending < 12_000_000),
+    ?assert(Pending < 20_000_000),
     cluster:continue(A),
     ?assertEqual([1_000_000 + I || I <- Calls],
                  cluster:call(A, mailroom, collect, [Callers, finish])),
