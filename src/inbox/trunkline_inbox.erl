@@ -246,23 +246,20 @@ ok
 -doc #{since => <<"0.4.0">>}.
 -spec done(Inbox :: pid() | atom(), pos_integer()) -> ok.
 done(Inbox, N) when is_integer(N), N > 0 ->
-    case get({?MODULE, pid(Inbox)}) of
-        undefined ->
-            Keeper = pid(Inbox),
-            case trunkline_own_inboxes:work(Inbox) of
-                none ->
-                    case is_alive(Keeper) of
-                        true -> trunkline_keeper:done(Keeper, N);
-                        false -> ?BAD_ARGUMENT(badarg, [Inbox, N])
-                    end;
-                Work ->
-                    trunkline_work:done(Work, N)
-            end;
-        Work ->
-            trunkline_work:done(Work, N)
+    Keeper = pid(Inbox),
+    case get({?MODULE, Keeper}) of
+        undefined -> done_by_another(Keeper, N) orelse ?BAD_ARGUMENT(badarg, [Inbox, N]), ok;
+        Work -> trunkline_work:done(Work, N)
     end;
 done(Inbox, N) ->
     ?BAD_ARGUMENT(badarg, [Inbox, N]).
+
+%% Whether that is an inbox of this node. (Its counter may be unknown for a moment.)
+done_by_another(Keeper, N) ->
+    case trunkline_own_inboxes:work(Keeper) of
+        none -> is_alive(Keeper) andalso trunkline_keeper:done(Keeper, N) =:= ok;
+        Work -> trunkline_work:done(Work, N) =:= ok
+    end.
 
 pid(Inbox) when is_atom(Inbox) -> whereis(Inbox);
 pid(Inbox) -> Inbox.
