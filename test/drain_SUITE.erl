@@ -122,6 +122,9 @@ all_forms(_) ->
                       {cast, R1, 100}, {call, R1, 30}, {multicast, Receivers, 80_000},
                       {send, R1, 200_000}, {request, R2, 10}, {cast, R2, 7}, {retry, R1, 100}],
               Script = lists:append(lists:duplicate(20, Once)),
+              %% (What has gone past a lane in the last second before the nodes were disconnected,
+              %% in the round before, may count as unconfirmed.)
+              Lost = [maps:with([lost], cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
               Self = self(),
               Player = spawn_link(fun() ->
                                           Self ! {self(),
@@ -142,7 +145,10 @@ all_forms(_) ->
                         Got = cluster:call(B, traffic, received, [R]),
                         [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2, 3]]
                 end, Receivers),
-              no_loss(A, B),
+              [?assertMatch(#{lost := #{queued := 0, crashed := 0, unreachable := 0}}, L)
+               || L <- Lost],
+              ?assertEqual(Lost, [maps:with([lost], cluster:info(X, Y))
+                                  || {X, Y} <- [{A, B}, {B, A}]]),
               reconnect(A, B)
       end, [1, 2, 3]),
     cluster:stop_all([A, B]).

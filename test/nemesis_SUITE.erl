@@ -36,6 +36,7 @@
 -define(HEALED, 60_000).
 -define(NOTICED, 60_000).          % a connection that has died
 -define(AT_REST, 60_000).          % a watcher of trunkline_monitors ends after up to 30 seconds
+-define(ROUND, 600_000).           % one that takes longer hangs
 
 suite() -> [{timetrap, {seconds, seconds() + 20 * breaks() + 900}}].
 
@@ -421,6 +422,10 @@ one_round(Seed, Wanted) ->
     {Sums, Wrong} = receive
                         {Runner, Result} -> demonitor(Ref, [flush]), Result;
                         {'DOWN', Ref, process, Runner, Reason} -> {#{}, [{round, Reason}]}
+                    after ?ROUND ->
+                            Where = process_info(Runner, current_stacktrace),
+                            exit(Runner, kill),
+                            {#{}, [{round, {hangs, Where}}]}
                     end,
     Failed = [io_lib:format("~0tP", [examples(Wrong), 100]) || Wrong =/= []],
     say("nemesis seed ~b ~s ~.1f s: ~0p; ~0p~ts",

@@ -37,10 +37,20 @@ sender(Peer) ->
     ok = trunkline:await_up(Peer, ?LONG),
     trunkline:send({fresh, Peer}, {large, self(), binary:copy(<<"x">>, 1_000_000)}),
     receive {received, 1_000_000} -> ok end,
-    #{fallbacks := Fallbacks, large := #{messages := Large, by := By}, lanes := Lanes} =
-        trunkline:info(Peer),
-    Received = lists:sum([N || #{received_messages := N} <- Lanes]),
+    Received = received(Peer, erlang:monotonic_time(millisecond) + ?LONG),
+    #{fallbacks := Fallbacks, large := #{messages := Large, by := By}} = trunkline:info(Peer),
     Running = [App || {App, _, _} <- application:which_applications()],
     io:format(
       "~0p.~n",
       [{done, #{fallbacks => Fallbacks, large => Large, by => By, received => Received}, Running}]).
+
+%% A message is counted a moment after it has been delivered.
+received(Peer, Deadline) ->
+    #{lanes := Lanes} = trunkline:info(Peer),
+    case lists:sum([N || #{received_messages := N} <- Lanes]) of
+        0 ->
+            true = erlang:monotonic_time(millisecond) < Deadline,
+            receive after 5 -> received(Peer, Deadline) end;
+        Received ->
+            Received
+    end.
