@@ -332,7 +332,7 @@ handle_call({register, Registration}, _, S) ->
     {reply, ok, registered(Registration, S)};
 handle_call({take_name_back, Name, Keeper}, _, S) ->
     _ = whereis(Name) =:= Keeper andalso trunkline_own_inboxes:is_abandoned(Keeper)
-        andalso try unregister(Name) catch error:badarg -> true end,
+        andalso trunkline_name:give_back({local, Name}),
     {reply, ok, S};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
     {reply, case Accounts of

@@ -24,11 +24,8 @@
 -export([start_link/3, is_keeper/1, done/2, info/1, infos/2]).
 -export([init/2, loop/1]).
 
--export_type([name/0]).
-
 -dialyzer({no_improper_lists, [ask/2, done/2]}).
 
--type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
 -type options() :: #{policy := trunkline_mail:policy(),
                      bytes := pos_integer(), messages := pos_integer(),
                      work := trunkline_work:window(),
@@ -51,15 +48,10 @@
 -define(TOGETHER, 64).
 %% The consumer may have so small a part of the bytes that the inbox may hold.
 -define(WORK, 8).
-%% Messages in the keeper's own mailbox. With more it is behind.
--define(BEHIND, 1000).
-%% After so many messages that no bound has held back the keeper looks how long its mailbox is: a
-%% power of two.
--define(UNBOUNDED, 256).
 
 -record(keeper,
         {parent :: pid(),
-         name :: name(),
+         name :: trunkline_name:name(),
          is_named = true :: boolean(),                      % whether it still had it a second ago
          consumer = none :: none | pid(),                   % none while init/1 runs
          kind :: server | process,
@@ -78,9 +70,7 @@
          inboxes :: reference(),                            % monitor
          full = 0 :: non_neg_integer(),                     % counts changes: odd while full
          credit_timer = false :: boolean(),
-         unbounded = 0 :: non_neg_integer(),                % messages of senders that did not wait
-         %% How many messages were in the keeper's mailbox when it last looked; 0: it is not behind.
-         behind = 0 :: non_neg_integer(),
+         overrun = trunkline_overrun:new() :: trunkline_overrun:overrun(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
          %% The timer of quiet/2, and what had been given when it was started. `forget': it only
          %% waits until nodes can be forgotten.
@@ -89,7 +79,7 @@
 %% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
 %% result also has the counter of the consumer's work. Bad options for the server are an error, as
 %% with gen_server.
--spec start_link(name(), what(), options()) ->
+-spec start_link(trunkline_name:name(), what(), options()) ->
           {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
 start_link(Name, What, Options) ->
     case taken_by(Name) of
@@ -122,22 +112,13 @@ forget_exit(Keeper) ->
 
 %% As gen does: if the name is taken, no process is started that would have to end again. (A process
 %% that has ended has no name. Nor has its inbox, which may come to that news much later.)
-taken_by({local, Name}) ->
-    case whereis(Name) of
-        Pid when is_pid(Pid) ->
-            trunkline_own_inboxes:is_abandoned(Pid)
-                andalso trunkline_inboxes:take_name_back(Name, Pid),
-            whereis(Name);
-        undefined ->
-            undefined
-    end;
+taken_by({local, Name} = Local) ->
+    Pid = trunkline_name:where(Local),
+    _ = is_pid(Pid) andalso trunkline_own_inboxes:is_abandoned(Pid)
+        andalso trunkline_inboxes:take_name_back(Name, Pid),
+    trunkline_name:where(Local);
 taken_by(Name) ->
-    where(Name).
-
-where(none) -> undefined;
-where({local, Name}) -> whereis(Name);
-where({global, Name}) -> global:whereis_name(Name);
-where({via, Module, Name}) -> Module:whereis_name(Name).
+    trunkline_name:where(Name).
 
 -spec info(pid()) -> map().
 info(Keeper) ->
@@ -158,14 +139,14 @@ ask(Keepers, Time) ->
 
 %% --- start ----------------------------------------------------------------------------
 
--spec init(pid(), {name(), what(), options()}) -> true | ok.
+-spec init(pid(), {trunkline_name:name(), what(), options()}) -> true | ok.
 init(Parent, {Name, What, Options}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages, work := Window} = Options,
-    ok = trunkline_process:label({trunkline_inbox, local_name(Name)}),
+    ok = trunkline_process:label({trunkline_inbox, trunkline_name:local(Name)}),
     process_flag(trap_exit, true),
     process_flag(message_queue_data, off_heap),
     Work = trunkline_work:new(element(1, What), Window, Bytes div ?WORK),
-    case take_name(Name) of
+    case trunkline_name:take(Name) of
         true ->
             Bound = {Bytes, Messages},
             IsAway = fun trunkline_peers:is_suspended/1,
@@ -211,7 +192,7 @@ started(Other, #keeper{name = Name, parent = Parent}) ->    % `ignore', or the e
 registered(S) -> trunkline_inboxes:register(registration(S)).
 
 fail(Name, Parent, Answer, Reason) ->
-    give_name_back(Name),
+    ok = trunkline_name:give_back(Name),
     proc_lib:init_ack(Parent, {failed, self(), Answer}),
     end_with(Reason).
 
@@ -243,28 +224,6 @@ start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
             NotStarted
     end.
 
-%% Registers the name as gen does.
-take_name(none) -> true;
-take_name({local, Name}) ->
-    try register(Name, self())
-    catch error:_ -> {false, whereis(Name)}
-    end;
-take_name({global, Name}) -> take_name({via, global, Name});
-take_name({via, Module, Name}) ->
-    case Module:register_name(Name, self()) of
-        yes -> true;
-        no -> {false, Module:whereis_name(Name)}
-    end.
-
-give_name_back({local, Name}) ->
-    try unregister(Name) catch error:_ -> true end;
-give_name_back({global, Name}) -> give_name_back({via, global, Name});
-give_name_back({via, Module, Name}) -> Module:unregister_name(Name);
-give_name_back(none) -> true.
-
-local_name({local, Name}) -> Name;
-local_name(_) -> undefined.
-
 registration(#keeper{name = Name, options = Options, work = Work, stats = Stats, kind = Kind,
                      consumer = Consumer}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
@@ -273,7 +232,7 @@ registration(#keeper{name = Name, options = Options, work = Work, stats = Stats,
                  server -> {server, Name, Consumer};
                  process -> {process, Consumer}
              end,
-    {{self(), local_name(Name), Policy, {Bytes, Messages}}, Work, Stats, Behind}.
+    {{self(), trunkline_name:local(Name), Policy, {Bytes, Messages}}, Work, Stats, Behind}.
 
 %% --- messages -------------------------------------------------------------------------
 
@@ -340,10 +299,12 @@ quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) -
     HasStopped = Since =:= forget orelse Since =:= Given,
     case trunkline_mail:level(Mail) of
         0 when HasStopped ->
-            proc_lib:hibernate(?MODULE, loop, [calm(forget(S))]);
+            S1 = S#keeper{overrun = trunkline_overrun:calm(S#keeper.overrun)},
+            proc_lib:hibernate(?MODULE, loop, [forget(S1)]);
         _ ->
             %% (It moves on to code that has been loaded meanwhile.)
-            ?MODULE:loop(quiet_timer(?QUIET, Given, unless_idle(HasStopped, hurry_no_more(S))))
+            S1 = S#keeper{overrun = trunkline_overrun:look_again(S#keeper.overrun)},
+            ?MODULE:loop(quiet_timer(?QUIET, Given, unless_idle(HasStopped, S1)))
     end;
 quiet(_, S) ->
     loop(S).                                 % another one has been started
@@ -390,8 +351,8 @@ sent(Source, Charge, Message, S) ->
 
 %% A message from a node that does not know that this is an inbox, so that its sender did not wait.
 %% (Later senders will.)
-strange(Source, Charge, Message, S0) ->
-    #keeper{share = Share, mail = Mail} = S = hurry(S0),
+strange(Source, Charge, Message, #keeper{share = Share, mail = Mail} = S0) ->
+    S = S0#keeper{overrun = trunkline_overrun:uninvited(S0#keeper.overrun)},
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
         false -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)})
@@ -415,8 +376,8 @@ called(_, S) -> S.
 
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
-uninvited(Message, S0) ->
-    #keeper{mail = Mail} = S = hurry(S0),
+uninvited(Message, #keeper{mail = Mail} = S0) ->
+    S = S0#keeper{overrun = trunkline_overrun:uninvited(S0#keeper.overrun)},
     case trunkline_mail:is_refusing(Mail) of
         true -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)});
         false -> fitting(Message, S)
@@ -427,7 +388,8 @@ uninvited(Message, S0) ->
 fitting(Message, S0) ->
     case will_be_full(S0) of
         true ->
-            #keeper{mail = Mail} = S = hurry_or_not(S0),
+            #keeper{mail = Mail, overrun = Overrun} = S0,
+            S = S0#keeper{overrun = trunkline_overrun:look(Overrun)},
             case will_be_full(S) of
                 true -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)});
                 false -> plain(other, Message, S)
@@ -437,10 +399,11 @@ fitting(Message, S0) ->
     end.
 
 %% (An urgent message takes the place of an older one that is not.)
-will_be_full(#keeper{behind = 0}) -> false;
 will_be_full(#keeper{options = #{policy := drop_oldest, urgent := Urgent}}) when Urgent =/= none ->
     false;
-will_be_full(#keeper{behind = Behind, mail = Mail}) -> trunkline_mail:will_be_full(Behind, Mail).
+will_be_full(#keeper{overrun = Overrun, mail = Mail}) ->
+    Behind = trunkline_overrun:behind(Overrun),
+    Behind > 0 andalso trunkline_mail:will_be_full(Behind, Mail).
 
 %% (The consumer's word is behind all these messages.)
 look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
@@ -450,30 +413,6 @@ look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
     end;
 look_again(S) ->
     S.
-
-%% Many processes that send with `!' get more processor time than the keeper that drops their
-%% messages, or passes them on to a quick server, and its mailbox would grow without bound. So it
-%% has high priority while it is behind. Then its server gets behind, and the inbox has to drop
-%% some.
-hurry(#keeper{unbounded = N} = S) when N band (?UNBOUNDED - 1) =/= 0 ->
-    S#keeper{unbounded = N + 1};
-hurry(#keeper{unbounded = N} = S) ->
-    hurry_or_not(S#keeper{unbounded = N + 1}).
-
-hurry_or_not(#keeper{behind = Behind} = S) ->
-    case process_info(self(), message_queue_len) of
-        {_, Length} when Length > ?BEHIND ->
-            _ = Behind =:= 0 andalso process_flag(priority, high),
-            S#keeper{behind = Length};
-        _ ->
-            calm(S)
-    end.
-
-hurry_no_more(#keeper{behind = 0} = S) -> S;
-hurry_no_more(S) -> hurry_or_not(S).
-
-calm(#keeper{behind = 0} = S) -> S;
-calm(S) -> process_flag(priority, normal), S#keeper{behind = 0}.
 
 %% No sender has asked for room.
 plain(Kind, Message, S) ->
@@ -669,7 +608,7 @@ tell(#keeper{mail = Mail, overload = Since, told = Told} = S0) ->
     end.
 
 who(#keeper{name = Name, options = #{policy := Policy}}) ->
-    #{inbox => self(), name => local_name(Name), policy => Policy}.
+    #{inbox => self(), name => trunkline_name:local(Name), policy => Policy}.
 
 %% --- signals --------------------------------------------------------------------------
 

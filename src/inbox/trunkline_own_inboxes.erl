@@ -20,7 +20,7 @@
                   Bound :: trunkline_share:window()}.
 -type registration() :: {inbox(), trunkline_work:work(), trunkline_inbox_stats:stats(), behind()}.
 %% A server, or a process that has opened the inbox; none while a server starts.
--type behind() :: {server, trunkline_keeper:name(), pid()} | {process, pid()} | none.
+-type behind() :: {server, trunkline_name:name(), pid()} | {process, pid()} | none.
 
 -record(own,
         {keeper :: pid(),
@@ -29,7 +29,7 @@
          stats :: trunkline_inbox_stats:stats(),
          behind :: behind()}).
 -record(server,
-        {name :: trunkline_keeper:name(),
+        {name :: trunkline_name:name(),
          keeper :: pid(),
          pid :: pid()}).
 -record(killed,
@@ -89,7 +89,7 @@ server_ended(Pid) ->
 %% --- for all --------------------------------------------------------------------------
 
 %% Waits until the server has ended that was behind the last inbox with that name.
--spec await_predecessor(trunkline_keeper:name()) -> ok | {error, not_started}.
+-spec await_predecessor(trunkline_name:name()) -> ok | {error, not_started}.
 await_predecessor(Name) ->
     case ets:whereis(?TABLE) =/= undefined andalso lookup(Name) of
         false ->

@@ -1,0 +1,47 @@
+%% The name of a process: on this node, in `global', or in a registry (`via'). Registers it as gen
+%% does for gen_server and gen_statem.
+-module(trunkline_name).
+-moduledoc false.
+
+-export([where/1, take/1, give_back/1, local/1]).
+
+-export_type([name/0]).
+
+-type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
+
+-spec where(name()) -> pid() | undefined.
+where(none) -> undefined;
+where({local, Name}) -> whereis(Name);
+where({global, Name}) -> global:whereis_name(Name);
+where({via, Module, Name}) -> Module:whereis_name(Name).
+
+%% Registers the calling process. If another one has the name, that is the result.
+-spec take(name()) -> true | {false, pid() | undefined}.
+take(none) -> true;
+take({local, Name}) ->
+    try register(Name, self())
+    catch error:_ -> {false, whereis(Name)}
+    end;
+take({global, Name}) -> take({via, global, Name});
+take({via, Module, Name}) ->
+    case Module:register_name(Name, self()) of
+        yes -> true;
+        no -> {false, Module:whereis_name(Name)}
+    end.
+
+%% No process has the name any more. (It may have been given back already.)
+-spec give_back(name()) -> ok.
+give_back(none) -> ok;
+give_back({local, Name}) ->
+    try unregister(Name) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end;
+give_back({global, Name}) -> give_back({via, global, Name});
+give_back({via, Module, Name}) -> _ = Module:unregister_name(Name), ok.
+
+%% If it is a name on this node.
+-spec local(name()) -> atom().
+local({local, Name}) -> Name;
+local(_) -> undefined.
