@@ -12,7 +12,9 @@
          stays_disconnected/1, loaded_again/1, sender_dies/1, called_while_holding/1,
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
          comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
-         told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1]).
+         told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1,
+         ends_while_busy/1]).
+-export([blocks/0]).
 -export([processes_of/1, full/2, load_again/0, in_old_code/0, kept_funs/1]).
 -export([fake_links/1, install_log/0, install_log/1, line/1]).
 
@@ -26,7 +28,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           sender_dies, called_while_holding, no_process_left, no_process_for_what_comes,
           silent_host, order_over_reconnection, comes_back_without, lost_and_tried_again,
           halts_after_replies, looked_at, told_nonsense, waits_and_answers,
-          top_supervisor_killed, news_lost].
+          top_supervisor_killed, news_lost, ends_while_busy].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -1154,3 +1156,55 @@ load(A, B) ->
 flowing(Load, B) -> streams:flowing(Load, B, ?DEADLINE).
 
 finish(Load, A, B) -> streams:finish(Load, A, B, ?DEADLINE).
+
+%% Processes of Trunkline end, which two processes of another node watch, while that node stands
+%% still and the connection is busy. The node hangs if that is by an exit signal of a certain kind
+%% (docs/reference/otp-defects.md).
+ends_while_busy(_) ->
+    Inlets = fun(A, NodeB) -> cluster:call(A, cluster, find, [inlets, NodeB]) end,
+    Keeper = fun(A, _) ->
+                     {ok, Pid} = cluster:call(A, mailroom, start, [{local, x}, #{}, #{}]),
+                     [Pid]
+             end,
+    lists:foreach(
+      fun({Victims, End}) ->
+              {{Peer, _, _} = A, B} = cluster:pair([]),
+              NodeB = cluster:node_of(B),
+              Pids = [_ | _] = Victims(A, NodeB),
+              Before = [watchers(Pid, A) || Pid <- Pids],
+              Watch = fun(Pid) -> spawn(fun() ->
+                                                monitor(process, Pid),
+                                                receive after infinity -> ok end
+                                        end) end,
+              cluster:call(B, fun() -> [Watch(Pid) || Pid <- Pids, _ <- [1, 2]] end),
+              cluster:await(fun() -> Before =:= [watchers(Pid, A) - 2 || Pid <- Pids] end),
+              exchange:both_ways(A, B),            % so that they do not hibernate
+              cluster:suspend(B),
+              Full = cluster:call(A, fun() -> spawn(drain_SUITE, fill, [NodeB]) end),
+              cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status])
+                                         =:= {status, suspended} end),
+              cluster:call(A, fun() -> spawn(fun() -> End(Pids, NodeB) end) end),
+              cluster:await(
+                fun() -> not lists:any(fun(Pid) -> cluster:call(A, erlang, is_process_alive, [Pid])
+                                       end, Pids) end),
+              cluster:continue(B),
+              cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status])
+                                         =/= {status, suspended} end),
+              true = cluster:call(A, erlang, exit, [Full, kill]),
+              ?assertEqual(ok, peer:call(Peer, ?MODULE, blocks, [], ?DEADLINE)),
+              cluster:stop_all([A, B])
+      end,
+      [{Keeper, fun([Pid], _) -> gen_server:stop(Pid, {some, reason}, infinity) end},
+       {Inlets, fun(_, NodeB) -> [Dock] = cluster:find(dock, NodeB), exit(Dock, kill) end},
+       {Inlets, fun([Inlet | _], _) -> exit(Inlet, kill) end},
+       {Inlets, fun(_, _) -> cluster:stop_trunkline() end}]).
+
+watchers(Pid, A) ->
+    {monitored_by, All} = cluster:call(A, erlang, process_info, [Pid, monitored_by]),
+    length(All).
+
+%% All schedulers can be stopped, so that none of them hangs.
+blocks() ->
+    blocked = erlang:system_flag(multi_scheduling, block),
+    enabled = erlang:system_flag(multi_scheduling, unblock),
+    ok.

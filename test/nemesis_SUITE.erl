@@ -183,8 +183,9 @@ disconnect_again(#{at := At, to := To, r := R} = Args, C) ->
 %% The node stands still until the other has given it up.
 silence(#{at := At, to := To}, #{silent := Silent} = C) ->
     Node = node_at(At, C),
-    ok = cluster:suspend(Node),
-    try cluster:await(fun() -> not is_connected(To, At, C) end, ?NOTICED)
+    try
+        ok = cluster:suspend(Node),
+        cluster:await(fun() -> not is_connected(To, At, C) end, ?NOTICED)
     after cluster:continue(Node)
     end,
     C#{silent := [At | Silent]}.
@@ -272,8 +273,8 @@ garbage(#{at := At, r := R}, C) ->
 stop_node(#{at := At} = Args, #{plan := #{kind := Kind}} = C) ->
     Node = node_at(At, C),
     Start = erlang:monotonic_time(millisecond),
-    ok = cluster:suspend(Node),
     C1 = try
+             ok = cluster:suspend(Node),
              case Args of
                  #{inner := Inner} -> carry_out(Inner, progress(200, C#{still := At}));
                  #{} when Kind =:= good -> progress(500, ?STILL, C#{still := At});

@@ -476,12 +476,16 @@ late(S) ->
 %% --- monitors -------------------------------------------------------------------------
 
 %% Says some things when it is asked to die, and dies. Or an exit signal tells it to: then its
-%% reason says how many messages it has got before.
+%% reason says how many messages it has got before. (If the signal ended the process, the node might
+%% hang: see docs/reference/otp-defects.md.)
 worker() ->
-    spawn(fun() ->
-                  process_flag(trap_exit, true),
-                  worker(0)
-          end).
+    {Starter, Ref} = {self(), make_ref()},
+    Worker = spawn(fun() ->
+                           process_flag(trap_exit, true),
+                           Starter ! Ref,
+                           worker(0)
+                   end),
+    receive Ref -> Worker end.
 
 worker(Got) ->
     receive

@@ -139,7 +139,7 @@ ask(Keepers, Time) ->
 
 %% --- start ----------------------------------------------------------------------------
 
--spec init(pid(), {trunkline_name:name(), what(), options()}) -> true | ok.
+-spec init(pid(), {trunkline_name:name(), what(), options()}) -> ok.
 init(Parent, {Name, What, Options}) ->
     #{policy := Policy, bytes := Bytes, messages := Messages, work := Window} = Options,
     ok = trunkline_process:label({trunkline_inbox, trunkline_name:local(Name)}),
@@ -196,10 +196,14 @@ fail(Name, Parent, Answer, Reason) ->
     proc_lib:init_ack(Parent, {failed, self(), Answer}),
     end_with(Reason).
 
-%% Ends the keeper without a crash report: the server's own is enough.
+%% Ends the keeper without a crash report: the server's own is enough. Nothing catches the exit any
+%% more when the process wakes up, as it does at once. (It must not be an exit signal: one with such
+%% a reason may hang the node. See docs/reference/otp-defects.md.)
+-spec end_with(term()) -> no_return().
 end_with(Reason) ->
     process_flag(trap_exit, false),
-    exit(self(), Reason).
+    self() ! '$inbox_end',
+    erlang:hibernate(erlang, exit, [Reason]).
 
 start({process, Pid}, _, _, _) ->
     %% (It may unlink itself from its inbox, which has no use without it.)
@@ -236,7 +240,7 @@ registration(#keeper{name = Name, options = Options, work = Work, stats = Stats,
 
 %% --- messages -------------------------------------------------------------------------
 
--spec loop(#keeper{}) -> true.
+-spec loop(#keeper{}) -> no_return().
 loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
     receive
         ['$inbox', {Node, Epoch} = Source, Charge | Message]

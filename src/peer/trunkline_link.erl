@@ -171,7 +171,7 @@ handle_info(Message, D) ->
             Stop;
         D1 ->
             case trunkline_session:phase(D1#link.session) of
-                ended -> {stop, {shutdown, leave}, D1};
+                ended -> {stop, shutdown, D1};
                 _ -> {noreply, D1}
             end
     end.
@@ -227,8 +227,7 @@ message({'EXIT', Pid, Reason}, #link{inlets = Inlets} = D) ->
         {Which, Inlets1} ->
             inlet_ended(Which, D#link{inlets = Inlets1});
         unknown ->
-            Others = trunkline_lanes:pids(D#link.route) ++ trunkline_inlets:pids(Inlets),
-            case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker | Others]) of
+            case lists:member(Pid, linked(D)) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> D
             end
@@ -313,9 +312,22 @@ terminate(Reason, #link{session = Session} = D) ->
         _ when Phase =:= ended -> has_left(D);
         shutdown -> has_left(leave_now(message(leave, D)));
         {shutdown, _} -> has_left(leave_now(message(leave, D)));
-        _ when D#link.route =:= none, Phase =/= drained -> trunkline_peers:delete(D#link.node);
-        _ -> _ = set_path(wait, D), ok          % the next link does the rest: see init/1
+        _ when D#link.route =:= none, Phase =/= drained ->
+            ok = end_linked(D),
+            trunkline_peers:delete(D#link.node);
+        _ ->
+            _ = set_path(wait, D),              % the next link does the rest: see init/1
+            end_linked(D)
     end.
+
+%% What is linked to the link ends with it, for a reason that is an atom: the exit signal of the
+%% link's own end may have another one, and hang the node. (See docs/reference/otp-defects.md.)
+end_linked(D) -> lists:foreach(fun(Pid) -> exit(Pid, shutdown) end, linked(D)).
+
+linked(#link{route = Route, inlets = Inlets, trunk = Trunk, dock = Dock, speaker = Speaker}) ->
+    [Pid || Pid <- [Trunk, Dock, Speaker], Pid =/= none]
+        ++ trunkline_lanes:pids(Route) ++ trunkline_inlets:pids(Inlets)
+        ++ trunkline_inlets:finishing(Inlets).
 
 %% The supervisor's shutdown comes without the request that trunkline_link_sup:leave/0 sends.
 leave_now({stop, _, D}) ->
