@@ -258,7 +258,7 @@ losses_of_thin_traffic_add_up(_) ->
     Stream = cluster:call(A, traffic, drip, [Pid, 1, 100]),
     cluster:await_thin(A, B),
     cluster:suspend(B),
-    Filler = fill_connection(A, B),
+    Filler = cluster:call(A, traffic, fill_connection, [cluster:node_of(B)]),
     cluster:await(fun() -> [#{queued_messages := N}] = lanes(A, B), N > 100 orelse N end),
     true = cluster:call(A, erlang, exit, [Filler, kill]),
     cluster:continue(B),
@@ -277,13 +277,6 @@ losses_of_thin_traffic_add_up(_) ->
         cluster:info(A, B),
     ?assert(Q + U + X + F >= Sent - Before),
     cluster:stop(A).
-
-%% A process that keeps the connection busy.
-fill_connection(A, B) ->
-    Nobody = {nobody, cluster:node_of(B)},
-    Message = binary:copy(<<0>>, 100_000),
-    Fill = fun Fill() -> _ = Nobody ! Message, Fill() end,
-    cluster:call(A, fun() -> spawn(Fill) end).
 
 await_sum(Sent, A, B) ->
     cluster:await(fun() ->

@@ -15,7 +15,7 @@
          stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
          by_a_later_session/1, replies_at_the_end/1, never_refused/1, moved/1]).
--export([late/1, kill/2, answering/1, watching/3, fill/1, has_looked/1]).
+-export([late/1, kill/2, answering/1, watching/3, has_looked/1]).
 
 -define(DEADLINE, 60_000).
 
@@ -989,7 +989,7 @@ busy_connection(_) ->
     [A, B, C] = Nodes = cluster:start_all([[], [], []]),
     [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
     cluster:suspend(B),
-    Full = cluster:call(A, fun() -> spawn(?MODULE, fill, [cluster:node_of(B)]) end),
+    Full = cluster:call(A, traffic, fill_connection, [cluster:node_of(B)]),
     cluster:await(
       fun() -> cluster:call(A, erlang, process_info, [Full, status]) =:= {status, suspended} end),
     Start = erlang:monotonic_time(millisecond),
@@ -1003,10 +1003,6 @@ busy_connection(_) ->
     cluster:continue(B),
     cluster:await_up(A, B),
     cluster:stop_all(Nodes).
-
-fill(Node) ->
-    {nobody, Node} ! binary:copy(<<1>>, 100_000),
-    fill(Node).
 
 knock(To) ->
     _ = trunkline:send(To, x, [nosuspend]),

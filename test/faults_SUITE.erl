@@ -1180,7 +1180,7 @@ ends_while_busy(_) ->
               cluster:await(fun() -> Before =:= [watchers(Pid, A) - 2 || Pid <- Pids] end),
               exchange:both_ways(A, B),            % so that they do not hibernate
               cluster:suspend(B),
-              Full = cluster:call(A, fun() -> spawn(drain_SUITE, fill, [NodeB]) end),
+              Full = cluster:call(A, traffic, fill_connection, [NodeB]),
               cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status])
                                          =:= {status, suspended} end),
               cluster:call(A, fun() -> spawn(fun() -> End(Pids, NodeB) end) end),

@@ -8,7 +8,8 @@
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
 -export([play_all/1, payload/1, attempt/1]).
--export([stream/3, trickle/3, drip/3, sent/1, stop_stream/1, fill/0]).
+-export([stream/3, trickle/3, drip/3, sent/1, stop_stream/1]).
+-export([fill/0, fill_connection/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% --- receivers --------------------------------------------------------------
@@ -122,6 +123,11 @@ stop_stream(Pid) -> ask(stop, Pid).
 ask(What, Pid) ->
     Pid ! {What, self()},
     receive {Pid, N} -> N end.
+
+%% A process that keeps the connection to that node busy.
+fill_connection(Node) ->
+    Message = binary:copy(<<0>>, 100_000),
+    spawn(fun Fill() -> {nobody, Node} ! Message, Fill() end).
 
 %% A process that sees to it that there are no more processes to be had; when it is killed they end.
 fill() ->
