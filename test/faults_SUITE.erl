@@ -1158,8 +1158,8 @@ flowing(Load, B) -> streams:flowing(Load, B, ?DEADLINE).
 finish(Load, A, B) -> streams:finish(Load, A, B, ?DEADLINE).
 
 %% Processes of Trunkline end, which two processes of another node watch, while that node stands
-%% still and the connection is busy. The node hangs if that is by an exit signal of a certain kind
-%% (docs/reference/otp-defects.md).
+%% still and the connection is busy. Before OTP 25.3.2.10 an exit signal with a certain reason makes
+%% the node hang (docs/reference/otp-defects.md).
 ends_while_busy(_) ->
     Inlets = fun(A, NodeB) -> cluster:call(A, cluster, find, [inlets, NodeB]) end,
     Keeper = fun(A, _) ->
@@ -1196,8 +1196,7 @@ ends_while_busy(_) ->
       end,
       [{Keeper, fun([Pid], _) -> gen_server:stop(Pid, {some, reason}, infinity) end},
        {Inlets, fun(_, NodeB) -> [Dock] = cluster:find(dock, NodeB), exit(Dock, kill) end},
-       {Inlets, fun([Inlet | _], _) -> exit(Inlet, kill) end},
-       {Inlets, fun(_, _) -> cluster:stop_trunkline() end}]).
+       {Inlets, fun([Inlet | _], _) -> exit(Inlet, kill) end}]).
 
 watchers(Pid, A) ->
     {monitored_by, All} = cluster:call(A, erlang, process_info, [Pid, monitored_by]),

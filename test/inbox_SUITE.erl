@@ -7,7 +7,7 @@
 
 -export([all/0, groups/0, suite/0]).
 -export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1,
-         ends_together/1, parent_ends/1, exit_signals/1, crash_loop/1]).
+         ends_together/1, ends_for_its_server/1, parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
          takes_by_itself/1, few_long_ones/1, block/1,
@@ -38,7 +38,7 @@ all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes},
 
 groups() ->
     [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, supervised,
-                ends_together, parent_ends, exit_signals, crash_loop]},
+                ends_together, ends_for_its_server, parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
                few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
@@ -372,13 +372,37 @@ ends_together(_) ->
                                  {{server, oops}, oops}, {{keeper, oops}, oops},
                                  {{call, {stop, normal}}, normal},
                                  {{call, {stop, {shutdown, x}}}, {shutdown, x}},
-                                 {{call, {exit, boom}}, boom}, {{call, {stop, reason}}, reason}]]),
+                                 {{call, {exit, boom}}, boom}, {{call, {exit, kill}}, kill},
+                                 {{call, {stop, reason}}, reason}]]),
     %% Who is calling hears of the same.
     {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, mailroom, #{}, #{}]),
     ?assertMatch({exit, {boom, {trunkline, call, [To, {exit, boom}]}}},
                  cluster:call(
                    A, fun() -> traffic:attempt(fun() -> trunkline:call(To, {exit, boom}) end) end)),
     cluster:stop_all([A, B]).
+
+%% Its reason is the server's, whatever becomes of those that are linked to it at the same moment.
+ends_for_its_server(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, logger, set_primary_config, [level, none]),
+    [ok = cluster:call(B, fun() -> ends_with(10) end) || _ <- lists:seq(1, 30)],
+    cluster:stop(B).
+
+ends_with(N) ->
+    {ok, Pid} = mailroom:start({local, ?NAME}, #{}, #{}),
+    Server = gen_server:call(Pid, self, infinity),
+    Self = self(),
+    Linked = [spawn(fun() ->
+                            link(Pid),
+                            Ref = monitor(process, Server),
+                            Self ! {self(), linked},
+                            receive {'DOWN', Ref, process, _, _} -> exit({linked, I}) end
+                    end) || I <- lists:seq(1, N)],
+    [receive {P, linked} -> ok end || P <- Linked],
+    Ref = monitor(process, Pid),
+    ok = gen_server:stop(Pid, {some, reason}, infinity),
+    receive {'DOWN', Ref, process, Pid, Reason} -> {some, reason} = Reason end,
+    ok.
 
 %% It watches when this returns.
 watcher(Pid) ->

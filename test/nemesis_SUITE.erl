@@ -425,6 +425,7 @@ one_round(Seed, Wanted) ->
                         {'DOWN', Ref, process, Runner, Reason} -> {#{}, [{round, Reason}]}
                     after ?ROUND ->
                             Where = process_info(Runner, current_stacktrace),
+                            demonitor(Ref, [flush]),
                             exit(Runner, kill),
                             {#{}, [{round, {hangs, Where}}]}
                     end,

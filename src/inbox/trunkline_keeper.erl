@@ -14,7 +14,6 @@
 %% To all other processes the keeper is the server. It has the server's name, and it is the child
 %% that the supervisor knows. It forwards system messages and exit signals at once, ahead of all
 %% queued messages. When the server ends, the keeper ends with the same reason, and vice versa.
-%% (If the server has called exit(kill), the keeper ends with `killed'.)
 %%
 %% Under load the keeper's own mailbox may become long all the same. Therefore the receive here is
 %% not selective: it takes the first message.
@@ -197,11 +196,10 @@ fail(Name, Parent, Answer, Reason) ->
     end_with(Reason).
 
 %% Ends the keeper without a crash report: the server's own is enough. Nothing catches the exit any
-%% more when the process wakes up, as it does at once. (It must not be an exit signal: one with such
-%% a reason may hang the node. See docs/reference/otp-defects.md.)
+%% more when the process wakes up, as it does at once. (An exit signal to itself might hang the
+%% node: see docs/reference/otp-defects.md. For the same reason it goes on to trap exits.)
 -spec end_with(term()) -> no_return().
 end_with(Reason) ->
-    process_flag(trap_exit, false),
     self() ! '$inbox_end',
     erlang:hibernate(erlang, exit, [Reason]).
 

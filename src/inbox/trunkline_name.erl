@@ -29,7 +29,7 @@ take({via, Module, Name}) ->
         no -> {false, Module:whereis_name(Name)}
     end.
 
-%% No process has the name any more. (It may have been given back already.)
+%% Unregisters the name, whichever process has it. (None may have it any more.)
 -spec give_back(name()) -> ok.
 give_back(none) -> ok;
 give_back({local, Name}) ->

@@ -13,7 +13,7 @@
 
 %% Messages in the mailbox. With more the process is behind.
 -define(BEHIND, 1000).
-%% It looks after so many messages that no bound has held back: a power of two.
+%% It looks each time that so many messages have come whose senders did not wait (a power of two).
 -define(EACH, 256).
 
 %% How many such messages have come, and the length of the mailbox when the process last looked; 0:

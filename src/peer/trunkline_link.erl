@@ -227,7 +227,8 @@ message({'EXIT', Pid, Reason}, #link{inlets = Inlets} = D) ->
         {Which, Inlets1} ->
             inlet_ended(Which, D#link{inlets = Inlets1});
         unknown ->
-            case lists:member(Pid, linked(D)) of
+            Others = trunkline_lanes:pids(D#link.route) ++ trunkline_inlets:pids(Inlets),
+            case lists:member(Pid, [D#link.trunk, D#link.dock, D#link.speaker | Others]) of
                 true -> {stop, {shutdown_of, Pid, Reason}, D};
                 false -> D
             end
@@ -306,28 +307,27 @@ timeout(Name, _, D) ->
     step({timeout, Name}, D).
 
 -spec terminate(term(), #link{}) -> ok.
-terminate(Reason, #link{session = Session} = D) ->
+terminate(Reason, D) ->
+    _ = terminated(Reason, D),
+    end_linked().
+
+terminated(Reason, #link{session = Session} = D) ->
     Phase = trunkline_session:phase(Session),
     case Reason of
         _ when Phase =:= ended -> has_left(D);
         shutdown -> has_left(leave_now(message(leave, D)));
         {shutdown, _} -> has_left(leave_now(message(leave, D)));
-        _ when D#link.route =:= none, Phase =/= drained ->
-            ok = end_linked(D),
-            trunkline_peers:delete(D#link.node);
-        _ ->
-            _ = set_path(wait, D),              % the next link does the rest: see init/1
-            end_linked(D)
+        _ when D#link.route =:= none, Phase =/= drained -> trunkline_peers:delete(D#link.node);
+        _ -> set_path(wait, D)                  % the next link does the rest: see init/1
     end.
 
-%% What is linked to the link ends with it, for a reason that is an atom: the exit signal of the
-%% link's own end may have another one, and hang the node. (See docs/reference/otp-defects.md.)
-end_linked(D) -> lists:foreach(fun(Pid) -> exit(Pid, shutdown) end, linked(D)).
-
-linked(#link{route = Route, inlets = Inlets, trunk = Trunk, dock = Dock, speaker = Speaker}) ->
-    [Pid || Pid <- [Trunk, Dock, Speaker], Pid =/= none]
-        ++ trunkline_lanes:pids(Route) ++ trunkline_inlets:pids(Inlets)
-        ++ trunkline_inlets:finishing(Inlets).
+%% What is still linked to the link ends with an atom as the reason: when the link itself ends, its
+%% exit signal may carry another term, which could hang the node (docs/reference/otp-defects.md).
+end_linked() ->
+    {links, Links} = process_info(self(), links),
+    {parent, Parent} = process_info(self(), parent),
+    lists:foreach(fun(Pid) -> exit(Pid, shutdown) end,
+                  [Pid || Pid <- Links, is_pid(Pid), Pid =/= Parent]).
 
 %% The supervisor's shutdown comes without the request that trunkline_link_sup:leave/0 sends.
 leave_now({stop, _, D}) ->
