@@ -124,7 +124,9 @@ all_forms(_) ->
               Script = lists:append(lists:duplicate(20, Once)),
               %% (What has gone past a lane in the last second before the nodes were disconnected,
               %% in the round before, may count as unconfirmed.)
-              Lost = [maps:with([lost], cluster:info(X, Y)) || {X, Y} <- [{A, B}, {B, A}]],
+              Losses = fun() -> [maps:get(lost, cluster:info(X, Y))
+                                 || {X, Y} <- [{A, B}, {B, A}]] end,
+              Before = Losses(),
               Self = self(),
               Player = spawn_link(fun() ->
                                           Self ! {self(),
@@ -145,10 +147,9 @@ all_forms(_) ->
                         Got = cluster:call(B, traffic, received, [R]),
                         [?assertEqual(Numbers, [N || {I, N} <- Got, I =:= Id]) || Id <- [1, 2, 3]]
                 end, Receivers),
-              [?assertMatch(#{lost := #{queued := 0, crashed := 0, unreachable := 0}}, L)
-               || L <- Lost],
-              ?assertEqual(Lost, [maps:with([lost], cluster:info(X, Y))
-                                  || {X, Y} <- [{A, B}, {B, A}]]),
+              [?assertMatch(#{queued := 0, crashed := 0, unreachable := 0}, Lost)
+               || Lost <- Before],
+              ?assertEqual(Before, Losses()),
               reconnect(A, B)
       end, [1, 2, 3]),
     cluster:stop_all([A, B]).
@@ -990,8 +991,7 @@ busy_connection(_) ->
     [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
     cluster:suspend(B),
     Full = cluster:call(A, traffic, fill_connection, [cluster:node_of(B)]),
-    cluster:await(
-      fun() -> cluster:call(A, erlang, process_info, [Full, status]) =:= {status, suspended} end),
+    cluster:await_suspended(A, Full),
     Start = erlang:monotonic_time(millisecond),
     ?assertEqual({error, timeout}, drain(A, B)),
     ?assertEqual(ok, cluster:call(A, cluster, stop_trunkline, [])),

@@ -1181,8 +1181,7 @@ ends_while_busy(_) ->
               exchange:both_ways(A, B),            % so that they do not hibernate
               cluster:suspend(B),
               Full = cluster:call(A, traffic, fill_connection, [NodeB]),
-              cluster:await(fun() -> cluster:call(A, erlang, process_info, [Full, status])
-                                         =:= {status, suspended} end),
+              cluster:await_suspended(A, Full),
               cluster:call(A, fun() -> spawn(fun() -> End(Pids, NodeB) end) end),
               cluster:await(
                 fun() -> not lists:any(fun(Pid) -> cluster:call(A, erlang, is_process_alive, [Pid])

@@ -1899,8 +1899,7 @@ replies_bounded(_) ->
     Server = cluster:call(B, mailroom, consumer, [Pid]),
     cluster:suspend(A),
     ok = cluster:call(B, mailroom, release, [Pid]),
-    cluster:await(fun() -> cluster:call(B, erlang, process_info, [Server, status])
-                               =:= {status, suspended} end),
+    cluster:await_suspended(B, Server),
     #{large := #{pending_bytes := Pending}} = cluster:info(B, A),
     ?assert(Pending < 20_000_000),
     cluster:continue(A),

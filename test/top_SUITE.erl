@@ -262,10 +262,7 @@ stopped_node(_) ->
                                      Binary = binary:copy(<<0>>, 10_000_000),
                                      spawn(fun() -> [Sink ! Binary || _ <- lists:seq(1, 100)] end)
                              end),
-    cluster:await(fun() ->
-                          {status, suspended}
-                              =:= cluster:call(A, erlang, process_info, [Sender, status])
-                  end),
+    cluster:await_suspended(A, Sender),
     ?assertEqual({error, timeout}, cluster:call(A, trunkline_sample, take, [NodeB])),
     ?assertEqual({error, {erpc, timeout}},
                  cluster:call(A, fun() ->

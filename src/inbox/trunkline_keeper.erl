@@ -353,8 +353,8 @@ sent(Source, Charge, Message, S) ->
 
 %% A message from a node that does not know that this is an inbox, so that its sender did not wait.
 %% (Later senders will.)
-strange(Source, Charge, Message, #keeper{share = Share, mail = Mail} = S0) ->
-    S = S0#keeper{overrun = trunkline_overrun:uninvited(S0#keeper.overrun)},
+strange(Source, Charge, Message, S0) ->
+    #keeper{share = Share, mail = Mail} = S = unbounded(S0),
     case trunkline_share:is_granted(Source, Share) of
         true -> sent(Source, Charge, Message, S);
         false -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)})
@@ -378,8 +378,8 @@ called(_, S) -> S.
 
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
 %% So dropping a message has to be as cheap as possible.
-uninvited(Message, #keeper{mail = Mail} = S0) ->
-    S = S0#keeper{overrun = trunkline_overrun:uninvited(S0#keeper.overrun)},
+uninvited(Message, S0) ->
+    #keeper{mail = Mail} = S = unbounded(S0),
     case trunkline_mail:is_refusing(Mail) of
         true -> look_again(S#keeper{mail = trunkline_mail:refused(Mail)});
         false -> fitting(Message, S)
@@ -400,12 +400,22 @@ fitting(Message, S0) ->
             plain(other, Message, S0)
     end.
 
+%% No bound has held that message back.
+unbounded(#keeper{overrun = Overrun} = S) ->
+    S#keeper{overrun = trunkline_overrun:uninvited(Overrun)}.
+
+will_be_full(#keeper{overrun = Overrun} = S) ->
+    case trunkline_overrun:behind(Overrun) of
+        0 -> false;
+        Behind -> will_be_full(Behind, S)
+    end.
+
 %% (An urgent message takes the place of an older one that is not.)
-will_be_full(#keeper{options = #{policy := drop_oldest, urgent := Urgent}}) when Urgent =/= none ->
+will_be_full(_, #keeper{options = #{policy := drop_oldest, urgent := Urgent}})
+  when Urgent =/= none ->
     false;
-will_be_full(#keeper{overrun = Overrun, mail = Mail}) ->
-    Behind = trunkline_overrun:behind(Overrun),
-    Behind > 0 andalso trunkline_mail:will_be_full(Behind, Mail).
+will_be_full(Behind, #keeper{mail = Mail}) ->
+    trunkline_mail:will_be_full(Behind, Mail).
 
 %% (The consumer's word is behind all these messages.)
 look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
