@@ -13,7 +13,7 @@
          no_process_left/1, no_process_for_what_comes/1, silent_host/1, order_over_reconnection/1,
          comes_back_without/1, lost_and_tried_again/1, halts_after_replies/1, looked_at/1,
          told_nonsense/1, waits_and_answers/1, top_supervisor_killed/1, news_lost/1,
-         ends_while_busy/1]).
+         ends_while_busy/1, ends_after_its_inlets/1]).
 -export([blocks/0]).
 -export([processes_of/1, full/2, load_again/0, in_old_code/0, kept_funs/1]).
 -export([fake_links/1, install_log/0, install_log/1, line/1]).
@@ -28,7 +28,7 @@ all() -> [each_process_killed, supervisors_killed, stopped_and_continued, new_in
           sender_dies, called_while_holding, no_process_left, no_process_for_what_comes,
           silent_host, order_over_reconnection, comes_back_without, lost_and_tried_again,
           halts_after_replies, looked_at, told_nonsense, waits_and_answers,
-          top_supervisor_killed, news_lost, ends_while_busy].
+          top_supervisor_killed, news_lost, ends_while_busy, ends_after_its_inlets].
 
 %% Every kind of process, at either end, under load: messages go on, in order, and
 %% what is missing has been counted.
@@ -691,18 +691,18 @@ halts_after_reply(A, Least, Most, Nodes) ->
             halts_after_reply(A, Least, Most, [halts_after_reply(A) | Nodes])
     end.
 
-%% A node that ends two ms after its reply, and has been noticed to have.
+%% A node that ends as soon as its reply has come, and has been noticed to have.
 halts_after_reply(A) ->
     B = cluster:start([{lanes, 1}]),
     NodeB = cluster:node_of(B),
     cluster:connect(A, B),
     cluster:await_up(A, B),
-    Halt = fun() -> receive after 2 -> erlang:halt(0, [{flush, false}]) end end,
+    Halt = fun() -> receive halt -> erlang:halt(0, [{flush, false}]) end end,
     _ = cluster:call(A,
                      fun() ->
                              %% By lane: with a timeout no call goes past it.
                              Pid = trunkline_erpc:call(NodeB, erlang, spawn, [Halt], 10_000),
-                             true = is_pid(Pid)
+                             Pid ! halt
                      end),
     cluster:await_state(A, B, down),
     cluster:stop(B),
@@ -1196,6 +1196,42 @@ ends_while_busy(_) ->
       [{Keeper, fun([Pid], _) -> gen_server:stop(Pid, {some, reason}, infinity) end},
        {Inlets, fun(_, NodeB) -> [Dock] = cluster:find(dock, NodeB), exit(Dock, kill) end},
        {Inlets, fun([Inlet | _], _) -> exit(Inlet, kill) end}]).
+
+%% A link ends after its inlets, whatever ends it. (The peer goes on by plain distribution when it
+%% hears of the link's end. An inlet that was still delivering would be overtaken.)
+ends_after_its_inlets(_) ->
+    {A, B} = cluster:pair([{lanes, 2}]),
+    Load = load(B, A),
+    lists:foreach(
+      fun(Victim) ->
+              anew:lanes(A, B, fun() -> ?assertEqual(3, in_order(Victim, A, B)) end),
+              flowing(Load, A)
+      end, [inlets, dock, trunkline_link_sup]),
+    _ = finish(Load, B, A),
+    cluster:stop_all([A, B]).
+
+%% Kills it. Returns how many of the link and its inlets have ended when the link has. (An inlet
+%% that traps exits stands for one that does not end at once, because its scheduler does not run.)
+in_order(Victim, A, B) ->
+    NodeB = cluster:node_of(B),
+    Trap = fun(State) -> process_flag(trap_exit, true), State end,
+    cluster:call(A, fun() ->
+                            [Link] = cluster:find(link, NodeB),
+                            Inlets = cluster:find(inlets, NodeB),
+                            [sys:replace_state(Inlet, Trap, ?DEADLINE) || Inlet <- Inlets],
+                            All = [Link | Inlets],
+                            [1 = erlang:trace(Pid, true, [procs, strict_monotonic_timestamp])
+                             || Pid <- All],
+                            exit(lists:last(cluster:find(Victim, NodeB)), kill),
+                            {_, Pids} = lists:unzip(lists:sort([ended(Pid) || Pid <- All])),
+                            length(lists:takewhile(fun(Pid) -> Pid =/= Link end, Pids)) + 1
+                    end).
+
+ended(Pid) ->
+    receive
+        {trace_ts, Pid, exit, _, When} -> {When, Pid}
+    after ?DEADLINE -> error({has_not_ended, Pid})
+    end.
 
 watchers(Pid, A) ->
     {monitored_by, All} = cluster:call(A, erlang, process_info, [Pid, monitored_by]),

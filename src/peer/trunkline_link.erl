@@ -321,13 +321,15 @@ terminated(Reason, #link{session = Session} = D) ->
         _ -> set_path(wait, D)                  % the next link does the rest: see init/1
     end.
 
-%% What is still linked to the link ends with an atom as the reason: when the link itself ends, its
-%% exit signal may carry another term, which could hang the node (docs/reference/otp-defects.md).
+%% What is still linked to the link ends before it: when the peer hears of the link's end it may use
+%% plain distribution, which must not overtake what an inlet is delivering. The reason is an atom.
+%% The link's own may be another term, which could hang the node (docs/reference/otp-defects.md).
 end_linked() ->
     {links, Links} = process_info(self(), links),
     {parent, Parent} = process_info(self(), parent),
-    lists:foreach(fun(Pid) -> exit(Pid, shutdown) end,
-                  [Pid || Pid <- Links, is_pid(Pid), Pid =/= Parent]).
+    Linked = [Pid || Pid <- Links, is_pid(Pid), Pid =/= Parent],
+    lists:foreach(fun(Pid) -> exit(Pid, shutdown) end, Linked),
+    lists:foreach(fun trunkline_process:kill/1, Linked).
 
 %% The supervisor's shutdown comes without the request that trunkline_link_sup:leave/0 sends.
 leave_now({stop, _, D}) ->
