@@ -77,7 +77,7 @@ inbox(_) ->
     To = {post, NodeB},
     cluster:await(fun() -> page(B, PortB, inboxes, name, "post") =/= [] end),
     cluster:await(fun() -> _ = collect(A, start(A, [To], 1, 10)),
-                           cluster:call(A, trunkline_inboxes, is_bounded, [To]) end),
+                           cluster:call(A, trunkline_bounded, is_bounded, [To]) end),
     ok = cluster:call(B, mailroom, hold, [post]),
     Senders = start(A, lists:duplicate(?SENDERS, To), 1000, 10),
     await_waiting(Watched, #{waiting => ?SENDERS, inboxes => ?SENDERS, lost => 0}),

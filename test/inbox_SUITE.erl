@@ -805,7 +805,7 @@ slow_start(_) ->
     _ = spawn_link(fun() -> {ok, _} = Start(#{until_go => true}) end),
     cluster:await(fun() -> is_pid(cluster:call(B, erlang, whereis, [starting])) end),
     Keeper = cluster:call(B, erlang, whereis, [?NAME]),
-    cluster:await(fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [Keeper]) end),
+    cluster:await(fun() -> cluster:call(A, trunkline_bounded, is_bounded, [Keeper]) end),
     Senders = [{N, cluster:call(N, mailroom, senders, [To, tags(N, 4), 1000, 100])}
                || N <- [A, B]],
     cluster:await(fun() ->

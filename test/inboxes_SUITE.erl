@@ -84,7 +84,7 @@ await_nothing(Node) -> costs(Node, #{rows => 0, monitors => 0, monitored_by => 0
 
 send(Node, To) -> cluster:call(Node, fun() -> trunkline:send(To, {hello, node()}), ok end).
 
-is_known(Node, To) -> cluster:call(Node, ?PROCESS, is_bounded, [To]).
+is_known(Node, To) -> cluster:call(Node, trunkline_bounded, is_bounded, [To]).
 
 gets_known(Node, To) ->
     cluster:await(fun() -> ok = send(Node, To), is_known(Node, To) end).

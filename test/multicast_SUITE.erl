@@ -471,7 +471,7 @@ inboxes(_) ->
                            end),
     [Plain] = cluster:call(B, traffic, start_watchers, [1]),
     ok = cluster:call(B, trunkline_inboxes, met, [Inbox, cluster:node_of(A)]),
-    cluster:await(fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [Inbox]) end),
+    cluster:await(fun() -> cluster:call(A, trunkline_bounded, is_bounded, [Inbox]) end),
     ok = cluster:call(
            A, fun() ->
                       [ok = trunkline:multicast([Inbox, Plain, {with_inbox, node(Inbox)}],

@@ -190,7 +190,7 @@ await_all(A, B, Names) ->
 %% By the first message.
 gets_known(X, Inbox) ->
     hello = cluster:call(X, trunkline, send, [Inbox, hello]),
-    cluster:call(X, trunkline_inboxes, is_bounded, [Inbox]).
+    cluster:call(X, trunkline_bounded, is_bounded, [Inbox]).
 
 start(Env, Args) ->
     cluster:start(Env, peer:random_name("trunkline_test"), cluster:dist_arguments() ++ Args).

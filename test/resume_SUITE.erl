@@ -253,7 +253,7 @@ inbox(_) ->
     {A, B} = pair(),
     {ok, _} = cluster:call(B, mailroom, start, [{local, room}, #{}, #{messages => 100}]),
     To = {room, cluster:node_of(B)},
-    IsKnown = fun() -> cluster:call(A, trunkline_inboxes, is_bounded, [To]) end,
+    IsKnown = fun() -> cluster:call(A, trunkline_bounded, is_bounded, [To]) end,
     cluster:await(fun() -> _ = cluster:call(A, trunkline, send, [To, hello]), IsKnown() end),
     Senders = cluster:call(A, mailroom, senders, [To, [a, b, c], 3_000, 100]),
     Count = fun() ->

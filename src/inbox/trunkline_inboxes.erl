@@ -1,5 +1,5 @@
-%% The inboxes that this node's senders know, at this node and at others. Senders wait here for room
-%% in an inbox.
+%% The process that tells this node's senders of inboxes, at this node and at others
+%% (trunkline_inbox_rows). Senders wait here for room in an inbox.
 %%
 %%     sender                     here                              keeper of the inbox
 %%       | the first message ──────────────────────── by lane ───> |
@@ -14,13 +14,12 @@
 %% waits at its own node, before it sends, and its message does not wait in a lane. The gate's
 %% window is what the keeper grants (trunkline_share).
 %%
-%% A node knows its own inboxes, and those to which it has sent. A message by lane from a node that
-%% does not know the inbox yet is marked as a stranger's when it arrives (arrived/2). The keeper
-%% sees the mark, and has the node told (met/2). trunkline_guests at the node of the inboxes, and
-%% trunkline_hosts at the node of the senders, decide what the two nodes tell each other, and when
-%% they forget it. Each node monitors the other's process of this module, and no inboxes. (A node of
-%% release 0.5.0 expects to be told of all inboxes, and tells of all of its own. Then each inbox has
-%% a monitor.)
+%% A node knows its own inboxes, and those to which it has sent. A keeper that gets a message from a
+%% node that does not know the inbox yet has the node told (met/2). trunkline_guests at the node of
+%% the inboxes, and trunkline_hosts at the node of the senders, decide what the two nodes tell each
+%% other, and when they forget it. Each node monitors the other's process of this module, and no
+%% inboxes. (A node of release 0.5.0 expects to be told of all inboxes, and tells of all of its own.
+%% Then each inbox has a monitor.)
 %%
 %% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
 %% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked
@@ -34,37 +33,23 @@
 -module(trunkline_inboxes).
 -moduledoc false.
 -behaviour(gen_server).
--behaviour(trunkline_bounded).
 
--export([start_link/0, enter/3, cancel/2, is_bounded/1, is_refusing/1]).
--export([arrived/2, behind/1, has_spoken/1]).
+-export([start_link/0, has_spoken/1]).
 -export([register/1, register_again/2, take_name_back/2, held/3, met/2, full/2, renamed/1,
          senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--dialyzer({no_improper_lists, [enter_gate/5, arrived/2, arrived_at_each/5, stranger/2]}).
-
--define(TABLE, ?MODULE).
 %% ms between two looks at what is outstanding
 -define(AUDIT, 1000).
 -define(LOST, 10_000).
 -define(SILENCE, 5_000).
--define(AGAIN, 1).
 %% ms until a busy connection is tried again.
 -define(LATER, 100).
 %% ms from one update of the waiting times to the next.
 -define(REFRESH, 100).
 
 -type key() :: trunkline_bounded:key().
--type policy() :: trunkline_mail:policy().
 -type registration() :: trunkline_own_inboxes:registration().
-
--record(row,
-        {key :: key(),
-         keeper :: pid(),
-         gate :: trunkline_inbox_gate:gate(),
-         source :: trunkline_share:source(),
-         policy :: policy()}).
 
 %% What is known of this node's gate for one inbox.
 -record(account,
@@ -87,163 +72,6 @@
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
-
-%% --- for senders ------------------------------------------------------------------
-
--spec enter(key(), term(), infinity | nosuspend) -> trunkline_bounded:entered().
-enter(Key, Message, Patience) -> find_and_enter(Key, Message, Patience, new).
-
-find_and_enter(Key, Message, Patience, Ticket) ->
-    case find(Key) of
-        none -> none;
-        Row -> enter_gate(Row, Key, Message, Patience, Ticket)
-    end.
-
-enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy}, Key, Message,
-           Patience, Ticket) ->
-    Charge = trunkline_gate:charge(Message),
-    case trunkline_inbox_gate:enter(Charge, Policy, Gate) of
-        true ->
-            {Keeper, ['$inbox', Source, Charge | Message]};
-        false ->
-            IsOwn = is_own(Keeper),
-            if Patience =:= nosuspend ->
-                    ok = watch_full(Keeper, Gate),
-                    nosuspend;
-               Policy =:= reject ->
-                    ok = count_refused(Keeper, Gate),
-                    ok = watch_full(Keeper, Gate),
-                    refused;
-               IsOwn ->
-                    %% The owner may always send to itself: only it can make room. (So may a log
-                    %% handler in a process of Trunkline, which senders may wait for.)
-                    ok = trunkline_inbox_gate:force(Charge, Gate),
-                    {Keeper, ['$inbox', Source, Charge | Message]};
-               true ->
-                    What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
-                    case trunkline_room:wait(?MODULE, What, infinity) of
-                        {again, Ticket1} ->
-                            find_and_enter(Key, Message, Patience, Ticket1);
-                        down ->
-                            receive after ?AGAIN -> ok end,
-                            find_and_enter(Key, Message, Patience, new)
-                    end
-            end
-    end.
-
-count_refused(Keeper, Gate) ->
-    ok = trunkline_inbox_gate:count_refused(Gate),
-    case node(Keeper) =:= node() andalso trunkline_own_inboxes:stats(Keeper) of
-        none ->
-            ok;
-        false ->
-            case trunkline_peers:lookup(node(Keeper)) of
-                #{stats := Stats} -> trunkline_stats:add(Stats, peer, inbox_refused, 1);
-                none -> ok
-            end;
-        Stats ->
-            trunkline_inbox_stats:refused(Stats)
-    end.
-
-%% What is outstanding may be lost. Then no credit comes, which would start the checks.
-watch_full(Keeper, Gate) ->
-    case trunkline_inbox_gate:is_watched(Gate) of
-        true -> ok;
-        false -> gen_server:cast(?MODULE, {watch, Keeper})
-    end.
-
-%% Whether the inbox is the calling process's own, or this is a process of Trunkline.
-is_own(Keeper) ->
-    trunkline_inbox_server:is_behind(Keeper) orelse get({trunkline_inbox, Keeper}) =/= undefined
-        orelse trunkline_process:is_own().
-
-%% Takes back the charge of a message that could not be sent after all.
--spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.
-cancel(Keeper, ['$inbox', Source, Charge | _]) ->
-    case lookup(Keeper) of
-        #row{gate = Gate, source = Source} -> trunkline_inbox_gate:leave(Charge, Gate);
-        _ -> ok
-    end.
-
-%% Whether it is an inbox that bounds its senders, so that they have to enter.
--spec is_bounded(key()) -> boolean().
-is_bounded(Key) -> find(Key) =/= none.
-
-%% Whether a call should not even be tried.
--spec is_refusing(key()) -> boolean().
-is_refusing(Key) ->
-    case find(Key) of
-        #row{policy = reject, gate = Gate, keeper = Keeper} ->
-            case trunkline_inbox_gate:is_refusing(Gate) of
-                true -> ok = watch_full(Keeper, Gate), true;
-                false -> false
-            end;
-        _ ->
-            false
-    end.
-
-%% The row of what a sender sends to. (A name of this node may belong to another process already.)
-find(Key) ->
-    case lookup(Key) of
-        #row{keeper = Keeper} = Row when not is_pid(Key), node(Keeper) =:= node() ->
-            case whereis(name(Key)) of
-                Keeper -> Row;
-                _ -> none
-            end;
-        Found ->
-            Found
-    end.
-
-name({Name, _}) -> Name;
-name(Name) -> Name.
-
-lookup(Key) ->
-    try ets:lookup(?TABLE, Key) of
-        [Row] -> Row;
-        [] -> none
-    catch
-        error:badarg -> none               % not running
-    end.
-
-%% --- for inlets and links -----------------------------------------------------------
-
-%% Marks each message for an inbox of this node that comes from a node that does not know the inbox.
-%% (Calls are always admitted, and the keepers see which node a call comes from.)
--spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
-arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
-    [Entry | arrived(Node, Entries)];
-arrived(Node, [[_ | {'$gen_call', _, _}] = Entry | Entries]) ->
-    [Entry | arrived(Node, Entries)];
-arrived(Node, [[To | Message] = Entry | Entries]) when is_pid(To); is_atom(To) ->
-    [case bounded_here(To) of
-         none -> Entry;
-         Keeper -> [Keeper | stranger(Node, Message)]
-     end | arrived(Node, Entries)];
-arrived(Node, [[{each, Addressees} | Encoded] = Entry | Entries]) ->
-    case lists:partition(fun(To) -> bounded_here(To) =/= none end, Addressees) of
-        {[], _} -> [Entry | arrived(Node, Entries)];
-        {Inboxes, Others} -> arrived_at_each(Inboxes, Others, Encoded, arrived(Node, Entries), Node)
-    end;
-arrived(Node, [Entry | Entries]) ->
-    [Entry | arrived(Node, Entries)];
-arrived(_, []) ->
-    [].
-
-arrived_at_each(Inboxes, Others, Encoded, Entries, Node) ->
-    Message = trunkline_multicast:decode(Encoded),
-    arrived(Node, [[To | Message] || To <- Inboxes]) ++ [[{each, Others} | Encoded] | Entries].
-
-bounded_here(To) ->
-    case (is_pid(To) orelse is_atom(To)) andalso trunkline_bounded:may_be(To) andalso find(To) of
-        #row{keeper = Keeper} -> Keeper;
-        _ -> none
-    end.
-
-stranger(Node, Message) ->
-    ['$inbox', trunkline_share:stranger(Node), trunkline_gate:charge(Message) | Message].
-
--spec behind(pid()) -> pid().
-behind(Pid) -> trunkline_own_inboxes:behind(Pid).
 
 %% That node runs Trunkline, and its capabilities are known now.
 -spec has_spoken(node()) -> ok.
@@ -299,8 +127,8 @@ full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
 -spec senders(Keeper :: pid()) -> #{waiting := non_neg_integer(), refused := non_neg_integer()}.
 senders(Keeper) ->
     #{waiting => gen_server:call(?MODULE, {waiting, Keeper}),
-      refused => case lookup(Keeper) of
-                     #row{gate = Gate} -> trunkline_inbox_gate:refused(Gate);
+      refused => case trunkline_inbox_rows:gate(Keeper) of
+                     {Gate, _} -> trunkline_inbox_gate:refused(Gate);
                      none -> 0
                  end}.
 
@@ -315,11 +143,8 @@ who_knows(Keeper) ->
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
-    ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key},
-                              {read_concurrency, true}]),
+    ok = trunkline_inbox_rows:new(),
     ok = trunkline_own_inboxes:new(),
-    %% (The previous process may have left entries.)
-    ok = trunkline_bounded:clear(),
     Peers = maps:to_list(trunkline_peers:all()),
     lists:foreach(fun({_, #{stats := Stats}}) ->
                           trunkline_stats:put(Stats, peer, inbox_waiting, 0)
@@ -402,10 +227,10 @@ handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
     ok = tell(Node, What),
     {noreply, S};
 handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when is_integer(Held) ->
-    {noreply, case lookup(Keeper) of
-                  #row{source = Source} = Row ->
+    {noreply, case trunkline_inbox_rows:gate(Keeper) of
+                  {Gate, Source} ->
                       #{Keeper := Account} = Accounts,
-                      update(Keeper, audited(Held, Row, Account), S);
+                      update(Keeper, audited(Held, Keeper, Gate, Account), S);
                   _ ->
                       S
               end};
@@ -501,8 +326,8 @@ met(Keeper, Node, #state{guests = Guests} = S) ->
     end.
 
 own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
-    case lookup(Keeper) of
-        #row{gate = Gate} ->
+    case trunkline_inbox_rows:gate(Keeper) of
+        {Gate, _} ->
             ok = trunkline_inbox_gate:set_full(Number, Gate),
             tell_old({full, Keeper, Number},
                      flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)}));
@@ -537,60 +362,37 @@ forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
 
 %% --- rows of inboxes, of any node -----------------------------------------------------
 
-%% If two inboxes have the same name, it belongs to the newer one.
-row({Keeper, Name, Policy, {Bytes, Messages} = Bound}, #state{accounts = Accounts} = S)
+row({Keeper, Name, Policy, {Bytes, Messages}} = Inbox, #state{accounts = Accounts} = S)
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
        not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
-    Gate = trunkline_inbox_gate:new(Bound, Policy),
-    Keys = keys(Keeper, Name),
-    Row = #row{key = Keeper, keeper = Keeper, gate = Gate, policy = Policy, source = source()},
-    ok = add_keys(Keys, Row),
+    Keys = trunkline_inbox_rows:add(Inbox),
     S1 = S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}},
     trunkline_bounded:is_crowded() andalso trunkline_bounded:grow(all_keys(S1)),
     S1;
 row(_, S) ->
     S.
 
-add_keys(Keys, Row) ->
-    lists:foreach(fun(Key) -> ok = trunkline_bounded:add(Key, ?MODULE) end, Keys),
-    true = ets:insert(?TABLE, [Row#row{key = Key} || Key <- Keys]),
-    ok.
-
 %% The inbox may have lost its name, or have it again.
 named_now(Keeper, Name, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
     #{Keeper := #account{keys = Before} = Account} = Accounts,
-    Now = keys(Keeper, Name),
-    lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Before -- Now),
-    ok = add_keys(Now -- Before, lookup(Keeper)),
+    Now = trunkline_inbox_rows:names(Before, Keeper, Name),
     S#state{accounts = Accounts#{Keeper := Account#account{keys = Now}}};
 named_now(_, _, S) ->
     S.
-
-keys(Keeper, Name) -> [Keeper | names(Name, node(Keeper))].
-
-names(undefined, _) -> [];
-names(Name, Node) when Node =:= node() -> [Name, {Name, Node}];
-names(Name, Node) -> [{Name, Node}].
-
-%% A new source. Its epoch is greater than all before it, also those of an earlier incarnation of
-%% this node.
-source() ->
-    Unique = erlang:unique_integer([positive, monotonic]) band 16#ffffffff,
-    {node(), (erlang:system_time(second) bsl 32) bor Unique}.
 
 all_keys(#state{accounts = Accounts}) ->
     lists:append([Keys || #account{keys = Keys} <- maps:values(Accounts)]).
 
 set_full(Keeper, Number) ->
-    case lookup(Keeper) of
-        #row{gate = Gate} -> trunkline_inbox_gate:set_full(Number, Gate);
+    case trunkline_inbox_rows:gate(Keeper) of
+        {Gate, _} -> trunkline_inbox_gate:set_full(Number, Gate);
         none -> ok
     end.
 
 forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     case maps:take(Keeper, Accounts) of
         {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
-            lists:foreach(fun(Key) -> forget_key(Key, Keeper) end, Keys),
+            ok = trunkline_inbox_rows:remove(Keys, Keeper),
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
             count(Keeper, -length(Ws),
@@ -598,14 +400,6 @@ forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
         error ->
             S
     end.
-
-%% (The name may belong to another inbox already.)
-forget_key(Key, Keeper) ->
-    case lookup(Key) of
-        #row{keeper = Keeper} -> true = ets:delete(?TABLE, Key);
-        _ -> true
-    end,
-    trunkline_bounded:remove(Key).
 
 %% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
@@ -675,8 +469,8 @@ still(Name, Keeper) ->
 
 %% Which change it was that the inbox is full, or no longer full.
 number(Keeper) ->
-    case lookup(Keeper) of
-        #row{gate = Gate} -> trunkline_inbox_gate:full(Gate);
+    case trunkline_inbox_rows:gate(Keeper) of
+        {Gate, _} -> trunkline_inbox_gate:full(Gate);
         none -> 0                            % it does not bound its senders
     end.
 
@@ -738,8 +532,8 @@ tell(Node, What) ->
 %% --- outstanding messages -------------------------------------------------------------
 
 credit(Keeper, Source, Left, Window, #state{accounts = Accounts} = S) ->
-    case lookup(Keeper) of
-        #row{gate = Gate, source = Source} ->
+    case trunkline_inbox_rows:gate(Keeper) of
+        {Gate, Source} ->
             #{Keeper := Account} = Accounts,
             Level = trunkline_inbox_gate:credit(Left, Window, Gate),
             S1 = update(Keeper, release(Keeper, Account), S),
@@ -753,7 +547,7 @@ credit(Keeper, Source, Left, Window, #state{accounts = Accounts} = S) ->
 watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
     S;
 watch(Keeper, #state{watched = Watched} = S) ->
-    #row{gate = Gate} = lookup(Keeper),
+    {Gate, _} = trunkline_inbox_rows:gate(Keeper),
     ok = trunkline_inbox_gate:watch(true, Gate),
     timer(audit, ?AUDIT, S#state{watched = Watched#{Keeper => []}}).
 
@@ -767,7 +561,7 @@ audit(#state{watched = Watched} = S) ->
 %% all of them, if nothing is outstanding, since many may have been killed.
 look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
-    #row{gate = Gate, source = Source} = lookup(Keeper),
+    {Gate, Source} = trunkline_inbox_rows:gate(Keeper),
     case {trunkline_inbox_gate:level(Gate), trunkline_waiters:is_empty(Waiters)} of
         {0, true} ->
             ok = trunkline_inbox_gate:watch(false, Gate),
@@ -782,34 +576,24 @@ look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
             update(Keeper, release(Keeper, Account), S)
     end.
 
-audited(Held, #row{gate = Gate} = Row, #account{missing = Missing} = Account) ->
+audited(Held, Keeper, Gate, #account{missing = Missing} = Account) ->
     Now = erlang:monotonic_time(millisecond),
     case trunkline_inbox_gate:level(Gate) of
         Held -> Account#account{missing = none};
-        _ -> missing(Now, Missing, Row, Account)
+        _ -> missing(Now, Missing, Keeper, Account)
     end.
 
 %% After a silence the time begins again: until now, everything may have been on its way.
-missing(Now, {Since, Seen}, Row, Account) when Now - Seen < ?SILENCE ->
+missing(Now, {Since, Seen}, Keeper, Account) when Now - Seen < ?SILENCE ->
     case Now - Since < ?LOST of
-        true -> Account#account{missing = {Since, Now}};
-        false -> release(Row#row.keeper, begin_again(Row, Account))
+        true ->
+            Account#account{missing = {Since, Now}};
+        false ->
+            ok = trunkline_inbox_rows:count_again(Account#account.keys, Keeper),
+            release(Keeper, Account#account{missing = none})
     end;
 missing(Now, _, _, Account) ->
     Account#account{missing = {Now, Now}}.
-
-begin_again(#row{gate = Gate, keeper = Keeper}, #account{keys = Keys} = Account) ->
-    New = trunkline_inbox_gate:again(Gate),
-    Source = source(),
-    lists:foreach(fun(Key) ->
-                          case lookup(Key) of
-                              #row{keeper = Keeper} = Row ->
-                                  ets:insert(?TABLE, Row#row{gate = New, source = Source});
-                              _ ->
-                                  true
-                          end
-                  end, Keys),
-    Account#account{missing = none}.
 
 %% Tells the senders for which there is room.
 release(Keeper, #account{waiters = Waiters} = Account) ->
@@ -817,7 +601,7 @@ release(Keeper, #account{waiters = Waiters} = Account) ->
         true ->
             Account;
         false ->
-            #row{gate = Gate} = lookup(Keeper),
+            {Gate, _} = trunkline_inbox_rows:gate(Keeper),
             {Bytes, Messages} = trunkline_inbox_gate:room(Gate),
             {Released, Waiters1} = trunkline_waiters:release(Bytes, Messages, Waiters),
             ok = tell_of_room(Released),
