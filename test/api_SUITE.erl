@@ -568,7 +568,7 @@ collect(Got) ->
 
 waited() ->
     waited ! {got, self()},
-    receive {got, Got} -> Got after 20000 -> timeout end.
+    receive {got, Got} -> Got after 120_000 -> timeout end.
 
 kill_link(Node) ->
     #{link := Link} = trunkline_peers:lookup(Node),

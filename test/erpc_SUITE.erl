@@ -1077,7 +1077,8 @@ large_is_killed(_) ->
                               [outcome(
                                  fun() ->
                                          trunkline_erpc:call(Node,
-                                                             fun() -> _ = length(L), F() end, 20000)
+                                                             fun() -> _ = length(L), F() end,
+                                                             ?LONG)
                                  end)
                                || F <- [fun() ->
                                                 exit(self(), kill),
@@ -1097,7 +1098,7 @@ large_is_killed(_) ->
                                        case outcome(
                                               fun() ->
                                                       trunkline_erpc:call(
-                                                        Node, lists, sum, [L], 20000)
+                                                        Node, lists, sum, [L], ?LONG)
                                               end) of
                                            {ok, _} -> Again();
                                            {exit, {signal, Reason}} -> Reason
@@ -1125,7 +1126,7 @@ large_is_killed(_) ->
                             end(),
                      exit(Killer, kill),
                      {Lost, process_info(self(), messages)}
-             end)) || Time <- [20_000, infinity]],
+             end)) || Time <- [?LONG, infinity]],
     nothing_left(B, A),
     cluster:stop_all([A, B]).
 
@@ -1572,7 +1573,8 @@ nothing_remembered(_) ->
 %% Nobody waits for a node that does not answer: each of the others executes its call at once, and
 %% what the caller is told of it is so.
 silent_node(_) ->
-    [A, B, C] = cluster:start_all([[], [], []]),
+    [A, B, C] = cluster:start_all([[], [], []],
+                                  cluster:dist_arguments() ++ ["-kernel", "net_setuptime", "20"]),
     [NodeB, NodeC] = [cluster:node_of(N) || N <- [B, C]],
     _ = [begin cluster:connect(A, N), cluster:await_up(A, N) end || N <- [B, C]],
     Silence = fun() ->

@@ -257,7 +257,7 @@ connects(_) ->
                                   trunkline:exit(P, why),
                                   trunkline:send(P, two),
                                   trunkline:send(P, {report, trunkline, self()}),
-                                  receive {P, Got} -> Got after 30_000 -> none end
+                                  receive {P, Got} -> Got after 120_000 -> none end
                           end),
     ?assertEqual([one, {'EXIT', me, why}, two], Got),
     cluster:stop_all([A, B]).
@@ -284,7 +284,7 @@ connects_without_lanes(_) ->
     ok = cluster:call(B, cluster, stop_trunkline, []),
     Got = cluster:call(A, fun() ->
                                   Sender ! {go_on, self()},
-                                  receive {Sender, Got} -> Got after 30_000 -> none end
+                                  receive {Sender, Got} -> Got after 120_000 -> none end
                           end),
     ?assertEqual(lists:append([[{'EXIT', me, N}, N] || N <- lists:seq(1, 20)]), Got),
     cluster:stop_all([A, B]).

@@ -642,7 +642,8 @@ long_request_to_stopped(_) ->
     Caller = cluster:call(A, fun() ->
                                      spawn(fun() -> {exit, {timeout, _}} = Call(2, 500) end)
                              end),
-    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end, 20_000),
+    %% (Before the nodes take each other for dead, after 60 s.)
+    cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end, 45_000),
     cluster:continue(B),
     await_received(B, To, 1, 2),
     cluster:stop_all([A, B]).
@@ -666,14 +667,16 @@ breaks_before_the_term(_) ->
                           ok = trunkline:send(To, {2, Rows}, [nosuspend]),
                           _ = trunkline:send(To, {3}),
                           spawn(fun() ->
-                                        receive suspend -> erlang:suspend_process(Lane) end,
+                                        receive {suspend, Test} ->
+                                                erlang:suspend_process(Lane), Test ! suspended
+                                        end,
                                         receive {resume, From} ->
                                                 erlang:resume_process(Lane), From ! resumed
                                         end
                                 end)
                   end),
     cluster:await(fun() -> [#{queued_messages := Queued}] = lanes(A, B), Queued =:= 0 end),
-    suspend = cluster:call(A, erlang, send, [Holder, suspend]),
+    ok = cluster:call(A, fun() -> Holder ! {suspend, self()}, receive suspended -> ok end end),
     cluster:continue(B),
     cluster:await(fun() ->
                           {messages, Mail} =
@@ -1317,11 +1320,14 @@ give_up(To) ->
     Suspender ! resume,
     ok.
 
+%% (A peer that does not answer at once gives none.)
 lease(To) ->
     Message = {answer, 1, freight:message(1, 1, {rows, 200_000})},
     {freight, _, _, _, _} = trunkline:call(To, Message, infinity),
-    {lease, To, _, {Lane, Agent, _}} = get({trunkline_lease, node(To)}),
-    {Lane, Agent}.
+    case get({trunkline_lease, node(To)}) of
+        {lease, To, _, {Lane, Agent, _}} -> {Lane, Agent};
+        _ -> lease(To)
+    end.
 
 announce(To, {Lane, Agent}) ->
     Ref = make_ref(),
@@ -1653,7 +1659,7 @@ size_of(Event) -> {true, iolist_size(logger_formatter:format(Event, #{}))}.
 %% Whether the dock has parts of a message.
 has_parts(Node) ->
     lists:any(fun(Field) -> is_map(Field) andalso lists:any(fun is_tuple/1, maps:keys(Field)) end,
-              tuple_to_list(sys:get_state(find(dock, Node)))).
+              tuple_to_list(sys:get_state(find(dock, Node), ?LONG))).
 
 %% A receiver that stands still fills no memory, and nothing is lost.
 stopped_and_continued(_) ->

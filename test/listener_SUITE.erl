@@ -133,7 +133,9 @@ half_open(Config, Tries) ->
             %% The machine has been so slow that this says nothing.
             cluster:stop(C),
             cluster:await_state(B, C, down),
-            half_open(Config, Tries - 1)
+            half_open(Config, Tries - 1);
+       true ->
+            {comment, "too slow a machine"}
     end.
 
 %% Connections of one process, which notes when each is closed.
@@ -465,7 +467,8 @@ reported_now_and_then(Config) ->
     Lines(2),
     %% When they were written, and not when somebody has seen them.
     [First, Second | _] = [T div 1000 || {T, _, _} <- lists:nthtail(Earlier, log_of(B))],
-    ?assert(Second - First > ?REPORT - 1000),
+    %% (The next ten seconds begin before it writes the line.)
+    ?assert(Second - First > ?REPORT div 2),
     replaced(B, fun() -> whereis(trunkline_listener) end),
     {_, Owner} = stranger:invitation(B),
     stop(B, Owner),
@@ -895,18 +898,24 @@ is_logged(Node, Words) ->
     Texts = [Text || {_, warning, Text} <- log_of(Node)],
     lists:any(fun(Text) -> string:find(Text, Words) =/= nomatch end, Texts) orelse Texts.
 
-%% The attempt to connect has five seconds; messages do not wait for it. (A machine that
-%% is slow may have been so slow with one of them, and with the next one not.)
+%% The attempt to connect has five seconds; a message does not wait for it. (A machine that is slow
+%% may have been so slow with one of them, and with the next one not.)
 misled_pair(Why, Port, Tries) ->
     {A, B} = cluster:pair([?KEPT]),
     ok = cluster:call(A, ?MODULE, install_log, []),
     ok = misled(A, Port),
     ok = misled(B, Port),
-    Start = now_ms(),
-    exchange:large(A, B),
-    Time = now_ms() - Start,
+    Answering = cluster:call(B, fun() -> spawn(fun() -> receive {Pid, _} -> Pid ! arrived end end)
+                                end),
+    Send = fun() ->
+                   trunkline:send(Answering, {self(), binary:copy(<<0>>, 200_000)}),
+                   receive arrived -> ok end
+           end,
+    {Microseconds, ok} = cluster:call(A, timer, tc, [Send]),
+    Time = Microseconds div 1000,
     ct:log("~s: the first message after ~b ms", [Why, Time]),
     if Time < 4500 ->
+            exchange:large(A, B),
             {A, B};
        Tries > 1 ->
             cluster:stop_all([A, B]),

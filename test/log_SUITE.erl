@@ -140,12 +140,7 @@ come_and_go(_) ->
 handler_calls(_) ->
     {A, B} = with_handler(call, []),
     NodeB = cluster:node_of(B),
-    Broken = fun() ->
-                     true = erlang:disconnect_node(NodeB),
-                     net_kernel:connect_node(NodeB)
-             end,
-    true = cluster:call(A, Broken),
-    cluster:await_up(A, B),
+    true = anew:connection(A, B),
     ?assertMatch({ok, _}, cluster:call(A, logger, get_handler_config, [?MODULE])),
     ?assertEqual(hello, cluster:call(A, trunkline, call, [{mailroom, NodeB}, {echo, hello}])),
     ok = cluster:call(A, application, stop, [trunkline]),

@@ -440,12 +440,11 @@ stopped_host(_) ->
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
     cluster:await_state(A, B, down),
     await_held(A, Connected, [noconnection || _ <- Objects]),
-    {Time, Holders} =
-        timer:tc(fun() ->
-                         [cluster:call(A, ?MODULE, set, [Objects, under_way])
-                          || _ <- lists:seq(1, 3)]
-                 end),
-    ?assert(Time < 3_500_000),
+    {Times, Holders} =
+        lists:unzip([timer:tc(fun() -> cluster:call(A, ?MODULE, set, [Objects, under_way]) end)
+                     || _ <- lists:seq(1, 3)]),
+    %% (An attempt to connect takes 7 s.)
+    ?assert(lists:min(Times) < 3_500_000),
     [await_held(A, H, [noconnection || _ <- Objects]) || H <- Holders],
     cluster:continue(B),
     cluster:stop_all([A, B]).

@@ -225,6 +225,10 @@ two_nodes(_) ->
     Send = fun(N) -> trunkline:send(Pid, {from, x, N, y}) end,
     cluster:call(A, fun() -> lists:foreach(Send, lists:seq(1, 1000)) end),
     cluster:await(fun() -> cluster:call(B, traffic, count, [Pid]) =:= 1000 end),
+    %% (They are counted after they have arrived, and those that went past the lane a second later.)
+    Received = fun() -> #{lanes := Lanes} = cluster:info(B, A),
+                        lists:sum([N || #{received_messages := N} <- Lanes]) end,
+    cluster:await(fun() -> Received() >= 1000 orelse Received() end),
     {ok, After} = cluster:call(A, trunkline_sample, take, [cluster:node_of(A)]),
     {ok, AfterB} = cluster:call(A, trunkline_sample, take, [cluster:node_of(B)]),
     {NodeA, NodeB, NodePlain} = {cluster:node_of(A), cluster:node_of(B), cluster:node_of(Plain)},
